@@ -18,6 +18,8 @@ use pinpool_testing::FaultSource;
 
 use crate::valid_stats::HasStats;
 
+pub(crate) const MIB: usize = 1 << 20;
+
 /// Longer than any test may take: a test that waits this long has failed.
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
 

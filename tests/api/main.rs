@@ -15,11 +15,13 @@
 //!
 //! A test that needs a separate process runs again as a child ([`child::alone`]).
 
+#[path = "../common/captured_log.rs"]
 mod captured_log;
-#[path = "../child/mod.rs"]
+#[path = "../common/child.rs"]
 mod child;
 mod copies;
 mod counting;
+#[path = "../common/draw.rs"]
 mod draw;
 mod faults;
 mod fixture;
@@ -31,7 +33,7 @@ mod processes;
 mod reports;
 mod requests;
 mod settings;
-#[path = "../until/mod.rs"]
+#[path = "../common/until.rs"]
 mod until;
-#[path = "../valid_stats/mod.rs"]
+#[path = "../common/valid_stats.rs"]
 mod valid_stats;

@@ -31,18 +31,17 @@
 
 mod access;
 mod adopt;
-#[path = "../api/captured_log.rs"]
-#[allow(dead_code)] // The tests of the public interface need all of it.
+#[path = "../common/captured_log.rs"]
 mod captured_log;
-#[path = "../child/mod.rs"]
+#[path = "../common/child.rs"]
 mod child;
 mod copies;
-#[path = "../sim/draw.rs"]
+#[path = "../common/draw.rs"]
 mod draw;
 #[path = "../gpu/driver_facts.rs"]
 mod driver_facts;
 mod each_call_fails;
-#[path = "../events_only/mod.rs"]
+#[path = "../common/events_only.rs"]
 mod events_only;
 mod fall_through;
 mod fixture;
@@ -66,8 +65,8 @@ mod several_gpus;
 mod sources;
 mod stub;
 mod tracked_copies;
-#[path = "../until/mod.rs"]
+#[path = "../common/until.rs"]
 mod until;
 mod unused_gpu;
-#[path = "../valid_stats/mod.rs"]
+#[path = "../common/valid_stats.rs"]
 mod valid_stats;

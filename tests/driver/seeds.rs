@@ -21,7 +21,7 @@ use mock_driver::{Code, Deviation, MockDriver};
 use pinpool::{Backend, PinnedBuf, Pool};
 
 use crate::child::alone;
-use crate::draw::Draw;
+use crate::draw::{Draw, number_from};
 use crate::events_only::EventsOnly;
 use crate::fixture::{MIB, builder};
 use crate::valid_stats::valid_stats;
@@ -400,11 +400,6 @@ fn lanes(contexts: &[Arc<CudaContext>]) -> Vec<Lane> {
 fn pool_of(backend: &Backend, max_bytes: u64) -> Pool {
     let builder = builder(backend.clone()).max_bytes(max_bytes).wait(std::time::Duration::ZERO);
     builder.unstable_close_wait(std::time::Duration::from_millis(10)).build().unwrap()
-}
-
-fn number_from(variable: &str, default: u64) -> u64 {
-    std::env::var(variable)
-        .map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{variable}={text}: {error}")))
 }
 
 #[test]

@@ -27,7 +27,7 @@ mod driver;
 mod recording;
 #[cfg(feature = "observe")]
 mod socket;
-#[path = "../valid_stats/mod.rs"]
+#[path = "../common/valid_stats.rs"]
 mod valid_stats;
 
 /// Names the case that a process was started for.

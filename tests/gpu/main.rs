@@ -44,13 +44,12 @@ mod copies;
 mod device;
 mod driver_facts;
 mod ends;
-#[path = "../events_only/mod.rs"]
+#[path = "../common/events_only.rs"]
 mod events_only;
 mod kernels;
 mod memory;
 mod methods;
-#[path = "../valid_stats/mod.rs"]
-#[allow(dead_code)] // `stats_when`.
+#[path = "../common/valid_stats.rs"]
 mod valid_stats;
 
 const MIB: usize = 1 << 20;

@@ -24,9 +24,10 @@
 mod actors;
 mod chain;
 mod checks;
-#[path = "../child/mod.rs"]
+#[path = "../common/child.rs"]
 mod child;
 mod device;
+#[path = "../common/draw.rs"]
 mod draw;
 mod memory;
 mod run;
@@ -39,17 +40,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use draw::number_from;
 use memory::Slab;
 use run::{Broken, run_alone};
 use scenario::{Op, Scenario, Step};
 
 /// Seeds of one test run.
 const SEEDS: u64 = 10_000;
-
-fn number_from(variable: &str, default: u64) -> u64 {
-    std::env::var(variable)
-        .map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{variable}={text}: {error}")))
-}
 
 #[test]
 #[allow(clippy::print_stdout)] // What was run, for `--nocapture`.

@@ -13,13 +13,13 @@ mod stall;
 mod statistics;
 mod threads;
 
+use std::io;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use pinpool_cli::logger;
 use serde_json::Value;
 
-use crate::threads::TooManyThreads;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
@@ -55,8 +55,12 @@ enum BenchError {
     /// None of the requested backends is available, or the numbers are invalid.
     #[error("{0}")]
     Failure(String),
-    #[error(transparent)]
-    Threads(#[from] TooManyThreads),
+    /// The system cannot create the requested number of threads.
+    #[error(
+        "created {made} of {asked} threads ({error}): raise the limit on processes (`ulimit -u`, pids.max of the cgroup) or on \
+         memory (`ulimit -v`), or request fewer threads"
+    )]
+    TooManyThreads { made: usize, asked: usize, error: io::Error },
     #[error(transparent)]
     Pool(#[from] pinpool::Error),
 }

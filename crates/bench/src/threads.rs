@@ -3,22 +3,10 @@
 //! If the system refuses a thread, the earlier threads end without working, and the error contains their number. So no thread waits at
 //! a barrier for a missing thread.
 
-use std::io;
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
-/// The system cannot create the requested number of threads.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "created {made} of {asked} threads ({error}): raise the limit on processes (`ulimit -u`, pids.max of the cgroup) or on memory \
-     (`ulimit -v`), or request fewer threads"
-)]
-pub(crate) struct TooManyThreads {
-    made: usize,
-    asked: usize,
-    #[source]
-    error: io::Error,
-}
+use crate::{BenchError, Measured};
 
 /// A thread that returns `Some` if all threads were created.
 pub(crate) type Started<'scope, T> = ScopedJoinHandle<'scope, Option<T>>;
@@ -28,7 +16,7 @@ pub(crate) fn spawn_all<'scope, 'env, T, F>(
     scope: &'scope Scope<'scope, 'env>,
     count: usize,
     work: &'scope F,
-) -> Result<Vec<Started<'scope, T>>, TooManyThreads>
+) -> Measured<Vec<Started<'scope, T>>>
 where
     T: Send + 'scope,
     F: Fn(usize) -> T + Sync,
@@ -45,7 +33,7 @@ where
             Ok(thread) => threads.push(thread),
             Err(error) => {
                 let _ = start.set(false);
-                return Err(TooManyThreads { made: number, asked: count, error });
+                return Err(BenchError::TooManyThreads { made: number, asked: count, error });
             }
         }
     }

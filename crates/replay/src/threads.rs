@@ -13,7 +13,8 @@
 //!
 //! If the buffer was handed over before the consumer's last step, the consumer was busy since that step. Otherwise it may have been
 //! idle: its own time is then at most the median of its busy steps, and the replay keeps the time since the request. A busy consumer
-//! keeps a buffer at least as long after the hand-over as an idle consumer does (the median).
+//! keeps a buffer at least as long after the hand-over as an idle consumer does (the median). An idle consumer that keeps a buffer
+//! [`PAUSE_FACTOR`] times as long as usual has paused, and counts as busy: otherwise it would return the next buffers during the pause.
 //!
 //! A thread that starts after a wait follows that wait: another thread started it or handed work to it. Memory in use by a device
 //! becomes free as long after its return as recorded.
@@ -25,6 +26,9 @@ use pinpool_observe::record::{Event, Record};
 
 /// Threads queue to wait one at a time if at most one request in this many begins while another waits.
 const CONCURRENT_PART: usize = 16;
+
+/// A consumer has paused if it keeps a buffer more than this many times as long as usual (the larger of the two medians).
+const PAUSE_FACTOR: u64 = 16;
 
 /// A thread and the index of its step.
 pub(super) type StepId = (usize, usize);
@@ -125,8 +129,8 @@ impl Threads {
         &mut self.threads[at]
     }
 
-    /// Adds a record, with its time since the recording began. Returns whether a buffer was requested or became free. If records were lost, a buffer that is requested again
-    /// counts as returned, and a return without a request is ignored.
+    /// Adds a record, with its time since the recording began. Returns whether a buffer was requested or became free. If records were
+    /// lost, a buffer that is requested again counts as returned, and a return without a request is ignored.
     pub(super) fn add(&mut self, line: u64, record: &Record) -> bool {
         let Record { time_ns, event, pool, thread } = *record;
         let key = (pool, event.buffer().unwrap_or_default());
@@ -248,11 +252,13 @@ impl Threads {
         });
         for taken in &taken {
             let step = &mut steps[taken.step.0][taken.step.1];
-            let of = |medians: &HashMap<usize, u64>| medians.get(&taken.step.0).copied().unwrap_or(0);
+            let [held_ns, own_ns] = [&held_ns, &own_ns].map(|ns| ns.get(&taken.step.0).copied().unwrap_or(0));
+            let pause_ns = held_ns.max(own_ns).saturating_mul(PAUSE_FACTOR);
+            let is_pause = |&left_ns: &u64| pause_ns > 0 && taken.put_ns.saturating_sub(left_ns) > pause_ns;
             let mut after_ns = taken.put_ns - taken.got_ns;
-            match busy_ns(taken) {
-                Some(left_ns) => after_ns = after_ns.min(left_ns.saturating_sub(taken.got_ns) + of(&held_ns)),
-                None => step.gap_ns = step.gap_ns.min(of(&own_ns)),
+            match busy_ns(taken).or_else(|| left_ns(taken).filter(is_pause)) {
+                Some(left_ns) => after_ns = after_ns.min(left_ns.saturating_sub(taken.got_ns) + held_ns),
+                None => step.gap_ns = step.gap_ns.min(own_ns),
             }
             step.follows = Some((taken.name, after_ns));
         }

@@ -6,15 +6,13 @@ use std::time::Duration;
 use pinpool::Preset;
 
 use crate::counting::CountingSource;
-use crate::fixture::over;
+use crate::fixture::{MIB, over};
 use crate::manual_copies::{ManualStream, Nowhere};
-
-const MIB: usize = 1 << 20;
 
 #[test]
 fn a_copy_that_is_over_behind_a_stuck_one_is_not_abandoned_with_it() {
     let source = CountingSource::discrete();
-    let builder = over(source.clone(), 64 << 20).preset(Preset::TensorFlow).background_thread(false);
+    let builder = over(source.clone(), 64 << 20).preset(Preset::TensorFlow);
     let pool = builder.unstable_close_wait(Duration::from_millis(20)).build().unwrap();
     let copies = [(); 3].map(|()| ManualStream::default());
     for copy in &copies {

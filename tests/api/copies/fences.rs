@@ -7,12 +7,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use crate::fixture::MIB;
 use crate::until::in_time;
 use crate::valid_stats::valid_stats;
 use pinpool::copy::CopyStream;
 use pinpool::{Backend, Fence, Pool, PoolBuilder, Result};
-
-const MIB: usize = 1 << 20;
 
 /// Pools with fences that only the tests' calls query.
 fn builder() -> PoolBuilder {

@@ -15,11 +15,9 @@ use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{listen, panic_at, panics};
-use crate::fixture::{LONG, over_sim, poll, until_waits};
+use crate::fixture::{LONG, MIB, over_sim, poll, until_waits};
 use crate::manual_copies::{ManualStream, Nowhere};
 use crate::valid_stats::valid_stats;
-
-const MIB: usize = 1 << 20;
 
 fn builder(max_bytes: u64) -> PoolBuilder {
     over_sim(max_bytes).wait(Duration::ZERO)

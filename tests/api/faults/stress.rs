@@ -41,7 +41,7 @@ fn work(
     thread: u64,
     (to, from): (&mpsc::Sender<PinnedBuf>, &mpsc::Receiver<PinnedBuf>),
 ) -> u64 {
-    let mut draw = Draw(0x9e37_79b9_7f4a_7c15 ^ (thread + 1) << 32);
+    let mut draw = Draw::of(thread);
     let stream = SinkStream::new().unwrap();
     let mut device = SinkMem::new(300_000);
     let (mut held, mut served) = (Vec::new(), 0);

@@ -33,7 +33,7 @@ impl Failing {
 /// Fails one call in 44 of each kind, and as many remaps halfway.
 fn faulty(counting: &Arc<CountingSource>, seed: u64) -> (Arc<FaultSource>, Failing) {
     let (source, mut failing) = (FaultSource::around(counting.clone()), Failing::default());
-    let mut draw = Draw(seed | 1);
+    let mut draw = Draw::of(seed);
     for index in 0..200_000 {
         let call = match draw.below(44) {
             kind @ 0..3 => {
@@ -53,7 +53,7 @@ fn faulty(counting: &Arc<CountingSource>, seed: u64) -> (Arc<FaultSource>, Faili
 }
 
 fn work(pool: &Pool, requests: &impl Requests, seed: u64) -> usize {
-    let mut draw = Draw(seed);
+    let mut draw = Draw::of(seed);
     let mut held: VecDeque<PinnedBuf> = VecDeque::new();
     let mut failed = 0;
     for _ in 0..GETS {

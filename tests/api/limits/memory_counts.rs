@@ -8,10 +8,8 @@ use pinpool_testing::SourceCall;
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
-use crate::fixture::{Requests, faulty_heap, over_sim};
+use crate::fixture::{MIB, Requests, faulty_heap, over_sim};
 use crate::valid_stats::valid_stats;
-
-const MIB: usize = 1 << 20;
 
 fn builder() -> PoolBuilder {
     over_sim(Limit::Auto).wait(Duration::ZERO)

@@ -12,10 +12,8 @@ use pinpool_replay::SimSource;
 
 use crate::captured_log::{count, lines, listen};
 use crate::counting::CountingSource;
-use crate::fixture::{LONG, over_sim, run};
+use crate::fixture::{LONG, MIB, over_sim, run};
 use crate::valid_stats::valid_stats;
-
-const MIB: usize = 1 << 20;
 
 fn builder() -> PoolBuilder {
     over_sim(Limit::Auto).wait(Duration::ZERO)

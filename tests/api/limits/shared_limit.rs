@@ -248,7 +248,7 @@ fn worker() {
             }
             // Until it is killed, or for this many steps.
             "churn" => {
-                let mut draw = Draw(number);
+                let mut draw = Draw::of(number);
                 let steps = if number.is_multiple_of(2) { u64::MAX } else { 400 };
                 for _ in 0..steps {
                     match draw.below(20) {
@@ -500,7 +500,7 @@ fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
     child::alone(|| {
         let kills: u64 = std::env::var("LEDGER_KILLS").map_or(40, |kills| kills.parse().unwrap());
         let named = Named::new("kills");
-        let mut draw = Draw(kills.max(1));
+        let mut draw = Draw::of(kills);
         let pool = named.builder(64).name("survivor").build().unwrap();
         drop(pool.get(8 * MIB).unwrap());
         let before = descriptors();

@@ -78,7 +78,7 @@ fn gets_that_end_in_any_order_leave_no_want() {
         for thread in 1..13 {
             let pool = &pool;
             scope.spawn(move || {
-                let mut draw = Draw(thread);
+                let mut draw = Draw::of(thread);
                 for _ in 0..1_000 {
                     let len = MIB << draw.below(4);
                     let _ = pool.get_with(Request::new(len).timeout(Duration::from_micros(draw.below(3_000))));

@@ -14,11 +14,10 @@ use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::captured_log::{lines, listen};
 use crate::child::{alone, in_a_child};
-use crate::fixture::over;
+use crate::fixture::{MIB, over};
 use crate::until::until;
 use crate::valid_stats::valid_stats;
 
-const MIB: usize = 1 << 20;
 const MI: u64 = 1 << 20;
 const GI: u64 = 1 << 30;
 const TI: u64 = 1 << 40;

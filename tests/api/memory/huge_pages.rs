@@ -7,9 +7,8 @@ use pinpool::{Backend, Pool};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::{alone, in_a_child};
+use crate::fixture::MIB;
 use crate::valid_stats::valid_stats;
-
-const MIB: usize = 1 << 20;
 
 fn free_pages() -> u64 {
     let number = |name: &str| {

@@ -5,7 +5,7 @@ use std::fs;
 use pinpool::{Backend, Pool, PoolBuilder};
 use tempfile::TempDir;
 
-const MIB: usize = 1 << 20;
+use crate::fixture::MIB;
 
 /// A machine with this list of nodes.
 fn machine(nodes: &str) -> TempDir {

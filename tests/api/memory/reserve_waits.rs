@@ -5,10 +5,8 @@ use std::thread;
 
 use pinpool_replay::SimSource;
 
-use crate::fixture::{LONG, over, until_waits};
+use crate::fixture::{LONG, MIB, over, until_waits};
 use crate::valid_stats::valid_stats;
-
-const MIB: usize = 1 << 20;
 
 #[test]
 fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {

@@ -8,8 +8,8 @@ use pinpool::unstable::ManualClock;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
 
 use crate::child::alone;
+use crate::fixture::MIB;
 
-const MIB: usize = 1 << 20;
 /// Below the usual `RLIMIT_MEMLOCK`.
 const BYTES: usize = 6 * MIB;
 const MAX_BYTES: u64 = 7 << 20;

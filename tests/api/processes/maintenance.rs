@@ -15,11 +15,9 @@ use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
 use crate::counting::CountingSource;
-use crate::fixture::filled;
+use crate::fixture::{MIB, filled};
 use crate::manual_copies::{ManualStream, Nowhere};
 use crate::until::until;
-
-const MIB: usize = 1 << 20;
 
 /// A pool that soon releases idle memory: it keeps no idle buffer, and free memory for 50 ms.
 fn hasty(source: Arc<dyn Source>) -> PoolBuilder {

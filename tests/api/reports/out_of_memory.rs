@@ -9,8 +9,7 @@ use pinpool::unstable::Rounding;
 use pinpool::{Backend, Pool, PoolBuilder};
 
 use crate::captured_log::{lines_with_levels, listen};
-
-const MIB: usize = 1 << 20;
+use crate::fixture::MIB;
 
 /// A machine of 1,000 MiB, of which 800 are free.
 fn machine() -> tempfile::TempDir {

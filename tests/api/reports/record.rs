@@ -10,9 +10,7 @@ use pinpool_observe::record::{Event, Recording};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
-use crate::fixture::{over_sim, recorded};
-
-const MIB: usize = 1 << 20;
+use crate::fixture::{MIB, over_sim, recorded};
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()

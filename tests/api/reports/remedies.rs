@@ -13,9 +13,7 @@ use pinpool::{Backend, OnFull, Pool, PoolBuilder, Preset, Request};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
-use crate::fixture::{LONG, Requests, until_waits};
-
-const MIB: usize = 1 << 20;
+use crate::fixture::{LONG, MIB, Requests, until_waits};
 
 fn heap() -> PoolBuilder {
     Pool::builder().without_env().backend(Backend::Heap).wait(Duration::ZERO).on_full(OnFull::Error)

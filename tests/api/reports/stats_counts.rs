@@ -13,10 +13,8 @@ use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 use pinpool_testing::{SinkMem, SinkStream};
 
-use crate::fixture::{LONG, over, over_sim, until_waits};
+use crate::fixture::{LONG, MIB, over, over_sim, until_waits};
 use crate::valid_stats::valid_stats;
-
-const MIB: usize = 1 << 20;
 
 fn simulated() -> Arc<FaultSource> {
     Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))))
@@ -41,7 +39,7 @@ fn left(pool: &Pool) -> [u64; 4] {
 #[test]
 fn the_reason_of_a_miss_follows_from_what_became_of_the_buffers_of_its_class() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        let pool = over(simulated(), 1 << 30).preset(preset).background_thread(false).build().unwrap();
+        let pool = over(simulated(), 1 << 30).preset(preset).build().unwrap();
         let first = pool.get(MIB).unwrap();
         assert_eq!(misses(&pool), [1, 0, 0], "{preset:?}");
         let second = pool.get(MIB).unwrap();
@@ -108,10 +106,7 @@ fn a_wait_that_ends_without_room_is_timed_and_counted_as_run_out() {
 #[test]
 fn evictions_are_counted_by_reason() {
     let clock = ManualClock::default();
-    let pool = over(simulated(), 16 << 20)
-        .unstable_clock(clock.clone())
-        .background_thread(false)
-        .setting("pool_size_limit", 3);
+    let pool = over(simulated(), 16 << 20).unstable_clock(clock.clone()).setting("pool_size_limit", 3);
     let pool = pool.setting("auto_resize", false).build().unwrap();
     drop((0..4).map(|_| pool.get(MIB).unwrap()).collect::<Vec<_>>());
     assert_eq!(left(&pool), [1, 0, 0, 0]);
@@ -156,7 +151,7 @@ fn calls_that_pin_and_calls_that_give_back_are_apart() {
 
 #[test]
 fn what_rounding_adds_is_known_of_the_gets_that_found_nothing_idle() {
-    let pool = over(simulated(), 64 << 20).background_thread(false).build().unwrap();
+    let pool = over(simulated(), 64 << 20).build().unwrap();
     drop(pool.get(1).unwrap());
     drop(pool.get(1).unwrap());
     let requests = valid_stats(&pool).requests;
@@ -166,7 +161,7 @@ fn what_rounding_adds_is_known_of_the_gets_that_found_nothing_idle() {
 #[test]
 fn a_use_is_timed_from_a_miss_to_its_put_and_a_hit_is_not() {
     let clock = ManualClock::default();
-    let pool = over(simulated(), 64 << 20).unstable_clock(clock.clone()).background_thread(false).build().unwrap();
+    let pool = over(simulated(), 64 << 20).unstable_clock(clock.clone()).build().unwrap();
     let buf = pool.get(MIB).unwrap();
     clock.advance_us(1000);
     drop(buf);
@@ -190,7 +185,7 @@ fn a_use_is_timed_from_a_miss_to_its_put_and_a_hit_is_not() {
 
 #[test]
 fn classes_have_rows_and_partitions_snapshots_of_their_own() {
-    let pool = over(simulated(), 64 << 20).name("train").background_thread(false).build().unwrap();
+    let pool = over(simulated(), 64 << 20).name("train").build().unwrap();
     let eval = pool.partition("eval", 8 << 20).unwrap();
     let gone = pool.partition("gone", 8 << 20).unwrap();
     let held = [MIB, MIB, 4096].map(|len| pool.get(len).unwrap());
@@ -211,7 +206,7 @@ fn classes_have_rows_and_partitions_snapshots_of_their_own() {
 
 #[test]
 fn buffers_in_flight_have_a_column_in_the_rows_of_the_classes() {
-    let pool = over(simulated(), 64 << 20).background_thread(false).build().unwrap();
+    let pool = over(simulated(), 64 << 20).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     let gate = stream.hold();
     drop(pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap());

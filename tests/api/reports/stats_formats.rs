@@ -7,10 +7,8 @@ use pinpool::{OnFull, Pool, Stats};
 use pinpool_replay::SimSource;
 use pinpool_testing::{SinkMem, SinkStream};
 
-use crate::fixture::over;
+use crate::fixture::{MIB, over};
 use crate::valid_stats::valid_stats;
-
-const MIB: usize = 1 << 20;
 
 /// A pool that has something to show in each row, and its copies still in flight.
 fn busy() -> (Pool, Stats) {

@@ -10,9 +10,8 @@ use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{lines_with_levels, listen};
+use crate::fixture::MIB;
 use crate::valid_stats::valid_stats;
-
-const MIB: usize = 1 << 20;
 
 fn heap() -> PoolBuilder {
     Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20)

@@ -12,10 +12,9 @@ use pinpool::{Backend, GetFuture, OnFull, Pool, Preset, Request};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
-use crate::fixture::{LONG, Requests, over, over_sim, run, until_waits};
+use crate::fixture::{LONG, MIB, Requests, over, over_sim, run, until_waits};
 use crate::valid_stats::valid_stats;
 
-const MIB: usize = 1 << 20;
 /// A wait that a test sees the end of.
 const SHORT: Duration = Duration::from_millis(30);
 

@@ -7,10 +7,8 @@ use std::time::Duration;
 
 use pinpool::{Backend, GetFuture, Pool, Request};
 
-use crate::fixture::{LONG, poll, run};
+use crate::fixture::{LONG, MIB, poll, run};
 use crate::valid_stats::valid_stats;
-
-const MIB: usize = 1 << 20;
 
 fn pool(max_bytes: u64) -> Pool {
     let builder = Pool::builder()

@@ -10,10 +10,8 @@ use pinpool_testing::{FaultSource, SourceCall};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log;
-use crate::fixture::{LONG, both_presets, over_sim, poll, until_waits};
+use crate::fixture::{LONG, MIB, both_presets, over_sim, poll, until_waits};
 use crate::valid_stats::{stats_when, valid_stats};
-
-const MIB: usize = 1 << 20;
 
 #[test]
 fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {

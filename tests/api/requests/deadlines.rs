@@ -12,10 +12,9 @@ use pinpool::{Pool, Request, SourceError};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
-use crate::fixture::over;
+use crate::fixture::{MIB, over};
 use crate::valid_stats::valid_stats;
 
-const MIB: usize = 1 << 20;
 /// No call that this file waits for takes as long, unless it hangs.
 const HANGS: Duration = Duration::from_secs(60);
 

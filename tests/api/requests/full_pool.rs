@@ -8,10 +8,8 @@ use std::time::Duration;
 use pinpool::{PinnedBuf, Request};
 use pinpool_testing::{SinkMem, SinkStream};
 
-use crate::fixture::{Requests, both_presets, over_sim, run};
+use crate::fixture::{MIB, Requests, both_presets, over_sim, run};
 use crate::valid_stats::valid_stats;
-
-const MIB: usize = 1 << 20;
 
 /// A request of `waiting` that needs the memory of `held` is served when the copy of `held`, which starts later, ends.
 fn a_copy_serves(waiting: &impl Requests, held: PinnedBuf) {

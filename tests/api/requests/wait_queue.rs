@@ -6,11 +6,10 @@ use std::time::Duration;
 use pinpool::unstable::Rounding;
 use pinpool::{PoolBuilder, Preset, Request};
 
-use crate::fixture::{LONG, over_sim, until_waits};
+use crate::fixture::{LONG, MIB, over_sim, until_waits};
 use crate::valid_stats::valid_stats;
 
 const KIB: usize = 1 << 10;
-const MIB: usize = 1 << 20;
 /// Longer than a waiting request sleeps before it searches again.
 const WHILE_ASLEEP: Duration = Duration::from_millis(30);
 

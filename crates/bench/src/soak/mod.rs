@@ -28,8 +28,8 @@ use serde_json::Value;
 pub(crate) use self::args::SoakArgs;
 use self::report::{Resident, SoakRun};
 use self::worker::{Counts, Shared, Worker};
-use crate::BenchError;
-use crate::threads::{Started, TooManyThreads, spawn_all};
+use crate::Measured;
+use crate::threads::{Started, spawn_all};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
@@ -59,8 +59,7 @@ pub(crate) fn run(args: &SoakArgs, json: bool, terminal: &Terminal) -> Result<()
     let start_bytes = resident_bytes();
     let builder = args.backend.iter().fold(Pool::builder(), |builder, backend| builder.backend(backend.clone()));
     let pool = builder.build().map_err(|error| terminal.refuse(&error))?;
-    let soak = args.soak(&pool, start_bytes, &stop);
-    let (report, failures) = soak.map_err(|error| BenchError::from(error).refused(terminal))?;
+    let (report, failures) = args.soak(&pool, start_bytes, &stop).map_err(|error| error.refused(terminal))?;
     crate::print(&report, json, terminal)?;
     failures.iter().for_each(|failure| terminal.message(failure));
     if !failures.is_empty() {
@@ -74,7 +73,7 @@ pub(crate) fn run(args: &SoakArgs, json: bool, terminal: &Terminal) -> Result<()
 }
 
 impl SoakArgs {
-    fn soak(&self, pool: &Pool, start_bytes: u64, stop: &StopFlag) -> Result<(Value, Vec<String>), TooManyThreads> {
+    fn soak(&self, pool: &Pool, start_bytes: u64, stop: &StopFlag) -> Measured<(Value, Vec<String>)> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.map_or(cores, usize::from);
         let ops = self.ops.unwrap_or(if self.seconds.is_some() { u64::MAX } else { DEFAULT_OPS });
@@ -96,7 +95,7 @@ impl SoakArgs {
         let (warm_bytes, most_bytes, results) = thread::scope(|scope| {
             let workers = spawn_all(scope, threads, &work)?;
             let (warm, most) = self.watch(&shared, ops, begun, &workers);
-            Ok((warm, most, workers.into_iter().map(Started::join).collect::<Vec<_>>()))
+            Measured::Ok((warm, most, workers.into_iter().map(Started::join).collect::<Vec<_>>()))
         })?;
         let took = begun.elapsed();
 

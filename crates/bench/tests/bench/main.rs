@@ -4,7 +4,7 @@ mod conformance;
 mod ends;
 mod figures;
 mod soak;
-#[path = "../../../../tests/tool/mod.rs"]
+#[path = "../../../../tests/common/tool.rs"]
 mod tool;
 
 use std::path::{Path, PathBuf};

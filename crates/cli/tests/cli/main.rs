@@ -5,8 +5,7 @@ mod bad_files;
 mod bench;
 mod benchmarks;
 mod call_stacks;
-#[path = "../../../../tests/api/captured_log.rs"]
-#[allow(dead_code)] // Not all of it is needed here.
+#[path = "../../../../tests/common/captured_log.rs"]
 mod captured_log;
 mod diff;
 #[cfg(target_os = "linux")]

@@ -1,6 +1,6 @@
 //! Exit status, stdout and stderr of the built tool.
 
-#[path = "../../../../tests/tool/mod.rs"]
+#[path = "../../../../tests/common/tool.rs"]
 mod ran;
 
 use std::fs::{self, File};

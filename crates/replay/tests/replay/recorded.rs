@@ -242,6 +242,25 @@ fn a_thread_that_waits_for_a_buffer_returns_its_own_if_all_threads_wait() {
 }
 
 #[test]
+fn a_paused_thread_returns_no_other_buffer_meanwhile() {
+    // Two buffers fit. Every 4 ms thread 0 hands one to thread 1, which keeps it for 2 ms, but each 20th for 200 ms. Meanwhile
+    // thread 0 waits for 196 ms with the next buffer filled.
+    let round = |n: u64| {
+        let (at_ms, paused) = (n * 276, 20 * n);
+        let first = [(at_ms, 0, get_of(paused, 0)), (at_ms + 4, 0, get_of(paused + 1, 0))];
+        let returned = [(at_ms + 204, 1, put_of(paused)), (at_ms + 206, 1, put_of(paused + 1))];
+        let rest = (0..18).flat_map(move |k| {
+            let (got_ms, took_ms) = (at_ms + 204 + 4 * k, if k == 0 { 196 } else { 0 });
+            [(got_ms, 0, get_of(paused + 2 + k, took_ms)), (got_ms + 6, 1, put_of(paused + 2 + k))]
+        });
+        first.into_iter().chain(returned).chain(rest)
+    };
+    let workload = written(8, &(0..10).flat_map(round).collect::<Vec<_>>());
+    let replayed = under(Some(8)).play(&workload).unwrap();
+    assert_eq!((replayed.waited_us, workload.doubt(&replayed)), (1_960_000, None), "{replayed:?}");
+}
+
+#[test]
 fn idle_and_queued_time_is_not_kept_in_a_replay() {
     // Of four threads one waits for the only buffer while the others queue. A device reads the buffer for 8 of 10 ms.
     let round = |n: u64| {

@@ -46,7 +46,7 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
         let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         drop(slabs());
         let before = descriptors();
-        let (slabs, mut draw) = (slabs(), Draw(7));
+        let (slabs, mut draw) = (slabs(), Draw::of(7));
         let mut seeds = 0_u64;
         let mut begin = || {
             seeds += 1 << 32;

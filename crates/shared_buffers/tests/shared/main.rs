@@ -6,9 +6,9 @@
 //! | `kills` | workers and trainers that are killed at any instruction |
 #![cfg(target_os = "linux")]
 
-#[path = "../../../../tests/child/mod.rs"]
+#[path = "../../../../tests/common/child.rs"]
 mod child;
-#[path = "../../../../tests/api/draw.rs"]
+#[path = "../../../../tests/common/draw.rs"]
 mod draw;
 mod kills;
 mod slabs;

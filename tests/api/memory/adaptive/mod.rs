@@ -8,6 +8,7 @@ use pinpool::{PinnedBuf, Pool, PoolBuilder, Stats};
 use pinpool_replay::SimSource;
 
 use crate::fixture;
+use crate::fixture::MIB;
 use crate::valid_stats::valid_stats;
 
 mod failures;
@@ -22,11 +23,9 @@ mod varied;
 mod waits;
 
 const KIB: usize = 1 << 10;
-const MIB: usize = 1 << 20;
 
 fn over(source: Arc<dyn Source>) -> PoolBuilder {
-    // These tests say when maintenance is due.
-    fixture::over(source, None).background_thread(false)
+    fixture::over(source, None)
 }
 
 fn over_virtual_memory() -> PoolBuilder {

@@ -1,4 +1,5 @@
-//! The logger of this binary: keeps the lines of each thread for that thread.
+//! The logger of a test binary: keeps the lines of each thread for that thread.
+#![allow(dead_code)] // Not every test binary needs all of it.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Once;

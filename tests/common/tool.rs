@@ -7,7 +7,7 @@ use serde_json::Value;
 
 pub(crate) use until::until;
 
-#[path = "../until/mod.rs"]
+#[path = "until.rs"]
 mod until;
 
 /// The result of one run.

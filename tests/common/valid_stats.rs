@@ -1,4 +1,5 @@
 //! Reads statistics of pools that other threads may use at the same time.
+#![allow(dead_code)] // Not every test binary needs all of it.
 
 use std::thread;
 use std::time::{Duration, Instant};

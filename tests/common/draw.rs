@@ -1,4 +1,5 @@
-//! The numbers of a seed.
+//! The pseudorandom numbers of a seed, and the seeds of a run.
+#![allow(dead_code)] // Not every test binary needs all of it.
 
 /// splitmix64: neighbouring seeds give unrelated numbers.
 #[derive(Debug, Clone)]
@@ -39,4 +40,10 @@ impl Draw {
         let mut left = self.below(weights.iter().sum());
         weights.iter().position(|&weight| left.checked_sub(weight).map(|rest| left = rest).is_none()).unwrap()
     }
+}
+
+/// The number in an environment variable, such as the first seed; `default` if it is unset.
+pub(crate) fn number_from(variable: &str, default: u64) -> u64 {
+    std::env::var(variable)
+        .map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{variable}={text}: {error}")))
 }
