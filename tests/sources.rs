@@ -49,8 +49,8 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/quota", 401),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 80122),
-    ("tests", 39275),
+    ("sum of code and tests", 80081),
+    ("tests", 39276),
 ];
 
 /// Bytes of all Markdown files.
