@@ -23,7 +23,7 @@ const ROOMS: &[(&str, usize)] = &[
     ("crates/cli", 5401),
     ("crates/loader", 2483),
     ("crates/metrics", 363),
-    ("crates/observe", 2138),
+    ("crates/observe", 2143),
     ("crates/os", 1350),
     ("crates/preload", 1407),
     ("crates/replay", 1461),
@@ -41,7 +41,7 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/driver", 754),
     ("src/engine", 7168),
     ("src/error", 221),
-    ("src/in_flight", 592),
+    ("src/in_flight", 604),
     ("src/lib", 50),
     ("src/maintenance_thread", 275),
     ("src/policy", 78),
@@ -49,12 +49,12 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/quota", 401),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 80081),
-    ("tests", 39276),
+    ("sum of code and tests", 80144),
+    ("tests", 39294),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 118_400;
+const MARKDOWN_BYTES: usize = 118_397;
 
 /// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;

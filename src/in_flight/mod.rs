@@ -28,7 +28,7 @@
 //! - **in-flight-I4**: an item is counted exactly while it is in a queue or quarantined: both change under one lock. So the end of
 //!   a pool, which checks the count, finds every counted item.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -194,27 +194,26 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Items in flight for `limit` or longer, grouped by stream, each reported once.
+    /// Items in flight for `limit` or longer, grouped by stream. A stream is reported once: its later items are stuck with the first.
     pub(crate) fn newly_stuck(&self, now_us: u64, limit: Duration) -> Vec<PendingGroup> {
         let mut queues = self.queues.lock();
-        let copies = queues.queues.iter_mut().flat_map(|queue| &mut queue.copies);
-        let mut stuck = Vec::new();
-        for copy in copies.filter(|copy| !copy.is_reported_stuck) {
+        // Of each stream, `None` if it was reported.
+        let mut streams = BTreeMap::new();
+        for copy in queues.queues.iter_mut().flat_map(|queue| &mut queue.copies) {
             let group = copy.as_group(now_us);
-            if group.age >= limit {
+            if copy.is_reported_stuck {
+                streams.insert(group.stream, None);
+            } else if group.age >= limit {
                 copy.is_reported_stuck = true;
-                // Later copies of a stuck stream are stuck with it: one group for all.
-                match stuck.iter_mut().find(|other: &&mut PendingGroup| other.stream == group.stream) {
-                    Some(other) => {
-                        other.buffers += 1;
-                        other.bytes += group.bytes;
-                        other.age = other.age.max(group.age);
-                    }
-                    None => stuck.push(group),
+                let known = streams.entry(group.stream).or_insert(Some(PendingGroup { buffers: 0, bytes: 0, ..group }));
+                if let Some(stuck) = known {
+                    stuck.buffers += group.buffers;
+                    stuck.bytes += group.bytes;
+                    stuck.age = stuck.age.max(group.age);
                 }
             }
         }
-        stuck
+        streams.into_values().flatten().collect()
     }
 
     /// Returns the completed items. Skips the queues that other threads are querying.
@@ -507,6 +506,8 @@ mod tests {
         assert_eq!(in_flight.newly_stuck(1_500, limit), [first]);
         let second = PendingGroup { buffers: 1, age: limit, stream: Some(8), bytes: 20 };
         assert_eq!(in_flight.newly_stuck(2_500, limit), [second]);
+        // One line for each of many copies would fill the log.
+        in_flight.insert(3, 30, behind([Arc::new(ScriptedFence::on(8))]), 2_100);
         assert_eq!(in_flight.newly_stuck(9_000, limit), []);
         assert_eq!(in_flight.oldest(1_500), Some(first));
     }

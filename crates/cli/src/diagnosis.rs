@@ -89,10 +89,14 @@ mod tests {
 
     #[test]
     fn a_line_is_read_behind_the_target_of_any_logger() {
+        // Older versions wrote the lost time like this.
         for prefix in ["", "10:12:13 WARN pinpool::diagnosis: ", "[WARN  pinpool::diagnosis] "] {
-            let line = format!("{prefix}pool[loader] diagnosis: leak: tag a holds 2 buffers; return them\n");
+            let line = format!(
+                "{prefix}pool[loader] diagnosis: leak: tag a holds 2 buffers (14.1s of 10.0s lost); return them\n"
+            );
             let read = from_log_line(line.as_bytes()).unwrap();
             assert_eq!((&*read.pool, &*read.cause, read.is_alarm), ("loader", "leak", true), "{line}");
+            assert_eq!(read.lines[1], "  to do: return them");
         }
     }
 }

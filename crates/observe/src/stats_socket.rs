@@ -91,22 +91,21 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
 ///
 /// If the socket cannot be created, another process serves it, or no thread can be started.
 pub fn serve(path: &Path, pool: Weak<dyn StatisticsSource>) -> io::Result<ServedPool> {
-    let served = |pool| ServedPool { path: path.to_owned(), pool: address_of(pool) };
-    let mut serving = SERVING.get().lock();
-    if let Some(known) = serving.sockets.iter_mut().find(|served| served.path == path) {
-        let shown = served(&pool);
-        known.pools.push(pool);
-        return Ok(shown);
+    let (mut serving, address) = (SERVING.get().lock(), address_of(&pool));
+    match serving.sockets.iter_mut().find(|served| served.path == path) {
+        Some(known) => known.pools.push(pool),
+        None => {
+            let socket = LocalSocket::listen(path)?;
+            remove_at_exit();
+            if !serving.is_running {
+                threads::spawn(c"pinpool-stats", run)?;
+                serving.is_running = true;
+            }
+            let (path, readers) = (path.to_owned(), VecDeque::new());
+            serving.sockets.push(Served { path, socket, pools: vec![pool], readers });
+        }
     }
-    let socket = LocalSocket::listen(path)?;
-    remove_at_exit();
-    if !serving.is_running {
-        threads::spawn(c"pinpool-stats", run)?;
-        serving.is_running = true;
-    }
-    let shown = served(&pool);
-    serving.sockets.push(Served { path: path.to_owned(), socket, pools: vec![pool], readers: VecDeque::new() });
-    Ok(shown)
+    Ok(ServedPool { path: path.to_owned(), pool: address })
 }
 
 fn address_of(pool: &Weak<dyn StatisticsSource>) -> usize {

@@ -72,7 +72,7 @@ fn the_last_diagnosis_of_each_pool_in_a_log_counts_and_alarms_come_first() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.log");
     let log = "INFO pool[a] diagnosis: warming_up: held 0B->1.0GiB\nWARN pool[b] diagnosis: limit_too_small: 300 of 1000 requests \
-               waited (9.5s of 10.0s lost); raise PINPOOL_MAX_BYTES to 6.2GiB\nINFO pool[a] diagnosis: healthy: 9 of 9\nINFO pool[2] \
+               waited (all threads lost 9.5s in 10.0s); raise PINPOOL_MAX_BYTES to 6.2GiB\nINFO pool[a] diagnosis: healthy: 9 of 9\nINFO pool[2] \
                diagnosis: healthy: 5 of 5\n";
     fs::write(&path, log).unwrap();
     let ran = why(&path, &[]);

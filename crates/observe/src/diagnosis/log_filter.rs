@@ -39,12 +39,9 @@ impl LogFilter {
         }
         let for_us = now_us.saturating_sub(self.seen_us);
         let is_known = self.known.contains(&seen.cause);
-        let patience_us = match (was_alarm, seen.is_alarm) {
-            (false, true) => 0,
-            (false, false) if !is_known => 0,
-            (true, true) if !is_known => 0,
-            _ => CALM_US << self.returns,
-        };
+        let is_new_alarm = seen.is_alarm && !was_alarm;
+        let is_news = seen.is_alarm == was_alarm && !is_known;
+        let patience_us = if is_new_alarm || is_news { 0 } else { CALM_US << self.returns };
         if for_us < patience_us {
             return false;
         }

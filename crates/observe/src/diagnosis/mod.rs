@@ -26,6 +26,7 @@
 //! | | or most requests missed with recurring lengths, and a twentieth of the time was spent in remaps, or near the limit in pin calls |
 //! | | or, under `tensorflow`, more than 2 of 1000 requests missed and returns evicted |
 //! | `warming_up` | a sixteenth more is held than in any window before, and more than a fiftieth of the requests missed |
+//! | | until nothing more has been held for 10 s, even if too few requests come to end a window |
 //! | `not_pinned` | copies use pageable memory |
 //! | `healthy` | none of these |
 //!
@@ -93,6 +94,8 @@ pub struct Monitor {
     last_us: u64,
     last: Snapshot,
     most_held_bytes: u64,
+    /// The bytes held after the last growth, also within a window, and its time.
+    grown: (u64, u64),
     /// Consecutive windows in which memory was pinned and unpinned.
     churned: u32,
     growth: Growth,
@@ -121,16 +124,21 @@ impl Monitor {
     /// The diagnosis of the remembered windows, or of the time so far if no window has ended; with the request that failed since, if
     /// nothing known explains it. A running process and a recording are diagnosed by this one rule.
     pub fn why(&self, now_us: u64, now: &Snapshot) -> WindowDiagnosis {
-        let diagnosis = match self.latest() {
+        let of_us = now_us.saturating_sub(self.last_us);
+        let window = |most_held_bytes| Window::between(&self.last, now, of_us, most_held_bytes);
+        let mut diagnosis = match self.latest() {
             Some(latest) => {
                 let recent = self.past.iter().filter(|past| self.is_recent(past.at_us, now_us));
                 summary(&recent.map(|past| &past.diagnosis).collect::<Vec<_>>()).unwrap_or_else(|| latest.clone())
             }
-            None => {
-                let of_us = now_us.saturating_sub(self.last_us);
-                Window::between(&self.last, now, of_us, self.most_held_bytes).diagnose(None, 0, None)
-            }
+            None => window(self.most_held_bytes).diagnose(None, 0, None),
         };
+        // A window with few requests does not end, but memory that has stopped growing is no warm-up.
+        let (grown_bytes, grown_us) = self.grown;
+        let is_settled = now.held_bytes <= grown_bytes && now_us >= grown_us.saturating_add(WINDOW_US);
+        if diagnosis.cause == Cause::WarmingUp && is_settled {
+            diagnosis = window(now.held_bytes).quiet();
+        }
         let is_known = |cause| {
             let explains = diagnosis.is_alarm && diagnosis.cause == cause;
             self.latest().is_some_and(|latest| latest.is_alarm || explains)
@@ -143,6 +151,9 @@ impl Monitor {
 
     /// Adds a snapshot; returns a diagnosis if a window ends.
     pub fn add(&mut self, now_us: u64, now: Snapshot) -> Option<&WindowDiagnosis> {
+        if now.held_bytes > self.grown.0 {
+            self.grown = (now.held_bytes, now_us);
+        }
         let requests = now.requests.saturating_sub(self.last.requests);
         let is_still = requests < REQUESTS_MIN && now.waiting == 0 && !window::is_stuck(&now);
         if !self.is_due(now_us) || is_still {

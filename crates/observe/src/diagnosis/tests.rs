@@ -71,6 +71,22 @@ fn a_pool_warms_up_and_becomes_healthy_with_one_line_each() {
 }
 
 #[test]
+fn a_pool_with_few_requests_is_warm_once_its_memory_stops_growing() {
+    let few = |requests, held_bytes| Snapshot { requests, misses: requests, held_bytes, ..Snapshot::default() };
+    let mut monitor = Monitor::default();
+    for second in 1..30 {
+        assert_eq!(monitor.add(second * 1_000_000, few(second.min(12), second.min(12) * MIB)), None, "{second}");
+    }
+    let cause = |monitor: &Monitor, second: u64, now: Snapshot| monitor.why(second * 1_000_000, &now).cause;
+    assert_eq!([21, 22].map(|second| cause(&monitor, second, few(12, 12 * MIB))), [Cause::WarmingUp, Cause::Healthy]);
+    assert_eq!(cause(&monitor, 30, few(13, 14 * MIB)), Cause::WarmingUp, "more is held");
+    // The same after a window.
+    let mut monitor = Monitor::default();
+    assert_eq!(monitor.add(WINDOW_US, few(50, GIB)).map(|seen| seen.cause), Some(Cause::WarmingUp));
+    assert_eq!([19, 20].map(|second| cause(&monitor, second, few(50, GIB))), [Cause::WarmingUp, Cause::Healthy]);
+}
+
+#[test]
 fn a_limit_too_small_names_the_need_rounded_up() {
     let mut run = Run::new();
     let short = |of: &mut Snapshot| {

@@ -374,7 +374,7 @@ impl<'a> Window<'a> {
     }
 
     /// No known problem.
-    fn quiet(&self) -> WindowDiagnosis {
+    pub(super) fn quiet(&self) -> WindowDiagnosis {
         let now = self.now;
         if self.is_warming_up() {
             let found = format!("held {}->{}", Size(self.before.held_bytes), Size(now.held_bytes));

@@ -58,13 +58,17 @@ impl Lost {
     pub fn total_ns(&self) -> u64 {
         self.waiting_ns.saturating_add(self.pinning_ns).saturating_add(self.moving_ns)
     }
+
+    /// The total in words. It may exceed the length of the window: each thread that waits loses time.
+    fn total(&self) -> String {
+        format!("all threads lost {} in {}", seconds(self.total_ns()), seconds(self.of_us.saturating_mul(1000)))
+    }
 }
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { of_us, waiting_ns, pinning_ns, moving_ns } = *self;
-        write!(f, "all threads lost {} in {}", seconds(self.total_ns()), seconds(of_us.saturating_mul(1000)))?;
-        let parts = [("waiting", waiting_ns), ("pinning", pinning_ns), ("remapping", moving_ns)];
+        f.write_str(&self.total())?;
+        let parts = [("waiting", self.waiting_ns), ("pinning", self.pinning_ns), ("remapping", self.moving_ns)];
         let parts = parts.iter().filter(|(_, ns)| *ns >= SHOWN_NS);
         let parts: Vec<_> = parts.map(|(doing, ns)| format!("{doing} {}", seconds(*ns))).collect();
         if parts.is_empty() { Ok(()) } else { write!(f, " ({})", parts.join(", ")) }
@@ -103,8 +107,7 @@ impl fmt::Display for WindowDiagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.cause.name(), self.found)?;
         if self.lost.total_ns() >= SHOWN_NS {
-            let [lost, of] = [self.lost.total_ns(), self.lost.of_us.saturating_mul(1000)].map(seconds);
-            write!(f, " ({lost} of {of} lost)")?;
+            write!(f, " ({})", self.lost.total())?;
         }
         self.advice.as_ref().map_or(Ok(()), |advice| write!(f, "; {advice}"))
     }
