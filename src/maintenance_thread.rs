@@ -307,7 +307,7 @@ impl MaintenanceThread {
             deadline.set(one.deadline().into_iter().chain(deadline.get()).min());
         };
         let is_current = self.call_each(number, |one| {
-            // A panic is reported by the process's hook and stops nothing else.
+            // It is checked after a panic, too.
             caught(|| one.maintain());
             check(one);
         });
@@ -330,9 +330,10 @@ impl MaintenanceThread {
             let Some(one) = one.upgrade().filter(|_| !schedule.stuck.contains(&address)) else { continue };
             schedule.call = Some(Call { address, since: Instant::now(), thread: thread::current().id() });
             drop(schedule);
-            call(&*one);
-            // It may be the last reference.
-            drop(one);
+            // A panic is reported by the process's hook and stops nothing else.
+            caught(|| call(&*one));
+            // It may be the last reference, and then drops a waker, which is the user's code.
+            caught(|| drop(one));
             let mut schedule = self.schedule.lock();
             if schedule.runner != number {
                 schedule.stuck.retain(|&other| other != address);
@@ -551,6 +552,33 @@ mod tests {
         added(thread, &broken);
         thread.request_pace(Pace::Active).unwrap();
         wait_until("both again and again", || broken.looks() >= 2 && sound.looks() >= 2);
+    }
+
+    #[test]
+    fn a_waker_that_panics_when_the_thread_drops_it_ends_no_thread() {
+        struct PanickingDrop;
+        impl Wake for PanickingDrop {
+            fn wake(self: Arc<Self>) {}
+        }
+        impl Drop for PanickingDrop {
+            fn drop(&mut self) {
+                panic!("on purpose");
+            }
+        }
+        let thread = record();
+        let kept = Arc::new(Mutex::new(None::<Reminder>));
+        let of_condition = kept.clone();
+        // Drops the reminder while the thread checks it, so the thread has the last reference.
+        let condition: Condition = Box::new(move || {
+            of_condition.lock().take();
+            false
+        });
+        let reminder = thread.remind(None, Some(condition), &Arc::new(PanickingDrop).into()).unwrap();
+        *kept.lock() = Some(reminder);
+        wait_until("checked", || kept.lock().is_none());
+        let next = Arc::<CountingWaker>::default();
+        let _next = thread.remind(Some(Instant::now()), None, &next.clone().into()).unwrap();
+        wait_until("the thread runs", || next.count() == 1);
     }
 
     /// A pool that blocks in its maintenance until released.

@@ -39,18 +39,18 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/config", 753),
     ("src/copy", 1357),
     ("src/driver", 754),
-    ("src/engine", 7168),
+    ("src/engine", 7150),
     ("src/error", 221),
     ("src/in_flight", 604),
     ("src/lib", 50),
     ("src/maintenance_thread", 275),
     ("src/policy", 78),
-    ("src/pool", 964),
+    ("src/pool", 957),
     ("src/quota", 401),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 80144),
-    ("tests", 39294),
+    ("sum of code and tests", 80141),
+    ("tests", 39319),
 ];
 
 /// Bytes of all Markdown files.

@@ -44,12 +44,6 @@ impl fmt::Debug for PoolBuilder {
 /// As [`Pool::builder`].
 impl Default for PoolBuilder {
     fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl PoolBuilder {
-    pub(super) fn new() -> Self {
         Self {
             settings: Settings::default(),
             texts: Vec::new(),
@@ -59,7 +53,9 @@ impl PoolBuilder {
             host_root: PathBuf::from("/"),
         }
     }
+}
 
+impl PoolBuilder {
     /// Ignores the `PINPOOL_*` variables: settings that code does not set have their defaults.
     pub fn without_env(mut self) -> Self {
         self.env_prefix = None;

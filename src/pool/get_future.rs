@@ -113,19 +113,16 @@ impl Future for GetFuture {
     type Output = Result<PinnedBuf>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Err(error) = self.pool.check_open() {
-            self.forget_if_forked();
-            // Leaves the queue.
-            self.state = State::New;
-            self.claim = None;
-            return Poll::Ready(Err(error));
-        }
-        let served = ready!(self.advance(context));
+        let served = match self.pool.check_open() {
+            Ok(()) => ready!(self.advance(context)),
+            Err(error) => {
+                self.forget_if_forked();
+                Err(error)
+            }
+        };
+        // Leaves the queue, if it still waits.
         self.state = State::New;
         self.claim = None;
-        if let Some(partition) = self.pool.partition_core().filter(|_| served.is_err()) {
-            partition.count_failed();
-        }
         Poll::Ready(served)
     }
 }

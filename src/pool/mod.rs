@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::buffer::PinnedBuf;
 use crate::config::Limit;
@@ -69,7 +69,7 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// The buffer for a request. Charges `claim` to its partition, unless that was done.
+/// The buffer for a request, which is charged to its partition with `claim`.
 #[inline]
 fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize, claim: Option<Claim>) -> PinnedBuf {
     if let Some((partition, claim)) = wanted.partition.as_ref().zip(claim) {
@@ -82,7 +82,7 @@ fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize, cl
 impl Pool {
     /// Settings for a new pool: the values of the `PINPOOL_*` variables, and defaults for the others, until code sets them.
     pub fn builder() -> PoolBuilder {
-        PoolBuilder::new()
+        PoolBuilder::default()
     }
 
     /// The partition that requests claim from, in the handle of a [`Partition`].
@@ -156,12 +156,14 @@ impl Pool {
     pub fn get_with(&self, request: Request) -> Result<PinnedBuf> {
         let Some(wanted) = self.wanted(request)? else { return Ok(PinnedBuf::empty()) };
         self.core().enter();
-        let wait = self.longest_wait(request);
-        let block = match &wanted.partition {
-            None => self.core().begin_get(&wanted, wait, None)?.wait(),
-            Some(partition) => partition.get(&wanted, wait),
-        }?;
-        Ok(buffer(self.core(), block, &wanted, request.align, None))
+        let (mut wait, mut claim) = (self.longest_wait(request), None);
+        if let Some(partition) = &wanted.partition {
+            let begun = Instant::now();
+            claim = Some(partition.begin_claim(&wanted, wait, None)?.wait()?);
+            wait = wait.saturating_sub(begun.elapsed());
+        }
+        let block = self.core().begin_get(&wanted, wait, None)?.wait()?;
+        Ok(buffer(self.core(), block, &wanted, request.align, claim))
     }
 
     /// Requests a buffer as [`get`](Pool::get) does, for a task; takes a length or a [`Request`]. Threads and tasks wait in one queue
@@ -217,10 +219,7 @@ impl Pool {
         let request = request.into();
         let Some(wanted) = self.wanted(request)? else { return Ok(Some(PinnedBuf::empty())) };
         let served = self.core().try_get(&wanted);
-        if let Some(block) = &served {
-            self.core().record_get(block, &wanted, None);
-        }
-        Ok(served.map(|block| buffer(self.core(), block, &wanted, request.align, None)))
+        Ok(served.map(|(block, claim)| buffer(self.core(), block, &wanted, request.align, claim)))
     }
 
     /// A handle of this pool that tags its buffers with `tag`, so that [`dump`](Pool::dump), the error of a failed request
@@ -258,18 +257,6 @@ impl Pool {
         let handle = Handle::new(self.handle.start.clone(), Some(RequestScope { partition, tag, _pool: self.clone() }));
         handle.started_core(|| self.core().clone());
         Self { handle: Arc::new(handle) }
-    }
-
-    /// A part of this pool with its own limit and wait queue, for a second use, such as evaluation during training, that must not
-    /// take the memory of the first. `name` is the tag of its buffers. A `max_bytes` above the limit of the pool is allowed, and then
-    /// the pool's limit applies, as it does with [`Limit::Unlimited`] and [`Limit::Auto`].
-    ///
-    /// # Errors
-    ///
-    /// [`is_forked`](crate::Error::is_forked), [`is_closed`](crate::Error::is_closed), as for [`get`](Self::get).
-    pub fn partition(&self, name: &str, max_bytes: impl Into<Limit>) -> Result<Partition> {
-        self.check_open()?;
-        Ok(Partition::new(self, self.core().partition(name, max_bytes.into().bytes())))
     }
 
     /// Changes the limit on all pinned bytes, in use and idle: to a number of bytes, [`Limit::Unlimited`], or

@@ -37,11 +37,22 @@ impl fmt::Debug for Partition {
     }
 }
 
-impl Partition {
-    pub(super) fn new(pool: &Pool, core: Arc<PartitionCore>) -> Self {
-        Self { requests: pool.scoped(Some(core.clone()), core.tag.clone()), core }
+impl Pool {
+    /// A part of this pool with its own limit and wait queue, for a second use, such as evaluation during training, that must not
+    /// take the memory of the first. `name` is the tag of its buffers. A `max_bytes` above the limit of the pool is allowed, and then
+    /// the pool's limit applies, as it does with [`Limit::Unlimited`] and [`Limit::Auto`].
+    ///
+    /// # Errors
+    ///
+    /// [`is_forked`](crate::Error::is_forked), [`is_closed`](crate::Error::is_closed), as for [`get`](Self::get).
+    pub fn partition(&self, name: &str, max_bytes: impl Into<Limit>) -> Result<Partition> {
+        self.check_open()?;
+        let core = self.core().partition(name, max_bytes.into().bytes());
+        Ok(Partition { requests: self.scoped(Some(core.clone()), self.core().tag(name)), core })
     }
+}
 
+impl Partition {
     /// Requests a buffer as [`Pool::get`] does.
     ///
     /// # Errors

@@ -115,7 +115,7 @@ impl Pool {
             }
             Err(error) => {
                 core.end_user_memory_claim(claim);
-                Err(core.refused_by_source(len, error))
+                Err(core.refused_by_source(len as u64, error))
             }
         }
     }

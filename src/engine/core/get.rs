@@ -15,7 +15,7 @@ use crate::engine::memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::engine::wait_queue::{Behind, FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{Error, ErrorKind, NoMemory, Result};
 use crate::in_flight::QueryScope;
-use crate::quota::LimitLevel;
+use crate::quota::{Claim, LimitLevel};
 use crate::report::{FailedRequest, is_power_of_ten, usage_text};
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
@@ -58,16 +58,14 @@ impl Core {
         served.map(FirstAttempt::Served)
     }
 
-    /// An idle block of the class, or a block with completed copies; makes no driver call and never waits.
-    pub(crate) fn try_get(&self, wanted: &BlockRequest) -> Option<Block> {
-        match &wanted.partition {
-            None => self.try_get_of_pool(wanted.class),
-            Some(partition) => partition.try_get(wanted),
-        }
-    }
-
-    pub(super) fn try_get_of_pool(&self, class: Class) -> Option<Block> {
-        self.take(class).or_else(|| self.take_completed(class))
+    /// An idle block of the class, or a block with completed copies, and the claim in the partition of the request. Makes no driver
+    /// call and never waits.
+    pub(crate) fn try_get(&self, wanted: &BlockRequest) -> Option<(Block, Option<Claim>)> {
+        let partition = wanted.partition.as_ref();
+        let claim = partition.map(|partition| partition.try_claim(wanted.class)).transpose().ok()?;
+        let block = self.take(wanted.class).or_else(|| self.take_completed(wanted.class))?;
+        self.record_get(&block, wanted, None);
+        Some((block, claim))
     }
 
     /// An idle block of `class`.
@@ -204,6 +202,9 @@ impl Core {
     ) -> Result<Block> {
         if let Some(block) = self.fall_back(wanted.len, wanted.class) {
             return Ok(block);
+        }
+        if let Some(partition) = &wanted.partition {
+            partition.count_failed();
         }
         let nth = self.counters.failed_requests.add(1);
         let late = || ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into();

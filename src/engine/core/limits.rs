@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use super::{Block, Core};
 use crate::config::Limit;
 use crate::engine::memory::{PoolView, Refusal, SlowCalls};
+use crate::engine::wait_queue::deadline;
 use crate::in_flight::QueryScope;
 use crate::maintenance_thread::Pace;
 use crate::policy;
@@ -273,7 +274,7 @@ impl Core {
 
     /// Calls `add`, which pins or claims; while a shared limit refuses it, waits for other owners as a request would.
     pub(super) fn add_within_shared_limit<R>(&self, mut add: impl FnMut() -> Result<R, Refusal>) -> Result<R, Refusal> {
-        let until = Instant::now() + self.config.longest_wait().min(Duration::from_secs(1 << 30));
+        let until = deadline(Instant::now(), self.config.longest_wait());
         let want = Want::default();
         let added = loop {
             let added = add();

@@ -299,7 +299,6 @@ impl Core {
 
     /// Pins `bytes` and keeps them (policy-R10). A slow call.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
-        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let arena = self.memory.arena().filter(|_| bytes > 0);
         let make_room = |to_bytes| self.trim(to_bytes);
         let (wait, hugetlb) = (self.config.reserve_wait, self.config.hugetlb);
@@ -308,7 +307,7 @@ impl Core {
             Some(arena) => arena.begin_reserve(bytes),
             None => Ok(()),
         };
-        self.add_within_shared_limit(add).map_err(|refusal| self.refused(&BlockRequest::reserve(len), refusal, 0))?;
+        self.add_within_shared_limit(add).map_err(|refusal| self.refused(&BlockRequest::reserve(bytes), refusal, 0))?;
         self.resume_reserve();
         Ok(())
     }
@@ -316,10 +315,8 @@ impl Core {
     /// Waits until the whole reserve is pinned, at most until `until`. False if the wait timed out.
     pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
         let Some(arena) = self.memory.arena() else { return Ok(true) };
-        arena.await_reserve(until).map_err(|error| {
-            let len = usize::try_from(self.stats().memory.reserve_target_bytes).unwrap_or(usize::MAX);
-            self.refused_by_source(len, error)
-        })
+        let bytes = || self.stats().memory.reserve_target_bytes;
+        arena.await_reserve(until).map_err(|error| self.refused_by_source(bytes(), error))
     }
 
     /// Claims `bytes` under the limits for memory other than buffers; idle memory makes room. A slow call.
@@ -331,13 +328,13 @@ impl Core {
                 claim()
             })
         };
-        let wanted = BlockRequest::reserve(usize::try_from(bytes).unwrap_or(usize::MAX));
-        self.add_within_shared_limit(claim_or_trim).map_err(|refusal| self.refused(&wanted, refusal, 0))
+        let refused = |refusal| self.refused(&BlockRequest::reserve(bytes), refusal, 0);
+        self.add_within_shared_limit(claim_or_trim).map_err(refused)
     }
 
-    /// The error of a source that refused `len` bytes of memory other than buffers.
-    pub(crate) fn refused_by_source(&self, len: usize, error: SourceError) -> Error {
-        self.refused(&BlockRequest::reserve(len), Refusal::Source(error), 0)
+    /// The error of a source that refused `bytes` of memory other than buffers.
+    pub(crate) fn refused_by_source(&self, bytes: u64, error: SourceError) -> Error {
+        self.refused(&BlockRequest::reserve(bytes), Refusal::Source(error), 0)
     }
 
     /// Releases `claim`, which makes room for waiting requests.

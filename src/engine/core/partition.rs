@@ -36,8 +36,9 @@ pub(crate) struct BlockRequest {
 }
 
 impl BlockRequest {
-    /// A reserve of `len` bytes, which has no class.
-    pub(super) fn reserve(len: usize) -> Self {
+    /// A reserve of `bytes`, which has no class.
+    pub(super) fn reserve(bytes: u64) -> Self {
+        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         Self { len, class: Class { bytes: len, index: 0 }, tag: None, partition: None }
     }
 }
@@ -49,8 +50,6 @@ pub(crate) struct PartitionCore {
     pub(crate) name: String,
     /// Unique among the pools and partitions of the process.
     number: u64,
-    /// The tag of its buffers, unless they have another one.
-    pub(crate) tag: Option<Arc<Tag>>,
     budget: Arc<Budget>,
     waiters: WaitQueue<Self>,
     is_closed: AtomicBool,
@@ -75,7 +74,6 @@ impl Core {
         let partition = Arc::new_cyclic(|partition: &Weak<PartitionCore>| PartitionCore {
             name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
             number: PoolLog::next_number(),
-            tag: self.tag(name),
             budget: Budget::of_partition(max_bytes, partition.clone()),
             waiters: WaitQueue::new(!cfg!(miri) && !self.time.is_manual()),
             is_closed: AtomicBool::new(false),
@@ -135,26 +133,6 @@ impl PartitionCore {
         self.waiters.wake_all();
     }
 
-    /// A buffer of this partition. Waits for its claim, and then as a request of the pool.
-    pub(crate) fn get(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
-        let begun = Instant::now();
-        let claim = self.begin_claim(wanted, wait, None).and_then(FirstAttempt::wait);
-        let served = claim.and_then(|claim| {
-            let mut block = self.core.begin_get(wanted, wait.saturating_sub(begun.elapsed()), None)?.wait()?;
-            self.charge(&mut block, claim);
-            Ok(block)
-        });
-        served.inspect_err(|_| self.count_failed())
-    }
-
-    /// An idle buffer, if the limit has room for it.
-    pub(super) fn try_get(&self, wanted: &BlockRequest) -> Option<Block> {
-        let claim = self.try_claim(wanted.class).ok()?;
-        let mut block = self.core.try_get_of_pool(wanted.class)?;
-        self.charge(&mut block, claim);
-        Some(block)
-    }
-
     /// Charges `block` to this partition until it is idle or released.
     pub(crate) fn charge(&self, block: &mut Block, claim: Claim) {
         let count = if block.has_begun_time() { &self.misses } else { &self.hits };
@@ -163,7 +141,8 @@ impl PartitionCore {
         block.set_claim(claim);
     }
 
-    pub(crate) fn count_failed(&self) {
+    /// A request failed, for lack of room here or in the pool.
+    pub(super) fn count_failed(&self) {
         self.failed.add(1);
     }
 
@@ -187,7 +166,7 @@ impl PartitionCore {
     }
 
     /// A claim for a request of `class`, unless earlier requests wait.
-    fn try_claim(&self, class: Class) -> Result<Claim, QuotaExceeded> {
+    pub(super) fn try_claim(&self, class: Class) -> Result<Claim, QuotaExceeded> {
         let needed_bytes = self.core.memory.supply().block_bytes(class);
         if self.waiters.has_waiters() {
             Err(self.budget.refusal(needed_bytes))
@@ -197,6 +176,7 @@ impl PartitionCore {
     }
 
     fn refuse(&self, wanted: &BlockRequest, refusal: Refusal) -> crate::Error {
+        self.count_failed();
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
@@ -220,7 +200,7 @@ impl PartitionCore {
             hits,
             misses,
             failed: self.failed.get(),
-            waits: self.waiters.total.get(),
+            waits: self.waiters.total(),
             waiting: self.waiters.waiting(),
             timeouts: self.timeouts.get(),
             wait_time: self.waits.get(),

@@ -7,6 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::report::nanos;
 use super::{Block, BlockRequest, Core};
 use crate::engine::meter::owners::Holder;
 use pinpool_observe::record::{Event, Recorder, count_failed};
@@ -39,7 +40,7 @@ impl Core {
 
     /// A request was served, at once or by a miss that began at `begun`.
     #[inline]
-    pub(crate) fn record_get(&self, block: &Block, wanted: &BlockRequest, begun: Option<Instant>) {
+    pub(super) fn record_get(&self, block: &Block, wanted: &BlockRequest, begun: Option<Instant>) {
         if let Some((recorder, id)) = self.recorder().zip(block.memory().recorded_id()) {
             let class_bytes = block.class_bytes() as u64;
             let (bytes, tag, took_ns) = (wanted.len as u64, tag(recorder, wanted), ns_since(begun));
@@ -87,7 +88,7 @@ fn tag(recorder: &Arc<Recorder>, wanted: &BlockRequest) -> u32 {
 }
 
 fn ns_since(begun: Option<Instant>) -> u64 {
-    begun.map_or(0, |begun| u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    begun.map_or(0, |begun| nanos(begun.elapsed()))
 }
 
 /// True at random for one in `every`. A counter would always select the same request of a loop.

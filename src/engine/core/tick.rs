@@ -101,13 +101,6 @@ impl Core {
         self.memory.arena().is_some_and(|arena| arena.compaction_step(self.time.coarse_us()))
     }
 
-    /// Reads the clock.
-    pub(super) fn now_us(&self) -> u64 {
-        let now_us = self.time.now_us();
-        self.idle.tick(now_us, self.time.latest_put_us(now_us));
-        now_us
-    }
-
     /// Reads the clock and returns the time. Does what is due if the maintenance thread does not.
     pub(super) fn tick_if_alone(&self) -> u64 {
         let is_maintained = self.thread.is_some() || self.config.code.maintained_by_caller;
@@ -116,7 +109,8 @@ impl Core {
 
     /// Reads the clock and returns the time. Does what has been due for `patience_us`; that may be slow calls.
     fn tick_after(&self, patience_us: u64) -> u64 {
-        let now_us = self.now_us();
+        let now_us = self.time.now_us();
+        self.idle.tick(now_us, self.time.latest_put_us(now_us));
         let Some((mut state, late_us)) = self.ticks.begin(now_us, patience_us) else { return now_us };
         // A log sink may call the pool, so log lines are delivered after the tick.
         let _deferral = report::defer();

@@ -36,7 +36,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::waiter::{Behind, FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
-use super::meter::Counter;
 use crate::maintenance_thread::MaintenanceThread;
 use crate::size_class::Class;
 use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
@@ -96,8 +95,6 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
 pub(crate) struct WaitQueue<S: Server> {
     /// Length of the queue. Written under its lock.
     waiting: AtomicUsize,
-    /// Requests that have ever joined the queue.
-    pub(super) total: Counter,
     state: Mutex<QueueState<S>>,
     /// Wakes the thread.
     changed: Condvar,
@@ -107,7 +104,7 @@ pub(crate) struct WaitQueue<S: Server> {
 struct QueueState<S: Server> {
     /// Each with its number in the order of arrival, from 1.
     waiters: VecDeque<(u64, Arc<Waiter<S>>)>,
-    /// Requests that have ever joined.
+    /// Requests that have ever joined: a statistic, and the number of the last one.
     joined: u64,
     /// Bytes that passed the head and have not been returned.
     passed_bytes: u64,
@@ -130,7 +127,6 @@ impl<S: Server> WaitQueue<S> {
     pub(super) fn new(may_start_thread: bool) -> Self {
         Self {
             waiting: AtomicUsize::new(0),
-            total: Counter::default(),
             state: Mutex::new(QueueState {
                 waiters: VecDeque::new(),
                 joined: 0,
@@ -159,6 +155,11 @@ impl<S: Server> WaitQueue<S> {
         self.waiting.load(Ordering::Relaxed) as u64
     }
 
+    /// Requests that have ever joined the queue.
+    pub(super) fn total(&self) -> u64 {
+        self.state.lock().joined
+    }
+
     /// Bytes of the waiting requests, in their order.
     pub(super) fn waiting_bytes(&self) -> Vec<u64> {
         if !self.has_waiters() {
@@ -176,14 +177,12 @@ impl<S: Server> WaitQueue<S> {
     /// Changes the queue. Tells the pool if the queue has become empty or non-empty, and wakes a new head.
     fn change<R>(&self, server: &S, change: impl FnOnce(&mut QueueState<S>) -> R) -> R {
         let mut state = self.state.lock();
-        let (head_before, joined_before) = (state.head_number(), state.joined);
+        let head_before = state.head_number();
         let result = change(&mut state);
         let head = state.head_number();
         if head.is_some() != head_before.is_some() {
             server.require_slow_path(head.is_some());
         }
-        // A request is counted once returns check the queue.
-        self.total.add(state.joined - joined_before);
         // SeqCst: a return that comes after the first attempt of a request that has joined sees it.
         self.waiting.store(state.waiters.len(), Ordering::SeqCst);
         let mut next = None;

@@ -292,7 +292,7 @@ fn the_thread_serves_tasks_and_ends_with_the_last_of_them() {
     let pool = TestPool::with_thread(!cfg!(miri));
     pool.idle.lock().push(7);
     assert_eq!(block_on(&mut defer(&pool)), Some(7));
-    assert_eq!(pool.queue.total.get(), 0, "it never waited");
+    assert_eq!(pool.queue.total(), 0, "it never waited");
     thread::scope(|scope| {
         let mut waiting = defer(&pool);
         let waiting = scope.spawn(move || block_on(&mut waiting));
