@@ -5,8 +5,8 @@
 //! scaled sizes the worst peak is 3.5 times the requested bytes, and 1.9 times with this order. A region that replaces others is
 //! not cut to whole buffers, since the rest would have to be committed again for the next buffer.
 //!
-//! - **discrete-I1**: `empty` has the holes that are a whole region, `by_region` the others, `longest` the longest of each
-//!   region in `by_region`, by ascending number.
+//! - **discrete-I1**: `by_region` has the holes that are not a whole region, `longest` the longest of each region in
+//!   `by_region`, by ascending number.
 
 use std::collections::BTreeSet;
 
@@ -55,33 +55,27 @@ pub(super) fn region_bytes(
     (bytes > 0).then_some(bytes)
 }
 
-/// The holes of discrete regions, by region. Regions are numbered in the order of their creation.
+/// The holes of discrete regions in use, by region. Regions are numbered in the order of their creation.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub(super) struct Regions {
+pub(super) struct RegionsInUse {
     /// (region, length, start).
     by_region: BTreeSet<(u32, u64, u64)>,
     /// (region, its longest hole), ascending. Scanned for the oldest region that fits: even for thousands of regions
     /// that takes less time than updating a tree.
     longest: Vec<(u32, u64)>,
-    /// (length, start).
-    empty: BTreeSet<(u64, u64)>,
 }
 
-impl Regions {
-    /// The tightest hole for `bytes` in the oldest region in use that fits, else the tightest empty region.
+impl RegionsInUse {
+    /// The tightest hole for `bytes` in the oldest region that fits.
     pub(super) fn best(&self, bytes: u64) -> Option<Extent> {
-        let oldest = self.longest.iter().find(|&&(_, len)| len >= bytes);
-        let in_use = oldest.and_then(|&(id, _)| self.by_region.range((id, bytes, 0)..).next());
-        let in_use = in_use.map(|&(_, len, start)| (len, start));
-        let (len, start) = in_use.or_else(|| self.empty.range((bytes, 0)..).next().copied())?;
+        let &(oldest, _) = self.longest.iter().find(|&&(_, len)| len >= bytes)?;
+        let &(_, len, start) = self.by_region.range((oldest, bytes, 0)..).next()?;
         Some(Extent { start, end: start + len })
     }
 
     /// `hole` of `region` exists now.
     pub(super) fn add(&mut self, hole: Extent, region: Extent) {
-        if hole == region {
-            self.empty.insert((hole.bytes(), hole.start));
-        } else {
+        if hole != region {
             self.by_region.insert((region.range(), hole.bytes(), hole.start));
             self.update_longest(region.range());
         }
@@ -89,9 +83,7 @@ impl Regions {
 
     /// `hole` of `region` exists no longer.
     pub(super) fn remove(&mut self, hole: Extent, region: Extent) {
-        if hole == region {
-            self.empty.remove(&(hole.bytes(), hole.start));
-        } else {
+        if hole != region {
             self.by_region.remove(&(region.range(), hole.bytes(), hole.start));
             self.update_longest(region.range());
         }

@@ -45,14 +45,10 @@ impl ExtentSet {
 
     /// `extent` and the extents that lie across its ends or touch them.
     pub(super) fn joined_with(&self, extent: Extent) -> Extent {
-        let first = Extent { start: extent.start, end: extent.start + 1 };
-        let last = Extent { start: extent.end - 1, end: extent.end };
-        let before = self.ending_at(extent.start).or_else(|| self.around(first));
-        let behind = self.starting_at(extent.end).or_else(|| self.around(last));
-        Extent {
-            start: before.map_or(extent.start, |hole| hole.start),
-            end: behind.map_or(extent.end, |hole| hole.end),
-        }
+        let behind = self.start_by_end.range(extent.start..).map(|(&end, &start)| Extent { start, end });
+        let touching = behind.take_while(|other| other.start <= extent.end);
+        touching
+            .fold(extent, |whole, other| Extent { start: whole.start.min(other.start), end: whole.end.max(other.end) })
     }
 
     pub(super) fn ending_at(&self, at: u64) -> Option<Extent> {

@@ -9,7 +9,7 @@ impl Arena {
     /// Finishes a plan: records the completed steps and undoes the rest. Returns whether all were made, so that the
     /// buffer is granted.
     pub(crate) fn finish_plan(&mut self, plan: Plan, outcomes: &[StepOutcome], now_us: u64) -> bool {
-        self.stats.claimed_bytes -= plan.claim_bytes;
+        self.planned_bytes -= plan.claim_bytes;
         let is = |step: usize, outcome| outcomes.get(step) == Some(&outcome);
         let granted = (0..plan.steps.len()).all(|step| is(step, StepOutcome::Made));
         let mut hull = plan.buffer;
@@ -84,13 +84,11 @@ impl Arena {
         not_free: &mut Vec<Extent>,
     ) {
         self.stats.transit_bytes -= extent.bytes();
-        self.committing_bytes -= extent.bytes();
         if committed {
             let held_bytes = self.held_bytes(extent.bytes());
             self.stats.committed_bytes += extent.bytes();
             self.stats.mappings += self.mappings(extent);
             self.stats.overhead_bytes += held_bytes - extent.bytes();
-            self.stats.claimed_bytes += held_bytes;
         } else {
             self.set_uncommitted(extent);
             not_free.push(extent);
@@ -104,12 +102,12 @@ impl Arena {
     /// Idle granules that a plan took: decommitted, or idle again.
     fn finish_source(&mut self, extent: Extent, gone: bool, now_us: u64) {
         self.stats.transit_bytes -= extent.bytes();
+        self.leaving_bytes -= extent.bytes();
         if gone {
             let held_bytes = self.held_bytes(extent.bytes());
             self.stats.committed_bytes -= extent.bytes();
             self.stats.mappings -= self.mappings(extent);
             self.stats.overhead_bytes -= held_bytes - extent.bytes();
-            self.stats.claimed_bytes -= held_bytes;
             self.set_uncommitted(extent);
         } else {
             self.add_hole(extent, now_us);

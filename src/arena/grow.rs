@@ -5,7 +5,7 @@
 //! beyond that it is short, since what is left of the last step is unused at the peak.
 
 use super::discrete::region_bytes;
-use super::extent::{ArenaPtr, Extent, Grid};
+use super::extent::{ArenaPtr, Extent, Grid, first_bytes};
 use super::gaps::{self, GapFit};
 use super::plan::{Plan, Step};
 use super::retain::IdleRun;
@@ -77,7 +77,7 @@ impl Arena {
             GrowthMode::Regions => self.grow_region(bytes, limits),
         }?;
         self.stats.live_bytes += bytes;
-        self.stats.claimed_bytes += plan.claim_bytes;
+        self.planned_bytes += plan.claim_bytes;
         Some(plan)
     }
 
@@ -95,17 +95,11 @@ impl Arena {
 
         let buffer = fit.buffer;
         let mut idle_before = Vec::new();
-        let mut at = buffer.start;
-        // The parts of the buffer between the uncommitted targets lie in holes.
-        for target in targets.iter().copied().chain([Extent { start: buffer.end, end: buffer.end }]) {
-            if let Some(part) = Extent::between(at, target.start.min(buffer.end)) {
-                if let Some(hole) = self.holes[HoleSet::Shared as usize].around(part) {
-                    self.take(HoleSet::Shared, hole, part, |run| idle_before.push(run));
-                } else {
-                    debug_assert!(false, "{part:?} is neither uncommitted nor a hole");
-                }
+        // The rest of the buffer is uncommitted.
+        for part in self.holes[HoleSet::Shared as usize].within(buffer) {
+            if let Some(hole) = self.holes[HoleSet::Shared as usize].around(part) {
+                self.take(HoleSet::Shared, hole, part, |run| idle_before.push(run));
             }
-            at = target.end;
         }
         let surplus_bytes = self.surplus(&origins, limits);
         if let (Some(last), Some(group)) = (targets.last_mut(), origins.by_size.last_mut()) {
@@ -166,7 +160,6 @@ impl Arena {
             debug_assert!(false, "{target:?} is not uncommitted");
         }
         self.stats.transit_bytes += target.bytes();
-        self.committing_bytes += target.bytes();
     }
 
     /// Which granules of `targets`, the uncommitted ones within `hull`, are remapped from idle ones, and how much is
@@ -189,15 +182,9 @@ impl Arena {
             let (size, granule_bytes) = self.all_of_size(first);
             let wanted = (spare / granule_bytes * granule_bytes).max(over_limit.next_multiple_of(granule_bytes));
             let wanted = wanted.min(of_size.iter().map(|target| target.bytes()).sum());
-            // No more than are wanted are counted: there may be thousands of idle runs.
-            let mut idle = 0;
-            for run in self.idle.within(size) {
-                if idle >= wanted {
-                    break;
-                }
-                idle += run.extent.without(hull).into_iter().flatten().map(Extent::bytes).sum::<u64>();
-            }
-            let remapped = wanted.min(idle);
+            // No more than are wanted: there may be thousands of idle runs.
+            let outside = self.idle.within(size).flat_map(|run| run.extent.without(hull)).flatten();
+            let remapped = first_bytes(outside, wanted, |_, end| end).into_iter().map(Extent::bytes).sum();
             (spare, over_limit) = (spare.saturating_sub(remapped), over_limit.saturating_sub(remapped));
             (idle_elsewhere, to_commit) = (idle_elsewhere - remapped, to_commit - remapped);
             by_size.push(SizeGroup { targets: of_size, remapped_bytes: remapped });
@@ -268,7 +255,6 @@ impl Arena {
         }
         steps.push(Step::Commit { extent });
         self.stats.transit_bytes += region;
-        self.committing_bytes += region;
         let plan = self.plan(Extent::new(extent.ptr(), bytes), steps, idle_before);
         Some(Plan { surplus_bytes: region - bytes, ..plan })
     }

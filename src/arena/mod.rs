@@ -30,7 +30,7 @@
 //! - **arena-I3**: A granule is in the idle index exactly if it is wholly inside a hole of a range that is not a reserve.
 //! - **arena-I4**: `claimed_bytes` is never below what is held at any instant between a plan and its completion: what is
 //!   committed, and the overhead of its regions.
-//! - **arena-I5**: The holes of discrete regions, and no others, are also in `regions` of their set.
+//! - **arena-I5**: The holes of discrete regions in use, and no others, are also in `regions` of their set.
 //! - **arena-I6** (`reserve`): The reserved floor is committed, outside of the ranges of reserves.
 //! - **arena-I7**: Uncommitted extents are whole granules.
 
@@ -58,7 +58,7 @@ mod tests {
 use std::collections::BTreeMap;
 use std::fmt;
 
-use discrete::Regions;
+use discrete::RegionsInUse;
 use extent::{Grid, RANGES_MAX};
 use extent_set::ExtentSet;
 use retain::{IdleGranules, IdleRun};
@@ -136,14 +136,16 @@ pub(crate) struct Arena {
     /// Ranges are numbered in the order of their creation, until all numbers have been used once.
     next_range: u32,
     holes: [ExtentSet; HOLE_SETS],
-    regions: [Regions; HOLE_SETS],
+    regions: [RegionsInUse; HOLE_SETS],
     uncommitted: ExtentSet,
     idle: IdleGranules,
     retention: Retention,
     next_release_us: u64,
     stats: ArenaStats,
-    /// Bytes that unfinished plans commit or remap into.
-    committing_bytes: u64,
+    /// Committed bytes that unfinished plans decommit or remap.
+    leaving_bytes: u64,
+    /// Bytes that unfinished plans may add to what is held, at their worst moment.
+    planned_bytes: u64,
     /// Releases leave so much committed outside of the ranges of reserves.
     kept_bytes: u64,
 }
@@ -184,7 +186,8 @@ impl Arena {
             retention,
             next_release_us: 0,
             stats: ArenaStats::default(),
-            committing_bytes: 0,
+            leaving_bytes: 0,
+            planned_bytes: 0,
             kept_bytes: 0,
         }
     }
@@ -231,7 +234,6 @@ impl Arena {
         let id = self.add_range(RangeKind::Reserve, bytes, HoleSet::Shared)?;
         let extent = self.ranges.get(&id)?.extent;
         self.stats.committed_bytes += bytes;
-        self.stats.claimed_bytes += bytes;
         self.stats.reserve_bytes += bytes;
         self.stats.mappings += 1;
         self.add_hole(extent, 0);
@@ -295,8 +297,10 @@ impl Arena {
     /// The hole that policy-R11 chooses: one of exactly `bytes`, else one in the oldest region in use, else the tightest
     /// empty region.
     fn best_in_regions(&self, own: HoleSet, bytes: u64) -> Option<Extent> {
+        // If no region in use fits, this is an empty one.
         let tightest = self.holes[own as usize].tightest(bytes)?;
-        if tightest.bytes() == bytes { Some(tightest) } else { self.regions[own as usize].best(bytes) }
+        let in_use = if tightest.bytes() == bytes { None } else { self.regions[own as usize].best(bytes) };
+        Some(in_use.unwrap_or(tightest))
     }
 
     /// Returns the bytes of a buffer; granules that are wholly free now are idle since `now_us`.
@@ -309,6 +313,7 @@ impl Arena {
         ArenaStats {
             hole_bytes: self.holes.iter().map(ExtentSet::bytes).sum(),
             idle_bytes: self.idle.bytes(),
+            claimed_bytes: self.stats.committed_bytes + self.stats.overhead_bytes + self.planned_bytes,
             ..self.stats
         }
     }
@@ -366,10 +371,11 @@ impl Arena {
         let stats = self.stats();
         let all_bytes: u64 = self.ranges.values().map(|range| range.extent.bytes()).sum();
         let uncommitted_bytes = self.uncommitted.bytes();
-        if stats.committed_bytes + self.committing_bytes + uncommitted_bytes != all_bytes {
+        let committing_bytes = stats.transit_bytes - self.leaving_bytes;
+        if stats.committed_bytes + committing_bytes + uncommitted_bytes != all_bytes {
             return Err(format!(
-                "arena-I2: {} committed, {} committing, {uncommitted_bytes} uncommitted are not {all_bytes}",
-                stats.committed_bytes, self.committing_bytes
+                "arena-I2: {} committed, {committing_bytes} committing, {uncommitted_bytes} uncommitted are not {all_bytes}",
+                stats.committed_bytes
             ));
         }
         // A buffer may lie in granules in transit, so this check of arena-I1 is a bound.
@@ -377,8 +383,8 @@ impl Arena {
         if known > all_bytes || known + stats.transit_bytes < all_bytes {
             return Err(format!("arena-I1: {stats:?} and {uncommitted_bytes} uncommitted do not tile {all_bytes}"));
         }
-        if stats.claimed_bytes < stats.committed_bytes + stats.overhead_bytes {
-            return Err(format!("arena-I4: {stats:?}"));
+        if stats.transit_bytes == 0 && self.planned_bytes > 0 {
+            return Err(format!("arena-I4: {} are planned by no plan, {stats:?}", self.planned_bytes));
         }
         if self.kept_bytes > self.committed_outside_reserves() {
             return Err(format!("arena-I6: {} kept, {stats:?}", self.kept_bytes));

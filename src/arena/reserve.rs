@@ -37,7 +37,7 @@ impl Arena {
         let extent = Extent { end: run.end.min(of_size.end).min(run.start.saturating_add(most)), ..run };
         self.take_target(extent);
         let claim_bytes = extent.bytes();
-        self.stats.claimed_bytes += claim_bytes;
+        self.planned_bytes += claim_bytes;
         let steps = vec![Step::Commit { extent }];
         Ok(Plan { buffer: None, steps, idle_before: Vec::new(), claim_bytes, surplus_bytes: 0 })
     }
@@ -65,13 +65,8 @@ impl Arena {
 
     /// Bytes of idle granules and regions that may be released without a part of what is kept.
     pub(crate) fn releasable_bytes(&self) -> u64 {
-        let staying = self.committed_outside_reserves() - self.leaving_bytes();
+        let staying = self.committed_outside_reserves() - self.leaving_bytes;
         self.idle.bytes().min(staying.saturating_sub(self.kept_bytes))
-    }
-
-    /// Committed bytes that unfinished plans decommit or remap.
-    pub(crate) fn leaving_bytes(&self) -> u64 {
-        self.stats.transit_bytes - self.committing_bytes
     }
 
     /// Lowers the floor to what is still committed.

@@ -50,7 +50,7 @@ impl Arena {
     /// A plan that decommits idle granules, the longest idle first, until at most `to_bytes` stay held or only what is kept is
     /// idle.
     pub(crate) fn release_down_to(&mut self, to_bytes: u64) -> Option<Plan> {
-        let staying = self.stats.committed_bytes + self.stats.overhead_bytes - self.leaving_bytes();
+        let staying = self.stats.committed_bytes + self.stats.overhead_bytes - self.leaving_bytes;
         self.release_idle(staying.saturating_sub(to_bytes))
     }
 
@@ -86,6 +86,7 @@ impl Arena {
         if let Some(hole) = self.holes[range.set as usize].around(extent) {
             self.take(range.set, hole, extent, |run| idle_before.push(run));
             self.stats.transit_bytes += extent.bytes();
+            self.leaving_bytes += extent.bytes();
         } else {
             debug_assert!(false, "{extent:?} is not in a hole");
         }

@@ -46,7 +46,7 @@ pub(crate) use fence::WorkId;
 pub(crate) use fence::{CopyFences, Fences, SharedFence, is_complete};
 pub use fence::{Fence, StreamId};
 use fence::{FenceFailure, all_of, discard, query, stream_id_of};
-use queues::{Candidate, Counts, PendingCopy, Queue, Queues};
+use queues::{Candidate, PendingCopy, Queue, Queues};
 pub(crate) use queues::{PendingGroup, QueryScope};
 
 /// Items with copies that may still be running, and the fences of these copies.
@@ -54,9 +54,11 @@ pub(crate) use queues::{PendingGroup, QueryScope};
 pub(crate) struct InFlight<T> {
     /// Held while items move; no fence is called under it.
     queues: Mutex<Queues<T>>,
-    /// The [`Counts`], for readers without the lock. Written under it.
+    /// Items in the queues or quarantined (in-flight-I4). Changes under the lock, as the others do, and is read without it.
     held: AtomicU64,
+    /// Items that are quarantined.
     quarantined: AtomicU64,
+    /// Bytes in the queues.
     bytes: AtomicU64,
 }
 
@@ -112,7 +114,6 @@ impl<T> InFlight<T> {
                 queues: Vec::new(),
                 last_number: 0,
                 quarantined: VecDeque::new(),
-                counts: Counts::default(),
                 has_ended: false,
             }),
             held: AtomicU64::new(0),
@@ -130,18 +131,15 @@ impl<T> InFlight<T> {
         let number = queues.last_number;
         let copy = PendingCopy { number, item, bytes, fence, stream, since_us: now_us, is_reported_stuck: false };
         queues.enqueue(stream.unwrap_or(!number), copy);
-        queues.counts.held += 1;
-        queues.counts.bytes += bytes;
-        self.publish(queues.counts);
+        // Relaxed, here and below: as in `held`.
+        self.held.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Stores the counts for readers without the lock, which is held. Stores only: loom does not run a reader of a counter between
-    /// a load and a store of the counter by one thread.
-    fn publish(&self, Counts { held, quarantined, bytes }: Counts) {
-        // Relaxed: as in `held`.
-        self.held.store(held, Ordering::Relaxed);
-        self.quarantined.store(quarantined, Ordering::Relaxed);
-        self.bytes.store(bytes, Ordering::Relaxed);
+    /// Counts items that leave the queues. Their lock is held.
+    fn uncount(&self, items: u64, bytes: u64) {
+        self.held.fetch_sub(items, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Items in flight.
@@ -239,9 +237,9 @@ impl<T> InFlight<T> {
                 break;
             }
         }
-        queues.counts.held -= swept.completed.len() as u64;
-        queues.counts.bytes -= bytes;
-        self.publish(queues.counts);
+        if !swept.completed.is_empty() {
+            self.uncount(swept.completed.len() as u64, bytes);
+        }
         drop(queues);
         fences.into_iter().for_each(discard);
         for key in pending {
@@ -267,8 +265,9 @@ impl<T> InFlight<T> {
         let (queues, quarantined) = {
             let mut queues = self.queues.lock();
             queues.has_ended = true;
-            queues.counts = Counts::default();
-            self.publish(queues.counts);
+            for count in [&self.held, &self.quarantined, &self.bytes] {
+                count.store(0, Ordering::Relaxed);
+            }
             (std::mem::take(&mut queues.queues), std::mem::take(&mut queues.quarantined))
         };
         let swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
@@ -301,9 +300,8 @@ impl<T> InFlight<T> {
             return Err(item);
         }
         queues.quarantined.push_back((item, fence));
-        queues.counts.held += 1;
-        queues.counts.quarantined += 1;
-        self.publish(queues.counts);
+        self.held.fetch_add(1, Ordering::Relaxed);
+        self.quarantined.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -339,9 +337,8 @@ impl<T> InFlight<T> {
             }
         } else {
             let left = (completed.len() + lost.len()) as u64;
-            queues.counts.held -= left;
-            queues.counts.quarantined -= left;
-            self.publish(queues.counts);
+            self.held.fetch_sub(left, Ordering::Relaxed);
+            self.quarantined.fetch_sub(left, Ordering::Relaxed);
             queues.quarantined.extend(unknown);
         }
         Requeried { completed, lost }
@@ -383,9 +380,7 @@ impl<T> QueueClaim<'_, T> {
             let copy = queue.remove(number);
             next = queue.head();
             if let Some(copy) = &copy {
-                queues.counts.held -= 1;
-                queues.counts.bytes -= copy.bytes;
-                self.in_flight.publish(queues.counts);
+                self.in_flight.uncount(1, copy.bytes);
             }
             drop(queues);
             let Some(PendingCopy { item, fence, .. }) = copy else { continue };

@@ -26,19 +26,8 @@ pub(super) struct Queues<T> {
     pub(super) last_number: u64,
     /// Items with a failed fence, the one queried longest ago first.
     pub(super) quarantined: VecDeque<(T, SharedFence)>,
-    pub(super) counts: Counts,
     /// The pool has ended, and nothing is queried again.
     pub(super) has_ended: bool,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Counts {
-    /// Items in the queues or quarantined (in-flight-I4).
-    pub(super) held: u64,
-    /// Items that are quarantined.
-    pub(super) quarantined: u64,
-    /// Bytes in the queues.
-    pub(super) bytes: u64,
 }
 
 /// The items of one stream in the order of their copies, or one item of an unknown stream.

@@ -145,7 +145,6 @@ impl Supply for ArenaSupply {
                 search.release_oldest();
                 continue;
             }
-            search.room = self.budget.room_for(books.arena.grown_bytes(bytes));
             let limits = self.limits(&books, &search);
             match books.plan_growth(bytes, limits) {
                 Ok(plan) if calls == SlowCalls::None => {

@@ -46,8 +46,6 @@ pub(super) struct Search<'pool> {
     has_swept: bool,
     /// Nothing else has served the request: a plan may release regions, which waits for the device.
     may_release_regions: bool,
-    /// The bytes that the limits left for the last plan.
-    pub(super) room: u64,
     /// A claim of the last plan was refused.
     pub(super) over: Option<QuotaExceeded>,
     /// The source refused memory for this buffer alone.
@@ -65,7 +63,6 @@ impl ArenaSupply {
             to_release: pool.idle_buffers(),
             has_swept: false,
             may_release_regions: false,
-            room: u64::MAX,
             over: None,
             source: None,
         }
@@ -143,7 +140,7 @@ impl ArenaSupply {
 
     /// The limits of the next plan.
     pub(super) fn limits(&self, books: &Books, search: &Search<'_>) -> GrowthLimits {
-        let room_bytes = search.room;
+        let room_bytes = self.budget.room_for(books.arena.grown_bytes(search.bytes));
         let commit_bytes = match search.commit {
             CommitSize::Nothing => 0,
             _ if self.settings.may_grow => room_bytes,

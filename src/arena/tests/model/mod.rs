@@ -524,7 +524,7 @@ impl World {
             Op::ReleaseDownTo(pages) => {
                 let to_bytes = pages as u64 * PAGE;
                 let stats = self.arena.stats();
-                let mut staying = stats.committed_bytes - self.arena.leaving_bytes();
+                let mut staying = stats.committed_bytes - self.arena.leaving_bytes;
                 let granules = self.idle().into_iter().take_while(|&(_, range, _)| {
                     let go = staying > to_bytes;
                     staying -= if go { self.granule_bytes(range) } else { 0 };
