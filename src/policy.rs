@@ -27,7 +27,7 @@ const TOLERABLE_RATE: f64 = 2e-3;
 pub(crate) const LEAST_RAISED_LIMIT: u64 = 100;
 /// A raise adds one part in this many, truncated: the same as TensorFlow's factor of 1.1 in whole numbers.
 const RAISE_DIVISOR: u64 = 10;
-/// A pool whose limit is `auto` pins at most one part in this many of the memory that the process may use (policy-R8).
+/// With the limit `auto`, a pool pins at most one part in this many of the memory that the process may use (policy-R8).
 const LIMIT_DIVISOR: u64 = 4;
 
 /// Buffers up to this size are kept idle by class even while sizes vary (policy-R3): an eighth of a granule of 2 MiB. They
