@@ -12,7 +12,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use pinpool::Pool;
-use pinpool_shared_buffers::{SharedSlabs, SlabWorker, Ticket};
+use pinpool_shared_buffers::{SharedPool, SharedWorker, Ticket};
 use pinpool_testing::{SinkMem, SinkStream};
 
 const BYTES: usize = 4 << 20;
@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(30);
 /// it receives batch numbers and sends tickets.
 fn work(trainer: &str, descriptor: &str, dies: bool) -> Result<(), Box<dyn Error>> {
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let worker = SlabWorker::attach_to_process(trainer.parse()?, descriptor.parse()?)?;
+    let worker = SharedWorker::attach_to_process(trainer.parse()?, descriptor.parse()?)?;
     let mut number = [0; 8];
     while socket.read_exact(&mut number).is_ok() {
         let batch = u64::from_le_bytes(number);
@@ -41,10 +41,10 @@ struct Worker {
     process: Child,
 }
 
-fn start(slabs: &SharedSlabs, dies: bool) -> Result<Worker, Box<dyn Error>> {
+fn start(shared: &SharedPool, dies: bool) -> Result<Worker, Box<dyn Error>> {
     let (socket, theirs) = UnixStream::pair()?;
     let mut command = Command::new(std::env::current_exe()?);
-    let [trainer, descriptor] = [std::process::id().to_string(), slabs.as_fd().as_raw_fd().to_string()];
+    let [trainer, descriptor] = [std::process::id().to_string(), shared.as_fd().as_raw_fd().to_string()];
     command.args(["--worker", &trainer, &descriptor]).args(dies.then_some("dies")).stdin(OwnedFd::from(theirs));
     Ok(Worker { socket, process: command.spawn()? })
 }
@@ -59,9 +59,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let count = args.first().map_or(Ok(4), |count| count.parse::<usize>())?.max(1);
     let batches: u64 = args.get(1).map_or(Ok(40), |count| count.parse())?;
     let pool = Pool::builder().build()?;
-    let slabs = SharedSlabs::new(&pool, BYTES, 2 * count)?;
+    let shared = SharedPool::new(&pool, BYTES, 2 * count)?;
     let (stream, mut replaced) = (SinkStream::new()?, 0);
-    let mut workers = (0..count).map(|at| start(&slabs, at == 7 % count)).collect::<Result<Vec<_>, _>>()?;
+    let mut workers = (0..count).map(|at| start(&shared, at == 7 % count)).collect::<Result<Vec<_>, _>>()?;
     for batch in 0..batches {
         let at = usize::try_from(batch)? % workers.len();
         let mut bytes = [0; Ticket::BYTES];
@@ -74,9 +74,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             // A closed socket means that the worker has died; a new worker fills the batch.
             process.wait()?;
             replaced += 1;
-            workers[at] = start(&slabs, false)?;
+            workers[at] = start(&shared, false)?;
         }
-        let buf = slabs.receive(&Ticket::from_bytes(&bytes)?)?;
+        let buf = shared.receive(&Ticket::from_bytes(&bytes)?)?;
         let mut device = SinkMem::new(buf.len());
         buf.copy_to(&stream, &mut device)?; // the buffer is free again when the copy has completed
         stream.synchronize()?;
@@ -86,8 +86,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         drop(socket);
         process.wait()?;
     }
-    slabs.recover()?;
-    slabs.pool().maintain();
-    println!("{batches} batches by {count} workers, {replaced} replaced; {:?}", slabs.counts());
+    shared.recover()?;
+    shared.pool().maintain();
+    println!("{batches} batches by {count} workers, {replaced} replaced; {:?}", shared.counts());
     Ok(())
 }

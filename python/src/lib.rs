@@ -65,7 +65,7 @@ mod _pinpool {
     #[pymodule_export]
     use super::pool::Pool;
     #[pymodule_export]
-    use super::shared::{SharedBuffer, SharedWorker, Slabs};
+    use super::shared::{SharedBuffer, SharedPoolCore, SharedWorker};
     #[pymodule_export]
     use super::torch::{_host_memory, _torch_functions};
     #[pymodule_export]

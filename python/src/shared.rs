@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pinpool::PinnedBy;
-use pinpool_shared_buffers::{Error, SharedSlabs, SlabBuf, SlabWorker, Ticket};
+use pinpool_shared_buffers::{self as buffers, Error, SharedBuf, Ticket};
 use pyo3::exceptions::{PyBufferError, PyOSError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -24,9 +24,9 @@ use crate::unlocked::unlocked;
 
 /// The shared buffers in the trainer.
 #[pyclass(frozen, module = "pinpool._pinpool")]
-pub struct Slabs {
+pub struct SharedPoolCore {
     /// `None` after `close`.
-    slabs: Mutex<Option<Arc<SharedSlabs>>>,
+    shared: Mutex<Option<Arc<buffers::SharedPool>>>,
     origin: Arc<Origin>,
 }
 
@@ -34,21 +34,25 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Slabs {
-    fn slabs(&self) -> PyResult<Arc<SharedSlabs>> {
+impl SharedPoolCore {
+    fn shared(&self) -> PyResult<Arc<buffers::SharedPool>> {
         let closed = || ReleasedError::new_err("the shared pool was closed");
-        locked(&self.slabs).clone().ok_or_else(closed)
+        locked(&self.shared).clone().ok_or_else(closed)
     }
 
     fn received(&self, buf: pinpool::PinnedBuf) -> Buffer {
         Buffer::over(Memory::of(buf, self.origin.clone()))
     }
 
-    fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&SharedSlabs) -> Result<T, Error> + Send) -> PyResult<T> {
-        let slabs = self.slabs()?;
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&buffers::SharedPool) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        let shared = self.shared()?;
         let outcome = py.detach(|| {
-            let outcome = call(&slabs);
-            drop(slabs);
+            let outcome = call(&shared);
+            drop(shared);
             outcome
         });
         lines::flush(py)?;
@@ -57,7 +61,7 @@ impl Slabs {
 }
 
 #[pymethods]
-impl Slabs {
+impl SharedPoolCore {
     #[new]
     fn new(
         py: Python<'_>,
@@ -68,65 +72,65 @@ impl Slabs {
     ) -> PyResult<Self> {
         let (pool, buffer_bytes) = (pool.pool()?.clone(), size("buffer_bytes", buffer_bytes)?);
         let hugetlb = never_hugetlb.then_some(false);
-        let made = py.detach(move || SharedSlabs::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
+        let made = py.detach(move || buffers::SharedPool::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
         lines::flush(py)?;
-        let slabs = made.map_err(|error| for_shared(&error))?;
-        let origin = Arc::new(Origin::of_shared(slabs.pool(), slabs.pinned_by() == Some(PinnedBy::Driver)));
-        Ok(Self { slabs: Mutex::new(Some(Arc::new(slabs))), origin })
+        let shared = made.map_err(|error| for_shared(&error))?;
+        let origin = Arc::new(Origin::of_shared(shared.pool(), shared.pinned_by() == Some(PinnedBy::Driver)));
+        Ok(Self { shared: Mutex::new(Some(Arc::new(shared))), origin })
     }
 
     fn fileno(&self) -> PyResult<RawFd> {
-        Ok(self.slabs()?.as_fd().as_raw_fd())
+        Ok(self.shared()?.as_fd().as_raw_fd())
     }
 
     fn receive(&self, py: Python<'_>, ticket: &[u8]) -> PyResult<Buffer> {
-        let buf = self.call(py, |slabs| slabs.receive(&Ticket::from_bytes(ticket)?))?;
+        let buf = self.call(py, |shared| shared.receive(&Ticket::from_bytes(ticket)?))?;
         Ok(self.received(buf))
     }
 
     /// The oldest unreceived buffer and its tag; None after `timeout` seconds.
     fn next(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(u64, Buffer)>> {
-        let (slabs, timeout) = (self.slabs()?, timeout.map(seconds).transpose()?);
-        let found = wait_interruptibly(py, timeout, |wait| slabs.next(wait));
-        py.detach(|| drop(slabs));
+        let (shared, timeout) = (self.shared()?, timeout.map(seconds).transpose()?);
+        let found = wait_interruptibly(py, timeout, |wait| shared.next(wait));
+        py.detach(|| drop(shared));
         let found = found?.map_err(|error| for_shared(&error))?;
         Ok(found.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
     }
 
     fn next_from_dead_worker(&self, py: Python<'_>) -> PyResult<Option<(u64, Buffer)>> {
-        let found = self.call(py, SharedSlabs::next_from_dead_worker)?;
+        let found = self.call(py, buffers::SharedPool::next_from_dead_worker)?;
         Ok(found.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
     }
 
     fn recover(&self, py: Python<'_>) -> PyResult<usize> {
-        self.call(py, SharedSlabs::recover)
+        self.call(py, buffers::SharedPool::recover)
     }
 
     /// While `is_refusing`, requests of workers that would wait for a buffer fail immediately.
     fn refuse_waits(&self, py: Python<'_>, is_refusing: bool) -> PyResult<()> {
-        self.call(py, |slabs| slabs.refuse_waits(is_refusing))
+        self.call(py, |shared| shared.refuse_waits(is_refusing))
     }
 
     /// Buffers that are free, being filled, sent, and held.
     fn counts(&self) -> PyResult<(usize, usize, usize, usize)> {
-        let counts = self.slabs()?.counts();
+        let counts = self.shared()?.counts();
         Ok((counts.free, counts.filling, counts.sent, counts.held))
     }
 
     fn workers(&self) -> PyResult<usize> {
-        Ok(self.slabs()?.workers())
+        Ok(self.shared()?.workers())
     }
 
     fn buffer_bytes(&self) -> PyResult<usize> {
-        Ok(self.slabs()?.buffer_bytes())
+        Ok(self.shared()?.buffer_bytes())
     }
 
     fn buffers(&self) -> PyResult<usize> {
-        Ok(self.slabs()?.buffers())
+        Ok(self.shared()?.buffers())
     }
 
     fn pinned_by(&self) -> PyResult<&'static str> {
-        Ok(match self.slabs()?.pinned_by() {
+        Ok(match self.shared()?.pinned_by() {
             Some(PinnedBy::Driver) => "register",
             Some(PinnedBy::Kernel) => "mlock",
             None => "none",
@@ -134,16 +138,16 @@ impl Slabs {
     }
 
     fn is_hugetlb(&self) -> PyResult<bool> {
-        Ok(self.slabs()?.is_hugetlb())
+        Ok(self.shared()?.is_hugetlb())
     }
 
     fn close(&self) {
-        let slabs = locked(&self.slabs).take();
-        unlocked(move || drop(slabs));
+        let shared = locked(&self.shared).take();
+        unlocked(move || drop(shared));
     }
 }
 
-impl Drop for Slabs {
+impl Drop for SharedPoolCore {
     fn drop(&mut self) {
         self.close();
     }
@@ -152,7 +156,7 @@ impl Drop for Slabs {
 /// The shared buffers in a worker.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct SharedWorker {
-    worker: SlabWorker,
+    worker: buffers::SharedWorker,
 }
 
 #[pymethods]
@@ -167,7 +171,7 @@ impl SharedWorker {
         }
         // SAFETY: borrowed for this call; the kernel refuses a closed descriptor.
         let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().map_err(failed)?;
-        let worker = SlabWorker::attach(own).map_err(|error| for_shared(&error))?;
+        let worker = buffers::SharedWorker::attach(own).map_err(|error| for_shared(&error))?;
         Ok(Self { worker })
     }
 
@@ -200,7 +204,7 @@ impl SharedWorker {
 
 struct Filling {
     /// `None` after it was sent or released.
-    buf: Option<SlabBuf>,
+    buf: Option<SharedBuf>,
     views: usize,
 }
 
@@ -219,7 +223,7 @@ impl SharedBuffer {
         ReleasedError::new_err(format!("the shared buffer of {} B was sent or released: get another one", self.len))
     }
 
-    fn take(&self) -> PyResult<SlabBuf> {
+    fn take(&self) -> PyResult<SharedBuf> {
         let mut state = locked(&self.state);
         if state.buf.is_some() && state.views > 0 {
             let (views, s) = (state.views, if state.views == 1 { "view" } else { "views" });

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use pinpool::copy::Fence;
 use pinpool::copy::CopyStream;
+use pinpool::copy::Fence;
 use pinpool::copy::cuda::RawStream;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;

@@ -12,7 +12,7 @@ from pinpool_loader import _paths
 PIL = pytest.importorskip("PIL.Image")
 from PIL import ImageOps  # noqa: E402
 
-#: Pillow's decoder rounds differently, most at half colour resolution: differences of 0.44 and 4 were measured.
+#: Pillow's decoder rounds differently, most at half color resolution: differences of 0.44 and 4 were measured.
 MEAN_DIFFERENCE, MOST_DIFFERENCE = 0.6, 6
 
 
@@ -44,8 +44,8 @@ def close_to(found, expected):
 
 
 FILES = {
-    "half_colours.jpg": (photo(200, 150), "JPEG", {"quality": 90}),
-    "full_colours.jpg": (photo(333, 77, seed=1), "JPEG", {"quality": 95, "subsampling": 0}),
+    "half_colors.jpg": (photo(200, 150), "JPEG", {"quality": 90}),
+    "full_colors.jpg": (photo(333, 77, seed=1), "JPEG", {"quality": 95, "subsampling": 0}),
     "progressive.jpg": (photo(150, 200, seed=2), "JPEG", {"progressive": True}),
     "gray.jpg": (photo(100, 100, "L"), "JPEG", {}),
     "smaller.jpg": (photo(31, 17), "JPEG", {}),

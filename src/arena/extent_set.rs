@@ -1,9 +1,9 @@
-//! Maximal extents, found by length or by neighbour in O(log n): holes, which are free committed bytes, and uncommitted granules.
+//! Maximal extents, found by length or by neighbor in O(log n): holes, which are free committed bytes, and uncommitted granules.
 //!
 //! | index | answers |
 //! | --- | --- |
 //! | `by_len`: (length, start) | the tightest extent that fits, the lowest among equals |
-//! | `start_by_end` | the neighbours of an extent that is added |
+//! | `start_by_end` | the neighbors of an extent that is added |
 //!
 //! Extents are keyed by their *end*: a carve takes the low end of a hole, so the key stays.
 //!
@@ -95,10 +95,10 @@ impl ExtentSet {
         }
     }
 
-    /// Adds `part` and merges it with its neighbours; returns the merged extent.
+    /// Adds `part` and merges it with its neighbors; returns the merged extent.
     #[inline(always)] // A return to the arena calls this once.
     pub(super) fn add(&mut self, part: Extent) -> Extent {
-        // One search finds both neighbours: the extent that ends at the start of `part`, and the next one.
+        // One search finds both neighbors: the extent that ends at the start of `part`, and the next one.
         let mut near = self.start_by_end.range(part.start..).map(|(&end, &start)| Extent { start, end });
         let mut next = near.next();
         let left = next.filter(|hole| hole.end == part.start);

@@ -47,7 +47,7 @@ impl Classes {
     }
 
     /// A request of `class` missed and has pageable memory.
-    pub(super) fn got_pageable(&self, class: Class) {
+    pub(super) fn count_pageable(&self, class: Class) {
         let mut table = self.0.lock();
         table.row(class.bytes).misses += 1;
         table.misses.all_in_use += 1;

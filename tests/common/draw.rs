@@ -1,7 +1,7 @@
 //! The pseudorandom numbers of a seed, and the seeds of a run.
 #![allow(dead_code)] // Not every test binary needs all of it.
 
-/// splitmix64: neighbouring seeds give unrelated numbers.
+/// splitmix64: neighboring seeds give unrelated numbers.
 #[derive(Debug, Clone)]
 pub(crate) struct Draw(u64);
 

@@ -1,4 +1,4 @@
-//! The assumed behaviour of the driver. Checked on the mock driver and on a real device, so that the mock driver may replace the
+//! The assumed behavior of the driver. Checked on the mock driver and on a real device, so that the mock driver may replace the
 //! device in tests.
 #![allow(unsafe_code, clippy::print_stdout)] // Calls the driver by hand, and prints a figure.
 

@@ -1,4 +1,4 @@
-//! On a real device: the assumed behaviour of the driver, and every copied byte compared after it is copied back.
+//! On a real device: the assumed behavior of the driver, and every copied byte compared after it is copied back.
 //!
 //! Without a device each test says `skipped: why` and passes; `PINPOOL_REQUIRE_GPU=1` turns that into a failure, also where
 //! one of the three backends is missing. `PINPOOL_GPU_EXCEPT=vmm` names those that may be, `PINPOOL_GPU_BACKENDS=cuda` those
@@ -15,7 +15,7 @@
 //! | `device.rs` | the device, its backends, streams that are held |
 //! | `batch.rs` | batches with known bytes |
 //! | `methods.rs` | the methods of copying a buffer |
-//! | `driver_facts.rs` | the assumed behaviour of the driver, checked on the mock driver too |
+//! | `driver_facts.rs` | the assumed behavior of the driver, checked on the mock driver too |
 //! | `churn.rs` | many threads, many streams, little memory |
 //! | `copies.rs` | one copy at a time, held while it is observed |
 //! | `memory.rs` | memory that is remapped and released alongside copies and after them; a reserve |

@@ -290,7 +290,7 @@ unsafe impl CopyStream for SimStream {
     }
 }
 
-/// Where the marks of a buffer are: both ends and the middle. A neighbour that overlaps writes to one of the ends.
+/// Where the marks of a buffer are: both ends and the middle. A neighbor that overlaps writes to one of the ends.
 fn places(len: usize) -> [usize; 3] {
     [0, (len - 8) / 2, len - 8]
 }

@@ -511,7 +511,7 @@ impl World {
 
     fn new_value(&self) -> u64 {
         self.next_value.set(self.next_value.get() + 1);
-        // All eight bytes differ between neighbours.
+        // All eight bytes differ between neighbors.
         self.next_value.get().wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
     }
 

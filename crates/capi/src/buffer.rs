@@ -173,7 +173,7 @@ impl Adopted {
 ///
 /// # Safety
 ///
-/// The memory is initialised and nothing but the buffer's user uses it until `on_return` is called, which may be from any thread.
+/// The memory is initialized and nothing but the buffer's user uses it until `on_return` is called, which may be from any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_adopt(
     pool: *mut pp_pool,

@@ -119,7 +119,7 @@ pub fn write_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io:
     written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))
 }
 
-/// Escapes control characters (colours, cursor moves, line ends): names of files, archive members, pools and variables are untrusted.
+/// Escapes control characters (colors, cursor moves, line ends): names of files, archive members, pools and variables are untrusted.
 pub fn one_line(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() && c != '\t' { c.escape_default().to_string() } else { c.to_string() })

@@ -12,7 +12,7 @@ pub use std::sync::atomic;
 #[cfg(pinpool_loom)]
 pub use loom::sync::atomic;
 
-/// Atomics that are never modelled.
+/// Atomics that are never modeled.
 pub mod process {
     pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }
@@ -20,7 +20,7 @@ pub mod process {
 #[cfg(not(pinpool_loom))]
 pub use crossbeam_utils::Backoff;
 
-/// Locks that are never modelled.
+/// Locks that are never modeled.
 ///
 /// They come from `std`: on Linux one futex word each, without a separate table. A forked child inherits every table of waiting
 /// threads without these threads, and would follow pointers into stacks that it uses for its own threads.
@@ -96,11 +96,11 @@ pub mod plain {
 pub use plain::{Condvar, Mutex, MutexGuard};
 
 #[cfg(pinpool_loom)]
-pub use modelled::{Condvar, Mutex, MutexGuard};
+pub use modeled::{Condvar, Mutex, MutexGuard};
 
 /// loom's locks with the interface of [`plain`].
 #[cfg(pinpool_loom)]
-mod modelled {
+mod modeled {
     use std::sync::PoisonError;
     use std::time::Instant;
 

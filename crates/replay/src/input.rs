@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
-/// Enough to recognise a format.
+/// Enough to recognize a format.
 const FIRST_BYTES: u64 = 8;
 
 /// The contents of a file, decompressed if it is gzip, with its first bytes.

@@ -154,7 +154,7 @@ impl Geometry {
 
 /// The file, mapped into this process.
 #[derive(Debug)]
-pub(super) struct SlabFile {
+pub(super) struct SharedFile {
     pub(super) memory: SharedMemory,
     pub(super) geometry: Geometry,
 }
@@ -177,7 +177,7 @@ fn new_id() -> u64 {
     hasher.finish()
 }
 
-impl SlabFile {
+impl SharedFile {
     /// A new file with `buffers` buffers.
     pub(super) fn new(buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<(MemoryFile, Self)> {
         if buffer_bytes == 0 || buffers == 0 || buffers > BUFFERS_MAX {
@@ -193,10 +193,10 @@ impl SlabFile {
         })?;
         // A file smaller than a huge page would leave most of the page empty.
         let hugetlb = hugetlb.or((bytes < GRANULE_BYTES).then_some(false));
-        let file = MemoryFile::new(c"pinpool-slabs", bytes, hugetlb)?;
-        let slab = Self { memory: SharedMemory::map(&file)?, geometry };
-        slab.write();
-        Ok((file, slab))
+        let file = MemoryFile::new(c"pinpool-shared", bytes, hugetlb)?;
+        let made = Self { memory: SharedMemory::map(&file)?, geometry };
+        made.write();
+        Ok((file, made))
     }
 
     /// The file behind the descriptor that a trainer passed.
@@ -264,7 +264,7 @@ impl Geometry {
 fn read(numbers: &Numbers, len: usize) -> Result<Geometry> {
     // Acquire, with the Release of `write`.
     if numbers.magic.load(Ordering::Acquire) != MAGIC {
-        return Err(wrong("the file does not contain shared buffers: pass the descriptor of a `SharedSlabs`"));
+        return Err(wrong("the file does not contain shared buffers: pass the descriptor of a `SharedPool`"));
     }
     let version = numbers.version.load(Ordering::Relaxed);
     if version != VERSION {

@@ -1,32 +1,32 @@
 //! Memory that several processes use: buffers that workers fill for a trainer.
 //!
 //! ```text
-//!   worker: get ──▶ SlabBuf ──fill──▶ send ──ticket──▶ receive ──▶ PinnedBuf ──copy_to──▶ device      trainer
+//!   worker: get ──▶ SharedBuf ──fill──▶ send ──ticket──▶ receive ──▶ PinnedBuf ──copy_to──▶ device      trainer
 //!              ▲                                                        └── copies done ──┐
 //!              └───────────────────── free, in memory that all processes map ◀──────────────┘
 //! ```
 //!
-//! A trainer creates [`SharedSlabs`]: one memory file, pinned once. Workers [attach](SlabWorker::attach) to it through its descriptor;
+//! A trainer creates [`SharedPool`]: one memory file, pinned once. Workers [attach](SharedWorker::attach) to it through its descriptor;
 //! they pin nothing and need no device. No byte is copied between processes: a 40-byte ticket identifies the buffer that was sent,
 //! and the trainer's copy to the device reads the worker's bytes in place.
 //!
 //! ```
 //! use std::os::fd::AsFd;
 //! use std::time::Duration;
-//! use pinpool_shared_buffers::{SharedSlabs, SlabWorker};
+//! use pinpool_shared_buffers::{SharedPool, SharedWorker};
 //!
 //! let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
-//! let slabs = SharedSlabs::new(&pool, 1 << 20, 4)?; // 4 buffers of 1 MiB
+//! let shared = SharedPool::new(&pool, 1 << 20, 4)?; // 4 buffers of 1 MiB
 //!
-//! // In a worker process, which inherited the descriptor or opened it (`SlabWorker::attach_to_process`):
-//! let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned()?)?;
+//! // In a worker process, which inherited the descriptor or opened it (`SharedWorker::attach_to_process`):
+//! let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned()?)?;
 //! let mut buf = worker.get(5, Duration::from_secs(1))?;
 //! buf.as_mut_slice().copy_from_slice(b"bytes");
 //! let ticket = buf.send(0)?; // pass it to the trainer through any channel
 //!
-//! let buf = slabs.receive(&ticket)?; // a `PinnedBuf`: copy it, drop it
+//! let buf = shared.receive(&ticket)?; // a `PinnedBuf`: copy it, drop it
 //! assert_eq!(*buf.wait_slice()?, b"bytes");
-//! assert!(slabs.receive(&ticket).unwrap_err().is_ticket(), "once");
+//! assert!(shared.receive(&ticket).unwrap_err().is_ticket(), "once");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -34,8 +34,8 @@
 //!
 //! | process | result |
 //! | --- | --- |
-//! | a worker that fills a buffer | the buffer is freed when another process needs one, or by [`recover`](SharedSlabs::recover) |
-//! | a worker that has sent a buffer | the buffer can be received: by its ticket, by [`next`](SharedSlabs::next), or, if the ticket was lost, by [`next_from_dead_worker`](SharedSlabs::next_from_dead_worker) |
+//! | a worker that fills a buffer | the buffer is freed when another process needs one, or by [`recover`](SharedPool::recover) |
+//! | a worker that has sent a buffer | the buffer can be received: by its ticket, by [`next`](SharedPool::next), or, if the ticket was lost, by [`next_from_dead_worker`](SharedPool::next_from_dead_worker) |
 //! | the trainer | the next call of each worker fails with [`is_peer`](crate::Error::is_peer); the memory is freed when the last worker exits |
 //!
 //! Each process locks a byte of the file, which the kernel unlocks when the process exits, so no daemon and no timeout is needed. Each
@@ -43,7 +43,7 @@
 //!
 //! | file | contains |
 //! | --- | --- |
-//! | `slabs.rs`, `worker.rs` | the trainer's side, the worker's side |
+//! | `shared_pool.rs`, `worker.rs` | the trainer's side, the worker's side |
 //! | `state.rs`, `counts.rs` | the state of one buffer, the number of buffers in each state |
 //! | `layout.rs` | the layout of the file, and its validation |
 //! | `memory_file.rs` | mapped anonymous files (`memfd`) |
@@ -57,13 +57,13 @@ mod error;
 mod layout;
 mod lend;
 mod memory_file;
-mod slabs;
+mod shared_pool;
 mod state;
 mod ticket;
 mod worker;
 
 pub use counts::Counts;
 pub use error::{Error, Result};
-pub use slabs::SharedSlabs;
+pub use shared_pool::SharedPool;
 pub use ticket::Ticket;
-pub use worker::{SlabBuf, SlabWorker};
+pub use worker::{SharedBuf, SharedWorker};

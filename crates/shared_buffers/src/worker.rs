@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::counts::Counts;
-use super::layout::{Entry, SlabFile, View, io_failed};
+use super::layout::{Entry, SharedFile, View, io_failed};
 use super::state::{State, Use};
 use super::ticket::Ticket;
 use crate::error::{ErrorKind, Result};
@@ -58,18 +58,18 @@ pub(super) fn recover(view: View<'_>, owners: &LockFile, own: Option<u16>) -> Re
     Ok(freed)
 }
 
-/// A process that fills shared buffers, attached to the memory of a [`SharedSlabs`](super::SharedSlabs). Cheap to clone. It pins
+/// A process that fills shared buffers, attached to the memory of a [`SharedPool`](super::SharedPool). Cheap to clone. It pins
 /// nothing and needs no device.
 ///
 /// When its process exits or is killed, the buffer that it was filling is freed.
 #[derive(Debug, Clone)]
-pub struct SlabWorker {
+pub struct SharedWorker {
     attached: Arc<Attached>,
 }
 
 #[derive(Debug)]
 struct Attached {
-    file: SlabFile,
+    file: SharedFile,
     owners: LockFile,
     slot: u16,
     /// Where the next search for a free buffer begins.
@@ -77,8 +77,8 @@ struct Attached {
     generation: ForkGeneration,
 }
 
-impl SlabWorker {
-    /// Attaches to the memory behind `descriptor`: the descriptor of [`SharedSlabs::as_fd`](super::SharedSlabs), inherited or
+impl SharedWorker {
+    /// Attaches to the memory behind `descriptor`: the descriptor of [`SharedPool::as_fd`](super::SharedPool), inherited or
     /// passed.
     ///
     /// # Errors
@@ -88,7 +88,7 @@ impl SlabWorker {
     /// - [`is_peer`](crate::Error::is_peer): the trainer has exited.
     pub fn attach(descriptor: OwnedFd) -> Result<Self> {
         let file = MemoryFile::from_descriptor(descriptor)?;
-        let attached = SlabFile::attach(&file)?;
+        let attached = SharedFile::attach(&file)?;
         let owners = locks_of(&file)?;
         let slot = take_slot(attached.view(), &owners)?;
         let next = AtomicUsize::new(usize::from(slot));
@@ -133,7 +133,7 @@ impl SlabWorker {
     /// - [`is_limit`](crate::Error::is_limit): no buffer was free in time,
     /// - [`is_peer`](crate::Error::is_peer): the trainer has exited.
     /// - [`is_forked`](crate::Error::is_forked): the worker was attached before this process was forked: attach again.
-    pub fn get(&self, len: usize, timeout: Duration) -> Result<SlabBuf> {
+    pub fn get(&self, len: usize, timeout: Duration) -> Result<SharedBuf> {
         self.get_since(Instant::now(), len, timeout)
     }
 
@@ -142,7 +142,7 @@ impl SlabWorker {
     /// # Errors
     ///
     /// The errors of [`get`](Self::get).
-    pub fn get_since(&self, since: Instant, len: usize, timeout: Duration) -> Result<SlabBuf> {
+    pub fn get_since(&self, since: Instant, len: usize, timeout: Duration) -> Result<SharedBuf> {
         let attached = &self.attached;
         attached.check_process()?;
         let view = attached.file.view();
@@ -169,7 +169,7 @@ impl SlabWorker {
             }
             .into());
         };
-        Ok(SlabBuf { attached: attached.clone(), index, state, len })
+        Ok(SharedBuf { attached: attached.clone(), index, state, len })
     }
 }
 
@@ -238,14 +238,14 @@ impl Attached {
 
 /// A shared buffer that this worker fills. Dropping it without a [`send`](Self::send) frees it.
 #[derive(Debug)]
-pub struct SlabBuf {
+pub struct SharedBuf {
     attached: Arc<Attached>,
     index: usize,
     state: State,
     len: usize,
 }
 
-impl SlabBuf {
+impl SharedBuf {
     /// Requested length in bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -294,7 +294,7 @@ impl SlabBuf {
     ///
     /// # Errors
     ///
-    /// [`is_peer`](crate::Error::is_peer) as for [`SlabWorker::get`]. The buffer is then freed.
+    /// [`is_peer`](crate::Error::is_peer) as for [`SharedWorker::get`]. The buffer is then freed.
     pub fn send(self, tag: u64) -> Result<Ticket> {
         let attached = &self.attached;
         attached.check_process()?;
@@ -315,7 +315,7 @@ impl SlabBuf {
     }
 }
 
-impl Drop for SlabBuf {
+impl Drop for SharedBuf {
     fn drop(&mut self) {
         let attached = &self.attached;
         if attached.generation.is_stale() {

@@ -29,11 +29,11 @@ pub fn check_source(source: &dyn Source) {
 }
 
 fn bytes(region: &mut Region) -> &mut [u8] {
-    // SAFETY: source-C1: mapped and the caller's alone; source-C2: initialised. The borrow of the region makes it the only slice.
+    // SAFETY: source-C1: mapped and the caller's alone; source-C2: initialized. The borrow of the region makes it the only slice.
     unsafe { std::slice::from_raw_parts_mut(region.start().as_ptr(), region.len_bytes()) }
 }
 
-/// Reads every byte: an unmapped one ends the process, an uninitialised one fails under Miri.
+/// Reads every byte: an unmapped one ends the process, an uninitialized one fails under Miri.
 fn can_be_read(bytes: &mut [u8]) -> bool {
     let sum: u64 = bytes.iter().map(|&byte| u64::from(byte)).sum();
     sum <= u64::from(u8::MAX) * bytes.len() as u64
@@ -154,7 +154,7 @@ impl<'source> GranuleRange<'source> {
     fn with<R>(&self, first: usize, count: usize, access: impl FnOnce(&mut [u8]) -> R) -> R {
         let bytes = count * self.granule_bytes;
         let start = self.range.at(first * self.granule_bytes, bytes).unwrap();
-        // SAFETY: vm-S2: mapped and the caller's alone; vm-S3: initialised. No check uses a granule in two slices at once.
+        // SAFETY: vm-S2: mapped and the caller's alone; vm-S3: initialized. No check uses a granule in two slices at once.
         access(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) })
     }
 
@@ -203,9 +203,9 @@ fn granules_are_readable_after_every_commit_and_independent(memory: &dyn Virtual
         granules.fill(7, 1, mark + 100);
         assert!(granules.is_all(1, 2, mark), "vm-S2");
         granules.decommit(1, 2);
-        assert!(granules.is_all(7, 1, mark + 100), "vm-S4: a neighbour changed");
+        assert!(granules.is_all(7, 1, mark + 100), "vm-S4: a neighbor changed");
         granules.decommit(7, 1);
-        assert!(granules.is_all(0, 1, 9), "vm-S4: a neighbour changed");
+        assert!(granules.is_all(0, 1, 9), "vm-S4: a neighbor changed");
     }
     granules.decommit(0, 1);
     granules.unreserve();
@@ -234,7 +234,7 @@ fn remapped_granules_are_usable_and_leave_their_addresses_free(memory: &dyn Virt
     granules.commit(0, 4);
     granules.fill(0, 4, 1);
     granules.remap(&[(1, 2)], 5);
-    assert!(granules.is_all(0, 1, 1) && granules.is_all(3, 1, 1), "vm-S4: a neighbour changed");
+    assert!(granules.is_all(0, 1, 1) && granules.is_all(3, 1, 1), "vm-S4: a neighbor changed");
     // The content is unspecified.
     assert!(granules.with(5, 2, can_be_read), "vm-S3");
     granules.fill(5, 2, 2);

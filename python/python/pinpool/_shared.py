@@ -74,8 +74,8 @@ class SharedPool:
             raise ValueError(f"hugetlb must be 'off' or 'auto', not {hugetlb!r}")
         library = choose_library(library)
         self._pool = Pool(name="shared") if pool is None else pool
-        self._slabs = _pinpool.Slabs(self._pool, buffer_bytes, buffers, hugetlb == "off")
-        self._begin(self._slabs.fileno(), library)
+        self._core = _pinpool.SharedPoolCore(self._pool, buffer_bytes, buffers, hugetlb == "off")
+        self._begin(self._core.fileno(), library)
         live_pools.add(self)
 
     def _begin(self, descriptor, library):
@@ -92,7 +92,7 @@ class SharedPool:
             with _attaching:
                 if self._worker is None or self._worker_process != os.getpid():
                     self._worker, self._worker_process = _pinpool.SharedWorker(self.fileno()), os.getpid()
-                    if self._slabs is None or self._process != os.getpid():
+                    if self._core is None or self._process != os.getpid():
                         _keep_freed_memory(self._worker.buffer_bytes())
                 worker = self._worker
         return worker
@@ -157,9 +157,9 @@ class SharedPool:
     # For the trainer.
 
     def _trainer(self):
-        if self._slabs is None:
+        if self._core is None:
             raise TypeError("this process is a worker of the shared pool: only the process that created it can receive buffers")
-        return self._slabs
+        return self._core
 
     def _open_pool(self):
         self._trainer().buffers()  # Raises ReleasedError after `close`.
@@ -280,12 +280,12 @@ class SharedPool:
     @property
     def buffer_bytes(self) -> int:
         """Length of each buffer in bytes."""
-        return self._attach().buffer_bytes() if self._slabs is None else self._slabs.buffer_bytes()
+        return self._attach().buffer_bytes() if self._core is None else self._core.buffer_bytes()
 
     @property
     def buffers(self) -> int:
         """Number of buffers."""
-        return self._attach().buffers() if self._slabs is None else self._slabs.buffers()
+        return self._attach().buffers() if self._core is None else self._core.buffers()
 
     @property
     def pinned_by(self) -> str:
@@ -310,8 +310,8 @@ class SharedPool:
         with _attaching:
             self._is_closed = True
             self._worker = self._worker_process = None
-        if self._slabs is not None and self._process == os.getpid():
-            self._slabs.close()
+        if self._core is not None and self._process == os.getpid():
+            self._core.close()
 
     def __enter__(self) -> SharedPool:
         return self
@@ -332,7 +332,7 @@ class SharedPool:
     def __repr__(self) -> str:
         try:
             text = f"{self.buffers} buffers of {self.buffer_bytes} B"
-            return f"<pinpool.SharedPool of {text}, {'attached' if self._slabs is None else 'pinned by ' + self.pinned_by}>"
+            return f"<pinpool.SharedPool of {text}, {'attached' if self._core is None else 'pinned by ' + self.pinned_by}>"
         except PinpoolError:
             return "<pinpool.SharedPool, closed>"
 
@@ -346,7 +346,7 @@ def _unpickle(passed, library):
         os.close(descriptor)
         return known
     pool = SharedPool.__new__(SharedPool)
-    pool._pool = pool._slabs = None
+    pool._pool = pool._core = None
     pool._begin(descriptor, library)
     weakref.finalize(pool, os.close, descriptor)
     _attached[identity] = pool

@@ -28,7 +28,7 @@ class Image:
     Args:
         height, width: size of the result in pixels.
         layout: "HWC" for shape (height, width, 3), or "CHW" for (3, height, width).
-        fit: "stretch" resizes the whole image; "crop" resizes its largest centred part of the same proportions.
+        fit: "stretch" resizes the whole image; "crop" resizes its largest centered part of the same proportions.
         max_pixels: files with more pixels fail before they are decoded (default and maximum: 178,956,970). This bounds the memory of a
             thread: 3 bytes per pixel, 7 for an interlaced PNG.
 

@@ -157,7 +157,7 @@ unsafe fn copy_on<'a>(
 
 /// A refusal before anything is enqueued.
 fn refused(len: usize, failed: Failed) -> CopyFailure {
-    let is_of_device = !(is_about_arguments(failed.code) || is_about_captures_or_memory(failed.code));
+    let is_of_device = !(precedes_enqueue(failed.code) || is_about_captures_or_memory(failed.code));
     CopyFailure::Refused(if is_of_device { failed.into() } else { Error::copy_refused(len, failed.to_string()) })
 }
 
@@ -202,7 +202,7 @@ unsafe fn copy_behind<R>(
         HostSide::Target(target) => unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) },
     };
     if let Err(failed) = copied
-        && is_about_arguments(failed.code)
+        && precedes_enqueue(failed.code)
     {
         return Err(refused(failed));
     }
@@ -253,7 +253,7 @@ fn enqueue_fence(prepared: Result<Prepared, Failed>, stream: Stream, context: &'
 }
 
 /// Errors that a copy call returns before it enqueues anything. Any other error may come from earlier work.
-fn is_about_arguments(error: Code) -> bool {
+fn precedes_enqueue(error: Code) -> bool {
     matches!(
         error,
         Code::NOT_INITIALIZED

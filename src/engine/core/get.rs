@@ -244,7 +244,7 @@ impl Core {
             return None;
         }
         let memory = self.memory.find_pageable(class)?;
-        self.classes.got_pageable(class);
+        self.classes.count_pageable(class);
         let mut block = self.new_block(memory, class);
         block.begin_time(self.time.read_us());
         let nth = self.counters.pageable.add(1);

@@ -193,7 +193,7 @@ impl Core {
     pub(in crate::engine) fn quarantine_or_leak(&self, mut block: Block, fence: Option<SharedFence>, error: &Error) {
         block.end_holding();
         let held_bytes = block.memory().held_bytes();
-        let is_asked_again = fence.is_some();
+        let is_queried_again = fence.is_some();
         self.record_of(&block, |id| Event::Leaked { id });
         self.counters.quarantined_bytes.add(held_bytes);
         let lost = self.counters.quarantined.add(1);
@@ -212,7 +212,7 @@ impl Core {
         // After the block is counted, since a log line may be slow.
         // One failed device affects many.
         if lost.is_power_of_two() {
-            if is_asked_again {
+            if is_queried_again {
                 self.log.quarantined(held_bytes, lost, keeps_all, error);
             } else {
                 self.log.leaked(held_bytes, lost, keeps_all, error);

@@ -14,7 +14,7 @@ use pinpool::unstable::backend::{AddressRange, HeapSource, VirtualMemory};
 use crate::child::alone;
 
 /// Granules of a range of `source`, in pages. The first and the last page stay uncommitted, so that the kernel merges no
-/// neighbour with the counted ones.
+/// neighbor with the counted ones.
 struct Pages<'source> {
     source: &'source dyn VirtualMemory,
     range: AddressRange,
@@ -46,7 +46,7 @@ impl<'source> Pages<'source> {
         let mappings = mappings().into_iter().filter(|(addresses, _)| addresses.start < end && start < addresses.end);
         mappings.fold([0; 3], |sum, (addresses, kib)| {
             let inside = start <= addresses.start && addresses.end <= end;
-            assert!(inside || kib == [0; 3], "{:?} was merged with a neighbour", self.range);
+            assert!(inside || kib == [0; 3], "{:?} was merged with a neighbor", self.range);
             [sum[0] + kib[0], sum[1] + kib[1], sum[2] + kib[2]]
         })
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pinpool::{Backend, Pool, Preset};
 #[cfg(all(feature = "observe", target_os = "linux"))]
-use pinpool_shared_buffers::{SharedSlabs, SlabWorker};
+use pinpool_shared_buffers::{SharedPool, SharedWorker};
 use pinpool_testing::SourceCall;
 use pinpool_testing::{SinkMem, SinkStream};
 
@@ -215,10 +215,10 @@ fn use_everything(pool: &Pool) {
     held.copy_to(&stream, &mut device).unwrap().wait().unwrap();
     drop(pool.partition("part", 8 << 20).unwrap().get(100_000).unwrap());
     assert!(pool.stats().requests.served > 0 && !pool.dump().to_string().is_empty());
-    let slabs = SharedSlabs::new(pool, 10_000, 2).unwrap();
-    let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let shared = SharedPool::new(pool, 10_000, 2).unwrap();
+    let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
     let ticket = worker.get(100, Duration::from_secs(60)).unwrap().send(1).unwrap();
-    drop(slabs.receive(&ticket).unwrap());
+    drop(shared.receive(&ticket).unwrap());
     pool.trim(0);
 }
 

@@ -1,4 +1,4 @@
-//! Behaviour that a real driver may have and the mock driver lacks by default: one switch each, turned on by a test or the environment.
+//! Behavior that a real driver may have and the mock driver lacks by default: one switch each, turned on by a test or the environment.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -3,7 +3,7 @@
 //! | kind | fails when | holds the enqueue lock |
 //! | --- | --- | --- |
 //! | `Lookup` | never | no |
-//! | `Process` | the driver is not initialised or has shut down | no |
+//! | `Process` | the driver is not initialized or has shut down | no |
 //! | `Device` | also: the device is lost | no |
 //! | `Enqueue` | as `Device` | yes, gates included |
 //!
@@ -52,7 +52,7 @@ pub(crate) fn run(site: &'static Site, kind: Kind, body: impl FnOnce() -> Outcom
 
 fn check(kind: Kind) -> Outcome {
     if kind != Kind::Lookup {
-        context::check_initialised()?;
+        context::check_initialized()?;
     }
     if matches!(kind, Kind::Device | Kind::Enqueue) {
         stream::check_alive()?;

@@ -145,7 +145,7 @@ fn with_stack<R>(change: impl FnOnce(&mut Stack) -> R) -> R {
 }
 
 /// Refuses calls before `cuInit` and after the shutdown.
-pub(crate) fn check_initialised() -> Outcome {
+pub(crate) fn check_initialized() -> Outcome {
     // Relaxed: set by the only thread that a child begins with.
     if IS_CHILD.load(Ordering::Relaxed) {
         return Err(Code::NOT_INITIALIZED);
@@ -278,7 +278,7 @@ const RUNTIME_TABLE: [u8; 16] =
     [0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9];
 
 extern "C" fn retain_by_table(out: Out<usize>, device: c_int) -> c_int {
-    let retained = check_initialised().and_then(|()| retain(out, device));
+    let retained = check_initialized().and_then(|()| retain(out, device));
     retained.map_or_else(|code| code.0, |()| 0)
 }
 

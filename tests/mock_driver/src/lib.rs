@@ -40,7 +40,7 @@
 //! | `MOCK_DRIVER_REPORT` | `stderr` | at the end of the process: frees with work in flight, wrong uses, calls by name |
 //! | `MOCK_DRIVER_ABORT` | the name of a call | that call ends the process by SIGABRT |
 //! | `MOCK_DRIVER_HANG` | the name of a call | that call never returns |
-//! | `MOCK_DRIVER_ADVERSARIAL` | `ResetUnmaps,NoRegistering` | switches of [`Deviation`]: behaviour that a driver may have and the mock driver lacks by default |
+//! | `MOCK_DRIVER_ADVERSARIAL` | `ResetUnmaps,NoRegistering` | switches of [`Deviation`]: behavior that a driver may have and the mock driver lacks by default |
 //!
 //! An invalid setting is reported on stderr and fails `cuInit` with 1.
 //!

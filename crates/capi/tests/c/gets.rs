@@ -47,7 +47,7 @@ fn a_try_get_takes_what_is_idle_and_pins_nothing() {
 }
 
 #[test]
-fn an_alignment_is_honoured() {
+fn an_alignment_is_honored() {
     let pool = open(HEAP);
     for alignment in [1, 4096, 1 << 16, 1 << 21] {
         let mut found = ptr::null_mut();

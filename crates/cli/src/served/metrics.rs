@@ -54,12 +54,12 @@ pub(crate) fn run(args: &MetricsArgs, terminal: &Terminal) -> Result<(), Box<dyn
 /// The metrics, and the errors of processes that did not answer.
 fn text(args: &MetricsArgs) -> (String, Vec<String>) {
     let (objects, silent) = if args.all { on_host() } else { all_of(&args.targets, false) };
-    let labelled: Vec<_> =
+    let labeled: Vec<_> =
         objects.iter().flat_map(|object| pools(object).iter().map(|pool| (labels(object, pool), pool))).collect();
-    (prometheus_text(&labelled), silent)
+    (prometheus_text(&labeled), silent)
 }
 
-/// Unnamed pools are labelled by number.
+/// Unnamed pools are labeled by number.
 fn labels(object: &Value, pool: &Value) -> Vec<(&'static str, String)> {
     let text = |name: &str| pool[name].as_str().unwrap_or_default().to_owned();
     vec![("pid", object["process"].to_string()), ("pool_name", name_of(pool)), ("backend", text("backend"))]

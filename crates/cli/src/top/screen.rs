@@ -57,7 +57,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize) {
     let title = format!(" {}: {}  process {process}{place}  observed for {elapsed}", pool.name, one_line(&pool.kind));
     frame.render_widget(Line::from(vec!["pinpool top".bold(), title.into()]), head);
     let color = if diagnosis.is_some_and(|one| one.is_alarm) { Color::Red } else { Color::Green };
-    // Only the cause is coloured.
+    // Only the cause is colored.
     let cause = lines.first().map_or(0, |cause| wrapped(cause, usize::from(area.width)).len());
     let why_text = why_lines.into_iter().enumerate().map(|(at, line)| match at < cause {
         true => Line::from(line).bold().fg(color),
@@ -83,7 +83,7 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
     let block = Block::bordered().title(title);
     let inner = block.inner(area);
     frame.render_widget(block, area);
-    // Each bar has its own character, so that bars differ without colours.
+    // Each bar has its own character, so that bars differ without colors.
     let rows = [
         ("held", now.held_bytes, '█', Color::Blue),
         ("in use", now.used_bytes.saturating_sub(now.in_flight_bytes), '▓', Color::Green),
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_screen_shows_all_values_uses_all_rows_and_colours_the_cause_only() {
+    fn a_screen_shows_all_values_uses_all_rows_and_colors_the_cause_only() {
         for (width, height) in [(80, 24), (200, 50)] {
             let (lines, red) = drawn(width, height);
             let text = lines.join("\n");

@@ -151,7 +151,7 @@ const FORMATS: [(&str, Format); 11] = [
 ];
 
 #[test]
-fn every_public_line_is_recognised_in_every_format_and_its_limit_is_right() {
+fn every_public_line_is_recognized_in_every_format_and_its_limit_is_right() {
     let rows = public_rows();
     for (name, format) in FORMATS {
         let dir = TempDir::new().unwrap();

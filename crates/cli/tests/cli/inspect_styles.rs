@@ -1,4 +1,4 @@
-//! `pinpool why --lines` on logs of launchers, containers and editors: ranks in one file, colours, blanks, parts of lines.
+//! `pinpool why --lines` on logs of launchers, containers and editors: ranks in one file, colors, blanks, parts of lines.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -123,7 +123,7 @@ fn numbers_of_lines_are_no_ranks() {
 }
 
 #[test]
-fn colours_blanks_dashes_and_parts_of_lines_change_nothing() {
+fn colors_blanks_dashes_and_parts_of_lines_change_nothing() {
     let runs = runs();
     let run = runs.iter().max_by_key(|run| run.len()).unwrap();
     let all = |style: &dyn Fn(&str) -> String| run.iter().map(|line| style(line) + "\n").collect::<String>();

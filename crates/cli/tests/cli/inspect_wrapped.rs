@@ -152,7 +152,7 @@ fn escapes_of_mails_pages_and_recordings_change_nothing() {
     let mail = hard(&LOG.replace('=', "=3D"), 75).join("=\n");
     let members =
         LOG.lines().map(|line| format!("{{\"log\":\"{line}\\n\",\"stream\":\"stderr\",\"time\":\"21:34\"}}\n"));
-    let colours = |line: &str| format!("{{\"log\":\"\\u001b[36m{line}\\u001b[0m\\n\"}}\n");
+    let colors = |line: &str| format!("{{\"log\":\"\\u001b[36m{line}\\u001b[0m\\n\"}}\n");
     let link = "\x1b]8;;file:///pool_allocator.cc\x1b\\pool_allocator.cc\x1b]8;;\x1b\\";
     let styles = [
         ("a mail", mail),
@@ -161,7 +161,7 @@ fn escapes_of_mails_pages_and_recordings_change_nothing() {
         ("blanks of no width", LOG.replace('_', "_\u{200b}")),
         ("links", LOG.replace("pool_allocator.cc", link)),
         ("other members", members.collect()),
-        ("colours in JSON", LOG.lines().map(colours).collect()),
+        ("colors in JSON", LOG.lines().map(colors).collect()),
         ("blank lines", LOG.replace('\n', "\n\n\n")),
     ];
     check(styles.map(|(name, text)| (name.to_owned(), text)).to_vec());

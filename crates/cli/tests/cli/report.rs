@@ -96,7 +96,7 @@ fn two_pools_have_series_of_different_names() {
 }
 
 #[test]
-fn the_page_needs_no_network_and_serves_both_colour_schemes_phones_and_paper() {
+fn the_page_needs_no_network_and_serves_both_color_schemes_phones_and_paper() {
     let dir = tempfile::tempdir().unwrap();
     let page = page(&written(dir.path(), "train.log", format!("{AFTER}{RAISE}")));
     for part in

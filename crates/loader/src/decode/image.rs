@@ -24,7 +24,7 @@ pub enum Fit {
     /// The whole image, without keeping its proportions.
     #[default]
     Stretch,
-    /// The largest centred part with the right proportions.
+    /// The largest centered part with the right proportions.
     Crop,
 }
 

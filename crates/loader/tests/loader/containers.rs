@@ -63,7 +63,7 @@ fn tar_members_are_grouped_by_name_up_to_the_first_dot() {
         ("b/0001.jpg", b"other directory"),
         ("v1.2/plain", b"no dot in the last part"),
         (".hidden", b""),
-        ("a/0001.txt", b"too late: no neighbour"),
+        ("a/0001.txt", b"too late: no neighbor"),
     ]);
     let catalog = open_tar(&bytes);
     assert_eq!(names(&catalog), ["a/0001", "b/0001", "v1.2/plain", ".hidden", "a/0001"]);

@@ -6,7 +6,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use pinpool::{Backend, Pool};
-use pinpool_shared_buffers::{SharedSlabs, SlabWorker};
+use pinpool_shared_buffers::{SharedPool, SharedWorker};
 
 use super::child::{Child, alone};
 use super::draw::Draw;
@@ -19,14 +19,14 @@ fn kills() -> u64 {
     std::env::var("PINPOOL_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(100)
 }
 
-fn slabs() -> SharedSlabs {
+fn shared() -> SharedPool {
     let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64_u64 << 20).build().unwrap();
-    SharedSlabs::new(&pool, BYTES, BUFFERS).unwrap()
+    SharedPool::new(&pool, BYTES, BUFFERS).unwrap()
 }
 
 /// Fills and sends until it is killed or its trainer is gone; gives every fifth buffer up.
-fn work(slabs: &SharedSlabs, seed: u64) {
-    let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+fn work(shared: &SharedPool, seed: u64) {
+    let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
     for tag in seed.. {
         let mut buf = match worker.get(BYTES, LONG) {
             Ok(buf) => buf,
@@ -44,23 +44,23 @@ fn work(slabs: &SharedSlabs, seed: u64) {
 fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
     alone(|| {
         let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-        drop(slabs());
+        drop(shared());
         let before = descriptors();
-        let (slabs, mut draw) = (slabs(), Draw::of(7));
+        let (shared, mut draw) = (shared(), Draw::of(7));
         let mut seeds = 0_u64;
         let mut begin = || {
             seeds += 1 << 32;
-            Child::new(|| work(&slabs, seeds))
+            Child::new(|| work(&shared, seeds))
         };
         let mut workers: Vec<_> = (0..3).map(|_| begin()).collect();
         let receive = |wait| {
-            let Some((ticket, buf)) = slabs.next(wait).unwrap() else { return false };
+            let Some((ticket, buf)) = shared.next(wait).unwrap() else { return false };
             let bytes = buf.wait_slice().unwrap();
             assert!(
                 bytes.len() == BYTES && bytes.iter().all(|&byte| byte == ticket.tag().to_le_bytes()[0]),
                 "{ticket:?}"
             );
-            assert!(slabs.receive(&ticket).unwrap_err().is_ticket(), "received once");
+            assert!(shared.receive(&ticket).unwrap_err().is_ticket(), "received once");
             true
         };
         for kill in 0..kills() {
@@ -70,18 +70,18 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
             }
             let at = usize::try_from(draw.below(3)).unwrap();
             drop(std::mem::replace(&mut workers[at], begin()));
-            slabs.recover().unwrap();
-            let counts = slabs.counts();
+            shared.recover().unwrap();
+            let counts = shared.counts();
             assert!(counts.filling <= 3 && counts.held == 0, "kill {kill}: {counts:?}");
             assert!(receive(LONG), "kill {kill}: the survivors continue");
         }
         drop(workers);
         while receive(Duration::ZERO) {}
-        slabs.recover().unwrap();
-        let counts = slabs.counts();
-        assert_eq!((counts.free, slabs.workers(), slabs.pool().stats().memory.in_use), (BUFFERS, 0, 0), "{counts:?}");
-        assert!(slabs.next_from_dead_worker().unwrap().is_none());
-        drop(slabs);
+        shared.recover().unwrap();
+        let counts = shared.counts();
+        assert_eq!((counts.free, shared.workers(), shared.pool().stats().memory.in_use), (BUFFERS, 0, 0), "{counts:?}");
+        assert!(shared.next_from_dead_worker().unwrap().is_none());
+        drop(shared);
         assert_eq!(descriptors(), before);
     });
 }
@@ -89,9 +89,9 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
 #[test]
 fn what_a_worker_sent_before_it_was_killed_is_neither_lost_nor_given_twice() {
     alone(|| {
-        let slabs = slabs();
+        let shared = shared();
         let mut child = Child::new(|| {
-            let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+            let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
             let mut buf = worker.get(BYTES, LONG).unwrap();
             let filling = worker.get(BYTES, LONG).unwrap();
             buf.as_mut_slice().fill(9);
@@ -100,32 +100,32 @@ fn what_a_worker_sent_before_it_was_killed_is_neither_lost_nor_given_twice() {
             std::mem::forget(filling);
         });
         child.wait();
-        assert_eq!(slabs.recover().unwrap(), 1);
+        assert_eq!(shared.recover().unwrap(), 1);
         // A new worker does not take the slot of the dead one while that says who sent.
-        let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let living = worker.get(1, LONG).unwrap().send(1).unwrap();
-        let (ticket, buf) = slabs.next_from_dead_worker().unwrap().unwrap();
+        let (ticket, buf) = shared.next_from_dead_worker().unwrap().unwrap();
         assert_eq!((ticket.tag(), &**buf.wait_slice().unwrap()), (42, &[9; BYTES][..]));
-        assert!(slabs.next_from_dead_worker().unwrap().is_none());
-        assert!(slabs.receive(&ticket).unwrap_err().is_ticket(), "if the ticket comes after all");
+        assert!(shared.next_from_dead_worker().unwrap().is_none());
+        assert!(shared.receive(&ticket).unwrap_err().is_ticket(), "if the ticket comes after all");
         drop(buf);
-        drop(slabs.receive(&living).unwrap());
-        assert_eq!(slabs.counts().free, BUFFERS);
+        drop(shared.receive(&living).unwrap());
+        assert_eq!(shared.counts().free, BUFFERS);
     });
 }
 
 #[test]
 fn a_worker_that_waits_takes_what_a_dead_one_was_filling() {
     alone(|| {
-        let slabs = slabs();
+        let shared = shared();
         let mut dead = Child::new(|| {
-            let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+            let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
             let all: Vec<_> = (0..BUFFERS).map(|_| worker.get(1, LONG).unwrap()).collect();
             std::mem::forget(all);
         });
         dead.wait();
-        assert_eq!(slabs.counts().filling, BUFFERS);
-        let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(shared.counts().filling, BUFFERS);
+        let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
         // The slot is the same, and its new owner has freed what the old one had.
         let all: Vec<_> = (0..BUFFERS).map(|_| worker.get(1, Duration::ZERO).unwrap()).collect();
         assert_eq!(all.len(), BUFFERS);
@@ -138,18 +138,18 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
         // The trainer is a child; its workers, its children, tell through a pipe how they ended.
         let (mut reader, writer) = std::io::pipe().unwrap();
         let mut trainer = Child::new(|| {
-            let slabs = slabs();
+            let shared = shared();
             for _ in 0..2 {
                 let worker = Child::new(|| {
                     let mut filling = Vec::new();
-                    let mut fill = |worker: SlabWorker| loop {
+                    let mut fill = |worker: SharedWorker| loop {
                         match worker.get(1, LONG) {
                             Ok(buf) => filling.push(buf),
                             Err(error) => return error,
                         }
                     };
                     // The other one may have filled all buffers before this one is attached.
-                    let attached = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap());
+                    let attached = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap());
                     let error = attached.map_or_else(|error| error, &mut fill);
                     let told = error.is_peer();
                     std::io::Write::write_all(&mut &writer, if told { b"p" } else { b"?" }).unwrap();
@@ -157,7 +157,7 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
                 std::mem::forget(worker);
             }
             let begun = Instant::now();
-            while slabs.counts().filling < BUFFERS && begun.elapsed() < LONG {
+            while shared.counts().filling < BUFFERS && begun.elapsed() < LONG {
                 std::thread::sleep(Duration::from_millis(1));
             }
             // SAFETY: ends this process as from outside.
@@ -175,10 +175,10 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
 #[test]
 fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
     alone(|| {
-        let slabs = slabs();
-        let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let shared = shared();
+        let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let buf = worker.get(1, LONG).unwrap();
-        let held = slabs.receive(&worker.get(1, LONG).unwrap().send(0).unwrap()).unwrap();
+        let held = shared.receive(&worker.get(1, LONG).unwrap().send(0).unwrap()).unwrap();
         let mut child = Child::new(|| {
             assert!(worker.get(1, Duration::ZERO).is_err_and(|error| error.is_forked()));
             // SAFETY: the child's copy, which it uses no more; the parent's is dropped by the parent.
@@ -186,16 +186,16 @@ fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
             // SAFETY: as above.
             let held = unsafe { ptr::read(&raw const held) };
             // SAFETY: as above.
-            let slabs = unsafe { ptr::read(&raw const slabs) };
+            let shared = unsafe { ptr::read(&raw const shared) };
             assert!(buf.send(0).is_err());
-            drop((held, slabs));
+            drop((held, shared));
         });
         assert_eq!(child.wait(), 0);
-        assert_eq!((slabs.counts().filling, slabs.counts().held, slabs.workers()), (1, 1, 1));
+        assert_eq!((shared.counts().filling, shared.counts().held, shared.workers()), (1, 1, 1));
         // The parent's death is noticed though a child lives on.
         let (mut reader, writer) = std::io::pipe().unwrap();
         let mut parent = Child::new(|| {
-            let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+            let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
             std::mem::forget(worker.get(1, LONG).unwrap());
             let child = Child::new(|| {
                 std::io::Write::write_all(&mut &writer, &std::process::id().to_le_bytes()).unwrap();
@@ -206,7 +206,7 @@ fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
         parent.wait();
         let mut grandchild = [0; 4];
         std::io::Read::read_exact(&mut reader, &mut grandchild).unwrap();
-        let recovered = slabs.recover().unwrap();
+        let recovered = shared.recover().unwrap();
         // SAFETY: the process that the child started.
         unsafe { libc::kill(i32::from_le_bytes(grandchild), libc::SIGKILL) };
         assert_eq!(recovered, 1);

@@ -2,7 +2,7 @@
 //!
 //! | file | what it tests |
 //! | --- | --- |
-//! | `slabs` | buffers within one process: what is refused, tickets, waits, the limit, copies |
+//! | `shared` | buffers within one process: what is refused, tickets, waits, the limit, copies |
 //! | `kills` | workers and trainers that are killed at any instruction |
 #![cfg(target_os = "linux")]
 
@@ -11,4 +11,4 @@ mod child;
 #[path = "../../../../tests/common/draw.rs"]
 mod draw;
 mod kills;
-mod slabs;
+mod shared_pool;

@@ -31,7 +31,7 @@ fn a_setting_that_cannot_be_parsed_is_reported_and_cuinit_fails() {
 }
 
 #[test]
-#[ignore = "a program that initialises the driver under an invalid setting"]
+#[ignore = "a program that initializes the driver under an invalid setting"]
 fn starts_no_driver() {
     for _ in 0..2 {
         assert_eq!(result::init().unwrap_err().0, sys::CUresult::CUDA_ERROR_INVALID_VALUE);

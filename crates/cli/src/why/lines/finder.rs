@@ -30,7 +30,7 @@ const MOST_MESSAGES: usize = 200_000;
 
 /// The optional time, severity and source location.
 const PREFIX: &str = r"(?:\[?(?<time>\d{4}-\d\d-\d\d[ T]?\d\d:\d\d:\d\d(?:\.\d+)?)Z?:?\s*)?[A-Z]+\s*(?:\S*pool_allocator\.cc:(?<at>\d+)|\S+?)\]\s*$";
-/// Insertions of terminals, web pages and markup: colours, links, special blanks and dashes, escapes.
+/// Insertions of terminals, web pages and markup: colors, links, special blanks and dashes, escapes.
 const DECORATION: &str = r"(?:\x1b|\\u001[bB])(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|&nbsp;|&#\d{1,3};|\xc2\xa0|\xc2\xad|\xe2\x80\x8b|\xe2\x80\x93|\xe2\x88\x92|\\_";
 /// The prefix that containerd writes before a line, or before a part of a line (`P`).
 const CONTAINER: &str = r"^\d{4}-\d\d-\d\dT\S+ std(?:out|err) (?<part>[PF]) ";
@@ -271,7 +271,7 @@ impl Finder {
     }
 }
 
-/// The text without colours and escapes, with plain blanks and dashes.
+/// The text without colors and escapes, with plain blanks and dashes.
 fn undecorated(bytes: Vec<u8>) -> Vec<u8> {
     // Few logs have any, and the search for these bytes is fast.
     if !bytes.iter().any(|byte| matches!(byte, 0x1b | b'&' | b'\\' | 0xc2 | 0xe2)) {

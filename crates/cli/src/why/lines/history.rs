@@ -1,7 +1,7 @@
 //! A log's messages in order: the pool of each, the limit in force, and the raises that were not printed.
 //!
 //! One message in ten is printed, counted over all pools of a process; lines get lost, processes share a file, and programs restart.
-//! Therefore the numbers of each message decide first (`limits.rs`), and its neighbours only if the numbers fit several limits. A
+//! Therefore the numbers of each message decide first (`limits.rs`), and its neighbors only if the numbers fit several limits. A
 //! pool's limit never falls, and its counters never fall while its limit is unchanged: a message that contradicts this belongs to
 //! another pool, or to a restarted program.
 
@@ -186,7 +186,7 @@ impl Builder {
         fits
     }
 
-    /// The one limit that the numbers fit; if they fit several, the neighbouring messages decide.
+    /// The one limit that the numbers fit; if they fit several, the neighboring messages decide.
     fn fit(&self, counters: &Counters, later: &[Message]) -> Option<Fit> {
         let fits = self.fits(counters);
         let only = |is_likely: &dyn Fn(u64) -> bool| {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::{Backend, Pool, Request};
-use pinpool_shared_buffers::{Error, SharedSlabs, SlabWorker, Ticket};
+use pinpool_shared_buffers::{Error, SharedPool, SharedWorker, Ticket};
 use pinpool_testing::{SinkMem, SinkStream};
 
 const SOON: Duration = Duration::from_millis(1);
@@ -18,11 +18,11 @@ fn pool() -> Pool {
     Pool::builder().without_env().backend(Backend::Heap).max_bytes(64_u64 << 20).build().unwrap()
 }
 
-fn attach(slabs: &SharedSlabs) -> SlabWorker {
-    SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap()
+fn attach(shared: &SharedPool) -> SharedWorker {
+    SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap()
 }
 
-fn sent(worker: &SlabWorker, bytes: &[u8], tag: u64) -> Ticket {
+fn sent(worker: &SharedWorker, bytes: &[u8], tag: u64) -> Ticket {
     let mut buf = worker.get(bytes.len(), SOON).unwrap();
     buf.as_mut_slice().copy_from_slice(bytes);
     buf.send(tag).unwrap()
@@ -34,101 +34,101 @@ fn descriptors() -> usize {
 
 #[test]
 fn bytes_arrive_in_place_and_the_buffer_comes_back() {
-    let slabs = SharedSlabs::new(&pool(), 10_000, 3).unwrap();
-    let worker = attach(&slabs);
-    assert_eq!((worker.buffer_bytes(), worker.buffers(), slabs.workers()), (10_000, 3, 1));
+    let shared = SharedPool::new(&pool(), 10_000, 3).unwrap();
+    let worker = attach(&shared);
+    assert_eq!((worker.buffer_bytes(), worker.buffers(), shared.workers()), (10_000, 3, 1));
     for round in 0..10 {
         let tickets: Vec<_> = (0..3).map(|at| sent(&worker, &[at; 10_000], u64::from(at))).collect();
         assert!(worker.get(1, SOON).unwrap_err().is_limit(), "round {round}: all are sent");
         for (at, ticket) in (0..3).zip(&tickets) {
             let ticket = Ticket::from_bytes(&ticket.to_bytes()).unwrap();
-            let buf = slabs.receive(&ticket).unwrap();
+            let buf = shared.receive(&ticket).unwrap();
             assert_eq!(*buf.wait_slice().unwrap(), [at; 10_000]);
-            assert_eq!((slabs.counts().held, slabs.counts().sent), (1, 2 - usize::from(at)));
+            assert_eq!((shared.counts().held, shared.counts().sent), (1, 2 - usize::from(at)));
         }
-        assert_eq!(slabs.counts().free, 3);
+        assert_eq!(shared.counts().free, 3);
     }
-    assert_eq!(slabs.pool().stats().memory.in_use, 0);
+    assert_eq!(shared.pool().stats().memory.in_use, 0);
 }
 
 #[test]
 fn without_a_message_the_buffer_that_was_sent_first_is_next() {
-    let slabs = SharedSlabs::new(&pool(), 100, 4).unwrap();
-    let worker = attach(&slabs);
+    let shared = SharedPool::new(&pool(), 100, 4).unwrap();
+    let worker = attach(&shared);
     let first = sent(&worker, b"first", 1);
     sent(&worker, b"second", 2);
     sent(&worker, b"", 3);
-    let (ticket, buf) = slabs.next(LONG).unwrap().unwrap();
+    let (ticket, buf) = shared.next(LONG).unwrap().unwrap();
     assert_eq!((ticket, &**buf.wait_slice().unwrap()), (first, &b"first"[..]));
-    let (ticket, buf) = slabs.next(LONG).unwrap().unwrap();
+    let (ticket, buf) = shared.next(LONG).unwrap().unwrap();
     assert_eq!((ticket.tag(), &**buf.wait_slice().unwrap()), (2, &b"second"[..]));
-    let (ticket, buf) = slabs.next(LONG).unwrap().unwrap();
+    let (ticket, buf) = shared.next(LONG).unwrap().unwrap();
     assert_eq!((ticket.tag(), buf.len()), (3, 0));
-    assert!(slabs.next(SOON).unwrap().is_none());
+    assert!(shared.next(SOON).unwrap().is_none());
 }
 
 #[test]
 fn a_ticket_is_received_once_and_by_its_own_buffers_alone() {
-    let (slabs, others) = (SharedSlabs::new(&pool(), 100, 2).unwrap(), SharedSlabs::new(&pool(), 100, 2).unwrap());
-    let worker = attach(&slabs);
-    let refused = |slabs: &SharedSlabs, ticket: &Ticket, words: &str| {
-        let error: Error = slabs.receive(ticket).unwrap_err();
+    let (shared, others) = (SharedPool::new(&pool(), 100, 2).unwrap(), SharedPool::new(&pool(), 100, 2).unwrap());
+    let worker = attach(&shared);
+    let refused = |shared: &SharedPool, ticket: &Ticket, words: &str| {
+        let error: Error = shared.receive(ticket).unwrap_err();
         assert!(error.is_ticket() && error.to_string().contains(words), "{words}: {error}");
     };
     let ticket = sent(&worker, b"a", 0);
     refused(&others, &ticket, "other shared buffers");
-    let held = slabs.receive(&ticket).unwrap();
-    refused(&slabs, &ticket, "received before, and the buffer is in use");
+    let held = shared.receive(&ticket).unwrap();
+    refused(&shared, &ticket, "received before, and the buffer is in use");
     drop(held);
-    refused(&slabs, &ticket, "received before, and its buffer was returned");
+    refused(&shared, &ticket, "received before, and its buffer was returned");
     let again: Vec<_> = (0..2).map(|_| sent(&worker, b"b", 0)).collect();
-    refused(&slabs, &ticket, "the buffer has generation 2");
+    refused(&shared, &ticket, "the buffer has generation 2");
     let mut forged = again[0].to_bytes();
     forged[24] = 99;
-    refused(&slabs, &Ticket::from_bytes(&forged).unwrap(), "length");
+    refused(&shared, &Ticket::from_bytes(&forged).unwrap(), "length");
     forged[4] = 77;
-    refused(&slabs, &Ticket::from_bytes(&forged).unwrap(), "there are 2 buffers");
-    assert_eq!(again.iter().filter(|ticket| slabs.receive(ticket).is_ok()).count(), 2, "nothing was lost meanwhile");
+    refused(&shared, &Ticket::from_bytes(&forged).unwrap(), "there are 2 buffers");
+    assert_eq!(again.iter().filter(|ticket| shared.receive(ticket).is_ok()).count(), 2, "nothing was lost meanwhile");
 }
 
 #[test]
 fn a_buffer_that_is_given_up_is_free_and_its_ticket_never_existed() {
-    let slabs = SharedSlabs::new(&pool(), 100, 1).unwrap();
-    let worker = attach(&slabs);
+    let shared = SharedPool::new(&pool(), 100, 1).unwrap();
+    let worker = attach(&shared);
     drop(worker.get(100, SOON).unwrap());
     let mut buf = worker.get(100, SOON).unwrap();
     buf.truncate(3);
     buf.as_mut_slice().copy_from_slice(b"abc");
-    assert_eq!(slabs.counts().filling, 1);
-    assert_eq!(*slabs.receive(&buf.send(0).unwrap()).unwrap().wait_slice().unwrap(), b"abc");
+    assert_eq!(shared.counts().filling, 1);
+    assert_eq!(*shared.receive(&buf.send(0).unwrap()).unwrap().wait_slice().unwrap(), b"abc");
     assert!(worker.get(101, SOON).unwrap_err().is_request());
 }
 
 #[test]
 fn a_worker_that_waits_gets_the_buffer_that_is_given_back() {
-    let slabs = SharedSlabs::new(&pool(), 100, 1).unwrap();
-    let worker = attach(&slabs);
-    let held = slabs.receive(&sent(&worker, b"x", 0)).unwrap();
+    let shared = SharedPool::new(&pool(), 100, 1).unwrap();
+    let worker = attach(&shared);
+    let held = shared.receive(&sent(&worker, b"x", 0)).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| worker.get(1, LONG).unwrap().send(7).unwrap());
         drop(held);
         let ticket = waits.join().unwrap();
-        assert_eq!((slabs.next(LONG).unwrap().unwrap().0), ticket);
+        assert_eq!((shared.next(LONG).unwrap().unwrap().0), ticket);
     });
 }
 
 #[test]
 fn a_worker_that_waits_is_refused_while_the_trainer_ends_its_workers() {
-    let slabs = SharedSlabs::new(&pool(), 100, 1).unwrap();
-    let worker = attach(&slabs);
-    let held = slabs.receive(&sent(&worker, b"x", 0)).unwrap();
+    let shared = SharedPool::new(&pool(), 100, 1).unwrap();
+    let worker = attach(&shared);
+    let held = shared.receive(&sent(&worker, b"x", 0)).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| worker.get(1, LONG).unwrap_err());
-        slabs.refuse_waits(true).unwrap();
+        shared.refuse_waits(true).unwrap();
         let error = waits.join().unwrap();
         assert!(error.is_peer() && error.to_string().contains("ending its workers"), "{error}");
     });
-    slabs.refuse_waits(false).unwrap();
+    shared.refuse_waits(false).unwrap();
     assert!(worker.get(1, SOON).unwrap_err().is_limit(), "it waits again");
     drop(held);
     worker.get(1, LONG).unwrap();
@@ -136,14 +136,14 @@ fn a_worker_that_waits_is_refused_while_the_trainer_ends_its_workers() {
 
 #[test]
 fn a_buffer_comes_back_when_its_copy_has_ended_and_not_before() {
-    let slabs = SharedSlabs::new(&pool(), 4096, 1).unwrap();
-    let worker = attach(&slabs);
+    let shared = SharedPool::new(&pool(), 4096, 1).unwrap();
+    let worker = attach(&shared);
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
     let held = stream.hold();
-    let buf = slabs.receive(&sent(&worker, &[5; 4096], 0)).unwrap();
+    let buf = shared.receive(&sent(&worker, &[5; 4096], 0)).unwrap();
     buf.copy_to(&stream, &mut device).unwrap();
     assert!(worker.get(1, Duration::from_millis(30)).unwrap_err().is_limit(), "the device is reading it");
-    assert_eq!((slabs.counts().held, slabs.pool().stats().copies.in_flight), (1, 1));
+    assert_eq!((shared.counts().held, shared.pool().stats().copies.in_flight), (1, 1));
     drop(held);
     worker.get(1, LONG).unwrap();
     assert_eq!(device.read(), [5; 4096]);
@@ -154,15 +154,15 @@ fn the_memory_counts_under_the_limit_of_the_pool() {
     let pool = pool();
     let mib = 1 << 20;
     drop(pool.get(50 * mib).unwrap());
-    let slabs = SharedSlabs::new(&pool, mib, 40).unwrap();
+    let shared = SharedPool::new(&pool, mib, 40).unwrap();
     assert!(pool.stats().memory.held_bytes <= 24 << 20, "idle memory made room: {}", pool.stats().memory.held_bytes);
     let error = pool.get_with(Request::new(30 * mib).timeout(SOON)).unwrap_err();
     assert!(error.is_limit(), "{error}");
-    let error = SharedSlabs::new(&pool, mib, 30).unwrap_err();
+    let error = SharedPool::new(&pool, mib, 30).unwrap_err();
     assert!(error.is_limit(), "{error}");
-    let worker = attach(&slabs);
-    let held = slabs.receive(&sent(&worker, b"kept", 0)).unwrap();
-    drop(slabs);
+    let worker = attach(&shared);
+    let held = shared.receive(&sent(&worker, b"kept", 0)).unwrap();
+    drop(shared);
     assert_eq!(*held.wait_slice().unwrap(), b"kept", "what was received stays usable");
     drop(held);
     pool.get(50 * mib).unwrap();
@@ -173,35 +173,35 @@ fn the_memory_counts_under_the_limit_of_the_pool() {
         .max_bytes(8_u64 << 20)
         .build()
         .unwrap();
-    let slabs = SharedSlabs::new(&exact, mib, 6).unwrap();
+    let shared = SharedPool::new(&exact, mib, 6).unwrap();
     assert!(exact.get_with(Request::new(3 * mib).timeout(SOON)).unwrap_err().is_limit());
-    drop(slabs);
+    drop(shared);
     exact.get(3 * mib).unwrap();
 }
 
 #[test]
 fn a_worker_is_told_when_its_trainer_closes() {
-    let slabs = SharedSlabs::new(&pool(), 100, 1).unwrap();
-    let worker = attach(&slabs);
-    let descriptor = slabs.as_fd().try_clone_to_owned().unwrap();
+    let shared = SharedPool::new(&pool(), 100, 1).unwrap();
+    let worker = attach(&shared);
+    let descriptor = shared.as_fd().try_clone_to_owned().unwrap();
     let buf = worker.get(1, SOON).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| worker.get(1, LONG).unwrap_err());
-        drop(slabs);
+        drop(shared);
         let error = waits.join().unwrap();
         assert!(error.is_peer() && error.to_string().contains("closed"), "{error}");
     });
     assert!(buf.send(0).unwrap_err().is_peer());
-    assert!(SlabWorker::attach(descriptor).unwrap_err().is_peer());
+    assert!(SharedWorker::attach(descriptor).unwrap_err().is_peer());
 }
 
 #[test]
 fn the_descriptor_of_another_process_is_opened_through_proc() {
-    let slabs = SharedSlabs::new(&pool(), 100, 2).unwrap();
-    let worker = SlabWorker::attach_to_process(std::process::id(), slabs.as_fd().as_raw_fd()).unwrap();
-    assert_eq!(slabs.workers(), 1);
-    assert_eq!(*slabs.receive(&sent(&worker, b"p", 0)).unwrap().wait_slice().unwrap(), b"p");
-    assert!(SlabWorker::attach_to_process(std::process::id(), 99_999).unwrap_err().is_shared());
+    let shared = SharedPool::new(&pool(), 100, 2).unwrap();
+    let worker = SharedWorker::attach_to_process(std::process::id(), shared.as_fd().as_raw_fd()).unwrap();
+    assert_eq!(shared.workers(), 1);
+    assert_eq!(*shared.receive(&sent(&worker, b"p", 0)).unwrap().wait_slice().unwrap(), b"p");
+    assert!(SharedWorker::attach_to_process(std::process::id(), 99_999).unwrap_err().is_shared());
 }
 
 fn memory_file(seals: libc::c_int, bytes: u64) -> OwnedFd {
@@ -215,10 +215,10 @@ fn memory_file(seals: libc::c_int, bytes: u64) -> OwnedFd {
     file.into()
 }
 
-/// The file of `slabs` with other bytes, as its own file.
-fn changed(slabs: &SharedSlabs, change: impl FnOnce(&mut Vec<u8>)) -> OwnedFd {
+/// The file of `shared` with other bytes, as its own file.
+fn changed(shared: &SharedPool, change: impl FnOnce(&mut Vec<u8>)) -> OwnedFd {
     let mut bytes = Vec::new();
-    let mut file = File::from(slabs.as_fd().try_clone_to_owned().unwrap());
+    let mut file = File::from(shared.as_fd().try_clone_to_owned().unwrap());
     file.seek(SeekFrom::Start(0)).unwrap();
     file.read_to_end(&mut bytes).unwrap();
     change(&mut bytes);
@@ -232,9 +232,9 @@ fn changed(slabs: &SharedSlabs, change: impl FnOnce(&mut Vec<u8>)) -> OwnedFd {
 
 #[test]
 fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
-    let slabs = SharedSlabs::new(&pool(), 100, 2).unwrap();
+    let shared = SharedPool::new(&pool(), 100, 2).unwrap();
     let refused = |descriptor: OwnedFd, words: &str| {
-        let error = SlabWorker::attach(descriptor).unwrap_err();
+        let error = SharedWorker::attach(descriptor).unwrap_err();
         assert!(error.is_shared() && error.to_string().contains(words), "{words}: {error}");
     };
     refused(File::open("/dev/null").unwrap().into(), "not a memory file");
@@ -245,19 +245,19 @@ fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
     refused(memory_file(shrink, 100), "less than a header");
     refused(memory_file(shrink, 1 << 20), "does not contain shared buffers");
     refused(memory_file(shrink | libc::F_SEAL_WRITE, 1 << 20), "F_SEAL_WRITE");
-    refused(changed(&slabs, |bytes| bytes[8] = 9), "version 9");
+    refused(changed(&shared, |bytes| bytes[8] = 9), "version 9");
     refused(
-        changed(&slabs, |bytes| bytes.truncate(4096)),
+        changed(&shared, |bytes| bytes.truncate(4096)),
         "the file has 4096 B and the header claims 2 buffers of 100 B",
     );
-    refused(changed(&slabs, |bytes| bytes[0] = 0), "does not contain shared buffers");
+    refused(changed(&shared, |bytes| bytes[0] = 0), "does not contain shared buffers");
     for (at, value) in [(12, 0), (12, 200), (31, 255)] {
-        refused(changed(&slabs, |bytes| bytes[at] = value), "it is truncated or damaged");
+        refused(changed(&shared, |bytes| bytes[at] = value), "it is truncated or damaged");
     }
-    let error = SlabWorker::attach(changed(&slabs, |_| {})).unwrap_err();
+    let error = SharedWorker::attach(changed(&shared, |_| {})).unwrap_err();
     assert!(error.is_peer(), "a copy has no trainer: {error}");
     for (bytes, buffers) in [(0, 1), (1, 0), (1, 1 << 20), (usize::MAX, 2), (usize::MAX / 2, 3)] {
-        assert!(SharedSlabs::new(&pool(), bytes, buffers).is_err(), "{bytes} {buffers}");
+        assert!(SharedPool::new(&pool(), bytes, buffers).is_err(), "{bytes} {buffers}");
     }
 }
 
@@ -265,13 +265,13 @@ fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
 fn hugetlb_pages_are_taken_where_there_are_enough_and_named_where_not() {
     let pool =
         Pool::builder().without_env().backend(Backend::Heap).max_bytes(pinpool::Limit::Unlimited).build().unwrap();
-    let error = SharedSlabs::with_hugetlb(&pool, 1 << 40, 4, Some(true)).unwrap_err();
+    let error = SharedPool::with_hugetlb(&pool, 1 << 40, 4, Some(true)).unwrap_err();
     assert!(error.to_string().contains("nr_hugepages"), "{error}");
-    assert!(!SharedSlabs::with_hugetlb(&pool, 4 << 20, 1, Some(false)).unwrap().is_hugetlb());
-    if let Ok(slabs) = SharedSlabs::with_hugetlb(&pool, 4 << 20, 1, Some(true)) {
-        let worker = attach(&slabs);
-        assert!(slabs.is_hugetlb());
-        assert_eq!(*slabs.receive(&sent(&worker, &[3; 4 << 20], 0)).unwrap().wait_slice().unwrap(), [3; 4 << 20]);
+    assert!(!SharedPool::with_hugetlb(&pool, 4 << 20, 1, Some(false)).unwrap().is_hugetlb());
+    if let Ok(shared) = SharedPool::with_hugetlb(&pool, 4 << 20, 1, Some(true)) {
+        let worker = attach(&shared);
+        assert!(shared.is_hugetlb());
+        assert_eq!(*shared.receive(&sent(&worker, &[3; 4 << 20], 0)).unwrap().wait_slice().unwrap(), [3; 4 << 20]);
     }
 }
 
@@ -279,15 +279,15 @@ fn hugetlb_pages_are_taken_where_there_are_enough_and_named_where_not() {
 fn nothing_is_left_behind() {
     super::child::alone(|| {
         let pool = pool();
-        let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("pinpool-slabs").count();
-        drop(SharedSlabs::new(&pool, 100, 2).unwrap());
+        let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("pinpool-shared").count();
+        drop(SharedPool::new(&pool, 100, 2).unwrap());
         let before = descriptors();
         for _ in 0..50 {
-            let slabs = SharedSlabs::new(&pool, 100, 2).unwrap();
-            let (worker, other) = (attach(&slabs), attach(&slabs));
-            let held = slabs.receive(&sent(&worker, b"x", 0)).unwrap();
+            let shared = SharedPool::new(&pool, 100, 2).unwrap();
+            let (worker, other) = (attach(&shared), attach(&shared));
+            let held = shared.receive(&sent(&worker, b"x", 0)).unwrap();
             let _filling = other.get(1, SOON).unwrap();
-            drop(slabs);
+            drop(shared);
             drop(held);
         }
         assert_eq!((descriptors(), mappings()), (before, 0));

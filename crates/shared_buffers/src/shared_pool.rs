@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::counts::Counts;
-use super::layout::{Entry, Geometry, SlabFile, View, io_failed};
+use super::layout::{Entry, Geometry, SharedFile, View, io_failed};
 use super::lend::Lender;
 use super::state::{State, Use};
 use super::ticket::Ticket;
@@ -19,12 +19,12 @@ use pinpool_shared_limit::file::LockFile;
 /// Buffers that worker processes fill and this process copies to a device. This process pins their memory once.
 ///
 /// A received buffer is a [`PinnedBuf`]. Once it is dropped and its copies have completed, workers can fill it again. Its bytes were
-/// written by another process, which must follow the protocol by using [`SlabWorker`](super::SlabWorker).
+/// written by another process, which must follow the protocol by using [`SharedWorker`](super::SharedWorker).
 ///
-/// After `SharedSlabs` is dropped, the next call of each worker fails, and received buffers remain valid. The memory is freed with the
+/// After `SharedPool` is dropped, the next call of each worker fails, and received buffers remain valid. The memory is freed with the
 /// last process that maps it.
 #[derive(Debug)]
-pub struct SharedSlabs {
+pub struct SharedPool {
     lender: Lender,
     file: MemoryFile,
     geometry: Geometry,
@@ -32,7 +32,7 @@ pub struct SharedSlabs {
     generation: ForkGeneration,
 }
 
-impl SharedSlabs {
+impl SharedPool {
     /// Creates `buffers` buffers of `buffer_bytes` within the limit of `pool`, pinned with its backend. Uses hugetlb pages if enough of
     /// them are reserved.
     ///
@@ -51,12 +51,12 @@ impl SharedSlabs {
     ///
     /// The errors of [`new`](Self::new).
     pub fn with_hugetlb(pool: &Pool, buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<Self> {
-        let (file, slab) = SlabFile::new(buffer_bytes, buffers, hugetlb)?;
+        let (file, layout) = SharedFile::new(buffer_bytes, buffers, hugetlb)?;
         let owners = locks_of(&file)?;
         if !owners.try_lock_slot(TRAINER).map_err(io_failed("a lock of the file"))? {
             return Err(ErrorKind::Shared("another process has locked the new file".to_owned()).into());
         }
-        let SlabFile { memory, geometry } = slab;
+        let SharedFile { memory, geometry } = layout;
         let release = move |memory: &SharedMemory, offset| free(View { memory, geometry: &geometry }, offset);
         let lender = Lender::new(pool, memory, Box::new(release))?;
         Ok(Self { lender, file, geometry, owners, generation: ForkGeneration::now() })
@@ -79,7 +79,7 @@ impl SharedSlabs {
     pub fn receive(&self, ticket: &Ticket) -> Result<PinnedBuf> {
         let view = self.view()?;
         if ticket.id != view.geometry.id {
-            let why = "it belongs to other shared buffers: receive it with the `SharedSlabs` of its worker";
+            let why = "it belongs to other shared buffers: receive it with the `SharedPool` of its worker";
             return Err(ticket.error(why));
         }
         let Some(entry) = view.entry(ticket.index()) else {
@@ -219,13 +219,13 @@ impl SharedSlabs {
 }
 
 /// The memory's descriptor, for workers that inherit it or receive it over a Unix socket.
-impl AsFd for SharedSlabs {
+impl AsFd for SharedPool {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 }
 
-impl Drop for SharedSlabs {
+impl Drop for SharedPool {
     fn drop(&mut self) {
         // Fails in a forked child: the buffers belong to the parent.
         if let Ok(header) = self.view().and_then(View::header) {
