@@ -19,7 +19,7 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/unstable", 53),
     ("benches", 185),
     ("crates/bench", 1496),
-    ("crates/capi", 1188),
+    ("crates/capi", 1187),
     ("crates/cli", 5401),
     ("crates/loader", 2483),
     ("crates/metrics", 363),
@@ -27,7 +27,7 @@ const ROOMS: &[(&str, usize)] = &[
     ("crates/os", 1350),
     ("crates/preload", 1407),
     ("crates/replay", 1461),
-    ("crates/shared_buffers", 1054),
+    ("crates/shared_buffers", 1053),
     ("crates/shared_limit", 900),
     ("crates/testing", 658),
     ("examples", 396),
@@ -36,25 +36,25 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/arena", 1435),
     ("src/backend", 2089),
     ("src/buffer", 654),
-    ("src/config", 753),
+    ("src/config", 748),
     ("src/copy", 1357),
     ("src/driver", 754),
-    ("src/engine", 7150),
+    ("src/engine", 7147),
     ("src/error", 221),
-    ("src/in_flight", 604),
-    ("src/lib", 50),
+    ("src/in_flight", 591),
+    ("src/lib", 49),
     ("src/maintenance_thread", 275),
     ("src/policy", 78),
     ("src/pool", 957),
     ("src/quota", 401),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 80141),
-    ("tests", 39319),
+    ("sum of code and tests", 80094),
+    ("tests", 39321),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 118_397;
+const MARKDOWN_BYTES: usize = 118_161;
 
 /// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pinpool::PinnedBy;
-use pinpool_shared_buffers::{self as buffers, Error, SharedBuf, Ticket};
+use pinpool_shared_buffers::{self as buffers, Error, SharedBuf, SharedPool, Ticket};
 use pyo3::exceptions::{PyBufferError, PyOSError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -26,7 +26,7 @@ use crate::unlocked::unlocked;
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct SharedPoolCore {
     /// `None` after `close`.
-    shared: Mutex<Option<Arc<buffers::SharedPool>>>,
+    shared: Mutex<Option<Arc<SharedPool>>>,
     origin: Arc<Origin>,
 }
 
@@ -35,7 +35,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl SharedPoolCore {
-    fn shared(&self) -> PyResult<Arc<buffers::SharedPool>> {
+    fn shared(&self) -> PyResult<Arc<SharedPool>> {
         let closed = || ReleasedError::new_err("the shared pool was closed");
         locked(&self.shared).clone().ok_or_else(closed)
     }
@@ -44,11 +44,7 @@ impl SharedPoolCore {
         Buffer::over(Memory::of(buf, self.origin.clone()))
     }
 
-    fn call<T: Send>(
-        &self,
-        py: Python<'_>,
-        call: impl FnOnce(&buffers::SharedPool) -> Result<T, Error> + Send,
-    ) -> PyResult<T> {
+    fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&SharedPool) -> Result<T, Error> + Send) -> PyResult<T> {
         let shared = self.shared()?;
         let outcome = py.detach(|| {
             let outcome = call(&shared);
@@ -72,7 +68,7 @@ impl SharedPoolCore {
     ) -> PyResult<Self> {
         let (pool, buffer_bytes) = (pool.pool()?.clone(), size("buffer_bytes", buffer_bytes)?);
         let hugetlb = never_hugetlb.then_some(false);
-        let made = py.detach(move || buffers::SharedPool::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
+        let made = py.detach(move || SharedPool::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
         lines::flush(py)?;
         let shared = made.map_err(|error| for_shared(&error))?;
         let origin = Arc::new(Origin::of_shared(shared.pool(), shared.pinned_by() == Some(PinnedBy::Driver)));
@@ -98,12 +94,12 @@ impl SharedPoolCore {
     }
 
     fn next_from_dead_worker(&self, py: Python<'_>) -> PyResult<Option<(u64, Buffer)>> {
-        let found = self.call(py, buffers::SharedPool::next_from_dead_worker)?;
+        let found = self.call(py, SharedPool::next_from_dead_worker)?;
         Ok(found.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
     }
 
     fn recover(&self, py: Python<'_>) -> PyResult<usize> {
-        self.call(py, buffers::SharedPool::recover)
+        self.call(py, SharedPool::recover)
     }
 
     /// While `is_refusing`, requests of workers that would wait for a buffer fail immediately.

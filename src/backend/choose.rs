@@ -318,13 +318,9 @@ fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Optio
     }
 }
 
-/// A source of the driver; `vmm` has tried a granule. `is_requested`: the user named it.
+/// A source of the driver; `vmm` has tried a granule. `is_named`: the user named it.
 #[cfg(feature = "cuda")]
-pub(crate) fn driver_source(
-    name: &str,
-    options: PinOptions<'_>,
-    is_requested: bool,
-) -> Result<Arc<dyn Source>, String> {
+pub(crate) fn driver_source(name: &str, options: PinOptions<'_>, is_named: bool) -> Result<Arc<dyn Source>, String> {
     use super::cuda::CudaSource;
     use super::register::RegisterSource;
     use super::vmm::VmmSource;
@@ -334,7 +330,7 @@ pub(crate) fn driver_source(
         return Err(why.clone());
     }
     match name {
-        "vmm" => VmmSource::on_machine(root, (device, node), options.hugetlb, max_bytes, is_requested)
+        "vmm" => VmmSource::on_machine(root, (device, node), options.hugetlb, max_bytes, is_named)
             .map(|source| Arc::new(source) as _),
         "register" => {
             let source = RegisterSource::on_machine(root, device, node);

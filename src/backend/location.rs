@@ -5,7 +5,7 @@
 //! | one, or unknown | that node (0 if unknown), any memory of the host |
 //! | several, and the preferred one has memory and processors | that node, any memory of the host |
 //! | several, and it lacks one of them | any memory of the host |
-//! | several, not all alike, under a driver before r595 | nothing, unless `PINPOOL_BACKEND=vmm` is_requested |
+//! | several, not all alike, under a driver before r595 | nothing, unless `PINPOOL_BACKEND=vmm` is_named |
 //!
 //! `cuMemCreate` refuses a node without memory, one without processors, and node -1. On machines with unequal nodes,
 //! drivers before r595 have ended processes there without an error, so the machine is checked before the driver is called.
@@ -50,16 +50,16 @@ impl Machine {
     }
 
     /// The locations to try, never empty; or the reason why there is none.
-    pub(super) fn locations(&self, wanted: Option<u32>, is_requested: bool) -> Result<Vec<HostLocation>, String> {
+    pub(super) fn locations(&self, wanted: Option<u32>, is_named: bool) -> Result<Vec<HostLocation>, String> {
         let [first, _, ..] = self.nodes.as_slice() else {
             let only = self.nodes.first().map_or(0, |node| node.id);
             return Ok(vec![HostLocation::Node(only), HostLocation::Anywhere]);
         };
-        if let Some(difference) = self.difference(first).filter(|_| !is_requested && self.is_old()) {
+        if let Some(difference) = self.difference(first).filter(|_| !is_named && self.is_old()) {
             let driver = self.branch.map_or_else(|| "a driver".to_owned(), |branch| format!("driver {branch}"));
             return Err(format!(
                 "the NUMA nodes are not alike ({difference}), and {driver} before r{FIRST_SAFE_BRANCH} may end the \
-                 process on such a machine; PINPOOL_BACKEND=vmm is_requested"
+                 process on such a machine; PINPOOL_BACKEND=vmm is_named"
             ));
         }
         let is_whole = |node: &&MemoryNode| lack(node).is_none();
@@ -161,9 +161,7 @@ mod tests {
             let what = format!("{nodes:?} {module:?} {wanted:?}");
             let found = machine.locations(wanted, false);
             assert_eq!(found.clone().ok(), expected, "{what}");
-            assert!(
-                found.err().is_none_or(|why| why.contains("PINPOOL_BACKEND=vmm is_requested") && why.contains("580"))
-            );
+            assert!(found.err().is_none_or(|why| why.contains("PINPOOL_BACKEND=vmm is_named") && why.contains("580")));
             let insisted = machine.locations(wanted, true).unwrap();
             assert!(expected.is_none_or(|expected| expected == insisted), "{what}");
         }

@@ -30,13 +30,13 @@ impl VmmSource {
     }
 
     /// Makes the source as [`new`](Self::new) does, from the machine below `root`, and holds no more than `max_bytes` for
-    /// the trial. Without `is_requested` it also fails if a driver may end the process.
+    /// the trial. Without `is_named` it also fails if a driver may end the process.
     pub(in crate::backend) fn on_machine(
         root: &Path,
         (ordinal, node): (u32, Option<u32>),
         hugetlb: HugeTlb,
         max_bytes: Option<u64>,
-        is_requested: bool,
+        is_named: bool,
     ) -> Result<Self, SourceError> {
         let device = Device::find(ordinal)?;
         let has = |number| device.attribute(number).is_some_and(|value| value != 0);
@@ -59,7 +59,7 @@ impl VmmSource {
         let of_driver = || device.attribute(attribute::HOST_NUMA_ID).and_then(|node| u32::try_from(node).ok());
         let wanted = node.or_else(|| device.numa_node(root)).or_else(of_driver);
         let machine = Machine::read(root, state::version());
-        let locations = machine.locations(wanted, is_requested).map_err(|why| SourceError::new("vmm", why))?;
+        let locations = machine.locations(wanted, is_named).map_err(|why| SourceError::new("vmm", why))?;
         let mut refused: Option<SourceError> = None;
         for location in locations {
             let is_there = if location == HostLocation::Anywhere { has_host } else { has_nodes };
