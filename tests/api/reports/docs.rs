@@ -53,8 +53,8 @@ fn the_globs_of_the_mutation_tests_name_files() {
 }
 
 #[test]
-fn the_page_of_the_features_names_every_example() {
-    let page = read("docs/features.md");
+fn the_readme_names_every_example() {
+    let page = read("README.md");
     let files = fs::read_dir(path("examples")).unwrap().map(|file| file.unwrap().path());
     for example in files {
         let name = example.file_stem().unwrap().to_string_lossy().into_owned();
