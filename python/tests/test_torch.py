@@ -105,6 +105,20 @@ def test_a_block_is_kept_until_its_stream_can_be_recorded(trouble, calls):
     """)
 
 
+def test_uninstall_returns_blocks_whose_stream_captured_when_they_were_freed():
+    run("""
+        functions = probe.install_recorder()
+        block = probe.allocate(8)
+        assert probe.record_event(block.address, block.context, stream=7)
+        probe.set("is_capturing", True)
+        block.free()
+        assert probe.uninstall() == 1, "nothing else would return the block"
+        probe.set("is_capturing", False)
+        assert probe.uninstall() == 0
+        assert probe.calls() == "get 8\\nput 0:107\\n"
+    """)
+
+
 def test_uninstall_still_serves_blocks_in_use():
     run("""
         own = probe.allocator()

@@ -96,12 +96,12 @@ pub(super) fn first_bytes(
     bytes: u64,
     cut: impl Fn(Extent, u64) -> u64,
 ) -> Vec<Extent> {
-    let mut left = bytes;
+    let (mut left, mut extents) = (bytes, extents.into_iter());
     let mut chosen = Vec::new();
-    for extent in extents {
-        if left == 0 {
-            break;
-        }
+    // Not one more than necessary is searched for.
+    while left > 0
+        && let Some(extent) = extents.next()
+    {
         let end = if extent.bytes() <= left { extent.end } else { cut(extent, extent.start + left) };
         left = left.saturating_sub(extent.bytes());
         chosen.extend(Extent::between(extent.start, end));

@@ -56,7 +56,8 @@ pub(super) fn run(
     let fits = |&bytes: &usize| bytes > 0 && source.held_bytes(bytes) <= limit;
     let Some(bytes) = [most, most.saturating_sub(PAGE_BYTES)].into_iter().find(fits) else { return Ok(None) };
     match take(source, device, bytes) {
-        Err(error) if error.retry == Retry::Soon => Ok(None),
+        // A stream captures a graph.
+        Err(error) if error.retry == Retry::Soon && error.code().is_some() => Ok(None),
         taken => taken.map(Some),
     }
 }

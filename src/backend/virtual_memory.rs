@@ -216,7 +216,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Unmaps moved granules at their old addresses. A slow call.
+    /// Unmaps moved granules at their old addresses. Makes slow calls.
     ///
     /// # Errors
     ///

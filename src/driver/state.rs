@@ -214,7 +214,7 @@ mod tests {
             (100, None, Some("/dev/nvidia0"), "may not open /dev/nvidia0"),
             (304, None, Some("/dev/nvidiactl"), "may not open /dev/nvidiactl"),
             (802, None, None, "fabricmanager"),
-            (803, None, None, "restart the machine"),
+            (803, None, None, "reload the nvidia kernel modules"),
             (804, None, None, library),
             (999, None, None, "nvidia-smi"),
             (12345, None, None, "nvidia-smi"),

@@ -28,7 +28,7 @@
 //! - **in-flight-I4**: an item is counted exactly while it is in a queue or quarantined: both change under one lock. So the end of
 //!   a pool, which checks the count, finds every counted item.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -194,26 +194,30 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Items in flight for `limit` or longer, grouped by stream. A stream is reported once: its later items are stuck with the first.
+    /// Items in flight for `limit` or longer, grouped by stream. While a reported item of a stream is in flight, the others are stuck
+    /// with it and are not reported.
     pub(crate) fn newly_stuck(&self, now_us: u64, limit: Duration) -> Vec<PendingGroup> {
         let mut queues = self.queues.lock();
-        // Of each stream, `None` if it was reported.
-        let mut streams = BTreeMap::new();
+        let copies = queues.queues.iter().flat_map(|queue| &queue.copies);
+        let known: Vec<_> = copies.filter(|copy| copy.is_reported_stuck).filter_map(|copy| copy.stream).collect();
+        let mut stuck: Vec<PendingGroup> = Vec::new();
         for copy in queues.queues.iter_mut().flat_map(|queue| &mut queue.copies) {
             let group = copy.as_group(now_us);
-            if copy.is_reported_stuck {
-                streams.insert(group.stream, None);
-            } else if group.age >= limit {
-                copy.is_reported_stuck = true;
-                let known = streams.entry(group.stream).or_insert(Some(PendingGroup { buffers: 0, bytes: 0, ..group }));
-                if let Some(stuck) = known {
-                    stuck.buffers += group.buffers;
-                    stuck.bytes += group.bytes;
-                    stuck.age = stuck.age.max(group.age);
+            let is_known = copy.is_reported_stuck || copy.stream.is_some_and(|stream| known.contains(&stream));
+            if is_known || group.age < limit {
+                continue;
+            }
+            copy.is_reported_stuck = true;
+            match stuck.iter_mut().find(|other| other.stream == group.stream) {
+                Some(other) => {
+                    other.buffers += group.buffers;
+                    other.bytes += group.bytes;
+                    other.age = other.age.max(group.age);
                 }
+                None => stuck.push(group),
             }
         }
-        streams.into_values().flatten().collect()
+        stuck
     }
 
     /// Returns the completed items. Skips the queues that other threads are querying.
@@ -510,6 +514,9 @@ mod tests {
         in_flight.insert(3, 30, behind([Arc::new(ScriptedFence::on(8))]), 2_100);
         assert_eq!(in_flight.newly_stuck(9_000, limit), []);
         assert_eq!(in_flight.oldest(1_500), Some(first));
+        // Of an unknown stream each is reported, and of a known one the next once the first has completed.
+        in_flight.insert(4, 40, behind([7, 1].map(|stream| Arc::new(ScriptedFence::on(stream)))), 8_000);
+        assert_eq!(in_flight.newly_stuck(9_000, limit).iter().map(|group| group.bytes).collect::<Vec<_>>(), [40]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::Pool;
 use crate::error::{ErrorKind, Result};
 
 impl Pool {
-    /// Pins `bytes` now, by the fastest method of the backend, and keeps them until the pool ends. Logs its progress. A slow call.
+    /// Pins `bytes` now, by the fastest method of the backend, and keeps them until the pool ends. Logs its progress. Makes slow calls.
     ///
     /// With `PINPOOL_RESERVE_WAIT=0` it returns after about 8 MiB, and the maintenance thread pins the
     /// rest in steps of about 8 MiB (64 MiB on `register` and `cuda`, which is also the longest buffer there). The memory that requests

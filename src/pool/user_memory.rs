@@ -63,7 +63,7 @@ impl Pool {
     }
 
     /// Pins memory that the caller mapped (anonymous, memfd or tmpfs, writable), with the pool's backend and within its limit; idle
-    /// memory is released if necessary. Read-only and file-system mappings may be refused. `owner` keeps the memory mapped. A slow call.
+    /// memory is released if necessary. Read-only and file-system mappings may be refused. `owner` keeps the memory mapped. Makes slow calls.
     ///
     /// Parts can then be copied directly, without a copy into a buffer: [`adopt`](Self::adopt) wraps them.
     ///

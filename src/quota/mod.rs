@@ -34,7 +34,7 @@ pub(crate) trait BudgetOwner: Send + Sync {
     /// Bytes were returned to a partition.
     fn bytes_returned(&self) {}
 
-    /// Releases idle memory until `bytes` are released or nothing is idle. Returns how much was. A slow call.
+    /// Releases idle memory until `bytes` are released or nothing is idle. Returns how much was. Makes slow calls.
     fn release_idle(&self, _bytes: u64) -> u64 {
         0
     }

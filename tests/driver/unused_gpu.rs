@@ -30,7 +30,7 @@ fn a_driver_that_does_not_start_is_warned_of_with_its_cause() {
         let driver = MockDriver::load();
         for (code, parts) in [
             (34, ["stub", "(34)", "LD_LIBRARY_PATH"]),
-            (803, ["different versions", "(803)", "restart the machine"]),
+            (803, ["different versions", "(803)", "reload the nvidia kernel modules"]),
             (999, ["CUDA_ERROR_UNKNOWN", "(999)", "nvidia-smi"]),
         ] {
             driver.reset();

@@ -89,7 +89,7 @@ impl Core {
     }
 
     /// A block for a first attempt at `wanted`: with completed copies, or of new memory, as far as `calls` allow. While other requests
-    /// wait, only a request that fits in addition to their head searches for memory. A slow call.
+    /// wait, only a request that fits in addition to their head searches for memory. Makes slow calls.
     pub(super) fn acquire(self: &Arc<Self>, wanted: &BlockRequest, calls: SlowCalls) -> Result<Block, Stop> {
         let class = wanted.class;
         if let Some(block) = self.take_completed(class) {
@@ -115,7 +115,7 @@ impl Core {
     }
 
     /// New memory for a block of `class`, or an idle block that has been returned meanwhile, for the head of the queue (0) or a
-    /// request that `passed` it. A slow call.
+    /// request that `passed` it. Makes slow calls.
     pub(super) fn search(self: &Arc<Self>, class: Class, calls: SlowCalls, passed: u64) -> Result<Block, Stop> {
         let attempt = Attempt { class, now_us: self.time.coarse_us(), calls };
         let idle = Cell::new(None);

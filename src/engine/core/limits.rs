@@ -224,7 +224,7 @@ impl Core {
     }
 
     /// Asks the other pools of the process to release idle memory for a request that was refused for this reason. Returns whether it
-    /// has room now; or whether it may have, if no such `calls` may be made. A slow call.
+    /// has room now; or whether it may have, if no such `calls` may be made. Makes slow calls.
     pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
         let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::Held(..)));
         shared.is_some_and(|shortfall| calls == SlowCalls::None || self.budget().reclaim_from_others(shortfall))

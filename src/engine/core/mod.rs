@@ -297,7 +297,7 @@ impl Core {
         self.close_if_unused();
     }
 
-    /// Pins `bytes` and keeps them (policy-R10). A slow call.
+    /// Pins `bytes` and keeps them (policy-R10). Makes slow calls.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
         let arena = self.memory.arena().filter(|_| bytes > 0);
         let make_room = |to_bytes| self.trim(to_bytes);
@@ -319,7 +319,7 @@ impl Core {
         arena.await_reserve(until).map_err(|error| self.refused_by_source(bytes(), error))
     }
 
-    /// Claims `bytes` under the limits for memory other than buffers; idle memory makes room. A slow call.
+    /// Claims `bytes` under the limits for memory other than buffers; idle memory makes room. Makes slow calls.
     pub(crate) fn claim_user_memory(&self, bytes: u64) -> Result<Claim> {
         let claim = || self.memory.claim_user_memory(bytes);
         let claim_or_trim = || {

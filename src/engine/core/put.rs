@@ -209,8 +209,7 @@ impl Core {
             Some(block) => self.leak_block(block),
             None => self.request_pace(Pace::Active),
         }
-        // After the block is counted, since a log line may be slow.
-        // One failed device affects many.
+        // Logged last, because a log line may be slow, and at powers of two, because one failed device affects many blocks.
         if lost.is_power_of_two() {
             if is_queried_again {
                 self.log.quarantined(held_bytes, lost, keeps_all, error);
@@ -257,7 +256,7 @@ impl Core {
 }
 
 impl Core {
-    /// A pinned block leaves the pool, for this reason. A slow call.
+    /// A pinned block leaves the pool, for this reason. Makes slow calls.
     pub(super) fn evict(&self, block: Block, why: EvictionReason) {
         self.classes.left(block.class(), why);
         self.release_block(block);
@@ -271,7 +270,7 @@ impl Core {
         entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
     }
 
-    /// Releases a block. A slow call.
+    /// Releases a block. Makes slow calls.
     fn release_block(&self, block: Block) {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.

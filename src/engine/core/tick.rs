@@ -174,7 +174,7 @@ impl Core {
         self.log.grew(&growth);
     }
 
-    /// Ends the memory of the pool if a device reset has invalidated it, and logs new findings about the device. A slow call.
+    /// Ends the memory of the pool if a device reset has invalidated it, and logs new findings about the device. Makes slow calls.
     pub(super) fn watch_device(&self) {
         let source = self.memory.source();
         if self.memory_ended.get().is_none()

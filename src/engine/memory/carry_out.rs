@@ -40,7 +40,7 @@ impl Execution {
         Self { addresses, until, regions, calls: SourceCalls::default(), error: None, outcomes: Vec::new() }
     }
 
-    /// Executes the steps of `plan` in order: each step of a release, others up to the first that fails. Slow calls.
+    /// Executes the steps of `plan` in order: each step of a release, others up to the first that fails. Makes slow calls.
     pub(in crate::engine) fn execute(&mut self, source: &CalledSource, plan: &Plan) {
         let mut rest = plan.steps();
         while !rest.is_empty() && (self.error.is_none() || plan.is_release()) {

@@ -65,7 +65,7 @@ impl ArenaSupply {
     }
 
     /// Unmaps the old addresses of remapped granules. Returns whether there were any; after a refusal they are left for
-    /// later. A slow call.
+    /// later. Makes slow calls.
     fn unmap_old_places(&self) -> bool {
         if !self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
             return false;
@@ -76,7 +76,7 @@ impl ArenaSupply {
         false
     }
 
-    /// Remaps granules to make a wanted hole. Returns whether to look again soon. Slow calls.
+    /// Remaps granules to make a wanted hole. Returns whether to look again soon. Makes slow calls.
     pub(in crate::engine) fn compact(&self, now_us: u64) -> bool {
         // Later changes set the flag again.
         if self.lacks_hole.swap(false, Ordering::Relaxed) {
@@ -96,7 +96,7 @@ impl ArenaSupply {
     }
 
     /// Unmaps what requests have remapped, or makes one step towards the compaction target. Returns whether there was one to
-    /// make. A slow call.
+    /// make. Makes slow calls.
     pub(in crate::engine) fn compaction_step(&self, now_us: u64) -> bool {
         if self.unmap_old_places() {
             return true;

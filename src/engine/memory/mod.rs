@@ -154,7 +154,7 @@ impl Memory {
         Some(self.max_bytes()?.saturating_sub(bytes).saturating_sub(self.supply.claimed_by_others()))
     }
 
-    /// Memory leaves the pool, to the supply or to the system. Logs a failure. A slow call.
+    /// Memory leaves the pool, to the supply or to the system. Logs a failure. Makes slow calls.
     pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64) {
         let released = match memory {
             BlockMemory::Pageable { region, claim } => {
@@ -203,9 +203,9 @@ pub(crate) trait Supply: Debug + Send + Sync {
     fn find(&self, attempt: Attempt, pool: &dyn PoolView, take_idle: &dyn Fn() -> bool) -> Result<BlockMemory, Stop>;
     /// Returns memory of [`find`](Self::find).
     fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), ReleaseFailed>;
-    /// Releases idle memory until `bytes` are released or nothing is idle. Returns how many were. Slow calls.
+    /// Releases idle memory until `bytes` are released or nothing is idle. Returns how many were. Makes slow calls.
     fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64;
-    /// Releases what the source refused to release before; an arena does so with its next release. Slow calls.
+    /// Releases what the source refused to release before; an arena does so with its next release. Makes slow calls.
     fn release_refused(&self) {}
     /// The pool has closed: releases all memory, now or with the last block.
     fn close(&self, now_us: u64);

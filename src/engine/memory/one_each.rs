@@ -47,7 +47,7 @@ impl OneEach {
         Self { source, budget, base, refused: Mutex::default(), counts: Box::default(), log }
     }
 
-    /// Acquires `class_bytes`, as far as `calls` allow. A slow call.
+    /// Acquires `class_bytes`, as far as `calls` allow. Makes slow calls.
     pub(super) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Stop> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = self.budget.claim(needed_bytes).map_err(Refusal::from)?;
@@ -72,7 +72,7 @@ impl OneEach {
         Ok(BlockMemory::Region { region, claim })
     }
 
-    /// Releases `region`. On failure its bytes stay held until a later release. A slow call.
+    /// Releases `region`. On failure its bytes stay held until a later release. Makes slow calls.
     #[allow(unsafe_code)] // Memory leaves the pool.
     pub(super) fn release(&self, region: Region, claim: Claim) -> Result<(), ReleaseFailed> {
         let again = Region::new(region.start(), region.len_bytes(), region.id());

@@ -26,7 +26,7 @@ const SLICE_BYTES_MIN: u64 = 16 << 20;
 
 impl ArenaSupply {
     /// Pins a reserve of `bytes` (policy-R10) before it returns. If a limit refuses it, calls `make_room` with the bytes that may
-    /// stay held, and tries again. A slow call.
+    /// stay held, and tries again. Makes slow calls.
     pub(in crate::engine) fn reserve_now(
         &self,
         bytes: u64,
@@ -60,7 +60,7 @@ impl ArenaSupply {
     }
 
     /// Pins `bytes` in dedicated ranges, in slices if the source specifies a length for them. Returns their addresses. If the source
-    /// refuses even short slices, these are fewer than requested, and a log line says so. A slow call.
+    /// refuses even short slices, these are fewer than requested, and a log line says so. Makes slow calls.
     fn pin_slices(&self, bytes: u64) -> Result<Vec<Range<usize>>, Refusal> {
         let len = self.claim_reserve(bytes)?;
         self.books().add_request(len);
@@ -133,7 +133,7 @@ impl ArenaSupply {
         Err(Refusal::Source(SourceError::new("arena", "no range is left for a reserve")))
     }
 
-    /// One step while the pool is in use: granules, or a region if the source has no virtual memory. A slow call.
+    /// One step while the pool is in use: granules, or a region if the source has no virtual memory. Makes slow calls.
     pub(super) fn pin_step(&self) -> Step {
         let pool = self.pool();
         let now_us = pool.as_ref().map_or(0, |pool| pool.now_us());

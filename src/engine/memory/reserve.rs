@@ -41,7 +41,7 @@ impl Progress {
 }
 
 impl ArenaSupply {
-    /// Requests a reserve of `bytes` and pins its first step. The rest follows while the pool is in use. A slow call.
+    /// Requests a reserve of `bytes` and pins its first step. The rest follows while the pool is in use. Makes slow calls.
     pub(in crate::engine) fn begin_reserve(&self, bytes: u64) -> Result<(), Refusal> {
         let mut books = self.books();
         books.request_reserve(bytes)?;
@@ -96,7 +96,7 @@ impl ArenaSupply {
         }
     }
 
-    /// Makes one step, if one is due, and logs its result. Returns whether another step is due now. A slow call.
+    /// Makes one step, if one is due, and logs its result. Returns whether another step is due now. Makes slow calls.
     pub(in crate::engine) fn reserve_turn(&self) -> bool {
         if self.reserve_pace() != Pace::Steps {
             return false;

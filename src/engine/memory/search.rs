@@ -168,7 +168,7 @@ impl ArenaSupply {
 
 impl ArenaSupply {
     /// Carries out `plan`. Waits for calls of other threads until `until`. Logs what was pinned, for `asked_bytes` if that is known.
-    /// Returns whether the plan's block was granted. Slow calls.
+    /// Returns whether the plan's block was granted. Makes slow calls.
     pub(super) fn carry_out(
         &self,
         mut books: MutexGuard<'_, Books>,

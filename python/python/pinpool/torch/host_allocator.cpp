@@ -10,7 +10,8 @@
 // pinpool_torch_functions and CUDA only through torch's device guard, so a C++ compiler suffices to build it for the installed
 // version of torch. The oldest is 2.11; history and segments came with 2.15.
 //
-// Locks: one for `blocks_` and one for `captures_`. Neither is held during another lock, or a call of the pool or of torch's allocator.
+// Locks: one for `blocks_` and one for `captures_`. Neither is held during another lock, or a call of the pool or of torch's allocator;
+// torch's filters of captures are called under the second.
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -176,9 +177,11 @@ class HostAllocator final : public at::HostAllocator {
     return own_;
   }
 
-  size_t blocks_out() const {
+  // Blocks in use, and those that are kept until a capture ends.
+  size_t blocks_out() {
+    put_deferred();
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
-    return blocks_.size();
+    return blocks_.size() + deferred_.size();
   }
 
   bool passes_on() const {
