@@ -12,7 +12,8 @@ pub enum SharedLimitName {
     #[default]
     Disabled,
     /// The shared limit named `auto`, if the environment shows that this process is one of several on the host: a torchrun rank
-    /// (`LOCAL_WORLD_SIZE` above 1, otherwise `RANK`, `LOCAL_RANK` or `TORCHELASTIC_RUN_ID`), or a Ray process (`RAY_JOB_ID` or `RAY_RAYLET_PID`).
+    /// (`LOCAL_WORLD_SIZE` above 1, otherwise `RANK`, `LOCAL_RANK` or `TORCHELASTIC_RUN_ID`), or a Ray process (`RAY_JOB_ID` or
+    /// `RAY_RAYLET_PID`).
     Auto,
     /// The shared limit with this name: up to 64 letters, digits, `.`, `_` and `-`, beginning with a letter or digit.
     Named(String),

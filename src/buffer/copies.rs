@@ -129,7 +129,9 @@ impl PinnedBuf {
     ///
     /// - [`Error::is_copy`], [`Error::is_capture`]: the target is too small, or the stream is capturing a graph;
     ///   [`CopyError::into_buf`] returns the buffer,
-    /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory is never used again.
+    /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory returns to the pool once it has completed, or
+    ///   is never reused,
+    /// - [`Error::is_forked`]: the pool was created before this process was forked.
     pub fn copy_to<S, E, T>(mut self, stream: &S, target: &mut T) -> Result<Completion, CopyError>
     where
         S: ?Sized,
@@ -164,8 +166,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`copy_to`](PinnedBuf::copy_to), and [`Error::is_copy`] if `range` is not inside the buffer. If the
-    /// copy may be running and cannot be tracked, the memory is never reused, and the length of the buffer becomes 0.
+    /// The kinds of [`copy_to`](PinnedBuf::copy_to), and [`Error::is_copy`] if `range` is not inside the buffer; the buffer is
+    /// unchanged. If the copy may be running and cannot be tracked, the memory is never reused, and the length of the buffer becomes 0.
     pub fn copy_range_to<S, E, T>(&mut self, range: Range<usize>, stream: &S, target: &mut T) -> Result<Completion>
     where
         S: ?Sized,
@@ -202,7 +204,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`copy_to`](PinnedBuf::copy_to); [`Error::is_copy`] if the source is too small.
+    /// The kinds of [`copy_to`](PinnedBuf::copy_to); [`Error::is_copy`] if the source is too small. After a refusal the buffer is back
+    /// in its pool.
     pub fn copy_from<S, E, T>(mut self, stream: &S, source: &T) -> Result<PendingBuf>
     where
         S: ?Sized,
@@ -250,7 +253,8 @@ impl PinnedBuf {
 
     /// Records that the work enqueued so far on another library's stream uses the buffer, which returns to the pool only when that
     /// work has also completed. Takes the raw handle of the driver or the runtime (`cudaStream_t` is the same). The legacy stream
-    /// (null) belongs to the current context, the per-thread stream also to this thread. For cudarc streams use [`release_after`](PinnedBuf::release_after).
+    /// (null) belongs to the current context, the per-thread stream also to this thread. For cudarc streams use
+    /// [`release_after`](PinnedBuf::release_after).
     ///
     /// # Errors
     ///

@@ -257,7 +257,8 @@ impl PinnedBuf {
         Ok(PinnedSlice::from_ref(unsafe { self.bytes() }))
     }
 
-    /// As [`wait_slice`](PinnedBuf::wait_slice), but a plain slice, for a library that starts a copy from it. For tracked copies see [`PinnedBuf`](PinnedBuf#which-copies-are-tracked).
+    /// As [`wait_slice`](PinnedBuf::wait_slice), but a plain slice, for a library that starts a copy from it. For tracked copies see
+    /// [`PinnedBuf`](PinnedBuf#which-copies-are-tracked).
     ///
     /// # Errors
     ///

@@ -36,8 +36,8 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// The errors of [`is_complete`](Fence::is_complete).
     fn wait(&self) -> Result<()>;
 
-    /// Whether the copy has completed, if a load can tell; `None` if only [`is_complete`](Fence::is_complete) can. Calls nothing and takes no
-    /// lock.
+    /// Whether the copy has completed, if a load can tell; `None` if only [`is_complete`](Fence::is_complete) can. Calls nothing and
+    /// takes no lock.
     #[doc(hidden)]
     fn is_complete_by_load(&self) -> Option<bool> {
         None

@@ -100,7 +100,8 @@ impl PoolBuilder {
     }
 
     /// Lets the process's maintenance thread serve the pool (the default), so that idle memory is released and statistics are current
-    /// while the program makes no calls. Without a background thread, call [`Pool::maintain`] periodically.
+    /// while the program makes no calls. Without a background thread, call [`Pool::maintain`] periodically. Tasks that wait start their
+    /// threads all the same.
     pub fn background_thread(mut self, is_enabled: bool) -> Self {
         self.settings.code.background_thread = Some(is_enabled);
         self
@@ -232,9 +233,9 @@ macro_rules! setters {
             /// Sets the setting `name` from text, as its variable does: for settings without a method of their own, and for values from
             /// a file or another language. The name may be in lower case and without `PINPOOL_`. Empty text sets nothing.
             ///
-            /// | variable | default | meaning |
-            /// | --- | --- | --- |
-            $($(#[doc = concat!("| `", $variable, "` | `", stringify!($default), "` |", $doc, " |")])+)+
+            /// | variable | meaning |
+            /// | --- | --- |
+            $($(#[doc = concat!("| `", $variable, "` |", $doc, " |")])+)+
             ///
             /// `background_thread` and `call_stacks`, which no variable sets, are accepted too. [`build`](Self::build) fails if there is
             /// no such setting, its value is invalid, or code has set another value.

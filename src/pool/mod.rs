@@ -33,10 +33,10 @@ pub use user_memory::UserMemory;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
 ///
-/// After the last clone and the last buffer are dropped, the pool waits up to 30 s for copies in flight
-/// and releases all of its memory. Buffers that are still in flight after that are never freed.
+/// The thread that drops the last clone or the last buffer waits up to 30 s for copies in flight and releases all memory; in a task,
+/// drop it where blocking is allowed. Buffers that are still in flight after that are never freed.
 ///
-/// | pool | requests | everything else |
+/// | pool | requests, `reserve`, `partition`, `pin`, `adopt` | everything else |
 /// | --- | --- | --- |
 /// | full | wait up to `PINPOOL_WAIT`, then fail ([`is_limit`](crate::Error::is_limit)) or get pageable memory (`PINPOOL_ON_FULL`) | works |
 /// | [closed](Self::close) | fail at once ([`is_closed`](crate::Error::is_closed)) | works; buffers and copies remain valid |

@@ -13,8 +13,8 @@ use crate::stats::Stats;
 /// A part of a pool with its own limit and wait queue ([`Pool::partition`]). Cheap to clone; keeps its pool alive.
 ///
 /// Requests above the limit of the partition wait in its queue, so they delay no other user of the pool. Below that limit they are
-/// requests of the pool and wait in the pool's queue. Buffers are tagged with the name of the partition and become idle in the pool. Requests take the slow
-/// path, as [tagged](Pool::tagged) ones do.
+/// requests of the pool and wait in the pool's queue. Buffers are tagged with the name of the partition and become idle in the pool.
+/// Requests take the slow path, as [tagged](Pool::tagged) ones do.
 ///
 /// ```
 /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(64 << 20).build()?;

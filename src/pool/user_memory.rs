@@ -46,6 +46,7 @@ impl Pool {
     /// # Errors
     ///
     /// - [`is_request`](crate::Error::is_request): more than `isize::MAX` bytes,
+    /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close),
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     ///
     /// After an error `on_return` is not called, and is dropped.
@@ -63,7 +64,8 @@ impl Pool {
     }
 
     /// Pins memory that the caller mapped (anonymous, memfd or tmpfs, writable), with the pool's backend and within its limit; idle
-    /// memory is released if necessary. Read-only and file-system mappings may be refused. `owner` keeps the memory mapped. Makes slow calls.
+    /// memory is released if necessary. Read-only and file-system mappings may be refused. `owner` keeps the memory mapped. Makes slow
+    /// calls.
     ///
     /// Parts can then be copied directly, without a copy into a buffer: [`adopt`](Self::adopt) wraps them.
     ///
@@ -93,6 +95,7 @@ impl Pool {
     /// - [`is_request`](crate::Error::is_request): it does not consist of whole pages of 4096 bytes,
     /// - [`is_limit`](crate::Error::is_limit): it does not fit within the limit,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
+    /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close),
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     pub unsafe fn pin<O: Send + 'static>(&self, memory: NonNull<[u8]>, owner: O) -> Result<UserMemory<O>> {
         let core = self.core();

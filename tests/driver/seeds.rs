@@ -136,8 +136,8 @@ impl Lane {
     }
 }
 
-/// Runs `run` while work runs on a stream. That work ends automatically as well, as a device's does: a release that had begun before waits for
-/// it, and copies wait for the release.
+/// Runs `run` while work runs on a stream. That work ends automatically as well, as a device's does: a release that had begun before
+/// waits for it, and copies wait for the release.
 fn beside_work<R>(driver: &MockDriver, stream: CUstream, run: impl FnOnce() -> R) -> R {
     let gate = driver.hold(stream);
     let (running, ends) = mpsc::channel::<()>();

@@ -43,8 +43,8 @@ const PAUSE_STAGE: usize = 5;
 
 /// Measure the delay of another thread's 1 MiB copies while the pool grows and shrinks
 ///
-/// The report contains the duration of the calls that enqueue copies. The baseline is the same loop while a thread touches pageable memory. A call
-/// that overlaps growth or shrinking counts for it.
+/// The report contains the duration of the calls that enqueue copies. The baseline is the same loop while a thread touches pageable
+/// memory. A call that overlaps growth or shrinking counts for it.
 #[derive(Debug, Args)]
 pub(super) struct StallArgs {
     /// Seconds for each backend

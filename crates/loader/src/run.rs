@@ -45,8 +45,8 @@ pub struct LoadOptions {
     pub verify: bool,
     /// Ends a [`Loader::run`](Loader::run) at the first failure. Default: no.
     pub strict: bool,
-    /// The fields to decode, each into an array of the batch. Then each sample lies in one batch, and neither `batch_bytes` nor `verify` has an
-    /// effect. Default: none, and a batch has the bytes of its samples.
+    /// The fields to decode, each into an array of the batch. Then each sample lies in one batch, and neither `batch_bytes` nor
+    /// `verify` has an effect. Default: none, and a batch has the bytes of its samples.
     pub decode: Vec<DecodedField>,
 }
 

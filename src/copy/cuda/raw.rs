@@ -50,8 +50,8 @@ impl RawStream {
     /// # Safety
     ///
     /// The stream is not destroyed while this is used. Its context, unless it is a primary context, is not destroyed
-    /// (`cuCtxDestroy`) before the pool has detected the end of the work: until [`Pool::maintain`](crate::Pool::maintain) after it, the pool may
-    /// query the context.
+    /// (`cuCtxDestroy`) before the pool has detected the end of the work: until [`Pool::maintain`](crate::Pool::maintain) after it,
+    /// the pool may query the context.
     #[must_use]
     pub unsafe fn new(handle: *mut c_void) -> Self {
         Self { handle: handle.cast(), device: None }

@@ -146,7 +146,8 @@ lines! {
     Warn(reserve) reserve_paused(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as LimitText)
         "waiting for room in the limit pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
 
-    /// The backend refused the rest of the reserve; the pool continues without it. To do: fix the reason in the line, then call `Pool::reserve`.
+    /// The backend refused the rest of the reserve; the pool continues without it. To do: fix the reason in the line, then call
+    /// `Pool::reserve`.
     Warn(reserve) reserve_stopped(pinned: u64 as Size, of: u64 as Size, error: &SourceError)
         "pinned={pinned} of={of}: {error}; fix this and call Pool::reserve, or lower PINPOOL_RESERVE";
 
@@ -227,7 +228,8 @@ lines! {
     /// The recording is complete. To do: nothing.
     Info(trace) trace_complete(path: &Path as shown, records: u64) "path={path} records={records}";
 
-    /// Records were dropped because the disk is too slow. To do: nothing if few were lost; otherwise use a faster disk, or a name without `.gz`.
+    /// Records were dropped because the disk is too slow. To do: nothing if few were lost; otherwise use a faster disk, or a name
+    /// without `.gz`.
     Warn(trace) trace_records_lost(path: &Path as shown, records: u64, lost: u64)
         "the disk is too slow path={path} records={records} lost={lost}";
 

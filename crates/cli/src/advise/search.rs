@@ -166,8 +166,8 @@ impl<'a> Search<'a> {
         Ok(choices.filter(|(name, _)| is_open(name)).map(|choice| vec![choice]).collect())
     }
 
-    /// Returns true if these settings save enough, even if all pin calls were as short as the shortest. A reserve pins the same bytes at the
-    /// start: it must save repeated pin calls.
+    /// Returns true if these settings save enough, even if all pin calls were as short as the shortest. A reserve pins the same bytes
+    /// at the start: it must save repeated pin calls.
     fn gains(&self, settings: &[(&'static str, String)], cost: &Column, as_given: &Column) -> bool {
         let seconds = self.workload.duration_us as f64 / 1e6;
         let of_reserve = (seconds * RESERVE_GAIN_OF_TIME).min(as_given.lost_seconds * RESERVE_GAIN);

@@ -1,7 +1,7 @@
 //! Selects the diagnoses that are logged, and summarizes several windows.
 //!
-//! A new cause is logged, and an alarm with a recommended size that is 1/8 larger. The end of an alarm is logged after a minute without it, and after
-//! twice as long each time that the alarm has returned, so that an alternating pool does not fill the log.
+//! A new cause is logged, and an alarm with a recommended size that is 1/8 larger. The end of an alarm is logged after a minute
+//! without it, and after twice as long each time that the alarm has returned, so that an alternating pool does not fill the log.
 
 use std::collections::BTreeMap;
 

@@ -200,8 +200,8 @@ impl SharedLimit {
         })
     }
 
-    /// The bytes that a returned buffer of this owner must make room for, because others lack it and this owner has more than an even share;
-    /// else 0.
+    /// The bytes that a returned buffer of this owner must make room for, because others lack it and this owner has more than an even
+    /// share; else 0.
     pub fn owed_bytes(&self) -> u64 {
         let Attached { slots, own, .. } = &*self.0;
         self.0.with(|place| match self.0.others_lack(place) {

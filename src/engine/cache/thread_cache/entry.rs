@@ -70,12 +70,12 @@ impl<T> Entry<T> {
 
     #[cfg(test)]
     pub(super) fn new_at(owner: u16, class: u32, bytes: usize, value: T) -> Box<Self> {
-        Box::new(Self::around(owner, class, bytes, value))
+        Box::new(Self::with_owner(owner, class, bytes, value))
     }
 
-    /// No cache has a class above 65,534.
+    /// An entry that the shard of slot `owner` owns. No cache has a class above 65,534.
     #[inline]
-    fn around(owner: u16, class: u32, bytes: usize, value: T) -> Self {
+    fn with_owner(owner: u16, class: u32, bytes: usize, value: T) -> Self {
         Self {
             links: Links::NONE,
             order: 0,

@@ -37,8 +37,8 @@
 //! # Why this shape
 //!
 //! A shard's lock is one exchange and one store, and any thread may take it. A lock that is biased to its owner with `membarrier` saved
-//! a tenth of a hit, but another thread must interrupt every core to take it. Without a lock, buffers of a sleeping thread are out of reach.
-//! `docs/benchmarks.md` has the times of a hit.
+//! a tenth of a hit, but another thread must interrupt every core to take it. Without a lock, buffers of a sleeping thread are out of
+//! reach. `docs/benchmarks.md` has the times of a hit.
 //!
 //! An array of slots cannot tell which buffer is oldest without reading all of it; one list of all buffers costs each hit
 //! four more writes. Shards that steal but have no remote list make the copying thread the owner of every buffer that
