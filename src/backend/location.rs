@@ -5,7 +5,7 @@
 //! | one, or unknown | that node (0 if unknown), any memory of the host |
 //! | several, and the preferred one has memory and processors | that node, any memory of the host |
 //! | several, and it lacks one of them | any memory of the host |
-//! | several, not all alike, under a driver before r595 | nothing, unless `PINPOOL_BACKEND=vmm` is_named |
+//! | several, not all alike, under a driver before r595 | nothing, unless `PINPOOL_BACKEND=vmm` insists |
 //!
 //! `cuMemCreate` refuses a node without memory, one without processors, and node -1. On machines with unequal nodes,
 //! drivers before r595 have ended processes there without an error, so the machine is checked before the driver is called.
@@ -59,7 +59,7 @@ impl Machine {
             let driver = self.branch.map_or_else(|| "a driver".to_owned(), |branch| format!("driver {branch}"));
             return Err(format!(
                 "the NUMA nodes are not alike ({difference}), and {driver} before r{FIRST_SAFE_BRANCH} may end the \
-                 process on such a machine; PINPOOL_BACKEND=vmm is_named"
+                 process on such a machine; PINPOOL_BACKEND=vmm insists"
             ));
         }
         let is_whole = |node: &&MemoryNode| lack(node).is_none();
@@ -161,7 +161,7 @@ mod tests {
             let what = format!("{nodes:?} {module:?} {wanted:?}");
             let found = machine.locations(wanted, false);
             assert_eq!(found.clone().ok(), expected, "{what}");
-            assert!(found.err().is_none_or(|why| why.contains("PINPOOL_BACKEND=vmm is_named") && why.contains("580")));
+            assert!(found.err().is_none_or(|why| why.contains("PINPOOL_BACKEND=vmm insists") && why.contains("580")));
             let insisted = machine.locations(wanted, true).unwrap();
             assert!(expected.is_none_or(|expected| expected == insisted), "{what}");
         }

@@ -35,7 +35,7 @@ pub(crate) fn init() -> Result<(), (&'static str, c_int)> {
 /// The meaning of an error code of `cuInit`.
 fn meaning(code: c_int) -> &'static str {
     match code {
-        3 => "CUDA_ERROR_NOT_INITIALIZED: this process was forked from one that used CUDA",
+        3 => "CUDA_ERROR_NOT_INITIALIZED: this process was forked from one that used CUDA: spawn it",
         34 => "CUDA_ERROR_STUB_LIBRARY: this libcuda is the toolkit's stub for linking, not the driver's",
         46 => "CUDA_ERROR_DEVICE_UNAVAILABLE: another process uses the device exclusively",
         100 => "CUDA_ERROR_NO_DEVICE",
@@ -107,7 +107,7 @@ pub(crate) fn find(ordinal: u32) -> Finding {
     if i64::from(ordinal) >= i64::from(devices) {
         let what = if devices == 1 { "1 device".to_owned() } else { format!("{devices} devices") };
         let found = format!("no GPU {ordinal}: the driver ({library}, {version}) lists {what}");
-        return Finding::warning(CHECK, found).remedy("name an existing GPU, or check CUDA_VISIBLE_DEVICES");
+        return Finding::warning(CHECK, found).remedy("set another PINPOOL_DEVICE, or check CUDA_VISIBLE_DEVICES");
     }
     let name = name(ordinal).unwrap_or_else(|| "without a name".to_owned());
     let other = super::library::symbol_before(c"cuInit").map_or_else(String::new, |stub| {

@@ -201,7 +201,7 @@ fn on_memory_nodes_that_are_not_alike_an_old_driver_is_not_asked_unless_the_user
         let created = driver.calls("cuMemCreate");
         let Taken { backend, start, .. } = taken(auto().unstable_host_root(root.path()));
         assert_eq!((backend, driver.calls("cuMemCreate") - created), ("register", 0), "{start}");
-        assert!(start.contains(why) && start.contains("PINPOOL_BACKEND=vmm is_requested"), "{start}");
+        assert!(start.contains(why) && start.contains("PINPOOL_BACKEND=vmm insists"), "{start}");
         assert_eq!(taken(builder(Backend::Vmm).unstable_host_root(root.path())).backend, "vmm");
         let new = machine(nodes, &[NEW]);
         assert_eq!(taken(auto().unstable_host_root(new.path())).backend, "vmm", "{nodes:?}");
