@@ -33,7 +33,7 @@ const ROOMS: &[(&str, usize)] = &[
     ("examples", 396),
     ("fuzz", 8),
     ("python", 2103),
-    ("src/arena", 1435),
+    ("src/arena", 1434),
     ("src/backend", 2089),
     ("src/buffer", 654),
     ("src/config", 748),
@@ -41,7 +41,7 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/driver", 754),
     ("src/engine", 7147),
     ("src/error", 221),
-    ("src/in_flight", 591),
+    ("src/in_flight", 595),
     ("src/lib", 49),
     ("src/maintenance_thread", 275),
     ("src/policy", 78),
@@ -49,12 +49,12 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/quota", 401),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 80094),
-    ("tests", 39321),
+    ("sum of code and tests", 80099),
+    ("tests", 39323),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 118_161;
+const MARKDOWN_BYTES: usize = 116_826;
 
 /// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;

@@ -145,7 +145,7 @@ impl<T> SpareEntries<T> {
     #[inline]
     pub(in crate::engine) fn wrap(&self, class: u32, bytes: usize, value: T) -> Box<Entry<T>> {
         let spare = self.0.lock().pop();
-        Box::write(spare.unwrap_or_else(Box::new_uninit), Entry::around(current_slot(), class, bytes, value))
+        Box::write(spare.unwrap_or_else(Box::new_uninit), Entry::with_owner(current_slot(), class, bytes, value))
     }
 
     /// Unwraps the value of `entry`.
