@@ -50,7 +50,7 @@ const BACKGROUND_THREAD: &str = "background_thread";
 ///     reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
 ///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
 ///     device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun,
-///         call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`; `torch.install` chooses the rank's GPU.
+///         call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`; `pinpool.torch.install` chooses the rank's GPU.
 ///     numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
 ///     idle_timeout: how long idle memory stays pinned (default 60 s).
 ///     trace: path of a recording for the command `pinpool`.
