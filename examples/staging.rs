@@ -1,4 +1,4 @@
-//! Copies a file through a pinned buffer to a device; without a GPU, to the host sink.
+//! Copies a file through a pinned buffer to the host sink. With a GPU, use cudarc's stream and slice, as in `cudarc.rs`.
 
 #![allow(clippy::print_stdout)] // The example prints its result.
 

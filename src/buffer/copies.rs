@@ -101,8 +101,8 @@ impl CopyError {
         &self.error
     }
 
-    /// Returns the buffer for another attempt. If that was to release it, do not drop it before the work has completed; otherwise
-    /// nothing was enqueued. `None` if a copy may have started: its memory returns to the pool once the copy has completed, or is
+    /// Returns the buffer for another attempt. After a failed `release_after` other code's work may still use it: do not drop it before
+    /// that work has completed. After a failed `copy_to` nothing was enqueued. `None` if a copy may have started: its memory returns to the pool once the copy has completed, or is
     /// never reused.
     pub fn into_buf(self) -> Option<PinnedBuf> {
         self.buf.map(|mut refused| std::mem::take(&mut refused.buf))

@@ -268,8 +268,9 @@ impl Pool {
     /// pageable memory ([`on_full`](PoolBuilder::on_full)) changes as well.
     ///
     /// [`stats`](Pool::stats) has the current limit.
+    ///
     /// Addresses are reserved for eight times the initial limit and at least 16 GiB, or less if the system refuses that; a pool cannot
-    /// grow beyond that. A limit of 0 is accepted, and then every request for memory fails.
+    /// grow beyond that. A limit of 0 is accepted here, unlike in the builder and in C: every request for memory then fails.
     ///
     /// # Errors
     ///
