@@ -332,7 +332,7 @@ fn process_pairs() -> impl Iterator<Item = (String, String)> {
 }
 
 /// Returns whether the environment shows that this process is one of several on its host: a rank of torchrun, or a process of Ray.
-/// [`SharedLimitName::Auto`] attaches a pool to the shared limit then.
+/// [`SharedLimitName::Auto`](super::SharedLimitName::Auto) attaches a pool to the shared limit then.
 pub fn is_one_of_several() -> bool {
     shows_several(process_pairs())
 }

@@ -80,7 +80,7 @@ impl State {
 pub(super) struct StateWord(AtomicU64);
 
 impl StateWord {
-    #[cfg(any(test, pinpool_loom))]
+    #[cfg(test)]
     pub(super) fn new() -> Self {
         Self(AtomicU64::new(0))
     }
