@@ -54,7 +54,7 @@ const ROOMS: &[(&str, usize)] = &[
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_851;
+const MARKDOWN_BYTES: usize = 116_870;
 
 /// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;
