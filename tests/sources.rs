@@ -33,28 +33,28 @@ const ROOMS: &[(&str, usize)] = &[
     ("examples", 396),
     ("fuzz", 8),
     ("python", 2103),
-    ("src/arena", 1434),
-    ("src/backend", 2089),
+    ("src/arena", 1414),
+    ("src/backend", 2082),
     ("src/buffer", 654),
-    ("src/config", 748),
-    ("src/copy", 1357),
-    ("src/driver", 754),
-    ("src/engine", 7147),
+    ("src/config", 737),
+    ("src/copy", 1344),
+    ("src/driver", 748),
+    ("src/engine", 7076),
     ("src/error", 221),
     ("src/in_flight", 595),
     ("src/lib", 49),
     ("src/maintenance_thread", 275),
     ("src/policy", 78),
-    ("src/pool", 957),
-    ("src/quota", 401),
+    ("src/pool", 956),
+    ("src/quota", 394),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 80099),
-    ("tests", 39327),
+    ("sum of code and tests", 79958),
+    ("tests", 39322),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_870;
+const MARKDOWN_BYTES: usize = 116_861;
 
 /// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;
