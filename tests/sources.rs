@@ -49,12 +49,12 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/quota", 401),
     ("src/size_class", 93),
     ("src/stats", 514),
-    ("sum of code and tests", 80099),
-    ("tests", 39327),
+    ("sum of code and tests", 79919),
+    ("tests", 39147),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_870;
+const MARKDOWN_BYTES: usize = 116_832;
 
 /// Lines of a file with its comments, without its tests.
 const MOST_LINES: usize = 450;
