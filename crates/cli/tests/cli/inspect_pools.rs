@@ -57,13 +57,13 @@ fn damaged_figures_count_as_cut() {
         &after(71_532, 1_000, "0.0139798", "0.014301312/100"),
         &after(71_532, 1_000, "-0.0139798", "0.0143013"),
     ] {
-        let (messages, summary) = inspected(&format!("{good}{damaged}"));
+        let (messages, summary) = inspected(format!("{good}{damaged}"));
         assert_eq!((messages.len(), summary["cut"].as_u64()), (1, Some(1)), "{damaged}");
     }
     // Other text directly behind the last figure, and the ends of sentences.
     for whole in ["Raising pool_size_limit_ from 100 to 110.\n", "Raising pool_size_limit_ from 7 to 100I tensorflow\n"]
     {
-        let (messages, summary) = inspected(&format!("{good}{whole}"));
+        let (messages, summary) = inspected(format!("{good}{whole}"));
         assert_eq!((messages.len(), summary["cut"].as_u64()), (2, Some(0)), "{whole}");
     }
 }
