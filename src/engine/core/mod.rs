@@ -76,6 +76,7 @@ mod tick;
 
 pub(crate) use fast_path::CachedShard;
 pub(super) use fast_path::KeptCore;
+use get::Failed;
 pub(crate) use limits::AutoLimit;
 pub(crate) use partition::{BlockRequest, PartitionCore};
 use queue::{Backoff, SlowPathFlag};
@@ -307,7 +308,8 @@ impl Core {
             Some(arena) => arena.begin_reserve(bytes),
             None => Ok(()),
         };
-        self.add_within_shared_limit(add).map_err(|refusal| self.refused(&BlockRequest::reserve(bytes), refusal, 0))?;
+        self.add_within_shared_limit(add)
+            .map_err(|refusal| self.refused(&BlockRequest::of(bytes), refusal, Failed::Reserve))?;
         self.resume_reserve();
         Ok(())
     }
@@ -316,7 +318,8 @@ impl Core {
     pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
         let Some(arena) = self.memory.arena() else { return Ok(true) };
         let bytes = || self.stats().memory.reserve_target_bytes;
-        arena.await_reserve(until).map_err(|error| self.refused_by_source(bytes(), error))
+        let refused = |error| self.refused(&BlockRequest::of(bytes()), Refusal::Source(error), Failed::Reserve);
+        arena.await_reserve(until).map_err(refused)
     }
 
     /// Claims `bytes` under the limits for memory other than buffers; idle memory makes room. Makes slow calls.
@@ -328,13 +331,13 @@ impl Core {
                 claim()
             })
         };
-        let refused = |refusal| self.refused(&BlockRequest::reserve(bytes), refusal, 0);
+        let refused = |refusal| self.refused(&BlockRequest::of(bytes), refusal, Failed::UserMemory);
         self.add_within_shared_limit(claim_or_trim).map_err(refused)
     }
 
-    /// The error of a source that refused `bytes` of memory other than buffers.
-    pub(crate) fn refused_by_source(&self, bytes: u64, error: SourceError) -> Error {
-        self.refused(&BlockRequest::reserve(bytes), Refusal::Source(error), 0)
+    /// The error of a source that refused to pin `bytes` of a user's memory.
+    pub(crate) fn user_memory_refused(&self, bytes: u64, error: SourceError) -> Error {
+        self.refused(&BlockRequest::of(bytes), Refusal::Source(error), Failed::UserMemory)
     }
 
     /// Releases `claim`, which makes room for waiting requests.
