@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 514),
     ("src/unstable", 53),
-    ("tests", 39348),
-    ("sum of code and tests", 80139),
+    ("tests", 39168),
+    ("sum of code and tests", 79959),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_956;
+const MARKDOWN_BYTES: usize = 116_918;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;
