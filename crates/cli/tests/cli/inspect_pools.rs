@@ -6,7 +6,7 @@ fn pools(text: &str) -> Vec<u64> {
     inspected(text).0.iter().map(|message| message["pool"].as_u64().unwrap()).collect()
 }
 
-/// The line of a check after as many returns as requests.
+/// What a check prints after as many returns as requests.
 fn after(get: u64, evicted: u64, eviction_rate: &str, rate: &str) -> String {
     let get = get.to_string();
     crate::tf_lines::after(&get, &get, &evicted.to_string(), eviction_rate, rate) + "\n"
