@@ -10,7 +10,7 @@
 //! | `vmm` | `cuMemCreate` on the device's NUMA node, mapped granule by granule | yes, by the driver | virtual memory |
 //! | `register` | anonymous mapping in huge pages, `cuMemHostRegister` | yes, by the driver | discrete regions |
 //! | `cuda` | `cuMemHostAlloc`, portable, cached | yes, by the driver | discrete regions |
-//! | `mlock` | anonymous mapping, `mlock` | yes, unknown to any driver | virtual memory |
+//! | `mlock` | anonymous mapping, `mlock` | by the kernel; pageable to CUDA | virtual memory |
 //! | `heap` | anonymous mapping | no | virtual memory |
 //!
 //! A source with [`VirtualMemory`] reserves one range of addresses and commits its granules one by one. A source without

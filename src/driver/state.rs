@@ -129,8 +129,10 @@ fn absent(why: &str, sign: Option<&str>) -> Finding {
         _ if is_broken => Finding::warning(CHECK, format!("the driver's library cannot be loaded: {why}")).remedy(
             "install the driver's library for this system, or remove the broken one from the library search path",
         ),
-        Some(sign) => Finding::warning(CHECK, format!("a GPU is here ({sign}), but no driver library (libcuda.so.1)"))
-            .remedy("install the driver's user libraries; in a container start it with --gpus all"),
+        Some(sign) => {
+            Finding::warning(CHECK, format!("a GPU is present ({sign}), but no driver library (libcuda.so.1)"))
+                .remedy("install the driver's user libraries; in a container start it with --gpus all")
+        }
         None => Finding::note(CHECK, "no GPU and no CUDA driver (libcuda.so.1)"),
     }
 }
@@ -225,7 +227,7 @@ mod tests {
         let missing = "libcuda.so.1: cannot open shared object file: No such file or directory";
         for (why, sign, severity, word) in [
             (missing, None, Severity::Note, "no GPU and no CUDA driver"),
-            (missing, Some("/dev/nvidia0"), Severity::Warning, "a GPU is here (/dev/nvidia0)"),
+            (missing, Some("/dev/nvidia0"), Severity::Warning, "a GPU is present (/dev/nvidia0)"),
             ("libcuda.so.1: file too short", None, Severity::Warning, "file too short"),
         ] {
             let found = absent(why, sign);

@@ -24,7 +24,7 @@ use pinpool_os::words::Size;
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::shared_limit::{SharedLimit, SharedLimitReport, Want, describe_loss};
-use pinpool_os::lost;
+use pinpool_os::leaked;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
 pub(crate) use process::Member;
 use process::Process;
@@ -376,7 +376,7 @@ impl Claim {
     pub(crate) fn leak(self) {
         // The pool may end before the process does, and the shared limit continues to count them.
         if self.bytes > 0 {
-            lost::keep(self);
+            leaked::leak(self);
         }
     }
 }

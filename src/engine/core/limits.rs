@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Block, BlockRequest, Core};
+use super::{Block, BlockRequest, Core, Failed};
 use crate::config::Limit;
 use crate::engine::memory::{PoolView, Refusal, SlowCalls};
 use crate::engine::wait_queue::deadline;
@@ -278,6 +278,7 @@ impl Core {
     pub(super) fn add_within_limits<R>(
         &self,
         bytes: u64,
+        failed: Failed,
         mut add: impl FnMut() -> Result<R, Refusal>,
     ) -> error::Result<R> {
         let until = deadline(Instant::now(), self.config.longest_wait());
@@ -301,7 +302,7 @@ impl Core {
         if want.bytes() > 0 {
             self.budget().set_want(&want, 0, 0);
         }
-        added.map_err(|refusal| self.refused(&BlockRequest::reserve(bytes), refusal, 0))
+        added.map_err(|refusal| self.refused(&BlockRequest::of(bytes), refusal, failed))
     }
 
     /// The report of the shared limit.

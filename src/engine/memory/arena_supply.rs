@@ -208,7 +208,7 @@ impl Supply for ArenaSupply {
 
     /// In whole granules.
     fn room_to_pass(&self, first: Class) -> u64 {
-        let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
+        let GrowthShape { largest_granule_bytes: granule_bytes, is_discrete, .. } = self.shape;
         match self.budget.max_bytes().filter(|_| !is_discrete && self.settings.may_grow) {
             Some(max_bytes) => {
                 let granules = (max_bytes / granule_bytes).saturating_sub((first.bytes as u64).div_ceil(granule_bytes));
@@ -220,7 +220,7 @@ impl Supply for ArenaSupply {
 
     /// All the granules that it may touch.
     fn bytes_to_pass(&self, class: Class) -> u64 {
-        let granule_bytes = self.shape.ample_bytes;
+        let granule_bytes = self.shape.largest_granule_bytes;
         ((class.bytes as u64).div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
     }
 
