@@ -27,12 +27,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // reuses the memory only after that event.
     let mut batch = pool.get(NUMBERS * size_of::<f32>())?;
     batch.wait_cast_mut::<f32>()?.fill(2.5);
-    stream.memcpy_htod(&batch.elements::<f32>()?, &mut device)?;
+    stream.memcpy_htod(&batch.view_as::<f32>()?, &mut device)?;
     drop(batch);
 
     // A copy from the device: the bytes can be read once it has completed.
     let mut results = pool.get(NUMBERS * size_of::<f32>())?;
-    stream.memcpy_dtoh(&device, &mut results.elements_mut::<f32>()?)?;
+    stream.memcpy_dtoh(&device, &mut results.view_as_mut::<f32>()?)?;
     results.wait()?;
     let sum: f32 = results.wait_cast::<f32>()?.iter().sum();
     println!("sum {sum}, {} copies in flight", pool.stats().copies.in_flight);

@@ -46,10 +46,9 @@ pub(crate) struct NoMemory {
 
 impl fmt::Display for NoMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { asked_bytes, refused: Refused { needed_bytes, found, remedy, .. }, usage, .. } = self;
-        let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
-        write!(f, "cannot allocate {asked} (rounded to {needed}): {found}; {usage}")?;
-        if remedy.is_empty() { Ok(()) } else { write!(f, ". {}", sentence(remedy)) }
+        let Self { asked_bytes, refused, usage, .. } = self;
+        write!(f, "cannot allocate {}: {}; {usage}", refused.rounded(*asked_bytes), refused.found)?;
+        if refused.remedy.is_empty() { Ok(()) } else { write!(f, ". {}", sentence(&refused.remedy)) }
     }
 }
 
@@ -72,7 +71,7 @@ pub(crate) enum ErrorKind {
     #[error("invalid stream or event: {why}")]
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has such handles.
     Handle { why: String },
-    #[error("cannot copy {}: {why}", Size(*len as u64))]
+    #[error("cannot copy {len} B: {why}")]
     Copy { len: usize, why: String },
     #[error("no device address for {} of memory: {why}", Size(*len as u64))]
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has device addresses.

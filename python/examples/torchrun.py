@@ -75,7 +75,10 @@ def main() -> int:
         left = list(sampler)[saved["step"] * BATCH :]  # Without the samples of the steps before the restart.
         loader = DataLoader(dataset, BATCH, sampler=left, num_workers=1, collate_fn=shared.collate)
         for files, numbers in shared.batches(loader):
-            # The copy to the GPU, pinpool.record_stream(files, stream) and the training step belong here.
+            if device is not None:
+                _inputs = files.to(device, non_blocking=True)
+                pinpool.record_stream(files, torch.cuda.current_stream())
+            # The training step belongs here.
             trained: list[Any] = [None] * world
             torch.distributed.all_gather_object(trained, [[epoch, number] for number in numbers.tolist()])
             saved["trained"] += [sample for of_rank in trained for sample in of_rank]

@@ -42,7 +42,7 @@ pub enum Backend {
     Register,
     /// Memory pinned by the CUDA driver (`cuMemHostAlloc`).
     Cuda,
-    /// Memory pinned by the kernel (`mlock`).
+    /// Resident memory (`mlock`), which CUDA copies as pageable memory.
     Mlock,
     /// Ordinary pageable memory.
     Heap,
@@ -253,7 +253,7 @@ fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Chosen, S
 
 /// The finding about a present GPU that serves no backend; `None` if there is none.
 fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -> Option<Finding> {
-    let excluded = options.excluded.iter().find(|(not, _)| *not == "gpu");
+    let excluded = options.excluded.iter().find(|(name, _)| *name == "gpu");
     let gpu = excluded.map_or_else(|| gpu(options.device), |(name, why)| Finding::warning(name, why.clone()));
     match (gpu.severity, passed_over.last()) {
         (Severity::Note, _) => None,
@@ -277,9 +277,9 @@ pub fn gpu(device: u32) -> Finding {
 pub fn gpu(_device: u32) -> Finding {
     const WHY: &str = "built without the `cuda` feature";
     match host::limits::nvidia_devices(Path::new("/")).first() {
-        Some(sign) => Finding::warning("gpu", format!("{WHY}, and a GPU is here ({sign})"))
+        Some(sign) => Finding::warning("gpu", format!("{WHY}, and a GPU is present ({sign})"))
             .remedy("build with the feature `cuda`"),
-        None => Finding::note("gpu", format!("{WHY}, and no GPU is here")),
+        None => Finding::note("gpu", format!("{WHY}, and no GPU is present")),
     }
 }
 
@@ -326,7 +326,7 @@ pub(crate) fn driver_source(name: &str, options: PinOptions<'_>, is_named: bool)
     use super::vmm::VmmSource;
 
     let PinOptions { root, device, node, threads, excluded, max_bytes, .. } = options;
-    if let Some((_, why)) = excluded.iter().find(|(not, _)| *not == name) {
+    if let Some((_, why)) = excluded.iter().find(|(excluded, _)| *excluded == name) {
         return Err(why.clone());
     }
     match name {
@@ -342,7 +342,7 @@ pub(crate) fn driver_source(name: &str, options: PinOptions<'_>, is_named: bool)
 }
 
 #[cfg(not(feature = "cuda"))]
-pub(crate) fn driver_source(_name: &str, options: PinOptions<'_>, _insists: bool) -> Result<Arc<dyn Source>, String> {
+pub(crate) fn driver_source(_name: &str, options: PinOptions<'_>, _is_named: bool) -> Result<Arc<dyn Source>, String> {
     Err(format!("built without the `cuda` feature: device {} is unavailable", options.device))
 }
 

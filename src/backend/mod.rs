@@ -10,7 +10,7 @@
 //! | `vmm` | `cuMemCreate` on the device's NUMA node, mapped granule by granule | yes, by the driver | virtual memory |
 //! | `register` | anonymous mapping in huge pages, `cuMemHostRegister` | yes, by the driver | discrete regions |
 //! | `cuda` | `cuMemHostAlloc`, portable, cached | yes, by the driver | discrete regions |
-//! | `mlock` | anonymous mapping, `mlock` | yes, unknown to any driver | virtual memory |
+//! | `mlock` | anonymous mapping, `mlock` | by the kernel; pageable to CUDA | virtual memory |
 //! | `heap` | anonymous mapping | no | virtual memory |
 //!
 //! A source with [`VirtualMemory`] reserves one range of addresses and commits its granules one by one. A source without
@@ -48,7 +48,7 @@ pub(crate) use choose::{PinOptions, choose, default_device, may_start_driver};
 pub use cuda::CudaSource;
 pub use heap::HeapSource;
 pub use huge_pages::HugeTlb;
-pub(crate) use huge_pages::{huge_bytes, huge_bytes_in, too_few};
+pub(crate) use huge_pages::{huge_bytes, huge_bytes_in};
 #[cfg(feature = "cuda")]
 pub(crate) use mapping::page_of_this_process;
 pub use mlock::lock_limit;

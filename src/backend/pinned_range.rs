@@ -12,7 +12,7 @@ use super::mapping;
 use super::mlock;
 #[cfg(feature = "cuda")]
 use super::register::RegisterSource;
-use super::source::Region;
+use super::source::{Region, Source};
 use crate::error::SourceError;
 
 /// The component that pinned memory.
@@ -36,36 +36,34 @@ pub(crate) enum PinnedRange {
 }
 
 impl PinnedRange {
-    /// Pins `region` as the source `source` of the device `device` does. While a driver has locked its pages, children of `fork` do not
+    /// Pins `region` as `source` pins its memory, a driver for `device`. While a driver has locked its pages, children of `fork` do not
     /// get them.
     ///
     /// # Safety
     ///
     /// Whole pages, mapped until [`end`](Self::end) has returned without an error.
-    pub(crate) unsafe fn pin(region: &Region, source: &str, device: u32) -> Result<Self, SourceError> {
+    pub(crate) unsafe fn pin(region: &Region, source: &dyn Source, device: u32) -> Result<Self, SourceError> {
         let _no_device = device;
-        match source {
-            #[cfg(feature = "cuda")]
-            "vmm" | "register" | "cuda" => {
-                let source = Arc::new(RegisterSource::new(device, None)?);
-                mapping::inherit(region, false)?;
-                // SAFETY: mapped until `end` has unregistered them, as the caller promised.
-                let registered = unsafe { source.register_other(region) };
-                registered.inspect_err(|_| {
-                    let _ = mapping::inherit(region, true);
-                })?;
-                Ok(Self::Driver(source))
-            }
-            "mlock" => {
-                let locked = mlock::lock(region.start(), region.len_bytes());
-                // A lock that fails half way has locked a part of the pages.
-                locked.inspect_err(|_| {
-                    let _ = mlock::unlock(region.start(), region.len_bytes());
-                })?;
-                Ok(Self::Kernel)
-            }
-            _ => Ok(Self::None),
+        if !source.is_pinned() {
+            return Ok(Self::None);
         }
+        #[cfg(feature = "cuda")]
+        if source.needs_gpu() {
+            let source = Arc::new(RegisterSource::new(device, None)?);
+            mapping::inherit(region, false)?;
+            // SAFETY: mapped until `end` has unregistered them, as the caller promised.
+            let registered = unsafe { source.register_other(region) };
+            registered.inspect_err(|_| {
+                let _ = mapping::inherit(region, true);
+            })?;
+            return Ok(Self::Driver(source));
+        }
+        let locked = mlock::lock(region.start(), region.len_bytes());
+        // A lock that fails half way has locked a part of the pages.
+        locked.inspect_err(|_| {
+            let _ = mlock::unlock(region.start(), region.len_bytes());
+        })?;
+        Ok(Self::Kernel)
     }
 
     pub(crate) fn pinned_by(&self) -> Option<PinnedBy> {

@@ -75,7 +75,7 @@ impl RegisterSource {
     pub(super) fn on_machine(root: &Path, ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
         let device = Device::find(ordinal)?;
         if device.attribute(attribute::HOST_REGISTER_SUPPORTED).is_none_or(|value| value == 0) {
-            return Err(SourceError::new("cuDeviceGetAttribute", "the device registers no host memory"));
+            return Err(SourceError::new("cuDeviceGetAttribute", "the device does not support cuMemHostRegister"));
         }
         let node = node.or_else(|| device.numa_node(root));
         Ok(Self::on_device(root, device, node))

@@ -59,8 +59,8 @@ impl Future for PendingBuf {
     type Output = Result<PinnedBuf>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<PinnedBuf>> {
-        let over = Pin::new(&mut self.copy).poll(context);
-        over.map(|over| over.map(|()| std::mem::take(&mut self.buf)))
+        let outcome = Pin::new(&mut self.copy).poll(context);
+        outcome.map(|outcome| outcome.map(|()| std::mem::take(&mut self.buf)))
     }
 }
 
@@ -70,17 +70,17 @@ impl Future for PendingBuf {
 #[error("{error}")]
 pub struct CopyError {
     error: Error,
-    buf: Option<Refused>,
+    buf: Option<UnsentBuf>,
 }
 
 /// A buffer that the failed call did not consume.
-struct Refused {
+struct UnsentBuf {
     buf: PinnedBuf,
     /// Other code's work may still use it, so the memory is leaked if there is no other attempt.
     may_be_in_use: bool,
 }
 
-impl Drop for Refused {
+impl Drop for UnsentBuf {
     fn drop(&mut self) {
         if self.may_be_in_use {
             std::mem::take(&mut self.buf).leak(&Error::device_failed("the work that uses the buffer has no fence"));
@@ -154,7 +154,7 @@ impl PinnedBuf {
                 Ok(Completion::tracked(fence, keeper))
             }
             Err(CopyFailure::Refused(error)) => {
-                Err(CopyError { error, buf: Some(Refused { buf: self, may_be_in_use: false }) })
+                Err(CopyError { error, buf: Some(UnsentBuf { buf: self, may_be_in_use: false }) })
             }
             Err(failed) => self.track(Err(failed), CopyFences::record).map_err(|error| CopyError { error, buf: None }),
         }
@@ -343,7 +343,7 @@ impl PinnedBuf {
                 Ok(())
             }
             Ok(None) => Ok(()),
-            Err(error) => Err(CopyError { error, buf: Some(Refused { buf: self, may_be_in_use: true }) }),
+            Err(error) => Err(CopyError { error, buf: Some(UnsentBuf { buf: self, may_be_in_use: true }) }),
         }
     }
 

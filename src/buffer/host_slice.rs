@@ -16,7 +16,7 @@ use super::slice::check_cast;
 use crate::copy::cuda::{HostSliceFence, ensure_access, refuse_host_slice};
 use crate::error::{ErrorKind, Result};
 
-/// A part of a [`PinnedBuf`] as elements of `T`, to copy from: `stream.memcpy_htod(&buf.slice(..n)?, &mut device)`. The
+/// A part of a [`PinnedBuf`] as elements of `T`, to copy from: `stream.memcpy_htod(&buf.view(..n)?, &mut device)`. The
 /// buffer records the copy.
 #[derive(Debug)]
 pub struct BufView<'a, T = u8> {
@@ -26,7 +26,7 @@ pub struct BufView<'a, T = u8> {
     element: PhantomData<T>,
 }
 
-/// A part of a [`PinnedBuf`] as elements of `T`, to copy into: `stream.memcpy_dtoh(&device, &mut buf.slice_mut(..n)?)`. The
+/// A part of a [`PinnedBuf`] as elements of `T`, to copy into: `stream.memcpy_dtoh(&device, &mut buf.view_mut(..n)?)`. The
 /// buffer records the copy.
 #[derive(Debug)]
 pub struct BufViewMut<'a, T = u8> {
@@ -42,8 +42,8 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// [`Error::is_request`](crate::Error::is_request) if the range is not inside the buffer.
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<BufView<'_>> {
-        self.elements()?.slice(range)
+    pub fn view(&self, range: impl RangeBounds<usize>) -> Result<BufView<'_>> {
+        self.view_as()?.slice(range)
     }
 
     /// A range of the bytes as the destination of a tracked cudarc copy. cudarc copies as many bytes as the view has, so the view
@@ -51,9 +51,9 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`slice`](PinnedBuf::slice).
-    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<BufViewMut<'_>> {
-        self.elements_mut()?.slice(range)
+    /// The errors of [`view`](PinnedBuf::view).
+    pub fn view_mut(&mut self, range: impl RangeBounds<usize>) -> Result<BufViewMut<'_>> {
+        self.view_as_mut()?.slice(range)
     }
 
     /// The buffer as elements of `T`, the source of a tracked cudarc copy.
@@ -63,7 +63,7 @@ impl PinnedBuf {
     /// # use pinpool::cudarc::driver::{CudaSlice, CudaStream};
     /// # fn send(buf: &pinpool::PinnedBuf, stream: &Arc<CudaStream>, device: &mut CudaSlice<f32>)
     /// # -> Result<(), Box<dyn std::error::Error>> {
-    /// stream.memcpy_htod(&buf.elements::<f32>()?, device)?;
+    /// stream.memcpy_htod(&buf.view_as::<f32>()?, device)?;
     /// # Ok(())
     /// # }
     /// ```
@@ -72,7 +72,7 @@ impl PinnedBuf {
     ///
     /// [`Error::is_request`](crate::Error::is_request) if the length is not a multiple of the element's size, or the
     /// address is not aligned for it.
-    pub fn elements<T: Pod>(&self) -> Result<BufView<'_, T>> {
+    pub fn view_as<T: Pod>(&self) -> Result<BufView<'_, T>> {
         check_cast::<T>(self.start().as_ptr(), self.len())?;
         Ok(BufView { bytes: 0..self.len(), buf: self, element: PhantomData })
     }
@@ -81,8 +81,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`elements`](PinnedBuf::elements).
-    pub fn elements_mut<T: Pod>(&mut self) -> Result<BufViewMut<'_, T>> {
+    /// The errors of [`view_as`](PinnedBuf::view_as).
+    pub fn view_as_mut<T: Pod>(&mut self) -> Result<BufViewMut<'_, T>> {
         check_cast::<T>(self.start().as_ptr(), self.len())?;
         Ok(BufViewMut { bytes: 0..self.len(), buf: self, element: PhantomData })
     }

@@ -60,10 +60,10 @@ struct Aligned;
 ///   buf.copy_to(&stream, &mut dst)?                         stream.memcpy_htod(&**buf.wait_slice()?, &mut dst)
 ///   buf.copy_range_to(0..n, &stream, &mut dst)?             Tensor::from_raw_buffer(buf.wait_slice()?, ..)
 ///   stream.memcpy_htod(&buf, &mut dst)?                       and drop(buf) before the device is synchronized
-///   stream.memcpy_htod(&buf.slice(..n)?, &mut dst)?
-///   stream.memcpy_htod(&buf.elements::<f32>()?, &mut f)?
+///   stream.memcpy_htod(&buf.view(..n)?, &mut dst)?
+///   stream.memcpy_htod(&buf.view_as::<f32>()?, &mut f)?
 ///   stream.memcpy_dtoh(&src, &mut buf)?
-///   stream.memcpy_dtoh(&src, &mut buf.slice_mut(..n)?)?
+///   stream.memcpy_dtoh(&src, &mut buf.view_mut(..n)?)?
 /// ```
 ///
 /// [`wait_slice`](PinnedBuf::wait_slice) and [`wait_slice_mut`](PinnedBuf::wait_slice_mut) return a [`PinnedSlice`], which host code

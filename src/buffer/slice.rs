@@ -45,7 +45,7 @@ use crate::error::{ErrorKind, Result};
 /// # use pinpool::cudarc::driver::{CudaSlice, CudaStream};
 /// # fn both(buf: &mut pinpool::PinnedBuf, stream: &Arc<CudaStream>, device: &mut CudaSlice<u8>) {
 /// stream.memcpy_htod(buf, device).unwrap();
-/// stream.memcpy_dtoh(device, &mut buf.slice_mut(..4).unwrap()).unwrap();
+/// stream.memcpy_dtoh(device, &mut buf.view_mut(..4).unwrap()).unwrap();
 /// # }
 /// ```
 #[repr(transparent)]

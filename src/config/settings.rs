@@ -83,7 +83,7 @@ macro_rules! for_each_setting {
         /// Initial limit on idle buffers; 0 keeps none and disables auto-resize.
         "PINPOOL_POOL_SIZE_LIMIT" = 100, pool_size_limit: u64 as COUNT;
 
-        /// Whether the idle limit grows while evictions and misses are frequent: 0 or 1.
+        /// Whether the limit on idle buffers grows with frequent evictions and misses: 0 or 1.
         "PINPOOL_AUTO_RESIZE" = true, auto_resize: bool as SWITCH;
 
         /// Size classes: eighths under adaptive; pow2 (default) or exact under tensorflow.

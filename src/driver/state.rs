@@ -89,7 +89,7 @@ pub(crate) fn find(ordinal: u32) -> Finding {
     if !super::is_present() {
         return absent(&dlopen_error(), signs.first().map(String::as_str));
     }
-    let library = library_path();
+    let library = super::symbol(c"cuInit").map_or_else(|| "libcuda".to_owned(), file_of);
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let visible = visible.as_deref();
     if let Err((what, code)) = init() {
@@ -129,8 +129,10 @@ fn absent(why: &str, sign: Option<&str>) -> Finding {
         _ if is_broken => Finding::warning(CHECK, format!("the driver's library cannot be loaded: {why}")).remedy(
             "install the driver's library for this system, or remove the broken one from the library search path",
         ),
-        Some(sign) => Finding::warning(CHECK, format!("a GPU is here ({sign}), but no driver library (libcuda.so.1)"))
-            .remedy("install the driver's user libraries; in a container start it with --gpus all"),
+        Some(sign) => {
+            Finding::warning(CHECK, format!("a GPU is present ({sign}), but no driver library (libcuda.so.1)"))
+                .remedy("install the driver's user libraries; in a container start it with --gpus all")
+        }
         None => Finding::note(CHECK, "no GPU and no CUDA driver (libcuda.so.1)"),
     }
 }
@@ -149,11 +151,6 @@ fn dlopen_error() -> String {
     }
     // SAFETY: a C string that lives until the next call of this thread to the loader.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-}
-
-/// The file that the driver was loaded from.
-fn library_path() -> String {
-    super::symbol(c"cuInit").map_or_else(|| "libcuda".to_owned(), file_of)
 }
 
 /// The file of the library that has this function.
@@ -230,7 +227,7 @@ mod tests {
         let missing = "libcuda.so.1: cannot open shared object file: No such file or directory";
         for (why, sign, severity, word) in [
             (missing, None, Severity::Note, "no GPU and no CUDA driver"),
-            (missing, Some("/dev/nvidia0"), Severity::Warning, "a GPU is here (/dev/nvidia0)"),
+            (missing, Some("/dev/nvidia0"), Severity::Warning, "a GPU is present (/dev/nvidia0)"),
             ("libcuda.so.1: file too short", None, Severity::Warning, "file too short"),
         ] {
             let found = absent(why, sign);

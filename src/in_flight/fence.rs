@@ -254,7 +254,7 @@ impl CopyFences {
     pub(crate) fn is_complete(&mut self) -> Result<bool> {
         let Some(accesses) = self.0.get_mut().map(|accesses| accesses.get_mut()) else { return Ok(true) };
         let mut first_failure = None;
-        let over = accesses.extract_if(.., |each| {
+        let completed = accesses.extract_if(.., |each| {
             if each.kind == AccessKind::Lent {
                 each.kind = AccessKind::Returned;
             }
@@ -263,7 +263,7 @@ impl CopyFences {
                 false
             })
         });
-        over.for_each(|each| discard(each.fence));
+        completed.for_each(|each| discard(each.fence));
         match first_failure {
             Some(error) => Err(error),
             None => Ok(accesses.is_empty()),

@@ -13,7 +13,7 @@ use crate::buffer::PinnedBuf;
 use crate::engine::{Adopted, Core};
 use crate::error::{ErrorKind, Result};
 use crate::quota::Claim;
-use pinpool_os::lost;
+use pinpool_os::leaked;
 
 impl Pool {
     /// Wraps memory that another library or process pinned in a buffer with tracked copies.
@@ -76,10 +76,10 @@ impl Pool {
     /// let mut page = Box::new(Page([1; 4096])); // represents a mapping
     /// let memory = NonNull::from(page.0.as_mut_slice());
     /// // SAFETY: a whole page, mapped as long as `page`.
-    /// let locked = std::sync::Arc::new(unsafe { pool.pin(memory, page) }?);
-    /// let lent = locked.clone();
+    /// let pinned = std::sync::Arc::new(unsafe { pool.pin(memory, page) }?);
+    /// let lent = pinned.clone();
     /// // SAFETY: nothing else uses the bytes, which stay pinned until the buffer has been returned.
-    /// let buf = unsafe { pool.adopt(locked.memory(), locked.pinned_by(), move || drop(lent)) }?;
+    /// let buf = unsafe { pool.adopt(pinned.memory(), pinned.pinned_by(), move || drop(lent)) }?;
     /// assert_eq!(buf.len(), 4096);
     /// # Ok::<(), pinpool::Error>(())
     /// ```
@@ -110,15 +110,15 @@ impl Pool {
         let claim = core.claim_user_memory(len as u64)?;
         let (region, config) = (Region::new(start, len, 0), core.config());
         // SAFETY: whole pages that stay mapped until the drop of the result, which unpins them first (pinned-range-I1).
-        let lock = unsafe { PinnedRange::pin(&region, core.memory().source().name(), config.device) };
-        match lock {
-            Ok(lock) => {
-                let held = ManuallyDrop::new(Held { region, lock, owner, claim });
+        let range = unsafe { PinnedRange::pin(&region, core.memory().source(), config.device) };
+        match range {
+            Ok(range) => {
+                let held = ManuallyDrop::new(Held { region, range, owner, claim });
                 Ok(UserMemory { held, core: core.clone() })
             }
             Err(error) => {
                 core.end_user_memory_claim(claim);
-                Err(core.refused_by_source(len as u64, error))
+                Err(core.user_memory_refused(len as u64, error))
             }
         }
     }
@@ -137,7 +137,7 @@ pub struct UserMemory<O: Send + 'static> {
 
 struct Held<O> {
     region: Region,
-    lock: PinnedRange,
+    range: PinnedRange,
     owner: O,
     claim: Claim,
 }
@@ -155,7 +155,7 @@ impl<O: Send + 'static> UserMemory<O> {
 
     /// The component that pinned the memory; `None` if the pool's memory is not pinned.
     pub fn pinned_by(&self) -> Option<PinnedBy> {
-        self.held.lock.pinned_by()
+        self.held.range.pinned_by()
     }
 }
 
@@ -173,14 +173,14 @@ impl<O: Send + 'static> Drop for UserMemory<O> {
         // SAFETY: nothing uses the field after the drop.
         let held = unsafe { ManuallyDrop::take(&mut self.held) };
         if self.core.is_forked() {
-            // A forked child inherits neither the lock nor memory that a driver pinned.
-            lost::keep(held);
+            // A forked child inherits neither a lock on memory nor memory that a driver pinned.
+            leaked::leak(held);
             return;
         }
         // SAFETY: the region was pinned by `pin`, and the caller of `pin` promises that no device uses it any more.
-        if unsafe { held.lock.end(&held.region) }.is_err() {
+        if unsafe { held.range.end(&held.region) }.is_err() {
             // A device may use the memory (pinned-range-I1).
-            lost::keep(held);
+            leaked::leak(held);
             return;
         }
         let Held { owner, claim, .. } = held;

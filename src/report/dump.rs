@@ -175,10 +175,9 @@ impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.request {
             None => f.write_str("memory of the pool")?,
-            Some(FailedRequest { asked_bytes, tag, refused: Refused { needed_bytes, found, .. }, .. }) => {
+            Some(FailedRequest { asked_bytes, tag, refused, .. }) => {
                 let tag = tag.as_deref().unwrap_or("(untagged)");
-                let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
-                write!(f, "cannot allocate {asked} (rounded to {needed}) for {tag}: {found}")?;
+                write!(f, "cannot allocate {} for {tag}: {}", refused.rounded(*asked_bytes), refused.found)?;
             }
         }
         f.write_str("\n")?;

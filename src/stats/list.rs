@@ -86,7 +86,7 @@ pub struct Stats {
     pub memory: MemoryStats,
     /// Copies that were running when their buffers were returned.
     pub copies: CopyStats,
-    /// Limits, and how often the count limit changed.
+    /// Limits, and how often the limit on idle buffers changed.
     pub limits: LimitStats,
 }
 
@@ -217,17 +217,17 @@ group! {
 }
 
 group! {
-    /// Limits, and how often the count limit changed.
+    /// Limits, and how often the limit on idle buffers changed.
     LimitStats;
     /// The limit on held bytes (`PINPOOL_MAX_BYTES`); none if unlimited.
     max_bytes: Option<u64> = Gauge,
     /// The limit on idle buffers (`PINPOOL_POOL_SIZE_LIMIT`, raised and lowered automatically).
     max_idle_buffers: u64 = Gauge,
-    /// Checks of the count limit, one per 1000 evictions.
+    /// Checks of the limit on idle buffers, one per 1000 evictions.
     checks: u64 = Counter,
-    /// Checks that raised the count limit.
+    /// Checks that raised the limit on idle buffers.
     raises: u64 = Counter,
-    /// Times that the count limit was lowered.
+    /// Times that the limit on idle buffers was lowered.
     lowers: u64 = Counter,
     /// The limit shared by the processes of this host, if the pool takes part in one (`PINPOOL_LEDGER`).
     shared: Option<SharedLimitStats> = Group,

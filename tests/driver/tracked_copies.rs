@@ -71,11 +71,11 @@ fn a_buffer_dropped_under_a_copy_to_the_device_arrives_whole_and_is_reused_only_
     let (driver, pool, stream, mut memory) = start();
     let to_bytes: [Line<DeviceMem>; 5] = [
         ("memcpy_htod(&buf)", |stream, buf, memory| stream.memcpy_htod(&buf, &mut memory.bytes).unwrap()),
-        ("memcpy_htod(&buf.slice(..))", |stream, buf, memory| {
-            stream.memcpy_htod(&buf.slice(..).unwrap(), &mut memory.bytes).unwrap();
+        ("memcpy_htod(&buf.view(..))", |stream, buf, memory| {
+            stream.memcpy_htod(&buf.view(..).unwrap(), &mut memory.bytes).unwrap();
         }),
         ("memcpy_htod of a slice that was taken for writing", |stream, mut buf, memory| {
-            stream.memcpy_htod(&buf.slice_mut(..LEN).unwrap(), &mut memory.bytes).unwrap();
+            stream.memcpy_htod(&buf.view_mut(..LEN).unwrap(), &mut memory.bytes).unwrap();
         }),
         ("copy_range_to", |stream, mut buf, memory| {
             buf.copy_range_to(0..LEN, stream, &mut memory.bytes).unwrap();
@@ -92,11 +92,11 @@ fn a_buffer_dropped_under_a_copy_to_the_device_arrives_whole_and_is_reused_only_
         }
     }
     let to_floats: [Line<DeviceMem>; 3] = [
-        ("memcpy_htod(&buf.elements::<f32>())", |stream, buf, memory| {
-            stream.memcpy_htod(&buf.elements::<f32>().unwrap(), &mut memory.floats).unwrap();
+        ("memcpy_htod(&buf.view_as::<f32>())", |stream, buf, memory| {
+            stream.memcpy_htod(&buf.view_as::<f32>().unwrap(), &mut memory.floats).unwrap();
         }),
         ("memcpy_htod of some elements", |stream, buf, memory| {
-            let elements = buf.elements::<f32>().unwrap().slice(..ELEMENTS).unwrap();
+            let elements = buf.view_as::<f32>().unwrap().slice(..ELEMENTS).unwrap();
             stream.memcpy_htod(&elements, &mut memory.floats.slice_mut(..)).unwrap();
         }),
         ("copy_to a slice of f32", |stream, buf, memory| {
@@ -116,14 +116,14 @@ fn a_buffer_dropped_under_a_copy_from_the_device_is_not_written_to_in_its_next_u
     let (driver, pool, stream, mut memory) = start();
     let lines: [Line<DeviceMem>; 5] = [
         ("memcpy_dtoh(&mut buf)", |stream, mut buf, memory| stream.memcpy_dtoh(&memory.bytes, &mut buf).unwrap()),
-        ("memcpy_dtoh(&mut buf.slice_mut(..))", |stream, mut buf, memory| {
-            stream.memcpy_dtoh(&memory.bytes, &mut buf.slice_mut(..).unwrap()).unwrap();
+        ("memcpy_dtoh(&mut buf.view_mut(..))", |stream, mut buf, memory| {
+            stream.memcpy_dtoh(&memory.bytes, &mut buf.view_mut(..).unwrap()).unwrap();
         }),
         ("memcpy_dtoh of a part", |stream, mut buf, memory| {
-            stream.memcpy_dtoh(&memory.bytes.slice(4..12), &mut buf.slice_mut(LEN - 8..).unwrap()).unwrap();
+            stream.memcpy_dtoh(&memory.bytes.slice(4..12), &mut buf.view_mut(LEN - 8..).unwrap()).unwrap();
         }),
-        ("memcpy_dtoh(&mut buf.elements_mut::<f32>())", |stream, mut buf, memory| {
-            stream.memcpy_dtoh(&memory.floats, &mut buf.elements_mut::<f32>().unwrap()).unwrap();
+        ("memcpy_dtoh(&mut buf.view_as_mut::<f32>())", |stream, mut buf, memory| {
+            stream.memcpy_dtoh(&memory.floats, &mut buf.view_as_mut::<f32>().unwrap()).unwrap();
         }),
         ("copy_from", |stream, buf, memory| drop(buf.copy_from(stream, &memory.floats).unwrap())),
     ];
@@ -153,23 +153,23 @@ fn typed_views_carry_their_elements_at_their_offset() {
     let mut buf = pool.get(LEN).unwrap();
     let values: Vec<f32> = (0..ELEMENTS).map(|index| index as f32).collect();
     buf.wait_cast_mut::<f32>().unwrap().copy_from_slice(&values);
-    let some = buf.elements::<f32>().unwrap().slice(8..24).unwrap();
+    let some = buf.view_as::<f32>().unwrap().slice(8..24).unwrap();
     stream.memcpy_htod(&some, &mut memory.floats).unwrap();
     let mut back = pool.get(64).unwrap();
-    stream.memcpy_dtoh(&memory.floats.slice(..16), &mut back.elements_mut::<f32>().unwrap()).unwrap();
+    stream.memcpy_dtoh(&memory.floats.slice(..16), &mut back.view_as_mut::<f32>().unwrap()).unwrap();
     assert_eq!(back.wait_cast::<f32>().unwrap(), &values[8..24]);
-    let error = buf.elements::<f32>().unwrap().slice(1..=ELEMENTS).unwrap_err();
+    let error = buf.view_as::<f32>().unwrap().slice(1..=ELEMENTS).unwrap_err();
     assert!(error.is_request() && error.to_string().contains("16384 elements"), "{error}");
     buf.truncate(LEN - 1);
-    assert!(buf.elements::<f32>().unwrap_err().is_request());
-    assert!(buf.slice(..LEN).unwrap_err().is_request());
+    assert!(buf.view_as::<f32>().unwrap_err().is_request());
+    assert!(buf.view(..LEN).unwrap_err().is_request());
 }
 
 #[test]
 fn a_copy_into_a_view_to_read_from_is_an_error_of_cudarcs_next_call() {
     let (_driver, pool, stream, memory) = start();
     let buf = pool.get(LEN).unwrap();
-    stream.memcpy_dtoh(&memory.bytes, &mut buf.slice(..).unwrap()).unwrap();
+    stream.memcpy_dtoh(&memory.bytes, &mut buf.view(..).unwrap()).unwrap();
     let error = stream.synchronize().unwrap_err();
     assert_eq!(error.0, cudarc::driver::sys::CUresult::CUDA_ERROR_NOT_PERMITTED);
     stream.synchronize().unwrap();

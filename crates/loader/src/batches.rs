@@ -12,11 +12,11 @@
 //! - **plan-I3**: the order of an epoch depends on the seed and the number of the epoch only.
 //! - **plan-I4**: the shards of an epoch are disjoint and together the epoch: each takes the units number `rank`,
 //!   `rank + world`, `rank + 2 * world`, ... of its order (plan-I6).
+//! - **plan-I5**: [`plan_number`] covers everything that determines the batches of an epoch, so a state is refused if they would
+//!   differ.
 //! - **plan-I6**: shuffles and shards move units: a sample, or all samples of a compressed file, which come in their order.
 //!   A shuffle mixes the samples of [`OPEN_FILES`] units at random, so that several workers decompress at once,
 //!   and orders the parts of a batch with compressed samples by file.
-//! - **plan-I5**: [`plan_number`] covers everything that determines the batches of an epoch, so a state is refused if they would
-//!   differ.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;

@@ -7,7 +7,7 @@
 //! | [`threads`] | threads that leave no process-wide lock locked in a forked child |
 //! | [`clock`] | the monotonic clock |
 //! | [`unwind`] | calls of user code: panics end there |
-//! | [`lost`] | leaked values: never used again and never freed |
+//! | [`leaked`] | values: never used again and never freed |
 //! | [`call_stack`] | where code was called from |
 //! | [`file_id`] | the identity of the file behind a path or a descriptor |
 //! | [`child_descriptors`] | descriptors that forked children close |
@@ -25,8 +25,8 @@ pub mod clock;
 pub mod file_id;
 pub mod fork;
 pub mod host;
+pub mod leaked;
 pub mod local_socket;
-pub mod lost;
 pub mod sync;
 pub mod threads;
 pub mod unwind;

@@ -55,8 +55,8 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     if !driver.records_contexts() {
         return Err(Reason::NoContextEvents);
     }
-    if crate::captures::is_blind() {
-        return Err(Reason::Blind);
+    if crate::captures::has_missed_capture() {
+        return Err(Reason::MissedCapture);
     }
     let context = match driver.current() {
         Ok(handle @ 1..) => contexts::find_or_add(handle),

@@ -45,7 +45,7 @@ pub(crate) fn is_default(stream: usize) -> bool {
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 
 /// Set once a record failed because of a capture that no hook saw.
-static IS_BLIND: AtomicBool = AtomicBool::new(false);
+static HAS_MISSED_CAPTURE: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether any stream captures.
 pub(crate) fn are_under_way() -> bool {
@@ -94,16 +94,16 @@ pub(crate) fn forget(context: u64) {
 /// Runs `record` while no capture is under way and none can begin; `None` while one is.
 pub(crate) fn without_captures<R>(record: impl FnOnce() -> R) -> Option<R> {
     let captures = CAPTURES.lock();
-    (captures.is_empty() && !is_blind()).then(record)
+    (captures.is_empty() && !has_missed_capture()).then(record)
 }
 
 /// Returns whether there are captures that this module does not see, so that no record may be made any more.
-pub(crate) fn is_blind() -> bool {
+pub(crate) fn has_missed_capture() -> bool {
     // Relaxed: publishes nothing.
-    IS_BLIND.load(Ordering::Relaxed)
+    HAS_MISSED_CAPTURE.load(Ordering::Relaxed)
 }
 
 /// Records that a capture exists that no hook saw. Returns whether it is the first.
-pub(crate) fn become_blind() -> bool {
-    !IS_BLIND.swap(true, Ordering::Relaxed)
+pub(crate) fn record_missed_capture() -> bool {
+    !HAS_MISSED_CAPTURE.swap(true, Ordering::Relaxed)
 }

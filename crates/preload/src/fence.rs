@@ -102,7 +102,7 @@ impl State {
                     Some(Ok(Some(event))) => events.push((context.clone(), event)),
                     Some(Ok(None)) => return Err((events, Ok(()))),
                     Some(Err(CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)) => {
-                        if captures::become_blind() {
+                        if captures::record_missed_capture() {
                             log::unseen_capture();
                         }
                         return Err((events, Ok(())));

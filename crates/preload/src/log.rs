@@ -34,7 +34,7 @@ pub(crate) enum Reason {
     /// Logged when the pool could not be made.
     NoPool,
     /// Logged when the capture was detected.
-    Blind,
+    MissedCapture,
     Full(usize),
     Version(i32),
     Refused(String),
@@ -52,7 +52,7 @@ impl fmt::Display for Reason {
             }
             Self::NoContext => f.write_str("no context is current on the thread"),
             Self::NoPool => f.write_str("there is no pool"),
-            Self::Blind => f.write_str("a capture that was not seen"),
+            Self::MissedCapture => f.write_str("a capture that was not seen"),
             Self::Full(bytes) => {
                 write!(f, "{bytes} bytes are more than the limit has room for; PINPOOL_MAX_BYTES raises it")
             }
@@ -68,7 +68,7 @@ impl fmt::Display for Reason {
 pub(crate) fn passed_through(reason: &Reason) {
     static TOLD: Mutex<Vec<Discriminant<Reason>>> = Mutex::new(Vec::new());
     // The driver refuses a call without a context. A child of a fork does not log: its parent's threads may have held a lock.
-    if matches!(reason, Reason::NoPool | Reason::Blind | Reason::NoContext | Reason::Forked) {
+    if matches!(reason, Reason::NoPool | Reason::MissedCapture | Reason::NoContext | Reason::Forked) {
         return;
     }
     init();

@@ -46,8 +46,8 @@ def record_stream(batch: Any, stream: Any) -> None:
 
 def _not_in_a_pool(value):
     return TypeError(
-        f"the memory of this {type(value).__name__} is not in a pool buffer: pass an array from pool.empty, a shared batch, or a field of "
-        "a Loader's batch"
+        f"the memory of this {type(value).__name__} is not in a pool buffer: pass an array from pool.empty, a shared batch, or a field "
+        "or `buffer` of a Loader's batch"
     )
 
 

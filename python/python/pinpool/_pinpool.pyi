@@ -256,8 +256,8 @@ class Pool:
 
             pool.stats()["memory"]["in_use_bytes"], pool.stats()["requests"]["hits"]
 
-        The parts are "requests", "memory", "copies" and "limits", in addition to "name", "number", "preset", "backend" and others. The
-        documentation of the crate's struct `Stats` explains each key.
+        The parts are "requests", "memory", "copies" and "limits", in addition to "name", "number", "preset", "backend" and others.
+        `src/stats/list.rs` explains each key.
         """
     def diagnose(self) -> str:
         """Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy."""

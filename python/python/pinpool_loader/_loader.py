@@ -149,9 +149,9 @@ class Loader(Generic[T]):
         self._map, self._map_threads = map, checked_int("map_threads", map_threads, 1, 1024)
         decoded = _decode.decoders(decode)
         drop_last, even = checked_bool("drop_last", drop_last), checked_bool("even", even)
-        needy = "decode=" if decoded else "drop_last=" if drop_last else "even=" if even else None
-        if needy and (batch_size is None or batch_bytes is not None):
-            raise ValueError(f"{needy} needs batch_size=, without batch_bytes=")
+        needs_size = "decode=" if decoded else "drop_last=" if drop_last else "even=" if even else None
+        if needs_size and (batch_size is None or batch_bytes is not None):
+            raise ValueError(f"{needs_size} needs batch_size=, without batch_bytes=")
         if batch_size is None and batch_bytes is None:
             batch_bytes = 16 << 20
         batch_size = 0 if batch_size is None else checked_int("batch_size", batch_size, 1)
@@ -188,6 +188,8 @@ class Loader(Generic[T]):
         self._position: _Position = (0, 0, 0)
         self._pass_start: int | None = None
         self._is_resumed = False
+        # An epoch and its number of batches.
+        self._counted = (-1, 0)
         if state is not None:
             self.load_state_dict(state)
 
@@ -218,9 +220,9 @@ class Loader(Generic[T]):
         most, fewest = -(-samples // world_size), samples // world_size
         batches = [-(-each // batch_size) if batch_size else 0 for each in (most, fewest)]
         if plan["batch_bytes"] or batches[0] != batches[1]:
-            told = f"{batches[0]} and {batches[1]}" if not plan["batch_bytes"] else "different numbers of"
+            counts = f"{batches[0]} and {batches[1]}" if not plan["batch_bytes"] else "different numbers of"
             warnings.warn(
-                f"the ranks get {told} batches an epoch ({samples} samples, world_size={world_size}), and training that synchronizes ranks "
+                f"the ranks get {counts} batches an epoch ({samples} samples, world_size={world_size}), and training that synchronizes ranks "
                 "(DDP) hangs at the end of an epoch: give batch_size with even=True (repeats samples) or drop_last=True (leaves some out)",
                 stacklevel=3,
             )
@@ -321,8 +323,6 @@ class Loader(Generic[T]):
         if self._counted[0] != epoch:
             self._counted = epoch, self._files.batches(epoch)
         return self._counted[1]
-
-    _counted = (-1, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position after the last batch of the loop, as numbers and text, for a checkpoint.

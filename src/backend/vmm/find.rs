@@ -44,13 +44,13 @@ impl VmmSource {
             SourceError::new("cuDeviceGetAttribute", format!("{what} (attribute {number})"))
         };
         if !has(attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
-            let what = "the device has no virtual memory management";
+            let what = "the device does not support virtual memory management";
             return Err(lacks(what, attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED));
         }
         let has_nodes = has(attribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
         let has_host = has(attribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
         if !has_nodes && !has_host {
-            let what = "the driver or the device has no virtual memory on the host";
+            let what = "the driver or the device does not support cuMemCreate on the host";
             return Err(lacks(what, attribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED));
         }
         if let Some(name) = driver::missing() {
@@ -77,8 +77,8 @@ impl VmmSource {
             }
         }
         Err(refused.unwrap_or_else(|| {
-            let why = machine.lack_of(wanted).unwrap_or_else(|| "no NUMA node is whole".to_owned());
-            let what = format!("{why}, and the driver has no memory of the host without a node");
+            let why = machine.lack_of(wanted).unwrap_or_else(|| "no NUMA node has both memory and CPUs".to_owned());
+            let what = format!("{why}, and the driver cannot allocate host memory without a node");
             lacks(&what, attribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
         }))
     }

@@ -22,7 +22,7 @@ impl FinalStatus {
 
     /// Returns the final answer, or waits by `wait`, after which the copy has completed.
     pub(super) fn or_wait(&self, wait: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.known().unwrap_or_else(|| wait().inspect(|()| self.set_over()))
+        self.known().unwrap_or_else(|| wait().inspect(|()| self.set_complete()))
     }
 
     /// Returns the final answer, or the driver's answer to `query`.
@@ -33,7 +33,7 @@ impl FinalStatus {
         match query() {
             Ok(is_complete) => {
                 if is_complete {
-                    self.set_over();
+                    self.set_complete();
                 }
                 Ok(is_complete)
             }
@@ -42,7 +42,7 @@ impl FinalStatus {
     }
 
     /// The copy has completed.
-    fn set_over(&self) {
+    fn set_complete(&self) {
         // An earlier answer is the same, or came from a device that failed.
         let _known = self.0.set(Ok(()));
     }

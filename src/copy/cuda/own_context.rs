@@ -14,7 +14,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 
 use crate::driver::calls;
 use crate::driver::code::Failed;
-use pinpool_os::lost;
+use pinpool_os::leaked;
 
 /// The object. It holds its own reference to a primary context, so that no failure while it is made can destroy the user's.
 pub(super) struct OwnContext {
@@ -45,7 +45,7 @@ impl OwnContext {
                 return Err(error.into());
             }
             Err(error) => {
-                lost::keep(context);
+                leaked::leak(context);
                 return Err(error.into());
             }
         };

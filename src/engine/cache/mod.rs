@@ -6,7 +6,7 @@
 //! | `adaptive` | `thread_cache` | newest of the class first | oldest of all first | one per shard |
 //!
 //! One structure cannot serve both: TensorFlow's order is one list for the whole process, and maintaining it costs every return
-//! a lock that all threads share. `tensorflow` enforces the count limit at each return; `adaptive` at the next miss, slow return
+//! a lock that all threads share. `tensorflow` enforces the limit on idle buffers at each return; `adaptive` at the next miss, slow return
 //! or tick.
 //!
 //! Generic over the buffer, so that tests use integers. Owns the counts of hits, returns and evictions, and the limit.

@@ -25,6 +25,15 @@ use pinpool_os::sync::process::Ordering;
 /// milliseconds, as its own call would.
 pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
+/// What found no memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failed {
+    /// The request of this number among those that failed.
+    Request(u64),
+    Reserve,
+    UserMemory,
+}
+
 impl Core {
     /// Begins a request of the pool; a partition's request has its claim. The request of a task has a `keep_alive` and makes no
     /// driver call.
@@ -102,7 +111,7 @@ impl Core {
                 self.waiters.end_pass(passed, self.memory.supply().bytes_to_pass(class));
             } else if passed == 0 {
                 self.shortage.end_if_calm(&self.log, self.time.coarse_us());
-                self.enforce_idle_limit();
+                self.enforce_max_idle_bytes();
             }
             found
         });
@@ -208,11 +217,11 @@ impl Core {
         }
         let nth = self.counters.failed_requests.add(1);
         let late = || ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into();
-        Err(refusal.map_or_else(late, |refusal| self.refused(wanted, refusal, nth)))
+        Err(refusal.map_or_else(late, |refusal| self.refused(wanted, refusal, Failed::Request(nth))))
     }
 
-    /// The error of a failed request: the `nth` of the pool, 0 for a reserve. Logs the first and each power of ten.
-    pub(super) fn refused(&self, wanted: &BlockRequest, refusal: Refusal, nth: u64) -> Error {
+    /// The error of what failed. Logs the first request that fails and each power of ten.
+    pub(super) fn refused(&self, wanted: &BlockRequest, refusal: Refusal, failed: Failed) -> Error {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
@@ -222,16 +231,17 @@ impl Core {
         let asked_bytes = wanted.len as u64;
         let refused = self.memory.explain(&refusal, wanted.class);
         let tag = wanted.tag.as_ref().map(|tag| tag.name().to_owned());
-        let request = FailedRequest { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
+        let request =
+            FailedRequest { asked_bytes, tag, is_reserve: failed == Failed::Reserve, refused: refused.clone() };
         let mut dump = self.dump_of(&stats, Some(request));
         if is_by_partition {
             dump.limit = self.memory.limit_name(LimitLevel::Partition);
         }
-        if nth > 0 {
+        if let Failed::Request(nth) = failed {
             *self.diagnosis.failure.lock() = dump.likely_cause().map(|likely| (refused.cause(), likely));
-        }
-        if is_power_of_ten(nth) {
-            self.log.out_of_memory(&dump);
+            if is_power_of_ten(nth) {
+                self.log.out_of_memory(&dump);
+            }
         }
         let no_memory = NoMemory { asked_bytes, refused, usage: usage_text(&stats), report: dump.body() };
         let is_by_source = matches!(refusal, Refusal::Source(_));

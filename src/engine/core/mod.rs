@@ -76,6 +76,7 @@ mod tick;
 
 pub(crate) use fast_path::CachedShard;
 pub(super) use fast_path::KeptCore;
+use get::Failed;
 pub(crate) use limits::AutoLimit;
 pub(crate) use partition::{BlockRequest, PartitionCore};
 use queue::{Backoff, SlowPathFlag};
@@ -299,15 +300,11 @@ impl Core {
 
     /// Pins `bytes` and keeps them (policy-R10). Makes slow calls.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
-        let arena = self.memory.arena().filter(|_| bytes > 0);
-        let make_room = |to_bytes| self.trim(to_bytes);
+        let Some(arena) = self.memory.arena().filter(|_| bytes > 0) else { return Ok(()) };
         let (wait, hugetlb) = (self.config.reserve_wait, self.config.hugetlb);
-        let add = || match arena {
-            Some(arena) if wait => arena.reserve_now(bytes, hugetlb, make_room),
-            Some(arena) => arena.begin_reserve(bytes),
-            None => Ok(()),
-        };
-        self.add_within_shared_limit(add).map_err(|refusal| self.refused(&BlockRequest::reserve(bytes), refusal, 0))?;
+        self.add_within_limits(bytes, Failed::Reserve, || {
+            if wait { arena.reserve_now(bytes, hugetlb) } else { arena.begin_reserve(bytes) }
+        })?;
         self.resume_reserve();
         Ok(())
     }
@@ -316,25 +313,18 @@ impl Core {
     pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
         let Some(arena) = self.memory.arena() else { return Ok(true) };
         let bytes = || self.stats().memory.reserve_target_bytes;
-        arena.await_reserve(until).map_err(|error| self.refused_by_source(bytes(), error))
+        let refused = |error| self.refused(&BlockRequest::of(bytes()), Refusal::Source(error), Failed::Reserve);
+        arena.await_reserve(until, self.thread.is_some()).map_err(refused)
     }
 
-    /// Claims `bytes` under the limits for memory other than buffers; idle memory makes room. Makes slow calls.
+    /// Claims `bytes` under the limits for memory other than buffers. Makes slow calls.
     pub(crate) fn claim_user_memory(&self, bytes: u64) -> Result<Claim> {
-        let claim = || self.memory.claim_user_memory(bytes);
-        let claim_or_trim = || {
-            claim().or_else(|refusal| {
-                self.trim(self.memory.room_for_user_memory(bytes).ok_or(refusal)?);
-                claim()
-            })
-        };
-        let refused = |refusal| self.refused(&BlockRequest::reserve(bytes), refusal, 0);
-        self.add_within_shared_limit(claim_or_trim).map_err(refused)
+        self.add_within_limits(bytes, Failed::UserMemory, || self.memory.claim_user_memory(bytes))
     }
 
-    /// The error of a source that refused `bytes` of memory other than buffers.
-    pub(crate) fn refused_by_source(&self, bytes: u64, error: SourceError) -> Error {
-        self.refused(&BlockRequest::reserve(bytes), Refusal::Source(error), 0)
+    /// The error of a source that refused to pin `bytes` of a user's memory.
+    pub(crate) fn user_memory_refused(&self, bytes: u64, error: SourceError) -> Error {
+        self.refused(&BlockRequest::of(bytes), Refusal::Source(error), Failed::UserMemory)
     }
 
     /// Releases `claim`, which makes room for waiting requests.

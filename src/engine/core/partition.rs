@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Block, Core};
+use super::{Block, Core, Failed};
 use crate::engine::memory::Refusal;
 use crate::engine::meter::owners::Tag;
 use crate::engine::meter::{Counter, Times};
@@ -36,8 +36,8 @@ pub(crate) struct BlockRequest {
 }
 
 impl BlockRequest {
-    /// A reserve of `bytes`, which has no class.
-    pub(super) fn reserve(bytes: u64) -> Self {
+    /// A request for `bytes` other than a buffer, which has no class.
+    pub(super) fn of(bytes: u64) -> Self {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         Self { len, class: Class { bytes: len, index: 0 }, tag: None, partition: None }
     }
@@ -181,7 +181,7 @@ impl PartitionCore {
             return ErrorKind::Closed.into();
         }
         let nth = self.core.counters.failed_requests.add(1);
-        let error = self.core.refused(wanted, refusal, nth);
+        let error = self.core.refused(wanted, refusal, Failed::Request(nth));
         self.core.record_outcome(&Err::<Block, _>(()), wanted, None);
         error
     }

@@ -17,7 +17,7 @@ use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::stats::EvictionReason;
 use pinpool_observe::record::Event;
-use pinpool_os::lost;
+use pinpool_os::leaked;
 use pinpool_os::sync::process::{Ordering, fence};
 
 /// Longest wait of a closing pool for its copies: longer than any working copy, and shorter than a person waits for a process to
@@ -113,7 +113,7 @@ impl Core {
             }
             self.evict_over_limit(evicted);
         }
-        self.enforce_idle_limit();
+        self.enforce_max_idle_bytes();
         self.close_if_unused();
         self.wake_waiters();
     }
@@ -192,11 +192,9 @@ impl Core {
     /// Does not use `block` until `fence` reports that its copies have completed; never again without a fence (core-I2).
     pub(in crate::engine) fn quarantine_or_leak(&self, mut block: Block, fence: Option<SharedFence>, error: &Error) {
         block.end_holding();
-        let held_bytes = block.memory().held_bytes();
-        let is_queried_again = fence.is_some();
         self.record_of(&block, |id| Event::Leaked { id });
-        self.counters.quarantined_bytes.add(held_bytes);
-        let lost = self.counters.quarantined.add(1);
+        let bytes = self.counters.quarantined_bytes.add(block.memory().held_bytes());
+        let buffers = self.counters.quarantined.add(1);
         if let Some(arena) = self.memory.arena() {
             arena.count_quarantined();
         }
@@ -205,16 +203,17 @@ impl Core {
             Some(fence) => self.in_flight.quarantine(block, fence).err(),
             None => Some(block),
         };
+        let is_leaked = leaked.is_some();
         match leaked {
             Some(block) => self.leak_block(block),
             None => self.request_pace(Pace::Active),
         }
         // Logged last, because a log line may be slow, and at powers of two, because one failed device affects many blocks.
-        if lost.is_power_of_two() {
-            if is_queried_again {
-                self.log.quarantined(held_bytes, lost, keeps_all, error);
+        if buffers.is_power_of_two() {
+            if is_leaked {
+                self.log.leaked(bytes, buffers, keeps_all, error);
             } else {
-                self.log.leaked(held_bytes, lost, keeps_all, error);
+                self.log.quarantined(bytes, buffers, keeps_all, error);
             }
         }
         self.close_if_unused();
@@ -230,7 +229,7 @@ impl Core {
 
     /// Never uses `block` again; keeps its memory, and with it this pool.
     fn leak_block(&self, block: Block) {
-        lost::keep(block);
+        leaked::leak(block);
         self.lifetime.remove_block();
     }
 
@@ -244,7 +243,7 @@ impl Core {
         let bytes = blocks.iter().map(|block| block.memory().held_bytes()).sum();
         self.counters.quarantined.subtract(buffers);
         self.counters.quarantined_bytes.subtract(bytes);
-        self.log.responding(buffers, bytes);
+        self.log.quarantine_ended(buffers, bytes);
         if let Some(arena) = self.memory.arena() {
             arena.count_recovered(buffers);
         }
@@ -280,7 +279,7 @@ impl Core {
         self.lifetime.remove_block();
     }
 
-    /// Releases the `evicted` block, if any, and others until the count limit holds. Returns on the fast path do not check it.
+    /// Releases the `evicted` block, if any, and others until the limit on idle buffers holds. Returns on the fast path do not check it.
     pub(super) fn evict_over_limit(&self, evicted: Option<Evicted<BlockBody<Self>>>) {
         let mut evicted = evicted.or_else(|| self.idle.evict_over_limit());
         while let Some(Evicted { entry, reason, check }) = evicted {
@@ -296,19 +295,19 @@ impl Core {
         }
     }
 
-    /// Releases blocks over the count limit or idle for too long, and lowers a limit that no request has needed for long.
+    /// Releases blocks over the limit on idle buffers or idle for too long, and lowers a limit that no request has needed for long.
     pub(super) fn expire(&self, now_us: u64) {
         self.evict_over_limit(None);
         self.evict_all(self.idle.expire(now_us), EvictionReason::Expired);
         if let Some(LoweredLimit { from, to, victims }) = self.idle.lower_limit(now_us) {
             self.evict_all(victims, EvictionReason::Released);
             self.record(Event::Limit { from, to });
-            self.log.lowered(from, to);
+            self.log.pool_size_limit_lowered(from, to);
         }
     }
 
     /// Releases idle memory, oldest first, that exceeds the limit on idle memory, if there is one.
-    pub(super) fn enforce_idle_limit(&self) {
+    pub(super) fn enforce_max_idle_bytes(&self) {
         if self.config.max_idle_bytes.is_some() {
             self.enforce_limits();
         }
@@ -396,7 +395,7 @@ impl Core {
         let Ended { swept, abandoned, recovered, failed } = self.in_flight.end();
         self.complete(swept);
         self.recover(recovered);
-        failed.into_iter().for_each(lost::keep);
+        failed.into_iter().for_each(leaked::leak);
         if !abandoned.is_empty() {
             let (copies, bytes) =
                 (abandoned.len() as u64, abandoned.iter().map(|block| block.memory().held_bytes()).sum());
@@ -408,7 +407,7 @@ impl Core {
             abandoned.iter().for_each(|_| arena.count_quarantined());
         }
         // Never freed on a guess (core-I2).
-        abandoned.into_iter().for_each(lost::keep);
+        abandoned.into_iter().for_each(leaked::leak);
         if may_release {
             self.memory.supply().close(self.time.coarse_us());
         }

@@ -65,7 +65,7 @@ impl Core {
         self.log.closed(&stats);
         if stats.memory.in_use > 0 {
             let known = self.owners.buffers(self.time.now_us());
-            self.log.still_out(&StillOut {
+            self.log.buffers_still_out(&StillOut {
                 buffers: stats.memory.in_use + stats.copies.in_flight,
                 bytes: stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
                 tagged: &known,

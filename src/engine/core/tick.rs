@@ -127,7 +127,12 @@ impl Core {
         if !self.has_waiters() {
             self.shortage.end_if_calm(&self.log, now_us);
         }
-        self.report_stuck_copies(now_us, late_us);
+        // The thread runs several times a second. If it did not, the process was stopped, and that time does not count.
+        if self.thread.is_some() && late_us > LATE_US {
+            self.in_flight.discount_pause(late_us, now_us);
+            self.waiters.discount_pause(Duration::from_micros(late_us));
+        }
+        self.report_stuck_copies(now_us);
         if let Some(arena) = self.memory.arena() {
             self.expire(now_us);
             self.close_if_unused();
@@ -142,13 +147,9 @@ impl Core {
         now_us
     }
 
-    fn report_stuck_copies(&self, now_us: u64, late_us: u64) {
+    fn report_stuck_copies(&self, now_us: u64) {
         if self.in_flight.count() == 0 {
             return;
-        }
-        // The thread runs several times a second. If it did not, the process was stopped, and that time does not count.
-        if self.thread.is_some() && late_us > LATE_US {
-            self.in_flight.discount_pause(late_us, now_us);
         }
         for PendingGroup { buffers, age, stream, bytes } in self.in_flight.newly_stuck(now_us, STUCK_AFTER) {
             self.log.stuck(buffers, bytes, age, stream);

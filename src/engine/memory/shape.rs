@@ -63,7 +63,7 @@ pub(in crate::engine) fn arena_over(
     let Some(memory) = source.virtual_memory() else {
         let shape = GrowthShape {
             varied_above_bytes: VARIED_IN_REGIONS_BYTES,
-            ample_bytes: PAGE_BYTES as u64,
+            largest_granule_bytes: PAGE_BYTES as u64,
             longest_bytes: RANGE_BYTES_MAX,
             is_discrete: true,
             address_remedy: None,
@@ -84,7 +84,7 @@ pub(in crate::engine) fn arena_over(
     mappings.addresses = Some((range, Arc::new(addresses.with_granules(sizes))));
     let shape = GrowthShape {
         varied_above_bytes: VARIED_GRANULES * granule_bytes,
-        ample_bytes: sizes.zone_at(max_bytes.unwrap_or(0).saturating_sub(1)).granule_bytes,
+        largest_granule_bytes: sizes.zone_at(max_bytes.unwrap_or(0).saturating_sub(1)).granule_bytes,
         longest_bytes: sizes.down(address_bytes),
         is_discrete: false,
         address_remedy,
@@ -103,7 +103,7 @@ pub(in crate::engine) struct GrowthShape {
     /// Sizes vary if a hole longer than this is wanted (policy-R12).
     pub(in crate::engine) varied_above_bytes: u64,
     /// The largest granules that a pool uses that holds its first limit without gaps.
-    pub(in crate::engine) ample_bytes: u64,
+    pub(in crate::engine) largest_granule_bytes: u64,
     /// Longest buffer that there are addresses for.
     pub(in crate::engine) longest_bytes: u64,
     /// Grows by regions of their own, not by granules.

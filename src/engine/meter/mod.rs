@@ -283,7 +283,7 @@ impl Shortage {
         drop(counts);
         if ended.is_logged {
             let after = Duration::from_micros(ended.last_us - ended.begun_us);
-            log.recovered(after, ended.requests, ended.waited, ended.pageable);
+            log.shortage_ended(after, ended.requests, ended.waited, ended.pageable);
         }
     }
 }

@@ -174,6 +174,11 @@ impl<S: Server> WaitQueue<S> {
         self.state.lock().waiters.iter().filter_map(|(_, waiter)| waiter.joined_at()).map(waited).sum()
     }
 
+    /// The process was stopped for this long. That time does not count as waiting.
+    pub(super) fn discount_pause(&self, stopped: Duration) {
+        self.state.lock().waiters.iter().for_each(|(_, waiter)| waiter.discount_pause(stopped));
+    }
+
     /// Changes the queue. Tells the pool if the queue has become empty or non-empty, and wakes a new head.
     fn change<R>(&self, server: &S, change: impl FnOnce(&mut QueueState<S>) -> R) -> R {
         let mut state = self.state.lock();

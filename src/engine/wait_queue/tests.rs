@@ -318,3 +318,16 @@ fn nothing_is_done_for_a_deferred_task_that_is_dropped() {
     assert!(pool.queue.state.lock().deferred.is_empty());
     assert_eq!((pool.attempts.load(Ordering::SeqCst), pool.queue.has_waiters()), (0, false));
 }
+
+#[test]
+fn time_that_the_process_did_not_run_is_no_wait() {
+    let pool = TestPool::new();
+    let _waiting = join(&pool, LONG);
+    while pool.queue.waiting_for(Instant::now()) == Duration::ZERO {
+        thread::yield_now();
+    }
+    // Longer than it has waited.
+    let now = Instant::now();
+    pool.queue.discount_pause(LONG);
+    assert_eq!(pool.queue.waiting_for(now), Duration::ZERO);
+}

@@ -95,6 +95,12 @@ impl<S: Server> Waiter<S> {
         self.state.lock().joined
     }
 
+    /// The process was stopped for this long.
+    pub(super) fn discount_pause(&self, stopped: Duration) {
+        let mut state = self.state.lock();
+        state.joined = state.joined.map(|joined| Instant::now().min(joined + stopped));
+    }
+
     /// Why the last attempt failed; `None` before the first has.
     pub(in crate::engine) fn refusal(&self) -> Option<S::Refusal> {
         self.state.lock().refusal.clone()

@@ -62,7 +62,7 @@ lines! {
     Warn(settings) setting(unused: &str) "{unused}";
 
     /// There is no maintenance thread. To do: follow the remedy in the line.
-    Warn(maintenance) no_thread(error: &io::Error) "idle memory is released only while the pool is used; call \
+    Warn(maintenance) no_maintenance_thread(error: &io::Error) "idle memory is released only while the pool is used; call \
         Pool::maintain when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}";
 
     /// Held memory has doubled, from 64 MiB on. To do: nothing if it stops.
@@ -87,7 +87,7 @@ lines! {
     Info(pressure) pressure_ended() "idle memory is kept for PINPOOL_IDLE_TIMEOUT again";
 
     /// No request missed for five minutes; the limit can rise again. To do: nothing.
-    Info(pool_size_limit) lowered(from: u64, to: u64) "no miss for five minutes pool_size_limit={from}->{to}";
+    Info(pool_size_limit) pool_size_limit_lowered(from: u64, to: u64) "no miss for five minutes pool_size_limit={from}->{to}";
 
     /// `set_max_bytes` was called, or the limit of the cgroup changed (`auto`). To do: nothing.
     Info(limit) limit_changed(from: Option<u64> as LimitText, to: Option<u64> as LimitText, why: &str) "max={from}->{to}: {why}";
@@ -110,7 +110,7 @@ lines! {
     Warn(shortage) refused(request: u64 as Size, why: &str, usage: &Stats as Usage) "request={request} {usage}; {why}";
 
     /// No request has waited for a second. To do: nothing.
-    Info(shortage) recovered(after: Duration as Time, requests: u64, waited: Duration as Time, pageable: u64)
+    Info(shortage) shortage_ended(after: Duration as Time, requests: u64, waited: Duration as Time, pageable: u64)
         "lasted={after} requests={requests} waited={waited} pageable={pageable}";
 
     /// A request got pageable memory (the first, 10th, 100th). To do: raise the limit, or set `PINPOOL_ON_FULL=error`.
@@ -187,7 +187,7 @@ lines! {
         "never reused, a device may still use it bytes={bytes} leaked={buffers}{keeps_all}: {error}";
 
     /// The device responds again. To do: nothing.
-    Info(copies) responding(buffers: u64, bytes: u64 as Size)
+    Info(copies) quarantine_ended(buffers: u64, bytes: u64 as Size)
         "quarantined buffers are reusable buffers={buffers} bytes={bytes}";
 
     /// Idle memory is due, but a release would wait for the device; logged once. To do: call `trim()` if the host needs the memory.
@@ -243,7 +243,7 @@ lines! {
     // No warning: a buffer that is a later field than its pool is dropped after it.
     /// The last handle was dropped, but buffers are still out; those with a tag or a sampled call stack are listed. To do: nothing if
     /// they are dropped soon; else find who holds them.
-    Info(pool) still_out(list: &StillOut<'_>) "memory stays allocated until these are dropped {list}";
+    Info(pool) buffers_still_out(list: &StillOut<'_>) "memory stays allocated until these are dropped {list}";
 
     /// Copies were in flight when the pool ended. To do: find the blocked stream.
     Error(copies) close_in_flight(copies: u64, bytes: u64 as Size, waited: Duration as Time) "a device may still read \

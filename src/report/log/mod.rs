@@ -79,7 +79,7 @@ impl PoolLog {
     #[track_caller]
     pub(crate) fn thread_started(&self, started: io::Result<()>) {
         if let Err(error) = started {
-            self.no_thread(&error);
+            self.no_maintenance_thread(&error);
         }
     }
 

@@ -245,6 +245,21 @@ fn memory_with_content_keeps_it_and_may_be_read_only() {
 
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
+fn a_refused_pin_has_no_advice_on_the_reserve() {
+    let pool = Pool::builder().without_env().backend(Backend::Mlock).max_bytes(1_u64 << 20).build().unwrap();
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: anonymous pages at an address of the kernel's choice.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_NONE, flags, -1, 0) };
+    let memory = NonNull::slice_from_raw_parts(NonNull::new(start.cast::<u8>()).unwrap(), 8192);
+    // SAFETY: mapped until the end of this process; the kernel refuses to lock what it cannot read.
+    let error = unsafe { pool.pin(memory, ()) }.unwrap_err();
+    let report = error.report();
+    assert!(error.is_backend() && report.contains("request less at once"), "{error}: {report}");
+    assert!(!report.contains("PINPOOL_RESERVE"), "{report}");
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+#[test]
 fn in_a_child_of_fork_it_is_refused_and_stays_where_it_is() {
     crate::child::alone(|| {
         let [pool, ..] = pools();

@@ -219,7 +219,7 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     assert_eq!((held.iter().flatten().count(), pinned()), (10, 100 << 20));
     let error = pools[19].get(10 * MIB).unwrap_err();
     let text = error.to_string();
-    let first = "cannot allocate 10.0MiB (rounded to 10.0MiB): exceeds the limit of 100.0MiB that this process's pools with \
+    let first = "cannot allocate 10.0MiB: exceeds the limit of 100.0MiB that this process's pools with \
                  PINPOOL_MAX_BYTES=auto share; 100.0MiB are held (an unnamed pool holds 10.0MiB, an unnamed pool holds ";
     assert!(error.is_limit() && text.starts_with(first), "{text}");
     for part in [

@@ -63,7 +63,7 @@ fn the_end_of_a_pool_lists_where_what_is_out_was_got() {
     let out = (get_for_ever(&pool), get_tagged(&labels));
     drop((pool, labels));
     let lines: Vec<_> = lines_with_levels().into_iter().map(|(_, line)| line).collect();
-    let listed = lines.iter().find(|line| line.contains(" still_out: ")).unwrap();
+    let listed = lines.iter().find(|line| line.contains(" buffers_still_out: ")).unwrap();
     let place = |bytes: &str| listed.lines().find(|line| line.contains(bytes)).unwrap();
     assert!(place("8.0KiB tag=labels").ends_with("get_tagged"), "{listed}");
     assert!(place("4.0KiB tag=(untagged)").ends_with("get_for_ever"), "{listed}");

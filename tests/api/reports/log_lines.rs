@@ -179,7 +179,7 @@ fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
     let kept = lines_with_levels();
     let begin_with = |part: &str| kept.iter().filter(|(_, line)| line.contains(part)).count();
     assert_eq!(
-        (begin_with(" pageable: "), begin_with(" refused: "), begin_with(" recovered: ")),
+        (begin_with(" pageable: "), begin_with(" refused: "), begin_with(" shortage_ended: ")),
         (3, 3, 3),
         "{kept:?}"
     );
@@ -208,7 +208,7 @@ fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
     let kept = lines_with_levels();
     let [(Level::Info, line)] = kept.as_slice() else { panic!("one line: {kept:?}") };
     // It lasted until the wait ended, and says what it cost.
-    assert!(line.contains(" recovered: lasted=3.0s requests=1 waited="), "{line}");
+    assert!(line.contains(" shortage_ended: lasted=3.0s requests=1 waited="), "{line}");
 }
 
 #[test]

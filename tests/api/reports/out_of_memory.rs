@@ -50,9 +50,7 @@ to do: return buffers sooner, lower the prefetch, or raise PINPOOL_MAX_BYTES to 
     let text = error.report();
     let (first, rest) = text.split_once('\n').unwrap();
     assert!(
-        first.starts_with(
-            "cannot allocate 1.0MiB (rounded to 1.0MiB): the pool limit of 8.0MiB is reached (PINPOOL_MAX_BYTES); held"
-        ),
+        first.starts_with("cannot allocate 1.0MiB: the pool limit of 8.0MiB is reached (PINPOOL_MAX_BYTES); held"),
         "{first}"
     );
     assert_eq!(rest, body);
@@ -60,7 +58,7 @@ to do: return buffers sooner, lower the prefetch, or raise PINPOOL_MAX_BYTES to 
     let kept = lines_with_levels();
     let reports: Vec<_> = kept.iter().filter(|(_, line)| line.contains("out_of_memory")).collect();
     let [(Level::Warn, line)] = reports[..] else { panic!("one block: {kept:?}") };
-    let headline = "pool[loader] out_of_memory: cannot allocate 1.0MiB (rounded to 1.0MiB) for loader/labels: the pool \
+    let headline = "pool[loader] out_of_memory: cannot allocate 1.0MiB for loader/labels: the pool \
                     limit of 8.0MiB is reached (PINPOOL_MAX_BYTES)";
     assert_eq!(*line, format!("{headline}\n{body}"));
 }
@@ -103,7 +101,7 @@ fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
         let kept = lines_with_levels();
         let is_report = |line: &str| {
             line.ends_with("for t: sim failed: 2097152 B refused, 2097152 B of 2097152 B are held")
-                || line.contains("out_of_memory: cannot allocate 2.0MiB (rounded to 2.0MiB) for t: ")
+                || line.contains("out_of_memory: cannot allocate 2.0MiB for t: ")
         };
         assert_eq!(kept.iter().filter(|(_, line)| is_report(line)).count(), 1, "{kept:?}");
     }

@@ -154,7 +154,7 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapsh
     let limit = now.pool_size_limit.map_or_else(|| "none".to_owned(), |limit| format!("{} buffers", grouped(limit)));
     let right = [
         format!("hit rate   {recent}, all {all}"),
-        format!("idle limit {limit}"),
+        format!("max idle   {limit}"),
         format!("used       {} buffers", grouped(now.used)),
         format!("waiting    {}", grouped(now.waiting)),
         format!("failed     {}", grouped(now.failed_requests)),
@@ -297,7 +297,7 @@ mod tests {
                 "Held: 1.0GiB",
                 "0 to 1.0GiB",
                 "requests      4,000 /s         4,100 total",
-                "idle limit 110 buffers",
+                "max idle   110 buffers",
                 "pins           12.0 /s",
                 "oldest copy: 1.2s on stream_id=48879",
                 "q or Ctrl-C ends",

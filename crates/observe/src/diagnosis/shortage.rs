@@ -50,6 +50,12 @@ pub struct Refused {
 }
 
 impl Refused {
+    /// The size of a request, with the size to which it was rounded if the texts differ.
+    pub fn rounded(&self, asked_bytes: u64) -> String {
+        let [asked, needed] = [asked_bytes, self.needed_bytes].map(|bytes| Size(bytes).to_string());
+        if asked == needed { asked } else { format!("{asked} (rounded to {needed})") }
+    }
+
     /// The cause that the diagnosis names.
     pub fn cause(&self) -> Cause {
         match self.by {

@@ -5,7 +5,7 @@
 //!   other threads ───────────────▶   remote list: pushed without a lock
 //!   thread 1 ── slot 1 ──▶ shard 1   ...
 //!
-//!   shared by all shards:   class occupancy bitmap      count limit
+//!   shared by all shards:   class occupancy bitmap      limit on idle buffers
 //! ```
 //!
 //! **Take**: the newest buffer of the class in the thread's own free list; else one from its remote list; else one from

@@ -103,7 +103,7 @@ fn examples() -> Vec<captured::Line> {
         )
     });
     add(&|| log.setting("PINPOOL_NAME=x: unknown setting"));
-    add(&|| log.no_thread(&io::ErrorKind::WouldBlock.into()));
+    add(&|| log.no_maintenance_thread(&io::ErrorKind::WouldBlock.into()));
     add(&|| log.grew(&growth));
     add(&|| log.acquired(&growth));
     add(&|| log.carved(4096));
@@ -111,14 +111,14 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.sizes_recur());
     add(&|| log.memory_pressure());
     add(&|| log.pressure_ended());
-    add(&|| log.lowered(110, 100));
+    add(&|| log.pool_size_limit_lowered(110, 100));
     add(&|| log.limit_changed(Some(24 * MIB), Some(64 * MIB), "set_max_bytes"));
     add(&|| log.partition("eval", Some(16 * MIB), Some(8 * MIB)));
     add(&|| log.waiting(500_000, 524_288));
     add(&|| log.waited(500_000, Duration::from_micros(5_130), true));
     add(&|| log.full(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
     add(&|| log.refused(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
-    add(&|| log.recovered(Duration::from_secs(3), 2, Duration::from_millis(1_500), 0));
+    add(&|| log.shortage_ended(Duration::from_secs(3), 2, Duration::from_millis(1_500), 0));
     add(&|| log.pageable(500_000, 10, 2 * MIB, Some(24 * MIB)));
     add(&|| log.out_of_memory(&dump));
     add(&|| log.diagnosis(log::Level::Info, &healthy));
@@ -138,7 +138,7 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.stuck(1, 4096, Duration::from_secs(40), Some(16)));
     add(&|| log.quarantined(4096, 1, true, &unknown));
     add(&|| log.leaked(4096, 1, false, &unknown));
-    add(&|| log.responding(1, 4096));
+    add(&|| log.quarantine_ended(1, 4096));
     add(&|| log.idle_kept(8 * MIB, "cuda"));
     add(&|| log.release_delayed(&refused));
     add(&|| log.release_failed(8 * MIB, &refused));
@@ -152,7 +152,7 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.trace_records_lost(path, 120, 3));
     add(&|| log.trace_incomplete(path, 120, 3, "no space left on device"));
     add(&|| log.closed(&ended));
-    add(&|| log.still_out(&StillOut { buffers: 1, bytes: MIB, tagged: &[] }));
+    add(&|| log.buffers_still_out(&StillOut { buffers: 1, bytes: MIB, tagged: &[] }));
     add(&|| log.close_in_flight(1, 4096, Duration::from_secs(30)));
     add(&|| log.close_left_pinned(24 * MIB));
     add(&|| log.close_unreleased(24 * MIB, &refused));

@@ -15,7 +15,7 @@ fn a_shortage_is_logged_once_when_it_begins_and_once_when_it_is_over() {
         all = Some(pool.get(2 * MIB).unwrap());
     }
     let logged = lines();
-    assert_eq!((count(&logged, " refused: request=4.0KiB"), count(&logged, " recovered: ")), (1, 0), "{logged:?}");
+    assert_eq!((count(&logged, " refused: request=4.0KiB"), count(&logged, " shortage_ended: ")), (1, 0), "{logged:?}");
     drop(all);
     after_seconds(&clock, &pool, 1);
     let logged = lines();

@@ -5,10 +5,10 @@
 use crate::fork::OfProcess;
 use crate::sync::plain::Mutex;
 
-static LOST: OfProcess<Mutex<Vec<Box<dyn Send>>>> = OfProcess::new(Mutex::default);
+static LEAKED: OfProcess<Mutex<Vec<Box<dyn Send>>>> = OfProcess::new(Mutex::default);
 
-/// Keeps `value` until the process ends.
-pub fn keep<T: Send + 'static>(value: T) {
+/// Leaks `value`: keeps it until the process ends.
+pub fn leak<T: Send + 'static>(value: T) {
     let value = Box::new(value);
-    LOST.get().lock().push(value);
+    LEAKED.get().lock().push(value);
 }
