@@ -1,6 +1,7 @@
 //! The tool as a user meets it: exit status, stdout and stderr of a built program.
 #![allow(dead_code)] // Not every test program needs all.
 
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use serde_json::Value;
@@ -54,6 +55,20 @@ pub(crate) fn finish(command: &mut Command) -> Ran {
     };
     assert!(!ran.stderr.contains("panicked") && !ran.stdout.contains("panicked"), "{}", ran.stderr);
     ran
+}
+
+/// Interrupts a program after the first line of its log; its log and its stdout. The handler is installed before that line.
+pub(crate) fn interrupted(command: &mut Command) -> (String, String) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let (mut log, mut stdout) = (String::new(), String::new());
+    stderr.read_line(&mut log).unwrap();
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    stderr.read_to_string(&mut log).unwrap();
+    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{log}");
+    (log, stdout)
 }
 
 /// Waits for the end of `child`, which it kills if it hangs.

@@ -39,9 +39,6 @@ fn a_trace_with_an_error_is_refused_with_its_line() {
     let file = tempfile::NamedTempFile::new().unwrap();
     for (text, why) in [
         ("# limit 0\na 1 5\n", "PINPOOL_POOL_SIZE_LIMIT=0"),
-        ("a 1 5\na 1 5\n", "held already"),
-        ("f 3\n", "no buffer 3"),
-        ("p 1\n", "no pool 1"),
         ("a 1 5 3\n", "power of two"),
         ("## first\n\nf 7\n", "line 3: `f 7`: no buffer 7"),
         ("s 3 18446744073709551615 1\n", "at most"),

@@ -1,11 +1,8 @@
 //! `pinpool-bench soak`: short runs, and runs that must fail.
 
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Stdio};
-
 use serde_json::Value;
 
-use crate::tool::{finish, number};
+use crate::tool::{finish, interrupted, number};
 use crate::{bench, run};
 
 const SHORT: [&str; 5] = ["soak", "--json", "--ops", "40000", "--seed"];
@@ -48,16 +45,7 @@ fn an_interrupted_soak_prints_its_report() {
     let mut command = bench(&["soak", "--json", "--seconds", "60", "--threads", "2"]);
     // The first line of the log comes after the handler of the interrupt.
     command.env("RUST_LOG", "info");
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut log = String::new();
-    stderr.read_line(&mut log).unwrap();
-    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(interrupted.success());
-    stderr.read_to_string(&mut log).unwrap();
-    let mut stdout = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{log}");
+    let (_, stdout) = interrupted(&mut command);
     let report: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((number(&report, "bad_checks"), number(&report, "gets")), (0, number(&report, "puts")));
 }

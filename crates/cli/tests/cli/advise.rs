@@ -8,7 +8,7 @@ use pinpool::{Backend, Pool, Preset};
 use pinpool_testing::{SinkMem, SinkStream};
 use serde_json::Value;
 
-use crate::tool::{Ran, finish, pinpool, written};
+use crate::tool::{Ran, finish, number, pinpool, written};
 
 fn advise(path: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&["advise"]).arg(path).args(args))
@@ -80,7 +80,7 @@ fn each_setting_has_a_column() {
     let of = |ran: &Ran, at: usize| ran.stdout.lines().nth(at).unwrap().to_owned();
     assert_eq!([of(&tried, 0), of(&tried, 1)], [of(&ran, 0), of(&ran, 2)], "{}", tried.stderr);
     let columns: Vec<Value> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let number = |at: usize, key: &str| columns[at][key].as_u64().unwrap_or_else(|| panic!("{key}: {}", columns[at]));
+    let number = |at: usize, key: &str| number(&columns[at], key);
     assert_eq!(columns.len(), 3);
     // All sixteen buffers are kept; with a limit of four, twelve are evicted each time.
     assert_eq!((number(0, "misses"), number(0, "raises"), number(0, "driver_calls")), (16, 0, 16));
@@ -96,25 +96,47 @@ fn each_setting_has_a_column() {
     assert_eq!(alone["peak_pinned_bytes"], columns[0]["peak_pinned_bytes"]);
 }
 
+/// Checks that a setting is refused with these words and the usage status.
+fn refused(command: &str, path: &Path, set: &[&str], words: &str) -> Ran {
+    let flags = set.iter().flat_map(|set| ["--set", set]);
+    let ran = finish(pinpool(&[command]).args(flags).arg(path));
+    assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""), "{command} {set:?}");
+    ran.check_stderr(words);
+    ran
+}
+
 #[test]
-fn a_setting_without_effect_in_a_replay_is_refused_by_name() {
+fn settings_that_cannot_be_meant_or_have_no_effect_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let path = written(dir.path(), "w.trace", batches(2, 2, &[4096]));
     for (set, words) in [
-        ("BACKEND=vmm", "PINPOOL_BACKEND has no effect in a replay"),
+        ("", "no setting is named"),
+        (",", "no setting is named"),
+        ("MAX_BYTES=1MiB,PINPOOL_MAX_BYTES=2MiB", "PINPOOL_MAX_BYTES is set twice"),
+        ("MAX_BYTES=", "PINPOOL_MAX_BYTES has no value"),
+        ("WAIT=soon", "PINPOOL_WAIT=soon: not a time"),
         ("NONSENSE=1", "PINPOOL_NONSENSE: unknown setting"),
+    ] {
+        for command in ["load", "replay", "advise"] {
+            refused(command, &path, &[set], words).check_stderr("--set <NAME=VALUE>");
+        }
+    }
+    for (set, words) in [
+        ("BACKEND=vmm", "PINPOOL_BACKEND has no effect in a replay"),
         ("MAX_BYTES=auto", "depends on the machine"),
         ("MAX_BYTES=lots", "PINPOOL_MAX_BYTES=lots"),
         ("MAX_BYTES", "is not NAME=VALUE"),
     ] {
-        let ran = finish(pinpool(&["replay", "--set", set]).arg(&path));
-        assert_eq!(ran.code(), 2, "{set}");
-        ran.check_stderr(words);
+        refused("replay", &path, &[set], words);
+    }
+    // Names that the commands share are one setting, however many --set they come in.
+    for command in ["load", "advise"] {
+        refused(command, &path, &["WAIT=1s", "wait=2s"], "--set WAIT=1s,wait=2s: PINPOOL_WAIT is set twice");
     }
 }
 
 /// The advised settings in the syntax of `--set`; `None` if the advice is to keep the given ones.
-pub(crate) fn advised(advice: &Value) -> Option<String> {
+fn advised(advice: &Value) -> Option<String> {
     let settings = advice["advised"]["settings"].as_array()?;
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     Some(settings.iter().map(|pair| format!("{}={}", text(&pair[0]), text(&pair[1]))).collect::<Vec<_>>().join(","))
@@ -122,7 +144,7 @@ pub(crate) fn advised(advice: &Value) -> Option<String> {
 
 /// A replay under the advised settings costs what the advice says: no more time than the given settings, and no more memory unless it
 /// gains time.
-pub(crate) fn check(path: &Path) -> Value {
+fn check(path: &Path) -> Value {
     let ran = advise(path, &["--json"]);
     assert_eq!(ran.code(), 0, "{}{}", ran.stdout, ran.stderr);
     let advice = ran.figures();
@@ -160,6 +182,26 @@ fn the_advice_costs_no_more_when_replayed_and_less_memory_costs_more() {
     {
         assert!(text.contains(line), "no {line} in\n{text}");
     }
+}
+
+#[test]
+fn a_reserve_is_advised_if_a_program_pins_the_same_memory_again_after_each_pause() {
+    let dir = tempfile::tempdir().unwrap();
+    let burst = |n: u64| {
+        let gets = (0..8).map(|id| format!("a {id} {}\n", (24 << 20) + n % 3));
+        gets.chain((0..8).map(|id| format!("t 100000\nf {id}\n")))
+            .chain(["t 120000000\n".to_owned()])
+            .collect::<String>()
+    };
+    let path = written(dir.path(), "w.trace", (0..20).map(burst).collect::<String>());
+    let advice = check(&path);
+    assert!(number(&advice["as_given"], "page_locks") > 5 * number(&advice["advised"], "page_locks"), "{advice}");
+    let tried: Vec<_> = advice["tried"].as_array().unwrap().iter().map(|one| one["set"].as_str().unwrap()).collect();
+    assert!(tried.len() == 2 && tried[0] == "IDLE_TIMEOUT=none" && tried[1].starts_with("RESERVE="), "{advice}");
+    assert!(advised(&advice).unwrap().contains("PINPOOL_MAX_BYTES="), "{advice}");
+    // A setting of the user is fixed.
+    let ran = advise(&path, &["--json", "--set", "IDLE_TIMEOUT=1s,RESERVE=none"]).figures();
+    assert_eq!(ran["tried"].as_array().unwrap().len(), 0, "{ran}");
 }
 
 #[test]

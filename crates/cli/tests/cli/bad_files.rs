@@ -8,10 +8,8 @@ use std::process::Stdio;
 use tempfile::TempDir;
 
 use crate::record::recorded;
+use crate::tf_lines::AFTER;
 use crate::tool::{Ran, finish, packed, pinpool, written};
-
-const AFTER: &str = "PoolAllocator: After 63521 get requests, put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and \
-                     unsatisfied allocation rate=0.0173171\n";
 
 fn on(args: &[&str], path: &Path) -> Ran {
     finish(pinpool(args).arg(path))
@@ -37,7 +35,7 @@ fn a_compressed_line_without_an_end_is_refused_by_its_length() {
 fn of_a_compressed_log_that_is_cut_off_the_rest_is_shown() {
     let dir = TempDir::new().unwrap();
     // The file has two members, and the second is cut.
-    let whole = packed(AFTER.repeat(3).as_bytes());
+    let whole = packed(format!("{AFTER}\n").repeat(3).as_bytes());
     let other: Vec<u8> =
         (0..20_000_u32).flat_map(|n| format!("{}\n", n.wrapping_mul(2_654_435_761)).into_bytes()).collect();
     let other = packed(&other);
@@ -125,7 +123,7 @@ fn what_the_system_refuses_is_named_with_a_remedy() {
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
     let dir = TempDir::new().unwrap();
-    let log = written(dir.path(), "log", AFTER.repeat(1_000));
+    let log = written(dir.path(), "log", format!("{AFTER}\n").repeat(1_000));
     let trace = written(dir.path(), "w", "a 1 4096\nf 1\n".repeat(500));
     for args in [
         vec!["inspect", "--json", log.to_str().unwrap()],

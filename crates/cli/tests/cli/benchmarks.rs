@@ -4,18 +4,12 @@
 use std::fs;
 use std::process::Command;
 
-use crate::tool::data;
-
 #[test]
 fn the_tables_of_the_replays_are_those_of_the_script() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks.md");
     let mut page = fs::read_to_string(path).unwrap();
-    let folder = fs::read_dir(data("workloads")).unwrap().map(|file| file.unwrap().path().display().to_string());
-    let mut traces: Vec<_> = folder.filter(|path| path.ends_with(".trace.gz")).collect();
-    traces.sort();
-    let mut script = Command::new("python3");
-    script.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.ci/tables")).arg(env!("CARGO_BIN_EXE_pinpool"));
-    let Ok(ran) = script.args(traces).output() else {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.ci/tables");
+    let Ok(ran) = Command::new("python3").arg(script).output() else {
         println!("skipped: there is no python3");
         return;
     };

@@ -3,14 +3,12 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
-#[cfg(feature = "cuda")]
-use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-#[cfg(feature = "cuda")]
-use tempfile::TempDir;
 
+#[cfg(feature = "cuda")]
+use crate::load::mock_driver;
 use crate::tool::{finish, pinpool};
 
 /// `doctor` on the backend that it selects.
@@ -35,22 +33,6 @@ fn finding<'a>(diagnosis: &'a Value, check: &str) -> (&'a str, &'a str, &'a str)
     let found = found.unwrap_or_else(|| panic!("no {check} in {diagnosis}"));
     let [level, text, remedy] = ["level", "found", "remedy"].map(|key| found[key].as_str().unwrap_or_default());
     (level, text, remedy)
-}
-
-/// A folder with this file as the driver's library.
-#[cfg(feature = "cuda")]
-fn driver_in(file: &Path) -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    for name in ["libcuda.so", "libcuda.so.1"] {
-        std::os::unix::fs::symlink(file, folder.path().join(name)).unwrap();
-    }
-    folder
-}
-
-#[cfg(feature = "cuda")]
-fn mock_driver() -> TempDir {
-    let here = std::env::current_exe().unwrap();
-    driver_in(&here.parent().unwrap().join("libmock_driver.so"))
 }
 
 #[test]
@@ -194,7 +176,8 @@ fn other_low_limits_are_named_too() {
 #[cfg(feature = "cuda")]
 #[test]
 fn with_a_driver_there_is_pinned_memory_for_the_gpu() {
-    let folder = mock_driver();
+    let folder = tempfile::tempdir().unwrap();
+    mock_driver(folder.path());
     let with = |args: &[&str]| {
         let mut command = doctor(args);
         command.env("LD_LIBRARY_PATH", folder.path()).env("PINPOOL_MAX_BYTES", "1G");
@@ -230,7 +213,8 @@ fn with_a_driver_there_is_pinned_memory_for_the_gpu() {
 #[cfg(feature = "cuda")]
 #[test]
 fn a_driver_that_crashes_or_hangs_is_a_finding() {
-    let folder = mock_driver();
+    let folder = tempfile::tempdir().unwrap();
+    mock_driver(folder.path());
     let with = |variable: &str, call: &str| {
         let mut command = doctor(&["--probe-limit", "15s"]);
         command.env("LD_LIBRARY_PATH", folder.path()).env(variable, call).env("PINPOOL_MAX_BYTES", "1G");

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::net::UnixListener;
-use std::process::Stdio;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Child, Stdio};
 use std::{ptr, thread};
 
 use tempfile::TempDir;
@@ -36,21 +36,25 @@ fn modes(terminal: &File) -> (libc::tcflag_t, libc::tcflag_t, libc::tcflag_t) {
     (modes.c_iflag, modes.c_oflag, modes.c_lflag)
 }
 
-#[test]
-fn a_signal_ends_top_and_restores_the_terminal() {
+/// `top` in a terminal, and the connection from which it reads.
+fn top(inner: &File, stderr: Stdio) -> (Child, UnixStream) {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("s");
     let listener = UnixListener::bind(&path).unwrap();
-    let (mut outer, inner) = terminal();
-    let before = modes(&inner);
     let end = || Stdio::from(inner.try_clone().unwrap());
     let mut command = pinpool(&["top"]);
-    command.arg(&path).env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
+    command.arg(&path).env("TERM", "xterm").stdin(end()).stdout(end()).stderr(stderr);
     let top = command.spawn().unwrap();
-    // It keeps copies of the terminal.
-    drop(command);
     let (mut reader, _) = listener.accept().unwrap();
     reader.write_all(b"{\"process\":1,\"pools\":[]}\n").unwrap();
+    (top, reader)
+}
+
+#[test]
+fn a_signal_ends_top_and_restores_the_terminal() {
+    let (mut outer, inner) = terminal();
+    let before = modes(&inner);
+    let (top, _reader) = top(&inner, inner.try_clone().unwrap().into());
     let drawn = thread::spawn(move || {
         let (mut drawn, mut bytes) = (Vec::new(), [0; 4096]);
         // An error once the other end is closed.
@@ -76,18 +80,9 @@ fn a_signal_ends_top_and_restores_the_terminal() {
 
 #[test]
 fn a_terminal_that_goes_away_ends_top() {
-    let dir = TempDir::new().unwrap();
-    let path = dir.path().join("s");
-    let listener = UnixListener::bind(&path).unwrap();
     let (outer, inner) = terminal();
     let before = modes(&inner);
-    let end = || Stdio::from(inner.try_clone().unwrap());
-    let mut command = pinpool(&["top"]);
-    command.arg(&path).env("TERM", "xterm").stdin(end()).stdout(end()).stderr(Stdio::null());
-    let top = command.spawn().unwrap();
-    drop(command);
-    let (mut reader, _) = listener.accept().unwrap();
-    reader.write_all(b"{\"process\":1,\"pools\":[]}\n").unwrap();
+    let (top, _reader) = top(&inner, Stdio::null());
     until("the terminal is taken over", || modes(&inner) != before);
     // No signal comes with it: the terminal is not the one that controls the process.
     drop((inner, outer));

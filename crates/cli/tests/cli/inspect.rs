@@ -2,51 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::TREND;
-use crate::tool::{Ran, finish, pinpool};
-
-/// A row of `tests/data/tf_lines/public.tsv`.
-struct Row {
-    run: String,
-    time: String,
-    /// Numbers of `after`: get, put, evicted, and both rates as printed. Numbers of `raise`: from and to.
-    numbers: Vec<String>,
-}
-
-fn public_rows() -> Vec<Row> {
-    let file = Path::new(crate::ROOT).join("tests/data/tf_lines/public.tsv");
-    let text = fs::read_to_string(file).unwrap();
-    let row = |line: &str| {
-        let cells: Vec<String> = line.split('\t').map(str::to_owned).collect();
-        let numbers = if cells[1] == "after" { &cells[3..8] } else { &cells[8..10] };
-        Row { run: cells[0].clone(), time: cells[2].clone(), numbers: numbers.to_vec() }
-    };
-    let rows: Vec<_> = text.lines().skip(1).map(row).collect();
-    assert_eq!(rows.len(), 1905);
-    rows
-}
+use crate::tf_lines::{AFTER, RAISE, Row, after, inspected, objects, public_rows};
+use crate::tool::{Ran, finish, packed, pinpool, written};
 
 impl Row {
-    fn message(&self) -> String {
-        match self.numbers.as_slice() {
-            [get, put, evicted, evicting, missing] => format!(
-                "PoolAllocator: After {get} get requests, put_count={put} evicted_count={evicted} eviction_rate={evicting} and \
-                 unsatisfied allocation rate={missing}"
-            ),
-            [from, to] => format!("Raising pool_size_limit_ from {from} to {to}"),
-            _ => unreachable!(),
-        }
-    }
-
     fn is_raise(&self) -> bool {
         self.numbers.len() == 2
     }
@@ -93,31 +59,12 @@ fn inspect(paths: &[PathBuf], flags: &[&str]) -> Ran {
     finish(pinpool(&["inspect"]).args(flags).args(paths))
 }
 
-/// The objects on stdout: messages and summaries.
-fn objects(ran: &Ran) -> (Vec<Value>, Vec<Value>) {
-    let objects = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap());
-    objects.partition(|object: &Value| object["kind"] != "summary")
-}
-
-fn of_text(text: impl AsRef<[u8]>) -> (Vec<Value>, Value) {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(file.path(), text).unwrap();
-    let ran = inspect(&[file.path().to_owned()], &["--json"]);
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    let (messages, mut summaries) = objects(&ran);
-    (messages, summaries.remove(0))
-}
-
 fn limits(messages: &[Value]) -> Vec<Option<u64>> {
     messages.iter().map(|message| message["limit"].as_u64()).collect()
 }
 
-const AFTER: &str = "PoolAllocator: After 63521 get requests, put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and \
-                     unsatisfied allocation rate=0.0173171";
 const LATER: &str = "PoolAllocator: After 71532 get requests, put_count=71532 evicted_count=1000 eviction_rate=0.0139798 and \
                      unsatisfied allocation rate=0.0143013";
-const RAISE: &str = "Raising pool_size_limit_ from 100 to 110";
-
 /// Writes a row as a version or kind of log does; the second line number is used for raises.
 type Format = fn(&Row) -> String;
 
@@ -208,7 +155,8 @@ fn check(name: &str, rows: &[Row], ran: &Ran) {
 
 #[test]
 fn raises_that_were_not_printed_are_counted() {
-    let (messages, summary) = of_text(format!("{AFTER}\n{RAISE}\n{LATER}\nRaising pool_size_limit_ from 256 to 281\n"));
+    let (messages, summary) =
+        inspected(format!("{AFTER}\n{RAISE}\n{LATER}\nRaising pool_size_limit_ from 256 to 281\n"));
     assert_eq!(limits(&messages), [Some(100), Some(100), Some(256), Some(256)]);
     let silent: Vec<_> = messages.iter().map(|message| message["silent_raises"].as_u64().unwrap()).collect();
     // 110, 121, 133, 146, 160, 176, 193, 212, 233: from each of these.
@@ -220,24 +168,21 @@ fn raises_that_were_not_printed_are_counted() {
 #[test]
 fn a_limit_that_the_figures_leave_open_comes_from_the_lines_around() {
     // Fits 100 and 1158.
-    let open = "PoolAllocator: After 1648707130 get requests, put_count=1648707127 evicted_count=2741000 \
-                eviction_rate=0.00166251 and unsatisfied allocation rate=0.00166258";
-    assert_eq!(limits(&of_text(open).0), [None]);
-    assert_eq!(of_text(open).0[0]["allocated"], Value::Null);
+    let open = after("1648707130", "1648707127", "2741000", "0.00166251", "0.00166258");
+    assert_eq!(limits(&inspected(&open).0), [None]);
+    assert_eq!(inspected(&open).0[0]["allocated"], Value::Null);
     let raised = "Raising pool_size_limit_ from 1158 to 1273";
-    assert_eq!(limits(&of_text(format!("{open}\n{raised}")).0), [Some(1158), Some(1158)]);
+    assert_eq!(limits(&inspected(format!("{open}\n{raised}")).0), [Some(1158), Some(1158)]);
     // An earlier message of the same pool comes first: the counters continue.
-    let before = "PoolAllocator: After 1000000 get requests, put_count=999997 evicted_count=2000 eviction_rate=0.00200001 and \
-                  unsatisfied allocation rate=0.002108";
-    assert_eq!(limits(&of_text(format!("{before}\n{open}")).0), [Some(1158), Some(1158)]);
+    let before = after("1000000", "999997", "2000", "0.00200001", "0.002108");
+    assert_eq!(limits(&inspected(format!("{before}\n{open}")).0), [Some(1158), Some(1158)]);
 }
 
 #[test]
 fn pools_with_another_start_have_the_limits_of_their_raises() {
-    let text = "PoolAllocator: After 2000 get requests, put_count=2000 evicted_count=1000 eviction_rate=0.5 and unsatisfied \
-                allocation rate=0.625\nRaising pool_size_limit_ from 250 to 275\nPoolAllocator: After 3000 get requests, \
-                put_count=3000 evicted_count=1000 eviction_rate=0.333333 and unsatisfied allocation rate=0.341667\n";
-    let (messages, _) = of_text(text);
+    let (first, later) =
+        (after("2000", "2000", "1000", "0.5", "0.625"), after("3000", "3000", "1000", "0.333333", "0.341667"));
+    let (messages, _) = inspected(format!("{first}\nRaising pool_size_limit_ from 250 to 275\n{later}\n"));
     assert_eq!(limits(&messages), [Some(250), Some(250), Some(275)]);
     assert_eq!(messages[2]["allocated"], 1025);
 }
@@ -246,19 +191,19 @@ fn pools_with_another_start_have_the_limits_of_their_raises() {
 fn lines_that_were_cut_wrapped_or_run_together_lose_no_other() {
     // Another process wrote in the middle.
     let (cut, whole) = (&AFTER[..50], AFTER);
-    let (messages, summary) = of_text(format!("{cut}I x:247] {whole}\n{RAISE}{RAISE}\nRaising pool_size_limit_ fr"));
+    let (messages, summary) = inspected(format!("{cut}I x:247] {whole}\n{RAISE}{RAISE}\nRaising pool_size_limit_ fr"));
     assert_eq!((messages.len(), summary["cut"].as_u64()), (3, Some(2)));
     // A book, or a terminal of 80 columns; between words or within one.
     for at in [40, 57, 90, 110] {
-        let (messages, summary) = of_text(format!("a\n{}\n{}\n{RAISE}", &AFTER[..at], &AFTER[at..]));
+        let (messages, summary) = inspected(format!("a\n{}\n{}\n{RAISE}", &AFTER[..at], &AFTER[at..]));
         assert_eq!((messages.len(), summary["cut"].as_u64()), (2, Some(0)), "{at}");
         assert_eq!((messages[0]["line"].as_u64(), messages[0]["get"].as_u64()), (Some(2), Some(63_521)), "{at}");
     }
     // A number that no counter holds.
-    let (messages, summary) = of_text(format!("{}\n{RAISE}", AFTER.replace("63521", "99999999999999999999999")));
+    let (messages, summary) = inspected(format!("{}\n{RAISE}", AFTER.replace("63521", "99999999999999999999999")));
     assert_eq!((messages.len(), summary["cut"].as_u64()), (1, Some(1)));
     // Bytes that are no text.
-    let (messages, _) = of_text([b"\xf0\n\0\x80\n\n".as_slice(), AFTER.as_bytes()].concat());
+    let (messages, _) = inspected([b"\xf0\n\0\x80\n\n".as_slice(), AFTER.as_bytes()].concat());
     assert_eq!((messages.len(), messages[0]["line"].as_u64()), (1, Some(4)));
 }
 
@@ -286,10 +231,7 @@ fn a_log_without_such_lines_says_so() {
 #[test]
 fn gzip_and_stdin_are_read() {
     let dir = TempDir::new().unwrap();
-    let packed = dir.path().join("log.gz");
-    let mut gzip = GzEncoder::new(File::create(&packed).unwrap(), Compression::default());
-    writeln!(gzip, "{AFTER}\n{RAISE}").unwrap();
-    gzip.finish().unwrap();
+    let packed = written(dir.path(), "log.gz", packed(format!("{AFTER}\n{RAISE}\n").as_bytes()));
     assert_eq!(objects(&inspect(std::slice::from_ref(&packed), &["--json"])).0.len(), 2);
     let ran = finish(pinpool(&["inspect", "--json", "-"]).stdin(Stdio::from(File::open(&packed).unwrap())));
     assert_eq!(objects(&ran).0.len(), 2);
@@ -303,28 +245,23 @@ fn gzip_and_stdin_are_read() {
 
 #[test]
 fn the_verdict_tells_a_pool_that_has_its_size_from_one_that_never_will() {
-    let steady = "PoolAllocator: After 5000000 get requests, put_count=5000000 evicted_count=1000 eviction_rate=0.0002 and \
-                  unsatisfied allocation rate=0.0002022";
-    assert_eq!(of_text(format!("{AFTER}\n{RAISE}\n{steady}")).1[TREND], "steady");
-    assert_eq!(of_text(format!("{AFTER}\n{RAISE}\n{LATER}")).1[TREND], "warming up");
+    let steady = after("5000000", "5000000", "1000", "0.0002", "0.0002022");
+    assert_eq!(inspected(format!("{AFTER}\n{RAISE}\n{steady}")).1[TREND], "steady");
+    assert_eq!(inspected(format!("{AFTER}\n{RAISE}\n{LATER}")).1[TREND], "warming up");
     // 99 % of the gets miss, at every limit.
     let varied = |limit: u64, previous: u64| {
         let allocated = 1_000 + limit - previous;
         let get = allocated * 100 / 99;
-        format!(
-            "PoolAllocator: After {get} get requests, put_count={get} evicted_count=1000 eviction_rate={:.6} and unsatisfied \
-             allocation rate={:.6}",
-            1_000.0 / get as f64,
-            allocated as f64 / get as f64
-        )
+        let [evicting, missing] = [1_000, allocated].map(|count| format!("{:.6}", count as f64 / get as f64));
+        after(&get.to_string(), &get.to_string(), "1000", &evicting, &missing)
     };
     let text = format!("{}\n{}\n{}\n", varied(100, 0), varied(281, 256), varied(2049, 1863));
-    let (messages, summary) = of_text(text);
+    let (messages, summary) = inspected(text);
     assert_eq!(limits(&messages), [Some(100), Some(281), Some(2049)]);
     assert_eq!(summary[TREND], "thrashing");
     let advice = summary["pools"][0]["advice"].to_string();
     assert!(advice.contains("PINPOOL_PRESET=adaptive") && advice.contains("PINPOOL_MAX_BYTES"), "{advice}");
-    assert_eq!(of_text(RAISE).1[TREND], "unknown");
+    assert_eq!(inspected(RAISE).1[TREND], "unknown");
 }
 
 #[test]

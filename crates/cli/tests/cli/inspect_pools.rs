@@ -1,31 +1,15 @@
 //! `pinpool why --lines`: the pool of a line if several have one limit, and damaged numbers.
 
-use std::fs;
-
-use serde_json::Value;
-
-use crate::tool::{finish, pinpool};
-
-/// The messages with their objects, and the summary.
-fn inspected(text: &str) -> (Vec<Value>, Value) {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(file.path(), text).unwrap();
-    let ran = finish(pinpool(&["inspect", "--json"]).arg(file.path()));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    let mut objects: Vec<Value> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let summary = objects.pop().unwrap();
-    (objects, summary)
-}
+use crate::tf_lines::inspected;
 
 fn pools(text: &str) -> Vec<u64> {
     inspected(text).0.iter().map(|message| message["pool"].as_u64().unwrap()).collect()
 }
 
+/// What a check prints after as many returns as requests.
 fn after(get: u64, evicted: u64, eviction_rate: &str, rate: &str) -> String {
-    format!(
-        "PoolAllocator: After {get} get requests, put_count={get} evicted_count={evicted} eviction_rate={eviction_rate} and \
-         unsatisfied allocation rate={rate}\n"
-    )
+    let get = get.to_string();
+    crate::tf_lines::after(&get, &get, &evicted.to_string(), eviction_rate, rate) + "\n"
 }
 
 #[test]
@@ -73,13 +57,13 @@ fn damaged_figures_count_as_cut() {
         &after(71_532, 1_000, "0.0139798", "0.014301312/100"),
         &after(71_532, 1_000, "-0.0139798", "0.0143013"),
     ] {
-        let (messages, summary) = inspected(&format!("{good}{damaged}"));
+        let (messages, summary) = inspected(format!("{good}{damaged}"));
         assert_eq!((messages.len(), summary["cut"].as_u64()), (1, Some(1)), "{damaged}");
     }
     // Other text directly behind the last figure, and the ends of sentences.
     for whole in ["Raising pool_size_limit_ from 100 to 110.\n", "Raising pool_size_limit_ from 7 to 100I tensorflow\n"]
     {
-        let (messages, summary) = inspected(&format!("{good}{whole}"));
+        let (messages, summary) = inspected(format!("{good}{whole}"));
         assert_eq!((messages.len(), summary["cut"].as_u64()), (2, Some(0)), "{whole}");
     }
 }

@@ -1,43 +1,27 @@
-//! `pinpool why --lines` on logs of launchers, containers and editors: ranks in one file, colors, blanks, parts of lines.
+//! `pinpool why --lines` on logs of launchers: ranks in one file; and short or compressed logs.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
 use rand::{RngExt, SeedableRng};
 use serde_json::Value;
 
 use crate::TREND;
+use crate::tf_lines::{RAISE, after, inspected, public_rows};
 use crate::tool::{finish, pinpool};
 
 /// The lines of each public run.
 fn runs() -> Vec<Vec<String>> {
-    let text = fs::read_to_string(Path::new(crate::ROOT).join("tests/data/tf_lines/public.tsv")).unwrap();
     let mut runs: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for row in text.lines().skip(1) {
-        let cells: Vec<&str> = row.split('\t').collect();
-        let message = match cells[1] {
-            "after" => format!(
-                "PoolAllocator: After {} get requests, put_count={} evicted_count={} eviction_rate={} and unsatisfied allocation rate={}",
-                cells[3], cells[4], cells[5], cells[6], cells[7]
-            ),
-            _ => format!("Raising pool_size_limit_ from {} to {}", cells[8], cells[9]),
-        };
-        let line = format!("I tensorflow/core/common_runtime/gpu/pool_allocator.cc:247] {message}");
-        runs.entry(cells[0].to_owned()).or_default().push(line);
+    for row in public_rows() {
+        let line = format!("I tensorflow/core/common_runtime/gpu/pool_allocator.cc:247] {}", row.message());
+        runs.entry(row.run).or_default().push(line);
     }
     runs.into_values().collect()
 }
 
-/// A change that a style makes to a line.
-type Style<'a> = &'a dyn Fn(&str) -> String;
-
 fn summary(text: &str) -> Value {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(file.path(), text).unwrap();
-    let ran = finish(pinpool(&["inspect", "--json"]).arg(file.path()));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap()
+    inspected(text).1
 }
 
 /// A launcher's prefix for a rank and a line number, and the name of the rank in it.
@@ -114,53 +98,12 @@ fn every_rank_has_its_own_end_limits_whatever_the_launcher_writes_before_its_lin
 }
 
 #[test]
-fn numbers_of_lines_are_no_ranks() {
-    let runs = runs();
-    let run = runs.iter().max_by_key(|run| run.len()).unwrap();
-    let numbered: String = run.iter().enumerate().map(|(at, line)| format!("{}: {line}\n", at + 1)).collect();
-    let (plain, numbered) = (summary(&(run.join("\n") + "\n")), summary(&numbered));
-    assert_eq!(plain["pools"], numbered["pools"]);
-}
-
-#[test]
-fn colors_blanks_dashes_and_parts_of_lines_change_nothing() {
-    let runs = runs();
-    let run = runs.iter().max_by_key(|run| run.len()).unwrap();
-    let all = |style: &dyn Fn(&str) -> String| run.iter().map(|line| style(line) + "\n").collect::<String>();
-    let plain = summary(&all(&str::to_owned));
-    let grep = |line: &str| line.replace("PoolAllocator", "\x1b[01;31m\x1b[KPoolAllocator\x1b[m\x1b[K");
-    let parts = |line: &str| {
-        let (first, last) = line.split_at(line.len() / 2);
-        format!("2026-01-01T00:00:00.1Z stderr P {first}\n2026-01-01T00:00:00.1Z stderr F {last}")
-    };
-    let styles: [(&str, Style<'_>); 5] = [
-        ("grep --color", &grep),
-        ("parts of containerd", &parts),
-        ("blanks of HTML", &|line| line.replace(' ', "&nbsp;")),
-        ("blanks that do not break", &|line| line.replace(' ', "\u{a0}")),
-        ("dashes", &|line| line.replace("e-0", "e\u{2013}0")),
-    ];
-    for (name, style) in styles {
-        let found = summary(&all(style));
-        assert_eq!((&found["after"], &found["raise"]), (&plain["after"], &plain["raise"]), "{name}");
-        assert_eq!(found["pools"], plain["pools"], "{name}");
-    }
-}
-
-#[test]
 fn few_gets_decide_nothing_and_the_first_sentence_is_the_one_that_was_looked_for() {
-    let after = |get: u64, put: u64, evicted: u64, evicting: &str, missing: &str| {
-        format!(
-            "PoolAllocator: After {get} get requests, put_count={put} evicted_count={evicted} eviction_rate={evicting} and \
-             unsatisfied allocation rate={missing}\n"
-        )
-    };
     // A program that drains its queues: the limit is no more steady than before.
-    let busy = after(2_702, 2_702, 1_000, "0.370096", "0.407106");
-    let raise = "Raising pool_size_limit_ from 100 to 110\n";
-    let drained = summary(&format!("{busy}{raise}{}", after(0, 1_000, 1_000, "1", "-nan")));
+    let busy = after("2702", "2702", "1000", "0.370096", "0.407106");
+    let drained = summary(&format!("{busy}\n{RAISE}\n{}", after("0", "1000", "1000", "1", "-nan")));
     assert_eq!(drained[TREND], "warming up", "{drained}");
-    let short = summary(&after(4, 1_000, 1_000, "1", "0"));
+    let short = summary(&after("4", "1000", "1000", "1", "0"));
     assert_eq!(short[TREND], "too short to tell", "{short}");
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), &busy).unwrap();

@@ -6,6 +6,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::TREND;
+use crate::tf_lines::{after, inspected};
 use crate::tool::{finish, pinpool};
 
 /// The pool's lines in the log of a public run.
@@ -25,7 +26,7 @@ const LATER: &str = "PoolAllocator: After 62269 get requests, put_count=62314 ev
                      unsatisfied allocation rate=";
 
 /// The messages and the summary of each text.
-fn inspected(texts: &[String]) -> Vec<(Vec<Value>, Value)> {
+fn all_inspected(texts: &[String]) -> Vec<(Vec<Value>, Value)> {
     let dir = TempDir::new().unwrap();
     let path = |(at, text): (usize, &String)| {
         let path = dir.path().join(at.to_string());
@@ -47,10 +48,6 @@ fn inspected(texts: &[String]) -> Vec<(Vec<Value>, Value)> {
     found
 }
 
-fn of(text: impl Into<String>) -> (Vec<Value>, Value) {
-    inspected(&[text.into()]).remove(0)
-}
-
 /// The facts of a log, which do not depend on the wrapping of its lines.
 fn facts((messages, summary): &(Vec<Value>, Value)) -> (Vec<[Value; 9]>, [Value; 4]) {
     let keys = ["kind", "get", "put", "evicted", "eviction_rate", "unsatisfied_rate", "from", "to", "limit"];
@@ -63,7 +60,7 @@ fn facts((messages, summary): &(Vec<Value>, Value)) -> (Vec<[Value; 9]>, [Value;
 fn check(styles: Vec<(String, String)>) {
     let (names, mut texts): (Vec<_>, Vec<_>) = styles.into_iter().unzip();
     texts.push(LOG.to_owned());
-    let mut found = inspected(&texts);
+    let mut found = all_inspected(&texts);
     let plain = facts(&found.pop().unwrap());
     assert_eq!((plain.0.len(), plain.1[0].as_str(), plain.1[1].as_u64()), (6, Some("warming up"), Some(542)));
     for (name, found) in names.iter().zip(&found) {
@@ -153,6 +150,11 @@ fn escapes_of_mails_pages_and_recordings_change_nothing() {
     let members =
         LOG.lines().map(|line| format!("{{\"log\":\"{line}\\n\",\"stream\":\"stderr\",\"time\":\"21:34\"}}\n"));
     let colors = |line: &str| format!("{{\"log\":\"\\u001b[36m{line}\\u001b[0m\\n\"}}\n");
+    let grep = LOG.replace("PoolAllocator", "\x1b[01;31m\x1b[KPoolAllocator\x1b[m\x1b[K");
+    let parts = |line: &str| {
+        let (first, last) = line.split_at(line.len() / 2);
+        format!("2026-01-01T00:00:00.1Z stderr P {first}\n2026-01-01T00:00:00.1Z stderr F {last}\n")
+    };
     let link = "\x1b]8;;file:///pool_allocator.cc\x1b\\pool_allocator.cc\x1b]8;;\x1b\\";
     let styles = [
         ("a mail", mail),
@@ -163,20 +165,27 @@ fn escapes_of_mails_pages_and_recordings_change_nothing() {
         ("other members", members.collect()),
         ("colors in JSON", LOG.lines().map(colors).collect()),
         ("blank lines", LOG.replace('\n', "\n\n\n")),
+        ("grep --color", grep),
+        ("parts of containerd", LOG.lines().map(parts).collect()),
+        ("blanks of HTML", LOG.replace(' ', "&nbsp;")),
+        ("blanks that do not break", LOG.replace(' ', "\u{a0}")),
     ];
     check(styles.map(|(name, text)| (name.to_owned(), text)).to_vec());
+    // The sign of an exponent as a dash.
+    let line = after("60820202", "60820292", "2000", "3.28838e-05", "3.86056e-05");
+    assert_eq!(facts(&inspected(line.replace("e-0", "e\u{2013}0"))), facts(&inspected(&line)));
 }
 
 #[test]
 fn a_wrapped_message_has_the_line_and_the_time_of_its_prefix() {
     let text = "PoolAllocator: After 11003 get requests, put_c\n2017-07-03 08:35:05.226305: I tensorflow/core/common_runtime/gpu/pool_alloc\n\
                 ator.cc:259] Raising pool_size_limit_ from 100 to 110\n";
-    let (messages, summary) = of(text);
+    let (messages, summary) = inspected(text);
     assert_eq!((messages.len(), &summary["cut"], &messages[0]["line"]), (1, &1.into(), &2.into()));
     assert_eq!(messages[0]["time"], "2017-07-03 08:35:05.226305");
     // A line before that is whole is none of its prefix.
     let (messages, summary) =
-        of(format!("{AFTER}\nI x/pool_allocator.cc:259] Raising pool\n_size_limit_ from 100 to 110\n"));
+        inspected(format!("{AFTER}\nI x/pool_allocator.cc:259] Raising pool\n_size_limit_ from 100 to 110\n"));
     let lines: Vec<_> = messages.iter().map(|message| message["line"].as_u64()).collect();
     assert_eq!((lines, &summary["limit"]), (vec![Some(1), Some(2)], &110.into()));
 }
@@ -186,12 +195,13 @@ fn a_message_that_was_cut_within_its_first_words_is_counted() {
     for end in [9, 13, 16, 30, 60, 100] {
         for text in [AFTER, "Raising pool_size_limit_ from 100 to 110"] {
             let cut = &text[..end.min(text.len() - 1)];
-            let (messages, summary) = of(format!("{AFTER}\nI x/pool_allocator.cc:247] {cut}\nEpoch 1/3\n{AFTER}\n"));
+            let (messages, summary) =
+                inspected(format!("{AFTER}\nI x/pool_allocator.cc:247] {cut}\nEpoch 1/3\n{AFTER}\n"));
             assert_eq!((messages.len(), &summary["cut"]), (2, &1.into()), "{cut}");
         }
     }
     // Words of other texts are no messages.
-    let (_, summary) = of(format!("{AFTER}\nSTEP\nR\nRaising\nRaising the bar\nPool\nPoolAllocator is new\n"));
+    let (_, summary) = inspected(format!("{AFTER}\nSTEP\nR\nRaising\nRaising the bar\nPool\nPoolAllocator is new\n"));
     assert_eq!(summary["cut"], 0);
 }
 
@@ -202,7 +212,7 @@ fn a_rate_that_is_cut_at_the_end_of_a_line_is_joined_or_decides_nothing() {
         ["0.0\n160433", "0\n.0160433", "0.\n0160433", "0.016\n0433", "0.01604\n33", "0.\n0160\n433", "0.0160433"];
     let next = ["", raise, "2017-07-03 09:45:08.178166: I x:259] Epoch\n", "42 steps\n"];
     let texts: Vec<_> = parts.iter().flat_map(|parts| next.map(|next| format!("{LATER}{parts}\n{next}"))).collect();
-    for (text, (messages, _)) in texts.iter().zip(inspected(&texts)) {
+    for (text, (messages, _)) in texts.iter().zip(all_inspected(&texts)) {
         assert_eq!(
             (&messages[0]["unsatisfied_rate"], &messages[0]["limit"]),
             (&0.016_043_3.into(), &493.into()),
@@ -210,32 +220,29 @@ fn a_rate_that_is_cut_at_the_end_of_a_line_is_joined_or_decides_nothing() {
         );
     }
     // As sure as the whole rate, and cut.
-    let chance = "PoolAllocator: After 8980 get requests, put_count=12319 evicted_count=6000 eviction_rate=0.487053 and \
-                  unsatisfied allocation rate=0.30\n9131\n";
-    assert_eq!(of(chance).0[0]["limit"], 1273);
-    let lost = "PoolAllocator: After  get requests, put_count=2530 evicted_count=2000 eviction_rate=0.790514 and unsatisfied \
-                allocation rate=0";
+    let chance = after("8980", "12319", "6000", "0.487053", "0.30\n9131\n");
+    assert_eq!(inspected(chance).0[0]["limit"], 1273);
+    let lost = after("", "2530", "2000", "0.790514", "0");
     let texts: Vec<_> = (10..lost.len()).map(|at| format!("{}\n{}\n", &lost[..at], &lost[at..])).collect();
-    assert!(inspected(&texts).iter().all(|(messages, _)| messages[0]["put"] == 2530));
+    assert!(all_inspected(&texts).iter().all(|(messages, _)| messages[0]["put"] == 2530));
     for cut in ["0", "0.0", "0.016", "0.0160", "0.", "9e-"] {
-        let (messages, summary) = of(format!("{LATER}{cut}\nEpoch 1/3\n{raise}"));
+        let (messages, summary) = inspected(format!("{LATER}{cut}\nEpoch 1/3\n{raise}"));
         assert_eq!((messages.len(), &summary["cut"], &summary[TREND]), (1, &1.into(), &"unknown".into()), "{cut}");
     }
     // Before text that follows at once it is whole, and the counters or the raise say that more was allocated.
-    let (_, summary) = of(format!("{LATER}0 I x:247] Epoch 1/3\n"));
+    let (_, summary) = inspected(format!("{LATER}0 I x:247] Epoch 1/3\n"));
     assert_eq!(summary[TREND], "too short to tell");
     for width in 89..230 {
         let cut: String = LOG.lines().map(|line| format!("{}\n", &line[..line.len().min(width)])).collect();
-        let (messages, summary) = of(format!("{AFTER}\n{cut}"));
+        let (messages, summary) = inspected(format!("{AFTER}\n{cut}"));
         assert_eq!(messages.len() as u64 + summary["cut"].as_u64().unwrap(), 7, "{width}");
         let rates =
             messages.iter().filter(|message| message["kind"] == "after").map(|message| &message["unsatisfied_rate"]);
         assert!(rates.clone().all(|rate| LOG.contains(&format!("rate={rate}\n"))), "{width}: {messages:?}");
     }
-    let steady = "PoolAllocator: After 5000000 get requests, put_count=5000000 evicted_count=1000 eviction_rate=0.0002 and \
-                  unsatisfied allocation rate=0.0002022\n";
-    assert_eq!(of(steady).1[TREND], "steady");
-    assert_eq!(of(format!("{steady}Raising pool_size_limit_ from 121 to 133\n")).1[TREND], "warming up");
+    let steady = after("5000000", "5000000", "1000", "0.0002", "0.0002022") + "\n";
+    assert_eq!(inspected(&steady).1[TREND], "steady");
+    assert_eq!(inspected(format!("{steady}Raising pool_size_limit_ from 121 to 133\n")).1[TREND], "warming up");
 }
 
 #[test]
@@ -254,16 +261,16 @@ fn numbers_of_records_and_threads_are_no_processes() {
         let lines = LOG.lines().filter(|line| line.contains("After")).enumerate();
         lines.map(|(n, line)| format!("{}{line}\n", before(n))).collect()
     };
-    let pools = |text: String| of(text).1["pools"].as_array().unwrap().len();
+    let pools = |text: String| inspected(text).1["pools"].as_array().unwrap().len();
     assert_eq!(pools(checks(&|n| format!("[{}] ", n % 2))), 1);
     assert_eq!(pools(checks(&|n| format!("[rank{}] ", n % 2))), 2);
 }
 
 #[test]
 fn a_limit_that_was_never_raised_is_not_recommended_as_a_start() {
-    let (_, summary) = of(AFTER);
+    let (_, summary) = inspected(AFTER);
     let advice = summary["pools"][0]["advice"].to_string();
     assert!(!advice.contains("PINPOOL_POOL_SIZE_LIMIT") && !advice.contains("0 raises"), "{advice}");
-    let advice = of(LOG).1["pools"][0]["advice"].to_string();
+    let advice = inspected(LOG).1["pools"][0]["advice"].to_string();
     assert!(advice.contains("PINPOOL_POOL_SIZE_LIMIT=542") && advice.contains("skip the 18 raises"), "{advice}");
 }

@@ -37,7 +37,7 @@ mod run_program;
 mod scenarios;
 #[cfg(target_os = "linux")]
 mod served;
-mod settings_tried;
+mod tf_lines;
 mod tool;
 mod top;
 mod trace_input;

@@ -1,4 +1,4 @@
-//! Costs, waste and several pools in replays, and invalid traces.
+//! Several pools in replays, and replays without memory.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -43,19 +43,6 @@ fn several_pools_are_advised_one_by_one() {
     assert_eq!(number(&worst.figures(), "requests"), 120, "{}", worst.stdout);
     assert_eq!(number(&advice(&["--json", "--pool", "quiet"]).figures(), "requests"), 100);
     advice(&["--pool", "none"]).check_stderr("it has no such pool with requests; it has train, quiet");
-}
-
-#[test]
-fn an_invalid_trace_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    for (text, words) in [
-        ("a 1 100\nf 2\n", "line 2: `f 2`: no buffer 2 is held"),
-        ("a 1 100\n\na 1 200\n", "line 3: `a 1 200`: buffer 1 is held already"),
-        ("a 1 100\nt 99999999999999999\n", "line 2: `t 99999999999999999`: the trace lasts longer than a year"),
-    ] {
-        let path = written(dir.path(), "w.trace", text);
-        ran("replay", &path, &[]).check_stderr(words);
-    }
 }
 
 #[test]

@@ -5,13 +5,17 @@ use std::path::{Path, PathBuf};
 
 use crate::tool::{Ran, finish, packed, pinpool, run, written};
 
-/// A recorded load of a few hundred files.
-pub(crate) fn recorded(dir: &Path, name: &str) -> PathBuf {
+/// A recorded load with these arguments.
+pub(crate) fn recorded_load(dir: &Path, name: &str, args: &[&str]) -> PathBuf {
     let path = dir.join(name);
-    let text = path.to_str().unwrap();
-    let ran = run(&["load", "--json", "--synthetic", "300", "--batch-bytes", "1MiB", "--record", text]);
+    let ran = finish(pinpool(&["load", "--json"]).args(args).arg("--record").arg(&path));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     path
+}
+
+/// A recorded load of a few hundred files.
+pub(crate) fn recorded(dir: &Path, name: &str) -> PathBuf {
+    recorded_load(dir, name, &["--synthetic", "300", "--batch-bytes", "1MiB"])
 }
 
 fn trace(path: &Path, args: &[&str]) -> Ran {

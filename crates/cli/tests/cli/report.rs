@@ -7,12 +7,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::TREND;
+use crate::record::recorded_load;
+use crate::tf_lines::{AFTER, RAISE, after, public_rows};
 use crate::tool::{Ran, finish, pinpool, run, written};
-
-const AFTER: &str = "I tensorflow/core/common_runtime/gpu/pool_allocator.cc:247] PoolAllocator: After 63521 get requests, \
-                     put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and unsatisfied allocation rate=0.0173171\n";
-const RAISE: &str =
-    "I tensorflow/core/common_runtime/gpu/pool_allocator.cc:259] Raising pool_size_limit_ from 100 to 110\n";
 
 pub(crate) fn report(input: &Path, output: &Path) -> Ran {
     finish(pinpool(&["report"]).arg(input).arg("-o").arg(output))
@@ -50,30 +47,11 @@ fn data(page: &str) -> Value {
     serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
 }
 
-/// The rows of one public run, as its log.
-fn public_run(run: &str) -> String {
-    let file = Path::new(crate::ROOT).join("tests/data/tf_lines/public.tsv");
-    let rows = fs::read_to_string(file).unwrap();
-    let mut text = String::new();
-    for row in rows.lines().filter(|row| row.starts_with(run)) {
-        let cells: Vec<&str> = row.split('\t').collect();
-        if cells[1] == "after" {
-            text += &format!(
-                "PoolAllocator: After {} get requests, put_count={} evicted_count={} eviction_rate={} and unsatisfied \
-                 allocation rate={}\n",
-                cells[3], cells[4], cells[5], cells[6], cells[7]
-            );
-        } else {
-            text += &format!("Raising pool_size_limit_ from {} to {}\n", cells[8], cells[9]);
-        }
-    }
-    text
-}
-
 #[test]
 fn a_log_has_its_limit_with_raises_its_evictions_and_the_diagnosis() {
     let dir = tempfile::tempdir().unwrap();
-    let log = written(dir.path(), "train.log", public_run("r103"));
+    let rows = public_rows().into_iter().filter(|row| row.run == "r103");
+    let log = written(dir.path(), "train.log", rows.map(|row| row.message() + "\n").collect::<String>());
     let ran = run(&["inspect", "--json", log.to_str().unwrap()]);
     let summary: Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
     let page = page(&log);
@@ -85,9 +63,8 @@ fn a_log_has_its_limit_with_raises_its_evictions_and_the_diagnosis() {
 #[test]
 fn two_pools_have_series_of_different_names() {
     let dir = tempfile::tempdir().unwrap();
-    let start_again = "PoolAllocator: After 2030 get requests, put_count=2030 evicted_count=1000 eviction_rate=0.492611 and \
-                       unsatisfied allocation rate=0.541872\nRaising pool_size_limit_ from 100 to 110\n";
-    let log = written(dir.path(), "two.log", format!("{AFTER}{RAISE}{start_again}"));
+    let start_again = format!("{}\n{RAISE}\n", after("2030", "2030", "1000", "0.492611", "0.541872"));
+    let log = written(dir.path(), "two.log", format!("{AFTER}\n{RAISE}\n{start_again}"));
     let page = page(&log);
     for name in ["limit of pool 1", "limit of pool 2", "evictions"] {
         assert!(points(&page, "limit", name) > 0, "{name}");
@@ -98,7 +75,7 @@ fn two_pools_have_series_of_different_names() {
 #[test]
 fn the_page_needs_no_network_and_serves_both_color_schemes_phones_and_paper() {
     let dir = tempfile::tempdir().unwrap();
-    let page = page(&written(dir.path(), "train.log", format!("{AFTER}{RAISE}")));
+    let page = page(&written(dir.path(), "train.log", format!("{AFTER}\n{RAISE}\n")));
     for part in
         ["prefers-color-scheme:dark", "@media print", "name=\"viewport\"", "<html lang=\"en\">", "default-src 'none'"]
     {
@@ -108,13 +85,9 @@ fn the_page_needs_no_network_and_serves_both_color_schemes_phones_and_paper() {
     assert!(page.len() < 100_000, "{}", page.len());
 }
 
-/// A trace of a load of files, and what it printed.
+/// A recording with requests that pin memory.
 fn recorded(dir: &TempDir, name: &str) -> PathBuf {
-    let path = dir.path().join(name);
-    let mut command = pinpool(&["load", "--synthetic", "60", "--batch-files", "4", "--set", "POOL_SIZE_LIMIT=1"]);
-    let ran = finish(command.env("PINPOOL_TRACE", &path).env("PINPOOL_BACKEND", "heap"));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    path
+    recorded_load(dir.path(), name, &["--synthetic", "60", "--batch-files", "4", "--set", "POOL_SIZE_LIMIT=1"])
 }
 
 #[test]

@@ -4,7 +4,7 @@
 mod ran;
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,7 +14,8 @@ use flate2::write::GzEncoder;
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub(crate) use ran::{Ran, ended, finish, number, program, until};
+pub(crate) use ran::{Ran, ended, finish, number, until};
+use ran::{interrupted, program};
 
 /// The tool on the `heap` backend, without the environment of the test.
 pub(crate) fn pinpool(args: &[&str]) -> Command {
@@ -360,18 +361,8 @@ fn a_closed_stderr_is_no_failure() {
 
 #[test]
 fn an_interrupt_ends_the_run_with_its_statistics() {
-    let mut command = pinpool(&["load", "--json", "--verify", "--epochs", "1000000", "--synthetic", "100"]);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut log = String::new();
-    // The handler is installed before the first line of the log.
-    stderr.read_line(&mut log).unwrap();
-    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(interrupted.success());
-    stderr.read_to_string(&mut log).unwrap();
-    let mut stdout = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{log}");
+    let load = ["load", "--json", "--verify", "--epochs", "1000000", "--synthetic", "100"];
+    let (log, stdout) = interrupted(&mut pinpool(&load));
     assert!(log.contains("interrupted") && !log.contains("panicked"), "{log}");
     let printed: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(printed["ended"], "interrupted");

@@ -4,19 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use crate::record::recorded;
 use crate::tool::{Ran, finish, pinpool, until};
 
 fn trace(path: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&["trace"]).arg(path).args(args))
-}
-
-/// A recorded load of few files.
-fn recorded(dir: &Path, name: &str) -> PathBuf {
-    let path = dir.join(name);
-    let mut load = pinpool(&["load", "--synthetic", "40", "--batch-files", "4"]);
-    let ran = finish(load.env("PINPOOL_TRACE", &path).env("PINPOOL_BACKEND", "heap"));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    path
 }
 
 /// A file that `generate.py` wrote.

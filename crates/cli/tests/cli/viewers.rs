@@ -7,6 +7,7 @@ use std::process::Command;
 
 use pinpool_replay::Recording;
 
+use crate::record::recorded_load;
 use crate::tool::{finish, pinpool};
 
 /// Runs a Python script; `None` without Python.
@@ -31,14 +32,12 @@ fn converted(trace: &Path) -> PathBuf {
 
 /// Recordings with pin calls, truncated recordings with buffers out, and traces without pin calls.
 fn traces(dir: &Path) -> Vec<PathBuf> {
-    let record = |name: &str, backend: &str| {
-        let path = dir.join(name);
-        let mut load = pinpool(&["load", "--synthetic", "60", "--batch-files", "4", "--set", "POOL_SIZE_LIMIT=2"]);
-        let ran = finish(load.env("PINPOOL_TRACE", &path).env("PINPOOL_BACKEND", backend));
-        assert_eq!(ran.code(), 0, "{}", ran.stderr);
-        path
-    };
-    let mut paths = vec![record("mlock.trace", "mlock"), record("heap.trace", "heap")];
+    let record =
+        |name: &str, set: &str| recorded_load(dir, name, &["--synthetic", "60", "--batch-files", "4", "--set", set]);
+    let mut paths = vec![
+        record("mlock.trace", "POOL_SIZE_LIMIT=2,BACKEND=mlock"),
+        record("heap.trace", "POOL_SIZE_LIMIT=2,BACKEND=heap"),
+    ];
     let whole = fs::read(&paths[0]).unwrap();
     // Cut off at many places: buffers are in use and in flight at the end.
     for part in 1..8 {

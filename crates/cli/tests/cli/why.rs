@@ -8,6 +8,7 @@ use std::time::Duration;
 use pinpool::Pool;
 
 use crate::record::recorded;
+use crate::tf_lines::{AFTER, RAISE, after};
 use crate::tool::{Ran, finish, pinpool, until};
 
 fn why(target: &Path, args: &[&str]) -> Ran {
@@ -88,10 +89,9 @@ fn the_last_diagnosis_of_each_pool_in_a_log_counts_and_alarms_come_first() {
 fn diagnoses_in_a_log_have_priority() {
     let dir = tempfile::tempdir().unwrap();
     let (path, page) = (dir.path().join("run.log"), dir.path().join("page.html"));
-    let after = "PoolAllocator: After 9000 get requests, put_count=8990 evicted_count=4000 eviction_rate=0.444939 and unsatisfied \
-                 allocation rate=0.5\n";
+    let after = after("9000", "8990", "4000", "0.444939", "0.5");
     let found = "sizes_never_recur: 4500 of 9000 requests missed";
-    fs::write(&path, format!("{after}WARN pool[train] diagnosis: {found}; batch to fewer sizes\n")).unwrap();
+    fs::write(&path, format!("{after}\nWARN pool[train] diagnosis: {found}; batch to fewer sizes\n")).unwrap();
     let said = why(&path, &[]).stdout;
     assert!(said.starts_with(found), "{said}");
     let lines = why(&path, &["--lines"]).stdout;
@@ -105,9 +105,7 @@ fn diagnoses_in_a_log_have_priority() {
 fn lines_of_tensorflow_are_diagnosed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tf.log");
-    let line = "I tensorflow/core/common_runtime/gpu/pool_allocator.cc:247] PoolAllocator: After 9000 get requests, put_count=8990 \
-                evicted_count=0 eviction_rate=0 and unsatisfied allocation rate=0.001\n";
-    fs::write(&path, line).unwrap();
+    fs::write(&path, after("9000", "8990", "0", "0", "0.001")).unwrap();
     let ran = why(&path, &["--json"]);
     assert_eq!((ran.code(), &ran.figures()["pools"][0]["cause"]), (0, &"steady".into()), "{}", ran.stderr);
 }
@@ -117,16 +115,11 @@ fn a_clock_that_jumps_during_a_log_changes_only_the_printed_times() {
     let dir = tempfile::tempdir().unwrap();
     let (path, page) = (dir.path().join("run.log"), dir.path().join("page.html"));
     let all = |times: [&str; 5]| {
-        let after = |gets: u64, rate: &str| {
-            format!(
-                "PoolAllocator: After {gets} get requests, put_count={gets} evicted_count=1000 eviction_rate={rate}"
-            )
-        };
         let messages = [
-            after(63_521, "0.0157428 and unsatisfied allocation rate=0.0173171"),
-            "Raising pool_size_limit_ from 100 to 110".to_owned(),
+            AFTER.to_owned(),
+            RAISE.to_owned(),
             "pool[train] diagnosis: healthy: 9 of 9 requests were served immediately, 2.0MiB held".to_owned(),
-            after(71_532, "0.0139798 and unsatisfied allocation rate=0.0143013"),
+            after("71532", "71532", "1000", "0.0139798", "0.0143013"),
             "pool[train] diagnosis: pool_full: 300 of 1000 requests waited; raise PINPOOL_MAX_BYTES to 6.2GiB"
                 .to_owned(),
         ];

@@ -80,10 +80,11 @@ fn steps_count_as_their_requests() {
 fn contradictions_are_reported_with_their_line() {
     for (text, why) in [
         ("a 1 5\na 1 5\n", "line 2: `a 1 5`: buffer 1 is held already"),
-        ("f 3\n", "no buffer 3"),
+        ("\nf 3\n", "line 2: `f 3`: no buffer 3 is held"),
         ("a 18446744073709551615 5\n", "use a smaller number"),
         ("a 1 18446744073709551615\na 2 1\n", "line 2"),
         ("s 3 18446744073709551615 1\n", "2^64"),
+        ("t 99999999999999999\n", "the trace lasts longer than a year"),
         ("t 18446744073709551615\n", "a year"),
         ("# pools 2\np 2\n", "line 2: `p 2`: there is no pool 2"),
     ] {
