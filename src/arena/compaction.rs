@@ -36,7 +36,6 @@ impl Arena {
     /// Plans one step towards a hole for a buffer of `wanted_bytes`, or for all that is idle if that is less.
     /// `None` if a request would have at most one step of granules to remap, or none can be remapped. Commits nothing.
     pub(crate) fn compact(&mut self, wanted_bytes: u64) -> Option<Plan> {
-        let GrowthMode::Granules(_) = self.growth else { return None };
         let (targets, kept) = self.standing_hole(wanted_bytes)?;
         // Only granules of one size take each other's place.
         let (of_size, granule_bytes) = self.all_of_size(*targets.first()?);
@@ -52,7 +51,7 @@ impl Arena {
         sources.iter().for_each(|&source| self.take_idle(source, &mut idle_before));
         let (mut steps, mut rest) = (Vec::new(), Vec::new());
         pair(&targets, sources, &mut steps, &mut rest);
-        (!steps.is_empty()).then_some(Plan { buffer: None, steps, idle_before, claim_bytes: 0, surplus_bytes: 0 })
+        (!steps.is_empty()).then(|| self.plan(None, steps, idle_before))
     }
 
     /// The uncommitted runs that the standing hole lacks, all of one size of granules, and the extent from which nothing is

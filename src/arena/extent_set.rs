@@ -79,20 +79,17 @@ impl ExtentSet {
         self.by_len.remove(&(whole.bytes(), whole.start));
         self.bytes -= part.bytes();
         let [left, right] = whole.without(part);
-        match right {
-            // The key is the end, so the right remainder keeps it.
-            Some(right) => {
-                self.start_by_end.insert(right.end, right.start);
-                self.by_len.insert((right.bytes(), right.start));
-            }
-            None => {
-                self.start_by_end.remove(&whole.end);
-            }
+        // The key is the end, so the right remainder keeps it.
+        if right.is_none() {
+            self.start_by_end.remove(&whole.end);
         }
-        if let Some(left) = left {
-            self.start_by_end.insert(left.end, left.start);
-            self.by_len.insert((left.bytes(), left.start));
-        }
+        right.into_iter().chain(left).for_each(|rest| self.insert(rest));
+    }
+
+    #[inline(always)]
+    fn insert(&mut self, extent: Extent) {
+        self.start_by_end.insert(extent.end, extent.start);
+        self.by_len.insert((extent.bytes(), extent.start));
     }
 
     /// Adds `part` and merges it with its neighbors; returns the merged extent.
@@ -118,8 +115,7 @@ impl ExtentSet {
             self.by_len.remove(&(right.bytes(), right.start));
             whole.end = right.end;
         }
-        self.start_by_end.insert(whole.end, whole.start);
-        self.by_len.insert((whole.bytes(), whole.start));
+        self.insert(whole);
         self.bytes += part.bytes();
         whole
     }

@@ -13,25 +13,17 @@ impl Arena {
         let is = |step: usize, outcome| outcomes.get(step) == Some(&outcome);
         let granted = (0..plan.steps.len()).all(|step| is(step, StepOutcome::Made));
         let mut hull = plan.buffer;
-        // What a plan without a buffer moves is idle, as old as the oldest of it (policy-R13).
+        // What a plan without a buffer commits or moves is idle, as old as the oldest of it (policy-R13).
         let oldest_us = plan.idle_before.iter().map(|run| run.since_us).min().unwrap_or(now_us);
         let mut not_free: Vec<Extent> = plan.buffer.filter(|_| granted).into_iter().collect();
         for (index, &step) in plan.steps.iter().enumerate() {
             let made = is(index, StepOutcome::Made);
             match step {
-                Step::Commit { extent } => {
-                    self.finish_target(extent, made, &mut hull, &mut not_free);
-                    if made && plan.buffer.is_none() {
-                        self.add_hole(extent, now_us);
-                    }
-                }
+                Step::Commit { extent } => self.finish_target(extent, made, oldest_us, &mut hull, &mut not_free),
                 Step::Remap { from, to } => {
                     let gone = made || is(index, StepOutcome::Lost);
                     self.finish_source(from, gone, now_us);
-                    self.finish_target(to, made, &mut hull, &mut not_free);
-                    if made && plan.buffer.is_none() {
-                        self.add_hole(to, oldest_us);
-                    }
+                    self.finish_target(to, made, oldest_us, &mut hull, &mut not_free);
                 }
                 Step::Decommit { extent } => self.finish_source(extent, made, now_us),
             }
@@ -80,6 +72,7 @@ impl Arena {
         &mut self,
         extent: Extent,
         committed: bool,
+        idle_since_us: u64,
         hull: &mut Option<Extent>,
         not_free: &mut Vec<Extent>,
     ) {
@@ -89,6 +82,9 @@ impl Arena {
             self.stats.committed_bytes += extent.bytes();
             self.stats.mappings += self.mappings(extent);
             self.stats.overhead_bytes += held_bytes - extent.bytes();
+            if hull.is_none() {
+                self.add_hole(extent, idle_since_us);
+            }
         } else {
             self.set_uncommitted(extent);
             not_free.push(extent);

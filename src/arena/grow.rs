@@ -77,7 +77,6 @@ impl Arena {
             GrowthMode::Regions => self.grow_region(bytes, limits),
         }?;
         self.stats.live_bytes += bytes;
-        self.planned_bytes += plan.claim_bytes;
         Some(plan)
     }
 
@@ -111,8 +110,8 @@ impl Arena {
         targets.iter().for_each(|&target| self.take_target(target));
         let (mut moves, mut commits) = (Vec::new(), Vec::new());
         for SizeGroup { targets, remapped_bytes } in origins.by_size {
-            let sources =
-                targets.first().map_or_else(Vec::new, |&of_size| self.longest_idle_of_size(of_size, remapped_bytes));
+            let of_size = targets.first().map(|&first| self.all_of_size(first).0);
+            let sources = of_size.map_or_else(Vec::new, |of_size| self.longest_idle_within(of_size, remapped_bytes));
             for &source in &sources {
                 self.take_idle(source, &mut idle_before);
             }
@@ -126,7 +125,7 @@ impl Arena {
         }
         steps.append(&mut moves);
         steps.extend(joined(commits).into_iter().map(|extent| Step::Commit { extent }));
-        Some(Plan { surplus_bytes, ..self.plan(buffer, steps, idle_before) })
+        Some(Plan { surplus_bytes, ..self.plan(Some(buffer), steps, idle_before) })
     }
 
     /// The bytes to commit in addition to those that the buffer misses, behind the last of its granules (policy-R7).
@@ -205,12 +204,6 @@ impl Arena {
         (Extent { start: origin + zone.start, end }, zone.granule_bytes)
     }
 
-    /// The longest idle granules with the granule size of `extent` that add up to `bytes`.
-    fn longest_idle_of_size(&self, extent: Extent, bytes: u64) -> Vec<Extent> {
-        let (size, _) = self.all_of_size(extent);
-        self.longest_idle_within(size, bytes)
-    }
-
     /// `buffer` widened to the edges of its first and last granule.
     pub(super) fn granules_around(&self, buffer: Extent) -> Extent {
         self.range_of(buffer.ptr())
@@ -255,7 +248,7 @@ impl Arena {
         }
         steps.push(Step::Commit { extent });
         self.stats.transit_bytes += region;
-        let plan = self.plan(Extent::new(extent.ptr(), bytes), steps, idle_before);
+        let plan = self.plan(Some(Extent::new(extent.ptr(), bytes)), steps, idle_before);
         Some(Plan { surplus_bytes: region - bytes, ..plan })
     }
 
@@ -272,8 +265,8 @@ impl Arena {
         }
     }
 
-    /// A plan for `buffer`. All of its decommits come before its commits.
-    fn plan(&self, buffer: Extent, steps: Vec<Step>, idle_before: Vec<IdleRun>) -> Plan {
+    /// A plan of these steps, for `buffer` if there is one. All of its decommits come before its commits.
+    pub(super) fn plan(&mut self, buffer: Option<Extent>, steps: Vec<Step>, idle_before: Vec<IdleRun>) -> Plan {
         let (mut commits, mut decommits) = (0, 0);
         for step in &steps {
             match *step {
@@ -283,7 +276,8 @@ impl Arena {
             }
         }
         let claim_bytes = commits.saturating_sub(decommits);
-        Plan { buffer: Some(buffer), steps, idle_before, claim_bytes, surplus_bytes: 0 }
+        self.planned_bytes += claim_bytes;
+        Plan { buffer, steps, idle_before, claim_bytes, surplus_bytes: 0 }
     }
 }
 

@@ -36,10 +36,7 @@ impl Arena {
         }
         let extent = Extent { end: run.end.min(of_size.end).min(run.start.saturating_add(most)), ..run };
         self.take_target(extent);
-        let claim_bytes = extent.bytes();
-        self.planned_bytes += claim_bytes;
-        let steps = vec![Step::Commit { extent }];
-        Ok(Plan { buffer: None, steps, idle_before: Vec::new(), claim_bytes, surplus_bytes: 0 })
+        Ok(self.plan(None, vec![Step::Commit { extent }], Vec::new()))
     }
 
     /// Keeps `bytes` more of what is committed outside of reserves committed from now on, as far as they exist.
@@ -51,11 +48,6 @@ impl Arena {
     /// Bytes that releases leave committed outside of reserves.
     pub(crate) fn kept_bytes(&self) -> u64 {
         self.kept_bytes
-    }
-
-    /// Removes the floor.
-    pub(crate) fn keep_nothing(&mut self) {
-        self.kept_bytes = 0;
     }
 
     /// Committed outside of the ranges of reserves.

@@ -65,7 +65,7 @@ impl Arena {
             self.take_idle(extent, &mut idle_before);
             steps.push(Step::Decommit { extent });
         }
-        (!steps.is_empty()).then_some(Plan { buffer: None, steps, idle_before, claim_bytes: 0, surplus_bytes: 0 })
+        (!steps.is_empty()).then(|| self.plan(None, steps, idle_before))
     }
 
     /// The longest idle granules that make up `bytes`, or all, as extents by address.

@@ -45,7 +45,7 @@ impl HugeTlb {
     }
 
     /// Returns whether the user requested this page size.
-    pub(crate) fn is_required(self) -> bool {
+    fn is_required(self) -> bool {
         matches!(self, Self::Of2MiB | Self::Of1GiB)
     }
 
@@ -69,6 +69,13 @@ impl HugeTlb {
             }
             _ => "set pages aside with `sysctl vm.nr_hugepages=N`, N times 2 MiB; or PINPOOL_HUGETLB=auto",
         }
+    }
+
+    /// The lack of pages of the requested size, for a log line, if fewer than `wanted_bytes` are in them.
+    pub(crate) fn lack(self, had_bytes: impl FnOnce() -> u64, wanted_bytes: u64) -> Option<SourceError> {
+        let had_bytes = self.is_required().then(had_bytes).filter(|&had_bytes| had_bytes < wanted_bytes)?;
+        let what = format!("{had_bytes} of {wanted_bytes} B are in huge pages of {self}: PINPOOL_HUGETLB={self}");
+        Some(SourceError::new("mmap", what).with_remedy(self.remedy()))
     }
 
     /// A region of `len_bytes` in such pages, all present; `None` if there are too few, and nothing is held then.
@@ -106,15 +113,6 @@ pub(super) fn increasing(progress: &dyn Fn(usize)) -> impl Fn(usize) {
             progress(done);
         }
     }
-}
-
-/// Not enough pages, for a log line.
-pub(crate) fn too_few(hugetlb: HugeTlb, had_bytes: u64, wanted_bytes: u64) -> Option<SourceError> {
-    let lacks = hugetlb.is_required() && had_bytes < wanted_bytes;
-    lacks.then(|| {
-        let what = format!("{had_bytes} of {wanted_bytes} B are in huge pages of {hugetlb}: PINPOOL_HUGETLB={hugetlb}");
-        SourceError::new("mmap", what).with_remedy(hugetlb.remedy())
-    })
 }
 
 /// Bytes in `places` that are in huge pages, as the kernel reports: those set aside (hugetlb), and transparent ones.

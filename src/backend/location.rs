@@ -55,7 +55,8 @@ impl Machine {
             let only = self.nodes.first().map_or(0, |node| node.id);
             return Ok(vec![HostLocation::Node(only), HostLocation::Anywhere]);
         };
-        if let Some(difference) = self.difference(first).filter(|_| !is_named && self.is_old()) {
+        let is_old = self.branch.map_or(self.version < FIRST_SAFE_VERSION, |branch| branch < FIRST_SAFE_BRANCH);
+        if let Some(difference) = self.difference(first).filter(|_| !is_named && is_old) {
             let driver = self.branch.map_or_else(|| "a driver".to_owned(), |branch| format!("driver {branch}"));
             return Err(format!(
                 "the NUMA nodes are not alike ({difference}), and {driver} before r{FIRST_SAFE_BRANCH} may end the \
@@ -75,10 +76,6 @@ impl Machine {
     pub(super) fn lack_of(&self, wanted: Option<u32>) -> Option<String> {
         let node = self.nodes.iter().filter(|_| self.nodes.len() > 1).find(|node| Some(node.id) == wanted)?;
         lack(node).map(|lack| format!("node {} has no {lack}", node.id))
-    }
-
-    fn is_old(&self) -> bool {
-        self.branch.map_or(self.version < FIRST_SAFE_VERSION, |branch| branch < FIRST_SAFE_BRANCH)
     }
 
     /// How some node differs from `first`, or lacks something itself.

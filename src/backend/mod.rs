@@ -48,7 +48,7 @@ pub(crate) use choose::{PinOptions, choose, default_device, may_start_driver};
 pub use cuda::CudaSource;
 pub use heap::HeapSource;
 pub use huge_pages::HugeTlb;
-pub(crate) use huge_pages::{huge_bytes, huge_bytes_in, too_few};
+pub(crate) use huge_pages::{huge_bytes, huge_bytes_in};
 #[cfg(feature = "cuda")]
 pub(crate) use mapping::page_of_this_process;
 pub use mlock::lock_limit;

@@ -13,6 +13,7 @@ use super::settings::{Config, Settings, for_each_setting, setting_error};
 use super::text::*;
 use super::{Backend, CodeSettings};
 use crate::error::{Error, Result};
+use strsim::levenshtein;
 
 /// The prefix of every variable.
 pub const PREFIX: &str = "PINPOOL_";
@@ -175,24 +176,10 @@ fn advice_for(name: &str) -> String {
 pub fn nearest(name: &str) -> Option<&'static str> {
     let word = |name: &str| name.trim_start_matches(PREFIX).replace('_', "").to_ascii_uppercase();
     let asked = word(name);
-    let names = VARIABLES.iter().map(|variable| (changes_between(&asked, &word(variable.name)), variable.name));
+    let names = VARIABLES.iter().map(|variable| (levenshtein(&asked, &word(variable.name)), variable.name));
     let (changes, nearest) = names.min_by_key(|(changes, _)| *changes)?;
     // Up to a third of the letters may differ.
     (changes * 3 <= asked.len()).then_some(nearest)
-}
-
-/// The edit distance of two words: the number of letters to insert, delete or replace.
-fn changes_between(one: &str, other: &str) -> usize {
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (index, letter) in one.bytes().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], index + 1);
-        for (column, of_other) in other.bytes().enumerate() {
-            let replaced = diagonal + usize::from(letter != of_other);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[other.len()]
 }
 
 /// A setting of a pool: one line of `pinpool doctor --settings`.
@@ -357,8 +344,6 @@ mod tests {
 
     #[test]
     fn the_nearest_name_is_found_and_another_word_has_none() {
-        assert_eq!((changes_between("", "abc"), changes_between("abc", ""), changes_between("abc", "abc")), (3, 3, 0));
-        assert_eq!((changes_between("kitten", "sitting"), changes_between("flaw", "lawn")), (3, 2));
         for (name, meant) in [
             ("PINPOOL_MAXBYTES", Some("PINPOOL_MAX_BYTES")),
             ("PINPOOL_max_bytes", Some("PINPOOL_MAX_BYTES")),

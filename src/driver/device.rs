@@ -101,11 +101,8 @@ impl Device {
 
     /// Sets the state as [`enter`](Self::enter) does if the device has a context already; else sets the capture mode alone,
     /// and makes no context.
-    pub(crate) fn enter_if_active(&self) -> Result<(Option<CurrentContext>, RelaxedCapture), SourceError> {
-        if !self.is_active() {
-            return Ok((None, RelaxedCapture::enter()));
-        }
-        self.enter().map(|(current, relaxed)| (Some(current), relaxed))
+    pub(crate) fn enter_if_active(&self) -> Result<(CurrentContext, RelaxedCapture), SourceError> {
+        if self.is_active() { self.enter() } else { Ok((CurrentContext::unchanged(), RelaxedCapture::enter())) }
     }
 
     /// Returns whether the device has a primary context, made by this process: entering it costs nothing more.

@@ -89,7 +89,7 @@ pub(crate) fn find(ordinal: u32) -> Finding {
     if !super::is_present() {
         return absent(&dlopen_error(), signs.first().map(String::as_str));
     }
-    let library = library_path();
+    let library = super::symbol(c"cuInit").map_or_else(|| "libcuda".to_owned(), file_of);
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let visible = visible.as_deref();
     if let Err((what, code)) = init() {
@@ -151,11 +151,6 @@ fn dlopen_error() -> String {
     }
     // SAFETY: a C string that lives until the next call of this thread to the loader.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-}
-
-/// The file that the driver was loaded from.
-fn library_path() -> String {
-    super::symbol(c"cuInit").map_or_else(|| "libcuda".to_owned(), file_of)
 }
 
 /// The file of the library that has this function.

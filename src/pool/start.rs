@@ -165,7 +165,6 @@ impl PoolStart {
         let settings = ArenaSettings {
             may_grow: config.growth,
             pin_threads: config.pin_threads_on_host(),
-            background_thread: config.uses_maintenance_thread(),
             retention: Retention::after(idle_timeout_us),
         };
         let (backend, pressure) = (source.name(), config.code.pressure.as_deref());

@@ -124,12 +124,6 @@ impl Budget {
         self.owner.get()?.upgrade()
     }
 
-    /// Whether a pool of this process, or another owner under the limit of the host, has memory.
-    pub(crate) fn has_claims_nearby(&self) -> bool {
-        let on_host = || self.host().is_some_and(|host| host.report().held_bytes > 0);
-        self.process_has_claims() || on_host()
-    }
-
     /// Claims `bytes`.
     ///
     /// # Errors
@@ -207,12 +201,6 @@ impl Budget {
     /// Whether `bytes` could be claimed if nothing else were.
     pub(crate) fn could_hold(&self, bytes: u64) -> bool {
         self.permanent_refusal(bytes).is_none()
-    }
-
-    /// The refusal of the level that has no room for `bytes` now.
-    pub(crate) fn current_refusal(&self, bytes: u64) -> QuotaExceeded {
-        let shared = self.current_shared_refusal(bytes).filter(|_| bytes <= self.own_room_bytes());
-        shared.unwrap_or_else(|| self.full(bytes))
     }
 
     /// The refusal of the shared limit if it has no room for `bytes` now.
@@ -475,16 +463,14 @@ mod tests {
     fn the_level_that_lacks_room_is_named() {
         let (pool, mut other) = (automatic("unit-lacking", 80), automatic("unit-lacking", 80));
         let budget = pool.budget();
-        assert_eq!((budget.highest_claim_bytes(), budget.current_refusal(81).bytes), (80, 81));
+        let over = |bytes| budget.claim(bytes).unwrap_err();
+        assert_eq!((budget.highest_claim_bytes(), over(81).bytes), (80, 81));
         assert_eq!(
             (budget.permanent_refusal(81).map(|over| over.level), budget.permanent_refusal(80)),
             (Some(LimitLevel::Pool), None)
         );
         other.resize(50).unwrap();
-        assert_eq!(
-            (budget.current_refusal(81).level, budget.current_refusal(31).level),
-            (LimitLevel::Pool, LimitLevel::Shared)
-        );
+        assert_eq!((over(81).level, over(31).level), (LimitLevel::Pool, LimitLevel::Shared));
         assert_eq!(
             (budget.current_shared_refusal(30), budget.current_shared_refusal(31).map(|over| over.bytes)),
             (None, Some(31))

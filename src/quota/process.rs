@@ -126,10 +126,11 @@ impl Budget {
         act(&process)
     }
 
-    /// Whether a pool of this process and machine has memory.
-    pub(super) fn process_has_claims(&self) -> bool {
+    /// Whether a pool of this process and machine, or another owner under the limit of the host, has memory.
+    pub(crate) fn has_claims_nearby(&self) -> bool {
         let has_claims = |pool: Arc<Self>| pool.member.root == self.member.root && pool.used_bytes() > 0;
-        POOLS.get().lock().iter().filter_map(|entry| entry.budget.upgrade()).any(has_claims)
+        let of_process = POOLS.get().lock().iter().filter_map(|entry| entry.budget.upgrade()).any(has_claims);
+        of_process || self.host().is_some_and(|host| host.report().held_bytes > 0)
     }
 
     /// Bytes counted under the `auto` limit of this pool.

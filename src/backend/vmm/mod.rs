@@ -83,11 +83,8 @@ fn address(start: NonNull<u8>) -> u64 {
 
 impl VmmSource {
     /// The state that driver calls need, until the result is dropped.
-    fn enter(&self) -> Result<(Option<CurrentContext>, RelaxedCapture), SourceError> {
-        if self.makes_context {
-            return self.device.enter().map(|(current, relaxed)| (Some(current), relaxed));
-        }
-        self.device.enter_if_active()
+    fn enter(&self) -> Result<(CurrentContext, RelaxedCapture), SourceError> {
+        if self.makes_context { self.device.enter() } else { self.device.enter_if_active() }
     }
 
     /// New granules of these lengths, all of them or none.

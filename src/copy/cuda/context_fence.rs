@@ -105,11 +105,18 @@ impl ContextWork {
         }
     }
 
-    /// Waits for all work of the context so far.
-    fn wait_for_all(&self) -> Result<(), Failed> {
-        let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
+    /// Waits for all work of the context so far, as the wait of this number.
+    fn wait_for_all(&self, number: u64) -> Result<(), Failed> {
+        let _relaxed = RelaxedCapture::enter();
         // SAFETY: the call has no arguments, and is refused without a context.
-        unsafe { calls::context_synchronize() }
+        let waited = self.enter().and_then(|_current| unsafe { calls::context_synchronize() });
+        let mut waits = self.waits.lock();
+        match waited {
+            Ok(()) => waits.ended = waits.ended.max(number),
+            Err(Failed { code, .. }) if code.is_forbidden_by_capture() => waits.refused = waits.refused.max(number),
+            Err(_) => {}
+        }
+        waited
     }
 }
 
@@ -121,21 +128,6 @@ struct Waits {
     /// The last that a capture refused. It has invalidated that capture, so the same work is not waited for again.
     refused: u64,
     is_waiting: bool,
-}
-
-impl Waits {
-    fn begin(&mut self) -> u64 {
-        self.begun += 1;
-        self.begun
-    }
-
-    fn end(&mut self, number: u64, waited: Result<(), Failed>) {
-        match waited {
-            Ok(()) => self.ended = self.ended.max(number),
-            Err(Failed { code, .. }) if code.is_forbidden_by_capture() => self.refused = self.refused.max(number),
-            Err(_) => {}
-        }
-    }
 }
 
 /// The fence of work that has no other fence.
@@ -164,17 +156,13 @@ impl ContextFence {
             return true;
         }
         if !waits.is_waiting && waits.refused < self.first {
-            waits.is_waiting = true;
-            let number = waits.begin();
+            (waits.is_waiting, waits.begun) = (true, waits.begun + 1);
+            let number = waits.begun;
             drop(waits);
             let waiting = move || {
                 // `None`: the process exits.
-                let waited = MaintenanceThread::of_process().enter().map(|_call| context.wait_for_all());
-                let mut waits = context.waits.lock();
-                waits.is_waiting = false;
-                if let Some(waited) = waited {
-                    waits.end(number, waited);
-                }
+                let _waited = MaintenanceThread::of_process().enter().map(|_call| context.wait_for_all(number));
+                context.waits.lock().is_waiting = false;
             };
             if threads::spawn(c"pinpool-wait", waiting).is_err() {
                 context.waits.lock().is_waiting = false;
@@ -199,10 +187,9 @@ unsafe impl Fence for ContextFence {
         if waits.refused >= self.first {
             return Err(Error::device_failed(self.refused.clone()));
         }
-        let number = waits.begin();
+        waits.begun += 1;
+        let number = waits.begun;
         drop(waits);
-        let waited = self.context.wait_for_all();
-        self.context.waits.lock().end(number, waited);
-        Ok(waited?)
+        Ok(self.context.wait_for_all(number)?)
     }
 }

@@ -157,7 +157,9 @@ unsafe fn copy_on<'a>(
 
 /// A refusal before anything is enqueued.
 fn refused(len: usize, failed: Failed) -> CopyFailure {
-    let is_of_device = !(precedes_enqueue(failed.code) || is_about_captures_or_memory(failed.code));
+    let Failed { code, .. } = failed;
+    // After capture errors, and without memory for an event, the device continues to work.
+    let is_of_device = !(precedes_enqueue(code) || code == Code::OUT_OF_MEMORY || code.is_of_capture());
     CopyFailure::Refused(if is_of_device { failed.into() } else { Error::copy_refused(len, failed.to_string()) })
 }
 
@@ -262,9 +264,4 @@ fn precedes_enqueue(error: Code) -> bool {
             | Code::INVALID_HANDLE
             | Code::INVALID_VALUE
     )
-}
-
-/// Errors after which the device continues to work: capture errors, 900 to 908, and no memory for an event.
-fn is_about_captures_or_memory(error: Code) -> bool {
-    error == Code::OUT_OF_MEMORY || error.is_of_capture()
 }

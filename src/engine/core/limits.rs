@@ -19,10 +19,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Block, Core};
+use super::{Block, BlockRequest, Core, Failed};
 use crate::config::Limit;
 use crate::engine::memory::{PoolView, Refusal, SlowCalls};
 use crate::engine::wait_queue::deadline;
+use crate::error;
 use crate::in_flight::QueryScope;
 use crate::maintenance_thread::Pace;
 use crate::policy;
@@ -272,12 +273,22 @@ impl Core {
         None
     }
 
-    /// Calls `add`, which pins or claims; while a shared limit refuses it, waits for other owners as a request would.
-    pub(super) fn add_within_shared_limit<R>(&self, mut add: impl FnMut() -> Result<R, Refusal>) -> Result<R, Refusal> {
+    /// Calls `add`, which pins or claims `bytes` in addition to buffers. Idle memory of this pool makes room; while a shared limit
+    /// refuses, waits for other owners as a request would. Makes slow calls.
+    pub(super) fn add_within_limits<R>(
+        &self,
+        bytes: u64,
+        failed: Failed,
+        mut add: impl FnMut() -> Result<R, Refusal>,
+    ) -> error::Result<R> {
         let until = deadline(Instant::now(), self.config.longest_wait());
         let want = Want::default();
         let added = loop {
-            let added = add();
+            let mut added = add();
+            if let Some(to_bytes) = added.as_ref().err().and_then(|refusal| self.memory.room_beside(refusal)) {
+                self.trim(to_bytes);
+                added = add();
+            }
             // A request that can never fit is no reason for others to release memory.
             let refused = added.as_ref().err().and_then(Refusal::by_shared_limit);
             let Some(shortfall) = refused.filter(|_| Instant::now() < until && !self.is_closed()) else {
@@ -291,7 +302,7 @@ impl Core {
         if want.bytes() > 0 {
             self.budget().set_want(&want, 0, 0);
         }
-        added
+        added.map_err(|refusal| self.refused(&BlockRequest::of(bytes), refusal, failed))
     }
 
     /// The report of the shared limit.

@@ -300,16 +300,11 @@ impl Core {
 
     /// Pins `bytes` and keeps them (policy-R10). Makes slow calls.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
-        let arena = self.memory.arena().filter(|_| bytes > 0);
-        let make_room = |to_bytes| self.trim(to_bytes);
+        let Some(arena) = self.memory.arena().filter(|_| bytes > 0) else { return Ok(()) };
         let (wait, hugetlb) = (self.config.reserve_wait, self.config.hugetlb);
-        let add = || match arena {
-            Some(arena) if wait => arena.reserve_now(bytes, hugetlb, make_room),
-            Some(arena) => arena.begin_reserve(bytes),
-            None => Ok(()),
-        };
-        self.add_within_shared_limit(add)
-            .map_err(|refusal| self.refused(&BlockRequest::of(bytes), refusal, Failed::Reserve))?;
+        self.add_within_limits(bytes, Failed::Reserve, || {
+            if wait { arena.reserve_now(bytes, hugetlb) } else { arena.begin_reserve(bytes) }
+        })?;
         self.resume_reserve();
         Ok(())
     }
@@ -319,20 +314,12 @@ impl Core {
         let Some(arena) = self.memory.arena() else { return Ok(true) };
         let bytes = || self.stats().memory.reserve_target_bytes;
         let refused = |error| self.refused(&BlockRequest::of(bytes()), Refusal::Source(error), Failed::Reserve);
-        arena.await_reserve(until).map_err(refused)
+        arena.await_reserve(until, self.thread.is_some()).map_err(refused)
     }
 
-    /// Claims `bytes` under the limits for memory other than buffers; idle memory makes room. Makes slow calls.
+    /// Claims `bytes` under the limits for memory other than buffers. Makes slow calls.
     pub(crate) fn claim_user_memory(&self, bytes: u64) -> Result<Claim> {
-        let claim = || self.memory.claim_user_memory(bytes);
-        let claim_or_trim = || {
-            claim().or_else(|refusal| {
-                self.trim(self.memory.room_for_user_memory(bytes).ok_or(refusal)?);
-                claim()
-            })
-        };
-        let refused = |refusal| self.refused(&BlockRequest::of(bytes), refusal, Failed::UserMemory);
-        self.add_within_shared_limit(claim_or_trim).map_err(refused)
+        self.add_within_limits(bytes, Failed::UserMemory, || self.memory.claim_user_memory(bytes))
     }
 
     /// The error of a source that refused to pin `bytes` of a user's memory.

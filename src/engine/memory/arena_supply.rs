@@ -86,8 +86,8 @@ pub(super) struct Progress {
     pub(super) is_cancelled: bool,
     /// The error that stopped it.
     pub(super) stopped: Option<SourceError>,
-    /// Bytes that the next step needs and the limit had no room for.
-    pub(super) lacks_bytes: Option<u64>,
+    /// The limit had no room for the last step.
+    pub(super) lacks_room: bool,
     /// The bytes that other owners of the shared limit should release for it.
     pub(super) want: Want,
     /// The log has said that it waits for room.
@@ -104,8 +104,6 @@ pub(crate) struct ArenaSettings {
     pub(crate) may_grow: bool,
     /// Threads that touch the memory of a reserve.
     pub(crate) pin_threads: usize,
-    /// The maintenance thread pins a reserve that is not waited for.
-    pub(crate) background_thread: bool,
     pub(crate) retention: Retention,
 }
 
@@ -158,8 +156,9 @@ impl Supply for ArenaSupply {
                 }
                 Err(over) => {
                     search.over = over;
+                    // A plan of another thread may make room.
                     if over.is_none() && books.arena.stats().transit_bytes > 0 {
-                        if !self.wait_finished(books, calls.deadline()) {
+                        if self.finished.wait_until(books, calls.deadline()).1 {
                             return Err(self.refusal(search).into());
                         }
                     } else if !self.make_room(books, limits, &mut search) {
@@ -308,11 +307,6 @@ impl ArenaSupply {
 
     pub(super) fn pool(&self) -> Option<Arc<dyn PoolView>> {
         self.pool.get().and_then(Weak::upgrade)
-    }
-
-    /// Waits until a plan of another thread is finished. Returns false if none was by `until`.
-    pub(super) fn wait_finished(&self, books: MutexGuard<'_, Books>, until: Instant) -> bool {
-        !self.finished.wait_until(books, until).1
     }
 
     /// Divides the time for which free memory is kept, because memory is short; `None` restores the setting.

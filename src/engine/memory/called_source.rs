@@ -48,8 +48,12 @@ fn start(region: Option<&Region>) -> u64 {
     region.map_or(0, |region| region.start().addr().get() as u64)
 }
 
-fn unpin(address: u64, bytes: u64, took_ns: u64, released: &Result<(), SourceError>) -> Event {
-    Event::Unpin { address, bytes, took_ns, failed: released.is_err() }
+fn pinned(address: u64, bytes: u64, took_ns: u64, failed: bool) -> Event {
+    Event::Pin { address, bytes, took_ns, failed }
+}
+
+fn unpinned(address: u64, bytes: u64, took_ns: u64, failed: bool) -> Event {
+    Event::Unpin { address, bytes, took_ns, failed }
 }
 
 impl CalledSource {
@@ -57,45 +61,23 @@ impl CalledSource {
         Self { source, recorder }
     }
 
-    /// Makes a call for `bytes`, counts it, and records what `event` returns for its result and its time in nanoseconds.
+    /// Makes a call for `bytes`, counts it, and records it as `event` with the address of its result.
     fn record<R>(
         &self,
         (name, bytes): (&'static str, usize),
         counts: &mut CallStats,
-        make: impl FnOnce() -> Result<R, SourceError>,
-        event: impl FnOnce(&Result<R, SourceError>, u64) -> Event,
-    ) -> Result<R, SourceError> {
-        let begun = Instant::now();
-        let result = call(name, make);
-        let took = begun.elapsed();
-        counts.record(bytes as u64, took, result.is_ok());
-        if let Some(recorder) = &self.recorder {
-            recorder.record(event(&result, nanos(took)));
-        }
-        result
-    }
-
-    fn pin<R>(
-        &self,
-        (name, bytes): (&'static str, usize),
-        counts: &mut CallStats,
+        event: fn(u64, u64, u64, bool) -> Event,
         address: impl FnOnce(Option<&R>) -> u64,
         make: impl FnOnce() -> Result<R, SourceError>,
     ) -> Result<R, SourceError> {
-        self.record((name, bytes), counts, make, |pinned, took_ns| {
-            let address = address(pinned.as_ref().ok());
-            Event::Pin { address, bytes: bytes as u64, took_ns, failed: pinned.is_err() }
-        })
-    }
-
-    fn unpin(
-        &self,
-        (name, bytes): (&'static str, usize),
-        counts: &mut CallStats,
-        address: u64,
-        make: impl FnOnce() -> Result<(), SourceError>,
-    ) -> Result<(), SourceError> {
-        self.record((name, bytes), counts, make, |released, took_ns| unpin(address, bytes as u64, took_ns, released))
+        let begun = Instant::now();
+        let result = call(name, make);
+        let (bytes, took) = (bytes as u64, begun.elapsed());
+        counts.record(bytes, took, result.is_ok());
+        if let Some(recorder) = &self.recorder {
+            recorder.record(event(address(result.as_ref().ok()), bytes, nanos(took), result.is_err()));
+        }
+        result
     }
 
     /// The virtual memory of a source that has some.
@@ -110,7 +92,7 @@ impl CalledSource {
         until: Instant,
         counts: &mut CallStats,
     ) -> Result<Region, SourceError> {
-        self.pin(("acquire", bytes), counts, start, || self.source.acquire_until(bytes, until))
+        self.record(("acquire", bytes), counts, pinned, start, || self.source.acquire_until(bytes, until))
     }
 
     pub(in crate::engine) fn acquire_fast(
@@ -120,17 +102,24 @@ impl CalledSource {
         progress: &dyn Fn(usize),
         counts: &mut CallStats,
     ) -> Result<Region, SourceError> {
-        self.pin(("acquire", bytes), counts, start, || self.source.acquire_fast(bytes, threads, progress))
+        self.record(("acquire", bytes), counts, pinned, start, || self.source.acquire_fast(bytes, threads, progress))
     }
 
     /// # Safety
     ///
     /// The same as for [`Source::release`].
     pub(in crate::engine) unsafe fn release(&self, region: Region, counts: &mut CallStats) -> Result<(), SourceError> {
-        self.unpin(("release", region.len_bytes()), counts, start(Some(&region)), || {
-            // SAFETY: the caller's promise.
-            unsafe { self.source.release(region) }
-        })
+        let address = start(Some(&region));
+        self.record(
+            ("release", region.len_bytes()),
+            counts,
+            unpinned,
+            |_| address,
+            || {
+                // SAFETY: the caller's promise.
+                unsafe { self.source.release(region) }
+            },
+        )
     }
 
     /// # Safety
@@ -148,7 +137,7 @@ impl CalledSource {
             // SAFETY: the caller's promise.
             unsafe { memory.commit(range, offset, bytes) }
         };
-        self.pin(("commit", bytes), counts, |_| address(range, offset), commit)
+        self.record(("commit", bytes), counts, pinned, |_| address(range, offset), commit)
     }
 
     /// # Safety
@@ -162,10 +151,16 @@ impl CalledSource {
         counts: &mut CallStats,
     ) -> Result<(), SourceError> {
         let memory = self.memory()?;
-        self.unpin(("decommit", bytes), counts, address(range, offset), || {
-            // SAFETY: the caller's promise.
-            unsafe { memory.decommit(range, offset, bytes) }
-        })
+        self.record(
+            ("decommit", bytes),
+            counts,
+            unpinned,
+            |_| address(range, offset),
+            || {
+                // SAFETY: the caller's promise.
+                unsafe { memory.decommit(range, offset, bytes) }
+            },
+        )
     }
 
     /// Counts granules that lost their memory as unpinned.
@@ -197,7 +192,7 @@ impl CalledSource {
             }
             let event = match &moved {
                 Ok(()) => Some(Event::Move { from: old, to: address(range, to), bytes, took_ns }),
-                Err(RemapError::Lost(_)) => Some(unpin(old, bytes, took_ns, &Ok(()))),
+                Err(RemapError::Lost(_)) => Some(unpinned(old, bytes, took_ns, false)),
                 Err(RemapError::Kept(_)) => None,
             };
             if let (Some(recorder), Some(event)) = (&self.recorder, event) {

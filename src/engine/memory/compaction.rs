@@ -13,6 +13,8 @@ use crate::backend::VirtualMemory;
 
 /// Steps in one go, so that other pools do not wait long for the thread.
 const STEPS_AT_ONCE: usize = 16;
+/// Time between a step that failed and the next one.
+const PAUSE_AFTER_FAILURE_US: u64 = 1_000_000;
 /// After this many polls without demand the thread sleeps until the next demand wakes it.
 const IDLE_POLLS: u32 = 16;
 
@@ -104,7 +106,7 @@ impl ArenaSupply {
         let mut books = self.books();
         let Some(plan) = books.plan_compaction(now_us) else { return false };
         if self.carry_out(books, plan, now_us, Instant::now(), None).is_err() {
-            self.books().delay_compaction(now_us);
+            self.books().next_compaction_us = now_us.saturating_add(PAUSE_AFTER_FAILURE_US);
         }
         true
     }

@@ -29,7 +29,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crate::backend::{Source, SourceError};
-use crate::quota::{Budget, Claim};
+use crate::quota::{Budget, Claim, LimitLevel, QuotaExceeded};
 use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
@@ -149,9 +149,15 @@ impl Memory {
         self.user_memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// How much the supply may hold for `bytes` to fit in addition. `None` without a limit.
-    pub(in crate::engine) fn room_for_user_memory(&self, bytes: u64) -> Option<u64> {
-        Some(self.max_bytes()?.saturating_sub(bytes).saturating_sub(self.supply.claimed_by_others()))
+    /// How much the supply may hold for a refused claim to fit in addition. `None` if no idle memory can make room for it.
+    pub(in crate::engine) fn room_beside(&self, refusal: &Refusal) -> Option<u64> {
+        let &Refusal::Limit(QuotaExceeded { level, bytes, could_fit: true }) = refusal else { return None };
+        match level {
+            LimitLevel::Shared => Some(self.supply.held_bytes().saturating_sub(bytes)),
+            LimitLevel::Partition | LimitLevel::Pool => {
+                Some(self.max_bytes()?.checked_sub(bytes)?.saturating_sub(self.supply.claimed_by_others()))
+            }
+        }
     }
 
     /// Memory leaves the pool, to the supply or to the system. Logs a failure. Makes slow calls.

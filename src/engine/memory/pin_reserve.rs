@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
-use super::books::Step;
 use super::shape::{GRANULE_BYTES, held};
-use crate::backend::{HugeTlb, SourceError, huge_bytes, too_few};
-use crate::quota::{LimitLevel, QuotaExceeded};
+use crate::backend::{HugeTlb, SourceError, huge_bytes};
 use crate::report::Growth;
 use crate::stats::CallStats;
 use pinpool_os::sync::plain::Mutex;
@@ -25,49 +23,34 @@ const STEP_PATIENCE: Duration = Duration::from_millis(100);
 const SLICE_BYTES_MIN: u64 = 16 << 20;
 
 impl ArenaSupply {
-    /// Pins a reserve of `bytes` (policy-R10) before it returns. If a limit refuses it, calls `make_room` with the bytes that may
-    /// stay held, and tries again. Makes slow calls.
-    pub(in crate::engine) fn reserve_now(
-        &self,
-        bytes: u64,
-        hugetlb: HugeTlb,
-        make_room: impl FnOnce(u64),
-    ) -> Result<(), Refusal> {
-        let pinned = self.pin_slices(bytes).or_else(|refusal| {
-            let to_bytes = match &refusal {
-                // Idle memory of this pool makes room under the shared limit.
-                Refusal::Limit(QuotaExceeded { level: LimitLevel::Shared, bytes, .. }) => {
-                    Some(self.books().held_bytes().saturating_sub(*bytes))
-                }
-                Refusal::Limit(QuotaExceeded { level: LimitLevel::Partition | LimitLevel::Pool, bytes, .. }) => {
-                    self.budget.max_bytes().and_then(|max_bytes| max_bytes.checked_sub(*bytes))
-                }
-                Refusal::Source(_) | Refusal::Queued { .. } => None,
-            };
-            make_room(to_bytes.ok_or(refusal)?);
-            self.pin_slices(bytes)
-        });
-        let places = pinned?;
-        let pinned_bytes = places.iter().map(|place| place.len() as u64).sum::<u64>();
+    /// Pins a reserve of `bytes` (policy-R10) before it returns. If the source refuses even short slices, it is as long as the
+    /// slices that are pinned. Makes slow calls.
+    pub(in crate::engine) fn reserve_now(&self, bytes: u64, hugetlb: HugeTlb) -> Result<(), Refusal> {
+        let len = self.claim_reserve(bytes)?;
+        self.books().requested_bytes += len;
+        // A new reserve is reported from its beginning.
+        self.reserve.progress.lock().reported = 0;
+        let Slices { places, left_bytes, error, .. } = self.pin_slices(len, self.source.reserve_slice_bytes());
+        self.books().request_less(left_bytes);
+        let pinned_bytes = len - left_bytes;
+        match error {
+            Some(error) if pinned_bytes == 0 => return Err(Refusal::Source(error)),
+            Some(error) => self.log.reserve_stopped(pinned_bytes, len, &error),
+            None => {}
+        }
         let huge = || huge_bytes(&places);
-        if hugetlb.is_required()
-            && let Some(lack) = too_few(hugetlb, huge()[0], pinned_bytes)
-        {
+        if let Some(lack) = hugetlb.lack(|| huge()[0], pinned_bytes) {
             self.log.huge_pages(&lack);
         }
         self.log.reserve_pinned(bytes.min(pinned_bytes), || huge().iter().sum(), self.source.numa_node());
         Ok(())
     }
 
-    /// Pins `bytes` in dedicated ranges, in slices if the source specifies a length for them. Returns their addresses. If the source
-    /// refuses even short slices, these are fewer than requested, and a log line says so. Makes slow calls.
-    fn pin_slices(&self, bytes: u64) -> Result<Vec<Range<usize>>, Refusal> {
-        let len = self.claim_reserve(bytes)?;
-        self.books().add_request(len);
-        // A new reserve is reported from its beginning.
-        self.reserve.progress.lock().reported = 0;
-        let slices = Slices::new(len, self.source.reserve_slice_bytes());
-        let (are_several, pin_threads) = (len > slices.slice_bytes, self.settings.pin_threads);
+    /// Pins claimed `bytes` of a reserve in dedicated ranges, in slices of this length or in one piece. What it does not pin is
+    /// claimed no longer. Makes slow calls.
+    fn pin_slices(&self, bytes: u64, slice_bytes: Option<u64>) -> Slices {
+        let slices = Slices::new(bytes, slice_bytes);
+        let (are_several, pin_threads) = (bytes > slices.slice_bytes, self.settings.pin_threads);
         let threads = if are_several { touching_threads(pin_threads) } else { pin_threads };
         let slices = Mutex::new(slices);
         let next = || slices.lock().next();
@@ -83,18 +66,11 @@ impl ArenaSupply {
             let _second = are_several.then(|| scope.spawn(c"pinpool-reserve", || pin(&|_| ())));
             pin(&|done| self.report_progress(done as u64));
         });
-        let Slices { places, left_bytes, refusal, .. } = slices.into_inner();
-        if left_bytes > 0 {
-            let mut books = self.books();
-            books.unclaim_reserve(self.reserved_bytes(left_bytes));
-            books.request_less(left_bytes);
+        let slices = slices.into_inner();
+        if slices.left_bytes > 0 {
+            self.books().unclaim_reserve(self.reserved_bytes(slices.left_bytes));
         }
-        match refusal {
-            Some(refusal) if places.is_empty() => return Err(refusal),
-            Some(Refusal::Source(error)) => self.log.reserve_stopped(len - left_bytes, len, &error),
-            _ => {}
-        }
-        Ok(places)
+        slices
     }
 
     /// The bytes that the system holds for a region of a reserve.
@@ -114,14 +90,18 @@ impl ArenaSupply {
     }
 
     /// Pins claimed `bytes` of a reserve with this number of threads, and returns their addresses. If that fails, they stay claimed.
-    fn pin_region(&self, (bytes, threads): (u64, usize), progress: &dyn Fn(usize)) -> Result<Range<usize>, Refusal> {
+    fn pin_region(
+        &self,
+        (bytes, threads): (u64, usize),
+        progress: &dyn Fn(usize),
+    ) -> Result<Range<usize>, SourceError> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut pin = CallStats::default();
         let acquired = self.source.acquire_fast(len, threads, progress, &mut pin);
         let took = pin.time.total();
         let mut books = self.books();
         books.calls.pin.add(&pin);
-        let region = acquired.map_err(Refusal::Source)?;
+        let region = acquired?;
         let (start, held_before_bytes) = (region.start().addr().get(), books.held_bytes());
         let added = books.add_reserve(region, self.reserved_bytes(bytes));
         let held_bytes = books.held_bytes();
@@ -129,51 +109,38 @@ impl ArenaSupply {
         let max_bytes = self.budget.max_bytes();
         self.log.acquired(&Growth { asked_bytes: bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes });
         let Err(region) = added else { return Ok(start..start.saturating_add(len)) };
-        self.release_region(region).map_err(Refusal::Source)?;
-        Err(Refusal::Source(SourceError::new("arena", "no range is left for a reserve")))
+        self.release_region(region)?;
+        Err(SourceError::new("arena", "no range is left for a reserve"))
     }
 
-    /// One step while the pool is in use: granules, or a region if the source has no virtual memory. Makes slow calls.
-    pub(super) fn pin_step(&self) -> Step {
+    /// One step while the pool is in use: granules, or a region if the source has no virtual memory. If the limit has no room for
+    /// it, committed memory becomes the reserve. Makes slow calls.
+    pub(super) fn pin_step(&self) -> Result<(), Refusal> {
         let pool = self.pool();
         let now_us = pool.as_ref().map_or(0, |pool| pool.now_us());
-        if self.shape.is_discrete {
-            return self.region_step(pool.is_some_and(|pool| pool.has_copies()), now_us);
-        }
         let mut books = self.books();
-        let remedy = self.shape.address_remedy.unwrap_or("reserve less, or raise PINPOOL_MAX_BYTES");
-        let plan = match books.plan_reserve_step(STEP_BYTES, remedy) {
-            Ok(plan) => plan,
-            Err(step) => return step,
-        };
-        let until = Instant::now() + STEP_PATIENCE;
-        self.carry_out(books, plan, now_us, until, None).map_or_else(Step::Failed, |_| Step::Made)
-    }
-
-    /// A region of the reserve. Short while copies are in flight, since it would delay enqueues.
-    fn region_step(&self, has_copies: bool, now_us: u64) -> Step {
-        let books = self.books();
-        let (to_come, is_first, is_closed) =
-            (books.reserve_to_come(), books.reserve_progress().pinned_bytes == 0, books.is_closed);
+        let to_come = books.reserve_to_come();
+        // After the last pool its addresses may be gone.
+        if to_come == 0 || books.is_closed {
+            return Ok(());
+        }
+        if !self.shape.is_discrete {
+            let remedy = self.shape.address_remedy.unwrap_or("reserve less, or raise PINPOOL_MAX_BYTES");
+            let plan = books.plan_reserve_step(STEP_BYTES.min(to_come), remedy)?;
+            let carried_out = self.carry_out(books, plan, now_us, Instant::now() + STEP_PATIENCE, None);
+            return carried_out.map(drop).map_err(Refusal::Source);
+        }
+        // A region is short while copies are in flight, since it would delay enqueues.
+        let is_short = books.reserve_progress().pinned_bytes == 0 || pool.is_some_and(|pool| pool.has_copies());
         drop(books);
-        if to_come == 0 || is_closed {
-            return Step::Done;
-        }
-        let bytes = to_come.min(if is_first || has_copies { STEP_BYTES } else { REGION_BYTES });
-        let pinned = self.claim_reserve(bytes).and_then(|len| {
-            let pinned = self.pin_region((len, self.settings.pin_threads), &|_| ());
-            pinned.inspect_err(|_| self.books().unclaim_reserve(self.reserved_bytes(len)))
-        });
-        match pinned {
-            Ok(_) => {}
-            Err(Refusal::Source(error)) => return Step::Failed(error),
-            Err(Refusal::Limit(_) | Refusal::Queued { .. }) => return self.books().without_room(bytes),
-        }
+        let bytes = to_come.min(if is_short { STEP_BYTES } else { REGION_BYTES });
+        let len = self.claim_reserve(bytes).inspect_err(|_| self.books().keep_committed(bytes))?;
+        let pinned = self.pin_slices(len, None).error.map_or(Ok(()), |error| Err(Refusal::Source(error)));
         if self.books().is_unused() {
             // The pool has ended while this region was being pinned.
             self.teardown(now_us);
         }
-        Step::Made
+        pinned
     }
 }
 
@@ -193,20 +160,20 @@ struct Slices {
     slice_bytes: u64,
     min_bytes: u64,
     /// The reason that no further slice is pinned.
-    refusal: Option<Refusal>,
+    error: Option<SourceError>,
 }
 
 impl Slices {
     /// `bytes` in slices of this length, or in one piece.
     fn new(bytes: u64, slice_bytes: Option<u64>) -> Self {
         let (slice_bytes, min_bytes) = slice_bytes.map_or((bytes, bytes), |slice_bytes| (slice_bytes, SLICE_BYTES_MIN));
-        Self { places: Vec::new(), left_bytes: bytes, slice_bytes, min_bytes, refusal: None }
+        Self { places: Vec::new(), left_bytes: bytes, slice_bytes, min_bytes, error: None }
     }
 
     /// The length of the next slice, for the caller to pin.
     fn next(&mut self) -> Option<u64> {
         let bytes = self.left_bytes.min(self.slice_bytes);
-        if bytes == 0 || self.refusal.is_some() {
+        if bytes == 0 || self.error.is_some() {
             return None;
         }
         self.left_bytes -= bytes;
@@ -214,15 +181,15 @@ impl Slices {
     }
 
     /// Records the outcome of a slice of [`next`](Self::next).
-    fn record(&mut self, bytes: u64, pinned: Result<Range<usize>, Refusal>) {
+    fn record(&mut self, bytes: u64, pinned: Result<Range<usize>, SourceError>) {
         match pinned {
             Ok(place) => self.places.push(place),
-            Err(refusal) => {
+            Err(error) => {
                 self.left_bytes += bytes;
                 if bytes > self.min_bytes {
                     self.slice_bytes = (bytes / 2).next_multiple_of(GRANULE_BYTES).max(self.min_bytes);
                 } else {
-                    self.refusal = Some(refusal);
+                    self.error = Some(error);
                 }
             }
         }
@@ -240,14 +207,14 @@ mod tests {
         let mut slices = Slices::new(600 * MIB, Some(256 * MIB));
         assert_eq!((slices.next(), slices.next()), (Some(256 * MIB), Some(256 * MIB)));
         slices.record(256 * MIB, Ok(0..0));
-        let refused = || Err(Refusal::Source(SourceError::new("test", "refused")));
+        let refused = || Err(SourceError::new("test", "refused"));
         slices.record(256 * MIB, refused());
         for mib in [128, 64, 32, 16] {
             assert_eq!(slices.next(), Some(mib * MIB));
             slices.record(mib * MIB, refused());
         }
         assert_eq!((slices.next(), slices.left_bytes, slices.places.len()), (None, 344 * MIB, 1));
-        assert!(slices.refusal.is_some());
+        assert!(slices.error.is_some());
         let mut whole = Slices::new(600 * MIB, None);
         assert_eq!(whole.next(), Some(600 * MIB));
         whole.record(600 * MIB, refused());

@@ -77,7 +77,11 @@ impl ArenaSupply {
         if self.is_releasing.load(Ordering::Relaxed) || !self.books().arena.is_release_due(now_us) {
             return Ok(());
         }
-        let release = move |supply: &Self| supply.release(now_us, |books| books.plan_due(now_us));
+        let plan_due = move |books: &mut Books| {
+            books.overdue_bytes = 0;
+            books.arena.release_due(now_us)
+        };
+        let release = move |supply: &Self| supply.release(now_us, plan_due);
         if !self.source.needs_gpu() {
             return release(self);
         }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::arena_supply::{ArenaSupply, Progress};
 use super::block_memory::Refusal;
-use super::books::{ReserveProgress, Step};
+use super::books::ReserveProgress;
 use crate::backend::SourceError;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::report;
@@ -32,7 +32,7 @@ impl Progress {
     fn pace(&self) -> Pace {
         if self.begun.is_none() || self.is_cancelled || self.stopped.is_some() {
             Pace::Never
-        } else if self.lacks_bytes.is_some() {
+        } else if self.lacks_room {
             Pace::Quiet
         } else {
             Pace::Steps
@@ -51,14 +51,14 @@ impl ArenaSupply {
         let is_first = progress.begun.is_none();
         progress.begun.get_or_insert((Instant::now(), pinned_bytes));
         progress.stopped = None;
-        progress.lacks_bytes = None;
+        progress.lacks_room = false;
         progress.reported = 0;
         progress.has_logged_lack = false;
         drop(progress);
-        if is_first && let Step::Failed(error) = self.step() {
+        if is_first && let Some(Err(refusal @ Refusal::Source(_))) = self.step() {
             self.books().request_less(bytes);
             self.reserve.progress.lock().begun = None;
-            return Err(Refusal::Source(error));
+            return Err(refusal);
         }
         let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
         self.log.reserve_started(pinned_bytes, target_bytes);
@@ -85,15 +85,9 @@ impl ArenaSupply {
         Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
     }
 
-    /// Resumes a reserve that waits for room, if there is some now or requests have pinned the rest.
+    /// There may be room: a reserve that waits for it tries its next step again.
     pub(in crate::engine) fn resume_reserve(&self) {
-        let Some(lacks_bytes) = self.reserve.progress.lock().lacks_bytes else { return };
-        let books = self.books();
-        let may_resume = books.reserve_to_come() == 0 || books.could_go_on(lacks_bytes);
-        drop(books);
-        if may_resume {
-            self.reserve.progress.lock().lacks_bytes = None;
-        }
+        self.reserve.progress.lock().lacks_room = false;
     }
 
     /// Makes one step, if one is due, and logs its result. Returns whether another step is due now. Makes slow calls.
@@ -101,60 +95,62 @@ impl ArenaSupply {
         if self.reserve_pace() != Pace::Steps {
             return false;
         }
-        match self.step() {
-            Step::Made => {
-                self.update_want(false);
+        let Some(made) = self.step() else { return false };
+        match made {
+            Ok(()) => {
+                self.update_want();
                 self.report_progress(0);
                 // Waiting requests may fit into what is there now.
                 if let Some(pool) = self.pool() {
                     pool.room_was_made();
                 }
-                if self.books().reserve_to_come() > 0 {
-                    return true;
-                }
-                self.end_reserve();
             }
-            Step::NotNow => {}
-            Step::Done => self.end_reserve(),
-            Step::NoRoom(lacks_bytes) => {
-                let mut progress = self.reserve.progress.lock();
-                progress.lacks_bytes = Some(lacks_bytes);
-                let was_logged = std::mem::replace(&mut progress.has_logged_lack, true);
-                drop(progress);
-                if !was_logged {
-                    let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
-                    self.log.reserve_paused(pinned_bytes, target_bytes, self.budget.max_bytes());
-                }
-                // Earlier releases notified nobody.
-                if self.update_want(true) && self.books().could_go_on(lacks_bytes) {
-                    self.reserve.progress.lock().lacks_bytes = None;
-                    return true;
-                }
-            }
-            Step::Failed(error) => {
+            // Memory that requests have committed completes it.
+            Err(_) if self.books().reserve_to_come() == 0 => {}
+            Err(Refusal::Source(error)) => {
                 self.reserve.progress.lock().stopped = Some(error.clone());
-                self.update_want(false);
+                self.update_want();
                 let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
                 self.log.reserve_stopped(pinned_bytes, target_bytes, &error);
             }
+            Err(Refusal::Limit(_) | Refusal::Queued { .. }) => self.pause_reserve(),
+        }
+        if self.books().reserve_to_come() == 0 {
+            self.end_reserve();
         }
         self.reserve.changed.notify_all();
-        false
+        self.reserve_pace() == Pace::Steps
     }
 
-    /// Updates the bytes that this reserve wants from other owners of the shared limit: if it `is_lacking`, all that its own limit
+    /// There is no room for the next step: waits for room, and logs that once.
+    fn pause_reserve(&self) {
+        let mut progress = self.reserve.progress.lock();
+        progress.lacks_room = true;
+        let was_logged = std::mem::replace(&mut progress.has_logged_lack, true);
+        drop(progress);
+        if !was_logged {
+            let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
+            self.log.reserve_paused(pinned_bytes, target_bytes, self.budget.max_bytes());
+        }
+        // Earlier releases notified nobody.
+        if self.update_want() {
+            self.resume_reserve();
+        }
+    }
+
+    /// Updates the bytes that this reserve wants from other owners of the shared limit: if it lacks room, all that its own limit
     /// leaves room for, and otherwise no more than before. Returns whether that is more than before.
-    fn update_want(&self, is_lacking: bool) -> bool {
+    fn update_want(&self) -> bool {
         if !self.budget.is_shared() {
             return false;
         }
         let lacking_bytes = self.books().reserve_to_come().min(self.budget.own_room_bytes());
         let progress = self.reserve.progress.lock();
         let before_bytes = progress.want.bytes();
-        let now_bytes = match is_lacking {
-            _ if progress.is_cancelled || progress.stopped.is_some() => 0,
-            true => lacking_bytes,
-            false => before_bytes.min(lacking_bytes),
+        let now_bytes = match progress.pace() {
+            Pace::Never => 0,
+            Pace::Quiet => lacking_bytes,
+            _ => before_bytes.min(lacking_bytes),
         };
         // Under the lock, so that two changes reach the shared limit in order. Others release only idle memory for a reserve.
         self.budget.set_want(&progress.want, now_bytes, 0);
@@ -180,9 +176,9 @@ impl ArenaSupply {
     fn end_reserve(&self) {
         let mut progress = self.reserve.progress.lock();
         let begun = progress.begun.take();
-        progress.lacks_bytes = None;
+        progress.lacks_room = false;
         drop(progress);
-        self.update_want(false);
+        self.update_want();
         self.reserve.changed.notify_all();
         let Some((at, before_bytes)) = begun else { return };
         let done_bytes = self.books().reserve_progress().pinned_bytes.saturating_sub(before_bytes);
@@ -198,19 +194,19 @@ impl ArenaSupply {
             (progress, _) = self.reserve.changed.wait_until(progress, Instant::now() + CHECK_EVERY);
         }
         drop(progress);
-        self.update_want(false);
+        self.update_want();
         self.reserve.changed.notify_all();
     }
 
-    /// Waits until the whole reserve is pinned, at most until `until`. Returns whether it is. Without a thread, makes the steps. A
-    /// slow call.
+    /// Waits until the whole reserve is pinned, at most until `until`. Returns whether it is. Makes the steps itself unless a
+    /// thread does, which `has_thread` says. A slow call.
     ///
     /// # Errors
     ///
     /// The source refused a step.
-    pub(in crate::engine) fn await_reserve(&self, until: Instant) -> Result<bool, SourceError> {
+    pub(in crate::engine) fn await_reserve(&self, until: Instant, has_thread: bool) -> Result<bool, SourceError> {
         loop {
-            let is_due = !self.settings.background_thread && self.reserve_turn();
+            let is_due = !has_thread && self.reserve_turn();
             let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
             if pinned_bytes >= target_bytes {
                 return Ok(true);
@@ -228,17 +224,17 @@ impl ArenaSupply {
         }
     }
 
-    /// Makes one step, unless another thread makes one, or the pool or the process ends.
-    fn step(&self) -> Step {
+    /// Makes one step. `None` if another thread makes one, or the pool or the process ends.
+    fn step(&self) -> Option<Result<(), Refusal>> {
         // A log sink may end the pool, so log lines are delivered after the step.
         let _deferral = report::defer();
         let (call, step) = (MaintenanceThread::of_process().enter(), self.reserve.step.try_lock());
         let mut progress = self.reserve.progress.lock();
         progress.is_cancelled |= call.is_none();
         if progress.is_cancelled || step.is_none() {
-            return Step::NotNow;
+            return None;
         }
         drop(progress);
-        self.pin_step()
+        Some(self.pin_step())
     }
 }

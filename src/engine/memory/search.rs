@@ -149,10 +149,10 @@ impl ArenaSupply {
         };
         let (step_bytes, largest_bytes) = match search.commit {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
-            _ if search.is_short_step => {
-                (STEP_DURING_COPIES_BYTES, books.demand.largest_missed_bytes(search.attempt.now_us))
+            CommitSize::Ample => {
+                let step_bytes = if search.is_short_step { STEP_DURING_COPIES_BYTES } else { u64::MAX };
+                (step_bytes, books.demand.largest_missed_bytes(search.attempt.now_us))
             }
-            _ => (u64::MAX, books.demand.largest_missed_bytes(search.attempt.now_us)),
         };
         let nothing_else = search.may_release_regions || search.commit == CommitSize::Nothing;
         GrowthLimits {

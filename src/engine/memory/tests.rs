@@ -91,8 +91,7 @@ impl PoolView for NoBlocks {
 fn arena(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> ArenaSupply {
     let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), ..PoolLog::new() };
     let (log, claim) = (Arc::new(log), Budget::new(max_bytes).empty_claim());
-    let config =
-        ArenaSettings { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };
+    let config = ArenaSettings { may_grow: true, pin_threads: 1, retention: Retention::default() };
     let pressure = Some(Path::new("/dev/null"));
     ArenaSupply::new(CalledSource::new(source, None), claim, config, log, pressure).unwrap()
 }

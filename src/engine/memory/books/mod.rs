@@ -23,10 +23,7 @@ use crate::stats::{SourceCalls, Stats};
 
 mod reserve;
 
-pub(in crate::engine) use reserve::{ReserveProgress, Step};
-
-/// Time between a step towards a compaction target that failed and the next one.
-const COMPACT_AFTER_FAILURE_US: u64 = 1_000_000;
+pub(in crate::engine) use reserve::ReserveProgress;
 
 #[derive(Debug)]
 pub(in crate::engine) struct Books {
@@ -36,7 +33,7 @@ pub(in crate::engine) struct Books {
     /// Sizes vary if a hole longer than this is wanted (policy-R12).
     varied_above_bytes: u64,
     /// A step towards a compaction target failed: the next one is not before this.
-    next_compaction_us: u64,
+    pub(super) next_compaction_us: u64,
     /// No pool carves from here any more.
     pub(super) is_closed: bool,
     /// Bytes that were due at the last tick but are kept, because their release would wait for the device.
@@ -50,7 +47,7 @@ pub(in crate::engine) struct Books {
     reserve_overhead_bytes: u64,
     largest_reserve_bytes: u64,
     /// The bytes of all requested reserves.
-    requested_bytes: u64,
+    pub(super) requested_bytes: u64,
     peak_bytes: u64,
     next_id: u64,
     /// Regions for one buffer that were acquired because the source refused a larger one.
@@ -148,11 +145,6 @@ impl Books {
         self.arena.compact(self.demand.wanted_bytes(now_us))
     }
 
-    /// A step towards a compaction target failed: none is planned for a while.
-    pub(in crate::engine) fn delay_compaction(&mut self, now_us: u64) {
-        self.next_compaction_us = now_us.saturating_add(COMPACT_AFTER_FAILURE_US);
-    }
-
     /// Returns whether `idle_bytes` of idle blocks and the holes together make up a block of `bytes` (policy-R6).
     pub(in crate::engine) fn could_cover(&self, bytes: u64, idle_bytes: u64) -> bool {
         idle_bytes + self.arena.stats().hole_bytes >= bytes
@@ -166,10 +158,15 @@ impl Books {
         limits: GrowthLimits,
     ) -> Result<Plan, Option<QuotaExceeded>> {
         let plan = self.arena.grow(bytes, limits).ok_or(None)?;
+        Ok(self.claim_plan(plan)?)
+    }
+
+    /// Claims the bytes that `plan` may commit.
+    fn claim_plan(&mut self, plan: Plan) -> Result<Plan, QuotaExceeded> {
         let Err(over) = self.update_claim() else { return Ok(plan) };
         // Another claimant was faster.
         self.give_up(plan);
-        Err(Some(over))
+        Err(over)
     }
 
     /// Gives up a plan before its first step. The lock has been held since it was made.
@@ -196,7 +193,9 @@ impl Books {
         }
         let before_bytes = self.arena.committed_outside_reserves();
         let is_granted = self.arena.finish_plan(plan, &outcomes, now_us);
-        self.keep_committed_since(before_bytes);
+        // Memory that requests commit becomes part of the reserve, as far as that is incomplete.
+        let more_bytes = self.arena.committed_outside_reserves().saturating_sub(before_bytes);
+        self.arena.keep(more_bytes.min(self.reserve_to_come()));
         self.record_peak();
         self.lower_claim();
         error.map_or(Ok(is_granted), Err)
@@ -233,12 +232,6 @@ impl Books {
         self.overdue_bytes
     }
 
-    /// Plans the release of what is due (policy-R9).
-    pub(in crate::engine) fn plan_due(&mut self, now_us: u64) -> Option<Plan> {
-        self.overdue_bytes = 0;
-        self.arena.release_due(now_us)
-    }
-
     /// Plans the release of `bytes` of free memory. Memory that is kept is released only if it exceeds the limit.
     pub(in crate::engine) fn plan_release_of(&mut self, bytes: u64) -> Option<Plan> {
         let over_bytes = self.bytes_over_limit().min(bytes);
@@ -270,8 +263,7 @@ impl Books {
     /// Plans the release of everything that is free.
     pub(in crate::engine) fn plan_release_all(&mut self) -> Option<Plan> {
         self.requested_bytes = self.arena.stats().reserve_bytes;
-        self.arena.keep_nothing();
-        self.arena.release_down_to(0)
+        self.arena.release_idle_of_kept(u64::MAX)
     }
 
     /// After the last release: the remaining mappings, or `None` while a granule must be released before its addresses. Empty if a
@@ -320,7 +312,7 @@ impl Books {
 
     /// Claims the bytes that are held and planned now.
     pub(in crate::engine) fn update_claim(&mut self) -> Result<(), QuotaExceeded> {
-        let bytes = self.all_claimed_bytes();
+        let bytes = self.arena.stats().claimed_bytes + self.reserve_overhead_bytes + self.pending_bytes;
         self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
     }
 
@@ -328,9 +320,5 @@ impl Books {
     pub(in crate::engine) fn lower_claim(&mut self) {
         let lowered = self.update_claim();
         debug_assert!(lowered.is_ok(), "a completion claims more than its plan: {lowered:?}");
-    }
-
-    fn all_claimed_bytes(&self) -> u64 {
-        self.arena.stats().claimed_bytes + self.reserve_overhead_bytes + self.pending_bytes
     }
 }

@@ -8,49 +8,34 @@ use super::Books;
 use crate::arena::{Plan, RANGE_BYTES_MAX};
 use crate::backend::{PAGE_BYTES, Region, SourceError};
 
-/// The outcome of a step.
-#[derive(Debug)]
-pub(in crate::engine) enum Step {
-    Made,
-    /// The pool or the process ends, or another thread makes one.
-    NotNow,
-    /// The reserve is complete.
-    Done,
-    /// The limit has no room for this many bytes.
-    NoRoom(u64),
-    Failed(SourceError),
-}
-
 /// The bytes of all reserves.
 pub(in crate::engine) struct ReserveProgress {
     pub(in crate::engine) pinned_bytes: u64,
     pub(in crate::engine) target_bytes: u64,
 }
 
-/// Refuses `bytes` if they exceed the length of a reserve.
-fn check_length(bytes: u64) -> Result<(), Refusal> {
-    if bytes <= RANGE_BYTES_MAX {
-        return Ok(());
-    }
-    let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
-    Err(Refusal::Source(SourceError::new("arena", what)))
-}
-
 impl Books {
+    /// Refuses `bytes` if they exceed the length of a reserve.
+    fn check_length(&self, bytes: u64) -> Result<(), Refusal> {
+        if bytes <= RANGE_BYTES_MAX {
+            return Ok(());
+        }
+        if !self.budget.could_hold(bytes) {
+            return Err(self.budget.refusal(bytes).into());
+        }
+        let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
+        Err(Refusal::Source(SourceError::new("arena", what)))
+    }
+
     /// Requests a reserve of `bytes` more, if the limit has room for all reserves.
     pub(in crate::engine) fn request_reserve(&mut self, bytes: u64) -> Result<(), Refusal> {
-        check_length(bytes)?;
+        self.check_length(bytes)?;
         let requested_bytes = self.requested_bytes.saturating_add(bytes);
         if self.budget.max_bytes().is_some_and(|max_bytes| requested_bytes > max_bytes) {
             return Err(self.budget.full(bytes).into());
         }
-        self.add_request(bytes);
+        self.requested_bytes = requested_bytes;
         Ok(())
-    }
-
-    /// Requests a reserve of `bytes` more, which are claimed.
-    pub(in crate::engine) fn add_request(&mut self, bytes: u64) {
-        self.requested_bytes += bytes;
     }
 
     /// Requests `bytes` less, at most the bytes that are not pinned yet.
@@ -74,31 +59,25 @@ impl Books {
         self.requested_bytes.saturating_sub(self.arena.stats().reserve_bytes + self.pending_bytes)
     }
 
-    /// Plans the next step, of about `step_bytes`, or returns the reason that there is none. If the limit has no room, committed
-    /// memory becomes the reserve. `remedy` is for an error if no addresses are left.
-    pub(in crate::engine) fn plan_reserve_step(&mut self, step_bytes: u64, remedy: &'static str) -> Result<Plan, Step> {
-        let to_come = self.reserve_to_come();
-        // After the last pool its addresses may be gone.
-        if to_come == 0 || self.is_closed {
-            return Err(Step::Done);
-        }
-        match self.arena.commit_next(step_bytes.min(to_come), self.budget.room_for(step_bytes.min(to_come))) {
-            Ok(plan) if self.update_claim().is_ok() => Ok(plan),
-            Ok(plan) => {
-                // Another claimant was faster.
-                self.give_up(plan);
-                Err(Step::NoRoom(step_bytes))
-            }
-            Err(0) => {
+    /// Plans the next step, of about `step_bytes`. `remedy` is for an error if no addresses are left.
+    pub(in crate::engine) fn plan_reserve_step(
+        &mut self,
+        step_bytes: u64,
+        remedy: &'static str,
+    ) -> Result<Plan, Refusal> {
+        let plan = self.arena.commit_next(step_bytes, self.budget.room_for(step_bytes)).map_err(|granule_bytes| {
+            if granule_bytes == 0 {
                 let error = SourceError::new("arena", "no addresses are left for the reserve");
-                Err(Step::Failed(error.with_remedy(remedy)))
+                return Refusal::Source(error.with_remedy(remedy));
             }
-            Err(granule_bytes) => Err(self.without_room(granule_bytes)),
-        }
+            self.keep_committed(granule_bytes);
+            self.budget.full(granule_bytes).into()
+        })?;
+        Ok(self.claim_plan(plan)?)
     }
 
     /// There is no room for a granule of `granule_bytes`: memory that is committed for buffers becomes the reserve.
-    pub(in crate::engine) fn without_room(&mut self, granule_bytes: u64) -> Step {
+    pub(in crate::engine) fn keep_committed(&mut self, granule_bytes: u64) {
         self.arena.keep(self.reserve_to_come());
         // Other owners of the shared limit may release memory.
         let is_held_by_others = self.budget.is_shared() && self.budget.own_room_bytes() >= self.reserve_to_come();
@@ -107,19 +86,6 @@ impl Books {
             // A part of a granule at the limit can never be pinned.
             self.request_less(self.reserve_to_come());
         }
-        if self.reserve_to_come() == 0 { Step::Done } else { Step::NoRoom(granule_bytes) }
-    }
-
-    /// Memory committed since `before_bytes` becomes part of the reserve, as far as that is incomplete.
-    pub(super) fn keep_committed_since(&mut self, before_bytes: u64) {
-        let more_bytes = self.arena.committed_outside_reserves().saturating_sub(before_bytes);
-        self.arena.keep(more_bytes.min(self.reserve_to_come()));
-    }
-
-    /// Returns whether some of the reserve is still to come and the limit has room for `bytes`.
-    pub(in crate::engine) fn could_go_on(&self, bytes: u64) -> bool {
-        let step_bytes = bytes.min(self.reserve_to_come());
-        step_bytes > 0 && self.budget.room_for(step_bytes) >= step_bytes
     }
 
     /// Claims the bytes that the system will hold for a reserve of `bytes`, by `held_bytes`: in whole granules if there is room for
@@ -129,17 +95,14 @@ impl Books {
         bytes: u64,
         held_bytes: impl Fn(u64) -> u64,
     ) -> Result<u64, Refusal> {
-        let whole = |unit: u64| bytes.checked_next_multiple_of(unit);
-        let needed_bytes = whole(PAGE_BYTES as u64).map_or(u64::MAX, &held_bytes);
-        let room = self.budget.room_for(needed_bytes);
-        let fits = |&whole: &u64| held_bytes(whole) <= room;
-        let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(PAGE_BYTES as u64).filter(fits));
-        let bytes = fitting.ok_or_else(|| self.budget.current_refusal(needed_bytes))?;
-        check_length(bytes)?;
-        self.pending_bytes += held_bytes(bytes);
-        let claimed = self.update_claim();
-        self.pending_bytes -= if claimed.is_ok() { 0 } else { held_bytes(bytes) };
-        Ok(claimed.map(|()| bytes)?)
+        self.check_length(bytes)?;
+        let mut claim = |unit| {
+            let len = bytes.next_multiple_of(unit);
+            self.pending_bytes += held_bytes(len);
+            let claimed = self.update_claim().inspect_err(|_| self.pending_bytes -= held_bytes(len));
+            claimed.map(|()| len)
+        };
+        Ok(claim(GRANULE_BYTES).or_else(|_| claim(PAGE_BYTES as u64))?)
     }
 
     /// Ends the rest of a claim of [`claim_reserve`](Self::claim_reserve).
