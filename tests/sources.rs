@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 514),
     ("src/unstable", 53),
-    ("tests", 39163),
-    ("sum of code and tests", 79762),
+    ("tests", 38875),
+    ("sum of code and tests", 79474),
 ];
 
 /// Bytes of all Markdown files.
