@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 514),
     ("src/unstable", 53),
-    ("tests", 39172),
-    ("sum of code and tests", 79791),
+    ("tests", 38884),
+    ("sum of code and tests", 79503),
 ];
 
 /// Bytes of all Markdown files.
