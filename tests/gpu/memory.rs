@@ -67,7 +67,7 @@ pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
     pool.maintain();
     hold.open();
     lane.check(large);
-    wait_until_put(&pool);
+    wait_until_put(pool);
 }
 
 #[test]
