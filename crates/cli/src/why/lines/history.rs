@@ -8,6 +8,8 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use pinpool_observe::diagnosis::Snapshot;
+
 use super::limits::{Chain, Fit, allocated_by_rate};
 use super::message::{Counters, Message, Numbers, START_LIMIT, TOLERABLE_RATE};
 
@@ -27,7 +29,7 @@ pub(super) struct History {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// An index in [`History::pools`].
+    /// [`PoolHistory::number`].
     pub(super) pool: usize,
     /// In force when the message was printed; for a raise, before it. `None` if unknown.
     pub(super) limit: Option<u64>,
@@ -40,17 +42,23 @@ pub(super) struct Entry {
 /// One pool of one process.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PoolHistory {
+    /// In the order of the first messages, from 1.
+    pub(super) number: usize,
     /// The launcher's prefix for the lines of its process.
     pub(super) origin: Option<String>,
     /// After its last message; `None` if unknown.
     pub(super) limit: Option<u64>,
     pub(super) printed_raises: u64,
     pub(super) silent_raises: u64,
-    /// The printed counters with their limits, in order.
-    pub(super) checks: Vec<(Option<u64>, Counters)>,
+    /// The printed counters, in order.
+    pub(super) checks: Vec<Counters>,
+    /// One for each message: requests, misses, evictions and the limit so far.
+    pub(super) points: Vec<Snapshot>,
     /// The last counters, if the limit was not raised after them.
     window: Option<Counters>,
-    /// The index of the check with these counters in [`History::entries`].
+    /// Requests and evictions before that: the counters restart at each raise.
+    earlier: (u64, u64),
+    /// The number of messages of the process before the last check.
     checked_at: usize,
 }
 
@@ -58,6 +66,39 @@ impl PoolHistory {
     /// Returns true if the limit was raised after the last check in the log.
     pub(super) fn is_raised(&self) -> bool {
         self.window.is_none() && self.printed_raises > 0
+    }
+
+    fn add_check(&mut self, counters: &Counters, limit: Option<u64>, silent_raises: u64) {
+        let continues = |last: &Counters| {
+            silent_raises == 0 && counters.requests() >= last.requests() && counters.evicted >= last.evicted
+        };
+        if !self.window.as_ref().is_some_and(continues) {
+            self.close_window();
+        }
+        self.window = Some(*counters);
+        self.checks.push(*counters);
+        let requests = self.earlier.0.saturating_add(counters.requests());
+        let evicted = self.earlier.1.saturating_add(counters.evicted);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
+        let misses = (counters.unsatisfied_rate * requests as f64) as u64;
+        let last = self.points.last().cloned().unwrap_or_default();
+        let pool_size_limit = limit.or(last.pool_size_limit);
+        self.points.push(Snapshot { requests, misses, evicted, pool_size_limit, ..last });
+    }
+
+    fn add_raise(&mut self, to: u64) {
+        self.close_window();
+        self.limit = Some(to);
+        self.printed_raises += 1;
+        let last = self.points.last().cloned().unwrap_or_default();
+        self.points.push(Snapshot { requests: self.earlier.0, pool_size_limit: Some(to), ..last });
+    }
+
+    fn close_window(&mut self) {
+        if let Some(last) = self.window.take() {
+            let (requests, evicted) = self.earlier;
+            self.earlier = (requests.saturating_add(last.requests()), evicted.saturating_add(last.evicted));
+        }
     }
 }
 
@@ -67,41 +108,23 @@ impl History {
     /// For too many pools.
     pub(super) fn of(messages: &[Message]) -> Result<Self, String> {
         // Processes differ in the launcher's prefix, the pools of a process in their numbers.
-        let mut origins: BTreeMap<&Option<String>, Vec<usize>> = BTreeMap::new();
-        for (at, message) in messages.iter().enumerate() {
-            origins.entry(&message.origin).or_default().push(at);
-            if origins.len() > POOLS_MAX {
-                return Err(too_many(message));
+        let mut processes: BTreeMap<&Option<String>, Process<'_>> = BTreeMap::new();
+        for message in messages {
+            processes.entry(&message.origin).or_default().messages.push(message);
+        }
+        let (mut entries, mut pools) = (Vec::new(), 0);
+        for message in messages {
+            entries.extend(processes.get_mut(&message.origin).and_then(|process| process.add_next(&mut pools)));
+            if pools > POOLS_MAX {
+                return Err(format!(
+                    "line {}: more than {POOLS_MAX} pools or starts of programs, the most that are distinguished; split the log",
+                    message.line
+                ));
             }
         }
-        let (mut entries, mut pools) = (vec![None; messages.len()], Vec::new());
-        for (origin, of) in origins {
-            let own: Vec<_> = of.iter().map(|&at| messages[at].clone()).collect();
-            let built = Builder::of(&own)?;
-            for (at, entry) in of.into_iter().zip(built.entries) {
-                entries[at] = Some(Entry { pool: entry.pool + pools.len(), ..entry });
-            }
-            pools.extend(built.pools.into_iter().map(|pool| PoolHistory { origin: origin.clone(), ..pool }));
-            if pools.len() > POOLS_MAX {
-                return Err(own.last().map_or_else(String::new, too_many));
-            }
-        }
-        Ok(Self::in_order(entries.into_iter().flatten().collect(), pools))
-    }
-
-    /// The pools in the order of their first messages.
-    fn in_order(mut entries: Vec<Entry>, mut pools: Vec<PoolHistory>) -> Self {
-        let mut places = vec![None; pools.len()];
-        let (mut ordered, mut next) = (Vec::new(), 0);
-        for entry in &mut entries {
-            let old = entry.pool;
-            entry.pool = *places[old].get_or_insert_with(|| {
-                ordered.push(std::mem::take(&mut pools[old]));
-                next += 1;
-                next - 1
-            });
-        }
-        Self { entries, pools: ordered }
+        let mut pools: Vec<_> = processes.into_values().flat_map(|process| process.pools).collect();
+        pools.sort_by_key(|pool| pool.number);
+        Ok(Self { entries, pools })
     }
 
     /// Raises of all pools: printed, and not printed.
@@ -112,15 +135,8 @@ impl History {
     }
 }
 
-fn too_many(message: &Message) -> String {
-    format!(
-        "line {}: more than {POOLS_MAX} pools or starts of programs, the most that are distinguished; split the log",
-        message.line
-    )
-}
-
 /// TensorFlow's chain, and the chains of other raises.
-fn chains(messages: &[Message]) -> Vec<Chain> {
+fn chains(messages: &[&Message]) -> Vec<Chain> {
     let mut chains = vec![Chain::from(START_LIMIT)];
     for message in messages {
         if let Numbers::Raise { from, to } = message.numbers
@@ -133,49 +149,59 @@ fn chains(messages: &[Message]) -> Vec<Chain> {
     chains
 }
 
-struct Builder {
+/// The messages of one process, and its pools.
+#[derive(Default)]
+struct Process<'a> {
+    messages: Vec<&'a Message>,
+    /// The number of messages that were added to the pools.
+    added: usize,
     chains: Vec<Chain>,
-    entries: Vec<Entry>,
     pools: Vec<PoolHistory>,
+    /// The index of the pool of the last message.
+    last: Option<usize>,
 }
 
-impl Builder {
-    /// The messages of one process.
-    fn of(messages: &[Message]) -> Result<Self, String> {
-        let mut built = Self { chains: chains(messages), entries: Vec::new(), pools: Vec::new() };
-        for (at, message) in messages.iter().enumerate() {
-            match message.numbers {
-                Numbers::After(counters) => built.add_check(&counters, &messages[at + 1..]),
-                Numbers::Raise { from, to } => built.add_raise(from, to),
-            }
-            if built.pools.len() > POOLS_MAX {
-                return Err(too_many(message));
-            }
+impl Process<'_> {
+    /// Adds the next message to its pool. A new pool is number `pools + 1` of the log.
+    fn add_next(&mut self, pools: &mut usize) -> Option<Entry> {
+        if self.chains.is_empty() {
+            self.chains = chains(&self.messages);
         }
-        Ok(built)
+        let numbers = self.messages.get(self.added)?.numbers;
+        self.added += 1;
+        let (at, limit, allocated) = match numbers {
+            Numbers::After(counters) => self.check(&counters),
+            Numbers::Raise { from, .. } => {
+                (self.just_checked(from).or_else(|| self.pool_at(from, None)), Some(from), None)
+            }
+        };
+        let at = at.unwrap_or_else(|| {
+            *pools += 1;
+            let origin = self.messages[0].origin.clone();
+            self.pools.push(PoolHistory { number: *pools, origin, ..PoolHistory::default() });
+            self.pools.len() - 1
+        });
+        let silent_raises = limit.and_then(|limit| self.raises_to(limit, &self.pools[at])).unwrap_or(0) as u64;
+        let pool = &mut self.pools[at];
+        pool.silent_raises += silent_raises;
+        pool.limit = limit.or(pool.limit);
+        match numbers {
+            Numbers::After(counters) => {
+                pool.add_check(&counters, limit, silent_raises);
+                pool.checked_at = self.added;
+            }
+            Numbers::Raise { to, .. } => pool.add_raise(to),
+        }
+        self.last = Some(at);
+        Some(Entry { pool: pool.number, limit, allocated, silent_raises })
     }
 
-    fn add_check(&mut self, counters: &Counters, later: &[Message]) {
-        let fit = self.fit(counters, later);
-        let limit = fit.map(|fit| fit.limit).or_else(|| raise_after(later).filter(|_| self.fits(counters).is_empty()));
-        let allocated = fit.map(|fit| fit.allocated).or_else(|| allocated_by_rate(counters));
-        let at = limit.and_then(|limit| self.pool_at(limit, Some(counters)));
-        let at = at.or_else(|| limit.is_none().then(|| self.entries.last().map(|entry| entry.pool)).flatten());
-        let (pool, silent_raises) = self.advance(at, limit);
-        self.pools[pool].window = Some(*counters);
-        self.pools[pool].checked_at = self.entries.len();
-        self.pools[pool].checks.push((limit, *counters));
-        self.entries.push(Entry { pool, limit, allocated, silent_raises });
-    }
-
-    fn add_raise(&mut self, from: u64, to: u64) {
-        let at = self.just_checked(from).or_else(|| self.pool_at(from, None));
-        let (pool, silent_raises) = self.advance(at, Some(from));
-        let history = &mut self.pools[pool];
-        history.limit = Some(to);
-        history.window = None;
-        history.printed_raises += 1;
-        self.entries.push(Entry { pool, limit: Some(from), allocated: None, silent_raises });
+    /// The pool of a check, if it is known, its limit, and the requests that went to the underlying allocator.
+    fn check(&self, counters: &Counters) -> (Option<usize>, Option<u64>, Option<u64>) {
+        let fit = self.fit(counters);
+        let limit = fit.map(|fit| fit.limit).or_else(|| self.raise_after().filter(|_| self.fits(counters).is_empty()));
+        let at = limit.map_or(self.last, |limit| self.pool_at(limit, Some(counters)));
+        (at, limit, fit.map(|fit| fit.allocated).or_else(|| allocated_by_rate(counters)))
     }
 
     /// The limits in all chains that the numbers fit.
@@ -187,20 +213,20 @@ impl Builder {
     }
 
     /// The one limit that the numbers fit; if they fit several, the neighboring messages decide.
-    fn fit(&self, counters: &Counters, later: &[Message]) -> Option<Fit> {
+    fn fit(&self, counters: &Counters) -> Option<Fit> {
         let fits = self.fits(counters);
         let only = |is_likely: &dyn Fn(u64) -> bool| {
             let mut likely = fits.iter().filter(|fit| is_likely(fit.limit));
             likely.next().copied().filter(|_| likely.next().is_none())
         };
-        let raised_from = raise_after(later);
+        let raised_from = self.raise_after();
         let continues = |limit| {
             let is_window = |pool: &PoolHistory| {
                 pool.limit == Some(limit) && pool.window.is_none_or(|last| is_later(&last, counters))
             };
             self.pools.iter().any(is_window)
         };
-        let next = later.iter().find_map(|message| match &message.numbers {
+        let next = self.messages[self.added..].iter().find_map(|message| match &message.numbers {
             Numbers::After(next) => Some(next),
             Numbers::Raise { .. } => None,
         });
@@ -244,34 +270,24 @@ impl Builder {
         pools.max().map(|(.., at)| at)
     }
 
-    /// Moves the pool, or a new one, to `limit`; returns the number of raises in between.
-    fn advance(&mut self, at: Option<usize>, limit: Option<u64>) -> (usize, u64) {
-        let at = at.unwrap_or_else(|| {
-            self.pools.push(PoolHistory::default());
-            self.pools.len() - 1
-        });
-        let before = self.pools[at].limit;
-        let raises = limit.and_then(|limit| match before {
+    /// The number of raises of the pool, or of a new one without a limit, up to `limit`.
+    fn raises_to(&self, limit: u64, pool: &PoolHistory) -> Option<usize> {
+        match pool.limit {
             Some(before) => self.raises_between(before, limit),
             None => self.chains.iter().find_map(|chain| chain.place(limit)),
-        });
-        let raises = raises.unwrap_or(0) as u64;
-        let pool = &mut self.pools[at];
-        pool.silent_raises += raises;
-        pool.limit = limit.or(before);
-        (at, raises)
+        }
     }
 
     fn raises_between(&self, from: u64, to: u64) -> Option<usize> {
         self.chains.iter().find_map(|chain| chain.place(to)?.checked_sub(chain.place(from)?))
     }
-}
 
-/// The limit before a raise in the next message.
-fn raise_after(later: &[Message]) -> Option<u64> {
-    match later.first()?.numbers {
-        Numbers::Raise { from, .. } => Some(from),
-        Numbers::After(_) => None,
+    /// The limit before a raise in the next message.
+    fn raise_after(&self) -> Option<u64> {
+        match self.messages.get(self.added)?.numbers {
+            Numbers::Raise { from, .. } => Some(from),
+            Numbers::After(_) => None,
+        }
     }
 }
 

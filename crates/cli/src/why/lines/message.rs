@@ -49,6 +49,13 @@ pub(super) struct Counters {
     pub(super) unsatisfied_rate: f64,
 }
 
+impl Counters {
+    /// If the log lost the number of requests, the number of returns is close to it.
+    pub(super) fn requests(&self) -> u64 {
+        self.get.unwrap_or(self.put)
+    }
+}
+
 impl Numbers {
     /// `None` if a number is impossible: the log lost or added digits.
     pub(super) fn of(numbers: &[&[u8]]) -> Option<Self> {

@@ -54,7 +54,7 @@ pub(super) fn run(logs: &[PathBuf], is_json: bool, all: bool, terminal: &Termina
 /// If it cannot be read or has no message.
 pub(crate) fn series(input: Input) -> Result<Series, Box<dyn Error>> {
     let (found, history) = find(input, false)?;
-    Ok(curve::series(found, &history))
+    Ok(curve::series(found, history))
 }
 
 fn find(input: Input, needs_messages: bool) -> Result<(LogContent, History), Box<dyn Error>> {

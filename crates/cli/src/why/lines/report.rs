@@ -29,7 +29,7 @@ pub(super) fn json(out: &mut dyn Write, path: &Path, found: &LogContent, history
         let is_raise = matches!(message.numbers, Numbers::Raise { .. });
         raise += usize::from(is_raise);
         let mut row = json!({
-            "log": log, "line": message.line, "kind": if is_raise { "raise" } else { "after" }, "pool": entry.pool + 1,
+            "log": log, "line": message.line, "kind": if is_raise { "raise" } else { "after" }, "pool": entry.pool,
             "time": message.time, "limit": entry.limit, "allocated": entry.allocated, "silent_raises": entry.silent_raises,
         });
         let numbers = json!(message.numbers);
@@ -40,19 +40,19 @@ pub(super) fn json(out: &mut dyn Write, path: &Path, found: &LogContent, history
     }
     let (raises_printed, raises_silent) = history.raises();
     // The pool of the last message.
-    let last = history.entries.last().and_then(|entry| history.pools.get(entry.pool));
-    let pool = |(number, pool): (usize, &PoolHistory)| {
-        let trend = Trend::of(pool);
+    let last = history.entries.last().and_then(|entry| history.pools.get(entry.pool - 1));
+    let pool = |pool: &PoolHistory| {
+        let Trend { name, advice, .. } = Trend::of(pool);
         json!({
-            "pool": number, "origin": pool.origin, "verdict": trend.name(), "limit": pool.limit,
-            "raises_printed": pool.printed_raises, "raises_silent": pool.silent_raises, "advice": trend.advice(pool),
+            "pool": pool.number, "origin": pool.origin, "verdict": name, "limit": pool.limit,
+            "raises_printed": pool.printed_raises, "raises_silent": pool.silent_raises, "advice": advice,
         })
     };
     let summary = json!({
         "log": log, "kind": "summary", "lines": found.lines, "after": found.messages.len() - raise, "raise": raise, "cut": found.cut,
         "stopped": found.stopped, "raises_printed": raises_printed,
-        "raises_silent": raises_silent, "verdict": last.map_or("unknown", |pool| Trend::of(pool).name()),
-        "limit": last.and_then(|pool| pool.limit), "pools": (1..).zip(&history.pools).map(pool).collect::<Vec<_>>(),
+        "raises_silent": raises_silent, "verdict": last.map_or("unknown", |pool| Trend::of(pool).name),
+        "limit": last.and_then(|pool| pool.limit), "pools": history.pools.iter().map(pool).collect::<Vec<_>>(),
     });
     writeln!(out, "{summary}")
 }
@@ -82,7 +82,7 @@ pub(super) fn table(
 fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
     let known = |count: Option<u64>| count.map_or("?".to_owned(), grouped);
     let silent = if entry.silent_raises > 0 { counted(entry.silent_raises, "raise") } else { String::new() };
-    let mut row = vec![message.line.to_string(), (entry.pool + 1).to_string()];
+    let mut row = vec![message.line.to_string(), entry.pool.to_string()];
     let (counters, raised_to) = match message.numbers {
         Numbers::After(Counters { get, put, evicted, unsatisfied_rate, .. }) => {
             let missed = format!("{:.3} %", unsatisfied_rate * 100.0);

@@ -13,98 +13,69 @@ const USELESS_RATE: f64 = 0.5;
 /// This many raises are a factor of 2.6.
 const MANY_RAISES: u64 = 10;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Trend {
-    /// The last check raised nothing.
-    Steady,
-    /// The limit is rising and has not risen far, or misses are falling or rare.
-    WarmingUp,
-    /// The limit has risen far, and a tenth of the requests or more miss, about as many as before.
-    Thrashing,
-    /// There are raises only.
-    Unknown,
-    /// No line has enough requests.
-    TooShort,
-}
-
-/// The last check with enough requests and a rate that does not contradict them.
-fn deciding(pool: &PoolHistory) -> Option<&Counters> {
-    let is_long = |counters: &&Counters| counters.get.unwrap_or(counters.put) >= GETS_MIN && !is_too_low(counters);
-    pool.checks.iter().rev().map(|(_, counters)| counters).find(is_long)
+/// The trend of one pool.
+#[derive(Debug)]
+pub(super) struct Trend {
+    pub(super) name: &'static str,
+    pub(super) is_alarm: bool,
+    /// Its meaning, and the recommended setting, a sentence each.
+    pub(super) advice: Vec<String>,
 }
 
 impl Trend {
+    fn quiet(name: &'static str, meaning: impl Into<String>, start: Option<String>) -> Self {
+        Self { name, is_alarm: false, advice: std::iter::once(meaning.into()).chain(start).collect() }
+    }
+
     pub(super) fn of(pool: &PoolHistory) -> Self {
         if pool.checks.is_empty() {
-            return Self::Unknown;
+            let why = "The log has only raises, which do not show how many requests miss.";
+            return Self::quiet("unknown", why, None);
         }
-        let Some(last) = deciding(pool) else { return Self::TooShort };
+        // The last check with enough requests and a rate that does not contradict them.
+        let is_long = |counters: &&Counters| counters.requests() >= GETS_MIN && !is_too_low(counters);
+        let Some(last) = pool.checks.iter().rev().find(is_long) else {
+            let why = format!(
+                "No line has {GETS_MIN} requests since a raise with a consistent rate: too few to recommend a limit."
+            );
+            return Self::quiet("too short to tell", why, None);
+        };
+        let raises = pool.printed_raises + pool.silent_raises;
+        let start = pool.limit.filter(|_| raises > 0).map(|limit| {
+            let raises = counted(raises, "raise");
+            format!("Set PINPOOL_POOL_SIZE_LIMIT={limit} to start there and skip the {raises}.")
+        });
         let is_raise_due = last.eviction_rate > TOLERABLE_RATE && last.unsatisfied_rate > TOLERABLE_RATE;
         if !is_raise_due && !pool.is_raised() {
-            return Self::Steady;
+            let found = match pool.limit {
+                None => ": nothing to set.".to_owned(),
+                Some(limit) if raises == 0 => {
+                    format!(" with the limit that it began with, {limit} buffers: nothing to set.")
+                }
+                Some(limit) => format!(": it keeps up to {limit} idle buffers."),
+            };
+            return Self::quiet("steady", format!("The pool has found its size{found}"), start);
         }
-        let raises = pool.printed_raises + pool.silent_raises;
-        if raises < MANY_RAISES || last.unsatisfied_rate < THRASHING_RATE {
-            return Self::WarmingUp;
+        let misses = last.unsatisfied_rate * 100.0;
+        let has_fallen = last.unsatisfied_rate < pool.checks[0].unsatisfied_rate / 2.0;
+        if raises < MANY_RAISES || last.unsatisfied_rate < THRASHING_RATE || has_fallen {
+            let to = pool.limit.map_or_else(String::new, |limit| format!(", to {limit} buffers"));
+            let rising =
+                format!("The limit was still rising at the last line{to}; {misses:.3} % of the requests missed.");
+            let is_useless = pool.limit.is_some() && last.unsatisfied_rate > USELESS_RATE;
+            let start = if is_useless { Some("It is too early to recommend a limit.".to_owned()) } else { start };
+            return Self::quiet("warming up", rising, start);
         }
-        let first = pool.checks.first().map_or(last, |(_, first)| first);
-        let has_fallen = last.unsatisfied_rate < first.unsatisfied_rate / 2.0;
-        if has_fallen { Self::WarmingUp } else { Self::Thrashing }
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Steady => "steady",
-            Self::WarmingUp => "warming up",
-            Self::Thrashing => "thrashing",
-            Self::Unknown => "unknown",
-            Self::TooShort => "too short to tell",
-        }
-    }
-
-    /// The meaning for `pool` and the recommended setting, a sentence each.
-    pub(super) fn advice(self, pool: &PoolHistory) -> Vec<String> {
-        let raises = pool.printed_raises + pool.silent_raises;
-        let start = |limit: u64| {
-            (raises > 0).then(|| {
-                let raises = counted(raises, "raise");
-                format!("Set PINPOOL_POOL_SIZE_LIMIT={limit} to start there and skip the {raises}.")
-            })
-        };
-        let rate = deciding(pool).map_or(0.0, |last| last.unsatisfied_rate);
-        let misses = rate * 100.0;
-        match (self, pool.limit) {
-            (Self::Steady, Some(limit)) if raises == 0 => {
-                vec![format!("The pool has found its size with the limit that it began with, {limit} buffers: nothing to set.")]
-            }
-            (Self::Steady, Some(limit)) => {
-                let found = format!("The pool has found its size: it keeps up to {limit} idle buffers.");
-                std::iter::once(found).chain(start(limit)).collect()
-            }
-            (Self::Steady, None) => vec!["The pool has found its size: nothing to set.".to_owned()],
-            (Self::WarmingUp, limit) => {
-                let to = limit.map_or_else(String::new, |limit| format!(", to {limit} buffers"));
-                let rising = format!("The limit was still rising at the last line{to}; {misses:.3} % of the requests missed.");
-                let start = match limit {
-                    Some(_) if rate > USELESS_RATE => Some("It is too early to recommend a limit.".to_owned()),
-                    limit => limit.and_then(start),
-                };
-                std::iter::once(rising).chain(start).collect()
-            }
-            (Self::Thrashing, _) => vec![
-                format!(
-                    "{misses:.1} % of the requests found no idle buffer of their size, after {}: sizes rarely repeat, and each raise \
-                     holds more memory.",
-                    counted(raises, "raise")
-                ),
-                "Batch to fewer sizes. In pinpool, PINPOOL_PRESET=adaptive serves all sizes from the same pinned memory, and \
-                 PINPOOL_MAX_BYTES limits it; with the tensorflow preset PINPOOL_ROUNDING=pow2 makes sizes repeat."
-                    .to_owned(),
-            ],
-            (Self::Unknown, _) => vec!["The log has only raises, which do not show how many requests miss.".to_owned()],
-            (Self::TooShort, _) => vec![format!(
-                "No line has {GETS_MIN} requests since a raise with a consistent rate: too few to recommend a limit."
-            )],
-        }
+        let advice = vec![
+            format!(
+                "{misses:.1} % of the requests found no idle buffer of their size, after {}: sizes rarely repeat, and each raise \
+                 holds more memory.",
+                counted(raises, "raise")
+            ),
+            "Batch to fewer sizes. In pinpool, PINPOOL_PRESET=adaptive serves all sizes from the same pinned memory, and \
+             PINPOOL_MAX_BYTES limits it; with the tensorflow preset PINPOOL_ROUNDING=pow2 makes sizes repeat."
+                .to_owned(),
+        ];
+        Self { name: "thrashing", is_alarm: true, advice }
     }
 }
