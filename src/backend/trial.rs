@@ -70,7 +70,7 @@ fn take(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Trial,
     // SAFETY: acquired above, and longer than two words.
     let copied = device.map_or(Ok(()), |device| unsafe { super::word_copy::check(device, region.start()) });
     #[cfg(not(feature = "cuda"))]
-    let copied: Result<(), (SourceError, bool)> = device.map_or(Ok(()), |_| Ok(()));
+    let (_no_device, copied): (_, Result<(), (SourceError, bool)>) = (device, Ok(()));
     let released = match copied {
         // The device may still use it.
         Err((_, false)) => Ok(()),
