@@ -36,11 +36,11 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/config", 737),
     ("src/copy", 1344),
     ("src/driver", 750),
-    ("src/engine", 7093),
+    ("src/engine", 7100),
     ("src/error", 220),
     ("src/in_flight", 595),
     ("src/lib", 49),
-    ("src/maintenance_thread", 275),
+    ("src/maintenance_thread", 288),
     ("src/policy", 78),
     ("src/pool", 956),
     ("src/quota", 394),
@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 514),
     ("src/unstable", 53),
-    ("tests", 39163),
-    ("sum of code and tests", 79762),
+    ("tests", 39172),
+    ("sum of code and tests", 79791),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_909;
+const MARKDOWN_BYTES: usize = 116_856;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

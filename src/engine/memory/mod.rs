@@ -219,7 +219,8 @@ pub(crate) trait Supply: Debug + Send + Sync {
     fn may_grow(&self) -> bool {
         true
     }
-    /// The bytes that the limit leaves next to a block of the class `first`. 0 if memory is held in regions, which a small
+    /// How much later requests may take although the head of the wait queue, of the class `first`, waits: the bytes that the limit
+    /// leaves next to its block. 0 if memory is held in regions, which a small
     /// buffer may keep from being replaced.
     fn room_to_pass(&self, first: Class) -> u64;
     /// The bytes of that room that a block of `class` uses.
