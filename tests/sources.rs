@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 514),
     ("src/unstable", 53),
-    ("tests", 39184),
-    ("sum of code and tests", 79738),
+    ("tests", 38896),
+    ("sum of code and tests", 79450),
 ];
 
 /// Bytes of all Markdown files.
