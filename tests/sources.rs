@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 514),
     ("src/unstable", 53),
-    ("tests", 38896),
-    ("sum of code and tests", 79450),
+    ("tests", 38777),
+    ("sum of code and tests", 79331),
 ];
 
 /// Bytes of all Markdown files.
