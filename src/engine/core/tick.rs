@@ -83,7 +83,7 @@ impl Core {
         }
         if let Some(arena) = self.memory.arena().filter(|_| self.thread.is_none()) {
             arena.compact(self.time.coarse_us());
-            arena.reserve_turn();
+            arena.reserve_turn(self);
         }
     }
 
@@ -208,7 +208,7 @@ impl Maintained for Core {
             self.wake_waiters();
         }
         let is_compacting = self.memory.arena().is_some_and(|arena| {
-            arena.reserve_turn();
+            arena.reserve_turn(self);
             arena.compact(self.time.now_us()) || arena.reserve_pace() == Pace::Steps
         });
         // While it compacts or pins a reserve, the thread runs more often than other work is due.
