@@ -239,7 +239,9 @@ fn in_words(advice: &Advice, recorded: Option<&Lost>, settings: &AdvisedSettings
         Some(BetterSettings { smallest_max_bytes: Some(smallest), cost, .. }) => {
             let max_bytes = cost.outcome.max_bytes.unwrap_or(*smallest);
             let percent = 100.0 * (max_bytes as f64 / *smallest as f64 - 1.0);
-            format!("\nthe limit is {percent:.0} % above the smallest that costs no more and adds no waits\n")
+            let same = cost.lost_seconds >= advice.as_given.lost_seconds;
+            let no_gain = if same { "; no setting that was tried saves time" } else { "" };
+            format!("\nthe limit is {percent:.0} % above the smallest that costs no more and adds no waits{no_gain}\n")
         }
     };
     if let Some((least, most)) = advice.lost_seconds_range.filter(|(least, most)| least < most) {
