@@ -97,7 +97,6 @@ fn unknown_variables_of_ours_are_named_and_others_left_alone() {
     );
 }
 
-/// Retired names with what replaces each.
 /// Two of the retired names; the table is in `config`.
 const RETIRED: [(&str, &str); 2] = [
     ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
