@@ -220,13 +220,6 @@ impl Seek for Decoder {
     }
 }
 
-impl fmt::Debug for Decoder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Decoder { compression, at, broken, .. } = self;
-        f.debug_struct("Decoder").field("compression", compression).field("at", at).field("broken", broken).finish()
-    }
-}
-
 /// The use of a compressed file by one batch. Dropping it ends the turn.
 #[derive(Debug)]
 pub(super) struct Turn {

@@ -65,7 +65,6 @@ pub(super) fn batch_bytes(decode: &[DecodedField], batch: &PlannedBatch, catalog
 }
 
 /// An open file.
-#[derive(Debug)]
 enum OpenFile {
     Plain(File),
     /// A compressed file, with the turn of this batch.
@@ -73,7 +72,6 @@ enum OpenFile {
 }
 
 /// Reads samples for one worker. Within a batch the last file stays open, since the next sample is often in the same file.
-#[derive(Debug)]
 pub(super) struct SampleReader<'a> {
     loader: &'a Loader,
     /// With its index in [`Catalog::files`].
