@@ -1,7 +1,7 @@
 //! Errors.
 //!
-//! [`Error`] is opaque: its text is for people and may change, its methods are for code. Every text is one line and names the
-//! request, the value, the limit and the remedy; [`report`](Error::report) adds the holders of memory.
+//! [`Error`] is opaque: its text is for people and may change, its methods are for code. Every text is one line;
+//! [`report`](Error::report) adds the holders of memory.
 
 use std::time::Duration;
 use std::{fmt, io};

@@ -39,12 +39,14 @@ use std::time::{Duration, Instant};
 
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::{Condvar, Mutex};
-use pinpool_os::sync::process::{AtomicBool, AtomicU32, Ordering, fence};
+use pinpool_os::sync::process::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use pinpool_os::threads;
 use pinpool_os::unwind::caught;
 
 /// A thread that has been in one call for this long is replaced, and nobody waits for it.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
+/// A sleep that ends this late shows that the process was stopped.
+const STOPPED_FROM: Duration = Duration::from_secs(3);
 /// The exit of the process waits this long for a call of the thread to return.
 const EXIT_PATIENCE: Duration = Duration::from_millis(200);
 /// Shortest pause between two polls of copies. With the timer slack of Linux it takes up to 0.1 ms.
@@ -149,6 +151,8 @@ pub(crate) struct MaintenanceThread {
     /// Threads that are calling pools or wakers: the current one, and those that it replaced.
     calling: AtomicU32,
     is_exiting: AtomicBool,
+    /// How much longer than a sleep should take the thread slept, if that was seconds.
+    stopped_us: AtomicU64,
     schedule: Mutex<Schedule>,
     changed: Condvar,
     /// Notified when a call has ended.
@@ -353,9 +357,25 @@ impl MaintenanceThread {
             return;
         }
         match period.map(|period| now + period).into_iter().chain(deadline).min() {
-            Some(until) => drop(self.changed.wait_until(schedule, until)),
+            Some(until) => {
+                drop(self.changed.wait_until(schedule, until));
+                self.record_oversleep(until.elapsed());
+            }
             None => drop(self.changed.wait(schedule)),
         }
+    }
+
+    /// The thread slept this much longer than it asked for. If that is seconds, the process was stopped.
+    fn record_oversleep(&self, late: Duration) {
+        if late >= STOPPED_FROM {
+            // Relaxed: a statistic.
+            self.stopped_us.fetch_add(u64::try_from(late.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
+    }
+
+    /// How long the process has been stopped since it began (SIGSTOP, suspend), as far as this thread slept meanwhile.
+    pub(crate) fn stopped_us(&self) -> u64 {
+        self.stopped_us.load(Ordering::Relaxed)
     }
 
     /// A thread of this crate makes calls until the result is dropped; the exit of the process waits for it briefly. `None`: the
@@ -579,6 +599,16 @@ mod tests {
         let next = Arc::<CountingWaker>::default();
         let _next = thread.remind(Some(Instant::now()), None, &next.clone().into()).unwrap();
         wait_until("the thread runs", || next.count() == 1);
+    }
+
+    #[test]
+    fn a_sleep_that_ends_seconds_late_is_time_in_which_the_process_was_stopped() {
+        let thread = MaintenanceThread::default();
+        thread.record_oversleep(STOPPED_FROM - Duration::from_micros(1));
+        assert_eq!(thread.stopped_us(), 0, "a busy machine");
+        thread.record_oversleep(STOPPED_FROM);
+        thread.record_oversleep(Duration::from_secs(40));
+        assert_eq!(thread.stopped_us(), 43_000_000);
     }
 
     /// A pool that blocks in its maintenance until released.

@@ -30,31 +30,31 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("examples", 396),
     ("fuzz", 8),
     ("python", 2103),
-    ("src/arena", 1414),
-    ("src/backend", 2080),
+    ("src/arena", 1411),
+    ("src/backend", 2045),
     ("src/buffer", 654),
     ("src/config", 737),
-    ("src/copy", 1344),
+    ("src/copy", 1340),
     ("src/driver", 750),
-    ("src/engine", 7093),
+    ("src/engine", 7076),
     ("src/error", 220),
     ("src/in_flight", 595),
     ("src/lib", 49),
-    ("src/maintenance_thread", 275),
+    ("src/maintenance_thread", 288),
     ("src/policy", 78),
-    ("src/pool", 956),
+    ("src/pool", 957),
     ("src/quota", 394),
     ("src/report", 741),
     ("src/shared_limit", 21),
     ("src/size_class", 93),
     ("src/stats", 514),
     ("src/unstable", 53),
-    ("tests", 39163),
-    ("sum of code and tests", 79762),
+    ("tests", 38896),
+    ("sum of code and tests", 79450),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_909;
+const MARKDOWN_BYTES: usize = 116_856;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

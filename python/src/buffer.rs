@@ -132,7 +132,8 @@ impl Buffer {
     ///     TypeError, ValueError: `stream` is not a stream. The call has no effect.
     ///     BackendError: there is no CUDA driver, so no copy can run on a stream.
     ///     DeviceError, RequestError: the driver refuses the stream, or it captures a graph. It is unknown when its work completes, so the
-    ///         memory is quarantined: it is counted in `stats()["memory"]["quarantined"]` and not reused.
+    ///         memory is leaked: never reused, and counted in `stats()["memory"]["quarantined"]`. If the device refused, a later call with
+    ///         the same stream may succeed.
     ///     ReleasedError: the buffer was released.
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         self.memory.check()?;

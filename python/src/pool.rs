@@ -40,7 +40,8 @@ const BACKGROUND_THREAD: &str = "background_thread";
 /// Args:
 ///     name: name of the pool in log lines and reports.
 ///     env: whether environment variables supply the settings that are omitted.
-///     max_bytes: limit on all bytes held: a size, "none", or "auto" (the default: a quarter of the memory of the cgroup or machine).
+///     max_bytes: limit on all bytes held: a size, "none", or "auto" (the default: a quarter of the memory of
+///         the cgroup or machine, at most what is free, shared by all pools of the process with this default).
 ///     reserve: bytes pinned at the start and kept.
 ///     max_idle_bytes: maximum number of bytes in idle buffers and free memory.
 ///     ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": all

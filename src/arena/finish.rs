@@ -117,11 +117,10 @@ impl Arena {
 
     /// Granules become uncommitted; a discrete region is removed.
     fn set_uncommitted(&mut self, extent: Extent) {
-        match self.range_of(extent.ptr()) {
-            Some(range) if range.kind == RangeKind::Discrete => drop(self.ranges.remove(&extent.range())),
-            _ => {
-                self.uncommitted.add(extent);
-            }
+        if self.range_of(extent.ptr()).is_some_and(|range| range.kind == RangeKind::Discrete) {
+            self.ranges.remove(&extent.range());
+        } else {
+            self.uncommitted.add(extent);
         }
     }
 }

@@ -324,15 +324,14 @@ impl Arena {
         let Some(range) = self.range_of(part.ptr()) else { return };
         if range.kind == RangeKind::Reserve {
             self.stats.reserve_hole_bytes -= part.bytes();
+            return;
         }
         if range.kind == RangeKind::Discrete {
             let regions = &mut self.regions[set as usize];
             regions.remove(hole, range.extent);
             hole.without(part).into_iter().flatten().for_each(|rest| regions.add(rest, range.extent));
         }
-        if range.kind != RangeKind::Reserve
-            && let Some(granules) = range.grid.granules_decided(hole, part)
-        {
+        if let Some(granules) = range.grid.granules_decided(hole, part) {
             self.idle.cut(granules, idle_before);
         }
     }
@@ -346,15 +345,14 @@ impl Arena {
         let hole = self.holes[range.set as usize].add(part);
         if range.kind == RangeKind::Reserve {
             self.stats.reserve_hole_bytes += part.bytes();
+            return;
         }
         if range.kind == RangeKind::Discrete {
             let regions = &mut self.regions[range.set as usize];
             hole.without(part).into_iter().flatten().for_each(|old| regions.remove(old, range.extent));
             regions.add(hole, range.extent);
         }
-        if range.kind != RangeKind::Reserve
-            && let Some(granules) = range.grid.granules_decided(hole, part)
-        {
+        if let Some(granules) = range.grid.granules_decided(hole, part) {
             self.idle.add(IdleRun { extent: granules, since_us });
         }
     }

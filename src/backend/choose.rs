@@ -303,18 +303,12 @@ pub(crate) fn may_start_driver() -> bool {
 /// `RLIMIT_MEMLOCK` if it binds the pool; an error if memory cannot be locked, or too little of it.
 fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
     trial::run(mlock, None, Some(host::PAGE_BYTES as u64)).map_err(|error| error.to_string())?;
-    match lock_limit() {
-        Some(limit_bytes) if max_bytes.is_none_or(|max_bytes| max_bytes > limit_bytes) => {
-            let why = || {
-                format!(
-                    "RLIMIT_MEMLOCK lets this process lock only {}, less than {}",
-                    Size(limit_bytes),
-                    Size(LEAST_LOCKABLE_BYTES)
-                )
-            };
-            if limit_bytes >= LEAST_LOCKABLE_BYTES { Ok(Some(limit_bytes)) } else { Err(why()) }
+    match lock_limit().filter(|&limit_bytes| max_bytes.is_none_or(|max_bytes| max_bytes > limit_bytes)) {
+        Some(limit_bytes) if limit_bytes < LEAST_LOCKABLE_BYTES => {
+            let (limit, least) = (Size(limit_bytes), Size(LEAST_LOCKABLE_BYTES));
+            Err(format!("RLIMIT_MEMLOCK lets this process lock only {limit}, less than {least}"))
         }
-        _ => Ok(None),
+        binding => Ok(binding),
     }
 }
 

@@ -24,14 +24,8 @@ const FIRST_SAFE_VERSION: i32 = 13_020;
 /// Nodes are alike if their memory differs by no more than one part in this many: the firmware keeps some of the first's.
 const LIKENESS: u64 = 8;
 
-/// A location on the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HostLocation {
-    /// The NUMA node of this number.
-    Node(u32),
-    /// A location that the driver chooses.
-    Anywhere,
-}
+/// A location on the host: the NUMA node of this number, or one that the driver chooses.
+pub(super) type HostLocation = Option<u32>;
 
 /// The facts that decide the locations.
 #[derive(Debug)]
@@ -53,7 +47,7 @@ impl Machine {
     pub(super) fn locations(&self, wanted: Option<u32>, is_named: bool) -> Result<Vec<HostLocation>, String> {
         let [first, _, ..] = self.nodes.as_slice() else {
             let only = self.nodes.first().map_or(0, |node| node.id);
-            return Ok(vec![HostLocation::Node(only), HostLocation::Anywhere]);
+            return Ok(vec![Some(only), None]);
         };
         let is_old = self.branch.map_or(self.version < FIRST_SAFE_VERSION, |branch| branch < FIRST_SAFE_BRANCH);
         if let Some(difference) = self.difference(first).filter(|_| !is_named && is_old) {
@@ -68,8 +62,8 @@ impl Machine {
             Some(wanted) => self.nodes.iter().find(|node| node.id == wanted),
             None => self.nodes.iter().find(is_whole),
         };
-        let node = node.filter(is_whole).map(|node| HostLocation::Node(node.id));
-        Ok(node.into_iter().chain([HostLocation::Anywhere]).collect())
+        let node = node.filter(is_whole).into_iter().map(|node| Some(node.id));
+        Ok(node.chain([None]).collect())
     }
 
     /// Why no node was used; `None` if the `wanted` one is whole, or there is no choice.
@@ -105,10 +99,10 @@ fn lack(node: &MemoryNode) -> Option<&'static str> {
 
 #[cfg(all(test, not(miri)))] // Files only: no unsafe code to check.
 mod tests {
-    use super::HostLocation::{Anywhere, Node};
     use super::*;
     use pinpool_os::host::tree;
 
+    const ANYWHERE: HostLocation = None;
     const OLD: (&str, &str) = ("/sys/module/nvidia/version", "580.159.04\n");
     const NEW: (&str, &str) = ("/sys/module/nvidia/version", "595.45.04\n");
 
@@ -135,24 +129,24 @@ mod tests {
         let gpu_nodes = [(0, 480, "0-71"), (1, 480, "72-143"), (2, 96, ""), (10, 96, "")];
         let some = |locations: &[HostLocation]| Some(locations.to_vec());
         for (nodes, module, wanted, expected) in [
-            (&[][..], OLD, None, some(&[Node(0), Anywhere])),
-            (&[(0, 128, "0-15")], OLD, None, some(&[Node(0), Anywhere])),
-            (&[(8, 128, "0-15")], OLD, None, some(&[Node(8), Anywhere])),
-            (&alike, OLD, None, some(&[Node(0), Anywhere])),
-            (&alike, OLD, Some(1), some(&[Node(1), Anywhere])),
-            (&alike, NEW, Some(1), some(&[Node(1), Anywhere])),
+            (&[][..], OLD, None, some(&[Some(0), ANYWHERE])),
+            (&[(0, 128, "0-15")], OLD, None, some(&[Some(0), ANYWHERE])),
+            (&[(8, 128, "0-15")], OLD, None, some(&[Some(8), ANYWHERE])),
+            (&alike, OLD, None, some(&[Some(0), ANYWHERE])),
+            (&alike, OLD, Some(1), some(&[Some(1), ANYWHERE])),
+            (&alike, NEW, Some(1), some(&[Some(1), ANYWHERE])),
             (&unlike, OLD, Some(0), None),
-            (&unlike, NEW, Some(1), some(&[Node(1), Anywhere])),
+            (&unlike, NEW, Some(1), some(&[Some(1), ANYWHERE])),
             (&memoryless, OLD, Some(0), None),
-            (&memoryless, NEW, Some(1), some(&[Anywhere])),
-            (&memoryless, NEW, None, some(&[Node(0), Anywhere])),
+            (&memoryless, NEW, Some(1), some(&[ANYWHERE])),
+            (&memoryless, NEW, None, some(&[Some(0), ANYWHERE])),
             (&expander, OLD, None, None),
-            (&expander, NEW, Some(1), some(&[Anywhere])),
+            (&expander, NEW, Some(1), some(&[ANYWHERE])),
             (&fewer_cpus, OLD, Some(0), None),
-            (&fewer_cpus, NEW, Some(1), some(&[Node(1), Anywhere])),
+            (&fewer_cpus, NEW, Some(1), some(&[Some(1), ANYWHERE])),
             (&gpu_nodes, OLD, Some(0), None),
-            (&gpu_nodes, NEW, Some(1), some(&[Node(1), Anywhere])),
-            (&alike, NEW, Some(7), some(&[Anywhere])),
+            (&gpu_nodes, NEW, Some(1), some(&[Some(1), ANYWHERE])),
+            (&alike, NEW, Some(7), some(&[ANYWHERE])),
         ] {
             let machine = machine(nodes, &[module], 13_000);
             let what = format!("{nodes:?} {module:?} {wanted:?}");

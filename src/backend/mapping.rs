@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | created by | [`map`], [`map_huge`] | [`reserve`] |
 //! | memory comes | when touched | after [`commit`], when touched |
-//! | memory goes | with [`unmap`] | with [`decommit`], or [`discard`] if it is to stay accessible |
+//! | memory goes | with [`unmap`] | with [`decommit`] |
 //! | addresses go | with [`unmap`] | with [`unreserve`] |
 //!
 //! Uncommitted pages are mapped without any access (`PROT_NONE`), so that no other mapping gets their addresses and a stray
@@ -175,24 +175,14 @@ pub(super) unsafe fn decommit(start: NonNull<u8>, bytes: usize) -> Result<(), So
     // Protect first: it can fail (out of mappings), and then the pages still have their memory.
     // SAFETY: the caller's promise: unused pages.
     let decommitted = unsafe { protect(start, bytes, libc::PROT_NONE) }.and_then(|()| {
-        // SAFETY: as above.
-        unsafe { discard(start, bytes) }
+        // SAFETY: as above: the content is not needed any more.
+        check("madvise", unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTNEED) })
+            .map_err(|error| error.with_remedy("another part of the program locked the pages (mlockall?)"))
     });
     decommitted.inspect_err(|_| {
         // SAFETY: the same pages, back to their former protection.
         let _ = unsafe { protect(start, bytes, READ_WRITE) };
     })
-}
-
-/// Returns the memory of `bytes` at `start` to the system; later reads find zeros.
-///
-/// # Safety
-///
-/// They are pages of a range of [`reserve`], and nothing uses them any more.
-pub(super) unsafe fn discard(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
-    // SAFETY: the caller's promise: the content is not needed any more.
-    check("madvise", unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTNEED) })
-        .map_err(|error| error.with_remedy("another part of the program locked the pages (mlockall?)"))
 }
 
 /// Returns the addresses of `range` to the system, with all memory committed there.

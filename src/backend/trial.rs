@@ -68,21 +68,18 @@ fn take(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Trial,
     let took = begun.elapsed();
     #[cfg(feature = "cuda")]
     // SAFETY: acquired above, and longer than two words.
-    let (is_complete, copied) =
-        device.map_or((true, Ok(())), |device| unsafe { super::word_copy::check(device, region.start()) });
+    let copied = device.map_or(Ok(()), |device| unsafe { super::word_copy::check(device, region.start()) });
     #[cfg(not(feature = "cuda"))]
-    let _unused = device;
-    #[cfg(not(feature = "cuda"))]
-    let (is_complete, copied): (bool, Result<(), SourceError>) = (true, Ok(()));
-    // Never released if the device may still use it.
-    let released = match is_complete {
+    let (_no_device, copied): (_, Result<(), (SourceError, bool)>) = (device, Ok(()));
+    let released = match copied {
+        // The device may still use it.
+        Err((_, false)) => Ok(()),
         // SAFETY: acquired above from this source; no reference into it exists and the copy has completed.
-        true => unsafe { source.release(region) },
-        false => Ok(()),
+        _ => unsafe { source.release(region) },
     };
     let (copied, untested) = match copied {
-        Err(error) if is_without_device_memory(&error) => (Ok(()), Some(error)),
-        copied => (copied, None),
+        Err((error, _)) if is_without_device_memory(&error) => (Ok(()), Some(error)),
+        copied => (copied.map_err(|(error, _)| error), None),
     };
     copied.and(released).map(|()| Trial { bytes, took, untested })
 }

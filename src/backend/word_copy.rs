@@ -16,21 +16,17 @@ const WORD: u64 = 0x7072_6f62_6564_2131;
 /// The call that allocates device memory for the word. Its failure says nothing about host memory.
 pub(super) const ALLOCATION: &str = "cuMemAllocAsync";
 
-/// Copies the first word at `start` to the device and back into the second. Returns whether the device is done with the words (if
-/// not, their memory must not be released), and the first call that failed.
+/// The first call that failed, and whether the device is done with the words. If not, their memory must not be released.
+pub(super) type Failure = (SourceError, bool);
+
+/// Copies the first word at `start` to the device and back into the second.
 ///
 /// # Safety
 ///
 /// The first two words are aligned, readable and writable, and belong to the caller alone.
-pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> (bool, Result<(), SourceError>) {
-    let _entered = match Device::find(device).and_then(|device| device.enter()) {
-        Ok(entered) => entered,
-        Err(error) => return (true, Err(error)),
-    };
-    let stream = match calls::stream_create(calls::NON_BLOCKING) {
-        Ok(stream) => stream,
-        Err(error) => return (true, Err(error.into())),
-    };
+pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> Result<(), Failure> {
+    let _entered = Device::find(device).and_then(|device| device.enter()).map_err(|error| (error, true))?;
+    let stream = calls::stream_create(calls::NON_BLOCKING).map_err(|failed| (failed.into(), true))?;
     // SAFETY: the caller's promise, and a live stream.
     let copied = unsafe { check_on(stream, start.cast()) };
     // SAFETY: created above, destroyed once.
@@ -41,12 +37,9 @@ pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> (bool, Result<(),
 /// # Safety
 ///
 /// The contract of [`check`], and a live stream.
-unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> (bool, Result<(), SourceError>) {
+unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> Result<(), Failure> {
     // SAFETY: a live stream. Freeing this memory does not wait for the device.
-    let word = match unsafe { calls::device_alloc_async(WORD_BYTES, stream) } {
-        Ok(word) => word,
-        Err(error) => return (true, Err(error.into())),
-    };
+    let word = unsafe { calls::device_alloc_async(WORD_BYTES, stream) }.map_err(|failed| (failed.into(), true))?;
     // SAFETY: the caller's promise.
     let back = unsafe { sent.add(1) };
     // SAFETY: the caller's promise.
@@ -62,11 +55,9 @@ unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> (bool, Result<(
     // The device uses the words until the stream has completed, even if one of the copies was refused.
     // SAFETY: a live stream.
     let completed = twice(|| unsafe { calls::stream_synchronize(stream) });
-    if let Err(refused) = there.and(and_back).and(completed) {
-        return (completed.is_ok(), Err(refused.into()));
-    }
+    there.and(and_back).and(completed).map_err(|failed| (failed.into(), completed.is_ok()))?;
     // SAFETY: the caller's promise, and the device is done with it.
     let arrived = unsafe { back.read_volatile() };
     let differs = || SourceError::new("copy", format!("the word {WORD:#x} came back from the device as {arrived:#x}"));
-    (true, if arrived == WORD { Ok(()) } else { Err(differs()) })
+    if arrived == WORD { Ok(()) } else { Err((differs(), true)) }
 }

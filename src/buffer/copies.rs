@@ -65,22 +65,22 @@ impl Future for PendingBuf {
 }
 
 /// Error of [`PinnedBuf::copy_to`] and [`PinnedBuf::release_after`], with the buffer for another attempt. `?` converts it to an
-/// [`Error`].
+/// [`Error`] and drops the buffer: after a failed `release_after` its memory is never reused.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct CopyError {
     error: Error,
-    buf: Option<UnsentBuf>,
+    buf: Option<RefusedBuf>,
 }
 
 /// A buffer that the failed call did not consume.
-struct UnsentBuf {
+struct RefusedBuf {
     buf: PinnedBuf,
     /// Other code's work may still use it, so the memory is leaked if there is no other attempt.
     may_be_in_use: bool,
 }
 
-impl Drop for UnsentBuf {
+impl Drop for RefusedBuf {
     fn drop(&mut self) {
         if self.may_be_in_use {
             std::mem::take(&mut self.buf).leak(&Error::device_failed("the work that uses the buffer has no fence"));
@@ -101,9 +101,9 @@ impl CopyError {
         &self.error
     }
 
-    /// Returns the buffer for another attempt. After a failed `release_after` other code's work may still use it: do not drop it before
-    /// that work has completed. After a failed `copy_to` nothing was enqueued. `None` if a copy may have started: its memory returns to the pool once the copy has completed, or is
-    /// never reused.
+    /// Returns the buffer for another attempt. After a failed `copy_to` nothing was enqueued. After a failed `release_after` other
+    /// code's work may still use the buffer, so do not drop it before that work has completed. `None` in a forked child, or if a copy
+    /// may have started: the memory returns to the pool once that copy has completed, or never.
     pub fn into_buf(self) -> Option<PinnedBuf> {
         self.buf.map(|mut refused| std::mem::take(&mut refused.buf))
     }
@@ -154,7 +154,7 @@ impl PinnedBuf {
                 Ok(Completion::tracked(fence, keeper))
             }
             Err(CopyFailure::Refused(error)) => {
-                Err(CopyError { error, buf: Some(UnsentBuf { buf: self, may_be_in_use: false }) })
+                Err(CopyError { error, buf: Some(RefusedBuf { buf: self, may_be_in_use: false }) })
             }
             Err(failed) => self.track(Err(failed), CopyFences::record).map_err(|error| CopyError { error, buf: None }),
         }
@@ -232,8 +232,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if no fence can be recorded on the stream, [`Error::is_capture`] if it is capturing a graph. The memory
-    /// is never reused, unless [`CopyError::into_buf`] takes the buffer out of the error.
+    /// The errors of [`CopyStream::record_fence`], and [`Error::is_forked`]. The memory is never reused, unless
+    /// [`CopyError::into_buf`] takes the buffer out of the error.
     pub fn release_after<S: CopyStream + ?Sized>(self, stream: &S) -> Result<(), CopyError> {
         self.release_behind(|| stream.record_fence().map(Some))
     }
@@ -343,7 +343,7 @@ impl PinnedBuf {
                 Ok(())
             }
             Ok(None) => Ok(()),
-            Err(error) => Err(CopyError { error, buf: Some(UnsentBuf { buf: self, may_be_in_use: true }) }),
+            Err(error) => Err(CopyError { error, buf: Some(RefusedBuf { buf: self, may_be_in_use: true }) }),
         }
     }
 

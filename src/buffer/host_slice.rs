@@ -170,8 +170,9 @@ views!(BufView, BufViewMut);
 /// pool when the copy completes, and after `stream.memcpy_dtoh(&device, &mut buf)` the bytes are valid once
 /// [`wait_slice`](PinnedBuf::wait_slice) returns. This holds for every stream, whether or not the context tracks events.
 ///
-/// If an earlier copy into the buffer failed, or in a forked child, cudarc gets an empty slice, and its context gets the error
-/// `CUDA_ERROR_NOT_PERMITTED`, which its next call returns.
+/// If a copy cannot be tracked (in a forked child, after a failed copy into the buffer, if the device cannot reach the memory, or
+/// if the driver says too little about the stream), cudarc's call returns `Ok` and **copies nothing**, and its next call returns
+/// `CUDA_ERROR_NOT_PERMITTED`. [`copy_to`](PinnedBuf::copy_to) and [`copy_from`](PinnedBuf::copy_from) return the error themselves.
 impl HostSlice<u8> for PinnedBuf {
     fn len(&self) -> usize {
         PinnedBuf::len(self)

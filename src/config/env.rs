@@ -6,8 +6,6 @@
 //! | an unknown or retired name | a warning: it may come from another version |
 //! | a value other than the one that code sets | a warning: code wins |
 //! | an empty value | not set |
-//!
-//! The only reader of the variables `PINPOOL_*`.
 
 use super::settings::{Config, Settings, for_each_setting, setting_error};
 use super::text::*;

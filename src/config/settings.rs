@@ -86,7 +86,7 @@ macro_rules! for_each_setting {
         /// Whether the limit on idle buffers grows with frequent evictions and misses: 0 or 1.
         "PINPOOL_AUTO_RESIZE" = true, auto_resize: bool as SWITCH;
 
-        /// Size classes: eighths under adaptive; pow2 (default) or exact under tensorflow.
+        /// Size classes: eighths under adaptive; pow2 (default) or exact select tensorflow, without a byte limit.
         "PINPOOL_ROUNDING" = Rounding::Eighths, rounding: Rounding as word();
 
         // TensorFlow's `should_log`.

@@ -115,7 +115,8 @@ pub unsafe trait CopyStream {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if no fence can be recorded, [`Error::is_capture`] if the stream is capturing a graph.
+    /// [`Error::is_device`] if no fence can be recorded, [`Error::is_capture`] if the stream is capturing a graph; of a
+    /// [`RawStream`](cuda::RawStream) also [`Error::is_request`] for an invalid handle, and [`Error::is_unavailable`] without a driver.
     fn record_fence(&self) -> Result<Arc<dyn Fence>>;
 }
 

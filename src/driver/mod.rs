@@ -14,7 +14,7 @@
 //! | [`state`] | whether there is a driver and a device, and if not, why |
 //! | [`vmm`] | the driver's virtual memory, found by name, with types of this crate |
 //!
-//! Never copies or waits, and decides nothing about memory. Uses only the types of cudarc: its safe layer returns errors that
+//! Decides nothing about memory. Uses only the types of cudarc: its safe layer returns errors that
 //! other libraries left in a context to the next caller.
 #![allow(unsafe_code)] // Calls the driver.
 

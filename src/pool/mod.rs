@@ -38,7 +38,7 @@ pub use user_memory::UserMemory;
 ///
 /// | pool | requests, `reserve`, `partition`, `pin`, `adopt` | everything else |
 /// | --- | --- | --- |
-/// | full | wait up to `PINPOOL_WAIT`, then fail ([`is_limit`](crate::Error::is_limit)) or get pageable memory (`PINPOOL_ON_FULL`) | works |
+/// | full | requests wait up to `PINPOOL_WAIT`, then fail ([`is_limit`](crate::Error::is_limit)) or get pageable memory (`PINPOOL_ON_FULL`); `reserve` and `pin` fail; `partition` and `adopt` work | works |
 /// | [closed](Self::close) | fail at once ([`is_closed`](crate::Error::is_closed)) | works; buffers and copies remain valid |
 /// | in a forked child | fail at once ([`is_forked`](crate::Error::is_forked)); build a new pool there | does nothing; statistics are 0 |
 ///
@@ -169,8 +169,8 @@ impl Pool {
     /// Requests a buffer as [`get`](Pool::get) does, for a task; takes a length or a [`Request`]. Threads and tasks wait in one queue
     /// in order of arrival. No runtime is needed: threads of the pool wake the task when it is served, and at its deadline.
     ///
-    /// A poll neither makes nor waits for driver calls, except to [choose the backend](PoolBuilder::build). A thread of the pool
-    /// makes them, for one task at a time. Their time counts towards the wait: if the wait ends while a call runs, the future fails
+    /// A poll pins nothing, except to [choose the backend](PoolBuilder::build), but may query the events of copies. A thread of the
+    /// pool pins, for one task at a time. The time of its calls counts towards the wait: if the wait ends while a call runs, the future fails
     /// with [`is_limit`](crate::Error::is_limit), and the next request gets the memory once the call returns. With a wait of zero
     /// the future does not wait for room, but still waits for driver calls.
     ///
@@ -208,8 +208,9 @@ impl Pool {
         Ok((len > 0).then_some(BlockRequest { len, class, tag, partition }))
     }
 
-    /// An idle buffer for `request`, a length or a [`Request`]; `None` if none of its class is idle. Neither calls the driver nor
-    /// blocks, except to [choose the backend](PoolBuilder::build).
+    /// An idle buffer for `request`, a length or a [`Request`]; `None` if none of its class is idle. Pins nothing, except to [choose
+    /// the backend](PoolBuilder::build), and does not wait for room. May query the events of copies; under `tensorflow` a buffer with
+    /// a completed copy may be released.
     ///
     /// # Errors
     ///

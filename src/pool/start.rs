@@ -165,6 +165,7 @@ impl PoolStart {
         let settings = ArenaSettings {
             may_grow: config.growth,
             pin_threads: config.pin_threads_on_host(),
+            hugetlb: config.hugetlb,
             retention: Retention::after(idle_timeout_us),
         };
         let (backend, pressure) = (source.name(), config.code.pressure.as_deref());

@@ -397,18 +397,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_over_the_limit_is_refused_and_claims_nothing() {
-        let budget = Budget::new(Some(100));
-        let first = budget.claim(60).unwrap();
-        assert!(budget.claim(41).is_err());
-        let second = budget.claim(40).unwrap();
-        assert_eq!(budget.used_bytes(), 100);
-        drop(first);
-        second.leak();
-        assert_eq!(budget.used_bytes(), 40);
-    }
-
-    #[test]
     fn a_limit_that_is_lowered_refuses_until_enough_came_back() {
         let budget = Budget::new(None);
         let held = budget.claim(60).unwrap();
@@ -469,36 +457,6 @@ mod tests {
     /// An `auto` pool with a limit of `max_bytes` below a root that nothing else has.
     fn automatic(root: &str, max_bytes: u64) -> Claim {
         Budget::of_pool(Some(max_bytes), Member::new(root.into(), None, true), None)
-    }
-
-    #[test]
-    fn the_auto_pools_of_a_process_share_one_limit() {
-        let (mut pool, other) = (automatic("unit-shared", 100), automatic("unit-shared", 100));
-        pool.resize(70).unwrap();
-        let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
-        let expected = |level, bytes, could_fit| QuotaExceeded { level, bytes, could_fit };
-        assert_eq!(over(other.budget(), 31), expected(LimitLevel::Shared, 31, true));
-        assert_eq!(over(other.budget(), 101), expected(LimitLevel::Pool, 101, false));
-        assert_eq!((other.budget().used_bytes(), pool.budget().used_bytes()), (0, 70));
-        assert_eq!(over(pool.budget(), 31), expected(LimitLevel::Pool, 31, true), "its own limit refuses first");
-        let claim = other.budget().claim(30).unwrap();
-        assert_eq!((other.budget().own_room_bytes(), other.budget().room_for(1)), (70, 0));
-        assert_eq!(pool.resize(75).unwrap_err(), expected(LimitLevel::Shared, 5, true));
-        assert_eq!((pool.bytes(), pool.budget().used_bytes(), pool.budget().auto_bytes()), (70, 70, 100));
-        drop(claim);
-        assert_eq!(other.budget().room_for(10), 30);
-
-        // A pool's own limit does not apply to other pools, and the memory it holds is not counted as theirs.
-        pool.budget().set_auto(false);
-        assert_eq!((other.budget().room_for(1), pool.budget().is_shared()), (100, false));
-        let claim = other.budget().claim(100).unwrap();
-        pool.resize(80).unwrap();
-        pool.budget().set_auto(true);
-        assert_eq!((pool.budget().auto_bytes(), over(pool.budget(), 1).level), (180, LimitLevel::Shared));
-        drop(claim);
-        assert!(pool.budget().claim(20).is_ok());
-        drop(pool);
-        assert_eq!(other.budget().auto_bytes(), 0);
     }
 
     #[test]

@@ -94,6 +94,14 @@ pub(crate) fn run<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
+/// A number of `/proc/self/status`, in KiB.
+#[cfg(target_os = "linux")]
+pub(crate) fn status_kib(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.map_or(0, |line| line.trim().trim_end_matches(" kB").parse().unwrap())
+}
+
 pub(crate) fn faulty_heap() -> Arc<FaultSource> {
     Arc::new(FaultSource::around(Arc::new(HeapSource::new())))
 }

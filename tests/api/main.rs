@@ -29,6 +29,8 @@ mod heap_calls;
 mod limits;
 mod manual_copies;
 mod memory;
+#[path = "../common/pressure_file.rs"]
+mod pressure_file;
 mod processes;
 mod reports;
 mod requests;

@@ -27,6 +27,13 @@ pub(crate) fn start() -> (MockDriver, Arc<CudaContext>, Pool) {
     (driver, context, pool)
 }
 
+/// The driver, and a stream with device memory on it.
+pub(crate) fn on_a_stream(len: usize) -> (MockDriver, Arc<CudaStream>, CudaSlice<u8>) {
+    let driver = MockDriver::load();
+    let (stream, memory) = stream_and_memory(&CudaContext::new(0).unwrap(), len);
+    (driver, stream, memory)
+}
+
 /// A stream and device memory on it, with no work left to run.
 pub(crate) fn stream_and_memory(context: &Arc<CudaContext>, len: usize) -> (Arc<CudaStream>, CudaSlice<u8>) {
     let stream = context.new_stream().unwrap();
@@ -61,32 +68,6 @@ pub(crate) fn held(driver: &MockDriver) -> Held {
     let pinned_bytes = pinned_bytes.saturating_sub(words_bytes);
     let registrations = registrations.saturating_sub(words_bytes / 4096);
     Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations }
-}
-
-/// A file that says whether tasks wait for memory, for `unstable_pressure`, and its folder.
-pub(crate) struct PressureFile(tempfile::TempDir);
-
-impl PressureFile {
-    pub(crate) fn new() -> Self {
-        let file = Self(tempfile::tempdir().unwrap());
-        file.write(0.0);
-        file
-    }
-
-    pub(crate) fn of_short_memory() -> Self {
-        let file = Self::new();
-        file.write(20.0);
-        file
-    }
-
-    pub(crate) fn write(&self, some: f64) {
-        let line = |kind, share| format!("{kind} avg10={share:.2} avg60=0.00 avg300=0.00 total=0\n");
-        std::fs::write(self.0.path().join("memory"), line("some", some) + &line("full", 0.0)).unwrap();
-    }
-
-    pub(crate) fn path(&self) -> std::path::PathBuf {
-        self.0.path().join("memory")
-    }
 }
 
 pub(crate) fn begin_capture(stream: &CudaStream, mode: CUstreamCaptureMode) {

@@ -1,21 +1,17 @@
 //! Granules of several sizes: how many mappings a pool makes, and that memory of every size holds what is written to it.
 #![allow(unsafe_code)] // Raises a limit of the process.
 
-use cudarc::driver::CudaContext;
-use mock_driver::MockDriver;
 use pinpool::Backend;
 
-use crate::fixture::{MIB, builder, filled, held, stream_and_memory};
+use crate::fixture::{MIB, builder, filled, held, on_a_stream};
 
 const GIB: usize = 1 << 30;
 
 #[test]
 fn a_copy_from_granules_of_two_sizes_arrives() {
-    let driver = MockDriver::load();
+    let (driver, stream, mut memory) = on_a_stream(64 * MIB);
     driver.set_sparse(true);
     let before = held(&driver);
-    let context = CudaContext::new(0).unwrap();
-    let (stream, mut memory) = stream_and_memory(&context, 64 * MIB);
     let pool = builder(Backend::Vmm).max_bytes(32 << 30).build().unwrap();
     // All but 32 MiB of the small granules, and then half in those and half in the next.
     let first = [7680 * MIB, 480 * MIB].map(|len| pool.get(len).unwrap());

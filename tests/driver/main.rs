@@ -12,7 +12,7 @@
 //! | `reserves` | reserves, also on drivers that register no memory |
 //! | `handles` | streams and events that are known by their handles |
 //! | `granules` | granules of several sizes, and the number of mappings |
-//! | `held_queries`, `held_registrations`, `held_statistics` | a thread inside a driver call delays no other thread |
+//! | `held_calls` | a thread inside a driver call delays no other thread |
 //! | `each_call_fails` | each driver call fails at each of its first times |
 //! | `refusals` | calls that are refused once, or while a stream captures a graph |
 //! | `pools` | pools over each backend |
@@ -48,14 +48,14 @@ mod fixture;
 mod fork;
 mod granules;
 mod handles;
-mod held_queries;
-mod held_registrations;
-mod held_statistics;
+mod held_calls;
 mod interop;
 mod limit;
 mod moves;
 mod old_drivers;
 mod pools;
+#[path = "../common/pressure_file.rs"]
+mod pressure_file;
 mod refusals;
 mod releases;
 mod reserves;

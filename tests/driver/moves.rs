@@ -6,7 +6,7 @@ use mock_driver::{Code, MockDriver};
 use pinpool::unstable::backend::VirtualMemory as _;
 use pinpool::{Backend, PinnedBuf, Pool};
 
-use crate::fixture::{MIB, builder, filled, held};
+use crate::fixture::{Held, MIB, builder, filled, held};
 use crate::sources::{RANGE_GRANULES, VmmRange};
 
 const GRANULE: usize = 2 * MIB;
@@ -26,6 +26,12 @@ fn with_kept(driver: &MockDriver, kept: &[usize], has_thread: bool) -> (Pool, Ve
     drop(bufs);
     driver.reset();
     (pool, kept)
+}
+
+/// Drops what is left of a pool, and checks that nothing of it stays.
+fn check_end(driver: &MockDriver, before: Held, left: impl Sized) {
+    drop(left);
+    assert_eq!((held(driver), driver.wrong_uses()), (before, Vec::new()));
 }
 
 fn are_intact(bufs: &[PinnedBuf]) -> bool {
@@ -52,8 +58,7 @@ fn a_get_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped_lat
     assert!(buf.wait_slice().unwrap().iter().all(|&byte| byte == 9) && are_intact(&kept));
     pool.maintain();
     assert_eq!(calls(&driver), [0, 4, 1, 2, 0]);
-    drop((buf, kept, pool));
-    assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+    check_end(&driver, before, (buf, kept, pool));
 }
 
 #[test]
@@ -71,8 +76,7 @@ fn a_get_returns_while_the_maintenance_thread_unmaps() {
         thread::yield_now();
     }
     assert!(are_intact(&kept) && are_intact(&[buf]));
-    drop((kept, pool));
-    assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+    check_end(&driver, before, (kept, pool));
 }
 
 #[test]
@@ -86,8 +90,7 @@ fn moved_memory_that_is_given_back_is_gone_though_its_old_place_was_mapped() {
     assert_eq!(pool.stats().memory.held_bytes, 4 * GRANULE as u64);
     assert_eq!(held(&driver).pinned_bytes - before.pinned_bytes, 4 * GRANULE as u64, "no less is told than is held");
     assert!(are_intact(&kept));
-    drop((kept, pool));
-    assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+    check_end(&driver, before, (kept, pool));
 }
 
 #[test]
@@ -106,8 +109,7 @@ fn old_places_that_are_not_unmapped_cost_no_memory_and_are_tried_again() {
     pool.clear();
     pool.trim(0);
     assert_eq!(held(&driver).mappings - before.mappings, 4);
-    drop((kept, pool));
-    assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+    check_end(&driver, before, (kept, pool));
 }
 
 #[test]
@@ -131,8 +133,8 @@ fn addresses_are_not_mapped_again_before_another_thread_has_unmapped_them() {
     assert_eq!((driver.calls("cuMemUnmap"), driver.calls("cuMemMap")), (1, 2));
     granules.decommit(0, 2).unwrap();
     granules.decommit(4, 2).unwrap();
-    granules.unreserve();
-    assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+    granules.end(&driver);
+    assert_eq!(held(&driver), before);
 }
 
 #[test]
@@ -148,6 +150,6 @@ fn no_more_than_a_few_hundred_granules_stay_mapped_at_old_places() {
     assert!((200..=300).contains(&most), "{most}");
     assert!(driver.calls("cuMemUnmap") < 10, "many in one call");
     granules.decommit(RANGE_GRANULES - 1, 1).unwrap();
-    granules.unreserve();
-    assert_eq!((held(&driver), driver.wrong_uses()), (before, Vec::new()));
+    granules.end(&driver);
+    assert_eq!(held(&driver), before);
 }

@@ -7,7 +7,7 @@ use mock_driver::{Deviation, MockDriver};
 use pinpool::{Backend, Pool};
 
 use crate::child::alone;
-use crate::fixture::{MIB, builder, filled, stream_and_memory, tensorflow};
+use crate::fixture::{MIB, builder, filled, on_a_stream, stream_and_memory, tensorflow};
 
 /// Checks that an event detects the completion of a copy, although the pool was built for timelines.
 fn copy_without_a_timeline(driver: &MockDriver) -> (Pool, Arc<CudaStream>, CudaSlice<u8>) {
@@ -63,10 +63,8 @@ fn without_a_function_of_virtual_memory_vmm_names_it_and_auto_registers() {
 #[test]
 fn a_driver_that_registers_nothing_is_asked_for_a_timeline_once() {
     alone(|| {
-        let driver = MockDriver::load();
+        let (driver, stream, mut memory) = on_a_stream(MIB);
         driver.set_deviations(&[Deviation::NoRegistering]);
-        let context = CudaContext::new(0).unwrap();
-        let (stream, mut memory) = stream_and_memory(&context, MIB);
         let pool = builder(Backend::Vmm).build().unwrap();
         let asked = driver.calls("cuMemHostRegister_v2");
         for byte in 0..9 {

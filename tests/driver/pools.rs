@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use cudarc::driver::{CudaSlice, CudaStream};
 use mock_driver::MockDriver;
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool};
 
-use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
+use crate::fixture::{MIB, builder, filled, held, on_a_stream};
+use crate::pressure_file::PressureFile;
 use crate::valid_stats::valid_stats;
 
 /// Copies 4096 B from the pool.
@@ -20,7 +21,8 @@ fn start_copy(pool: &Pool, stream: &Arc<CudaStream>, memory: &mut CudaSlice<u8>)
 #[test]
 fn a_release_due_under_pressure_runs_on_its_own_thread() {
     let driver = MockDriver::load();
-    let pressure = PressureFile::of_short_memory();
+    let pressure = PressureFile::new();
+    pressure.write(20.0, 0.0);
     for backend in [Backend::Register, Backend::Cuda] {
         let clock = ManualClock::default();
         let pool = builder(backend).unstable_clock(clock.clone()).unstable_pressure(pressure.path()).build().unwrap();
@@ -49,9 +51,7 @@ fn a_release_due_under_pressure_runs_on_its_own_thread() {
 
 #[test]
 fn beside_copies_a_pool_grows_in_short_steps() {
-    let driver = MockDriver::load();
-    let context = CudaContext::new(0).unwrap();
-    let (stream, mut memory) = stream_and_memory(&context, 4096);
+    let (driver, stream, mut memory) = on_a_stream(4096);
     let pool = builder(Backend::Register).build().unwrap();
     let step = |len: usize| {
         let before = driver.counts().pinned_bytes;
@@ -74,9 +74,7 @@ fn beside_copies_a_pool_grows_in_short_steps() {
 
 #[test]
 fn the_end_of_a_pool_with_a_stuck_copy_releases_nothing_that_would_wait_for_it() {
-    let driver = MockDriver::load();
-    let context = CudaContext::new(0).unwrap();
-    let (stream, mut memory) = stream_and_memory(&context, 4096);
+    let (driver, stream, mut memory) = on_a_stream(4096);
     for backend in [Backend::Register, Backend::Cuda] {
         let pool = builder(backend).unstable_close_wait(Duration::ZERO).build().unwrap();
         drop(pool.get(3 * MIB).unwrap());
@@ -92,9 +90,7 @@ fn the_end_of_a_pool_with_a_stuck_copy_releases_nothing_that_would_wait_for_it()
 
 #[test]
 fn buffers_and_copies_that_outlive_their_pool_release_everything_at_the_end() {
-    let driver = MockDriver::load();
-    let context = CudaContext::new(0).unwrap();
-    let (stream, mut memory) = stream_and_memory(&context, 4096);
+    let (driver, stream, mut memory) = on_a_stream(4096);
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
         let before = held(&driver);
         let pool = builder(backend).build().unwrap();

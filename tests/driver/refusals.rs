@@ -10,7 +10,9 @@ use pinpool::{Backend, Pool, Preset, Request};
 
 use crate::child;
 use crate::events_only::EventsOnly;
-use crate::fixture::{MIB, begin_capture, builder, end_capture, filled, held, stream_and_memory, tensorflow};
+use crate::fixture::{
+    MIB, begin_capture, builder, end_capture, filled, held, on_a_stream, stream_and_memory, tensorflow,
+};
 use crate::valid_stats::valid_stats;
 
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
@@ -20,9 +22,7 @@ const BACKENDS: [Backend; 3] = [Backend::Vmm, Backend::Register, Backend::Cuda];
 #[test]
 fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
     child::alone(|| {
-        let driver = MockDriver::load();
-        let context = CudaContext::new(0).unwrap();
-        let (stream, mut memory) = stream_and_memory(&context, 4096);
+        let (driver, stream, mut memory) = on_a_stream(4096);
         let pool = builder(Backend::Vmm).build().unwrap();
         let before = driver.counts().registrations;
         driver.fail("cuMemHostGetDevicePointer_v2", 1, Code::OUT_OF_MEMORY);
@@ -56,10 +56,8 @@ fn a_reserve_does_not_come_on_top_of_granules_that_the_driver_refuses_to_release
 fn a_query_that_a_capture_forbids_loses_no_buffer() {
     for code in OF_A_CAPTURE {
         for has_events in [true, false] {
-            let driver = MockDriver::load();
+            let (driver, stream, mut memory) = on_a_stream(4096);
             let _events = has_events.then(EventsOnly::begin);
-            let context = CudaContext::new(0).unwrap();
-            let (stream, mut memory) = stream_and_memory(&context, 4096);
             let pool = builder(Backend::Vmm).background_thread(false).build().unwrap();
             let gate = driver.hold(stream.cu_stream());
             let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
@@ -179,10 +177,8 @@ fn a_growth_that_a_capture_forbids_is_made_later() {
 #[test]
 fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
     for (has_events, call) in [(true, "cuEventQuery"), (false, "cuStreamQuery")] {
-        let driver = MockDriver::load();
+        let (driver, stream, mut memory) = on_a_stream(4096);
         let _events = has_events.then(EventsOnly::begin);
-        let context = CudaContext::new(0).unwrap();
-        let (stream, mut memory) = stream_and_memory(&context, 4096);
         let pool = builder(Backend::Vmm).build().unwrap();
         let gate = driver.hold(stream.cu_stream());
         let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use cudarc::driver::{CudaSlice, CudaStream};
 use mock_driver::{Code, HeldStream, MockDriver};
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool};
 
 use crate::events_only::EventsOnly;
-use crate::fixture::{MIB, PressureFile, builder, filled, stream_and_memory};
+use crate::fixture::{MIB, builder, filled, on_a_stream};
+use crate::pressure_file::PressureFile;
 use crate::until::until;
 
 /// Backends with releases that wait for the device.
@@ -75,13 +76,13 @@ fn each_other_cause_releases() {
         filled_with(&pool);
         two_hours(&pool, &clock);
         assert_eq!(releases(&driver), 2);
-        pressure.write(20.0);
+        pressure.write(20.0, 0.0);
         until("pressure", || {
             clock.advance_us(60_000_000);
             pool.maintain();
             releases(&driver) == 3
         });
-        pressure.write(0.0);
+        pressure.write(0.0, 0.0);
         clock.advance_us(60_000_000);
         pool.maintain();
         filled_with(&pool);
@@ -127,9 +128,7 @@ fn a_trim_and_a_request_that_nothing_else_serves_release_regions_and_wait_for_th
     for (backend, release) in
         BACKENDS.into_iter().flat_map(|backend| [by_trim, by_request].map(|by| (backend.clone(), by)))
     {
-        let driver = MockDriver::load();
-        let context = CudaContext::new(0).unwrap();
-        let (stream, mut memory) = stream_and_memory(&context, 4096);
+        let (driver, stream, mut memory) = on_a_stream(4096);
         let before_bytes = driver.counts().pinned_bytes;
         let pool = builder(backend).max_bytes(LIMIT).wait(Duration::ZERO).build().unwrap();
         drop(pool.get(4096).unwrap());
@@ -146,10 +145,8 @@ fn a_trim_and_a_request_that_nothing_else_serves_release_regions_and_wait_for_th
 #[test]
 fn nothing_is_released_while_a_copy_is_quarantined() {
     for backend in BACKENDS {
-        let driver = MockDriver::load();
+        let (driver, stream, mut memory) = on_a_stream(4096);
         let _events = EventsOnly::begin();
-        let context = CudaContext::new(0).unwrap();
-        let (stream, mut memory) = stream_and_memory(&context, 4096);
         let clock = ManualClock::default();
         let pool = builder(backend).unstable_clock(clock.clone()).build().unwrap();
         drop(pool.get(3 * MIB).unwrap());

@@ -71,9 +71,10 @@ impl VmmRange {
         (1..).zip(granules).all(|(byte, granule)| self.bytes(granule).iter().all(|&found| found == byte))
     }
 
-    pub(crate) fn unreserve(self) {
+    pub(crate) fn end(self, driver: &MockDriver) {
         // SAFETY: each test decommits all it committed.
         unsafe { self.source.unreserve(self.range) }.unwrap();
+        assert_eq!(driver.wrong_uses(), Vec::<String>::new());
     }
 }
 
@@ -141,13 +142,17 @@ fn auto_takes_the_best_back_end_of_the_driver_and_each_refusal_names_what_is_mis
     assert_eq!(taken(Preset::Adaptive), "cuda");
 }
 
+/// The name and the number of each of these calls.
+fn each_call<const N: usize>(steps: [(&'static str, u64); N]) -> impl Iterator<Item = (&'static str, u64)> {
+    steps.into_iter().flat_map(|(name, count)| (1..=count).map(move |nth| (name, nth)))
+}
+
 #[test]
 fn a_commit_that_fails_at_any_step_changes_nothing() {
     let driver = MockDriver::load();
     let vmm = VmmRange::committed(2);
     let before = held(&driver);
-    let steps = [("cuMemCreate", 4), ("cuMemMap", 4), ("cuMemSetAccess", 1)];
-    for (name, nth) in steps.into_iter().flat_map(|(name, count)| (1..=count).map(move |nth| (name, nth))) {
+    for (name, nth) in each_call([("cuMemCreate", 4), ("cuMemMap", 4), ("cuMemSetAccess", 1)]) {
         driver.fail(name, nth, Code::OUT_OF_MEMORY);
         let refusal = vmm.commit(2, 4).unwrap_err().to_string();
         assert!(refusal.contains(name) && refusal.contains("OUT_OF_MEMORY"), "{refusal}");
@@ -157,8 +162,7 @@ fn a_commit_that_fails_at_any_step_changes_nothing() {
     vmm.commit(2, 4).unwrap();
     assert!(vmm.are_intact(0..2));
     vmm.decommit(0, 6).unwrap();
-    vmm.unreserve();
-    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+    vmm.end(&driver);
 }
 
 #[test]
@@ -173,8 +177,7 @@ fn a_decommit_that_fails_leaves_the_granules_committed_and_intact() {
     let calls = driver.calls("cuMemUnmap");
     vmm.decommit(0, 4).unwrap();
     assert_eq!(driver.calls("cuMemUnmap") - calls, 1, "one call for the run");
-    vmm.unreserve();
-    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+    vmm.end(&driver);
 }
 
 #[test]
@@ -194,8 +197,7 @@ fn a_remap_whose_undo_fails_too_leaves_the_granules_in_place() {
     assert_eq!(held(&driver), before);
     assert!(vmm.are_intact(0..3));
     vmm.decommit(0, 3).unwrap();
-    vmm.unreserve();
-    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+    vmm.end(&driver);
 }
 
 #[test]
@@ -203,8 +205,7 @@ fn granules_from_several_subranges_are_all_remapped_or_none_with_one_call_for_ac
     let driver = MockDriver::load();
     let vmm = VmmRange::committed(6);
     let (before, pieces) = (held(&driver), [(4, 2), (0, 1), (2, 1)]);
-    let steps = [("cuMemMap", 4), ("cuMemSetAccess", 1)];
-    for (name, nth) in steps.into_iter().flat_map(|(name, count)| (1..=count).map(move |nth| (name, nth))) {
+    for (name, nth) in each_call([("cuMemMap", 4), ("cuMemSetAccess", 1)]) {
         driver.fail(name, nth, Code::UNKNOWN);
         let error = vmm.gather(&pieces, 9).unwrap_err();
         assert!(matches!(error, RemapError::Kept(_)), "{name}, call {nth}: {error}");
@@ -221,8 +222,7 @@ fn granules_from_several_subranges_are_all_remapped_or_none_with_one_call_for_ac
     for (first, count) in [(1, 1), (3, 1), (9, 4)] {
         vmm.decommit(first, count).unwrap();
     }
-    vmm.unreserve();
-    assert_eq!(driver.wrong_uses(), Vec::<String>::new());
+    vmm.end(&driver);
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn on_a_lost_device_every_call_is_an_error_and_acquires_nothing() {
     assert!(pool.get(MIB).unwrap_err().is_backend());
     driver.reset();
     vmm.decommit(0, 2).unwrap();
-    vmm.unreserve();
+    vmm.end(&driver);
 }
 
 #[test]

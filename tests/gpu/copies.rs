@@ -5,7 +5,7 @@ use pinpool::{PinnedBuf, Pool};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until};
+use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until, wait_until_put};
 use crate::events_only::EventsOnly;
 use crate::methods::METHODS;
 
@@ -130,10 +130,7 @@ fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
                     lane.check(Batch::new(round * 4 + number, LEN));
                 }
             }
-            wait_until("every buffer is put", || {
-                pool.maintain();
-                pool.stats().copies.in_flight == 0
-            });
+            wait_until_put(&pool);
             assert_eq!(pool.stats().memory.quarantined, 0, "{}, events {has_events}", rig.name());
         }
     });

@@ -187,6 +187,14 @@ pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Waits until no copy is in flight.
+pub(crate) fn wait_until_put(pool: &Pool) {
+    wait_until("every buffer is put", || {
+        pool.maintain();
+        pool.stats().copies.in_flight == 0
+    });
+}
+
 /// Holds all later work of a stream until it is opened or dropped.
 pub(crate) struct HeldStream(Sender<()>);
 

@@ -10,7 +10,7 @@ use pinpool::{Backend, Pool};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, Lane, filled, wait_until};
+use crate::device::{self, Lane, filled, wait_until_put};
 
 /// Names the backend that a process is for.
 pub(crate) const BACKEND: &str = "PINPOOL_GPU_TEST_BACKEND";
@@ -96,8 +96,5 @@ fn forks_after_growth() {
         lane.check(again);
     }
     drop(bufs);
-    wait_until("every buffer is put", || {
-        pool.maintain();
-        pool.stats().copies.in_flight == 0
-    });
+    wait_until_put(&pool);
 }

@@ -7,7 +7,7 @@ use pinpool::{PinnedBuf, Pool, Request};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until};
+use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until, wait_until_put};
 use crate::valid_stats::valid_stats;
 
 /// Ten granules; the largest buffers here are three.
@@ -67,10 +67,7 @@ pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
     pool.maintain();
     hold.open();
     lane.check(large);
-    wait_until("every buffer is put", || {
-        pool.maintain();
-        pool.stats().copies.in_flight == 0
-    });
+    wait_until_put(pool);
 }
 
 #[test]

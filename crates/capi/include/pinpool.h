@@ -85,7 +85,7 @@ typedef enum {
    * destroyed handle is undefined behavior.
    */
   PP_INVALID_HANDLE = 13,
-  /** 4096 pools are open. Close one. */
+  /** 4096 pools and partitions are open or have buffers in use. Close one. */
   PP_TOO_MANY_POOLS = 14,
   /** The process has already installed a Rust logger. Only from pp_set_log. */
   PP_LOGGER_SET = 15,
@@ -186,7 +186,7 @@ pp_status pp_set_log(pp_log_fn callback,
  * - PP_UNAVAILABLE: this machine does not have the backend that was set.
  * - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
  * - PP_LIMIT: the reserve exceeds the limit.
- * - PP_TOO_MANY_POOLS: 4096 pools are open.
+ * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
  */
 pp_status pp_pool_open(const char *config,
                        pp_pool **pool);
@@ -196,7 +196,7 @@ pp_status pp_pool_open(const char *config,
  * pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. pp_get_tagged,
  * pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition return PP_INVALID_ARGUMENT for a partition.
  *
- * - PP_TOO_MANY_POOLS: 4096 pools are open.
+ * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
  * - PP_INVALID_ARGUMENT: `name` is not UTF-8, or `pool` is a partition.
  */
 pp_status pp_partition(pp_pool *pool,
@@ -357,7 +357,7 @@ pp_status pp_put(pp_pool *pool,
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
  *   pp_last_error.
  *
- * After a failure the caller still has the buffer; pp_put returns it. After PP_CAPTURING and PP_INVALID_HANDLE, and after PP_DEVICE
+ * NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After PP_CAPTURING, and after PP_DEVICE and PP_INVALID_HANDLE
  * unless a second call succeeds, the end of the work is unknown, so the pool never reuses its memory.
  */
 pp_status pp_put_after_stream(pp_pool *pool,

@@ -220,7 +220,7 @@ public:
         return buffer(handle_, data, bytes);
     }
 
-    /** Opens a part of the pool with its own limit and statistics; see pp_partition. */
+    /** Opens a part of the pool with its own limit and wait queue; see pp_partition. */
     pool partition(const std::string &name, std::uint64_t max_bytes) const
     {
         pp_pool *partition = nullptr;

@@ -32,7 +32,7 @@ use crate::status::pp_status;
 /// - PP_UNAVAILABLE: this machine does not have the backend that was set.
 /// - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
 /// - PP_LIMIT: the reserve exceeds the limit.
-/// - PP_TOO_MANY_POOLS: 4096 pools are open.
+/// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
 ///
 /// # Safety
 ///
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 /// pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. pp_get_tagged,
 /// pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition return PP_INVALID_ARGUMENT for a partition.
 ///
-/// - PP_TOO_MANY_POOLS: 4096 pools are open.
+/// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
 /// - PP_INVALID_ARGUMENT: `name` is not UTF-8, or `pool` is a partition.
 ///
 /// # Safety

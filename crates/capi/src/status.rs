@@ -41,7 +41,7 @@ pub enum pp_status {
     /// The driver reported an invalid stream or event handle, or no context is current on this thread. Passing a
     /// destroyed handle is undefined behavior.
     PP_INVALID_HANDLE = 13,
-    /// 4096 pools are open. Close one.
+    /// 4096 pools and partitions are open or have buffers in use. Close one.
     PP_TOO_MANY_POOLS = 14,
     /// The process has already installed a Rust logger. Only from pp_set_log.
     PP_LOGGER_SET = 15,

@@ -34,9 +34,9 @@ static BUFFERS: Mutex<BTreeMap<usize, ServedBuffer>> = Mutex::new(BTreeMap::new(
 /// Leaks the buffers of a context that is gone.
 pub(crate) fn forget(context: &Arc<Context>) {
     let mut buffers = BUFFERS.lock();
-    let gone = |out: &ServedBuffer| Arc::ptr_eq(&out.context, context);
-    let starts: Vec<usize> = buffers.iter().filter(|(_, out)| gone(out)).map(|(&start, _)| start).collect();
-    starts.iter().filter_map(|start| buffers.remove(start)).for_each(|out| std::mem::forget(out.buf));
+    let gone = |served: &ServedBuffer| Arc::ptr_eq(&served.context, context);
+    let starts: Vec<usize> = buffers.iter().filter(|(_, served)| gone(served)).map(|(&start, _)| start).collect();
+    starts.iter().filter_map(|start| buffers.remove(start)).for_each(|served| std::mem::forget(served.buf));
 }
 
 /// Requests memory for the program from the pool of the current context. Fails with the reason for calling the driver's own function
@@ -133,7 +133,7 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
         let is_parents = !process::may_be_served() && source::is_inside_of_parent(address);
         return if is_parents { FreeOutcome::Failed(NOT_INITIALIZED) } else { FreeOutcome::Foreign };
     }
-    let Some(out) = BUFFERS.lock().remove(&address) else {
+    let Some(served) = BUFFERS.lock().remove(&address) else {
         return if source::is_inside(address) { FreeOutcome::Unknown } else { FreeOutcome::Foreign };
     };
     let Ok(driver) = Driver::get() else { return FreeOutcome::Failed(NOT_INITIALIZED) };
@@ -141,7 +141,7 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     let fence = Arc::new(ProcessFence::behind(driver, contexts::all()));
     let outcome = if waits() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
     // A failed fence is no error here: the pool counts it, logs it and queries it again.
-    let _behind = out.buf.release_after(&FenceStream(fence));
+    let _behind = served.buf.release_after(&FenceStream(fence));
     outcome.map_or_else(FreeOutcome::Failed, |()| FreeOutcome::Done)
 }
 

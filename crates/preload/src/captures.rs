@@ -24,6 +24,7 @@ struct Capture {
 
 impl Capture {
     fn of(stream: usize, context: Option<u64>) -> Self {
+        // The legacy stream cannot capture, so each default handle means the thread's stream.
         let is_per_thread = is_default(stream);
         Self {
             stream: if is_per_thread { PER_THREAD } else { stream },

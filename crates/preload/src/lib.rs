@@ -21,12 +21,13 @@
 //! | `ends` | the end of a context |
 //! | `buffers` | allocation and free, the buffers in use by address |
 //! | `registrations` | how much memory the program pins itself |
-//! | `contexts` | the contexts of the process, their pools and events |
-//! | `captures` | the captures under way, and the lock that keeps records apart from them |
 //! | `fence` | an event behind all work of every context |
 //! | `source` | the memory of a pool: the driver's own pinned memory |
+//! | `contexts` | the contexts of the process, their pools and events |
+//! | `captures` | the captures under way, and the lock that keeps records apart from them |
 //! | `driver` | the driver's functions that this library calls |
 //! | `lookup` | how these are found |
+//! | `alive`, `blocks`, `process` | whether a context exists; the driver's blocks of the pools; forks |
 //! | `log` | the log lines |
 //!
 //! Imports point down in this table.

@@ -30,7 +30,7 @@ class BackendError(PinpoolError, RuntimeError):
 
 
 class DeviceError(PinpoolError, RuntimeError):
-    """The device failed, or a stream captures a graph. It is unknown when the work completes, so the memory is quarantined."""
+    """The device failed, or a stream captures a graph. It is unknown when the work completes, so the memory is not reused."""
 
 
 class ForkError(PinpoolError, RuntimeError):

@@ -95,7 +95,8 @@ class Buffer:
             TypeError, ValueError: `stream` is not a stream. The call has no effect.
             BackendError: there is no CUDA driver, so no copy can run on a stream.
             DeviceError, RequestError: the driver refuses the stream, or it captures a graph. It is unknown when its work completes, so the
-                memory is quarantined: it is counted in `stats()["memory"]["quarantined"]` and not reused.
+                memory is leaked: never reused, and counted in `stats()["memory"]["quarantined"]`. If the device refused, a later call with
+                the same stream may succeed.
             ReleasedError: the buffer was released.
         """
     def __enter__(self) -> Self: ...
@@ -131,7 +132,8 @@ class Pool:
     Args:
         name: name of the pool in log lines and reports.
         env: whether environment variables supply the settings that are omitted.
-        max_bytes: limit on all bytes held: a size, "none", or "auto" (the default: a quarter of the memory of the cgroup or machine).
+        max_bytes: limit on all bytes held: a size, "none", or "auto" (the default: a quarter of the memory of
+            the cgroup or machine, at most what is free, shared by all pools of the process with this default).
         reserve: bytes pinned at the start and kept.
         max_idle_bytes: maximum number of bytes in idle buffers and free memory.
         ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": all
@@ -257,7 +259,7 @@ class Pool:
             pool.stats()["memory"]["in_use_bytes"], pool.stats()["requests"]["hits"]
 
         The parts are "requests", "memory", "copies" and "limits", in addition to "name", "number", "preset", "backend" and others.
-        `src/stats/list.rs` explains each key.
+        The Rust documentation of `pinpool::Stats` explains each key.
         """
     def diagnose(self) -> str:
         """Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy."""

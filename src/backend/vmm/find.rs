@@ -61,16 +61,10 @@ impl VmmSource {
         let machine = Machine::read(root, state::version());
         let locations = machine.locations(wanted, is_named).map_err(|why| SourceError::new("vmm", why))?;
         let mut refused: Option<SourceError> = None;
-        for location in locations {
-            let is_there = if location == HostLocation::Anywhere { has_host } else { has_nodes };
-            if !is_there {
-                continue;
-            }
-            let placed = match location {
-                HostLocation::Node(node) => Some(node),
-                HostLocation::Anywhere => wanted,
-            };
-            let reserves = Arc::new(RegisterSource::on_device(root, device.clone(), placed).with_hugetlb(hugetlb));
+        let is_supported = |location: &HostLocation| if location.is_none() { has_host } else { has_nodes };
+        for location in locations.into_iter().filter(is_supported) {
+            let reserves = RegisterSource::on_device(root, device.clone(), location.or(wanted));
+            let reserves = Arc::new(reserves.with_hugetlb(hugetlb));
             match Self::at(location, device.clone(), reserves, max_bytes) {
                 Ok(source) => return Ok(source),
                 Err(error) => refused = Some(refused.map_or(error.clone(), |first| first.and_also(&error))),
@@ -90,10 +84,8 @@ impl VmmSource {
         reserves: Arc<RegisterSource>,
         max_bytes: Option<u64>,
     ) -> Result<Self, SourceError> {
-        let node = match location {
-            HostLocation::Node(node) => MemoryLocation::host_node(c_int::try_from(node).unwrap_or(0)),
-            HostLocation::Anywhere => MemoryLocation::host(),
-        };
+        let host_node = |node| MemoryLocation::host_node(c_int::try_from(node).unwrap_or(0));
+        let node = location.map_or_else(MemoryLocation::host, host_node);
         let granularity = driver::granularity(node)?;
         if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
             let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");

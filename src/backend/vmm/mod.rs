@@ -208,7 +208,8 @@ unsafe impl Source for VmmSource {
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        if !self.granules.contains(address(region.start())) {
+        let start = address(region.start());
+        if !self.granules.has_granules(start..=start) {
             // SAFETY: the caller's promise; without granules it came from `acquire_fast`, with this length.
             return unsafe { self.reserves.release(region) };
         }
@@ -354,7 +355,7 @@ unsafe impl VirtualMemory for VmmSource {
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         let unmapped = self.unmap_old_places();
         let (start, bytes) = (address(range.start()), range.len_bytes());
-        let unreserved = if unmapped.is_err() || self.granules.bytes_in(start..start + bytes as u64) > 0 {
+        let unreserved = if unmapped.is_err() || self.granules.has_granules(start..=start + bytes as u64 - 1) {
             Err(SourceError::new("cuMemUnmap", "granules are still mapped at these addresses"))
         } else {
             // SAFETY: the caller's promise: it came from `reserve`, and it is unused; nothing is mapped there any more.

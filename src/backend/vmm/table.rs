@@ -17,6 +17,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Weak};
 
 use crate::driver::code::Failed;
@@ -153,13 +154,9 @@ impl GranuleTable {
         }
     }
 
-    pub(super) fn contains(&self, address: u64) -> bool {
-        self.mapped.lock().contains_key(&address)
-    }
-
-    /// Bytes of the granules that begin in `addresses`.
-    pub(super) fn bytes_in(&self, addresses: std::ops::Range<u64>) -> u64 {
-        self.mapped.lock().range(addresses).map(|(_, granule)| granule.bytes as u64).sum()
+    /// Returns whether a granule begins in `addresses`.
+    pub(super) fn has_granules(&self, addresses: RangeInclusive<u64>) -> bool {
+        self.mapped.lock().range(addresses).next().is_some()
     }
 
     /// The granules that make up the `bytes` at `start`; `None` if some are not mapped or only in part there.

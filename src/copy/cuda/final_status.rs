@@ -30,15 +30,11 @@ impl FinalStatus {
         if let Some(known) = self.known() {
             return known.map(|()| true);
         }
-        match query() {
-            Ok(is_complete) => {
-                if is_complete {
-                    self.set_complete();
-                }
-                Ok(is_complete)
-            }
-            Err(failed) => Err(self.refused(failed)),
+        let is_complete = query().map_err(|failed| self.refused(failed))?;
+        if is_complete {
+            self.set_complete();
         }
+        Ok(is_complete)
     }
 
     /// The copy has completed.

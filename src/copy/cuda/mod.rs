@@ -61,7 +61,7 @@ pub(crate) use stream::work_id;
 pub(crate) use timeline::{held_bytes as timeline_bytes, set_enabled as set_timelines_enabled};
 
 // SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
-// an error that it returns for invalid arguments only.
+// an error that it returns for invalid arguments only. The address and the length are cudarc's own.
 unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> for T {
     fn capacity_bytes(&self) -> usize {
         self.num_bytes()

@@ -63,7 +63,8 @@ impl RawStream {
         Self { device: Some(ordinal), ..self }
     }
 
-    /// Returns whether the stream, or a stream that waits for it, captures a graph. `false` if the driver does not say.
+    /// Returns whether the stream captures a graph; for the legacy stream, whether a blocking stream of its context does. `false` if
+    /// the driver does not say.
     #[must_use]
     pub fn is_capturing(self) -> bool {
         let Ok(_entered) = self.enter() else { return false };

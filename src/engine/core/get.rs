@@ -35,8 +35,8 @@ pub(super) enum Failed {
 }
 
 impl Core {
-    /// Begins a request of the pool; a partition's request has its claim. The request of a task has a `keep_alive` and makes no
-    /// driver call.
+    /// Begins a request of the pool; a partition's request has its claim. The request of a task has a `keep_alive` and pins
+    /// nothing.
     pub(crate) fn begin_get(
         self: &Arc<Self>,
         wanted: &BlockRequest,
@@ -67,8 +67,8 @@ impl Core {
         served.map(FirstAttempt::Served)
     }
 
-    /// An idle block of the class, or a block with completed copies, and the claim in the partition of the request. Makes no driver
-    /// call and never waits.
+    /// An idle block of the class, or a block with completed copies, and the claim in the partition of the request. Pins nothing
+    /// and never waits for room.
     pub(crate) fn try_get(&self, wanted: &BlockRequest) -> Option<(Block, Option<Claim>)> {
         let partition = wanted.partition.as_ref();
         let claim = partition.map(|partition| partition.try_claim(wanted.class)).transpose().ok()?;

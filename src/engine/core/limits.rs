@@ -121,7 +121,8 @@ impl AutoLimit {
 /// The share of pools that hold `held_bytes`, which are available to them alone; also in words.
 fn share(memory: &HostMemory, held_bytes: u64) -> (u64, String) {
     let bytes = policy::default_limit(memory.total_bytes, memory.available_bytes.saturating_add(held_bytes));
-    (bytes, format!("a quarter of {}, {}", Size(memory.total_bytes), memory.origin))
+    let part = if bytes < policy::default_limit(memory.total_bytes, u64::MAX) { "what is free" } else { "a quarter" };
+    (bytes, format!("{part} of {}, {}", Size(memory.total_bytes), memory.origin))
 }
 
 impl Core {

@@ -179,10 +179,6 @@ impl Core {
         });
         let owner: Weak<Self> = Arc::downgrade(&core);
         core.memory().budget().set_owner(owner);
-        if let Some(arena) = core.memory().arena() {
-            let pool: Weak<Self> = Arc::downgrade(&core);
-            arena.attach(pool);
-        }
         core.record(Event::MaxBytes { bytes: core.memory().max_bytes().unwrap_or(u64::MAX) });
         if let Some(thread) = core.thread {
             let pool: Weak<Self> = Arc::downgrade(&core);
@@ -301,9 +297,8 @@ impl Core {
     /// Pins `bytes` and keeps them (policy-R10). Makes slow calls.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
         let Some(arena) = self.memory.arena().filter(|_| bytes > 0) else { return Ok(()) };
-        let (wait, hugetlb) = (self.config.reserve_wait, self.config.hugetlb);
         self.add_within_limits(bytes, Failed::Reserve, || {
-            if wait { arena.reserve_now(bytes, hugetlb) } else { arena.begin_reserve(bytes) }
+            if self.config.reserve_wait { arena.reserve_now(bytes, self) } else { arena.begin_reserve(bytes, self) }
         })?;
         self.resume_reserve();
         Ok(())
@@ -312,9 +307,10 @@ impl Core {
     /// Waits until the whole reserve is pinned, at most until `until`. False if the wait timed out.
     pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
         let Some(arena) = self.memory.arena() else { return Ok(true) };
+        let unthreaded = self.thread.is_none().then_some(self as &dyn PoolView);
         let bytes = || self.stats().memory.reserve_target_bytes;
         let refused = |error| self.refused(&BlockRequest::of(bytes()), Refusal::Source(error), Failed::Reserve);
-        arena.await_reserve(until, self.thread.is_some()).map_err(refused)
+        arena.await_reserve(until, unthreaded).map_err(refused)
     }
 
     /// Claims `bytes` under the limits for memory other than buffers. Makes slow calls.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::Core;
 use crate::backend::Source;
 use crate::in_flight::{PendingGroup, QueryScope};
-use crate::maintenance_thread::{Maintained, Pace};
+use crate::maintenance_thread::{Maintained, MaintenanceThread, Pace};
 use crate::report::{self, Growth};
 use crate::stats::SourceCalls;
 use pinpool_observe::diagnosis::STUCK_AFTER;
@@ -42,6 +42,8 @@ pub(super) struct Ticks {
 #[derive(Debug, Default)]
 struct TickState {
     next_query_us: u64,
+    /// For how long the process had been stopped at the last tick.
+    stopped_us: u64,
     /// The bytes held, and the calls of the source, when growth was last logged.
     held_bytes: u64,
     calls: SourceCalls,
@@ -58,16 +60,15 @@ impl Ticks {
         now_us >= self.next_us.load(Ordering::Relaxed)
     }
 
-    /// Begins a tick if one has been due for `patience_us` and no other thread runs one. Also returns how long it was due.
-    fn begin(&self, now_us: u64, patience_us: u64) -> Option<(MutexGuard<'_, TickState>, u64)> {
+    /// Begins a tick if one has been due for `patience_us` and no other thread runs one.
+    fn begin(&self, now_us: u64, patience_us: u64) -> Option<MutexGuard<'_, TickState>> {
         // Relaxed: a thread that sees an old value finds the lock taken, or repeats a tick that has nothing to do.
-        let due_us = self.next_us.load(Ordering::Relaxed);
-        if now_us < due_us.saturating_add(patience_us) {
+        if now_us < self.next_us.load(Ordering::Relaxed).saturating_add(patience_us) {
             return None;
         }
         let state = self.state.try_lock()?;
         self.next_us.store(now_us.saturating_add(TICK_EVERY_US), Ordering::Relaxed);
-        Some((state, now_us - due_us))
+        Some(state)
     }
 }
 
@@ -82,7 +83,7 @@ impl Core {
         }
         if let Some(arena) = self.memory.arena().filter(|_| self.thread.is_none()) {
             arena.compact(self.time.coarse_us());
-            arena.reserve_turn();
+            arena.reserve_turn(self);
         }
     }
 
@@ -111,7 +112,7 @@ impl Core {
     fn tick_after(&self, patience_us: u64) -> u64 {
         let now_us = self.time.now_us();
         self.idle.tick(now_us, self.time.latest_put_us(now_us));
-        let Some((mut state, late_us)) = self.ticks.begin(now_us, patience_us) else { return now_us };
+        let Some(mut state) = self.ticks.begin(now_us, patience_us) else { return now_us };
         // A log sink may call the pool, so log lines are delivered after the tick.
         let _deferral = report::defer();
         match self.thread {
@@ -127,11 +128,7 @@ impl Core {
         if !self.has_waiters() {
             self.shortage.end_if_calm(&self.log, now_us);
         }
-        // The thread runs several times a second. If it did not, the process was stopped, and that time does not count.
-        if self.thread.is_some() && late_us > LATE_US {
-            self.in_flight.discount_pause(late_us, now_us);
-            self.waiters.discount_pause(Duration::from_micros(late_us));
-        }
+        self.discount_pause(&mut state, now_us);
         self.report_stuck_copies(now_us);
         if let Some(arena) = self.memory.arena() {
             self.expire(now_us);
@@ -145,6 +142,17 @@ impl Core {
         self.enforce_limits();
         self.record_idle();
         now_us
+    }
+
+    /// Time in which the process did not run is neither a wait nor part of the age of a copy.
+    fn discount_pause(&self, state: &mut TickState, now_us: u64) {
+        let before_us = state.stopped_us;
+        state.stopped_us = self.thread.map_or(0, MaintenanceThread::stopped_us);
+        if state.stopped_us > before_us {
+            let stopped_us = state.stopped_us - before_us;
+            self.in_flight.discount_pause(stopped_us, now_us);
+            self.waiters.discount_pause(Duration::from_micros(stopped_us));
+        }
     }
 
     fn report_stuck_copies(&self, now_us: u64) {
@@ -200,7 +208,7 @@ impl Maintained for Core {
             self.wake_waiters();
         }
         let is_compacting = self.memory.arena().is_some_and(|arena| {
-            arena.reserve_turn();
+            arena.reserve_turn(self);
             arena.compact(self.time.now_us()) || arena.reserve_pace() == Pace::Steps
         });
         // While it compacts or pins a reserve, the thread runs more often than other work is due.

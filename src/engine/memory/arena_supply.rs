@@ -16,8 +16,8 @@
 //!   within the limits.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use super::block_memory::{Attempt, BlockMemory, SlowCalls, Stop};
@@ -27,7 +27,7 @@ use super::pressure::PressureWatch;
 use super::shape::{GrowthShape, arena_over};
 use super::{PoolView, ReleaseFailed, Supply, release_while};
 use crate::arena::Retention;
-use crate::backend::SourceError;
+use crate::backend::{HugeTlb, SourceError};
 use crate::quota::{Budget, Claim};
 use crate::report::PoolLog;
 use crate::shared_limit::Want;
@@ -57,7 +57,6 @@ pub(crate) struct ArenaSupply {
     pub(super) lacks_hole: AtomicBool,
     /// Polls since the last one that found the flag set.
     pub(super) idle_polls: AtomicU32,
-    pool: OnceLock<Weak<dyn PoolView>>,
     /// Locked during a tick; only one tick runs at a time.
     pub(super) pressure: plain::Mutex<PressureWatch>,
     /// A thread is releasing what is due.
@@ -102,8 +101,9 @@ pub(super) struct Progress {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ArenaSettings {
     pub(crate) may_grow: bool,
-    /// Threads that touch the memory of a reserve.
+    /// Threads that touch the memory of a reserve, and the huge pages that it should be in.
     pub(crate) pin_threads: usize,
+    pub(crate) hugetlb: HugeTlb,
     pub(crate) retention: Retention,
 }
 
@@ -280,7 +280,7 @@ impl ArenaSupply {
             settings,
             shape,
             budget: claim.budget().clone(),
-            books: Mutex::new(Books::new(arena, mappings, shape.varied_above_bytes, claim)),
+            books: Mutex::new(Books::new(arena, mappings, shape, claim)),
             finished: Condvar::default(),
             is_short: AtomicBool::new(false),
             quarantined: AtomicU64::new(0),
@@ -288,7 +288,6 @@ impl ArenaSupply {
             is_varied: AtomicBool::new(false),
             lacks_hole: AtomicBool::new(false),
             idle_polls: AtomicU32::new(u32::MAX),
-            pool: OnceLock::new(),
             pressure: plain::Mutex::new(PressureWatch::new(pressure)),
             is_releasing: AtomicBool::new(false),
             reserve: Reserve::default(),
@@ -297,16 +296,6 @@ impl ArenaSupply {
 
     pub(in crate::engine) fn books(&self) -> MutexGuard<'_, Books> {
         self.books.lock()
-    }
-
-    /// Tells this pool of room that a reserve makes.
-    pub(in crate::engine) fn attach(&self, pool: Weak<dyn PoolView>) {
-        // Set once, when the pool is made.
-        let _ = self.pool.set(pool);
-    }
-
-    pub(super) fn pool(&self) -> Option<Arc<dyn PoolView>> {
-        self.pool.get().and_then(Weak::upgrade)
     }
 
     /// Divides the time for which free memory is kept, because memory is short; `None` restores the setting.

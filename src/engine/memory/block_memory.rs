@@ -13,12 +13,11 @@ use pinpool_os::unwind::caught;
 /// Memory of one block.
 #[derive(Debug)]
 pub(crate) enum BlockMemory {
-    /// A dedicated region, with its claim.
-    Region { region: Region, claim: Claim },
+    /// A dedicated region, with its claim. Pageable memory is given out when there is no room for pinned memory, claims under
+    /// its own limit, and is never kept.
+    Region { region: Region, claim: Claim, is_pageable: bool },
     /// Carved from the arena.
     Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64 },
-    /// Ordinary memory, given out when there is no room, with its claim under the limit on pageable memory. Never kept.
-    Pageable { region: Region, claim: Claim },
     /// Memory of a user, returned to the user with the buffer.
     Adopted(Adopted),
 }
@@ -104,10 +103,8 @@ impl Refusal {
     /// The bytes of the claim, if a shared limit refused it that could hold it.
     pub(crate) fn by_shared_limit(&self) -> Option<u64> {
         match *self {
-            Self::Limit(QuotaExceeded { level: LimitLevel::Shared, bytes, could_fit }) => could_fit.then_some(bytes),
-            Self::Limit(QuotaExceeded { level: LimitLevel::Partition | LimitLevel::Pool, .. })
-            | Self::Source(_)
-            | Self::Queued { .. } => None,
+            Self::Limit(QuotaExceeded { level: LimitLevel::Shared, bytes, could_fit: true }) => Some(bytes),
+            Self::Limit(_) | Self::Source(_) | Self::Queued { .. } => None,
         }
     }
 }
@@ -122,7 +119,7 @@ impl BlockMemory {
     #[inline]
     pub(crate) fn start(&self) -> NonNull<u8> {
         match self {
-            Self::Region { region, .. } | Self::Pageable { region, .. } => region.start(),
+            Self::Region { region, .. } => region.start(),
             Self::Carved { start, .. } => *start,
             Self::Adopted(adopted) => adopted.start,
         }
@@ -131,7 +128,7 @@ impl BlockMemory {
     /// `None` for adopted memory.
     pub(crate) fn id(&self) -> Option<u64> {
         match self {
-            Self::Region { region, .. } | Self::Pageable { region, .. } => Some(region.id()),
+            Self::Region { region, .. } => Some(region.id()),
             Self::Carved { id, .. } => Some(*id),
             Self::Adopted(_) => None,
         }
@@ -145,7 +142,7 @@ impl BlockMemory {
 
     #[inline]
     pub(crate) fn is_from_source(&self) -> bool {
-        matches!(self, Self::Region { .. } | Self::Carved { .. })
+        matches!(self, Self::Region { is_pageable: false, .. } | Self::Carved { .. })
     }
 
     /// The memory of a user.
@@ -159,7 +156,7 @@ impl BlockMemory {
     /// Bytes that count as held for it.
     pub(crate) fn held_bytes(&self) -> u64 {
         match self {
-            Self::Region { claim, .. } | Self::Pageable { claim, .. } => claim.bytes(),
+            Self::Region { claim, .. } => claim.bytes(),
             Self::Carved { bytes, .. } => *bytes,
             // The pool holds none of it.
             Self::Adopted(_) => 0,

@@ -85,24 +85,14 @@ impl CalledSource {
         self.virtual_memory().ok_or_else(|| SourceError::new("commit", "the backend has no virtual memory"))
     }
 
-    /// Waits for acquisitions of other threads until `until`.
+    /// Acquires `bytes` by a call of the source.
     pub(in crate::engine) fn acquire(
         &self,
         bytes: usize,
-        until: Instant,
         counts: &mut CallStats,
+        acquire: impl FnOnce(&dyn Source) -> Result<Region, SourceError>,
     ) -> Result<Region, SourceError> {
-        self.record(("acquire", bytes), counts, pinned, start, || self.source.acquire_until(bytes, until))
-    }
-
-    pub(in crate::engine) fn acquire_fast(
-        &self,
-        bytes: usize,
-        threads: usize,
-        progress: &dyn Fn(usize),
-        counts: &mut CallStats,
-    ) -> Result<Region, SourceError> {
-        self.record(("acquire", bytes), counts, pinned, start, || self.source.acquire_fast(bytes, threads, progress))
+        self.record(("acquire", bytes), counts, pinned, start, || acquire(&*self.source))
     }
 
     /// # Safety

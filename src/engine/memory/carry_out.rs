@@ -77,7 +77,7 @@ impl Execution {
             // touches them until the plan is finished (arena-I1).
             Some(range) => unsafe { source.commit(range, offset, bytes, counts) },
             None => {
-                let region = source.acquire(bytes, self.until, counts)?;
+                let region = source.acquire(bytes, counts, |source| source.acquire_until(bytes, self.until))?;
                 self.regions.insert(extent.range(), region);
                 Ok(())
             }

@@ -127,9 +127,7 @@ impl Memory {
 
     /// Pageable memory for `class`, if this pool may return it and its limit leaves room.
     pub(in crate::engine) fn find_pageable(&self, class: Class) -> Option<BlockMemory> {
-        let memory = self.pageable.as_ref()?.acquire(class.bytes, SlowCalls::Until(Instant::now())).ok()?;
-        let BlockMemory::Region { region, claim } = memory else { return None };
-        Some(BlockMemory::Pageable { region, claim })
+        self.pageable.as_ref()?.acquire(class.bytes, SlowCalls::Until(Instant::now())).ok()
     }
 
     /// Returns whether pageable memory for `class` fits under its limit if none is held.
@@ -163,7 +161,7 @@ impl Memory {
     /// Memory leaves the pool, to the supply or to the system. Logs a failure. Makes slow calls.
     pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64) {
         let released = match memory {
-            BlockMemory::Pageable { region, claim } => {
+            BlockMemory::Region { region, claim, is_pageable: true } => {
                 self.pageable.as_ref().map_or(Ok(()), |pageable| pageable.release(region, claim))
             }
             BlockMemory::Adopted(adopted) => {
@@ -221,7 +219,8 @@ pub(crate) trait Supply: Debug + Send + Sync {
     fn may_grow(&self) -> bool {
         true
     }
-    /// The bytes that the limit leaves next to a block of the class `first`. 0 if memory is held in regions, which a small
+    /// How much later requests may take although the head of the wait queue, of the class `first`, waits: the bytes that the limit
+    /// leaves next to its block. 0 if memory is held in regions, which a small
     /// buffer may keep from being replaced.
     fn room_to_pass(&self, first: Class) -> u64;
     /// The bytes of that room that a block of `class` uses.

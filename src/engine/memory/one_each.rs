@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
 use super::called_source::CalledSource;
 use super::{PoolView, ReleaseFailed, Supply, release_while};
-use crate::backend::{HeapSource, Region};
+use crate::backend::{HeapSource, Region, Source};
 use crate::quota::{Budget, Claim};
 use crate::report::{Growth, PoolLog};
 use crate::size_class::Class;
@@ -55,7 +55,8 @@ impl OneEach {
             return Err(Stop::NeedsCall);
         }
         let mut pin = CallStats::default();
-        let acquired = self.source.acquire(class_bytes, calls.deadline(), &mut pin);
+        let acquire = |source: &dyn Source| source.acquire_until(class_bytes, calls.deadline());
+        let acquired = self.source.acquire(class_bytes, &mut pin, acquire);
         let took = pin.time.total();
         let mut counts = self.counts.lock();
         counts.calls.pin.add(&pin);
@@ -69,7 +70,7 @@ impl OneEach {
             let max_bytes = self.budget.max_bytes();
             log.acquired(&Growth { asked_bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes });
         }
-        Ok(BlockMemory::Region { region, claim })
+        Ok(BlockMemory::Region { region, claim, is_pageable: self.log.is_none() })
     }
 
     /// Releases `region`. On failure its bytes stay held until a later release. Makes slow calls.
@@ -131,7 +132,7 @@ impl Supply for OneEach {
 
     fn give(&self, memory: BlockMemory, _: u64) -> Result<(), ReleaseFailed> {
         match memory {
-            BlockMemory::Region { region, claim } => self.release(region, claim),
+            BlockMemory::Region { region, claim, .. } => self.release(region, claim),
             // A block is made by the supply of its pool.
             _ => Ok(()),
         }

@@ -4,10 +4,11 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use super::PoolView;
 use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
 use super::shape::{GRANULE_BYTES, held};
-use crate::backend::{HugeTlb, SourceError, huge_bytes};
+use crate::backend::{Source, SourceError, huge_bytes};
 use crate::report::Growth;
 use crate::stats::CallStats;
 use pinpool_os::sync::plain::Mutex;
@@ -25,8 +26,8 @@ const SLICE_BYTES_MIN: u64 = 16 << 20;
 impl ArenaSupply {
     /// Pins a reserve of `bytes` (policy-R10) before it returns. If the source refuses even short slices, it is as long as the
     /// slices that are pinned. Makes slow calls.
-    pub(in crate::engine) fn reserve_now(&self, bytes: u64, hugetlb: HugeTlb) -> Result<(), Refusal> {
-        let len = self.claim_reserve(bytes)?;
+    pub(in crate::engine) fn reserve_now(&self, bytes: u64, pool: &dyn PoolView) -> Result<(), Refusal> {
+        let len = self.claim_reserve(bytes, pool)?;
         self.books().requested_bytes += len;
         // A new reserve is reported from its beginning.
         self.reserve.progress.lock().reported = 0;
@@ -39,7 +40,7 @@ impl ArenaSupply {
             None => {}
         }
         let huge = || huge_bytes(&places);
-        if let Some(lack) = hugetlb.lack(|| huge()[0], pinned_bytes) {
+        if let Some(lack) = self.settings.hugetlb.lack(|| huge()[0], pinned_bytes) {
             self.log.huge_pages(&lack);
         }
         self.log.reserve_pinned(bytes.min(pinned_bytes), || huge().iter().sum(), self.source.numa_node());
@@ -80,9 +81,9 @@ impl ArenaSupply {
 
     /// Claims a reserve of `bytes`, and returns its length. Refused if the reserves would leave no room for a request that waits. The
     /// claim comes first, so that a request that arrives meanwhile is refused.
-    fn claim_reserve(&self, bytes: u64) -> Result<u64, Refusal> {
+    fn claim_reserve(&self, bytes: u64, pool: &dyn PoolView) -> Result<u64, Refusal> {
         let len = self.books().claim_reserve(bytes, |bytes| self.reserved_bytes(bytes))?;
-        let waiting = self.pool().map(|pool| pool.waiting_bytes()).unwrap_or_default();
+        let waiting = pool.waiting_bytes();
         let is_short = waiting.iter().any(|&waiting_bytes| !self.could_hold_bytes(waiting_bytes));
         let Some(&first_bytes) = waiting.first().filter(|_| is_short) else { return Ok(len) };
         self.books().unclaim_reserve(self.reserved_bytes(len));
@@ -97,7 +98,8 @@ impl ArenaSupply {
     ) -> Result<Range<usize>, SourceError> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut pin = CallStats::default();
-        let acquired = self.source.acquire_fast(len, threads, progress, &mut pin);
+        let acquire = |source: &dyn Source| source.acquire_fast(len, threads, progress);
+        let acquired = self.source.acquire(len, &mut pin, acquire);
         let took = pin.time.total();
         let mut books = self.books();
         books.calls.pin.add(&pin);
@@ -115,9 +117,8 @@ impl ArenaSupply {
 
     /// One step while the pool is in use: granules, or a region if the source has no virtual memory. If the limit has no room for
     /// it, committed memory becomes the reserve. Makes slow calls.
-    pub(super) fn pin_step(&self) -> Result<(), Refusal> {
-        let pool = self.pool();
-        let now_us = pool.as_ref().map_or(0, |pool| pool.now_us());
+    pub(super) fn pin_step(&self, pool: &dyn PoolView) -> Result<(), Refusal> {
+        let now_us = pool.now_us();
         let mut books = self.books();
         let to_come = books.reserve_to_come();
         // After the last pool its addresses may be gone.
@@ -125,16 +126,15 @@ impl ArenaSupply {
             return Ok(());
         }
         if !self.shape.is_discrete {
-            let remedy = self.shape.address_remedy.unwrap_or("reserve less, or raise PINPOOL_MAX_BYTES");
-            let plan = books.plan_reserve_step(STEP_BYTES.min(to_come), remedy)?;
+            let plan = books.plan_reserve_step(STEP_BYTES.min(to_come))?;
             let carried_out = self.carry_out(books, plan, now_us, Instant::now() + STEP_PATIENCE, None);
             return carried_out.map(drop).map_err(Refusal::Source);
         }
         // A region is short while copies are in flight, since it would delay enqueues.
-        let is_short = books.reserve_progress().pinned_bytes == 0 || pool.is_some_and(|pool| pool.has_copies());
+        let is_short = books.reserve_progress().pinned_bytes == 0 || pool.has_copies();
         drop(books);
         let bytes = to_come.min(if is_short { STEP_BYTES } else { REGION_BYTES });
-        let len = self.claim_reserve(bytes).inspect_err(|_| self.books().keep_committed(bytes))?;
+        let len = self.claim_reserve(bytes, pool).inspect_err(|_| self.books().keep_committed(bytes))?;
         let pinned = self.pin_slices(len, None).error.map_or(Ok(()), |error| Err(Refusal::Source(error)));
         if self.books().is_unused() {
             // The pool has ended while this region was being pinned.

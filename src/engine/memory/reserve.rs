@@ -13,6 +13,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::PoolView;
 use super::arena_supply::{ArenaSupply, Progress};
 use super::block_memory::Refusal;
 use super::books::ReserveProgress;
@@ -42,7 +43,7 @@ impl Progress {
 
 impl ArenaSupply {
     /// Requests a reserve of `bytes` and pins its first step. The rest follows while the pool is in use. Makes slow calls.
-    pub(in crate::engine) fn begin_reserve(&self, bytes: u64) -> Result<(), Refusal> {
+    pub(in crate::engine) fn begin_reserve(&self, bytes: u64, pool: &dyn PoolView) -> Result<(), Refusal> {
         let mut books = self.books();
         books.request_reserve(bytes)?;
         let pinned_bytes = books.reserve_progress().pinned_bytes;
@@ -55,7 +56,7 @@ impl ArenaSupply {
         progress.reported = 0;
         progress.has_logged_lack = false;
         drop(progress);
-        if is_first && let Some(Err(refusal @ Refusal::Source(_))) = self.step() {
+        if is_first && let Some(Err(refusal @ Refusal::Source(_))) = self.step(pool) {
             self.books().request_less(bytes);
             self.reserve.progress.lock().begun = None;
             return Err(refusal);
@@ -91,19 +92,17 @@ impl ArenaSupply {
     }
 
     /// Makes one step, if one is due, and logs its result. Returns whether another step is due now. Makes slow calls.
-    pub(in crate::engine) fn reserve_turn(&self) -> bool {
+    pub(in crate::engine) fn reserve_turn(&self, pool: &dyn PoolView) -> bool {
         if self.reserve_pace() != Pace::Steps {
             return false;
         }
-        let Some(made) = self.step() else { return false };
+        let Some(made) = self.step(pool) else { return false };
         match made {
             Ok(()) => {
                 self.update_want();
                 self.report_progress(0);
                 // Waiting requests may fit into what is there now.
-                if let Some(pool) = self.pool() {
-                    pool.room_was_made();
-                }
+                pool.room_was_made();
             }
             // Memory that requests have committed completes it.
             Err(_) if self.books().reserve_to_come() == 0 => {}
@@ -198,15 +197,19 @@ impl ArenaSupply {
         self.reserve.changed.notify_all();
     }
 
-    /// Waits until the whole reserve is pinned, at most until `until`. Returns whether it is. Makes the steps itself unless a
-    /// thread does, which `has_thread` says. A slow call.
+    /// Waits until the whole reserve is pinned, at most until `until`. Returns whether it is. Makes the steps itself if `unthreaded` is
+    /// the pool, which then has no thread that makes them. A slow call.
     ///
     /// # Errors
     ///
     /// The source refused a step.
-    pub(in crate::engine) fn await_reserve(&self, until: Instant, has_thread: bool) -> Result<bool, SourceError> {
+    pub(in crate::engine) fn await_reserve(
+        &self,
+        until: Instant,
+        unthreaded: Option<&dyn PoolView>,
+    ) -> Result<bool, SourceError> {
         loop {
-            let is_due = !has_thread && self.reserve_turn();
+            let is_due = unthreaded.is_some_and(|pool| self.reserve_turn(pool));
             let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
             if pinned_bytes >= target_bytes {
                 return Ok(true);
@@ -225,7 +228,7 @@ impl ArenaSupply {
     }
 
     /// Makes one step. `None` if another thread makes one, or the pool or the process ends.
-    fn step(&self) -> Option<Result<(), Refusal>> {
+    fn step(&self, pool: &dyn PoolView) -> Option<Result<(), Refusal>> {
         // A log sink may end the pool, so log lines are delivered after the step.
         let _deferral = report::defer();
         let (call, step) = (MaintenanceThread::of_process().enter(), self.reserve.step.try_lock());
@@ -235,6 +238,6 @@ impl ArenaSupply {
             return None;
         }
         drop(progress);
-        Some(self.pin_step())
+        Some(self.pin_step(pool))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::PoolView;
 use crate::arena::Retention;
-use crate::backend::{HeapSource, Region, Source, SourceError};
+use crate::backend::{HeapSource, HugeTlb, Region, Source, SourceError};
 use crate::engine::memory::{ArenaSettings, ArenaSupply, CalledSource};
 use crate::quota::Budget;
 use crate::report::{LogSampler, PoolLog};
@@ -91,7 +91,8 @@ impl PoolView for NoBlocks {
 fn arena(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> ArenaSupply {
     let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), ..PoolLog::new() };
     let (log, claim) = (Arc::new(log), Budget::new(max_bytes).empty_claim());
-    let config = ArenaSettings { may_grow: true, pin_threads: 1, retention: Retention::default() };
+    let (hugetlb, retention) = (HugeTlb::Off, Retention::default());
+    let config = ArenaSettings { may_grow: true, pin_threads: 1, hugetlb, retention };
     let pressure = Some(Path::new("/dev/null"));
     ArenaSupply::new(CalledSource::new(source, None), claim, config, log, pressure).unwrap()
 }

@@ -152,7 +152,7 @@ lines! {
         "pinned={pinned} of={of}: {error}; fix this and call Pool::reserve, or lower PINPOOL_RESERVE";
 
     /// There are too few huge pages, and others are used. To do: reserve more as the line says, or set `PINPOOL_HUGETLB=auto`.
-    Warn(reserve) huge_pages(lack: &SourceError) "too few, other pages are used: {lack}";
+    Warn(reserve) huge_pages(lack: &SourceError) "too few; other pages are used: {lack}";
 
     /// The pool joined a shared limit (`PINPOOL_LEDGER`). To do: nothing.
     Info(shared_limit) shared_limit_joined(name: &str, max: Option<u64> as LimitText, held: u64 as Size, others: usize)
@@ -182,9 +182,10 @@ lines! {
     Error(copies) quarantined(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
         "not reused until the device responds bytes={bytes} quarantined={buffers}{keeps_all}: {error}";
 
-    /// The driver can never tell whether a copy has completed. To do: check the device.
+    /// The driver can never tell whether a copy has completed. To do: if a graph captured the copy, keep the buffer until the last
+    /// launch; else check the device.
     Error(copies) leaked(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
-        "never reused, a device may still use it bytes={bytes} leaked={buffers}{keeps_all}: {error}";
+        "never reused, because a device may still use it bytes={bytes} leaked={buffers}{keeps_all}: {error}";
 
     /// The device responds again. To do: nothing.
     Info(copies) quarantine_ended(buffers: u64, bytes: u64 as Size)
@@ -246,12 +247,12 @@ lines! {
     Info(pool) buffers_still_out(list: &StillOut<'_>) "memory stays allocated until these are dropped {list}";
 
     /// Copies were in flight when the pool ended. To do: find the blocked stream.
-    Error(copies) close_in_flight(copies: u64, bytes: u64 as Size, waited: Duration as Time) "a device may still read \
-        this memory, it is never released copies={copies} bytes={bytes} waited={waited}";
+    Error(copies) close_in_flight(copies: u64, bytes: u64 as Size, waited: Duration as Time) "a device may still use \
+        this memory; it is never released copies={copies} bytes={bytes} waited={waited}";
 
     /// A copy never completed, so all memory stays pinned. To do: find the blocked stream.
     Error(release) close_left_pinned(bytes: u64 as Size)
-        "memory stays pinned, a release would wait for a copy bytes={bytes}";
+        "memory stays pinned, because a release would wait for a copy bytes={bytes}";
 
     /// The driver did not release memory at the end of the pool. To do: check the device.
     Error(release) close_unreleased(bytes: u64 as Size, error: &SourceError)

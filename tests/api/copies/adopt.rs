@@ -213,6 +213,18 @@ fn idle_memory_makes_room_whichever_pool_keeps_it() {
     drop((first, rest));
 }
 
+#[test]
+fn idle_memory_makes_room_for_a_reserve_next_to_an_earlier_pin() {
+    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64_u64 << 20).background_thread(false);
+    let pool = pool.build().unwrap();
+    let pinned = locked(&pool).unwrap();
+    drop(pool.get(56 << 20).unwrap());
+    pool.reserve(16 << 20).unwrap();
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.memory.user_memory_bytes, stats.memory.reserve_bytes), (8192, 16 << 20));
+    drop(pinned);
+}
+
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
 fn memory_with_content_keeps_it_and_may_be_read_only() {

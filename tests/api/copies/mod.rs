@@ -1,11 +1,9 @@
 //! Copies: no buffer is reused, written to or freed before its last copy has ended.
 
-mod abandoned;
 mod adopt;
 #[cfg(not(miri))]
 mod async_copy;
 mod fences;
 mod in_flight;
-mod own_stream;
 mod sink;
 mod slices;

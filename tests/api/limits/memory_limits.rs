@@ -9,6 +9,7 @@ use std::time::Duration;
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Limit, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, Request, Stats};
 use pinpool_replay::SimSource;
+use tempfile::TempDir;
 
 use crate::captured_log::{count, lines, listen};
 use crate::counting::CountingSource;
@@ -154,8 +155,14 @@ fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
     assert_eq!((stats.memory.held_bytes, stats.memory.reserve_bytes, stats.memory.idle_bytes), (8 << 20, 8 << 20, 0));
 }
 
-/// A file tree of a machine of 1000 MiB with one cgroup v2.
-fn machine(root: &Path, limit: &str) {
+/// A file tree of a machine of 1000 MiB with one cgroup v2 of 400 MiB.
+fn machine() -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    write_machine(root.path(), "419430400\n");
+    root
+}
+
+fn write_machine(root: &Path, limit: &str) {
     for (path, text) in [
         ("proc/meminfo", "MemTotal: 1024000 kB\nMemFree: 1000000 kB\nMemAvailable: 1000000 kB\n"),
         ("proc/self/cgroup", "0::/app\n"),
@@ -171,15 +178,14 @@ fn machine(root: &Path, limit: &str) {
 
 #[test]
 fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
-    let root = tempfile::tempdir().unwrap();
-    machine(root.path(), "419430400\n");
+    let root = machine();
     let clock = ManualClock::default();
     let pool = builder().unstable_clock(clock.clone()).unstable_host_root(root.path()).build().unwrap();
     assert_eq!(valid_stats(&pool).limits.max_bytes, Some(100 << 20));
     let held = fill(&pool, 10 * MIB, 5);
     listen();
     for (limit, expected) in [("209715200\n", 50), ("209715200\n", 50), ("max\n", 250), ("41943040\n", 10)] {
-        machine(root.path(), limit);
+        write_machine(root.path(), limit);
         for _ in 0..3 {
             clock.advance_us(1_000_000);
             pool.maintain();
@@ -196,7 +202,7 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
 
     // A limit that is set follows nothing, until it is `auto` again.
     pool.set_max_bytes(64 << 20).unwrap();
-    machine(root.path(), "419430400\n");
+    write_machine(root.path(), "419430400\n");
     clock.advance_us(5_000_000);
     pool.maintain();
     assert_eq!(valid_stats(&pool).limits.max_bytes, Some(64 << 20));
@@ -206,13 +212,12 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
 
 /// A pool over memory that counts as the machine's. `auto` allows 100 MiB.
 fn automatic(root: &Path) -> PoolBuilder {
-    builder().unstable_host_root(root)
+    builder().unstable_host_root(root).max_bytes(Limit::Auto)
 }
 
 #[test]
 fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
-    let root = tempfile::tempdir().unwrap();
-    machine(root.path(), "419430400\n");
+    let root = machine();
     let pools: Vec<_> = (0..20).map(|_| automatic(root.path()).build().unwrap()).collect();
     let mut held: Vec<_> = pools.iter().map(|pool| fill(pool, 10 * MIB, 1)).collect();
     let pinned = || pools.iter().map(|pool| valid_stats(pool).memory.held_bytes).sum::<u64>();
@@ -258,13 +263,9 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
 /// No thread and no poll releases anything here.
 #[test]
 fn two_pools_that_alternate_at_the_process_limit_never_wait_for_idle_memory() {
-    let root = tempfile::tempdir().unwrap();
-    machine(root.path(), "419430400\n");
+    let root = machine();
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        let of = |name| {
-            let builder = automatic(root.path()).preset(preset).max_bytes(Limit::Auto);
-            builder.name(name).build().unwrap()
-        };
+        let of = |name| automatic(root.path()).preset(preset).name(name).build().unwrap();
         let pools = [of("one"), of("two")];
         drop(fill(&pools[0], 16 * MIB, 6));
         for round in 0..10 {
@@ -284,13 +285,9 @@ fn two_pools_that_alternate_at_the_process_limit_never_wait_for_idle_memory() {
 
 #[test]
 fn a_request_at_the_process_limit_is_woken_by_a_return_to_another_pool() {
-    let root = tempfile::tempdir().unwrap();
-    machine(root.path(), "419430400\n");
+    let root = machine();
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        let of = |name| {
-            let builder = automatic(root.path()).preset(preset).max_bytes(Limit::Auto);
-            builder.name(name).build().unwrap()
-        };
+        let of = |name| automatic(root.path()).preset(preset).name(name).build().unwrap();
         let (full, lacking) = (of("full"), of("lacking"));
         let mut held = fill(&full, 16 * MIB, 6);
         let text = lacking.get(15 * MIB).unwrap_err().to_string();
@@ -312,14 +309,12 @@ fn a_request_at_the_process_limit_is_woken_by_a_return_to_another_pool() {
 /// Each has idle memory that the other lacks, and asks for it at the same time.
 #[test]
 fn two_pools_at_one_process_limit_that_wait_for_each_other_are_both_served() {
-    let root = tempfile::tempdir().unwrap();
-    machine(root.path(), "419430400\n");
+    let root = machine();
     for (preset, has_thread) in
         [(Preset::Adaptive, true), (Preset::Adaptive, false), (Preset::TensorFlow, true), (Preset::TensorFlow, false)]
     {
-        let automatic = || automatic(root.path()).preset(preset).max_bytes(Limit::Auto);
-        let of = |builder: PoolBuilder| builder.background_thread(has_thread).wait(LONG).build().unwrap();
-        let pools = [of(automatic()), of(automatic())];
+        let of = || automatic(root.path()).preset(preset).background_thread(has_thread).wait(LONG).build().unwrap();
+        let pools = [of(), of()];
         pools.iter().for_each(|pool| drop(fill(pool, 10 * MIB, 3)));
         thread::scope(|scope| {
             for pool in &pools {
@@ -333,13 +328,12 @@ fn two_pools_at_one_process_limit_that_wait_for_each_other_are_both_served() {
 
 #[test]
 fn auto_counts_what_the_pool_holds_itself_as_available_to_it() {
-    let root = tempfile::tempdir().unwrap();
-    machine(root.path(), "419430400\n");
+    let root = machine();
     let clock = ManualClock::default();
     let pool = builder().unstable_clock(clock.clone()).unstable_host_root(root.path()).build().unwrap();
     let _held = fill(&pool, 10 * MIB, 8);
     // 200 MiB may be used, and 190 are: 80 of them by the pool.
-    machine(root.path(), "209715200\n");
+    write_machine(root.path(), "209715200\n");
     fs::write(root.path().join("sys/fs/cgroup/app/memory.current"), (190 << 20).to_string()).unwrap();
     clock.advance_us(1_000_000);
     pool.maintain();

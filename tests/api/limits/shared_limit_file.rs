@@ -1,11 +1,9 @@
-//! The file of a shared limit is removed or truncated under its users, and other code closes its descriptors.
-#![allow(unsafe_code)] // Closes descriptors.
+//! The file of a shared limit is removed or truncated under its users.
 
 use std::fs::{self, OpenOptions};
 use std::time::Duration;
 
 use super::shared_limit::{LONG, MIB, Named, Worker};
-use crate::child;
 
 #[test]
 fn a_pool_whose_shared_limit_is_removed_keeps_its_buffers_and_refuses_growth_alone() {
@@ -65,34 +63,4 @@ fn a_shared_limit_whose_file_is_truncated_or_overwritten_at_any_moment_kills_nob
     let pool = named.builder(64).build().unwrap();
     drop(pool.get_with(pinpool::Request::new(60 * MIB).timeout(LONG)).unwrap());
     assert_eq!(named.report().owners.len(), 1);
-}
-
-/// Closes the descriptors of shared limits, as code that closes descriptors it does not own does.
-fn close_descriptors_of_shared_limits() {
-    let is_shared_limit = |target: &std::path::Path| target.to_string_lossy().contains("/pinpool-limit.");
-    for entry in fs::read_dir("/proc/self/fd").unwrap().flatten() {
-        let number = entry.file_name().to_string_lossy().parse().unwrap();
-        if fs::read_link(entry.path()).is_ok_and(|target| is_shared_limit(&target)) {
-            // SAFETY: that it is not this code's own is what the pools are to notice.
-            assert_eq!(unsafe { libc::close(number) }, 0);
-        }
-    }
-}
-
-#[test]
-fn a_pool_that_lost_its_descriptor_leaves_the_place_of_the_next_alone() {
-    child::alone(|| {
-        let named = Named::new("aba");
-        let first = named.builder(64).name("first").wait(Duration::ZERO).build().unwrap();
-        let held = first.get(40 * MIB).unwrap();
-        close_descriptors_of_shared_limits();
-        // Takes the slot, and the number of the descriptor.
-        let second = named.builder(64).name("second").wait(Duration::ZERO).build().unwrap();
-        let second_held = second.get(40 * MIB).unwrap();
-        assert!(first.get(10 * MIB).is_err(), "it pins no more");
-        drop((held, first));
-        let report = named.report();
-        assert_eq!((report.owners.len(), report.held_bytes), (1, 40 << 20), "{report:?}");
-        drop((second.get(20 * MIB).unwrap(), second_held));
-    });
 }

@@ -7,7 +7,7 @@ use pinpool::{Backend, Pool};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::{alone, in_a_child};
-use crate::fixture::MIB;
+use crate::fixture::{MIB, status_kib};
 use crate::valid_stats::valid_stats;
 
 fn free_pages() -> u64 {
@@ -25,9 +25,7 @@ fn pool(backend: Backend, hugetlb: HugeTlb, bytes: u64) -> Pool {
 
 /// Bytes of this process in such pages.
 fn hugetlb_bytes() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("HugetlbPages:"));
-    line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0) << 10
+    status_kib("HugetlbPages") << 10
 }
 
 #[test]

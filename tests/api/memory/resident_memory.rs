@@ -8,7 +8,7 @@ use pinpool::unstable::ManualClock;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
 
 use crate::child::alone;
-use crate::fixture::MIB;
+use crate::fixture::{MIB, status_kib};
 
 /// Below the usual `RLIMIT_MEMLOCK`.
 const BYTES: usize = 6 * MIB;
@@ -23,9 +23,7 @@ fn resident_bytes() -> usize {
 
 /// Bytes that the kernel has locked for this process.
 fn locked_bytes() -> usize {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmLck:")).unwrap();
-    line.split_ascii_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+    usize::try_from(status_kib("VmLck")).unwrap() << 10
 }
 
 fn builder(backend: Backend) -> PoolBuilder {

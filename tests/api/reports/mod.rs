@@ -4,7 +4,6 @@
 mod call_stacks;
 #[cfg(not(miri))]
 mod docs;
-mod idle_by_class;
 mod log_lines;
 mod out_of_memory;
 #[cfg(all(feature = "observe", not(miri)))]

@@ -1,7 +1,6 @@
 //! Requests and returns of recording pools, next to a pool that does not record and on several threads: each is in the file
 //! once.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -9,33 +8,15 @@ use std::time::Duration;
 use pinpool::Pool;
 use pinpool_observe::record::{Event, Recording};
 
+use super::record::alternates;
 use crate::fixture::{faulty_heap, over, recorded};
 
 /// Requests and returns of each pool in the file; for one buffer they alternate.
 fn gets_and_puts(path: &Path) -> Vec<(u64, u64)> {
     let recording = Recording::open(path).unwrap();
     assert_eq!((recording.warning.as_deref(), recording.lost), (None, 0));
-    let mut counts = vec![(0, 0); recording.pools.len()];
-    let mut held = HashMap::new();
-    for record in &recording.records {
-        let (gets, puts) = &mut counts[record.pool as usize];
-        match record.event {
-            Event::Get { id, bytes, class_bytes, took_ns, .. } => {
-                *gets += 1;
-                assert!(bytes > 0 && bytes <= class_bytes);
-                let was_held = held.insert((record.pool, id), true);
-                // What takes no time is a hit, of memory that is known.
-                assert!(was_held == Some(false) || (was_held.is_none() && took_ns > 0), "{record:?} {was_held:?}");
-            }
-            Event::Put { id, in_flight } => {
-                *puts += 1;
-                assert_eq!((held.insert((record.pool, id), false), in_flight), (Some(true), false), "{record:?}");
-            }
-            Event::Gone { id } => drop(held.remove(&(record.pool, id))),
-            _ => {}
-        }
-    }
-    counts
+    assert!(!recording.records.iter().any(|record| matches!(record.event, Event::Put { in_flight: true, .. })));
+    alternates(&recording)
 }
 
 /// This many pairs fill no queue.

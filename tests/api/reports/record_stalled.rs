@@ -15,7 +15,7 @@ use pinpool_observe::record::{Event, Recording};
 
 use crate::captured_log;
 use crate::child::alone;
-use crate::fixture::recorded;
+use crate::fixture::{recorded, status_kib};
 
 /// A named pipe.
 #[allow(unsafe_code)] // A call of the system.
@@ -57,12 +57,12 @@ fn while_a_pipe_is_full_threads_that_come_and_go_lose_records_and_the_loss_is_to
         }
         // One queue of 256 KiB for each of these threads would be 500 MiB.
         let (threads, each) = (2_000_u64, 100);
-        let before = resident_kib();
+        let before = status_kib("VmRSS");
         for _ in 0..threads {
             let pool = pool.clone();
             thread::spawn(move || pairs(&pool, each)).join().unwrap();
         }
-        let grown_kib = resident_kib() - before;
+        let grown_kib = status_kib("VmRSS") - before;
         assert!(grown_kib < 100 << 10, "{grown_kib} KiB");
         // Now somebody reads, and the recording ends whole.
         let is_over = Arc::new(AtomicBool::new(false));
@@ -98,10 +98,4 @@ fn read_until(mut pipe: File, is_over: &AtomicBool) -> Vec<u8> {
             Err(error) => panic!("{error}"),
         }
     }
-}
-
-fn resident_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
 }

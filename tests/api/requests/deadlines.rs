@@ -13,6 +13,7 @@ use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::{MIB, over};
+use crate::pressure_file::PressureFile;
 use crate::valid_stats::valid_stats;
 
 /// No call that this file waits for takes as long, unless it hangs.
@@ -66,22 +67,16 @@ fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
 /// Buffers are returned while the pool releases idle ones, so a loop without a bound would never end.
 #[test]
 fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
-    let dir = tempfile::tempdir().unwrap();
-    let pressure = dir.path().join("memory");
-    std::fs::write(
-        &pressure,
-        "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
-    )
-    .unwrap();
+    let pressure = PressureFile::new();
     let clock = ManualClock::default();
     let source = faulty(SimSource::new(1 << 40));
     let pool = over(source.clone(), 64 << 20)
-        .unstable_pressure(pressure.clone())
+        .unstable_pressure(pressure.path())
         .unstable_clock(clock.clone())
         .build()
         .unwrap();
     drop((0..50).map(|_| pool.get(4096).unwrap()).collect::<Vec<_>>());
-    std::fs::write(&pressure, "some avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\nfull avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\n").unwrap();
+    pressure.write(90.0, 90.0);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..2 {

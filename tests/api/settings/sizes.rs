@@ -1,4 +1,4 @@
-//! Sizes as people write them, and what becomes of a variable that cannot be read.
+//! Sizes as people write them, and empty variables.
 
 use pinpool::unstable::config::env::{VARIABLES, report};
 use pinpool::unstable::config::text::parse_bytes;
@@ -65,29 +65,6 @@ proptest! {
     fn any_text_is_a_size_or_an_error(text in "[0-9._eE+ KMGTPBikmgtb-]{0,24}", other in ".{0,40}") {
         let _ = (parse_bytes(&text), parse_bytes(&other));
     }
-}
-
-/// A pool over `variables` is refused, with the name and the value of the first, and these words.
-fn check_refused(variable: &str, words: &[&str]) {
-    let value = std::env::var(variable).unwrap();
-    let error = Pool::builder().build().unwrap_err();
-    assert!(error.is_setting(), "{error}");
-    let text = error.to_string();
-    for part in [&*format!("{variable}={value}: "), "leave it out for the default"].iter().chain(words) {
-        assert!(text.contains(part), "no {part} in: {text}");
-    }
-    // The report lists it with all other variables.
-    let report = report();
-    assert_eq!((report.variables.len(), report.errors.len()), (VARIABLES.len(), 1));
-    assert_eq!(report.errors[0].to_string(), text, "the same text");
-}
-
-#[test]
-fn a_limit_that_cannot_be_read_is_an_error() {
-    alone_with(
-        || vec![("PINPOOL_MAX_BYTES", "2X".to_owned())],
-        || check_refused("PINPOOL_MAX_BYTES", &["not a size (like 2GiB, 512M, 1.5GB, 1e9"]),
-    );
 }
 
 #[test]

@@ -340,6 +340,9 @@ fn every_variable_that_cannot_be_read_is_named_in_the_error_and_code_that_sets_i
             let text = heap().build().unwrap_err().to_string();
             let (first, others) = text.split_once("; also wrong: ").unwrap();
             assert!(first.starts_with("PINPOOL_IDLE_TIMEOUT=soon: not a time"), "{text}");
+            assert!(first.contains("leave it out for the default"), "{text}");
+            assert!(found.errors.iter().any(|error| error.to_string() == first), "the text of the report");
+            assert_eq!(found.variables.len(), VARIABLES.len());
             assert_eq!(others, "PINPOOL_ON_FULL, PINPOOL_ZERO, PINPOOL_AUTO_RESIZE, PINPOOL_RESERVE");
             let readable = || heap().idle_timeout(None).on_full(OnFull::Error).setting("zero", true);
             let text = readable().build().unwrap_err().to_string();

@@ -112,34 +112,6 @@ fn failure(text: &str) -> Option<Failure> {
 mod tests {
     use super::*;
 
-    fn parsed(variables: &[(&str, &str)]) -> Result<Settings, String> {
-        parse(variables.iter().map(|(name, value)| (name.into(), value.into()))).map(|(settings, _)| settings)
-    }
-
-    #[test]
-    fn a_failure_names_its_call_its_number_and_its_code() {
-        let scripted = |nth, times, code| ("cuMemMap".to_owned(), nth, times, Code(code));
-        for wrong in ["cuMemMap", "cuMemMap:0=2", "cuMemMap:1=0", "cuMemMap:=2", "cuMemMap:1", "malloc:1=2", ":1=2"] {
-            assert_eq!(failure(wrong), None, "{wrong}");
-        }
-        let both = parse([("MOCK_DRIVER_FAIL".into(), "cuMemMap:3=2,cuMemMap:1+=801".into())]).unwrap().1;
-        assert_eq!(both, [scripted(3, 1, 2), scripted(1, u64::MAX, 801)]);
-        assert!(parse([("MOCK_DRIVER_FAIL".into(), "cuMemMap:3=2,nothing".into())]).unwrap_err().contains("nothing"));
-    }
-
-    #[test]
-    fn each_variable_sets_its_field() {
-        let late = parsed(&[("HOME", "/"), ("MOCK_DRIVER_COPY_DELAY", "5"), ("MOCK_DRIVER_REPORT", "stderr")]);
-        let copy_delay = Duration::from_millis(5);
-        assert_eq!(late, Ok(Settings { copy_delay, report: true, ..Settings::default() }));
-        let deadly = parsed(&[("MOCK_DRIVER_ABORT", "cuMemCreate"), ("MOCK_DRIVER_HANG", "cuMemMap")]);
-        let (abort, hang) = (Some("cuMemCreate"), Some("cuMemMap"));
-        assert_eq!(deadly, Ok(Settings { abort, hang, ..Settings::default() }));
-        let deviating = parsed(&[("MOCK_DRIVER_ADVERSARIAL", "ResetUnmaps, NoRegistering")]).unwrap();
-        assert_eq!(deviating.deviations, Deviation::ResetUnmaps.bit() | Deviation::NoRegistering.bit());
-        assert_eq!(parsed(&[("HOME", "/")]), Ok(Settings::default()));
-    }
-
     #[test]
     fn an_unknown_name_or_value_is_refused_by_name() {
         for wrong in [
@@ -147,8 +119,15 @@ mod tests {
             ("MOCK_DRIVER_REPORT", "1"),
             ("MOCK_DRIVER_COSTS", "measured"),
             ("MOCK_DRIVER_ADVERSARIAL", "kind"),
+            ("MOCK_DRIVER_FAIL", "cuMemMap"),
+            ("MOCK_DRIVER_FAIL", "cuMemMap:0=2"),
+            ("MOCK_DRIVER_FAIL", "cuMemMap:1=0"),
+            ("MOCK_DRIVER_FAIL", "cuMemMap:=2"),
+            ("MOCK_DRIVER_FAIL", "cuMemMap:1"),
+            ("MOCK_DRIVER_FAIL", "malloc:1=2"),
+            ("MOCK_DRIVER_FAIL", "cuMemMap:3=2,nothing"),
         ] {
-            let why = parsed(&[wrong]).unwrap_err();
+            let why = parse([(wrong.0.into(), wrong.1.into())]).unwrap_err();
             assert!(why.contains(&format!("{}={}", wrong.0, wrong.1)), "{why}");
         }
     }

@@ -142,10 +142,8 @@ fn check_tracked(report: &Value, sizes: &[u64]) {
 #[test]
 fn over_a_driver_every_backend_shrinks_copies_and_pins() {
     let folder = tempfile::tempdir().unwrap();
-    let here = std::env::current_exe().unwrap();
-    let library = here.parent().unwrap().join("libmock_driver.so");
-    std::os::unix::fs::symlink(library, folder.path().join("libcuda.so")).unwrap();
-    let env = [("LD_LIBRARY_PATH", folder.path())];
+    let driver = crate::mock_driver(folder.path());
+    let env = [("LD_LIBRARY_PATH", &*driver)];
 
     let backends = ["--backend", "vmm", "--backend", "register", "--backend", "cuda"];
     let report = bench_in(&[&["stall", "--seconds", "0.2", "--step", "8MiB"], &backends[..]].concat(), &env);

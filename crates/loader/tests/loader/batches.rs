@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use pinpool_loader::{BatchReader, LoadState, LoadedBatch, Shard};
 
+use super::until::until;
 use super::*;
 
 /// Samples and bytes of each batch.
@@ -18,15 +19,6 @@ fn contents(batches: impl Iterator<Item = LoadedBatch>) -> Vec<(Vec<usize>, Vec<
 fn all_back(pool: &Pool) -> bool {
     let stats = pool.stats();
     (stats.memory.in_use, stats.copies.in_flight) == (0, 0)
-}
-
-/// Waits until `is_so`, at most 300 s.
-fn wait_until(is_so: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(300), "still waiting");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 fn reader(pool: &Pool, catalog: &Catalog, options: LoadOptions) -> BatchReader {
@@ -186,9 +178,9 @@ fn no_more_buffers_than_prefetch_are_read_ahead() {
     let (_dir, catalog) = numbered_files(&[100; 100]);
     let pool = pool(1 << 30);
     let mut reader = reader(&pool, &catalog, options(one_by_one));
-    wait_until(|| pool.stats().memory.in_use == 4);
+    until("four are read ahead", || pool.stats().memory.in_use == 4);
     let held: Vec<_> = reader.by_ref().take(10).collect();
-    wait_until(|| pool.stats().memory.in_use == 14);
+    until("ten are taken and four read ahead", || pool.stats().memory.in_use == 14);
     drop(held);
     assert_eq!(reader.count(), 90);
     // All buffers have one class, so allocations count the buffers at once.
@@ -235,7 +227,7 @@ fn a_reader_ends_soon_while_a_worker_waits_long_for_memory() {
     let pool = pool_with_wait(300_000, Duration::from_secs(3600));
     let mut reader = reader(&pool, &catalog, options(|_| ()));
     let held = reader.next().unwrap();
-    wait_until(|| pool.stats().requests.waiting == 1);
+    until("a worker waits", || pool.stats().requests.waiting == 1);
     let begun = Instant::now();
     assert!(reader.next_within(Duration::from_millis(1)).is_pending());
     drop(reader);

@@ -42,33 +42,20 @@ fn loaded(paths: &[&Path], decode: Vec<DecodedField>, batch_samples: u64) -> (Ca
     (catalog, batches)
 }
 
-fn tar_of(path: &Path, members: &[(&str, &[u8])]) {
-    let mut archive = tar::Builder::new(fs::File::create(path).unwrap());
-    for (name, bytes) in members {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(bytes.len() as u64);
-        header.set_mode(0o644);
-        archive.append_data(&mut header, name, *bytes).unwrap();
-    }
-    archive.finish().unwrap();
-}
-
 #[test]
 fn decoded_fields_are_arrays_followed_by_the_other_fields() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shard.tar");
-    tar_of(
-        &path,
-        &[
-            ("0.cls", b"10"),
-            ("0.jpg", b"abcdef"),
-            ("0.seg.png", b"uvw"),
-            ("0.txt", b"first"),
-            ("1.jpeg", b"ghijkl"),
-            ("1.cls", b"2"),
-            ("1.seg.png", b"xyz"),
-        ],
-    );
+    let members: [(&str, &[u8]); 7] = [
+        ("0.cls", b"10"),
+        ("0.jpg", b"abcdef"),
+        ("0.seg.png", b"uvw"),
+        ("0.txt", b"first"),
+        ("1.jpeg", b"ghijkl"),
+        ("1.cls", b"2"),
+        ("1.seg.png", b"xyz"),
+    ];
+    fs::write(&path, super::tar_file(&members)).unwrap();
     let decode = vec![field("jpg;jpeg", 4), field("seg.png", 2)];
     let (catalog, batches) = loaded(&[&path], decode.clone(), 8);
     // Under a limit of 4 bytes each sample is a complete batch.

@@ -21,6 +21,8 @@ mod lanes;
 mod listing;
 mod parts;
 mod runs;
+#[path = "../../../../tests/common/until.rs"]
+mod until;
 
 use std::fs;
 use std::num::{NonZeroU64, NonZeroUsize};

@@ -1,6 +1,5 @@
 //! Recordings as workloads.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -62,18 +61,6 @@ fn a_recording_with_lost_records_replays_the_rest() {
     assert!(recording.lost > 0, "all of them found room: the test needs more");
     let workload = Workload::from_recording(&recording).unwrap();
     assert_eq!(workload.gets, count(&recording, |event| matches!(event, Event::Get { .. })));
-}
-
-#[test]
-fn a_recording_of_another_version_is_refused_and_a_text_is_a_trace() {
-    let (_dir, path) = a_recording();
-    let mut bytes = fs::read(&path).unwrap();
-    bytes[8..12].copy_from_slice(&9_u32.to_le_bytes());
-    fs::write(&path, &bytes).unwrap();
-    let error = Workload::open(&path).unwrap_err().to_string();
-    assert!(error.contains("version 9"), "{error}");
-    fs::write(&path, "a 1 4096\n").unwrap();
-    assert_eq!(Workload::open(&path).unwrap().gets, 1);
 }
 
 #[test]

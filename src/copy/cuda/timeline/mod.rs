@@ -214,7 +214,8 @@ impl TimelinePages {
         if freed.is_empty() {
             // One thread at a time makes a page, and the next one finds its words.
             let _creation = self.page_creation.lock();
-            if self.free.lock().is_empty() {
+            // Relaxed: ordered by the lock.
+            if self.free.lock().is_empty() && !self.is_refused.load(Ordering::Relaxed) {
                 let made = self.new_page(context);
                 // Relaxed: a hint.
                 self.is_refused.store(made.is_none(), Ordering::Relaxed);

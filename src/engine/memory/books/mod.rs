@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::block_memory::BlockMemory;
 use super::carry_out::Execution;
-use super::shape::Mappings;
+use super::shape::{GrowthShape, Mappings};
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, Plan};
 use crate::backend::SourceError;
 use crate::quota::{Budget, Claim, QuotaExceeded};
@@ -30,8 +30,7 @@ pub(in crate::engine) struct Books {
     pub(super) arena: Arena,
     pub(super) mappings: Mappings,
     pub(super) demand: Demand,
-    /// Sizes vary if a hole longer than this is wanted (policy-R12).
-    varied_above_bytes: u64,
+    shape: GrowthShape,
     /// A step towards a compaction target failed: the next one is not before this.
     pub(super) next_compaction_us: u64,
     /// No pool carves from here any more.
@@ -58,12 +57,12 @@ pub(in crate::engine) struct Books {
 }
 
 impl Books {
-    pub(in crate::engine) fn new(arena: Arena, mappings: Mappings, varied_above_bytes: u64, claim: Claim) -> Self {
+    pub(in crate::engine) fn new(arena: Arena, mappings: Mappings, shape: GrowthShape, claim: Claim) -> Self {
         Self {
             arena,
             mappings,
             demand: Demand::default(),
-            varied_above_bytes,
+            shape,
             next_compaction_us: 0,
             is_closed: false,
             overdue_bytes: 0,
@@ -129,7 +128,7 @@ impl Books {
 
     /// Returns whether sizes vary (policy-R12).
     pub(in crate::engine) fn is_varied(&self, now_us: u64) -> bool {
-        self.demand.wanted_bytes(now_us) > self.varied_above_bytes
+        self.demand.wanted_bytes(now_us) > self.shape.varied_above_bytes
     }
 
     /// Returns whether a hole as long as is wanted is more than a step away (policy-R13).

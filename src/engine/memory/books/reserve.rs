@@ -59,15 +59,12 @@ impl Books {
         self.requested_bytes.saturating_sub(self.arena.stats().reserve_bytes + self.pending_bytes)
     }
 
-    /// Plans the next step, of about `step_bytes`. `remedy` is for an error if no addresses are left.
-    pub(in crate::engine) fn plan_reserve_step(
-        &mut self,
-        step_bytes: u64,
-        remedy: &'static str,
-    ) -> Result<Plan, Refusal> {
+    /// Plans the next step, of about `step_bytes`.
+    pub(in crate::engine) fn plan_reserve_step(&mut self, step_bytes: u64) -> Result<Plan, Refusal> {
         let plan = self.arena.commit_next(step_bytes, self.budget.room_for(step_bytes)).map_err(|granule_bytes| {
             if granule_bytes == 0 {
                 let error = SourceError::new("arena", "no addresses are left for the reserve");
+                let remedy = self.shape.address_remedy.unwrap_or("reserve less, or raise PINPOOL_MAX_BYTES");
                 return Refusal::Source(error.with_remedy(remedy));
             }
             self.keep_committed(granule_bytes);

@@ -17,21 +17,6 @@ fn sources() -> [Arc<CountingSource>; 2] {
 }
 
 #[test]
-fn a_pool_ends_with_its_last_handle_or_its_last_buffer() {
-    for source in sources() {
-        let pool = over(source.clone()).reserve_bytes(2 << 20).build().unwrap();
-        let (early, late) = (pool.get(3 * MIB).unwrap(), pool.get(5 * MIB).unwrap());
-        let clone = pool.clone();
-        drop((early, pool));
-        assert!(source.held_bytes() > 0);
-        drop(clone);
-        assert!(source.held_bytes() > 0, "a buffer is in use");
-        thread::spawn(move || drop(late)).join().unwrap();
-        assert_eq!((source.held_bytes(), source.ranges()), (0, 0));
-    }
-}
-
-#[test]
 fn a_pool_ends_once_when_its_last_handle_and_buffers_are_dropped_together() {
     for round in 0..200 {
         for source in sources() {

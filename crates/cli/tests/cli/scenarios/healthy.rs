@@ -3,17 +3,38 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use pinpool::Preset;
 use pinpool::unstable::Rounding;
+use pinpool::{PoolBuilder, Preset};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};
 
+/// Programs that hold a few buffers at a time: what they resemble, their seconds, buffers held, settings and lengths.
+type Load = (&'static str, u64, usize, fn(PoolBuilder) -> PoolBuilder, fn(u64) -> usize);
+
 #[test]
-fn a_program_of_eleven_seconds_that_takes_what_it_needs_at_once_is_warm() {
-    let mut program = Program::one(|pool| pool);
-    program.load(11, 3, |_, _| 4 * MIB);
-    program.diagnosed(()).check("healthy", false);
+fn steady_loads_are_healthy() {
+    const SIXTEEN: fn(u64) -> usize = |step| MIB + usize::try_from(step % 16).unwrap() * 2 * MIB;
+    let exact = |pool: PoolBuilder| pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact);
+    let loads: [Load; 4] = [
+        ("warming up, but all is taken at once", 11, 3, |pool| pool, |_| 4 * MIB),
+        ("sizes that never recur, but sixteen recur", 80, 3, |pool| pool, SIXTEEN),
+        ("thrashing, but sixteen sizes are within the limit", 80, 3, exact, SIXTEEN),
+        (
+            "sizes that drift, but what is there serves them",
+            120,
+            3,
+            |pool| pool,
+            |step| 8 * MIB + usize::try_from(step / STEPS_IN_A_SECOND).unwrap() * 65_536,
+        ),
+    ];
+    for (name, seconds, held, set, len) in loads {
+        let mut program = Program::new(&[name], set);
+        program.load(seconds, held, |_, step| len(step));
+        let said = program.diagnosed(());
+        said.check("healthy", false);
+        said.check_healthy();
+    }
 }
 
 #[test]
@@ -23,8 +44,7 @@ fn a_data_set_that_is_read_for_half_a_minute_and_kept_is_no_leak() {
     program.run(36, |program, step| {
         kept.push(program.must_get("samples", MIB));
         if step % 4 == 0 {
-            let scratch = program.must_get("scratch", MIB);
-            drop(scratch);
+            drop(program.must_get("scratch", MIB));
         }
     });
     program.diagnosed(kept).check_calm(&["healthy", "warming_up"]);
@@ -62,8 +82,7 @@ fn more_requests_at_once_are_no_leak() {
             requests.push_back(program.must_get("requests", MIB));
         }
         while requests.len() as u64 > 10 * load {
-            let oldest = requests.pop_front().unwrap();
-            drop(oldest);
+            drop(requests.pop_front());
         }
     });
     program.diagnosed(requests).check_calm(&["healthy", "warming_up"]);
@@ -74,8 +93,7 @@ fn a_burst_now_and_then_is_no_thrashing() {
     let mut program = Program::one(|pool| pool);
     let mut burst = Vec::new();
     program.run(120, |program, step| {
-        let buffer = program.must_get("images", MIB);
-        drop(buffer);
+        drop(program.must_get("images", MIB));
         match step % (40 * STEPS_IN_A_SECOND) {
             20..40 => burst.push(program.must_get("burst", 16 * MIB)),
             60 => std::mem::take(&mut burst).into_iter().for_each(drop),
@@ -83,27 +101,6 @@ fn a_burst_now_and_then_is_no_thrashing() {
         }
     });
     program.diagnosed(burst).check_healthy();
-}
-
-#[test]
-fn sixteen_sizes_in_turn_recur() {
-    let mut program = Program::one(|pool| pool);
-    program.load(80, 3, |_, step| MIB + usize::try_from(step % 16).unwrap() * 2 * MIB);
-    program.diagnosed(()).check_healthy();
-}
-
-#[test]
-fn sixteen_sizes_within_the_limit_are_no_thrashing_under_tensorflow() {
-    let mut program = Program::one(|pool| pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact));
-    program.load(80, 3, |_, step| MIB + usize::try_from(step % 16).unwrap() * 2 * MIB);
-    program.diagnosed(()).check_healthy();
-}
-
-#[test]
-fn sizes_that_drift_are_served_by_what_is_there() {
-    let mut program = Program::one(|pool| pool);
-    program.load(120, 3, |_, step| 8 * MIB + usize::try_from(step / STEPS_IN_A_SECOND).unwrap() * 65_536);
-    program.diagnosed(()).check_healthy();
 }
 
 #[test]
@@ -146,8 +143,7 @@ fn a_full_queue_whose_producer_does_not_wait_is_no_slow_consumer() {
             queue.push_back(program.must_get("queue", 8 * MIB));
         }
         if step % 2 == 0 {
-            let oldest = queue.pop_front().unwrap();
-            Program::put_elsewhere(oldest);
+            Program::put_elsewhere(queue.pop_front().unwrap());
         }
     });
     program.diagnosed(queue).check_healthy();
@@ -165,8 +161,7 @@ fn a_loader_before_a_busy_device_is_no_alarm_and_loses_nothing() {
                 while program.asked.is_empty() {
                     queue.extend(program.get(0, "batches", MIB));
                 }
-                let oldest = queue.pop_front().unwrap();
-                Program::put_elsewhere(oldest);
+                Program::put_elsewhere(queue.pop_front().unwrap());
             }
         });
         let said = program.diagnosed(queue);

@@ -1,0 +1,25 @@
+//! The file in which the kernel says how long tasks wait for memory.
+
+use std::path::PathBuf;
+
+/// Such a file for `unstable_pressure`, and its folder.
+pub(crate) struct PressureFile(tempfile::TempDir);
+
+impl PressureFile {
+    /// No task waits.
+    pub(crate) fn new() -> Self {
+        let file = Self(tempfile::tempdir().unwrap());
+        file.write(0.0, 0.0);
+        file
+    }
+
+    /// Some tasks, and all tasks, wait for these percentages of the time.
+    pub(crate) fn write(&self, some: f64, full: f64) {
+        let line = |kind, share| format!("{kind} avg10={share:.2} avg60=0.00 avg300=0.00 total=0\n");
+        std::fs::write(self.path(), line("some", some) + &line("full", full)).unwrap();
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.0.path().join("memory")
+    }
+}

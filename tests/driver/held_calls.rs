@@ -1,0 +1,118 @@
+//! A thread that is in a driver call delays no other thread: no hit, no statistics, no trim, and no request past its wait.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mock_driver::MockDriver;
+use pinpool::{Backend, Pool, Preset};
+
+use crate::events_only::EventsOnly;
+use crate::fixture::{MIB, builder, filled, on_a_stream};
+use crate::until::{in_time, until};
+use crate::valid_stats::valid_stats;
+
+/// No request of this file takes as long, unless it hangs.
+const HANGS: Duration = Duration::from_secs(60);
+
+/// Holds `call` while `act` makes it.
+fn while_held(driver: &MockDriver, pool: &Pool, call: &str, act: impl FnOnce(&Pool) + Send) {
+    let gate = driver.hold_call(call);
+    thread::scope(|scope| {
+        let acting = scope.spawn(|| act(pool));
+        gate.wait_for(1);
+        let pool = pool.clone();
+        in_time(move || {
+            let _all = (pool.stats().to_string(), pool.class_stats(), pool.partition_stats());
+            let _hit = pool.try_get(4096).unwrap();
+        });
+        drop(gate);
+        acting.join().unwrap();
+    });
+    valid_stats(pool);
+}
+
+#[test]
+fn statistics_and_hits_wait_for_no_pin_call_no_release_and_no_copy_call() {
+    let (driver, stream, mut memory) = on_a_stream(MIB);
+    let _events = EventsOnly::begin();
+    for (preset, backend, pin, unpin) in [
+        (Preset::Adaptive, Backend::Vmm, "cuMemCreate", "cuMemUnmap"),
+        (Preset::Adaptive, Backend::Register, "cuMemHostRegister_v2", "cuMemHostUnregister"),
+        (Preset::Adaptive, Backend::Cuda, "cuMemHostAlloc", "cuMemFreeHost"),
+        (Preset::TensorFlow, Backend::Cuda, "cuMemHostAlloc", "cuMemFreeHost"),
+    ] {
+        let builder = builder(backend).preset(preset);
+        let pool = builder.max_bytes(64 << 20).build().unwrap();
+        drop(pool.get(4096).unwrap());
+        while_held(&driver, &pool, pin, |pool| drop(pool.get(4 * MIB).unwrap()));
+        if preset == Preset::Adaptive && pin != "cuMemCreate" {
+            // Other calls pin a reserve of `vmm`; `tensorflow` has none.
+            while_held(&driver, &pool, pin, |pool| pool.reserve(8 << 20).unwrap());
+        }
+        while_held(&driver, &pool, unpin, Pool::clear);
+        let buf = filled(&pool, MIB, 7);
+        while_held(&driver, &pool, "cuEventRecord", |_| drop(buf.copy_to(&stream, &mut memory).unwrap()));
+        while_held(&driver, &pool, "cuEventQuery", Pool::maintain);
+        stream.synchronize().unwrap();
+        pool.maintain();
+        assert_eq!(pool.stats().copies.in_flight, 0);
+    }
+}
+
+#[test]
+fn a_trim_does_not_ask_a_driver_that_stands_still() {
+    for backend in [Backend::Register, Backend::Cuda] {
+        let (driver, stream, mut memory) = on_a_stream(MIB);
+        let _events = EventsOnly::begin();
+        let pool = builder(backend).max_bytes(16 << 20).wait(Duration::from_millis(20)).build().unwrap();
+        drop(pool.get(8 * MIB).unwrap());
+        let copying = filled(&pool, MIB, 7);
+        let gate = driver.hold_call("cuEventQuery");
+        drop(copying.copy_to(&stream, &mut memory).unwrap());
+        let polling = pool.clone();
+        let blocked = thread::spawn(move || polling.maintain());
+        gate.wait_for(1);
+        // Longer than a driver is given to answer.
+        thread::sleep(Duration::from_millis(50));
+        let getting = pool.clone();
+        in_time(move || {
+            getting.trim(0);
+            assert_eq!((getting.stats().copies.in_flight, getting.stats().memory.quarantined), (1, 0));
+        });
+        drop(gate);
+        blocked.join().unwrap();
+        stream.synchronize().unwrap();
+        until("all is released", || {
+            pool.trim(0);
+            pool.stats().memory.held_bytes == 0
+        });
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
+    }
+}
+
+#[test]
+fn a_get_does_not_wait_past_its_deadline_for_the_registration_of_another_thread() {
+    let driver = MockDriver::load();
+    let pool = builder(Backend::Register).max_bytes(1 << 30).wait(Duration::from_millis(20)).build().unwrap();
+    let held = driver.hold_call("cuMemHostRegister_v2");
+    thread::scope(|scope| {
+        let registering = scope.spawn(|| pool.get(8 * MIB).map(drop));
+        held.wait_for(1);
+        let waiting = scope.spawn(|| pool.get(4 * MIB).map(drop));
+        let begun = Instant::now();
+        while !waiting.is_finished() && begun.elapsed() < HANGS {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let ended = waiting.is_finished();
+        assert!(!registering.is_finished());
+        drop(held);
+        assert!(ended, "a request waited for the registration of another thread");
+        let error = waiting.join().unwrap().unwrap_err();
+        assert!(error.is_backend());
+        let text = error.to_string();
+        assert!(text.contains("another thread") && text.contains("PINPOOL_WAIT"), "{text}");
+        registering.join().unwrap().unwrap();
+    });
+    valid_stats(&pool);
+    drop(pool.get(4 * MIB).unwrap());
+}
