@@ -15,19 +15,6 @@ fn refused(status: pp_status, expected: pp_status, words: &str) {
 }
 
 #[test]
-fn a_second_put_is_named_and_changes_nothing() {
-    let pool = open(HEAP);
-    let held = get(pool, 4096).unwrap();
-    put(pool, held).unwrap();
-    for _ in 0..2 {
-        let name = format!("{:#x}: not from this pool, or already put", held.0.addr());
-        refused(pp_put(pool.0, held.0), pp_status::PP_UNKNOWN_POINTER, &name);
-    }
-    assert_eq!(stats(pool)["requests"]["returned"], 1);
-    close(pool);
-}
-
-#[test]
 fn addresses_from_elsewhere_are_named() {
     let (pool, other) = (open(HEAP), open(HEAP));
     let mut local = 0_u8;

@@ -1,7 +1,5 @@
 //! The bytes of each batch: order, limits, shuffle, synthetic data, checksums.
 
-use std::io;
-
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::*;
@@ -44,30 +42,6 @@ fn samples_lie_back_to_back_with_their_checksums() {
         assert_eq!(observer.failed, [format!("batch 0, {name}: {differ} when they were read")]);
         at += len;
     }
-}
-
-#[test]
-fn a_sample_that_fails_leaves_no_gap_and_is_named() {
-    let dir = directory();
-    for name in ["a", "b", "c", "d", "e"] {
-        put(dir.path(), name, name.repeat(100));
-    }
-    let catalog = listed(&[dir.path()], false);
-    put(dir.path(), "b", b"only this is left");
-    fs::remove_file(dir.path().join("c")).unwrap();
-    put(dir.path(), "d", b"d".repeat(500));
-    let mut destination = FaultyDestination::new();
-    let (summary, observer) = run(&catalog, options(one_batch), &mut destination);
-    assert_eq!((summary.bytes, summary.files, summary.failed_files), (200, 2, 3));
-    let read = ["a".repeat(100), "e".repeat(100)].concat();
-    assert_eq!(&destination.sent[0][..200], read.as_bytes());
-    let missing = io::Error::from_raw_os_error(libc::ENOENT);
-    let failures = [
-        format!("{}: truncated: 17 of the 100 bytes planned could be read", dir.path().join("b").display()),
-        format!("{}: {missing}", dir.path().join("c").display()),
-        format!("{}: grew: 100 bytes when it was listed, 500 when it was read", dir.path().join("d").display()),
-    ];
-    assert_eq!(observer.failed, failures);
 }
 
 #[test]

@@ -332,14 +332,6 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
 
         #[test]
-        fn any_text_gives_percentages_or_nothing(text in "\\PC{0,80}|(some|full)? ?(avg10=)?[0-9.eE+-]{0,30}( total=[0-9]{0,30})?") {
-            if let Some(stall) = stall(&text) {
-                prop_assert!((0.0..=100.0).contains(&stall.some_percent));
-                prop_assert!((0.0..=100.0).contains(&stall.full_percent));
-            }
-        }
-
-        #[test]
         fn a_truncated_file_is_no_worse_than_the_whole(some in 0u32..=10_000, full in 0u32..=10_000, cut in 0.0..1.0) {
             let percent = |hundredths: u32| format!("{}.{:02}", hundredths / 100, hundredths % 100);
             let whole = psi(&percent(some), &percent(full));
