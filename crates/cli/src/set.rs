@@ -47,7 +47,10 @@ impl Set {
     /// The settings of several `--set`.
     pub(crate) fn all(sets: &[Self]) -> Result<Self, Box<dyn Error>> {
         let text = sets.iter().map(|set| &*set.text).collect::<Vec<_>>().join(",");
-        if sets.is_empty() { Ok(Self::default()) } else { text.parse().map_err(|why| refused(&text, why)) }
+        if sets.is_empty() {
+            return Ok(Self::default());
+        }
+        text.parse().map_err(|why| ExitError::Settings.because(format_args!("--set {text}: {why}")))
     }
 
     /// A builder with these settings; the environment provides the rest.
@@ -59,10 +62,6 @@ impl Set {
     pub(crate) fn replay(&self) -> Result<Replay, Box<dyn Error>> {
         Replay::under(&self.pairs).map_err(|why| ExitError::Settings.because(why))
     }
-}
-
-fn refused(text: &str, why: String) -> Box<dyn Error> {
-    ExitError::Settings.because(format_args!("--set {text}: {why}"))
 }
 
 /// The variable and the valid value of `NAME=VALUE`; the prefix is optional.

@@ -7,7 +7,7 @@ use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, BufWriter, Write};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 
 use crate::exit::{ExitError, Reason};
 
@@ -20,17 +20,10 @@ pub enum Verbosity {
 }
 
 /// A handle; clones share the terminal.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Terminal {
+    /// On stderr, and only if that is a terminal.
     bars: MultiProgress,
-}
-
-impl Default for Terminal {
-    fn default() -> Self {
-        // Draws on terminals only; a pipe gets no bar.
-        let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
-        Self { bars }
-    }
 }
 
 impl Terminal {

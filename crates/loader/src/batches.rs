@@ -201,9 +201,7 @@ impl Batches {
         self.options.batch_samples.is_some_and(|max| samples as u64 > max.get())
             || self.options.batch_bytes.is_some_and(|max| len_bytes > max.get())
     }
-}
 
-impl Batches {
     fn next_in_epoch(&mut self) -> Option<PlannedBatch> {
         if self.epoch == self.options.epochs || self.taken == self.order.len() {
             return None;

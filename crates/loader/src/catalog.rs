@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::compressed::Compression;
-use super::failure::Failure;
+use super::failure::{Failure, FailureCause};
 
 /// A range of bytes in a file, or in the data of a compressed file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,6 +175,11 @@ impl Catalog {
         let Some(sample) = self.samples().get(sample) else { return format!("sample {sample}") };
         let origin = &self.files()[sample.file].origin;
         sample.member.as_ref().map_or_else(|| origin.to_string(), |member| format!("{origin}!{member}"))
+    }
+
+    /// The failure of a sample.
+    pub(super) fn failure(&self, sample: usize, cause: FailureCause) -> Failure {
+        Failure { files: vec![self.samples()[sample].file], ..Failure::new(self.name(sample), cause) }
     }
 
     /// The label of a sample: the name of the directory of a plain file, the member's name in a container. Empty for synthetic

@@ -75,7 +75,7 @@ impl fmt::Display for Compression {
     }
 }
 
-/// The data of a file, from the first byte to the last.
+/// The data of a file, from the first byte to the last. For the reader of an archive it can be moved forward ([`Seek`]).
 pub(super) struct Decoder {
     stream: Stream,
     pub(super) compression: Compression,
@@ -83,6 +83,9 @@ pub(super) struct Decoder {
     max_bytes: u64,
     /// Number of the next byte of data.
     pub(super) at: u64,
+    /// Start of the next [`Read::read`], which skips the bytes before it.
+    next: u64,
+    stop: StopFlag,
     /// The reason why reading failed; set once.
     pub(super) broken: Option<String>,
 }
@@ -97,11 +100,11 @@ type Input = BufReader<File>;
 
 impl Decoder {
     /// A decoder at the start of the file at `path`.
-    pub(super) fn open(path: &Path, compression: Compression) -> io::Result<Decoder> {
-        Decoder::new(File::open(path)?, compression)
+    pub(super) fn open(path: &Path, compression: Compression, stop: &StopFlag) -> io::Result<Decoder> {
+        Decoder::new(File::open(path)?, compression, stop.clone())
     }
 
-    fn new(file: File, compression: Compression) -> io::Result<Decoder> {
+    fn new(file: File, compression: Compression, stop: StopFlag) -> io::Result<Decoder> {
         let meta = file.metadata()?;
         if !meta.is_file() {
             return Err(io::ErrorKind::IsADirectory.into());
@@ -112,7 +115,7 @@ impl Decoder {
             Compression::Gzip => Stream::Gzip(Box::new(MultiGzDecoder::new(input))),
             Compression::Zstd => Stream::Zstd(Box::new(zstd::Decoder::with_buffer(input)?)),
         };
-        Ok(Decoder { stream, compression, file_bytes, max_bytes, at: 0, broken: None })
+        Ok(Decoder { stream, compression, file_bytes, max_bytes, at: 0, next: 0, stop, broken: None })
     }
 
     fn input(&mut self) -> &mut Input {
@@ -123,7 +126,7 @@ impl Decoder {
     }
 
     /// The next bytes of data, at least one; 0 at their end.
-    pub(super) fn read(&mut self, into: &mut [u8]) -> Result<usize, FailureCause> {
+    pub(super) fn decode(&mut self, into: &mut [u8]) -> Result<usize, FailureCause> {
         if let Some(broken) = &self.broken {
             return Err(FailureCause::Compressed(broken.clone()));
         }
@@ -166,23 +169,54 @@ impl Decoder {
         Err(FailureCause::Compressed(broken))
     }
 
-    /// Skips the data before byte number `to`. Ends earlier at the end of the data or when `stop` is raised.
-    pub(super) fn skip_to(&mut self, to: u64, stop: &StopFlag) -> Result<(), FailureCause> {
+    /// Skips the data before byte number `to`. Ends earlier at the end of the data or when the load is stopped.
+    pub(super) fn skip_to(&mut self, to: u64) -> Result<(), FailureCause> {
         let mut skipped = [0; SKIP_BYTES];
-        while self.at < to && !stop.is_raised() {
+        while self.at < to && !self.stop.is_raised() {
             let len = usize::try_from(to - self.at).unwrap_or(usize::MAX).min(SKIP_BYTES);
-            if self.read(&mut skipped[..len])? == 0 {
+            if self.decode(&mut skipped[..len])? == 0 {
                 break;
             }
         }
         Ok(())
     }
+
+    /// Skips the rest of the data and returns the length of all data.
+    pub(super) fn skip_to_end(&mut self) -> Result<u64, FailureCause> {
+        self.skip_to(u64::MAX)?;
+        Ok(self.at)
+    }
 }
 
-impl fmt::Debug for Decoder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Decoder { compression, at, broken, .. } = self;
-        f.debug_struct("Decoder").field("compression", compression).field("at", at).field("broken", broken).finish()
+impl Read for Decoder {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let failed = |cause: FailureCause| match cause {
+            FailureCause::Io(error) => error,
+            cause => io::Error::other(cause),
+        };
+        self.skip_to(self.next).map_err(failed)?;
+        if self.stop.is_raised() {
+            return Err(io::Error::other("stopped"));
+        }
+        if self.at < self.next {
+            return Ok(0);
+        }
+        let read = self.decode(into).map_err(failed)?;
+        self.next = self.at;
+        Ok(read)
+    }
+}
+
+impl Seek for Decoder {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.next = match to {
+            SeekFrom::Start(to) => Some(to),
+            SeekFrom::Current(by) => self.next.checked_add_signed(by),
+            SeekFrom::End(_) => None,
+        }
+        .filter(|next| *next >= self.at)
+        .ok_or_else(|| io::Error::other("compressed data can only be read forward"))?;
+        Ok(self.next)
     }
 }
 
@@ -207,58 +241,6 @@ impl Turn {
     pub(super) fn end(self, decoder: Decoder) {
         // An error means that no further batch of this epoch reads the file.
         let _ = self.next.send(decoder);
-    }
-}
-
-/// A decoder that can be moved forward, for the reader of an archive.
-pub(super) struct ForwardReader<'a> {
-    pub(super) decoder: Decoder,
-    /// Start of the next read, which skips the bytes before it.
-    next: u64,
-    stop: &'a StopFlag,
-}
-
-impl<'a> ForwardReader<'a> {
-    pub(super) fn new(decoder: Decoder, stop: &'a StopFlag) -> ForwardReader<'a> {
-        ForwardReader { decoder, next: 0, stop }
-    }
-
-    /// Reads all of the data and returns its length.
-    pub(super) fn read_to_end(&mut self) -> Result<u64, FailureCause> {
-        self.decoder.skip_to(u64::MAX, self.stop)?;
-        Ok(self.decoder.at)
-    }
-}
-
-impl Read for ForwardReader<'_> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let failed = |cause: FailureCause| match cause {
-            FailureCause::Io(error) => error,
-            cause => io::Error::other(cause),
-        };
-        self.decoder.skip_to(self.next, self.stop).map_err(failed)?;
-        if self.stop.is_raised() {
-            return Err(io::Error::other("stopped"));
-        }
-        if self.decoder.at < self.next {
-            return Ok(0);
-        }
-        let read = self.decoder.read(into).map_err(failed)?;
-        self.next = self.decoder.at;
-        Ok(read)
-    }
-}
-
-impl Seek for ForwardReader<'_> {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        self.next = match to {
-            SeekFrom::Start(to) => Some(to),
-            SeekFrom::Current(by) => self.next.checked_add_signed(by),
-            SeekFrom::End(_) => None,
-        }
-        .filter(|next| *next >= self.decoder.at)
-        .ok_or_else(|| io::Error::other("compressed data can only be read forward"))?;
-        Ok(self.next)
     }
 }
 
@@ -296,11 +278,15 @@ mod tests {
     fn read_all(decoder: &mut Decoder) -> Result<Vec<u8>, FailureCause> {
         let (mut all, mut piece) = (Vec::new(), [0; 1000]);
         loop {
-            match decoder.read(&mut piece)? {
+            match decoder.decode(&mut piece)? {
                 0 => return Ok(all),
                 read => all.extend_from_slice(&piece[..read]),
             }
         }
+    }
+
+    fn decoder(bytes: &[u8], compression: Compression) -> Decoder {
+        Decoder::new(file_of(bytes), compression, StopFlag::new()).unwrap()
     }
 
     const BOTH: [Compression; 2] = [Compression::Gzip, Compression::Zstd];
@@ -310,8 +296,8 @@ mod tests {
         for compression in BOTH {
             let data = data(300_000);
             let parts = data.chunks(100_000).flat_map(|part| compress(compression, part)).collect::<Vec<_>>();
-            let mut decoder = Decoder::new(file_of(&parts), compression).unwrap();
-            decoder.skip_to(150_000, &StopFlag::new()).unwrap();
+            let mut decoder = decoder(&parts, compression);
+            decoder.skip_to(150_000).unwrap();
             assert_eq!(decoder.at, 150_000);
             assert_eq!(read_all(&mut decoder).unwrap(), data[150_000..], "{compression}");
         }
@@ -322,10 +308,10 @@ mod tests {
         for compression in BOTH {
             let whole = compress(compression, &data(5000));
             for len in 0..whole.len() {
-                let mut decoder = Decoder::new(file_of(&whole[..len]), compression).unwrap();
+                let mut decoder = decoder(&whole[..len], compression);
                 let error = read_all(&mut decoder).unwrap_err().to_string();
                 assert!(error.contains(&format!("truncated after byte {len}")), "{compression} cut to {len}: {error}");
-                assert_eq!(decoder.read(&mut [0]).unwrap_err().to_string(), error);
+                assert_eq!(decoder.decode(&mut [0]).unwrap_err().to_string(), error);
             }
         }
     }
@@ -338,7 +324,7 @@ mod tests {
             for at in 0..whole.len() {
                 let mut flipped = whole.clone();
                 flipped[at] ^= 0x10;
-                match read_all(&mut Decoder::new(file_of(&flipped), compression).unwrap()) {
+                match read_all(&mut decoder(&flipped, compression)) {
                     // Neither the time in the header of gzip nor its flags for text are data; zstd has no checksum here.
                     Ok(read) => assert!(read == data || compression == Compression::Zstd, "{compression} byte {at}"),
                     Err(error) => assert!(error.to_string().contains("byte"), "{error}"),
@@ -350,8 +336,7 @@ mod tests {
     #[test]
     fn data_that_expands_beyond_the_limit_is_refused() {
         for compression in BOTH {
-            let file = file_of(&compress(compression, &[0; 100_000]));
-            let mut decoder = Decoder::new(file, compression).unwrap();
+            let mut decoder = decoder(&compress(compression, &[0; 100_000]), compression);
             assert_eq!(decoder.max_bytes, MIN_DATA_LIMIT);
             decoder.max_bytes = 50_000;
             let error = read_all(&mut decoder).unwrap_err().to_string();
@@ -367,7 +352,7 @@ mod tests {
         encoder.window_log(28).unwrap();
         encoder.write_all(&data(10_000)).unwrap();
         let frame = encoder.finish().unwrap();
-        let error = read_all(&mut Decoder::new(file_of(&frame), Compression::Zstd).unwrap()).unwrap_err().to_string();
+        let error = read_all(&mut decoder(&frame, Compression::Zstd)).unwrap_err().to_string();
         assert!(error.contains("too much memory"), "{error}");
     }
 }

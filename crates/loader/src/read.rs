@@ -24,10 +24,10 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::batches::{LoadedBatch, LoadedPart, PlannedBatch, SamplePart};
 use super::catalog::{Catalog, DataOrigin, FileRange, Sample};
-use super::compressed::{Compression, Decoder, Turn};
+use super::compressed::{Decoder, Turn};
 use super::decode::{DecodedField, kept_fields, others};
-use super::failure::{Failure, FailureCause};
-use super::run::Loader;
+use super::failure::FailureCause;
+use super::run::{LoadOptions, Loader};
 use super::stop::StopFlag;
 use super::synthetic::SyntheticBytes;
 use pinpool::{Error, PinnedBuf};
@@ -65,7 +65,6 @@ pub(super) fn batch_bytes(decode: &[DecodedField], batch: &PlannedBatch, catalog
 }
 
 /// An open file.
-#[derive(Debug)]
 enum OpenFile {
     Plain(File),
     /// A compressed file, with the turn of this batch.
@@ -73,11 +72,8 @@ enum OpenFile {
 }
 
 /// Reads samples for one worker. Within a batch the last file stays open, since the next sample is often in the same file.
-#[derive(Debug)]
 pub(super) struct SampleReader<'a> {
-    catalog: &'a Catalog,
-    stop: &'a StopFlag,
-    verify: bool,
+    loader: &'a Loader,
     /// With its index in [`Catalog::files`].
     open: Option<(usize, OpenFile)>,
 }
@@ -96,21 +92,15 @@ impl<C: Into<FailureCause>> From<C> for ReadEnd {
 
 impl<'a> SampleReader<'a> {
     pub(super) fn new(loader: &'a Loader) -> SampleReader<'a> {
-        let Loader { catalog, options, stop, .. } = loader;
-        SampleReader { catalog, stop, verify: options.verify, open: None }
+        SampleReader { loader, open: None }
     }
 
     /// The planned batch in its buffer, or with the failure of the pool. `None` if the run was stopped.
-    pub(super) fn load(
-        &mut self,
-        decode: &[DecodedField],
-        mut planned: PlannedBatch,
-        buffer: Result<PinnedBuf, Error>,
-    ) -> Option<LoadedBatch> {
+    pub(super) fn load(&mut self, mut planned: PlannedBatch, buffer: Result<PinnedBuf, Error>) -> Option<LoadedBatch> {
         let PlannedBatch { number, epoch, in_epoch, .. } = planned;
         let mut batch = LoadedBatch { number, epoch, in_epoch, ..LoadedBatch::default() };
         let filled = buffer.and_then(|mut buffer| {
-            let len_bytes = self.fill(decode, &mut planned, &mut batch, buffer.wait_slice_mut()?);
+            let len_bytes = self.fill(&mut planned, &mut batch, buffer.wait_slice_mut()?);
             self.leave_file();
             buffer.truncate(len_bytes.unwrap_or(0));
             Ok(len_bytes.map(|_| buffer))
@@ -121,7 +111,7 @@ impl<'a> SampleReader<'a> {
             Ok(buffer) => batch.buffer = buffer.filter(|buffer| !buffer.is_empty()).unwrap_or_default(),
             Err(error) => {
                 let samples: Vec<_> = planned.parts.iter().map(|part| part.sample).collect();
-                batch.failures.push(batch.failure(self.catalog, &samples, Arc::new(error)));
+                batch.failures.push(batch.failure(&self.loader.catalog, &samples, Arc::new(error)));
             }
         }
         Some(batch)
@@ -129,13 +119,8 @@ impl<'a> SampleReader<'a> {
 
     /// Reads the parts of `planned` into `buffer`, which holds [`batch_bytes`]. Returns the bytes used; `None` if the run was
     /// stopped.
-    fn fill(
-        &mut self,
-        decode: &[DecodedField],
-        planned: &mut PlannedBatch,
-        batch: &mut LoadedBatch,
-        buffer: &mut [u8],
-    ) -> Option<usize> {
+    fn fill(&mut self, planned: &mut PlannedBatch, batch: &mut LoadedBatch, buffer: &mut [u8]) -> Option<usize> {
+        let Loader { catalog, options: LoadOptions { decode, .. }, .. } = self.loader;
         let PlannedBatch { parts, turns, .. } = planned;
         let (starts, arrays_end) = array_starts(decode, parts.len())?;
         let (arrays, rest) = buffer.split_at_mut(arrays_end);
@@ -149,10 +134,12 @@ impl<'a> SampleReader<'a> {
                 read.map(|checksum| (len_bytes, checksum))
             } else {
                 self.read_whole(part, turns, &mut encoded).and_then(|()| {
-                    let rows =
-                        decode.iter().zip(&starts).map(|(field, start)| (field, start + row * field.len_bytes()));
-                    self.decode(part, &encoded, rows, arrays)?;
-                    Ok((copy_kept(decode, &self.catalog.samples()[part.sample], &encoded, &mut rest[end..])?, None))
+                    let sample = &catalog.samples()[part.sample];
+                    for (field, start) in decode.iter().zip(&starts) {
+                        let start = start + row * field.len_bytes();
+                        decode_field(field, catalog, sample, &encoded, &mut arrays[start..start + field.len_bytes()])?;
+                    }
+                    Ok((copy_kept(decode, sample, &encoded, &mut rest[end..])?, None))
                 })
             };
             match filled {
@@ -163,9 +150,7 @@ impl<'a> SampleReader<'a> {
                 }
                 Err(ReadEnd::Stopped) => return None,
                 Err(ReadEnd::Failed(cause)) => {
-                    let failure = Failure::new(self.catalog.name(part.sample), cause);
-                    let files = vec![self.catalog.samples()[part.sample].file];
-                    batch.failures.push(Failure { files, ..failure });
+                    batch.failures.push(catalog.failure(part.sample, cause));
                 }
             }
         }
@@ -188,35 +173,15 @@ impl<'a> SampleReader<'a> {
         self.read(part, turns, into).map(drop)
     }
 
-    /// Decodes each field into its row, which begins at the given byte of `arrays`.
-    fn decode<'f>(
-        &self,
-        part: &SamplePart,
-        encoded: &[u8],
-        rows: impl Iterator<Item = (&'f DecodedField, usize)>,
-        arrays: &mut [u8],
-    ) -> Result<(), FailureCause> {
-        for (field, start) in rows {
-            let bytes = slice_of(encoded, &field.of(self.catalog, &self.catalog.samples()[part.sample])?)?;
-            let into = &mut arrays[start..start + field.len_bytes()];
-            // A thread that panics would end the load.
-            let decoded =
-                caught(|| field.decoder.decode(bytes, into)).unwrap_or_else(|| Err("the decoder panicked".into()));
-            let named = |why| FailureCause::Decode(format!("its {} cannot be decoded: {why}", field.names.join(";")));
-            decoded.map_err(named)?;
-        }
-        Ok(())
-    }
-
     /// Reads a part of a sample and returns its checksum, if the run verifies.
     fn read(&mut self, part: &SamplePart, turns: &mut Vec<Turn>, into: &mut [u8]) -> Result<Option<u64>, ReadEnd> {
-        let mut progress = ReadProgress { stop: self.stop, hasher: self.verify.then(Xxh3Default::new) };
-        let sample = &self.catalog.samples()[part.sample];
-        let file = &self.catalog.files()[sample.file];
-        match &file.origin {
+        let Loader { catalog, options, stop, .. } = self.loader;
+        let mut progress = ReadProgress { stop, hasher: options.verify.then(Xxh3Default::new) };
+        let file = catalog.samples()[part.sample].file;
+        match &catalog.files()[file].origin {
             DataOrigin::File(path) => {
-                self.open(sample.file, path, file.compression, turns)?;
-                self.read_ranges(sample, path, part, &mut progress, into)?;
+                self.open(file, path, turns)?;
+                self.read_ranges(path, part, &mut progress, into)?;
             }
             DataOrigin::Synthetic { seed, stream } => {
                 let mut bytes = SyntheticBytes::new(*seed, *stream, part.start);
@@ -231,23 +196,18 @@ impl<'a> SampleReader<'a> {
 
     /// Opens a file after closing another one. A compressed file is opened on its turn and continues where the previous batch
     /// ended.
-    fn open(
-        &mut self,
-        file: usize,
-        path: &Path,
-        compression: Option<Compression>,
-        turns: &mut Vec<Turn>,
-    ) -> io::Result<()> {
+    fn open(&mut self, file: usize, path: &Path, turns: &mut Vec<Turn>) -> io::Result<()> {
         if self.open.as_ref().is_some_and(|(number, _)| *number == file) {
             return Ok(());
         }
         self.leave_file();
-        let open = match compression {
+        let Loader { catalog, stop, .. } = self.loader;
+        let open = match catalog.files()[file].compression {
             None => OpenFile::Plain(File::open(path)?),
             Some(compression) => {
                 let mut turn = turns.iter().position(|turn| turn.file == file).map(|at| turns.remove(at));
                 let decoder = turn.as_mut().and_then(Turn::wait);
-                OpenFile::Compressed(decoder.map_or_else(|| Decoder::open(path, compression), Ok)?, turn)
+                OpenFile::Compressed(decoder.map_or_else(|| Decoder::open(path, compression, stop), Ok)?, turn)
             }
         };
         self.open = Some((file, open));
@@ -261,16 +221,16 @@ impl<'a> SampleReader<'a> {
         }
     }
 
-    /// Reads a part of `sample` from the open file, or from its data if the file is compressed.
+    /// Reads a part of a sample from the open file, or from its data if the file is compressed.
     fn read_ranges(
         &mut self,
-        sample: &Sample,
         path: &Path,
         part: &SamplePart,
         progress: &mut ReadProgress<'_>,
         into: &mut [u8],
     ) -> Result<(), ReadEnd> {
         let Some((_, open)) = &mut self.open else { return Ok(()) };
+        let sample = &self.loader.catalog.samples()[part.sample];
         let mut rest = into;
         for range in ranges_of(sample, part) {
             let len_bytes = usize::try_from(range.len_bytes).unwrap_or(usize::MAX).min(rest.len());
@@ -280,14 +240,14 @@ impl<'a> SampleReader<'a> {
                 OpenFile::Compressed(decoder, _) => {
                     if decoder.at > range.offset {
                         // An earlier epoch has read further.
-                        *decoder = Decoder::open(path, decoder.compression)?;
+                        *decoder = Decoder::open(path, decoder.compression, &self.loader.stop)?;
                     }
-                    decoder.skip_to(range.offset, self.stop)?;
+                    decoder.skip_to(range.offset)?;
                     progress.advance(&[])?;
                     if decoder.at < range.offset {
                         return Err(FailureCause::Truncated { planned_bytes: range.len_bytes, read_bytes: 0 }.into());
                     }
-                    progress.read(into, |into, _| decoder.read(into))?;
+                    progress.read(into, |into, _| decoder.decode(into))?;
                 }
             }
             rest = after;
@@ -297,9 +257,9 @@ impl<'a> SampleReader<'a> {
             let found_bytes = match open {
                 OpenFile::Plain(file) => file.metadata()?.len(),
                 OpenFile::Compressed(decoder, _) => {
-                    decoder.skip_to(u64::MAX, self.stop)?;
+                    let end = decoder.skip_to_end()?;
                     progress.advance(&[])?;
-                    decoder.at
+                    end
                 }
             };
             if found_bytes > sample.len_bytes {
@@ -320,6 +280,20 @@ fn ranges_of(sample: &Sample, part: &SamplePart) -> impl Iterator<Item = FileRan
         left -= len_bytes;
         (len_bytes > 0).then(|| FileRange { offset: range.offset + skipped, len_bytes })
     })
+}
+
+/// Decodes a field of a sample that was read whole.
+fn decode_field(
+    field: &DecodedField,
+    catalog: &Catalog,
+    sample: &Sample,
+    encoded: &[u8],
+    into: &mut [u8],
+) -> Result<(), FailureCause> {
+    let bytes = slice_of(encoded, &field.of(catalog, sample)?)?;
+    // A thread that panics would end the load.
+    let decoded = caught(|| field.decoder.decode(bytes, into)).unwrap_or_else(|| Err("the decoder panicked".into()));
+    decoded.map_err(|why| FailureCause::Decode(format!("its {} cannot be decoded: {why}", field.names.join(";"))))
 }
 
 /// Copies the fields without a decoder to the start of `into`. Returns their length.

@@ -142,7 +142,7 @@ impl Workers {
         let _close = CloseOnDrop(&self.ahead);
         let mut reader = SampleReader::new(&self.loader);
         while let Some((planned, buffer)) = self.start_batch()
-            && let Some(batch) = reader.load(&self.loader.options.decode, planned, buffer)
+            && let Some(batch) = reader.load(planned, buffer)
             && filled.send(batch).is_ok()
         {}
     }

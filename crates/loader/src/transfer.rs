@@ -271,10 +271,9 @@ impl<'a> Transfer<'a> {
     }
 
     fn corrupted(&self, batch: u64, part: &LoadedPart, read: u64, arrived: u64) -> Failure {
-        let name = format!("batch {batch}, {}", self.loader.catalog.name(part.sample));
         let cause = FailureCause::Corrupted { len_bytes: part.bytes.len(), read, arrived };
-        let files = vec![self.loader.catalog.samples()[part.sample].file];
-        Failure { files, ..Failure::new(name, cause) }
+        let failure = self.loader.catalog.failure(part.sample, cause);
+        Failure { name: format!("batch {batch}, {}", failure.name), ..failure }
     }
 
     /// Reports a failure unless all of its files have failed before, in another sample or epoch.

@@ -116,12 +116,6 @@ struct Steps {
     step: u64,
 }
 
-impl std::fmt::Debug for TraceReader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TraceReader").field("header", &self.header).field("line", &self.line).finish_non_exhaustive()
-    }
-}
-
 impl TraceReader {
     /// Opens a trace, plain or compressed by gzip, which its first bytes tell; `-` is stdin.
     ///

@@ -42,12 +42,6 @@ impl Input {
     }
 }
 
-impl std::fmt::Debug for Input {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Input").field("first", &self.first).finish_non_exhaustive()
-    }
-}
-
 /// The first `len` bytes, and all bytes again. The first read of a pipe may return one byte.
 fn peek(mut bytes: impl BufRead, len: u64) -> io::Result<(Vec<u8>, impl BufRead)> {
     let mut first = Vec::new();

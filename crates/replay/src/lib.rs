@@ -15,6 +15,8 @@
 //! | `report.rs` | what a replay cost, and whether it matches the recording |
 //! | `cost.rs` | the duration of driver calls, fitted to a recording |
 
+#![allow(missing_debug_implementations)] // Internal.
+
 mod cost;
 mod format;
 mod input;

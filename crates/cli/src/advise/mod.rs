@@ -106,20 +106,19 @@ fn advise(
     bar.enable_steady_tick(Duration::from_millis(100));
     let advice = search(&workload, &set.pairs, bar).map_err(|error| named(path, &error))?;
     // The user's settings are part of the advice.
-    let settings = advice.advised.iter().flat_map(|better| set.pairs.iter().cloned().chain(better.settings()));
-    let settings = AdvisedSettings::of(&workload, settings);
+    let settings = advice.advised.iter().flat_map(|better| set.pairs.iter().chain(&better.settings).cloned());
+    let (exports, in_code) = exports(&workload, settings);
     let trace = path.display().to_string();
     let recorded = workload.diagnoses.first().map(|one| &one.diagnosis.lost);
     let text = if args.json {
         let mut object = serde_json::to_value(&advice)?;
         object["trace"] = trace.into();
         object["recorded_lost_seconds"] = json!(recorded.map(|lost| lost.total_ns() as f64 / 1e9));
-        // Advised settings that the program sets in its code.
-        object["in_code"] = settings.in_code.iter().map(|(name, _)| &**name).collect();
+        object["in_code"] = in_code.into();
         object["warnings"] = workload.warning.as_deref().into();
         object.to_string()
     } else {
-        format!("{trace}: {} requests\n{}", grouped(workload.gets), in_words(&advice, recorded, &settings))
+        format!("{trace}: {} requests\n{}", grouped(workload.gets), in_words(&advice, recorded, &exports))
     };
     Ok((text, workload.warning.is_none()))
 }
@@ -202,32 +201,20 @@ fn why_kept(Advice { as_given, frontier, grows, .. }: &Advice) -> String {
     }
 }
 
-/// Advised settings: variables, and settings that the program must change in its code because it sets them there.
-#[derive(Debug, Default)]
-struct AdvisedSettings {
-    variables: Vec<(String, String)>,
-    in_code: Vec<(String, String)>,
-}
-
-impl AdvisedSettings {
-    fn of(workload: &Workload, settings: impl IntoIterator<Item = (String, String)>) -> Self {
-        let (in_code, variables) = settings.into_iter().partition(|(name, _)| workload.is_set_in_code(name));
-        Self { variables, in_code }
+/// Lines for a shell, and the names of the settings that the program must change in its code because it sets them there.
+fn exports(workload: &Workload, settings: impl IntoIterator<Item = (String, String)>) -> (String, Vec<String>) {
+    let (in_code, variables): (Vec<_>, Vec<_>) =
+        settings.into_iter().partition(|(name, _)| workload.is_set_in_code(name));
+    let mut text: String = variables.iter().map(|(name, value)| format!("export {name}={value}\n")).collect();
+    if !in_code.is_empty() {
+        text += "# in the program's code, which sets these, so that their variables have no effect:\n";
+        text.extend(in_code.iter().map(|(name, value)| format!("# {name}={value}\n")));
     }
-
-    /// Lines for a shell; settings for the code are comments.
-    fn lines(&self) -> String {
-        let mut text: String = self.variables.iter().map(|(name, value)| format!("export {name}={value}\n")).collect();
-        if !self.in_code.is_empty() {
-            text += "# in the program's code, which sets these, so that their variables have no effect:\n";
-            text.extend(self.in_code.iter().map(|(name, value)| format!("# {name}={value}\n")));
-        }
-        text
-    }
+    (text, in_code.into_iter().map(|(name, _)| name).collect())
 }
 
 /// The costs of the given, the advised and other settings, and the lines to export.
-fn in_words(advice: &Advice, recorded: Option<&Lost>, settings: &AdvisedSettings) -> String {
+fn in_words(advice: &Advice, recorded: Option<&Lost>, exports: &str) -> String {
     let mut text = recorded.map_or_else(String::new, |lost| format!("recorded: {lost}\n"));
     let advised = advice.advised.as_ref();
     let tried = advice.tried.iter();
@@ -249,5 +236,5 @@ fn in_words(advice: &Advice, recorded: Option<&Lost>, settings: &AdvisedSettings
             "between the fastest and the slowest recorded pin call, the advice loses {least:.3} to {most:.3} s\n"
         );
     }
-    text + "\n" + &settings.lines()
+    text + "\n" + exports
 }

@@ -40,7 +40,7 @@ const EARLIER: f64 = 0.1;
 type SearchResult<T> = Result<T, Box<dyn Error>>;
 
 /// Names and values.
-type Settings = Vec<(&'static str, String)>;
+type Settings = Vec<(String, String)>;
 
 /// A limit that was replayed, and what it cost.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -56,12 +56,6 @@ pub(super) struct BetterSettings {
     pub(super) cost: Column,
     /// The smallest limit that suffices, without headroom; `None` if no limit is advised.
     pub(super) smallest_max_bytes: Option<u64>,
-}
-
-impl BetterSettings {
-    pub(super) fn settings(&self) -> impl Iterator<Item = (String, String)> {
-        self.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone()))
-    }
 }
 
 #[derive(Debug, Serialize)]
@@ -146,9 +140,8 @@ impl<'a> Search<'a> {
     }
 
     /// The recorded settings with the user's, and `settings` in their place.
-    fn under(&self, settings: &[(&'static str, String)]) -> SearchResult<Replay> {
-        let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
-        Ok(Replay::as_recorded(self.workload, &self.fixed.iter().cloned().chain(settings).collect::<Vec<_>>())?)
+    fn under(&self, settings: &[(String, String)]) -> SearchResult<Replay> {
+        Ok(Replay::as_recorded(self.workload, &[self.fixed, settings].concat())?)
     }
 
     fn play(&self, workload: &Workload, replay: &Replay) -> SearchResult<Column> {
@@ -163,12 +156,12 @@ impl<'a> Search<'a> {
         let choices = [(IDLE_TIMEOUT, "none".to_owned()), reserve].into_iter();
         let is_free = |name: &str| !self.fixed.iter().any(|(fixed, _)| fixed == name);
         let is_open = |name: &str| is_adaptive && is_free(name) && !(grows && name == RESERVE);
-        Ok(choices.filter(|(name, _)| is_open(name)).map(|choice| vec![choice]).collect())
+        Ok(choices.filter(|(name, _)| is_open(name)).map(|(name, value)| vec![(name.to_owned(), value)]).collect())
     }
 
     /// Returns true if these settings save enough, even if all pin calls were as short as the shortest. A reserve pins the same bytes
     /// at the start: it must save repeated pin calls.
-    fn gains(&self, settings: &[(&'static str, String)], cost: &Column, as_given: &Column) -> bool {
+    fn gains(&self, settings: &[(String, String)], cost: &Column, as_given: &Column) -> bool {
         let seconds = self.workload.duration_us as f64 / 1e6;
         let of_reserve = (seconds * RESERVE_GAIN_OF_TIME).min(as_given.lost_seconds * RESERVE_GAIN);
         cost.lost_seconds <= self.enough_gained(as_given)
@@ -260,7 +253,7 @@ impl<'a> Search<'a> {
         if !is_change && cost.lost_seconds > self.enough_gained(as_given) {
             return Ok(None);
         }
-        settings.push((MAX_BYTES, max_bytes.to_string()));
+        settings.push((MAX_BYTES.to_owned(), max_bytes.to_string()));
         cost.set = "advised".to_owned();
         Ok(Some(BetterSettings { settings, cost, smallest_max_bytes: Some(smallest) }))
     }
@@ -296,13 +289,13 @@ fn rank((settings, cost): &(Settings, Column)) -> f64 {
     if has_reserve(settings) { cost.lost_seconds * (1.0 - GAIN) } else { cost.lost_seconds }
 }
 
-fn has_reserve(settings: &[(&str, String)]) -> bool {
-    settings.iter().any(|(name, _)| *name == RESERVE)
+fn has_reserve(settings: &[(String, String)]) -> bool {
+    settings.iter().any(|(name, _)| name == RESERVE)
 }
 
 /// The settings in the syntax of `--set`.
-fn text_of(settings: &[(&'static str, String)]) -> String {
-    let short = |(name, value): &(&str, String)| format!("{}={value}", name.trim_start_matches("PINPOOL_"));
+fn text_of(settings: &[(String, String)]) -> String {
+    let short = |(name, value): &(String, String)| format!("{}={value}", name.trim_start_matches("PINPOOL_"));
     settings.iter().map(short).collect::<Vec<_>>().join(",")
 }
 

@@ -323,7 +323,7 @@ fn settings_made_in_code_are_not_advised_as_variables() {
             Workload::from_recording(&Run::of(&acts).record_all(None, &[("set_in_code", set_in_code)])).unwrap();
         let advised = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_MAX_BYTES", "7")];
         let advised = advised.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        super::AdvisedSettings::of(&workload, advised).lines()
+        super::exports(&workload, advised).0
     };
     let all = "export PINPOOL_PRESET=adaptive\nexport PINPOOL_ROUNDING=eighths\nexport PINPOOL_MAX_BYTES=7\n";
     assert_eq!((lines(""), lines("PINPOOL_BACKEND PINPOOL_TRACE")), (all.to_owned(), all.to_owned()));

@@ -22,7 +22,7 @@ pub(super) fn examine(config: &Config, chosen: Option<&dyn Source>, max_bytes: O
         numa(&host::numa_nodes(root), chosen.and_then(|source| source.numa_node())),
         huge_pages(&rules),
         locked(&process, lock_limit(), backend),
-        addresses(&process, max_bytes),
+        addresses(process.address_bytes, max_bytes),
         count("open-files", "ulimit -n", process.open_files),
         count("threads", "ulimit -u", process.threads),
         mappings(&rules, backend, max_bytes),
@@ -72,17 +72,20 @@ fn locked(process: &ProcessLimits, binding: Option<u64>, backend: &str) -> Findi
 }
 
 /// A pool reserves addresses for its whole limit.
-fn addresses(process: &ProcessLimits, max_bytes: Option<u64>) -> Finding {
-    const CHECK: &str = "address-space";
-    let Some(limit) = process.address_bytes else { return Finding::ok(CHECK, "unlimited (ulimit -v)") };
-    let is_low = max_bytes.is_none_or(|max_bytes| limit / 2 < max_bytes);
+fn addresses(limit: Option<u64>, max_bytes: Option<u64>) -> Finding {
+    let is_low = |limit: u64| max_bytes.is_none_or(|max_bytes| limit / 2 < max_bytes);
     let remedy = "a full pool needs more: raise it (`ulimit -v unlimited`) or lower PINPOOL_MAX_BYTES";
-    warn_if(is_low, CHECK, format!("{} (ulimit -v)", Size(limit)), remedy)
+    ulimit("address-space", "ulimit -v", limit.map(|limit| (Size(limit).to_string(), is_low(limit))), remedy)
 }
 
 fn count(check: &'static str, how: &str, limit: Option<u64>) -> Finding {
-    let Some(limit) = limit else { return Finding::ok(check, format!("unlimited ({how})")) };
-    warn_if(limit < FEW, check, format!("{limit} ({how})"), &format!("raise it (`{how} 4096`)"))
+    ulimit(check, how, limit.map(|limit| (limit.to_string(), limit < FEW)), &format!("raise it (`{how} 4096`)"))
+}
+
+/// A limit, and whether it is low; `None` if there is none.
+fn ulimit(check: &'static str, how: &str, limit: Option<(String, bool)>, remedy: &str) -> Finding {
+    let (limit, is_low) = limit.unwrap_or_else(|| ("unlimited".to_owned(), false));
+    warn_if(is_low, check, format!("{limit} ({how})"), remedy)
 }
 
 /// The driver may map each granule separately.

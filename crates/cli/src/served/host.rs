@@ -1,6 +1,6 @@
 //! Queries of several processes at once.
 
-use std::fs;
+use std::fs::{self, DirEntry};
 use std::path::Path;
 use std::thread;
 
@@ -14,7 +14,9 @@ use super::socket::first;
 pub(crate) fn on_host() -> (Vec<Value>, Vec<String>) {
     let folder = path_of(0).parent().map(Path::to_path_buf).unwrap_or_default();
     let names = fs::read_dir(&folder).into_iter().flatten().flatten();
-    let mut processes: Vec<u32> = names.filter_map(|entry| process_of(entry.file_name().to_str()?)).collect();
+    let process =
+        |entry: DirEntry| entry.file_name().to_str()?.strip_prefix("pinpool-")?.strip_suffix(".sock")?.parse().ok();
+    let mut processes: Vec<u32> = names.filter_map(process).collect();
     processes.sort_unstable();
     all_of(&processes.iter().map(u32::to_string).collect::<Vec<_>>(), true)
 }
@@ -35,8 +37,4 @@ pub(crate) fn all_of(targets: &[String], skips_ended: bool) -> (Vec<Value>, Vec<
         }
     }
     (objects, silent)
-}
-
-fn process_of(name: &str) -> Option<u32> {
-    name.strip_prefix("pinpool-")?.strip_suffix(".sock")?.parse().ok()
 }

@@ -12,7 +12,7 @@ mod text;
 
 use std::error::Error;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -54,39 +54,26 @@ enum Format {
 }
 
 pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
-    let recording = convert(args)?;
-    if let Some(unended) = unended(&recording) {
-        terminal.message(named(&args.trace, &unended));
-    }
-    recording.warning.map_or(Ok(()), |warning| Err(named(&args.trace, &warning).into()))
-}
-
-/// Writes the trace, and returns it.
-fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
     let recording = input::read_recording(&args.trace, input::open(&args.trace)?)?;
     if recording.records.is_empty() {
         let why = recording.warning.as_deref().unwrap_or("it has no records");
         return Err(named(&args.trace, &format_args!("nothing to print: {why}")).into());
     }
+    let write = |out: &mut dyn Write| match args.format {
+        Format::Text => text::write(&recording, out),
+        Format::Pytorch => snapshot::write(&recording, out),
+    };
     match &args.output {
         Some(path) => {
             refuse_to_overwrite(&args.trace, path)?;
             let file = File::create(path).map_err(|error| in_file(path, &error))?;
             let mut out = BufWriter::new(file);
-            write(&recording, args.format, &mut out)
-                .and_then(|()| out.flush())
-                .map_err(|error| in_file(path, &error))?;
+            write(&mut out).and_then(|()| out.flush()).map_err(|error| in_file(path, &error))?;
         }
-        None => write_stdout(|out| write(&recording, args.format, out))?,
+        None => write_stdout(write)?,
     }
-    Ok(recording)
-}
-
-fn write(recording: &Recording, format: Format, out: &mut dyn Write) -> io::Result<()> {
-    match format {
-        Format::Text => text::write(recording, out),
-        Format::Pytorch => snapshot::write(recording, out),
-    }
+    unended(&recording).iter().for_each(|unended| terminal.message(named(&args.trace, unended)));
+    recording.warning.map_or(Ok(()), |warning| Err(named(&args.trace, &warning).into()))
 }
 
 /// Names the first pools without a recorded end.

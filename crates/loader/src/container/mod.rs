@@ -13,7 +13,7 @@ use std::fs::File;
 use std::path::Path;
 
 use super::catalog::FileContent;
-use super::compressed::{Compression, Decoder, ForwardReader};
+use super::compressed::{Compression, Decoder};
 use super::failure::FailureCause;
 use super::stop::StopFlag;
 
@@ -49,14 +49,14 @@ fn open_compressed(
     is_tar: bool,
     stop: &StopFlag,
 ) -> Result<FileContent, FailureCause> {
-    let mut reader = ForwardReader::new(Decoder::open(path, compression)?, stop);
+    let mut decoder = Decoder::open(path, compression, stop)?;
     let compression = Some(compression);
     if !is_tar {
-        return Ok(FileContent { members: None, len_bytes: reader.read_to_end()?, compression });
+        return Ok(FileContent { members: None, len_bytes: decoder.skip_to_end()?, compression });
     }
-    match tar::index_forward(&mut reader) {
+    match tar::index_forward(&mut decoder) {
         // Report damaged compressed data as the cause of an error in the archive.
-        Err(error) => Err(reader.decoder.broken.clone().map_or(error, FailureCause::Compressed)),
+        Err(error) => Err(decoder.broken.map_or(error, FailureCause::Compressed)),
         Ok(members) => Ok(FileContent { members: Some(members), len_bytes: 0, compression }),
     }
 }

@@ -101,7 +101,7 @@ impl DecodedField {
 pub fn first_undecodable(decode: &[DecodedField], catalog: &Catalog) -> Option<Failure> {
     let files = catalog.samples().iter().enumerate().filter(|(_, sample)| sample.member.is_none());
     let cause = |sample| decode.iter().find_map(|field| field.of(catalog, sample).err());
-    files.into_iter().find_map(|(number, sample)| Some(Failure::new(catalog.name(number), cause(sample)?)))
+    files.into_iter().find_map(|(number, sample)| Some(catalog.failure(number, cause(sample)?)))
 }
 
 /// The undecoded fields of a sample: their names, and their bytes in the sample.

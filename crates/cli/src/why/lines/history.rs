@@ -181,7 +181,8 @@ impl Process<'_> {
             self.pools.push(PoolHistory { number: *pools, origin, ..PoolHistory::default() });
             self.pools.len() - 1
         });
-        let silent_raises = limit.and_then(|limit| self.raises_to(limit, &self.pools[at])).unwrap_or(0) as u64;
+        let silent_raises =
+            limit.and_then(|limit| self.raises_between(self.pools[at].limit, limit)).unwrap_or(0) as u64;
         let pool = &mut self.pools[at];
         pool.silent_raises += silent_raises;
         pool.limit = limit.or(pool.limit);
@@ -198,10 +199,11 @@ impl Process<'_> {
 
     /// The pool of a check, if it is known, its limit, and the requests that went to the underlying allocator.
     fn check(&self, counters: &Counters) -> (Option<usize>, Option<u64>, Option<u64>) {
-        let fit = self.fit(counters);
-        let limit = fit.map(|fit| fit.limit).or_else(|| self.raise_after().filter(|_| self.fits(counters).is_empty()));
-        let at = limit.map_or(self.last, |limit| self.pool_at(limit, Some(counters)));
-        (at, limit, fit.map(|fit| fit.allocated).or_else(|| allocated_by_rate(counters)))
+        let (limit, allocated) = match self.fit(counters) {
+            Some(Fit { limit, allocated }) => (Some(limit), Some(allocated)),
+            None => (self.raise_after().filter(|_| self.fits(counters).is_empty()), allocated_by_rate(counters)),
+        };
+        (limit.map_or(self.last, |limit| self.pool_at(limit, Some(counters))), limit, allocated)
     }
 
     /// The limits in all chains that the numbers fit.
@@ -252,7 +254,7 @@ impl Process<'_> {
             }
             Some(last) => {
                 let is_due = pool.window.as_ref().is_some_and(may_raise);
-                (last < limit && self.raises_between(last, limit).is_some()).then_some(u128::from(!is_due))
+                (last < limit && self.raises_between(pool.limit, limit).is_some()).then_some(u128::from(!is_due))
             }
         };
         let pools =
@@ -270,16 +272,10 @@ impl Process<'_> {
         pools.max().map(|(.., at)| at)
     }
 
-    /// The number of raises of the pool, or of a new one without a limit, up to `limit`.
-    fn raises_to(&self, limit: u64, pool: &PoolHistory) -> Option<usize> {
-        match pool.limit {
-            Some(before) => self.raises_between(before, limit),
-            None => self.chains.iter().find_map(|chain| chain.place(limit)),
-        }
-    }
-
-    fn raises_between(&self, from: u64, to: u64) -> Option<usize> {
-        self.chains.iter().find_map(|chain| chain.place(to)?.checked_sub(chain.place(from)?))
+    /// The number of raises from a limit, or from the start of a pool, up to `to`.
+    fn raises_between(&self, from: Option<u64>, to: u64) -> Option<usize> {
+        let start = |chain: &Chain| from.map_or(Some(0), |from| chain.place(from));
+        self.chains.iter().find_map(|chain| chain.place(to)?.checked_sub(start(chain)?))
     }
 
     /// The limit before a raise in the next message.

@@ -70,13 +70,14 @@ pub(super) enum Trust {
 impl Numbers {
     pub(super) fn trust(&self) -> Trust {
         match self {
-            Self::After(counters) if Chain::from(START_LIMIT).fits(counters).is_empty() => match is_plausible(counters)
-            {
-                true => Trust::Likely,
-                false => Trust::Contradicted,
-            },
             // Each limit has one successor.
-            Self::After(_) | Self::Raise { .. } => Trust::Sure,
+            Self::Raise { .. } => Trust::Sure,
+            Self::After(counters) if !Chain::from(START_LIMIT).fits(counters).is_empty() => Trust::Sure,
+            Self::After(counters) if counters.get.is_none() || !counters.unsatisfied_rate.is_finite() => Trust::Likely,
+            Self::After(counters) if all_by_rate(counters).next().is_none() || is_too_low(counters) => {
+                Trust::Contradicted
+            }
+            Self::After(_) => Trust::Likely,
         }
     }
 }
@@ -104,12 +105,6 @@ fn six_digits(rate: f64) -> String {
 pub(super) fn allocated_by_rate(counters: &Counters) -> Option<u64> {
     let mut fits = all_by_rate(counters);
     fits.next().filter(|_| fits.next().is_none())
-}
-
-/// Returns true if some number of allocations gives the printed rate.
-fn is_plausible(counters: &Counters) -> bool {
-    let is_known = counters.get.is_some() && counters.unsatisfied_rate.is_finite();
-    !is_known || (all_by_rate(counters).next().is_some() && !is_too_low(counters))
 }
 
 fn all_by_rate(counters: &Counters) -> impl Iterator<Item = u64> {

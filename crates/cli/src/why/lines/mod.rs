@@ -88,10 +88,7 @@ fn list(path: &Path, is_json: bool, all: bool) -> Result<(), Box<dyn Error>> {
     let (found, history) = find(input::open(path)?, true).map_err(|error| named(path, &error))?;
     write_stdout(|out| match is_json {
         true => report::json(out, path, &found, &history),
-        false => {
-            let diagnoses = curve::diagnoses(&found, &history);
-            out.write_all(report::table(path, &found, &history, &diagnoses, all).as_bytes())
-        }
+        false => out.write_all(report::table(path, &found, &history, all).as_bytes()),
     })?;
     found.stopped.map_or(Ok(()), |stopped| Err(named(path, &stopped).into()))
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 
+use super::curve::diagnoses;
 use super::history::{Entry, History, PoolHistory};
 use super::message::{Counters, LogContent, Message, Numbers};
 use super::trend::Trend;
@@ -24,12 +25,10 @@ const INFORMATION: &str = "These lines are information, not errors.";
 /// The errors of `out`.
 pub(super) fn json(out: &mut dyn Write, path: &Path, found: &LogContent, history: &History) -> io::Result<()> {
     let log = path.to_string_lossy();
-    let mut raise = 0;
     for (message, entry) in found.messages.iter().zip(&history.entries) {
-        let is_raise = matches!(message.numbers, Numbers::Raise { .. });
-        raise += usize::from(is_raise);
+        let kind = if matches!(message.numbers, Numbers::Raise { .. }) { "raise" } else { "after" };
         let mut row = json!({
-            "log": log, "line": message.line, "kind": if is_raise { "raise" } else { "after" }, "pool": entry.pool,
+            "log": log, "line": message.line, "kind": kind, "pool": entry.pool,
             "time": message.time, "limit": entry.limit, "allocated": entry.allocated, "silent_raises": entry.silent_raises,
         });
         let numbers = json!(message.numbers);
@@ -38,7 +37,8 @@ pub(super) fn json(out: &mut dyn Write, path: &Path, found: &LogContent, history
         }
         writeln!(out, "{row}")?;
     }
-    let (raises_printed, raises_silent) = history.raises();
+    let (raise, raises_silent) = history.raises();
+    let after = found.messages.len() as u64 - raise;
     // The pool of the last message.
     let last = history.entries.last().and_then(|entry| history.pools.get(entry.pool - 1));
     let pool = |pool: &PoolHistory| {
@@ -49,8 +49,8 @@ pub(super) fn json(out: &mut dyn Write, path: &Path, found: &LogContent, history
         })
     };
     let summary = json!({
-        "log": log, "kind": "summary", "lines": found.lines, "after": found.messages.len() - raise, "raise": raise, "cut": found.cut,
-        "stopped": found.stopped, "raises_printed": raises_printed,
+        "log": log, "kind": "summary", "lines": found.lines, "after": after, "raise": raise, "cut": found.cut,
+        "stopped": found.stopped, "raises_printed": raise,
         "raises_silent": raises_silent, "verdict": last.map_or("unknown", |pool| Trend::of(pool).name),
         "limit": last.and_then(|pool| pool.limit), "pools": history.pools.iter().map(pool).collect::<Vec<_>>(),
     });
@@ -58,13 +58,7 @@ pub(super) fn json(out: &mut dyn Write, path: &Path, found: &LogContent, history
 }
 
 /// A row for each message, and the conclusion.
-pub(super) fn table(
-    path: &Path,
-    found: &LogContent,
-    history: &History,
-    diagnoses: &[DiagnosisText],
-    all: bool,
-) -> String {
+pub(super) fn table(path: &Path, found: &LogContent, history: &History, all: bool) -> String {
     let head =
         ["line", "pool", "requests", "allocated", "returns", "evicted", "missed", "limit", "raised to", "not printed"];
     let messages = found.messages.iter().zip(&history.entries).map(|(message, entry)| table_row(message, entry));
@@ -76,7 +70,7 @@ pub(super) fn table(
         let first = 1 + ROWS / 2;
         lines.splice(first..first + left_out, [format!("... {} more (--all)", grouped(left_out as u64))]);
     }
-    format!("{}\n{}\n{}", path.display(), lines.join("\n"), conclusion(found, history, diagnoses))
+    format!("{}\n{}\n{}", path.display(), lines.join("\n"), conclusion(found, history))
 }
 
 fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
@@ -95,7 +89,7 @@ fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
     row
 }
 
-fn conclusion(found: &LogContent, history: &History, diagnoses: &[DiagnosisText]) -> String {
+fn conclusion(found: &LogContent, history: &History) -> String {
     let (printed, silent) = history.raises();
     let mut text = format!(
         "\n{INFORMATION}\n{} in {}; {} printed, {silent} not printed\n",
@@ -109,7 +103,7 @@ fn conclusion(found: &LogContent, history: &History, diagnoses: &[DiagnosisText]
     if found.cut > 0 {
         text += &format!("truncated or damaged, and not used: {}\n", counted(found.cut, "message"));
     }
-    for DiagnosisText { pool, lines, .. } in diagnoses {
+    for DiagnosisText { pool, lines, .. } in diagnoses(found, history) {
         text += &format!("{pool}: {}\n", lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join("; "));
     }
     text
