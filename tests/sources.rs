@@ -17,7 +17,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("benches", 185),
     ("crates/bench", 1496),
     ("crates/capi", 1187),
-    ("crates/cli", 5292),
+    ("crates/cli", 5294),
     ("crates/loader", 2443),
     ("crates/metrics", 363),
     ("crates/observe", 2147),
@@ -50,11 +50,11 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/stats", 514),
     ("src/unstable", 53),
     ("tests", 38779),
-    ("sum of code and tests", 79231),
+    ("sum of code and tests", 79233),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_856;
+const MARKDOWN_BYTES: usize = 116_830;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;
