@@ -359,7 +359,7 @@ impl MaintenanceThread {
         match period.map(|period| now + period).into_iter().chain(deadline).min() {
             Some(until) => {
                 drop(self.changed.wait_until(schedule, until));
-                self.record_oversleep(until.elapsed());
+                self.record_oversleep(until.max(now).elapsed());
             }
             None => drop(self.changed.wait(schedule)),
         }
@@ -373,7 +373,7 @@ impl MaintenanceThread {
         }
     }
 
-    /// How long the process has been stopped since it began (SIGSTOP, suspend), as far as this thread slept meanwhile.
+    /// How long the process has been stopped since it began (SIGSTOP), as far as this thread slept meanwhile.
     pub(crate) fn stopped_us(&self) -> u64 {
         self.stopped_us.load(Ordering::Relaxed)
     }

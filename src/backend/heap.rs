@@ -116,8 +116,6 @@ unsafe impl VirtualMemory for HeapSource {
         // SAFETY: the caller's promise: not committed.
         unsafe { mapping::commit(start, bytes) }?;
         self.if_locked(|| lock(start, bytes)).inspect_err(|_| {
-            // A lock that fails for lack of memory has locked a part of the pages.
-            let _ = unlock(start, bytes);
             // SAFETY: committed above, and not returned to the caller.
             let _ = unsafe { mapping::decommit(start, bytes) };
         })

@@ -29,14 +29,18 @@ pub fn lock_limit() -> Option<u64> {
     (!locked).then_some(limit_bytes)
 }
 
-/// Faults the pages in and locks them. Miri has no `mlock`.
+/// Faults the pages in and locks all of them or none. Miri has no `mlock`.
 pub(super) fn lock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceError> {
     if cfg!(miri) {
         return Ok(());
     }
     // SAFETY: `mlock` reads nothing through the pointer; on pages not mapped it fails with ENOMEM.
-    mapping::check("mlock", unsafe { libc::mlock(start.as_ptr().cast(), len_bytes) })
-        .map_err(|error| lock_error("mlock", &error, len_bytes))
+    let locked = mapping::check("mlock", unsafe { libc::mlock(start.as_ptr().cast(), len_bytes) });
+    locked.map_err(|error| {
+        // A call that fails half way has locked a part of the pages.
+        let _ = unlock(start, len_bytes);
+        lock_error("mlock", &error, len_bytes)
+    })
 }
 
 /// Locks each page of `region` once it is faulted in.

@@ -58,11 +58,7 @@ impl PinnedRange {
             })?;
             return Ok(Self::Driver(source));
         }
-        let locked = mlock::lock(region.start(), region.len_bytes());
-        // A lock that fails half way has locked a part of the pages.
-        locked.inspect_err(|_| {
-            let _ = mlock::unlock(region.start(), region.len_bytes());
-        })?;
+        mlock::lock(region.start(), region.len_bytes())?;
         Ok(Self::Kernel)
     }
 

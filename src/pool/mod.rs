@@ -38,7 +38,7 @@ pub use user_memory::UserMemory;
 ///
 /// | pool | requests, `reserve`, `partition`, `pin`, `adopt` | everything else |
 /// | --- | --- | --- |
-/// | full | requests wait up to `PINPOOL_WAIT`, then fail ([`is_limit`](crate::Error::is_limit)) or get pageable memory (`PINPOOL_ON_FULL`); `reserve` and `pin` fail; `partition` and `adopt` work | works |
+/// | full | requests wait up to `PINPOOL_WAIT`, then fail ([`is_limit`](crate::Error::is_limit)) or get pageable memory (`PINPOOL_ON_FULL`); `reserve` and `pin` wait only for a shared limit; `partition` and `adopt` work | works |
 /// | [closed](Self::close) | fail at once ([`is_closed`](crate::Error::is_closed)) | works; buffers and copies remain valid |
 /// | in a forked child | fail at once ([`is_forked`](crate::Error::is_forked)); build a new pool there | does nothing; statistics are 0 |
 ///
@@ -170,9 +170,9 @@ impl Pool {
     /// in order of arrival. No runtime is needed: threads of the pool wake the task when it is served, and at its deadline.
     ///
     /// A poll pins nothing, except to [choose the backend](PoolBuilder::build), but may query the events of copies. A thread of the
-    /// pool pins, for one task at a time. The time of its calls counts towards the wait: if the wait ends while a call runs, the future fails
-    /// with [`is_limit`](crate::Error::is_limit), and the next request gets the memory once the call returns. With a wait of zero
-    /// the future does not wait for room, but still waits for driver calls.
+    /// pool pins, for one task at a time. The time of its calls counts towards the wait: if the wait ends while a call runs, the
+    /// future fails with [`is_limit`](crate::Error::is_limit), and the next request gets the memory once the call returns. With a
+    /// wait of zero the future does not wait for room, but still waits for driver calls.
     ///
     /// ```
     /// # use std::pin::pin;

@@ -15,7 +15,6 @@
 //!   generation when it changes the state.
 
 use std::cell::UnsafeCell;
-use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
@@ -81,14 +80,7 @@ pub(crate) struct Slot {
 // SAFETY: the pool is shared and can be sent; its cell is written to by one thread at a time (slots-I1).
 unsafe impl Sync for Slot {}
 
-impl fmt::Debug for Slot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("state", &self.state).finish_non_exhaustive()
-    }
-}
-
 /// A call that uses an open pool, which does not end before this is dropped.
-#[derive(Debug)]
 pub(crate) struct Call {
     slot: &'static Slot,
     counter: &'static AtomicUsize,
@@ -186,7 +178,6 @@ pub(crate) fn buffers_of(handle: *const pp_pool) -> Result<Buffers, Failure> {
 }
 
 /// The buffers in use of a pool.
-#[derive(Debug)]
 pub(crate) struct Buffers {
     slot: &'static Slot,
     generation: usize,

@@ -7,7 +7,7 @@
 //! | [`threads`] | threads that leave no process-wide lock locked in a forked child |
 //! | [`clock`] | the monotonic clock |
 //! | [`unwind`] | calls of user code: panics end there |
-//! | [`leaked`] | values: never used again and never freed |
+//! | [`leaked`] | leaked values: never used again and never freed |
 //! | [`call_stack`] | where code was called from |
 //! | [`file_id`] | the identity of the file behind a path or a descriptor |
 //! | [`child_descriptors`] | descriptors that forked children close |

@@ -6,8 +6,8 @@
 //! | `adaptive` | `thread_cache` | newest of the class first | oldest of all first | one per shard |
 //!
 //! One structure cannot serve both: TensorFlow's order is one list for the whole process, and maintaining it costs every return
-//! a lock that all threads share. `tensorflow` enforces the limit on idle buffers at each return; `adaptive` at the next miss, slow return
-//! or tick.
+//! a lock that all threads share. `tensorflow` enforces the limit on idle buffers at each return; `adaptive` at the next miss, slow
+//! return or tick.
 //!
 //! Generic over the buffer, so that tests use integers. Owns the counts of hits, returns and evictions, and the limit.
 //! Never releases, waits or logs: victims leave by return value, to be released outside every lock. Reads no clock: times
@@ -24,7 +24,6 @@ use crate::stats::{EvictionReason, Stats};
 use pinpool_os::sync::plain::Mutex;
 
 /// The idle buffers of one pool.
-#[derive(Debug)]
 pub(super) struct Idle<T> {
     /// Under `adaptive`.
     cache: Option<ThreadCache<T>>,

@@ -1,7 +1,7 @@
 //! The parts of pools that follow TensorFlow's
 //! [`PoolAllocator`](https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/common_runtime/pool_allocator.h):
-//! the limit on idle buffers with the counts that it is checked against (policy-R4), which both presets use; and the order of the preset
-//! `tensorflow`: each class reuses its oldest buffer first, and the oldest buffer of all is evicted first.
+//! the limit on idle buffers with the counts that it is checked against (policy-R4), which both presets use; and the order of the
+//! preset `tensorflow`: each class reuses its oldest buffer first, and the oldest buffer of all is evicted first.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -86,7 +86,6 @@ use tick::Ticks;
 type Block = block::Block<Core>;
 
 /// The state that all handles and buffers of one pool share.
-#[derive(Debug)]
 pub(crate) struct Core {
     generation: ForkGeneration,
     process: u32,

@@ -8,7 +8,6 @@
 //! So a full partition delays no other user of the pool, and a request that has its claim waits in the pool's queue in order of
 //! arrival. The buffers have a holder, the partition's tag, so their returns take the slow path, which ends the claim.
 
-use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -26,7 +25,7 @@ use crate::stats::{LimitStats, MemoryStats, RequestStats, Stats};
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// A request with its size class, tag and partition.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct BlockRequest {
     pub(crate) len: usize,
     pub(crate) class: Class,
@@ -59,12 +58,6 @@ pub(crate) struct PartitionCore {
     timeouts: Counter,
     waits: Times,
     peak_bytes: AtomicU64,
-}
-
-impl fmt::Debug for PartitionCore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PartitionCore").field("name", &self.name).field("budget", &self.budget).finish_non_exhaustive()
-    }
 }
 
 impl Core {
@@ -131,6 +124,11 @@ impl PartitionCore {
     pub(crate) fn set_max_bytes(&self, max_bytes: Option<u64>) {
         self.budget.set_max_bytes(max_bytes);
         self.waiters.wake_all();
+    }
+
+    /// The process was stopped for this long. That time does not count as waiting.
+    pub(super) fn discount_pause(&self, stopped: Duration) {
+        self.waiters.discount_pause(stopped);
     }
 
     /// Charges `block` to this partition until it is idle or released.

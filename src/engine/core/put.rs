@@ -279,7 +279,8 @@ impl Core {
         self.lifetime.remove_block();
     }
 
-    /// Releases the `evicted` block, if any, and others until the limit on idle buffers holds. Returns on the fast path do not check it.
+    /// Releases the `evicted` block, if any, and others until the limit on idle buffers holds. Returns on the fast path do not check
+    /// it.
     pub(super) fn evict_over_limit(&self, evicted: Option<Evicted<BlockBody<Self>>>) {
         let mut evicted = evicted.or_else(|| self.idle.evict_over_limit());
         while let Some(Evicted { entry, reason, check }) = evicted {

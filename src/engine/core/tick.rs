@@ -44,6 +44,8 @@ struct TickState {
     next_query_us: u64,
     /// For how long the process had been stopped at the last tick.
     stopped_us: u64,
+    /// The last tick was late.
+    was_late: bool,
     /// The bytes held, and the calls of the source, when growth was last logged.
     held_bytes: u64,
     calls: SourceCalls,
@@ -52,7 +54,9 @@ struct TickState {
 impl Ticks {
     pub(super) fn new(source: &dyn Source) -> Self {
         let findings = AtomicUsize::new(source.findings().len());
-        Self { next_us: AtomicU64::new(0), state: Mutex::default(), findings }
+        let stopped_us = MaintenanceThread::of_process().stopped_us();
+        let state = Mutex::new(TickState { stopped_us, ..TickState::default() });
+        Self { next_us: AtomicU64::new(0), state, findings }
     }
 
     fn is_due(&self, now_us: u64) -> bool {
@@ -129,7 +133,12 @@ impl Core {
             self.shortage.end_if_calm(&self.log, now_us);
         }
         self.discount_pause(&mut state, now_us);
-        self.report_stuck_copies(now_us);
+        // A thread that ticks because the maintenance thread is late may precede it after a stop of the process.
+        let was_late = std::mem::replace(&mut state.was_late, patience_us > 0);
+        let may_report = patience_us == 0 || was_late;
+        if may_report {
+            self.report_stuck_copies(now_us);
+        }
         if let Some(arena) = self.memory.arena() {
             self.expire(now_us);
             self.close_if_unused();
@@ -137,21 +146,26 @@ impl Core {
         }
         self.report_growth(&mut state);
         drop(state);
-        self.report_diagnosis(now_us);
+        if may_report {
+            self.report_diagnosis(now_us);
+        }
         self.follow_limit(now_us);
         self.enforce_limits();
         self.record_idle();
         now_us
     }
 
-    /// Time in which the process did not run is neither a wait nor part of the age of a copy.
+    /// Time in which the process did not run is neither a wait nor part of the age of a copy. A stop during a call of the
+    /// maintenance thread counts, since it cannot be told from a slow call.
     fn discount_pause(&self, state: &mut TickState, now_us: u64) {
         let before_us = state.stopped_us;
         state.stopped_us = self.thread.map_or(0, MaintenanceThread::stopped_us);
         if state.stopped_us > before_us {
             let stopped_us = state.stopped_us - before_us;
             self.in_flight.discount_pause(stopped_us, now_us);
-            self.waiters.discount_pause(Duration::from_micros(stopped_us));
+            let stopped = Duration::from_micros(stopped_us);
+            self.waiters.discount_pause(stopped);
+            self.existing_partitions().iter().for_each(|partition| partition.discount_pause(stopped));
         }
     }
 

@@ -64,12 +64,6 @@ pub(crate) struct ArenaSupply {
     pub(super) reserve: Reserve,
 }
 
-impl std::fmt::Debug for ArenaSupply {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ArenaSupply").field("source", &self.source.name()).finish_non_exhaustive()
-    }
-}
-
 /// The pinning of reserves.
 #[derive(Debug, Default)]
 pub(super) struct Reserve {

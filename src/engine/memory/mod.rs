@@ -24,7 +24,6 @@
 //! Bytes are claimed under the limits before the source is called, and returned on every failing path. No lock is held during a
 //! source call. Never decides which idle buffer is reused, and reaches idle buffers only through [`PoolView`].
 
-use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -58,7 +57,6 @@ pub(crate) use shape::granule_bytes;
 
 /// The memory of one pool: a supply of pinned memory, pageable memory for requests without room, and memory that users have pinned
 /// under the same limit.
-#[derive(Debug)]
 pub(crate) struct Memory {
     source: CalledSource,
     budget: Arc<Budget>,
@@ -201,7 +199,7 @@ pub(crate) struct ReleaseFailed {
 }
 
 /// A supply of pinned memory for the blocks of one pool.
-pub(crate) trait Supply: Debug + Send + Sync {
+pub(crate) trait Supply: Send + Sync {
     /// Memory for a request; idle blocks of `pool` make room. Stops if `take_idle` finds an idle block that was returned meanwhile. A
     /// slow call.
     fn find(&self, attempt: Attempt, pool: &dyn PoolView, take_idle: &dyn Fn() -> bool) -> Result<BlockMemory, Stop>;

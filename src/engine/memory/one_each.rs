@@ -14,7 +14,6 @@ use crate::stats::{CallStats, EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::plain::Mutex;
 
 /// A source under a limit.
-#[derive(Debug)]
 pub(crate) struct OneEach {
     source: CalledSource,
     pub(super) budget: Arc<Budget>,

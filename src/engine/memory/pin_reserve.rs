@@ -31,8 +31,7 @@ impl ArenaSupply {
         self.books().requested_bytes += len;
         // A new reserve is reported from its beginning.
         self.reserve.progress.lock().reported = 0;
-        let Slices { places, left_bytes, error, .. } = self.pin_slices(len, self.source.reserve_slice_bytes());
-        self.books().request_less(left_bytes);
+        let Slices { places, left_bytes, error, .. } = self.pin_slices(len, self.source.reserve_slice_bytes(), true);
         let pinned_bytes = len - left_bytes;
         match error {
             Some(error) if pinned_bytes == 0 => return Err(Refusal::Source(error)),
@@ -48,8 +47,8 @@ impl ArenaSupply {
     }
 
     /// Pins claimed `bytes` of a reserve in dedicated ranges, in slices of this length or in one piece. What it does not pin is
-    /// claimed no longer. Makes slow calls.
-    fn pin_slices(&self, bytes: u64, slice_bytes: Option<u64>) -> Slices {
+    /// claimed no longer and, if a caller waits for the reserve, requested no longer. Makes slow calls.
+    fn pin_slices(&self, bytes: u64, slice_bytes: Option<u64>, is_waited: bool) -> Slices {
         let slices = Slices::new(bytes, slice_bytes);
         let (are_several, pin_threads) = (bytes > slices.slice_bytes, self.settings.pin_threads);
         let threads = if are_several { touching_threads(pin_threads) } else { pin_threads };
@@ -65,11 +64,14 @@ impl ArenaSupply {
         threads::scope(|scope| {
             // Without that thread, this thread pins all slices.
             let _second = are_several.then(|| scope.spawn(c"pinpool-reserve", || pin(&|_| ())));
-            pin(&|done| self.report_progress(done as u64));
+            pin(&|done| self.report_progress(if is_waited { done as u64 } else { 0 }));
         });
         let slices = slices.into_inner();
         if slices.left_bytes > 0 {
-            self.books().unclaim_reserve(self.reserved_bytes(slices.left_bytes));
+            // At once, so that memory that a request commits meanwhile does not become this reserve.
+            let mut books = self.books();
+            books.unclaim_reserve(self.reserved_bytes(slices.left_bytes));
+            books.request_less(if is_waited { slices.left_bytes } else { 0 });
         }
         slices
     }
@@ -135,7 +137,7 @@ impl ArenaSupply {
         drop(books);
         let bytes = to_come.min(if is_short { STEP_BYTES } else { REGION_BYTES });
         let len = self.claim_reserve(bytes, pool).inspect_err(|_| self.books().keep_committed(bytes))?;
-        let pinned = self.pin_slices(len, None).error.map_or(Ok(()), |error| Err(Refusal::Source(error)));
+        let pinned = self.pin_slices(len, None, false).error.map_or(Ok(()), |error| Err(Refusal::Source(error)));
         if self.books().is_unused() {
             // The pool has ended while this region was being pinned.
             self.teardown(now_us);

@@ -116,12 +116,6 @@ struct QueueState<S: Server> {
     is_woken: bool,
 }
 
-impl<S: Server> std::fmt::Debug for WaitQueue<S> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WaitQueue").field("waiting", &self.waiting).finish_non_exhaustive()
-    }
-}
-
 impl<S: Server> WaitQueue<S> {
     /// Without `may_start_thread` the polls of tasks search for memory.
     pub(super) fn new(may_start_thread: bool) -> Self {

@@ -10,7 +10,6 @@ const CLASS: Class = Class { bytes: 4096, index: 0 };
 const OTHER: Class = Class { bytes: 8192, index: 1 };
 
 /// A pool as the queue sees it: idle items of one class.
-#[derive(Debug)]
 struct TestPool {
     queue: WaitQueue<Self>,
     idle: Mutex<Vec<u32>>,

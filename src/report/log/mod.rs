@@ -56,14 +56,6 @@ impl PoolLog {
     }
 }
 
-impl fmt::Debug for PoolLog {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, number, log_every, .. } = self;
-        let mut fields = f.debug_struct("PoolLog");
-        fields.field("name", name).field("number", number).field("log_every", log_every).finish_non_exhaustive()
-    }
-}
-
 impl fmt::Display for PoolLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.name {

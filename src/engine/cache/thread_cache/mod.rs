@@ -64,7 +64,6 @@ use occupancy::Occupancy;
 use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
 use pinpool_os::sync::plain::Mutex;
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::Arc;
 
 /// The occupancy bitmap keeps one bit for each shard in a 64-bit word.
@@ -316,15 +315,6 @@ fn bits_from(first: usize, bits: u64) -> impl Iterator<Item = usize> {
         left &= left - 1;
         Some(next)
     })
-}
-
-impl<T> fmt::Debug for ThreadCache<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ThreadCache")
-            .field("limit", &self.limit())
-            .field("counts", &self.counts())
-            .finish_non_exhaustive()
-    }
 }
 
 #[cfg(all(test, pinpool_loom))]
