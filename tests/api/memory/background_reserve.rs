@@ -302,3 +302,14 @@ fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
         assert_eq!(valid_stats(&pool).memory.reserve_bytes, 64 * MI);
     });
 }
+
+#[test]
+fn a_reserve_that_is_refused_for_its_size_evicts_nothing() {
+    let pool = by_steps(faulty(false), 64 * MI, 48 * MI).build().unwrap();
+    let _in_use = pool.get(40 * MIB).unwrap();
+    drop(pool.get(MIB).unwrap());
+    let before = pool.stats().memory;
+    assert!(pool.reserve(32 * MI).unwrap_err().is_limit());
+    let after = pool.stats().memory;
+    assert_eq!((before.idle, after.idle, after.evictions.released), (1, 1, before.evictions.released));
+}
