@@ -284,12 +284,12 @@ impl Core {
     ) -> error::Result<R> {
         let until = deadline(Instant::now(), self.config.longest_wait());
         let want = Want::default();
-        // A reserve beside the program is refused for what is requested, not for what is held.
+        // A reserve in the background is refused for what is requested, not for what is held.
         let may_trim = failed != Failed::Reserve || self.config.reserve_wait;
         let added = loop {
             let mut added = add();
             let refusal = added.as_ref().err().filter(|_| may_trim);
-            if let Some(to_bytes) = refusal.and_then(|refusal| self.memory.room_beside(refusal)) {
+            if let Some(to_bytes) = refusal.and_then(|refusal| self.memory.room_next_to(refusal)) {
                 self.trim(to_bytes);
                 added = add();
             }

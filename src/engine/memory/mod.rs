@@ -146,7 +146,7 @@ impl Memory {
     }
 
     /// How much the supply may hold for a refused claim to fit in addition. `None` if no idle memory can make room for it.
-    pub(in crate::engine) fn room_beside(&self, refusal: &Refusal) -> Option<u64> {
+    pub(in crate::engine) fn room_next_to(&self, refusal: &Refusal) -> Option<u64> {
         let &Refusal::Limit(QuotaExceeded { level, bytes, could_fit: true }) = refusal else { return None };
         match level {
             LimitLevel::Shared => Some(self.supply.held_bytes().saturating_sub(bytes)),
