@@ -368,10 +368,10 @@ mod tests {
             closed(&slot, second);
             true
         });
-        assert!(slot.state.is(first + 1, Phase::Ended), "{slot:?}");
+        assert!(slot.state.is(first + 1, Phase::Ended), "{:?}", slot.state);
         drop(slot.table.remove(address.get()).unwrap());
         slot.free_if_empty(first + 1);
-        assert!(slot.state.is(first + 1, Phase::Free), "{slot:?}");
+        assert!(slot.state.is(first + 1, Phase::Free), "{:?}", slot.state);
     }
 
     /// Ended, and not free yet.
@@ -395,9 +395,9 @@ mod tests {
             closed(&slot, second);
             true
         });
-        assert!(slot.state.is(first + 1, Phase::Closed), "{slot:?}");
+        assert!(slot.state.is(first + 1, Phase::Closed), "{:?}", slot.state);
         slot.leave(counter);
-        assert!(slot.state.is(first + 1, Phase::Free), "{slot:?}");
+        assert!(slot.state.is(first + 1, Phase::Free), "{:?}", slot.state);
     }
 
     #[test]
@@ -410,8 +410,8 @@ mod tests {
         counter.fetch_add(1, Ordering::SeqCst);
         let second = opened(&slot);
         closed(&slot, second);
-        assert!(slot.state.is(second, Phase::Closed), "{slot:?}");
+        assert!(slot.state.is(second, Phase::Closed), "{:?}", slot.state);
         slot.leave(counter);
-        assert!(slot.state.is(second, Phase::Free), "{slot:?}");
+        assert!(slot.state.is(second, Phase::Free), "{:?}", slot.state);
     }
 }
