@@ -20,7 +20,6 @@ struct Shard {
     is_slow: bool,
 }
 
-#[derive(Debug)]
 struct ModelPool {
     queue: WaitQueue<Self>,
     shard: Mutex<Shard>,
