@@ -2,7 +2,7 @@
 If a rank dies, torchrun restarts all ranks, and they continue after the step of the last checkpoint.
 
     pip install './python[torch]'
-    torchrun --standalone --nproc-per-node 4 --max-restarts 3 python/examples/torchrun.py DIRECTORY --out RUN
+    PINPOOL_LEDGER=JOB PINPOOL_MAX_BYTES=256MiB torchrun --standalone --nproc-per-node 4 --max-restarts 3 python/examples/torchrun.py DIRECTORY --out RUN
 """
 
 import argparse
@@ -12,10 +12,6 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
-
-# One limit for all ranks of the host.
-os.environ.setdefault("PINPOOL_LEDGER", "auto")
-os.environ.setdefault("PINPOOL_MAX_BYTES", "256MiB")
 
 import numpy as np
 import torch

@@ -86,7 +86,7 @@ impl Log for ToPython {
         let Some(lines) = Lines::of_process() else { return };
         let text = record.args().to_string();
         // The exception contains this report.
-        let is_raised = text.contains("\nusage of device ");
+        let is_raised = text.contains("\nusage on ");
         let line = (python_level(if is_raised { Level::Debug } else { record.level() }), text);
         let mut queue = lines.queue();
         if queue.lines.len() < LINES_MAX {

@@ -85,7 +85,7 @@ impl Stream {
         marked.map_err(|error| {
             let may_run = !error.is_backend();
             let remedy = if may_run {
-                "pass a stream that is alive. The memory of this buffer is quarantined, because the end of the work on \
+                "pass a stream that is alive. The memory of this buffer is never reused, because the end of the work on \
                  that stream is unknown"
             } else {
                 "no copy can run on a stream: release the buffer without one; run `pinpool doctor` for details"

@@ -109,7 +109,7 @@ unsafe extern "C" fn get(
             unsafe { block.write(Box::into_raw(Box::new(buf))) };
             return 0;
         }
-        Ok(Err(why)) => why.to_string(),
+        Ok(Err(why)) => why.report(),
         Err(_) => "internal error of pinpool: please report it with the message on standard error".to_owned(),
     };
     if error_bytes > 0 {

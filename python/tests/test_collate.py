@@ -155,7 +155,7 @@ def test_a_batch_equals_that_of_torchs_default_collate(shared, kind):
 @needs_torch
 def test_stacked_tensors_are_in_the_shared_buffer_without_gradients(shared):
     packed = shared.collate([(torch.zeros(5, requires_grad=True), torch.ones(3, dtype=torch.bfloat16)) for _ in range(2)])
-    assert [(leaf.offset, leaf.shape, leaf.dtype) for leaf in packed.tree] == [(0, (2, 5), "float32"), (64, (2, 3), "bfloat16")]
+    assert [(leaf.offset, leaf.shape, leaf.dtype) for leaf in packed._tree] == [(0, (2, 5), "float32"), (64, (2, 3), "bfloat16")]
     zeros, ones = shared.unpack(packed)
     assert ones.untyped_storage().data_ptr() == zeros.untyped_storage().data_ptr() and not zeros.requires_grad
     assert shared.counts()["held"] == 1

@@ -53,12 +53,12 @@ let_run(stream)
 """
 #: For each block of python/README.md: the modules that it needs, code before and after it, and the end of the output.
 BLOCKS = [
-    ("torch", DATALOADER, "print(seen == [(at, at % 10) for at in range(200)], shared.counts()['held'])", "True 1\n"),
     ("torch ninja", "", "print(pinpool.torch.uninstall())", "0\n"),
+    ("torch", DATALOADER, "print(seen == [(at, at % 10) for at in range(200)], shared.counts()['held'])", "True 1\n"),
     ("numpy", "", "", ", 1 view> 1536.0\n8192\n"),
     ("PIL torch", LOADER, "print(len(seen), {each[0] for each in seen}, all(each[1] == each[2] for each in seen))", "21 {(7, 224, 224, 3)} True\n"),
     ("lightning torch", LIGHTNING, AFTER_LIGHTNING, "(1, 0)\n"),
-    ("", "", "", "to do: request less, or raise PINPOOL_MAX_BYTES to 1.0GiB\n"),
+    ("", "", "", "to do: request a smaller buffer, or raise PINPOOL_MAX_BYTES to 1.0GiB\n"),
 ]
 
 

@@ -198,7 +198,7 @@ def test_object_arrays_are_not_read_from_shared_memory(shared):
     got = shared.unpack(shared.pack({"mixed": np.array([1, None], object)}))["mixed"]
     assert got.tolist() == [1, None]  # Pickled, like all values other than arrays.
     packed = shared.pack(np.arange(4))
-    foreign = pinpool.Packed(packed.ticket, packed.tree._replace(dtype="|O"))
+    foreign = pinpool.Packed(packed.ticket, packed._tree._replace(dtype="|O"))
     with pytest.raises(TypeError, match="objects"):
         shared.unpack(foreign)
 

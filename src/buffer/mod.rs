@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Pool::get ──▶ PinnedBuf ──wait_slice_mut──▶ &mut PinnedSlice<u8>   host code; cudarc cannot copy from it
-//!                   │  │ └─────slice, elements──▶ BufView<T>     tracked cudarc copies
+//!                   │  │ └─────view, view_as────▶ BufView<T>     tracked cudarc copies
 //!                   │  └───copy_range_to, &buf──▶ the buffer records the fence and stays
 //!                   ├──copy_to, release_after───▶ the pool takes the block with the fence
 //!                   └──copy_from────────────────▶ PendingBuf ──wait──▶ PinnedBuf
@@ -31,7 +31,6 @@ use bytemuck::Pod;
 use crate::engine::Block;
 use crate::error::Result;
 use crate::in_flight::CopyFences;
-use pinpool_os::call_stack::{CallStack, Frame};
 
 mod copies;
 #[cfg(feature = "cuda")]
@@ -152,16 +151,6 @@ impl PinnedBuf {
     pub(crate) fn from_plain_block(mut block: Block, len: usize) -> Self {
         block.begin_plain(len);
         Self { block: ManuallyDrop::new(Some(block)) }
-    }
-
-    /// Names the calls that led to the request, for languages that the pool does not know: name, file and line of each, the
-    /// innermost first. They take the place of the native ones in all that `call_stacks` shows. `frames` is not called if the
-    /// request was not sampled.
-    #[doc(hidden)]
-    pub fn describe_caller(&self, frames: impl FnOnce() -> Vec<(String, String, u32)>) {
-        let Some(block) = self.block.as_ref() else { return };
-        let frame = |(name, file, line)| Frame { name, file, line };
-        block.describe_caller(|| CallStack::Named(frames().into_iter().map(frame).collect()));
     }
 
     #[inline(always)]

@@ -27,8 +27,8 @@ pub use crate::shared_limit::SharedLimitName;
 
 /// The limit on the bytes that a pool holds, in use and idle.
 ///
-/// Converts from a number of bytes, from `None` for no limit, and by [`str::parse`] from the values of `PINPOOL_MAX_BYTES`. `u64`
-/// is the only integer type that converts: with a second one, `max_bytes(8 << 30)` would be an `i32`, which overflows.
+/// Converts from a number of bytes, and by [`str::parse`] from the values of `PINPOOL_MAX_BYTES`. `u64` is the only integer type
+/// that converts: with a second one, `max_bytes(8 << 30)` would be an `i32`, which overflows.
 ///
 /// ```
 /// let pool = pinpool::Pool::builder().max_bytes("1.5GiB".parse::<pinpool::Limit>()?).build()?;

@@ -10,7 +10,7 @@
 //! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) is the same code with and without a GPU.
 //!
 //! [`CopyTarget`], [`CopySource`], [`CopyStream`] and [`Fence`] may be implemented by other crates, for another driver or for
-//! tests; `tests/api/copies/own_stream.rs` has a stream that copies at once, which needs little code.
+//! tests.
 
 use std::sync::Arc;
 

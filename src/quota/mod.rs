@@ -306,7 +306,7 @@ impl Budget {
         let is_too_large = needed_bytes > self.highest_claim_bytes();
         let Some(host) = self.host() else {
             let remedy = if is_too_large {
-                "request less, or set PINPOOL_MAX_BYTES to a size"
+                "request a smaller buffer, or set PINPOOL_MAX_BYTES to a size"
             } else {
                 "return buffers in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size, which applies \
                  to each pool"
@@ -331,7 +331,7 @@ impl Budget {
             format!("the shared limit {name} of {max} is reached; {held} are held ({others})")
         };
         let remedy = if is_too_large {
-            "request less, or restart all its processes with a larger PINPOOL_MAX_BYTES"
+            "request a smaller buffer, or restart all its processes with a larger PINPOOL_MAX_BYTES"
         } else {
             "return buffers in these processes, wait longer (PINPOOL_WAIT), or restart them with a larger PINPOOL_MAX_BYTES"
         };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   out_of_memory: the request, and why it failed
-//!   usage of device host, allocator mlock (adaptive):
+//!   usage on host, backend mlock (adaptive):
 //!     12.0MiB TAG (...)                       the largest holders
 //!     3.0MiB in N more buffers
 //!   held, limit, driver, system
@@ -182,7 +182,7 @@ impl fmt::Display for Dump {
         }
         f.write_str("\n")?;
         let Stats { backend, preset, memory, limits, .. } = &self.stats;
-        write!(f, "usage of device {}, allocator {backend} ({preset}):", self.device)?;
+        write!(f, "usage on {}, backend {backend} ({preset}):", self.device)?;
         let (listed, rest) = self.owners.split_at(self.owners.len().min(LISTED));
         for Owner { tag, buffers, bytes, oldest, .. } in listed {
             let noun = if *buffers == 1 { "buffer" } else { "buffers" };
@@ -252,7 +252,7 @@ mod tests {
             lines[..4],
             [
                 "cannot allocate 4.9KiB (rounded to 8.0KiB) for tag3: the pool limit is reached",
-                "usage of device host, allocator heap (adaptive):",
+                "usage on host, backend heap (adaptive):",
                 "  100.0MiB tag0 (1 buffer, the oldest 1.0s)",
                 "  99.0MiB tag1 (2 buffers, the oldest 2.0s)",
             ]

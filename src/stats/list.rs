@@ -238,17 +238,17 @@ group! {
     SharedLimitStats;
     /// The name of the shared limit.
     name: String = Label,
-    /// The limit on the bytes that all its owners hold; none if unlimited.
+    /// The limit on the bytes of all pools that share it; none if unlimited.
     max_bytes: Option<u64> = Gauge,
-    /// Live owners, this pool included.
-    owners: u64 = Gauge,
-    /// Bytes that all owners hold or are pinning or unpinning.
+    /// Live pools that share the limit, this one included.
+    pools: u64 = Gauge,
+    /// Bytes that they hold or are pinning or unpinning.
     held_bytes: u64 = Gauge,
     /// Bytes that this pool holds.
     own_bytes: u64 = Gauge,
-    /// Idle bytes of the other owners, as of their last maintenance.
+    /// Idle bytes of the other pools, as of their last maintenance.
     others_idle_bytes: u64 = Gauge,
-    /// Bytes that the other owners' blocked requests need.
+    /// Bytes that the other pools' blocked requests need.
     others_wanted_bytes: u64 = Gauge,
 }
 

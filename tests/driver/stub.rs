@@ -149,7 +149,7 @@ fn stream_of(driver: *mut c_void) -> sys::CUstream {
     stream
 }
 
-/// A pool of each backend pins by the driver, and takes memory back behind the work of a stream.
+/// A pool of each backend pins by the driver, and takes memory back after the work of a stream.
 fn check_pools(driver: *mut c_void) {
     type Wait = unsafe extern "C" fn(sys::CUstream) -> c_int;
     for (backend, call) in [

@@ -25,7 +25,7 @@ fn check_in_flight(pool: &Pool, what: &str) {
     pool.maintain();
     let stats = pool.stats();
     assert_eq!((stats.copies.in_flight, stats.memory.in_use, stats.memory.idle), (1, 0, 0), "{what}");
-    assert!(pool.try_get(LEN).unwrap().is_none(), "{what}: handed out under a copy");
+    assert!(pool.try_get(LEN).unwrap().is_none(), "{what}: handed out during a copy");
 }
 
 /// The kinds of streams that programs use; for the last two cudarc records no events.

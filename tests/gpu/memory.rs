@@ -108,7 +108,7 @@ fn memory_is_released_beside_a_copy_or_waits_for_it() {
             thread::scope(|scope| {
                 let clearing = scope.spawn(|| pool.clear());
                 thread::sleep(Duration::from_millis(20));
-                assert!(!clearing.is_finished(), "{name} released memory under a copy");
+                assert!(!clearing.is_finished(), "{name} released memory during a copy");
                 hold.open();
                 clearing.join().unwrap();
             });

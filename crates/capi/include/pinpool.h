@@ -70,7 +70,7 @@ typedef enum {
   PP_NONE_IDLE = 6,
   /** The driver or the kernel refused memory or a thread. A later call may succeed. */
   PP_BACKEND = 7,
-  /** The driver refused to record a fence behind the work, or the device failed, so the end of the work is unknown. */
+  /** The driver refused to record a fence after the work, or the device failed, so the end of the work is unknown. */
   PP_DEVICE = 8,
   /** The pool belongs to the parent of this forked process. Nothing was done. */
   PP_FORKED = 9,
@@ -349,7 +349,7 @@ pp_status pp_put(pp_pool *pool,
  * The legacy stream belongs to the current context, `cudaStreamPerThread` also to the calling thread: call this on the thread that
  * enqueued the work, with the same device current, or use pp_put_after_event.
  *
- * - PP_DEVICE: the driver refused to record a fence behind the work, for example on NULL while another stream captures a
+ * - PP_DEVICE: the driver refused to record a fence after the work, for example on NULL while another stream captures a
  *   graph. Call this function again with the same stream, which must not have been destroyed; if that succeeds, the buffer is reused.
  * - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
  * - PP_INVALID_HANDLE: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.

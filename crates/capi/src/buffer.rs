@@ -229,7 +229,7 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// The legacy stream belongs to the current context, `cudaStreamPerThread` also to the calling thread: call this on the thread that
 /// enqueued the work, with the same device current, or use pp_put_after_event.
 ///
-/// - PP_DEVICE: the driver refused to record a fence behind the work, for example on NULL while another stream captures a
+/// - PP_DEVICE: the driver refused to record a fence after the work, for example on NULL while another stream captures a
 ///   graph. Call this function again with the same stream, which must not have been destroyed; if that succeeds, the buffer is reused.
 /// - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
 /// - PP_INVALID_HANDLE: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.

@@ -28,7 +28,7 @@ pub enum pp_status {
     PP_NONE_IDLE = 6,
     /// The driver or the kernel refused memory or a thread. A later call may succeed.
     PP_BACKEND = 7,
-    /// The driver refused to record a fence behind the work, or the device failed, so the end of the work is unknown.
+    /// The driver refused to record a fence after the work, or the device failed, so the end of the work is unknown.
     PP_DEVICE = 8,
     /// The pool belongs to the parent of this forked process. Nothing was done.
     PP_FORKED = 9,

@@ -68,7 +68,7 @@ impl Destination for CudaDestination {
         stream
             .memcpy_dtoh(memory, &mut self.host)
             .and_then(|_| stream.synchronize())
-            .map_err(|error| Error::copy_refused(len, format!("cannot be read back: {}", error_name(error))))?;
+            .map_err(|error| Error::device_failed(format!("the batch cannot be read back: {}", error_name(error))))?;
         read(&self.host);
         Ok(())
     }

@@ -16,7 +16,7 @@ pub struct Frame {
     pub line: u32,
 }
 
-/// `train.py:212 collate`.
+/// `loader.rs:212 collate`.
 impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, file, line } = self;
@@ -25,19 +25,14 @@ impl fmt::Display for Frame {
     }
 }
 
-/// Calls in progress, the innermost first.
+/// The return addresses of the calls in progress, the innermost first.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum CallStack {
-    /// Return addresses.
-    Native(Vec<usize>),
-    /// Of another language, which knows their names at once.
-    Named(Vec<Frame>),
-}
+pub struct CallStack(Vec<usize>);
 
 impl CallStack {
     /// The calls that led here; none without the feature `call-stacks`.
     pub fn here() -> Self {
-        Self::Native(native::calls())
+        Self(native::calls())
     }
 
     /// The frames of the program, the innermost first, without frames of the pool and the runtime.
@@ -52,14 +47,9 @@ impl CallStack {
 
     fn first(&self, most: usize) -> Vec<Frame> {
         let mut frames = Vec::new();
-        match self {
-            Self::Named(named) => frames.extend(named.iter().take(most).cloned()),
-            Self::Native(calls) => {
-                let mut left = calls.iter();
-                while let Some(&call) = left.next().filter(|_| frames.len() < most) {
-                    native::name(call, &mut frames);
-                }
-            }
+        let mut left = self.0.iter();
+        while let Some(&call) = left.next().filter(|_| frames.len() < most) {
+            native::name(call, &mut frames);
         }
         frames.truncate(most);
         frames
@@ -120,11 +110,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_the_innermost_frame_with_the_last_part_of_its_file() {
-        let frame = |name: &str, file: &str| Frame { name: name.to_owned(), file: file.to_owned(), line: 212 };
-        let stack = CallStack::Named(vec![frame("collate", "/home/me/train.py"), frame("main", "/home/me/train.py")]);
-        assert_eq!(stack.place().unwrap(), "train.py:212 collate");
-        assert_eq!(stack.frames().len(), 2);
-        assert_eq!(frame("collate", "").to_string(), "collate");
+    fn a_frame_is_named_by_the_last_part_of_its_file_if_it_has_one() {
+        let frame = |file: &str| Frame { name: "collate".to_owned(), file: file.to_owned(), line: 212 };
+        assert_eq!(frame("/home/me/loader.rs").to_string(), "loader.rs:212 collate");
+        assert_eq!(frame("").to_string(), "collate");
     }
 }

@@ -1,7 +1,6 @@
 //! Allocations and frees, and the buffers in use by address.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
@@ -15,7 +14,7 @@ use crate::log::{self, Reason};
 use crate::{process, source};
 use pinpool_os::sync::plain::Mutex;
 
-/// Free functions wait for the device, as the driver's do, if this is set to 1.
+/// Free functions wait for the device, as the driver's do, if this switch is on.
 const SYNC: &str = "PINPOOL_PRELOAD_SYNC";
 
 /// Longest wait for running work if `PINPOOL_WAIT` is not set. Then the driver's own function is called.
@@ -107,7 +106,7 @@ fn log_statistics_at_exit() {
         }
     }
     ONCE.call_once(|| {
-        if log::wants_statistics() {
+        if log::is_on(log::STATS) {
             // SAFETY: the handler stays loaded; if the C library has no room for it, the statistics are missing.
             let _missing = unsafe { libc::atexit(at_exit) };
         }
@@ -148,5 +147,5 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
 /// Returns whether a free waits.
 fn waits() -> bool {
     static WAITS: OnceLock<bool> = OnceLock::new();
-    *WAITS.get_or_init(|| env::var_os(SYNC).is_some_and(|value| value == "1"))
+    *WAITS.get_or_init(|| log::is_on(SYNC))
 }

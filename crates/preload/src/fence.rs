@@ -40,7 +40,7 @@ enum State {
 }
 
 impl ProcessFence {
-    /// A fence behind the work of these contexts. Recorded if no capture is under way and the driver does not refuse.
+    /// A fence after the work of these contexts. Recorded if no capture is under way and the driver does not refuse.
     pub(crate) fn behind(driver: &'static Driver, contexts: Vec<Arc<Context>>) -> Self {
         let mut state = State::Waiting(contexts);
         // What is refused is recorded by a later sweep.

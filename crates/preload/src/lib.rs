@@ -41,7 +41,7 @@
 //! - **preload-I1**: an argument of a hook is what the program passes to the driver's function of that name: it keeps the
 //!   driver's conditions.
 //! - **preload-I2**: an address in a slot of the table of hooks is the driver's function of that name, which has the type of
-//!   the hook, and the driver is never unloaded.
+//!   the hook or, for `cuCtxCreate`, one with arguments in the same registers; and the driver is never unloaded.
 //! - **preload-I3**: a buffer in the table of buffers is the program's from the request until the free that takes it out. Only
 //!   that free returns it, behind a fence over all work that was enqueued before.
 //! - **preload-I4**: nothing of a pool is touched once its context is gone: its source neither takes nor releases memory, its

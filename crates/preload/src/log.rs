@@ -17,8 +17,8 @@ use pinpool_os::sync::plain::Mutex;
 
 /// The log file; stderr if it is not set.
 const FILE: &str = "PINPOOL_PRELOAD_LOG";
-/// 1: the statistics at the end of the process.
-const STATS: &str = "PINPOOL_PRELOAD_STATS";
+/// A switch: the statistics at the end of the process.
+pub(crate) const STATS: &str = "PINPOOL_PRELOAD_STATS";
 /// The target of the statistics, shown whatever the level is.
 const STATS_TARGET: &str = "pinpool_preload::statistics";
 
@@ -127,7 +127,7 @@ pub(crate) fn init() {
             let level = record.level().as_str().chars().next().unwrap_or('?');
             writeln!(out, "pinpool[{}] {level}: {}", process::id(), record.args())
         });
-        if wants_statistics() {
+        if is_on(STATS) {
             builder.filter_module(STATS_TARGET, LevelFilter::Info);
         }
         builder.target(file.map_or(Target::Stderr, |file| Target::Pipe(Box::new(file))));
@@ -139,9 +139,9 @@ pub(crate) fn init() {
     });
 }
 
-/// Returns whether the statistics are wanted at the end of the process.
-pub(crate) fn wants_statistics() -> bool {
-    env::var_os(STATS).is_some_and(|value| value == "1")
+/// Returns whether a switch of this library is on: set, and not to a value that turns a switch off.
+pub(crate) fn is_on(variable: &str) -> bool {
+    env::var(variable).is_ok_and(|value| !["", "0", "no", "off", "false"].contains(&value.as_str()))
 }
 
 /// Logs the statistics of a pool.

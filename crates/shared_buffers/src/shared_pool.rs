@@ -164,7 +164,7 @@ impl SharedPool {
     ///
     /// # Errors
     ///
-    /// [`is_shared`](crate::Error::is_shared): the memory is not mapped in this process.
+    /// [`is_forked`](crate::Error::is_forked): this process was forked after the buffers were created.
     pub fn recover(&self) -> Result<usize> {
         recover(self.view()?, &self.owners, None)
     }
@@ -174,7 +174,7 @@ impl SharedPool {
     ///
     /// # Errors
     ///
-    /// [`is_shared`](crate::Error::is_shared): the memory is not mapped in this process.
+    /// [`is_forked`](crate::Error::is_forked): this process was forked after the buffers were created.
     pub fn refuse_waits(&self, is_refusing: bool) -> Result<()> {
         self.view()?.header()?.set_refusing(is_refusing);
         Ok(())
@@ -202,7 +202,7 @@ impl SharedPool {
         self.geometry.buffers
     }
 
-    /// The backend that pins the memory; `None` if the pool's memory is not pinned.
+    /// What pinned the memory; `None` if the pool's memory is not pinned.
     pub fn pinned_by(&self) -> Option<PinnedBy> {
         self.lender.pinned_by()
     }

@@ -285,7 +285,7 @@ impl SharedBuf {
 
     /// The bytes to fill.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as in `wait_slice`; `&mut self` makes it the only slice.
+        // SAFETY: as in `as_slice`; `&mut self` makes it the only slice.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
 

@@ -28,19 +28,19 @@ class Packed:
     object is dropped in the trainer without being unpacked.
     """
 
-    __slots__ = ("is_received", "oversized", "ticket", "tree")
+    __slots__ = ("_is_received", "_oversized", "_tree", "ticket")
 
     def __init__(self, ticket: bytes, tree: Any, oversized: bytes | None = None) -> None:
-        self.ticket, self.tree = ticket, tree
+        self.ticket, self._tree = ticket, tree
         #: The bytes of a batch that is longer than a buffer and has no ticket.
-        self.oversized = oversized
-        self.is_received = oversized is not None
+        self._oversized = oversized
+        self._is_received = oversized is not None
 
     def __reduce__(self) -> Any:
-        return Packed, (self.ticket, self.tree, self.oversized)
+        return Packed, (self.ticket, self._tree, self._oversized)
 
     def __del__(self) -> None:
-        if self.is_received:
+        if self._is_received:
             return
         # In a worker the ticket has been sent.
         for shared in [shared for shared in live_pools if shared._process == os.getpid()]:

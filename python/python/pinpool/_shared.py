@@ -178,9 +178,9 @@ class SharedPool:
         trainer = self._trainer()
         if not isinstance(ticket, Packed):
             return trainer.receive(ticket)
-        if ticket.oversized is not None:
-            return self._copied(ticket.oversized)
-        ticket.is_received = True
+        if ticket._oversized is not None:
+            return self._copied(ticket._oversized)
+        ticket._is_received = True
         return trainer.receive(ticket.ticket)
 
     def _copied(self, oversized):
@@ -211,7 +211,7 @@ class SharedPool:
         """
         if not isinstance(packed, Packed):
             raise TypeError(f"a {type(packed).__name__} is not a batch of a shared pool: pass collate_fn=shared.collate to the DataLoader")
-        return Views(self.receive(packed)).of(packed.tree)
+        return Views(self.receive(packed)).of(packed._tree)
 
     def batches(self, loader: Iterable[Packed]) -> Batches:
         """Returns the unpacked batches of a DataLoader with `collate_fn=shared.collate`; each `for` is an epoch.

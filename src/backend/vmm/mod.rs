@@ -158,7 +158,7 @@ impl VmmSource {
         }
         // SAFETY: mapped above.
         let reached = unsafe { self.granules.set_access(at, granules) }.map_err(SourceError::from);
-        // A child of `fork` would share the pages, and could write to them under a copy.
+        // A child of `fork` would share the pages, and could write to them during a copy.
         let keep = |()| mapping::advise(start, bytes, mapping::linux::MADV_DONTFORK);
         reached.and_then(keep).inspect_err(|_| undo(granules.len()))
     }

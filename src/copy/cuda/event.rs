@@ -1,4 +1,4 @@
-//! Events as fences: one owned by pinpool, recorded behind the work on a stream, or one that waits for an event of other code.
+//! Events as fences: one owned by pinpool, recorded after the work on a stream, or one that waits for an event of other code.
 //!
 //! ```text
 //!   own              stream   ──work──[own event]──▶
@@ -11,7 +11,7 @@
 //! each event, so that a slow event delays no other. An event that has completed needs no stream. An event is refused if its query
 //! fails or if it was recorded in a capture: the internal stream would become part of that graph.
 //!
-//! **event-I1**: the event of an [`EventFence`] was recorded behind the work, or behind the wait for it.
+//! **event-I1**: the event of an [`EventFence`] was recorded after the work, or behind the wait for it.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ptr;

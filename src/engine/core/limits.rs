@@ -315,7 +315,7 @@ impl Core {
         let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();
         let others = || owners.iter().filter(|owner| !owner.is_own);
         Some(SharedLimitStats {
-            owners: owners.len() as u64,
+            pools: owners.len() as u64,
             own_bytes,
             others_idle_bytes: others().map(|owner| owner.idle_bytes).fold(0, u64::saturating_add),
             others_wanted_bytes: others().map(|owner| owner.wanted_bytes).fold(0, u64::saturating_add),

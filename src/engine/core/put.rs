@@ -58,7 +58,7 @@ impl Block {
 }
 
 impl Core {
-    /// The user returns `block`; devices may use it until all `fences` have completed.
+    /// Returns `block` for its user; devices may use it until all `fences` have completed.
     pub(in crate::engine) fn put_after(&self, block: Block, fences: Fences) {
         self.record_put(&block, true);
         self.begin_flight(block, fences);
@@ -118,7 +118,7 @@ impl Core {
         self.wake_waiters();
     }
 
-    /// A copy has begun. Requests that wait for its memory, here or in a partition, poll immediately and at short intervals
+    /// Announces that a copy has begun. Requests that wait for its memory, here or in a partition, poll immediately and at short intervals
     /// from now on.
     fn announce_copy(&self) {
         // Pairs with the fence in `patience`.
@@ -255,7 +255,7 @@ impl Core {
 }
 
 impl Core {
-    /// A pinned block leaves the pool, for this reason. Makes slow calls.
+    /// Evicts a pinned block, and counts `why`. Makes slow calls.
     pub(super) fn evict(&self, block: Block, why: EvictionReason) {
         self.classes.left(block.class(), why);
         self.release_block(block);

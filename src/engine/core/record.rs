@@ -9,7 +9,6 @@ use std::time::Instant;
 
 use super::report::nanos;
 use super::{Block, BlockRequest, Core};
-use crate::engine::meter::owners::Holder;
 use pinpool_observe::record::{Event, Recorder, count_failed};
 use pinpool_os::call_stack::CallStack;
 
@@ -116,14 +115,10 @@ impl Core {
         let tag = wanted.tag.as_ref().or_else(|| is_sampled.then_some(&self.owners.untagged));
         let Some(tag) = tag else { return };
         block.set_holder(tag.hold(wanted.len as u64, block.memory().held_bytes(), self.time.coarse_us()));
-        if is_sampled {
-            self.record_stack(block, CallStack::here());
+        if !is_sampled {
+            return;
         }
-    }
-
-    /// The request for `block`, which has a holder, came from `stack`.
-    fn record_stack(&self, block: &Block, stack: CallStack) {
-        let stack = Arc::new(stack);
+        let stack = Arc::new(CallStack::here());
         if let Some((recorder, id)) = self.recorder().zip(block.memory().recorded_id())
             && let Some(stack) = recorder.number_stack(&stack)
         {
@@ -131,16 +126,6 @@ impl Core {
         }
         if let Some(holder) = block.holder() {
             holder.set_stack(stack);
-        }
-    }
-}
-
-impl Block {
-    /// The request for this block came from `stack`, which is called only if the request was sampled.
-    pub(crate) fn describe_caller(&self, stack: impl FnOnce() -> CallStack) {
-        let is_sampled = || self.holder().is_some_and(Holder::is_sampled);
-        if !self.is_plain() && self.owner().config.code.call_stacks > 0 && !self.is_forked() && is_sampled() {
-            self.owner().record_stack(self, stack());
         }
     }
 }

@@ -32,7 +32,7 @@ impl Memory {
             }
             Refusal::Limit(QuotaExceeded { level: LimitLevel::Partition, could_fit, .. }) => {
                 let found = if *could_fit { "the partition is full" } else { "exceeds the limit of the partition" };
-                let remedy = if *could_fit { "return its buffers sooner" } else { "request less" };
+                let remedy = if *could_fit { "return its buffers sooner" } else { "request a smaller buffer" };
                 let by = RefusedBy::Limit { could_fit: *could_fit };
                 (by, found.to_owned(), format!("{remedy} or make the partition larger"))
             }
@@ -72,11 +72,13 @@ impl Memory {
             (false, true) => {
                 "return buffers sooner, raise PINPOOL_RESERVE (all of it is in use), or set PINPOOL_GROWTH=1"
             }
-            (false, false) => "request less, raise PINPOOL_RESERVE (it is too small), or set PINPOOL_GROWTH=1",
-            (true, _) if self.is_lock_limited() => {
-                "request less or raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=)"
+            (false, false) => {
+                "request a smaller buffer, raise PINPOOL_RESERVE (it is too small), or set PINPOOL_GROWTH=1"
             }
-            (true, false) => "request less or raise PINPOOL_MAX_BYTES",
+            (true, _) if self.is_lock_limited() => {
+                "request a smaller buffer or raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=)"
+            }
+            (true, false) => "request a smaller buffer or raise PINPOOL_MAX_BYTES",
             (true, true) if self.pageable.is_some() => {
                 "return buffers sooner or raise PINPOOL_MAX_BYTES (it also limits pageable memory)"
             }

@@ -229,8 +229,8 @@ impl ArenaSupply {
         let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
         if self.fits(bytes) && !(is_addressable && has_limit) {
             let longest_bytes = self.shape.longest_bytes;
-            let what = format!("no {bytes} B in one piece are left of the {longest_bytes} B of addresses reserved");
-            let remedy = self.shape.address_remedy.unwrap_or("request less at once, or return buffers first");
+            let what = format!("no contiguous {bytes} B are left in the {longest_bytes} B of reserved addresses");
+            let remedy = self.shape.address_remedy.unwrap_or("request a smaller buffer, or return buffers first");
             return Refusal::Source(SourceError::new("arena", what).with_remedy(remedy));
         }
         // A part of the best place may be committed; idle granules elsewhere move there.

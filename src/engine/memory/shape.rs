@@ -25,7 +25,7 @@ const VARIED_GRANULES: u64 = 2;
 const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 /// The remedy if the system gave fewer addresses than requested.
 const FEW_ADDRESSES: &str =
-    "this process has few addresses: raise its limit (`ulimit -v`, RLIMIT_AS), or request less at once";
+    "this process has few addresses: raise its limit (`ulimit -v`, RLIMIT_AS), or request a smaller buffer";
 
 /// Addresses of the ranges of an arena. Kept under the arena's lock.
 #[derive(Debug, Default)]

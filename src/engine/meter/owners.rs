@@ -163,10 +163,6 @@ impl Tag {
 }
 
 impl Holder {
-    pub(crate) fn is_sampled(&self) -> bool {
-        self.tag.rows.lock().rows.get(&self.number).is_some_and(|row| row.stack.is_some())
-    }
-
     pub(crate) fn set_stack(&self, stack: Arc<CallStack>) {
         if let Some(row) = self.tag.rows.lock().rows.get_mut(&self.number) {
             row.stack = Some(stack);

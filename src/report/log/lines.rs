@@ -63,7 +63,7 @@ lines! {
 
     /// There is no maintenance thread. To do: follow the remedy in the line.
     Warn(maintenance) no_maintenance_thread(error: &io::Error) "idle memory is released only while the pool is used; call \
-        Pool::maintain when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}";
+        maintain() when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}";
 
     /// Held memory has doubled, from 64 MiB on. To do: nothing if it stops.
     Info(growth) grew(growth: &Growth) "{growth}";
@@ -87,7 +87,7 @@ lines! {
     Info(pressure) pressure_ended() "idle memory is kept for PINPOOL_IDLE_TIMEOUT again";
 
     /// No request missed for five minutes; the limit can rise again. To do: nothing.
-    Info(pool_size_limit) pool_size_limit_lowered(from: u64, to: u64) "no miss for five minutes pool_size_limit={from}->{to}";
+    Info(pool_size_limit) pool_size_limit_lowered(from: u64, to: u64) "no miss for five minutes, pool_size_limit={from}->{to}";
 
     /// `set_max_bytes` was called, or the limit of the cgroup changed (`auto`). To do: nothing.
     Info(limit) limit_changed(from: Option<u64> as LimitText, to: Option<u64> as LimitText, why: &str) "max={from}->{to}: {why}";
@@ -115,7 +115,7 @@ lines! {
 
     /// A request got pageable memory (the first, 10th, 100th). To do: raise the limit, or set `PINPOOL_ON_FULL=error`.
     Warn(shortage) pageable(request: u64 as Size, nth: u64, held: u64 as Size, max: Option<u64> as LimitText)
-        "copies from this memory are slow and block their caller request={request} count={nth} pageable={held} \
+        "copies from this memory are slow and block their caller, request={request} count={nth} pageable={held} \
         max_pageable={max}";
 
     /// A request failed (the first, 10th, 100th); the largest holders follow. To do: what the last line of the block says.
@@ -127,7 +127,7 @@ lines! {
 
     /// The rest of the reserve is pinned while the program runs. To do: nothing.
     Info(reserve) reserve_started(pinned: u64 as Size, of: u64 as Size)
-        "pinning the rest in the background pinned={pinned} of={of}";
+        "pinning the rest in the background, pinned={pinned} of={of}";
 
     /// Progress of pinning `PINPOOL_RESERVE`, with the time left if it is known. To do: nothing.
     Info(reserve) reserve_progress(pinned: u64 as Size, of: u64 as Size, left: Option<Duration> as time_left)
@@ -144,12 +144,12 @@ lines! {
 
     /// The limit has no room for the rest of the reserve; pinning continues once there is room. To do: follow the remedy in the line.
     Warn(reserve) reserve_paused(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as LimitText)
-        "waiting for room in the limit pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
+        "waiting for room in the limit, pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
 
     /// The backend refused the rest of the reserve; the pool continues without it. To do: fix the reason in the line, then call
-    /// `Pool::reserve`.
+    /// `reserve()`.
     Warn(reserve) reserve_stopped(pinned: u64 as Size, of: u64 as Size, error: &SourceError)
-        "pinned={pinned} of={of}: {error}; fix this and call Pool::reserve, or lower PINPOOL_RESERVE";
+        "pinned={pinned} of={of}: {error}; fix this and call reserve(), or lower PINPOOL_RESERVE";
 
     /// There are too few huge pages, and others are used. To do: reserve more as the line says, or set `PINPOOL_HUGETLB=auto`.
     Warn(reserve) huge_pages(lack: &SourceError) "too few; other pages are used: {lack}";
@@ -160,66 +160,66 @@ lines! {
 
     /// The first process set another shared limit. To do: follow the remedy in the line.
     Warn(shared_limit) shared_limit_differs(name: &str, max: Option<u64> as LimitText, ignored: u64 as Size)
-        "the first process set it name={name} max={max} ignored={ignored}; give all processes the same PINPOOL_MAX_BYTES";
+        "the first process set another limit, name={name} max={max} ignored={ignored}; give all processes the same PINPOOL_MAX_BYTES";
 
     /// The pool could not join the shared limit and uses only its own. To do: fix the named reason.
     Warn(shared_limit) shared_limit_unused(why: &str) "the pool has only its own limit: {why}";
 
     /// Idle memory was released for another pool. To do: nothing.
     Debug(shared_limit) shared_limit_released(name: &str, bytes: u64)
-        "idle memory was released for another pool name={name} bytes={bytes}B";
+        "idle memory was released for another pool, name={name} bytes={bytes}B";
 
     /// The file of the shared limit was removed, or its descriptor closed; buffers stay valid. To do: restart all its processes; exclude
     /// the file from cleaners of `/dev/shm` (`RemoveIPC=no`), the descriptor from `closefrom`.
     Error(shared_limit) shared_limit_lost(name: &str, loss: Loss as describe_loss)
-        "{loss}, so this pool can no longer grow name={name}; restart all its processes";
+        "{loss}, so this pool can no longer grow, name={name}; restart all its processes";
 
     /// Copies do not complete. To do: find what blocks the stream.
     Warn(copies) stuck(buffers: u64, bytes: u64 as Size, age: Duration as Time, stream: Option<u64> as stream_id)
-        "copies do not complete{stream} buffers={buffers} bytes={bytes} in_flight_for={age}; find what blocks the stream";
+        "copies do not complete,{stream} buffers={buffers} bytes={bytes} in_flight_for={age}; find what blocks the stream";
 
     /// The driver cannot tell whether a copy has completed; queried every 100 ms. To do: check the device.
     Error(copies) quarantined(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
-        "not reused until the device responds bytes={bytes} quarantined={buffers}{keeps_all}: {error}";
+        "not reused until the device responds, bytes={bytes} quarantined={buffers}{keeps_all}: {error}";
 
     /// The driver can never tell whether a copy has completed. To do: if a graph captured the copy, keep the buffer until the last
     /// launch; else check the device.
     Error(copies) leaked(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
-        "never reused, because a device may still use it bytes={bytes} leaked={buffers}{keeps_all}: {error}";
+        "never reused, because a device may still use it, bytes={bytes} leaked={buffers}{keeps_all}: {error}";
 
     /// The device responds again. To do: nothing.
     Info(copies) quarantine_ended(buffers: u64, bytes: u64 as Size)
-        "quarantined buffers are reusable buffers={buffers} bytes={bytes}";
+        "quarantined buffers are reusable, buffers={buffers} bytes={bytes}";
 
     /// Idle memory is due, but a release would wait for the device; logged once. To do: call `trim()` if the host needs the memory.
     Info(release) idle_kept(idle: u64 as Size, backend: &str)
-        "a release would wait for the device idle={idle} backend={backend}";
+        "a release would wait for the device, idle={idle} backend={backend}";
 
     /// Idle memory could not be released; logged once until a release succeeds. To do: check the device.
     Error(release) release_delayed(error: &SourceError) "idle memory stays pinned and is released later: {error}";
 
     /// The driver did not release memory. To do: check the device.
     Error(release) release_failed(bytes: u64 as Size, error: &SourceError)
-        "memory stays allocated and counted bytes={bytes}: {error}";
+        "memory stays allocated and counted, bytes={bytes}: {error}";
 
     /// The device was reset. To do: create a new pool.
     Error(release) device_lost(why: &SourceError) "this pool can no longer allocate: {why}";
 
     /// `PINPOOL_SOCKET` is set. To do: nothing.
     #[cfg(feature = "observe")]
-    Info(socket) socket_opened(path: &Path as shown) "serving statistics path={path}";
+    Info(socket) socket_opened(path: &Path as shown) "serving statistics, path={path}";
 
     /// The statistics socket cannot be opened. To do: choose another path.
     #[cfg(feature = "observe")]
-    Warn(socket) socket_failed(path: &Path as shown, why: &str) "no statistics path={path}: {why}";
+    Warn(socket) socket_failed(path: &Path as shown, why: &str) "no statistics, path={path}: {why}";
 
     /// `PINPOOL_TRACE` is set. To do: nothing.
     #[cfg(feature = "observe")]
-    Info(trace) trace_started(path: &Path as shown) "recording to path={path}";
+    Info(trace) trace_started(path: &Path as shown) "recording, path={path}";
 
     /// A recording of another process was at the path and was renamed. To do: put `%p` into the name to keep all.
     #[cfg(feature = "observe")]
-    Warn(trace) trace_renamed(path: &Path as shown, earlier: &Path as shown) "the previous recording was renamed path={path} \
+    Warn(trace) trace_renamed(path: &Path as shown, earlier: &Path as shown) "the previous recording was renamed, path={path} \
         renamed={earlier}; the next one replaces it; put %p (the process id) into the name to keep all";
 
     /// Another process or thread writes the file, so nothing is recorded. To do: follow the remedy in the line.
@@ -232,7 +232,7 @@ lines! {
     /// Records were dropped because the disk is too slow. To do: nothing if few were lost; otherwise use a faster disk, or a name
     /// without `.gz`.
     Warn(trace) trace_records_lost(path: &Path as shown, records: u64, lost: u64)
-        "the disk is too slow path={path} records={records} lost={lost}";
+        "the disk is too slow, path={path} records={records} lost={lost}";
 
     /// The recording is truncated. To do: fix the named reason, such as a full disk.
     Error(trace) trace_incomplete(path: &Path as shown, records: u64, lost: u64, why: &str)
@@ -244,19 +244,19 @@ lines! {
     // No warning: a buffer that is a later field than its pool is dropped after it.
     /// The last handle was dropped, but buffers are still out; those with a tag or a sampled call stack are listed. To do: nothing if
     /// they are dropped soon; else find who holds them.
-    Info(pool) buffers_still_out(list: &StillOut<'_>) "memory stays allocated until these are dropped {list}";
+    Info(pool) buffers_still_out(list: &StillOut<'_>) "memory stays allocated until these are dropped, {list}";
 
     /// Copies were in flight when the pool ended. To do: find the blocked stream.
     Error(copies) close_in_flight(copies: u64, bytes: u64 as Size, waited: Duration as Time) "a device may still use \
-        this memory; it is never released copies={copies} bytes={bytes} waited={waited}";
+        this memory; it is never released, copies={copies} bytes={bytes} waited={waited}";
 
     /// A copy never completed, so all memory stays pinned. To do: find the blocked stream.
     Error(release) close_left_pinned(bytes: u64 as Size)
-        "memory stays pinned, because a release would wait for a copy bytes={bytes}";
+        "memory stays pinned, because a release would wait for a copy, bytes={bytes}";
 
     /// The driver did not release memory at the end of the pool. To do: check the device.
     Error(release) close_unreleased(bytes: u64 as Size, error: &SourceError)
-        "memory stays pinned until the process ends bytes={bytes}: {error}";
+        "memory stays pinned until the process ends, bytes={bytes}: {error}";
 }
 
 fn yes_or_no(is_so: bool) -> &'static str {

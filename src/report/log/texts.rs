@@ -105,7 +105,7 @@ impl fmt::Display for StillOut<'_> {
         // Saturating: buffers come back meanwhile.
         let buffers = self.buffers.saturating_sub(listed.len() as u64);
         let bytes = self.bytes.saturating_sub(listed.iter().map(|held| held.bytes).sum());
-        let others = if listed.len() < self.tagged.len() { "more" } else { "without a tag (see Pool::tagged)" };
+        let others = if listed.len() < self.tagged.len() { "more" } else { "without a tag (see tagged())" };
         if buffers > 0 { write!(f, "\n  {} in {buffers} buffers {others}", Size(bytes)) } else { Ok(()) }
     }
 }

@@ -266,7 +266,7 @@ fn a_refused_pin_has_no_advice_on_the_reserve() {
     // SAFETY: mapped until the end of this process; the kernel refuses to lock what it cannot read.
     let error = unsafe { pool.pin(memory, ()) }.unwrap_err();
     let report = error.report();
-    assert!(error.is_backend() && report.contains("request less at once"), "{error}: {report}");
+    assert!(error.is_backend() && report.contains("request a smaller buffer"), "{error}: {report}");
     assert!(!report.contains("PINPOOL_RESERVE"), "{report}");
 }
 

@@ -403,7 +403,7 @@ fn a_get_that_finds_no_room_names_the_shared_limit_and_who_holds_it() {
     assert!(text.contains("exceeds the pool limit"), "{text}");
     let large = named.builder(256).build().unwrap();
     let text = large.get(100 * MIB).unwrap_err().to_string();
-    assert!(text.contains("Request less, or restart all its processes"), "{text}");
+    assert!(text.contains("Request a smaller buffer, or restart all its processes"), "{text}");
 }
 
 #[test]

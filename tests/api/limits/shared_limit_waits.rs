@@ -99,7 +99,7 @@ fn a_reserve_that_can_never_fit_takes_nothing_from_others() {
     let kept = first.stats().memory.held_bytes;
     let large = named.builder(256).build().unwrap();
     let error = large.reserve((100 * MIB) as u64).unwrap_err().to_string();
-    assert!(error.contains("Request less, or restart all its processes"), "{error}");
+    assert!(error.contains("Request a smaller buffer, or restart all its processes"), "{error}");
     assert_eq!(
         (first.stats().memory.held_bytes, named.report().owners.iter().map(|owner| owner.wanted_bytes).sum::<u64>()),
         (kept, 0)

@@ -51,7 +51,7 @@ fn a_leak_without_a_tag_is_named_too_and_without_samples_the_setting_is() {
         let why = pool.diagnose();
         assert_eq!(why.cause.name(), "leak", "{why}");
         assert!(why.found.as_str().ends_with(named), "{why}");
-        assert_eq!(why.advice.as_deref().unwrap().contains("set call_stacks(100) in code"), every == 0, "{why}");
+        assert_eq!(why.advice.as_deref().unwrap().contains("set call_stacks(100)"), every == 0, "{why}");
     }
 }
 
@@ -88,31 +88,11 @@ fn a_recording_has_each_stack_once_and_each_sampled_get() {
 }
 
 #[test]
-fn frames_of_another_language_take_the_place_of_native_ones() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.trace");
-    let frames = || vec![("collate".to_owned(), "/home/me/train.py".to_owned(), 212)];
-    let pool = sampling(1).trace(path.clone()).build().unwrap();
-    let buf = pool.get(4096).unwrap();
-    buf.describe_caller(frames);
-    drop(buf);
-    drop(pool);
-    let recording = Recording::open(&path).unwrap();
-    let last = recording.records.iter().rev().find_map(|record| match record.event {
-        Event::Sampled { stack, .. } => recording.place(stack),
-        _ => None,
-    });
-    assert_eq!(last.as_deref(), Some("train.py:212 collate"));
-}
-
-#[test]
-fn a_pool_that_does_not_sample_records_no_stack_asks_for_none_and_keeps_the_fast_path() {
+fn a_pool_that_does_not_sample_records_no_stack_and_keeps_the_fast_path() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
     let pool = sampling(0).trace(path.clone()).build().unwrap();
-    let buf = pool.tagged("labels").get(4096).unwrap();
-    buf.describe_caller(|| unreachable!("the get is not sampled"));
-    drop((buf, pool));
+    drop((pool.tagged("labels").get(4096).unwrap(), pool));
     assert_eq!((sampled(&path), Recording::open(&path).unwrap().stacks.len()), (Vec::new(), 0));
 
     let has_fast_path = |every| {

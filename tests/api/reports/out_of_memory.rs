@@ -39,7 +39,7 @@ fn a_get_over_the_limit_says_who_holds_what_in_the_error_and_in_the_log() {
     let error = labels.get(MIB).unwrap_err();
     assert!(error.is_limit());
     let body = "\
-usage of device host, allocator heap (adaptive):
+usage on host, backend heap (adaptive):
   6.0MiB loader/images (6 buffers, the oldest 90.0s)
   1.0MiB (untagged) (1 buffer)
   512.0KiB loader/labels (1 buffer, the oldest 0s)
@@ -69,7 +69,7 @@ fn the_block_is_logged_at_the_first_failure_and_at_each_power_of_ten() {
     let _all = pool.get(MIB).unwrap();
     listen();
     let errors: Vec<_> = (0..120).map(|_| pool.get(4096).unwrap_err().report()).collect();
-    assert!(errors.iter().all(|text| text.contains("usage of device host")), "each error has it");
+    assert!(errors.iter().all(|text| text.contains("usage on host")), "each error has it");
     let kept = lines_with_levels();
     assert_eq!(kept.iter().filter(|(_, line)| line.contains(" out_of_memory: ")).count(), 3, "1, 10 and 100");
 }
@@ -90,11 +90,11 @@ fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
         assert!(error.is_backend(), "{error}");
         let text = error.report();
         for part in [
-            "\nusage of device host, allocator sim (",
+            "\nusage on host, backend sim (",
             "\n  1.0MiB t (1 buffer, the oldest ",
             "\ndriver: ",
             "\nlikely cause: the backend refused although the machine has 800.0MiB free",
-            "\nto do: request less at once; or free pinned memory",
+            "\nto do: request a smaller buffer; or free pinned memory",
         ] {
             assert!(text.contains(part), "{part:?} is missing in: {text}");
         }

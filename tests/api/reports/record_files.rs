@@ -156,7 +156,7 @@ fn the_recording_of_an_earlier_process_is_kept_beside_the_new_one_and_that_is_lo
             count(
                 &said,
                 &format!(
-                    "trace_renamed: the previous recording was renamed path={} renamed={};",
+                    "trace_renamed: the previous recording was renamed, path={} renamed={};",
                     path.display(),
                     old.display()
                 )

@@ -34,9 +34,9 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
     let fixed = || heap().max_bytes(8 << 20).reserve_bytes(4 << 20).setting("growth", false).build().unwrap();
     for (case, pool, held, len, helps, never) in [
         ("full", adaptive(), 4 * MIB, 4096, "Return buffers sooner or raise PINPOOL_MAX_BYTES", "exceeds"),
-        ("never fits", adaptive(), 1, 5 * MIB, "Request less or raise PINPOOL_MAX_BYTES", "eturn buffers"),
+        ("never fits", adaptive(), 1, 5 * MIB, "Request a smaller buffer or raise PINPOOL_MAX_BYTES", "eturn buffers"),
         ("full", tensorflow(), 3 * MIB, 4096, "Return buffers sooner or raise PINPOOL_MAX_BYTES", "exceeds"),
-        ("never fits", tensorflow(), 1, 5 * MIB, "Request less or raise PINPOOL_MAX_BYTES", "eturn buffers"),
+        ("never fits", tensorflow(), 1, 5 * MIB, "Request a smaller buffer or raise PINPOOL_MAX_BYTES", "eturn buffers"),
         (
             "no growth, full",
             fixed(),
@@ -50,7 +50,7 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
             fixed(),
             1,
             5 * MIB,
-            "Request less, raise PINPOOL_RESERVE (it is too small)",
+            "Request a smaller buffer, raise PINPOOL_RESERVE (it is too small)",
             "PINPOOL_MAX_BYTES",
         ),
     ] {
@@ -60,7 +60,7 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
         assert!(!text.contains(never), "{case}: \"{never}\" in: {text}");
     }
     let part = adaptive().partition("part", 1 << 20).unwrap();
-    for (held, len, helps) in [(MIB, 4096, "Return its buffers sooner"), (1, 2 * MIB, "Request less")] {
+    for (held, len, helps) in [(MIB, 4096, "Return its buffers sooner"), (1, 2 * MIB, "Request a smaller buffer")] {
         let text = refusal(&part, held, len);
         let text = text.lines().next().unwrap();
         assert!(text.ends_with(&format!("{helps} or make the partition larger.")), "{text}");
@@ -88,7 +88,7 @@ fn a_get_behind_a_large_one_in_line_names_it_and_advises_a_limit_above_the_prese
         let (found, change) = cause(&text);
         assert_eq!(found, "an earlier request for 60.0MiB has priority, and free memory is reserved for it");
         // 10 MiB in use, 60 MiB for the first, 8 MiB for this one.
-        let remedy = "wait longer (PINPOOL_WAIT), request less at once, or raise PINPOOL_MAX_BYTES to 78.0MiB";
+        let remedy = "wait longer (PINPOOL_WAIT), request a smaller buffer, or raise PINPOOL_MAX_BYTES to 78.0MiB";
         assert_eq!(change, remedy);
     });
 }

@@ -52,7 +52,7 @@ fn what_is_no_socket_of_this_user_stays_and_the_log_says_what_it_is() {
         listen();
         drop(served(&at(name)));
         let said = lines();
-        let line = format!("socket_failed: no statistics path={}: {what}", at(name).display());
+        let line = format!("socket_failed: no statistics, path={}: {what}", at(name).display());
         assert_eq!(count(&said, &line), 1, "{said:#?}");
         let after = fs::symlink_metadata(at(name)).unwrap();
         assert_eq!((before.ino(), before.len(), before.mtime()), (after.ino(), after.len(), after.mtime()), "{name}");

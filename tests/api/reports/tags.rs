@@ -143,8 +143,8 @@ fn at_the_end_the_log_has_totals_and_what_is_still_out() {
     assert_eq!(ended, "pool[p] closed: requests=3 hits=0 misses=3 failed=0 evicted=0 pins=1 peak=2.0MiB");
     assert_eq!(
         out,
-        "pool[p] buffers_still_out: memory stays allocated until these are dropped buffers=3 bytes=1.0MiB\n  1.0MiB tag=images age=7.0s\n  \
-         4.0KiB tag=images age=2.0s\n  8.0KiB in 1 buffers without a tag (see Pool::tagged)"
+        "pool[p] buffers_still_out: memory stays allocated until these are dropped, buffers=3 bytes=1.0MiB\n  1.0MiB tag=images age=7.0s\n  \
+         4.0KiB tag=images age=2.0s\n  8.0KiB in 1 buffers without a tag (see tagged())"
     );
     drop((old, young, untagged));
     assert_eq!(lines_with_levels(), []);

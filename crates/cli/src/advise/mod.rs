@@ -68,7 +68,7 @@ const BEYOND_SETTINGS: [Cause; 5] =
     [Cause::Leak, Cause::StuckCopy, Cause::OtherProcess, Cause::MemoryRefused, Cause::NotPinned];
 /// Reasons to advise no limit, or nothing at all.
 const GROWS: &str = "use grows until the end, and a longer run would outgrow any limit that this one needs";
-const NO_GAIN: &str = "no idle timeout or reserve gains a tenth of the time lost, and no limit a tenth of the memory, at no cost of the other";
+const NO_GAIN: &str = "no timeout or reserve saves a tenth of the lost time, no limit a tenth of the memory for free";
 const NO_SOONER: &str = "with more memory the program would end less than 10 % sooner";
 
 pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), Box<dyn Error>> {

@@ -146,7 +146,7 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> Option<LikelyCause>
     let Shortage { held_bytes, free_bytes, longest_free_bytes, limit, host, .. } = *shortage;
     let Refused { by, needed_bytes, ref found, ref remedy } = *refused;
     let (needed, held, unused) = (RoundedUp(needed_bytes), Size(held_bytes), Size(shortage.unused_bytes()));
-    let less = if shortage.is_reserve { "lower PINPOOL_RESERVE" } else { "request less at once" };
+    let less = if shortage.is_reserve { "lower PINPOOL_RESERVE" } else { "request a smaller buffer" };
     Some(match by {
         RefusedBy::Source { code: Some(code) } if OF_EARLIER_WORK.contains(&code) => LikelyCause::new(
             format!("the context has failed: the driver returns an error from earlier work (code {code})"),
@@ -154,7 +154,7 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> Option<LikelyCause>
         ),
         RefusedBy::Limit { could_fit: false } => LikelyCause::new(
             format!("the request alone exceeds {limit}"),
-            format!("request less, or raise {limit} to {needed}"),
+            format!("request a smaller buffer, or raise {limit} to {needed}"),
         ),
         RefusedBy::Limit { .. } if free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => LikelyCause::new(
             format!("{} free, but the largest free piece is {}", Size(free_bytes), Size(longest_free_bytes)),
@@ -165,7 +165,7 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> Option<LikelyCause>
             let (first, enough) = (Size(first_bytes), shortage.raised_to(enough_bytes, needed_bytes));
             LikelyCause::new(
                 format!("an earlier request for {first} has priority, and free memory is reserved for it"),
-                format!("wait longer (PINPOOL_WAIT), request less at once, or raise {limit} to {enough}"),
+                format!("wait longer (PINPOOL_WAIT), request a smaller buffer, or raise {limit} to {enough}"),
             )
         }
         RefusedBy::Source { .. }
@@ -175,7 +175,7 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> Option<LikelyCause>
                 format!("{unused} of {held} held are idle or free, but in other sizes or pieces"),
                 format!(
                     "set PINPOOL_MAX_BYTES below {held}, so that requests release idle memory; or batch to fewer sizes \
-                     (PINPOOL_PRESET=adaptive has fewer); Pool::trim releases it now"
+                     (PINPOOL_PRESET=adaptive has fewer); trim() releases it now"
                 ),
             )
         }
@@ -218,7 +218,7 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     if shortage.unused_bytes() > in_use_bytes {
         return LikelyCause::new(
             "most memory is idle or free, but in other sizes or pieces",
-            "call Pool::trim, lower PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES; or batch to fewer sizes",
+            "call trim(), lower PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES; or batch to fewer sizes",
         );
     }
     let tagged = shortage.holders.iter().filter(|(_, asked_bytes)| *asked_bytes > 0);
@@ -238,7 +238,7 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     }
     let oldest = shortage.holders.iter().filter_map(|(holder, _)| Some((holder.oldest?, &holder.tag))).max();
     let oldest = oldest.map_or_else(
-        || "; request buffers through Pool::tagged to see who holds them and for how long".to_owned(),
+        || "; request buffers through tagged() to see who holds them and for how long".to_owned(),
         |(age, tag)| format!("; the oldest is {} old (tag {tag})", Time(age)),
     );
     let enough = shortage.raised_to(shortage.used_bytes().saturating_add(needed_bytes), needed_bytes);
@@ -252,9 +252,10 @@ fn of_full_memory(host: &Host, needed_bytes: u64) -> LikelyCause {
     let Host { total_bytes, available_bytes, origin, is_group } = host;
     let (total, available) = (Size(*total_bytes), Size(*available_bytes));
     match is_group {
-        _ if needed_bytes > *total_bytes => {
-            LikelyCause::new(format!("the request alone exceeds all memory, {total} ({origin})"), "request less")
-        }
+        _ if needed_bytes > *total_bytes => LikelyCause::new(
+            format!("the request alone exceeds all memory, {total} ({origin})"),
+            "request a smaller buffer",
+        ),
         true => LikelyCause::new(
             format!(
                 "the cgroup is full ({available} left of its {origin}); beyond its limit the kernel kills a process without an error"
@@ -277,7 +278,7 @@ mod tests {
     #[test]
     fn a_request_above_all_memory_is_not_blamed_on_other_programs() {
         let host = Host { total_bytes: 8 * GIB, available_bytes: GIB, origin: "machine".to_owned(), is_group: false };
-        assert_eq!(of_full_memory(&host, 9 * GIB).change, "request less");
+        assert_eq!(of_full_memory(&host, 9 * GIB).change, "request a smaller buffer");
         assert!(of_full_memory(&host, 2 * GIB).change.contains("other programs"));
     }
 
@@ -328,7 +329,7 @@ mod tests {
         let in_use = full(&host, &ceiling);
         says(
             &in_use,
-            "in use: buffers are returned late or never; request buffers through Pool::tagged",
+            "in use: buffers are returned late or never; request buffers through tagged()",
             "PINPOOL_MAX_BYTES to 5.0GiB",
         );
         let holder = Holder {
@@ -384,12 +385,12 @@ mod tests {
             "PINPOOL_MAX_BYTES to 5.0GiB, or use fewer sizes",
         );
         let in_one_call = of_source(1);
-        says(&full(&host, &in_one_call), "the driver cannot pin this much in one call", "request less at once");
+        says(&full(&host, &in_one_call), "the driver cannot pin this much in one call", "request a smaller buffer");
         let reserve = Shortage { is_reserve: true, ..full(&host, &in_one_call) };
         says(&reserve, "in one call", "lower PINPOOL_RESERVE");
         assert!(!likely_cause(&reserve).unwrap().change.contains("RLIMIT_MEMLOCK"));
         let too_large = by_limit(false);
-        says(&full(&host, &too_large), "the request alone exceeds PINPOOL_MAX_BYTES", "request less");
+        says(&full(&host, &too_large), "the request alone exceeds PINPOOL_MAX_BYTES", "request a smaller buffer");
     }
 
     #[test]

@@ -150,9 +150,9 @@ impl<'a> Window<'a> {
         );
         let hint = match (&holder.place, holder.oldest) {
             (Some(_), _) => "",
-            (None, Some(_)) => "; call_stacks(100) in code shows which lines request them",
+            (None, Some(_)) => "; call_stacks(100) (Rust, C) shows which lines request them",
             (None, None) => {
-                "; request buffers through Pool::tagged, or set call_stacks(100) in code, to see who holds them"
+                "; request buffers through tagged(), or set call_stacks(100) (Rust, C), to see who holds them"
             }
         };
         let advice = format!("return these buffers or drop their owner; a higher limit only delays the failure{hint}");

@@ -204,7 +204,7 @@ class HostAllocator final : public at::HostAllocator {
     auto context = history_.context(RecordContext::STATE);
     void* handle = nullptr;
     void* address = nullptr;
-    char error[1024] = "";
+    char error[4096] = "";
     const int status = functions_.get(functions_.pool, bytes, &handle, &address, error, sizeof error);
     if (status != 0) {
       history_.add(TraceEntry::OOM, nullptr, bytes, context);

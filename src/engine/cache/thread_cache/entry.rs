@@ -118,7 +118,7 @@ impl<T> Entry<T> {
         ptr::eq(self.shard.load(Ordering::Relaxed), shard.cast())
     }
 
-    /// The shard at `shard` may keep it by the fast path.
+    /// Lets the shard at `shard` keep the entry by the fast path.
     pub(super) fn set_shard<S>(&self, shard: *const S) {
         self.shard.store(shard.cast_mut().cast(), Ordering::Relaxed);
     }

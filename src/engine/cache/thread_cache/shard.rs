@@ -111,7 +111,7 @@ impl<T> Shard<T> {
         unkept.map_or(Ok(()), Err)
     }
 
-    /// This shard owns `entry` from now on.
+    /// Makes this shard the owner of `entry`.
     #[inline]
     fn own_entry(&self, entry: &mut Entry<T>) {
         entry.set_shard(std::ptr::from_ref(self));

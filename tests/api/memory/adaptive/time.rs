@@ -44,7 +44,7 @@ fn five_minutes_without_a_miss_lower_a_raised_limit() {
     assert_eq!(after_seconds(&clock, &pool, 299).limits.lowers, 0);
     let stats = after_seconds(&clock, &pool, 1);
     assert_eq!((stats.limits.lowers, stats.limits.max_idle_buffers), (1, 200));
-    assert_eq!(count(&lines(), "lowered: no miss for five minutes pool_size_limit=220->200"), 1);
+    assert_eq!(count(&lines(), "lowered: no miss for five minutes, pool_size_limit=220->200"), 1);
     assert_eq!(after_seconds(&clock, &pool, 300).limits.lowers, 1, "never below the limit at the start");
 }
 
