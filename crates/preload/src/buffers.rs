@@ -1,6 +1,7 @@
 //! Allocations and frees, and the buffers in use by address.
 
 use std::collections::BTreeMap;
+use std::env;
 use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;

@@ -36,7 +36,14 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
         ("full", adaptive(), 4 * MIB, 4096, "Return buffers sooner or raise PINPOOL_MAX_BYTES", "exceeds"),
         ("never fits", adaptive(), 1, 5 * MIB, "Request a smaller buffer or raise PINPOOL_MAX_BYTES", "eturn buffers"),
         ("full", tensorflow(), 3 * MIB, 4096, "Return buffers sooner or raise PINPOOL_MAX_BYTES", "exceeds"),
-        ("never fits", tensorflow(), 1, 5 * MIB, "Request a smaller buffer or raise PINPOOL_MAX_BYTES", "eturn buffers"),
+        (
+            "never fits",
+            tensorflow(),
+            1,
+            5 * MIB,
+            "Request a smaller buffer or raise PINPOOL_MAX_BYTES",
+            "eturn buffers",
+        ),
         (
             "no growth, full",
             fixed(),
