@@ -43,7 +43,7 @@ pub struct Trace {
     pub header: TraceHeader,
     /// The requests, returns and clears.
     pub records: Vec<Record>,
-    /// The line of each record, from 1, and the alignment of its request.
+    /// Line number of each record, from 1, and the alignment of its request.
     pub lines: Vec<(u64, usize)>,
     /// The time after the last line.
     pub(super) ended_ns: u64,
