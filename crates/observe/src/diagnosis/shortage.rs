@@ -252,10 +252,9 @@ fn of_full_memory(host: &Host, needed_bytes: u64) -> LikelyCause {
     let Host { total_bytes, available_bytes, origin, is_group } = host;
     let (total, available) = (Size(*total_bytes), Size(*available_bytes));
     match is_group {
-        _ if needed_bytes > *total_bytes => LikelyCause::new(
-            format!("the request alone exceeds all memory, {total} ({origin})"),
-            "request a smaller buffer",
-        ),
+        _ if needed_bytes > *total_bytes => {
+            LikelyCause::new(format!("the request exceeds all memory, {total} ({origin})"), "request a smaller buffer")
+        }
         true => LikelyCause::new(
             format!(
                 "the cgroup is full ({available} left of its {origin}); beyond its limit the kernel kills a process without an error"
