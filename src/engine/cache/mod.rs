@@ -17,7 +17,7 @@ mod tensorflow;
 pub(super) mod thread_cache;
 
 use self::tensorflow::{CountLimit, ExactStore};
-use self::thread_cache::{Counts, Entry, Shard, ThreadCache, current_slot};
+use self::thread_cache::{Counts, Entry, ThreadCache, current_slot};
 use crate::policy::{Check, Window};
 use crate::size_class::{Class, EIGHTHS_CLASSES};
 use crate::stats::{EvictionReason, Stats};
@@ -26,7 +26,7 @@ use pinpool_os::sync::plain::Mutex;
 /// The idle buffers of one pool.
 pub(super) struct Idle<T> {
     /// Under `adaptive`.
-    cache: Option<ThreadCache<T>>,
+    pub(super) cache: Option<ThreadCache<T>>,
     state: Mutex<State<T>>,
     /// A buffer idle for this long returns to the arena.
     idle_us: u64,
@@ -54,14 +54,6 @@ impl<T> Evicted<T> {
     fn rejected(entry: Box<Entry<T>>) -> Self {
         Self { entry, reason: EvictionReason::Released, check: None }
     }
-}
-
-/// A lowered limit, and the buffers over it.
-#[derive(Debug)]
-pub(super) struct LoweredLimit<T> {
-    pub(super) from: u64,
-    pub(super) to: u64,
-    pub(super) victims: Vec<Box<Entry<T>>>,
 }
 
 impl<T> Idle<T> {
@@ -143,15 +135,14 @@ impl<T> Idle<T> {
         old
     }
 
-    /// Lowers a limit that no request has needed for long.
-    pub(super) fn lower_limit(&self, now_us: u64) -> Option<LoweredLimit<T>> {
+    /// Lowers a limit that no request has needed for long. Returns the limits before and after, and the buffers over it.
+    pub(super) fn lower_limit(&self, now_us: u64) -> Option<(u64, u64, Vec<Box<Entry<T>>>)> {
         let cache = self.cache.as_ref()?;
         let mut state = self.state.lock();
         let from = state.limit.lower(now_us)?;
         let to = state.limit.get();
         cache.set_limit(as_count(to));
-        let victims = std::iter::from_fn(|| cache.evict_over_limit()).collect();
-        Some(LoweredLimit { from, to, victims })
+        Some((from, to, std::iter::from_fn(|| cache.evict_over_limit()).collect()))
     }
 
     /// Everything; a new window begins.
@@ -176,25 +167,6 @@ impl<T> Idle<T> {
         let mut idle = Vec::new();
         cache.drain(u64::MAX, |entry| idle.push(entry));
         idle
-    }
-
-    /// The calling thread's shard, which serves most hits on its fast path; `None` if each hit needs the order of all buffers.
-    pub(super) fn own_shard(&self) -> Option<&Shard<T>> {
-        self.cache.as_ref().map(ThreadCache::own_shard)
-    }
-
-    /// The clock was read: it is `now_us`, and all earlier returns were made by `put_by_us`.
-    pub(super) fn tick(&self, now_us: u64, put_by_us: u64) {
-        if let Some(cache) = &self.cache {
-            cache.tick(now_us, put_by_us);
-        }
-    }
-
-    /// While `required`, each hit and return takes the slow path. A take finds what was returned before.
-    pub(super) fn set_slow_path(&self, required: bool) {
-        if let Some(cache) = &self.cache {
-            cache.set_slow_path(required);
-        }
     }
 
     /// Idle buffers of `class`. Walks them.
@@ -276,17 +248,17 @@ mod tests {
     fn puts_that_carried_into_later_ticks_grow_old_like_others() {
         let idle = Idle::new(true, 10, false, IDLE_BUFFER_US);
         let class = Class { bytes: 10, index: 0 };
-        let second = 1_000_000;
-        idle.tick(0, 0);
+        let (second, cache) = (1_000_000, idle.cache.as_ref().unwrap());
+        cache.tick(0, 0);
         // The cache reaches this tick as it does after 2^24 puts in each tick.
-        idle.cache.as_ref().unwrap().begin_tick(50_000);
+        cache.begin_tick(50_000);
         assert!(idle.put(Entry::new(0, 10, 7), class).is_none());
-        idle.tick(second, second);
+        cache.tick(second, second);
         assert!(idle.expire(second + IDLE_BUFFER_US - RETURN_TICK_US).is_empty());
         assert_eq!(idle.expire(second + IDLE_BUFFER_US).len(), 1);
         // Later ones are younger.
         assert!(idle.put(Entry::new(0, 10, 8), class).is_none());
-        idle.tick(60 * second, 60 * second);
+        cache.tick(60 * second, 60 * second);
         assert!(idle.expire(60 * second + IDLE_BUFFER_US - RETURN_TICK_US).is_empty());
         assert_eq!(idle.expire(60 * second + IDLE_BUFFER_US).len(), 1);
     }
