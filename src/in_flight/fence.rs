@@ -108,10 +108,15 @@ pub(crate) fn is_complete(fence: &SharedFence) -> Result<bool> {
 
 /// Returns whether all fences are complete, if loads can tell. A single pending fence decides.
 pub(super) fn are_complete_by_load(fences: &[SharedFence]) -> Option<bool> {
-    fences.iter().fold(Some(true), |all, fence| match (all, fence.is_complete_by_load()) {
-        (Some(false), _) | (_, Some(false)) => Some(false),
-        (all, known) => all.and(known),
-    })
+    let mut all = Some(true);
+    for fence in fences {
+        match fence.is_complete_by_load() {
+            Some(false) => return Some(false),
+            Some(true) => {}
+            None => all = None,
+        }
+    }
+    all
 }
 
 /// The identity of a fence's stream, unknown if the fence panics.

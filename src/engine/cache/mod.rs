@@ -23,6 +23,9 @@ use crate::size_class::{Class, EIGHTHS_CLASSES};
 use crate::stats::{EvictionReason, Stats};
 use pinpool_os::sync::plain::Mutex;
 
+/// Buffers that leave.
+type Victims<T> = Vec<Box<Entry<T>>>;
+
 /// The idle buffers of one pool.
 pub(super) struct Idle<T> {
     /// Under `adaptive`.
@@ -127,7 +130,7 @@ impl<T> Idle<T> {
     }
 
     /// Buffers that have been idle too long at `now_us`.
-    pub(super) fn expire(&self, now_us: u64) -> Vec<Box<Entry<T>>> {
+    pub(super) fn expire(&self, now_us: u64) -> Victims<T> {
         let mut old = Vec::new();
         if let Some((cache, oldest_us)) = self.cache.as_ref().zip(now_us.checked_sub(self.idle_us)) {
             cache.drain_old(oldest_us, |entry| old.push(entry));
@@ -136,7 +139,7 @@ impl<T> Idle<T> {
     }
 
     /// Lowers a limit that no request has needed for long. Returns the limits before and after, and the buffers over it.
-    pub(super) fn lower_limit(&self, now_us: u64) -> Option<(u64, u64, Vec<Box<Entry<T>>>)> {
+    pub(super) fn lower_limit(&self, now_us: u64) -> Option<(u64, u64, Victims<T>)> {
         let cache = self.cache.as_ref()?;
         let mut state = self.state.lock();
         let from = state.limit.lower(now_us)?;
@@ -146,14 +149,14 @@ impl<T> Idle<T> {
     }
 
     /// Everything; a new window begins.
-    pub(super) fn clear(&self) -> Vec<Box<Entry<T>>> {
+    pub(super) fn clear(&self) -> Victims<T> {
         let mut state = self.state.lock();
         state.limit.begin_window(self.counts());
         self.drain(state)
     }
 
     /// Everything; from now on nothing is kept.
-    pub(super) fn seal(&self) -> Vec<Box<Entry<T>>> {
+    pub(super) fn seal(&self) -> Victims<T> {
         let mut state = self.state.lock();
         state.sealed = true;
         if let Some(cache) = &self.cache {
@@ -162,7 +165,7 @@ impl<T> Idle<T> {
         self.drain(state)
     }
 
-    fn drain(&self, mut state: impl std::ops::DerefMut<Target = State<T>>) -> Vec<Box<Entry<T>>> {
+    fn drain(&self, mut state: impl std::ops::DerefMut<Target = State<T>>) -> Victims<T> {
         let Some(cache) = &self.cache else { return state.store.drain() };
         let mut idle = Vec::new();
         cache.drain(u64::MAX, |entry| idle.push(entry));
