@@ -36,9 +36,9 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/config", 737),
     ("src/copy", 1340),
     ("src/driver", 750),
-    ("src/engine", 6903),
+    ("src/engine", 6904),
     ("src/error", 220),
-    ("src/in_flight", 538),
+    ("src/in_flight", 543),
     ("src/lib", 49),
     ("src/maintenance_thread", 288),
     ("src/policy", 78),
@@ -50,7 +50,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/stats", 514),
     ("src/unstable", 53),
     ("tests", 38616),
-    ("sum of code and tests", 78713),
+    ("sum of code and tests", 78719),
 ];
 
 /// Bytes of all Markdown files.
