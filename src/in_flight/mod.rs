@@ -106,7 +106,7 @@ impl<T> InFlight<T> {
 
     /// Keeps `item` until all `fences` are complete.
     pub(crate) fn insert(&self, item: T, bytes: u64, fences: Fences, now_us: u64) {
-        // That of several fences is unknown.
+        // The stream of several fences is unknown.
         let stream = if let [fence] = &*fences { stream_id_of(&**fence).map(StreamId::number) } else { None };
         let mut queues = self.queues.lock();
         queues.last_number += 1;

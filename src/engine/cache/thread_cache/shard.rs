@@ -368,7 +368,7 @@ impl<T> Drop for RemoteList<T> {
     }
 }
 
-/// Entries taken from a remote list, all of which are used: those that are not would leak.
+/// Entries taken from a remote list. Entries that are left in it would leak.
 struct Entries<T> {
     next: *mut Entry<T>,
 }
