@@ -32,6 +32,8 @@ const PAUSE_FACTOR: u64 = 16;
 
 /// A thread and the index of its step.
 pub(super) type StepId = (usize, usize);
+/// The step that returned a buffer with copies in flight, and its time.
+type Returned = (StepId, u64);
 
 /// An operation of a thread. Each buffer has a number.
 #[derive(Debug, Clone, Copy)]
@@ -101,8 +103,8 @@ struct Buffer {
 pub(super) struct Threads {
     threads: Vec<Thread>,
     buffers: Vec<Buffer>,
-    /// The held buffers, by pool and memory; with copies in flight, also the step that returned it and its time.
-    held: HashMap<(u32, u64), (usize, Option<(StepId, u64)>)>,
+    /// The held buffers, by pool and memory.
+    held: HashMap<(u32, u64), (usize, Option<Returned>)>,
     /// Sum of their bytes.
     pub(super) held_bytes: u64,
     /// When the last buffer was returned.
