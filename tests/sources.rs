@@ -17,11 +17,11 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("benches", 185),
     ("crates/bench", 1496),
     ("crates/capi", 1179),
-    ("crates/cli", 5280),
+    ("crates/cli", 5278),
     ("crates/loader", 2400),
     ("crates/metrics", 363),
-    ("crates/observe", 2147),
-    ("crates/os", 1342),
+    ("crates/observe", 2139),
+    ("crates/os", 1350),
     ("crates/preload", 1407),
     ("crates/replay", 1421),
     ("crates/shared_buffers", 1049),
@@ -30,15 +30,15 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("examples", 396),
     ("fuzz", 8),
     ("python", 2103),
-    ("src/arena", 1411),
+    ("src/arena", 1388),
     ("src/backend", 2044),
-    ("src/buffer", 647),
+    ("src/buffer", 654),
     ("src/config", 737),
     ("src/copy", 1340),
     ("src/driver", 750),
-    ("src/engine", 7051),
+    ("src/engine", 6904),
     ("src/error", 220),
-    ("src/in_flight", 595),
+    ("src/in_flight", 543),
     ("src/lib", 49),
     ("src/maintenance_thread", 288),
     ("src/policy", 78),
@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 514),
     ("src/unstable", 53),
-    ("tests", 38600),
-    ("sum of code and tests", 78910),
+    ("tests", 38616),
+    ("sum of code and tests", 78709),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_818;
+const MARKDOWN_BYTES: usize = 116_821;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;
