@@ -31,11 +31,11 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("fuzz", 8),
     ("python", 2103),
     ("src/arena", 1411),
-    ("src/backend", 2044),
-    ("src/buffer", 654),
-    ("src/config", 737),
-    ("src/copy", 1340),
-    ("src/driver", 750),
+    ("src/backend", 1938),
+    ("src/buffer", 641),
+    ("src/config", 730),
+    ("src/copy", 1254),
+    ("src/driver", 735),
     ("src/engine", 7063),
     ("src/error", 220),
     ("src/in_flight", 595),
@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 514),
     ("src/unstable", 53),
-    ("tests", 38788),
-    ("sum of code and tests", 79213),
+    ("tests", 38769),
+    ("sum of code and tests", 78967),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_830;
+const MARKDOWN_BYTES: usize = 116_821;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;
