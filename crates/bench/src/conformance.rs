@@ -16,7 +16,7 @@ use pinpool::unstable::{CheckReport, LogSampler};
 use pinpool::{Backend, Error, PinnedBuf, Pool, Preset, Request};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
-use pinpool_replay::{Event, SimSource, TraceError, TraceHeader, TraceReader};
+use pinpool_replay::{Event, SimSource, Trace, TraceError, TraceHeader};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -31,7 +31,7 @@ pub(super) struct ConformanceArgs {
 impl ConformanceArgs {
     pub(super) fn run(&self, terminal: &Terminal) -> Result<(), ExitError> {
         for path in &self.traces {
-            let text = TraceReader::open(path).and_then(|mut trace| report(&mut trace)).map_err(|error| {
+            let text = Trace::open(path).and_then(|trace| report(&trace)).map_err(|error| {
                 terminal.message(format_args!("{}: {error}", path.display()));
                 ExitError::Failure
             })?;
@@ -41,12 +41,12 @@ impl ConformanceArgs {
     }
 }
 
-fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
+fn report(trace: &Trace) -> Result<String, TraceError> {
     let mut player = Player::new(&trace.header).map_err(|error| TraceError::Io(io::Error::other(error)))?;
-    while let Some(record) = trace.next() {
-        let record = record?;
+    for (record, (line, align)) in trace.records.iter().zip(&trace.lines) {
         let pool = usize::try_from(record.pool).unwrap_or(usize::MAX);
-        player.perform(pool, record.event, trace.align).map_err(|error| trace.error_here(error.report()))?;
+        let refused = |error: Error| TraceError::Io(io::Error::other(format!("line {line}: {}", error.report())));
+        player.perform(pool, record.event, *align).map_err(refused)?;
     }
     let mut lines = mem::take(&mut *player.diagnostics.lock());
     lines.extend(player.pools.iter().map(|pool| counters(pool).to_string()));

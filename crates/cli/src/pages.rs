@@ -5,7 +5,7 @@ use std::error::Error;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use pinpool_cli::terminal::to_stdout;
+use pinpool_cli::terminal::write_stdout;
 
 /// Print shell completions
 #[derive(Debug, Args)]
@@ -25,13 +25,13 @@ pub(crate) struct ManArgs {
 pub(crate) fn completions(args: &CompletionsArgs, mut tool: Command) -> Result<(), Box<dyn Error>> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut tool, "pinpool", &mut script);
-    Ok(to_stdout(&String::from_utf8(script)?)?)
+    Ok(write_stdout(|out| out.write_all(&script))?)
 }
 
 pub(crate) fn man(args: &ManArgs, tool: Command) -> Result<(), Box<dyn Error>> {
     let mut page = Vec::new();
     clap_mangen::Man::new(command(args, tool)?).render(&mut page)?;
-    Ok(to_stdout(&String::from_utf8(page)?)?)
+    Ok(write_stdout(|out| out.write_all(&page))?)
 }
 
 /// The command, under the name of its page.

@@ -74,7 +74,7 @@ impl Terminal {
 
     /// Prints text and a line end on stdout.
     pub fn print(&self, text: impl Display) -> Result<(), ExitError> {
-        self.report(to_stdout(&format!("{text}\n")).map_err(Into::into))
+        self.report(write_stdout(|out| writeln!(out, "{text}")).map_err(Into::into))
     }
 
     /// Prints the error, unless that was done, and returns its exit status. A closed stdout is not an error: its reader needs no more.
@@ -97,11 +97,6 @@ impl Terminal {
         self.message(error);
         Err(ExitError::Failure)
     }
-}
-
-/// Writes all of `text` to stdout.
-pub fn to_stdout(text: &str) -> io::Result<()> {
-    write_stdout(|out| out.write_all(text.as_bytes()))
 }
 
 /// Writes to stdout through a buffer.

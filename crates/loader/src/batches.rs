@@ -30,7 +30,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::catalog::{Catalog, DataOrigin};
+use super::catalog::{Catalog, DataOrigin, Sample};
 use super::compressed::{Decoder, Turn};
 use super::failure::{Failure, FailureCause};
 use super::run::LoadOptions;
@@ -116,7 +116,7 @@ impl LoadedBatch {
 }
 
 /// The batches of a run, in order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Batches {
     catalog: Catalog,
     options: LoadOptions,
@@ -140,12 +140,7 @@ impl Batches {
             catalog: catalog.clone(),
             options: options.clone(),
             epoch: start.epoch.min(options.epochs),
-            in_epoch: 0,
-            number: start.number,
-            order: Vec::new(),
-            taken: 0,
-            taken_bytes: 0,
-            turns: HashMap::new(),
+            ..Batches::default()
         };
         batches.start_epoch();
         for _ in 0..start.batch {
@@ -169,31 +164,30 @@ impl Batches {
             return;
         }
         // Shuffles the catalog's order, not the order of the previous epoch (plan-I3).
-        self.order.clear();
-        self.order.extend(units(&self.catalog));
+        let mut units = units(&self.catalog);
         let mut rng = self.options.shuffle_seed.map(ChaCha8Rng::seed_from_u64);
         if let Some(rng) = &mut rng {
             rng.set_stream(self.epoch);
-            self.order.shuffle(rng);
+            units.shuffle(rng);
         }
         let world = self.options.shard.map_or(1, |shard| usize::try_from(shard.world()).unwrap_or(usize::MAX));
         if self.options.even {
-            let missing = self.order.len().checked_next_multiple_of(world).map_or(0, |len| len - self.order.len());
-            let repeated: Vec<_> = self.order.iter().copied().cycle().take(missing).collect();
-            self.order.extend(repeated);
+            let missing = units.len().checked_next_multiple_of(world).map_or(0, |len| len - units.len());
+            let repeated: Vec<_> = units.iter().cloned().cycle().take(missing).collect();
+            units.extend(repeated);
         }
         if let Some(batch) = self.options.batch_samples.filter(|_| self.options.drop_last) {
             let step = usize::try_from(batch.get()).unwrap_or(usize::MAX).saturating_mul(world);
-            self.order.truncate(self.order.len() / step * step);
+            units.truncate(units.len() / step * step);
         }
         if let Some(shard) = self.options.shard {
             let mut place = 0;
-            self.order.retain(|_| {
+            units.retain(|_| {
                 place += 1;
                 (place - 1) % shard.world() == shard.rank()
             });
         }
-        self.order = samples_of(&self.catalog, std::mem::take(&mut self.order), rng.as_mut());
+        self.order = samples_of(units, rng.as_mut());
     }
 
     /// Returns whether a batch of `samples` samples and `len_bytes` bytes is over a limit.
@@ -261,31 +255,25 @@ impl Batches {
     }
 }
 
-/// The first sample of each unit.
-fn units(catalog: &Catalog) -> impl Iterator<Item = usize> {
+/// The samples of each unit.
+fn units(catalog: &Catalog) -> Vec<Range<usize>> {
     let samples = catalog.samples();
-    (0..samples.len()).filter(|&sample| {
-        let file = samples[sample].file;
-        let continues = sample > 0 && samples[sample - 1].file == file;
-        !(continues && catalog.files()[file].compression.is_some())
-    })
+    let mut units: Vec<Range<usize>> = Vec::new();
+    for (at, Sample { file, .. }) in samples.iter().enumerate() {
+        let is_compressed = catalog.files()[*file].compression.is_some();
+        match units.last_mut().filter(|unit| is_compressed && samples[unit.start].file == *file) {
+            Some(unit) => unit.end += 1,
+            None => units.push(at..at + 1),
+        }
+    }
+    units
 }
 
 /// The samples of the units in the order of an epoch: without `rng`, one unit after the other.
-fn samples_of(catalog: &Catalog, units: Vec<usize>, rng: Option<&mut ChaCha8Rng>) -> Vec<usize> {
-    let is_long = |unit: &usize| {
-        let file = &catalog.files()[catalog.samples()[*unit].file];
-        file.compression.is_some() && file.samples > 1
-    };
-    if !units.iter().any(is_long) {
-        return units;
-    }
-    let range = |unit: usize| {
-        let samples = if is_long(&unit) { catalog.files()[catalog.samples()[unit].file].samples } else { 1 };
-        unit..unit.saturating_add(usize::try_from(samples).unwrap_or(usize::MAX))
-    };
-    let Some(rng) = rng else { return units.into_iter().flat_map(range).collect() };
-    let mut units = units.into_iter().map(range);
+fn samples_of(units: Vec<Range<usize>>, rng: Option<&mut ChaCha8Rng>) -> Vec<usize> {
+    let has_long = units.iter().any(|unit| unit.len() > 1);
+    let mut units = units.into_iter();
+    let Some(rng) = rng.filter(|_| has_long) else { return units.flatten().collect() };
     let mut open: Vec<_> = units.by_ref().take(OPEN_FILES).collect();
     let mut order = Vec::new();
     while !open.is_empty() {

@@ -123,9 +123,7 @@ impl Loader {
         let unlisted = self.catalog.failures();
         let is_refused = self.options.strict && !unlisted.is_empty();
         let unlisted = if is_refused { &unlisted[..1] } else { unlisted };
-        for failure in unlisted {
-            observer.failed(failure);
-        }
+        unlisted.iter().for_each(|failure| observer.failed(failure));
         let reading =
             if is_refused { Err(LoadOutcome::Strict) } else { Reading::start(self).map_err(LoadOutcome::Failed) };
         let mut summary = match reading {

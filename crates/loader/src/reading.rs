@@ -248,20 +248,15 @@ impl Reading {
         &self.workers.ahead
     }
 
-    /// The next batch in order (reading-I1); `None` if there is none. Pending if no batch is filled within `wait`; never
-    /// pending without `wait`.
-    pub(super) fn next(&mut self, wait: Option<Duration>) -> Poll<Option<LoadedBatch>> {
+    /// The next batch in order (reading-I1); `None` if there is none. Pending if no batch is filled within `wait`.
+    pub(super) fn next(&mut self, wait: Duration) -> Poll<Option<LoadedBatch>> {
         let Some(filled) = &self.filled else { return Poll::Ready(None) };
         loop {
             if let Some(batch) = self.early.remove(&self.next_number) {
                 self.next_number += 1;
                 return Poll::Ready(Some(batch));
             }
-            let batch = match wait {
-                None => filled.recv().map_err(RecvTimeoutError::from),
-                Some(wait) => filled.recv_timeout(wait),
-            };
-            match batch {
+            match filled.recv_timeout(wait) {
                 Ok(batch) => drop(self.early.insert(batch.number, batch)),
                 Err(RecvTimeoutError::Timeout) => return Poll::Pending,
                 Err(RecvTimeoutError::Disconnected) => return Poll::Ready(None),
@@ -313,10 +308,6 @@ impl BatchReader {
     /// The next batch, as [`next`](Iterator::next); pending if no batch is filled within `wait`, or a little longer while
     /// later batches are.
     pub fn next_within(&mut self, wait: Duration) -> Poll<Option<LoadedBatch>> {
-        self.take(Some(wait))
-    }
-
-    fn take(&mut self, wait: Option<Duration>) -> Poll<Option<LoadedBatch>> {
         if self.reading.is_stopped() {
             self.stop();
             return Poll::Ready(None);
@@ -354,10 +345,10 @@ impl Iterator for BatchReader {
     /// The next batch in order. Waits until it is filled; `None` at the end of the load, or once its
     /// [`StopFlag`](super::StopFlag) was raised.
     fn next(&mut self) -> Option<LoadedBatch> {
-        match self.take(None) {
-            Poll::Ready(batch) => batch,
-            // Without a timeout it is never pending.
-            Poll::Pending => None,
+        loop {
+            if let Poll::Ready(batch) = self.next_within(Duration::MAX) {
+                return batch;
+            }
         }
     }
 }

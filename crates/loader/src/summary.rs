@@ -9,14 +9,10 @@ use super::failure::Failure;
 /// Receives the events of a run, on the thread that called [`Loader::run`](super::Loader::run). `()` ignores them.
 pub trait Observer {
     /// A batch arrived, completely or in part.
-    fn batch_done(&mut self, batch: &BatchDone) {
-        let _ = batch;
-    }
+    fn batch_done(&mut self, _batch: &BatchDone) {}
 
     /// Something was skipped. Called once for each [`Failure`].
-    fn failed(&mut self, failure: &Failure) {
-        let _ = failure;
-    }
+    fn failed(&mut self, _failure: &Failure) {}
 }
 
 impl Observer for () {}

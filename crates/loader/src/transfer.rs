@@ -129,7 +129,7 @@ impl<'a> Transfer<'a> {
                 continue;
             }
             // A worker at the pool's limit waits for a completion, so running copies are polled meanwhile.
-            let wait = (!self.running.is_empty()).then_some(POLL_EVERY);
+            let wait = if self.running.is_empty() { Duration::MAX } else { POLL_EVERY };
             if let Poll::Ready(batch) = self.reading.next(wait) {
                 return batch;
             }
@@ -229,7 +229,10 @@ impl<'a> Transfer<'a> {
             match part.checksum {
                 Some(read) if checksums.get(at) != Some(&read) => {
                     is_intact = false;
-                    self.skip(self.corrupted(batch.number, part, read, checksums.get(at).copied().unwrap_or_default()));
+                    let (len_bytes, arrived) = (part.bytes.len(), checksums.get(at).copied().unwrap_or_default());
+                    let cause = FailureCause::Corrupted { len_bytes, read, arrived };
+                    let failure = self.loader.catalog.failure(part.sample, cause);
+                    self.skip(Failure { name: format!("batch {}, {}", batch.number, failure.name), ..failure });
                 }
                 _ => {
                     done.bytes += part.bytes.len() as u64;
@@ -268,12 +271,6 @@ impl<'a> Transfer<'a> {
         self.arrived[file] += 1;
         let is_whole = self.arrived[file] == self.loader.catalog.files()[file].samples;
         self.summary.files += u64::from(is_whole && !self.failed_files.contains(&file));
-    }
-
-    fn corrupted(&self, batch: u64, part: &LoadedPart, read: u64, arrived: u64) -> Failure {
-        let cause = FailureCause::Corrupted { len_bytes: part.bytes.len(), read, arrived };
-        let failure = self.loader.catalog.failure(part.sample, cause);
-        Failure { name: format!("batch {batch}, {}", failure.name), ..failure }
     }
 
     /// Reports a failure unless all of its files have failed before, in another sample or epoch.

@@ -1,6 +1,6 @@
 //! The text format of traces: one item a line, fields separated by one space, numbers decimal.
 //!
-//! [`TraceReader`] checks each line and yields the records of one thread, as a recording contains them.
+//! [`Trace`] contains the records of one thread, as a recording does, and each line is checked.
 //!
 //! | header | meaning | default |
 //! | --- | --- | --- |
@@ -20,8 +20,8 @@
 //! | `p K` | continue with pool K |
 //! | `t MICROSECONDS` | the clock advances |
 //!
-//! A trace has at most [`MAX_LINES`] lines and [`MAX_REPEATS`] repetitions, so that a small compressed file or a large number cannot
-//! exhaust the memory or the time of the machine.
+//! A trace has at most [`MAX_LINES`] lines and [`RECORDS_MAX`] records, so that a small compressed file or a large number cannot exhaust
+//! the memory or the time of the machine.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Read};
@@ -34,7 +34,20 @@ use pinpool_observe::record::{Event, Record};
 /// The alignment of a request that names none.
 pub(crate) const DEFAULT_ALIGN: usize = 4;
 /// The buffer of `r` and `s` lines; no other line may name it.
-const STEPS_ID: u64 = u64::MAX;
+const REPEATED_ID: u64 = u64::MAX;
+
+/// A trace as it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trace {
+    /// The settings in the header.
+    pub header: TraceHeader,
+    /// The requests, returns and clears.
+    pub records: Vec<Record>,
+    /// Line number of each record, from 1, and the alignment of its request.
+    pub lines: Vec<(u64, usize)>,
+    /// The time after the last line.
+    pub(super) ended_ns: u64,
+}
 
 /// Settings in the header of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,113 +91,92 @@ pub enum TraceError {
 
 /// Most lines of a trace: 20 times the longest trace of this repository, about 300 MB in memory.
 const MAX_LINES: u64 = 4_000_000;
-/// Largest sum of the counts of `r` and `s` lines, which takes minutes to replay.
-const MAX_REPEATS: u64 = 1_000_000_000;
+/// Most records of a trace.
+const RECORDS_MAX: u64 = 16_000_000;
+/// Longest line, with its end.
+const LINE_BYTES_MAX: u64 = 4096;
 /// Largest number of pools in a header.
 const MAX_POOLS: usize = 1024;
 /// Longest duration of a workload: a replay polls the pool once a second.
 pub(super) const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
 
-/// Reads a trace line by line: the header first, then its requests, returns and clears as an iterator.
-pub struct TraceReader {
-    lines: Box<dyn BufRead>,
-    /// The settings in the header.
-    pub header: TraceHeader,
-    /// Number of the last line.
-    line: u64,
-    /// The last line.
-    text: String,
-    /// `true` if its operation was not performed yet.
-    is_pending: bool,
-    repeats: u64,
-    steps: Steps,
-    time_ns: u64,
-    pool: u32,
-    /// Alignment of the last request.
-    pub align: usize,
-    /// The pool and the bytes of each held buffer.
-    held: HashMap<u64, (u32, u64)>,
-    held_bytes: u64,
-}
-
-/// The requests of an `r` or `s` line that are still to come.
-#[derive(Default)]
-struct Steps {
-    left: u64,
-    /// Bytes of the next request; `None` if they exceed 2^64.
-    bytes: Option<u64>,
-    step: u64,
-}
-
-impl TraceReader {
-    /// Opens a trace, plain or compressed by gzip, which its first bytes tell; `-` is stdin.
+impl Trace {
+    /// Reads the trace at `path`, plain or compressed by gzip, which its first bytes tell; `-` is stdin.
     ///
     /// # Errors
     ///
-    /// If the file cannot be read or its header has an error.
+    /// If the file cannot be read, or a line has an error.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
-        Self::new(Input::open(path)?.into_bytes())
+        Self::read(Input::open(path)?.into_bytes())
     }
 
     /// Reads a trace from `lines`.
     ///
     /// # Errors
     ///
-    /// If it cannot be read or its header has an error.
-    pub fn new(lines: impl BufRead + 'static) -> Result<Self, TraceError> {
-        let mut reader = Self {
-            lines: Box::new(lines),
+    /// If it cannot be read, or a line has an error.
+    pub fn read(mut lines: impl BufRead) -> Result<Self, TraceError> {
+        let mut parser = Parser {
             header: TraceHeader { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 },
+            has_begun: false,
             line: 0,
-            text: String::new(),
-            is_pending: false,
-            repeats: 0,
-            steps: Steps::default(),
             time_ns: 0,
             pool: 0,
-            align: DEFAULT_ALIGN,
             held: HashMap::new(),
             held_bytes: 0,
+            records: Vec::new(),
+            lines: Vec::new(),
         };
-        while reader.next_line()? {
-            let Some(setting) = reader.text.strip_prefix('#').map(|setting| setting.trim().to_owned()) else {
-                reader.is_pending = true;
-                break;
-            };
-            reader.set(&setting).map_err(|why| reader.error_here(why))?;
-        }
-        Ok(reader)
-    }
-
-    /// An error at the last line, for the code that plays the trace.
-    pub fn error_here(&self, why: String) -> TraceError {
-        TraceError::Line { line: self.line, text: self.text.chars().take(60).collect(), why }
-    }
-
-    /// Reads the next line that is neither empty nor a comment into `text`; `false` at the end.
-    fn next_line(&mut self) -> Result<bool, TraceError> {
         loop {
             let mut bytes = Vec::new();
             // Bounds the memory that a file without line ends takes.
-            let limit = 4096;
-            let read = (&mut self.lines).take(limit).read_until(b'\n', &mut bytes)?;
-            if read == 0 {
-                return Ok(false);
+            if (&mut lines).take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes)? == 0 {
+                let Parser { header, records, lines, time_ns: ended_ns, .. } = parser;
+                return Ok(Self { header, records, lines, ended_ns });
             }
-            self.line += 1;
-            self.text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
-            let why = if self.line > MAX_LINES {
-                format!("a trace has at most {MAX_LINES} lines")
-            } else if read as u64 == limit && !bytes.ends_with(b"\n") {
-                "too long for a line of a trace".to_owned()
-            } else if std::str::from_utf8(&bytes).is_err() {
-                "not UTF-8 text".to_owned()
-            } else if self.text.is_empty() || self.text.starts_with("##") {
-                continue;
-            } else {
-                return Ok(true);
-            };
-            return Err(self.error_here(why));
+            let text = String::from_utf8_lossy(&bytes);
+            let text = text.trim_end();
+            parser.line += 1;
+            parser.add(&bytes, text).map_err(|why| {
+                let text = text.chars().take(60).collect();
+                TraceError::Line { line: parser.line, text, why }
+            })?;
+        }
+    }
+}
+
+/// A trace while it is read.
+struct Parser {
+    header: TraceHeader,
+    /// `true` after the header.
+    has_begun: bool,
+    /// Number of the last line.
+    line: u64,
+    time_ns: u64,
+    pool: u32,
+    /// The pool and the bytes of each held buffer.
+    held: HashMap<u64, (u32, u64)>,
+    held_bytes: u64,
+    records: Vec<Record>,
+    lines: Vec<(u64, usize)>,
+}
+
+impl Parser {
+    /// Adds a line: its bytes, and its text without the end.
+    fn add(&mut self, bytes: &[u8], text: &str) -> Result<(), String> {
+        if self.line > MAX_LINES {
+            return Err(format!("a trace has at most {MAX_LINES} lines"));
+        }
+        if bytes.len() as u64 == LINE_BYTES_MAX && !bytes.ends_with(b"\n") {
+            return Err("too long for a line of a trace".to_owned());
+        }
+        if std::str::from_utf8(bytes).is_err() {
+            return Err("not UTF-8 text".to_owned());
+        }
+        match text.strip_prefix('#') {
+            _ if text.is_empty() || text.starts_with("##") => Ok(()),
+            Some(setting) if !self.has_begun => self.set(setting.trim()),
+            _ => self.perform(text),
         }
     }
 
@@ -209,100 +201,78 @@ impl TraceReader {
         Ok(())
     }
 
-    /// A record at the current time.
-    pub(super) fn record(&self, pool: u32, event: Event) -> Record {
-        Record { time_ns: self.time_ns, thread: 0, pool, event }
-    }
-
-    /// The next request or return of the last `r` or `s` line; `None` at its end.
-    fn next_step(&mut self) -> Result<Option<Record>, String> {
-        if self.held.contains_key(&STEPS_ID) {
-            return self.put(STEPS_ID);
-        }
-        let Some(left) = self.steps.left.checked_sub(1) else { return Ok(None) };
-        let bytes = self.steps.bytes.ok_or("the sizes exceed 2^64")?;
-        self.steps = Steps { left, bytes: bytes.checked_add(self.steps.step), ..self.steps };
-        self.get(STEPS_ID, bytes)
-    }
-
-    /// Performs the operation of the current text line.
-    fn perform(&mut self) -> Result<Option<Record>, String> {
-        let text = self.text.clone();
+    fn perform(&mut self, text: &str) -> Result<(), String> {
+        self.has_begun = true;
         match *text.split(' ').collect::<Vec<_>>() {
             ["a", id, bytes] => self.request(number(id)?, number(bytes)?, DEFAULT_ALIGN),
             ["a", id, bytes, align] => self.request(number(id)?, number(bytes)?, number(align)?),
             ["f", id] => self.put(number(id)?),
             ["r", count, bytes] => self.repeat(number(count)?, number(bytes)?, 0),
             ["s", count, bytes, step] => self.repeat(number(count)?, number(bytes)?, number(step)?),
-            ["c"] => Ok(Some(self.record(self.pool, Event::Cleared))),
+            ["c"] => self.record(self.pool, DEFAULT_ALIGN, Event::Cleared),
             ["p", index] => {
-                let pool = number(index)?;
-                if pool as usize >= self.header.pools {
-                    return Err(format!("there is no pool {pool}, `# pools {}`", self.header.pools));
+                self.pool = number(index)?;
+                let is_known = (self.pool as usize) < self.header.pools;
+                if is_known {
+                    Ok(())
+                } else {
+                    Err(format!("there is no pool {index}, `# pools {}`", self.header.pools))
                 }
-                self.pool = pool;
-                Ok(None)
             }
             ["t", micros] => {
                 self.time_ns = self.time_ns.saturating_add(number::<u64>(micros)?.saturating_mul(1_000));
                 let is_long = self.time_ns / 1_000 > MAX_DURATION_US;
-                if is_long { Err("the trace lasts longer than a year".to_owned()) } else { Ok(None) }
+                if is_long { Err("the trace lasts longer than a year".to_owned()) } else { Ok(()) }
             }
             _ => Err("unknown operation; use a, f, r, s, c, p or t with the right number of fields".to_owned()),
         }
     }
 
-    fn request(&mut self, id: u64, bytes: u64, align: usize) -> Result<Option<Record>, String> {
-        if id == STEPS_ID {
+    fn request(&mut self, id: u64, bytes: u64, align: usize) -> Result<(), String> {
+        if id == REPEATED_ID {
             return Err(format!("buffer {id} is the buffer of `r` and `s` lines; use a smaller number"));
         }
         if self.held.contains_key(&id) {
             return Err(format!("buffer {id} is held already"));
         }
-        self.align = align;
-        self.get(id, bytes)
+        self.get(id, bytes, align)
     }
 
-    fn repeat(&mut self, count: u64, bytes: u64, step: u64) -> Result<Option<Record>, String> {
-        self.repeats = self.repeats.saturating_add(count);
-        if self.repeats > MAX_REPEATS {
-            return Err(format!("the counts of all `r` and `s` lines add up to at most {MAX_REPEATS}"));
+    fn repeat(&mut self, count: u64, bytes: u64, step: u64) -> Result<(), String> {
+        // Before the first of them takes memory.
+        self.check_room(count.saturating_mul(2))?;
+        for n in 0..count {
+            let bytes = n.checked_mul(step).and_then(|more| bytes.checked_add(more)).ok_or("the sizes exceed 2^64")?;
+            self.get(REPEATED_ID, bytes, DEFAULT_ALIGN)?;
+            self.put(REPEATED_ID)?;
         }
-        (self.align, self.steps) = (DEFAULT_ALIGN, Steps { left: count, bytes: Some(bytes), step });
-        self.next_step()
+        Ok(())
     }
 
-    fn get(&mut self, id: u64, bytes: u64) -> Result<Option<Record>, String> {
+    fn get(&mut self, id: u64, bytes: u64, align: usize) -> Result<(), String> {
         self.held_bytes = self.held_bytes.checked_add(bytes).ok_or("the held bytes exceed 2^64")?;
         self.held.insert(id, (self.pool, bytes));
-        Ok(Some(self.record(self.pool, Event::Get { id, bytes, class_bytes: bytes, tag: 0, took_ns: 0 })))
+        self.record(self.pool, align, Event::Get { id, bytes, class_bytes: bytes, tag: 0, took_ns: 0 })
     }
 
-    fn put(&mut self, id: u64) -> Result<Option<Record>, String> {
+    fn put(&mut self, id: u64) -> Result<(), String> {
         let (pool, bytes) = self.held.remove(&id).ok_or_else(|| format!("no buffer {id} is held"))?;
         self.held_bytes -= bytes;
-        Ok(Some(self.record(pool, Event::Put { id, in_flight: false })))
+        self.record(pool, DEFAULT_ALIGN, Event::Put { id, in_flight: false })
     }
 
-    fn advance(&mut self) -> Result<Option<Record>, TraceError> {
-        loop {
-            let record = if std::mem::take(&mut self.is_pending) { self.perform() } else { self.next_step() };
-            if let Some(record) = record.map_err(|why| self.error_here(why))? {
-                return Ok(Some(record));
-            }
-            self.is_pending = self.next_line()?;
-            if !self.is_pending {
-                return Ok(None);
-            }
+    fn record(&mut self, pool: u32, align: usize, event: Event) -> Result<(), String> {
+        self.check_room(1)?;
+        self.records.push(Record { time_ns: self.time_ns, thread: 0, pool, event });
+        self.lines.push((self.line, align));
+        Ok(())
+    }
+
+    fn check_room(&self, records: u64) -> Result<(), String> {
+        match records > RECORDS_MAX - self.records.len() as u64 {
+            true => Err(format!("the trace has more than {RECORDS_MAX} requests and returns")),
+            false => Ok(()),
         }
-    }
-}
-
-impl Iterator for TraceReader {
-    type Item = Result<Record, TraceError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.advance().transpose()
     }
 }
 

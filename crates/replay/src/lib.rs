@@ -29,7 +29,7 @@ mod threads;
 mod workload;
 
 pub use cost::{CallCost, TimedCall};
-pub use format::{TraceError, TraceHeader, TraceReader};
+pub use format::{Trace, TraceError, TraceHeader};
 pub use input::Input;
 pub use pinpool_observe::record::failed_recordings;
 pub use pinpool_observe::record::{Event, PoolDescription, Record, Recording, RecordingError};

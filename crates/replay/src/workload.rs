@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 
 use super::cost::TimedCall;
-use super::format::{MAX_DURATION_US, TraceError, TraceReader};
+use super::format::{MAX_DURATION_US, Trace, TraceError};
 use super::input::Input;
 use super::priced::move_ns;
 use super::threads::{Step, Threads};
@@ -16,8 +16,6 @@ use pinpool_observe::diagnosis::words::counted;
 use pinpool_observe::diagnosis::{PoolDiagnosis, diagnose_recording};
 use pinpool_observe::record::{Event, Record, Recording, SET_IN_CODE};
 
-/// Most records of a trace that are replayed.
-const RECORDS_MAX: usize = 16_000_000;
 pub(super) const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
 /// Each of the two implies the other.
 pub(super) const POLICY: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
@@ -64,7 +62,7 @@ impl Workload {
     ///
     /// # Errors
     ///
-    /// The errors of [`Workload::read`], and one if the file cannot be opened.
+    /// If the file cannot be read, or is no valid trace.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         Self::read_file(Input::open(path)?)
     }
@@ -73,13 +71,13 @@ impl Workload {
     ///
     /// # Errors
     ///
-    /// The errors of [`Workload::read`].
+    /// The errors of [`Workload::open`].
     pub fn read_file(input: Input) -> Result<Self, TraceError> {
         let (is_recording, is_pickle) = (Recording::is_begun_by(input.first()), input.first().starts_with(&[0x80]));
         match input.into_bytes() {
             bytes if is_recording => Self::from_recording(&Recording::read(bytes)?),
             _ if is_pickle => Err(TraceError::Pickle),
-            bytes => Self::read(&mut TraceReader::new(bytes)?),
+            bytes => Self::of_trace(Trace::read(bytes)?),
         }
     }
 
@@ -169,20 +167,14 @@ impl Workload {
         workload
     }
 
-    /// Reads all of `reader`.
+    /// The workload of a trace of requests.
     ///
     /// # Errors
     ///
-    /// If it cannot be read, requests a held buffer, returns an unknown buffer, or lasts longer than a year.
-    pub fn read(reader: &mut TraceReader) -> Result<Self, TraceError> {
-        let mut records = Vec::new();
-        while let Some(record) = reader.next() {
-            records.push(record?);
-            if records.len() > RECORDS_MAX {
-                return Err(reader.error_here(format!("the trace has more than {RECORDS_MAX} requests and returns")));
-            }
-        }
-        records.push(reader.record(0, Event::End));
+    /// If it lasts longer than a year.
+    pub fn of_trace(trace: Trace) -> Result<Self, TraceError> {
+        let Trace { mut records, ended_ns: time_ns, .. } = trace;
+        records.push(Record { time_ns, thread: 0, pool: 0, event: Event::End });
         Self::begun_at(0, &Recording { records, ..Recording::default() }, false)
     }
 

@@ -17,7 +17,6 @@ use std::ffi::c_int;
 use std::sync::Mutex;
 
 use crate::code::Code;
-use crate::faults::Site;
 use crate::sync::lock;
 use crate::{context, faults, settings, stream};
 
@@ -37,27 +36,34 @@ pub(crate) enum Kind {
 static ENQUEUES: Mutex<()> = Mutex::new(());
 
 /// Runs one driver call.
-pub(crate) fn run(site: &'static Site, kind: Kind, body: impl FnOnce() -> Outcome) -> c_int {
+pub(crate) fn run(name: &str, kind: Kind, body: impl FnOnce() -> Outcome) -> c_int {
+    let outcome = match (context::is_child(), kind) {
+        (false, _) => run_counted(name, kind, body),
+        // No lock of the parent is taken: a thread that does not exist here may hold it.
+        (true, Kind::Lookup) => body(),
+        (true, _) => Err(Code::NOT_INITIALIZED),
+    };
+    outcome.map_or_else(|code| code.0, |()| 0)
+}
+
+fn run_counted(name: &str, kind: Kind, body: impl FnOnce() -> Outcome) -> Outcome {
     if kind == Kind::Lookup {
         // The first call of a program is of this kind, so scripted failures count from here. `cuInit` reports errors.
         let _reported_later = settings::read();
     }
-    settings::end_process_in(site.name());
-    let scripted = faults::count_call(site);
+    if settings::get().abort == Some(name) {
+        std::process::abort();
+    }
+    let scripted = faults::count_call(name);
     let _turn = (kind == Kind::Enqueue).then(|| lock(&ENQUEUES));
-    faults::wait_at_gate(site);
-    let outcome = check(kind).and_then(|()| scripted.map_or_else(body, Err));
-    outcome.map_or_else(|code| code.0, |()| 0)
-}
-
-fn check(kind: Kind) -> Outcome {
+    faults::wait_at_gate(name);
     if kind != Kind::Lookup {
         context::check_initialized()?;
     }
     if matches!(kind, Kind::Device | Kind::Enqueue) {
         stream::check_alive()?;
     }
-    Ok(())
+    scripted.map_or_else(body, Err)
 }
 
 /// A caller's pointer to space for a result.
@@ -95,13 +101,6 @@ impl<T> Out<T> {
     }
 }
 
-impl Out<u64> {
-    /// The same space, for a `u32`.
-    pub(crate) fn narrow(self) -> Out<u32> {
-        Out(self.0.cast())
-    }
-}
-
 /// A caller's pointer to a value, or to the first of several.
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
@@ -129,8 +128,7 @@ macro_rules! driver_call {
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, reason = "the driver's own name")]
         extern "C" fn $name($($arg: $type),*) -> ::std::ffi::c_int {
-            static SITE: $crate::faults::Site = $crate::faults::Site::new(stringify!($name));
-            $crate::call::run(&SITE, $crate::call::Kind::$kind, || $body)
+            $crate::call::run(stringify!($name), $crate::call::Kind::$kind, || $body)
         }
     };
 }

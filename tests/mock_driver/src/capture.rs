@@ -139,11 +139,6 @@ pub(crate) fn forbid_implicit(stream: usize) -> Outcome {
     refused
 }
 
-/// Refuses captured work that would wait for work outside the graph.
-pub(crate) fn forbid_outside_work(stream: usize) -> Outcome {
-    forbid_naming(stream).map_err(|_| Code::STREAM_CAPTURE_ISOLATION)
-}
-
 /// Refuses to name a capturing stream, and invalidates the capture.
 pub(crate) fn forbid_naming(stream: usize) -> Outcome {
     let mut streams = lock_streams();
@@ -173,16 +168,9 @@ driver_call! { Device fn cuStreamBeginCapture_v2(handle: usize, mode: c_int) {
 driver_call! { Device fn cuStreamEndCapture(handle: usize, out: Out<u64>) {
     let stream = stream::resolve(handle)?;
     let mut streams = lock_streams();
-    let (number, origin, wrong_thread) = match streams.captures.of(stream) {
-        None => return Err(Code::STREAM_CAPTURE_UNMATCHED),
-        Some((number, capture)) => {
-            (number, capture.origin, capture.mode != RELAXED && capture.thread != thread::current().id())
-        }
-    };
-    if origin != stream {
-        return Err(Code::STREAM_CAPTURE_UNMATCHED);
-    }
-    if wrong_thread {
+    let found = streams.captures.of(stream).filter(|(_, capture)| capture.origin == stream);
+    let (number, capture) = found.ok_or(Code::STREAM_CAPTURE_UNMATCHED)?;
+    if capture.mode != RELAXED && capture.thread != thread::current().id() {
         return Err(Code::STREAM_CAPTURE_WRONG_THREAD);
     }
     streams.captures.members.retain(|_, member| *member != number);
@@ -225,14 +213,6 @@ driver_call! { Enqueue fn cuGraphLaunch(graph: u64, handle: usize) {
     ops.into_iter().try_for_each(|op| stream::enqueue(stream, op).map(drop))
 }}
 
-fn destroy(graph: u64) -> Outcome {
-    lock_streams().captures.graphs.remove(&graph).map(drop).ok_or(Code::INVALID_HANDLE)
-}
-
 driver_call! { Device fn cuGraphDestroy(graph: u64) {
-    destroy(graph)
-}}
-
-driver_call! { Device fn cuGraphExecDestroy(graph: u64) {
-    destroy(graph)
+    lock_streams().captures.graphs.remove(&graph).map(drop).ok_or(Code::INVALID_HANDLE)
 }}

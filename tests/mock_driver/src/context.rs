@@ -13,10 +13,10 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, Once};
+use std::sync::{Mutex, Once, OnceLock};
 
 use crate::adversarial::{self, Deviation};
-use crate::call::{In, Out, Outcome, driver_call};
+use crate::call::{self, In, Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::sync::lock;
 use crate::{capture, event, memory, settings, stream};
@@ -25,15 +25,9 @@ const HANDLE_BASE: usize = 0xC0DE_0000;
 const GENERATION_STEP: usize = 0x1_0000_0000;
 const MOST_DEVICES: usize = 8;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum DriverState {
-    NotInitialized,
-    Initialized,
-    ShutDown,
-}
-
 struct Driver {
-    state: DriverState,
+    /// The error of calls before `cuInit` and after the shutdown.
+    state: Outcome,
     device_count: usize,
     /// By ordinal; after them one more context of each device ([`create`]).
     primaries: [Primary; 2 * MOST_DEVICES],
@@ -52,7 +46,7 @@ struct Primary {
 }
 
 static DRIVER: Mutex<Driver> = Mutex::new(Driver {
-    state: DriverState::NotInitialized,
+    state: Err(Code::NOT_INITIALIZED),
     device_count: 1,
     primaries: [Primary { retained: 0, generation: 0, id: 0 }; 2 * MOST_DEVICES],
     created: 0,
@@ -103,58 +97,37 @@ fn end_with(context: usize) {
     }
 }
 
-/// Most contexts on the stack of a thread; programs push one or two.
-const STACK_MAX: usize = 64;
-
-/// The contexts of a thread. Without a destructor, so that a program's own thread-locals may call the driver when they are
-/// destroyed.
-#[derive(Clone, Copy)]
-struct Stack {
-    contexts: [usize; STACK_MAX],
-    len: usize,
-}
-
-impl Stack {
-    /// The current context, or 0.
-    fn top(&self) -> usize {
-        self.len.checked_sub(1).map_or(0, |top| self.contexts[top])
-    }
-
-    fn push(&mut self, context: usize) -> Outcome {
-        *self.contexts.get_mut(self.len).ok_or(Code::OUT_OF_MEMORY)? = context;
-        self.len += 1;
-        Ok(())
-    }
-
-    fn pop(&mut self) -> Option<usize> {
-        let top = self.len.checked_sub(1)?;
-        self.len = top;
-        Some(self.contexts[top])
-    }
-}
-
 thread_local! {
-    static CURRENT: Cell<Stack> = const { Cell::new(Stack { contexts: [0; STACK_MAX], len: 0 }) };
+    /// The contexts of a thread, the current one first, then 0. Programs push one or two. Without a destructor, so that a program's own
+    /// thread-locals may call the driver when they are destroyed.
+    static STACK: Cell<[usize; 64]> = const { Cell::new([0; 64]) };
 }
 
-fn with_stack<R>(change: impl FnOnce(&mut Stack) -> R) -> R {
-    let mut stack = CURRENT.get();
-    let result = change(&mut stack);
-    CURRENT.set(stack);
-    result
+fn push(context: usize) {
+    let mut stack = STACK.get();
+    stack.rotate_right(1);
+    stack[0] = context;
+    STACK.set(stack);
+}
+
+/// Removes the current context; 0 if there is none.
+fn pop() -> usize {
+    let mut stack = STACK.get();
+    let popped = std::mem::take(&mut stack[0]);
+    stack.rotate_left(1);
+    STACK.set(stack);
+    popped
+}
+
+/// Returns whether this is a forked child.
+pub(crate) fn is_child() -> bool {
+    // Relaxed: set by the only thread that a child begins with.
+    IS_CHILD.load(Ordering::Relaxed)
 }
 
 /// Refuses calls before `cuInit` and after the shutdown.
 pub(crate) fn check_initialized() -> Outcome {
-    // Relaxed: set by the only thread that a child begins with.
-    if IS_CHILD.load(Ordering::Relaxed) {
-        return Err(Code::NOT_INITIALIZED);
-    }
-    match lock(&DRIVER).state {
-        DriverState::NotInitialized => Err(Code::NOT_INITIALIZED),
-        DriverState::Initialized => Ok(()),
-        DriverState::ShutDown => Err(Code::DEINITIALIZED),
-    }
+    lock(&DRIVER).state
 }
 
 /// The ordinal, if there is such a device.
@@ -175,20 +148,12 @@ fn check_context(context: usize) -> Result<usize, Code> {
 
 /// The calling thread's context.
 pub(crate) fn current() -> Result<usize, Code> {
-    let top = CURRENT.get().top();
-    if top == 0 { Err(Code::INVALID_CONTEXT) } else { check_context(top) }
+    check_context(STACK.get()[0])
 }
 
 /// The ordinal of the device of the calling thread's context.
 pub(crate) fn current_device() -> Result<usize, Code> {
     current().map(|context| index_of(context) % MOST_DEVICES)
-}
-
-fn set_current(context: usize) -> Outcome {
-    with_stack(|stack| {
-        stack.pop();
-        stack.push(context)
-    })
 }
 
 /// Retained contexts.
@@ -217,15 +182,15 @@ pub(crate) fn set_device_count(count: usize) {
 
 /// Fails every later call, as in a process that has left `main`.
 pub(crate) fn shut_down() {
-    lock(&DRIVER).state = DriverState::ShutDown;
+    lock(&DRIVER).state = Err(Code::DEINITIALIZED);
 }
 
 /// Restores one device and a working driver; contexts stay retained.
 pub(crate) fn reset() {
     let mut driver = lock(&DRIVER);
     driver.device_count = 1;
-    if driver.state == DriverState::ShutDown {
-        driver.state = DriverState::Initialized;
+    if driver.state == Err(Code::DEINITIALIZED) {
+        driver.state = Ok(());
     }
 }
 
@@ -235,7 +200,7 @@ extern "C" fn record_child() {
 
 driver_call! { Lookup fn cuInit(flags: u32) {
     static WATCHES_FORKS: Once = Once::new();
-    if IS_CHILD.load(Ordering::Relaxed) {
+    if is_child() {
         return Err(Code::NOT_INITIALIZED);
     }
     WATCHES_FORKS.call_once(|| {
@@ -245,11 +210,11 @@ driver_call! { Lookup fn cuInit(flags: u32) {
     let mut driver = lock(&DRIVER);
     match driver.state {
         _ if flags != 0 => Err(Code::INVALID_VALUE),
-        DriverState::ShutDown => Err(Code::DEINITIALIZED),
+        Err(Code::DEINITIALIZED) => driver.state,
         _ if driver.device_count == 0 => Err(Code::NO_DEVICE),
         _ => {
             settings::read()?;
-            driver.state = DriverState::Initialized;
+            driver.state = Ok(());
             Ok(())
         }
     }
@@ -278,24 +243,17 @@ const RUNTIME_TABLE: [u8; 16] =
     [0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9];
 
 extern "C" fn retain_by_table(out: Out<usize>, device: c_int) -> c_int {
-    let retained = check_initialized().and_then(|()| retain(out, device));
-    retained.map_or_else(|code| code.0, |()| 0)
+    call::run("retain_by_table", call::Kind::Process, || retain(out, device))
 }
 
-/// A length in bytes, and functions. Only the third entry is known.
-struct PrivateTable([usize; 10]);
-
 driver_call! { Lookup fn cuGetExportTable(out: Out<*const usize>, id: In<[u8; 16]>) {
-    static TABLE: std::sync::OnceLock<PrivateTable> = std::sync::OnceLock::new();
+    // A length in bytes, and functions. Only the third entry is known.
+    static TABLE: OnceLock<[usize; 10]> = OnceLock::new();
     if id.get()? != RUNTIME_TABLE {
         return Err(Code::NOT_FOUND);
     }
-    let table = TABLE.get_or_init(|| {
-        let mut entries = [0; 10];
-        (entries[0], entries[2]) = (size_of::<[usize; 10]>(), retain_by_table as *const () as usize);
-        PrivateTable(entries)
-    });
-    out.put(table.0.as_ptr())
+    let retain = retain_by_table as *const () as usize;
+    out.put(TABLE.get_or_init(|| [size_of::<[usize; 10]>(), 0, retain, 0, 0, 0, 0, 0, 0, 0]).as_ptr())
 }}
 
 // The last release ends the context.
@@ -335,25 +293,34 @@ driver_call! { Process fn cuCtxGetId(context: usize, out: Out<u64>) {
 }}
 
 driver_call! { Process fn cuCtxGetCurrent(out: Out<usize>) {
-    out.put(CURRENT.get().top())
+    out.put(STACK.get()[0])
 }}
 
 driver_call! { Process fn cuCtxSetCurrent(context: usize) {
     if context != 0 {
         check_context(context)?;
     }
-    set_current(context)
+    pop();
+    if context != 0 {
+        push(context);
+    }
+    Ok(())
 }}
 
 driver_call! { Process fn cuCtxPushCurrent_v2(context: usize) {
     check_context(context)?;
-    with_stack(|stack| stack.push(context))
+    push(context);
+    Ok(())
 }}
 
 driver_call! { Process fn cuCtxPopCurrent_v2(out: Out<usize>) {
-    let popped = with_stack(Stack::pop).ok_or(Code::INVALID_CONTEXT)?;
-    out.put_if_wanted(popped);
-    Ok(())
+    match pop() {
+        0 => Err(Code::INVALID_CONTEXT),
+        popped => {
+            out.put_if_wanted(popped);
+            Ok(())
+        }
+    }
 }}
 
 driver_call! { Process fn cuCtxGetDevice(out: Out<c_int>) {

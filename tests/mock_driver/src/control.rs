@@ -99,7 +99,7 @@ controls! {
     pub fn set_deviations(switches: &[Deviation]) = |switches| adversarial::set(switches.iter().map(|one| one.bit()).sum());
 
     /// Stops all work; every later call fails with this code.
-    pub(crate) fn lose(code: Code) = stream::lose;
+    pub(crate) fn lose(code: Code) = |code| stream::lock_streams().lose(code);
 
     /// Fails every call with `DEINITIALIZED`, as at the end of a process.
     pub fn shut_down() = context::shut_down;

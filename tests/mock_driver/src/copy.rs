@@ -64,20 +64,15 @@ fn run(to: &Endpoint, from: &Endpoint, bytes: u64) -> Outcome {
     let mut done = 0;
     while done < bytes {
         let space = address_space::read();
-        let (target, source, step) = step(&space, to, from, done, bytes)?;
+        let (target, target_left) = to.pointer(&space, done)?;
+        let (source, source_left) = from.pointer(&space, done)?;
+        let step = STEP_BYTES.min(bytes - done).min(target_left).min(source_left);
         // SAFETY: (address-I2) owned memory is backed while the map is borrowed; staged bytes are held by
         // `from`; the caller of the copy guarantees pageable memory (call-I1), and waits. `copy` allows overlap.
         unsafe { ptr::copy(source, target, step as usize) };
         done += step;
     }
     Ok(())
-}
-
-/// The next bytes that are contiguous on both sides, and how many.
-fn step(space: &Space, to: &Endpoint, from: &Endpoint, done: u64, bytes: u64) -> Result<(*mut u8, *mut u8, u64), Code> {
-    let (target, target_left) = to.pointer(space, done)?;
-    let (source, source_left) = from.pointer(space, done)?;
-    Ok((target, source, STEP_BYTES.min(bytes - done).min(target_left).min(source_left)))
 }
 
 fn copy(to: u64, from: u64, bytes: usize, handle: usize, is_to_device: bool) -> Outcome {
@@ -101,7 +96,7 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, is_to_device: bool) -> 
         && ![to, from].into_iter().all(|address| virtual_memory::can_reach(device, address, bytes))
     {
         if adversarial::is_on(Deviation::StickyFaults) {
-            stream::lose(Code::ILLEGAL_ADDRESS);
+            stream::lock_streams().lose(Code::ILLEGAL_ADDRESS);
         }
         return Err(Code::ILLEGAL_ADDRESS);
     }

@@ -1,6 +1,5 @@
 //! Pinned bytes, counters for tests, misuse, and the report at the end of the process.
 
-use std::fmt::Write as _;
 use std::sync::{LazyLock, Mutex};
 
 use crate::code::Code;
@@ -114,17 +113,13 @@ pub(crate) fn report_at_exit() {
 }
 
 extern "C" fn report() {
-    eprintln!("{}", report_text(&recorded(), &faults::all_calls()));
-}
-
-fn report_text(counts: &Counts, calls: &[(String, u64)]) -> String {
-    let Counts { frees_with_work_in_flight, wrong_uses, peak_pinned_bytes, .. } = counts;
+    let Counts { frees_with_work_in_flight, wrong_uses, peak_pinned_bytes, .. } = recorded();
     let mut text = format!(
         "mock driver: {frees_with_work_in_flight} frees with work in flight, {wrong_uses} wrong uses, \
          {peak_pinned_bytes} bytes pinned at most; calls:"
     );
-    for (name, count) in calls {
-        let _infallible = write!(text, " {name} {count}");
+    for (name, count) in faults::all_calls() {
+        text += &format!(" {name} {count}");
     }
-    text
+    eprintln!("{text}");
 }

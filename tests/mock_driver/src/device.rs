@@ -51,11 +51,8 @@ pub(crate) fn attribute(number: c_int) -> c_int {
 
 /// Writes at most `capacity` bytes, the last of them 0.
 fn put_text(text: &[u8], first: *mut u8, capacity: c_int) -> Outcome {
-    let capacity = usize::try_from(capacity).map_err(|_| Code::INVALID_VALUE)?;
-    if capacity == 0 {
-        return Err(Code::INVALID_VALUE);
-    }
-    let kept = text.iter().copied().take(capacity - 1).chain([0]);
+    let room = usize::try_from(capacity).ok().and_then(|capacity| capacity.checked_sub(1));
+    let kept = text.iter().copied().take(room.ok_or(Code::INVALID_VALUE)?).chain([0]);
     kept.enumerate().try_for_each(|(index, byte)| Out::at(first, index).put(byte))
 }
 

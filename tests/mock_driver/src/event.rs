@@ -21,18 +21,8 @@ const DISABLE_TIMING: u32 = 2;
 struct Event {
     context: usize,
     is_timed: bool,
-    record: Record,
-}
-
-/// The work that an event follows.
-#[derive(Clone)]
-enum Record {
-    /// It was never recorded.
-    None,
-    /// On one stream, or the running work of a whole context.
-    Work(Vec<Ticket>),
-    /// In this graph.
-    Captured(u64),
+    /// The work that it follows; `None` if it was never recorded.
+    record: Option<Enqueued>,
 }
 
 #[derive(Default)]
@@ -71,28 +61,22 @@ fn record(handle: usize, stream: usize) -> Outcome {
     if stream::context_of(stream)? != event.context {
         return Err(Code::INVALID_HANDLE);
     }
-    set_record(
-        handle,
-        match stream::enqueue(stream, Op::Signal(Arc::new(|| Ok(()))))? {
-            Enqueued::Live(ticket) => Record::Work(vec![ticket]),
-            Enqueued::Captured(graph) => Record::Captured(graph),
-        },
-    );
+    set_record(handle, stream::enqueue(stream, Op::Signal(Arc::new(|| Ok(()))))?);
     Ok(())
 }
 
-fn set_record(handle: usize, record: Record) {
+fn set_record(handle: usize, record: Enqueued) {
     if let Some(event) = lock(&EVENTS).live.get_mut(&handle) {
-        event.record = record;
+        event.record = Some(record);
     }
 }
 
 /// The work before the record; none if the event was never recorded.
 fn recorded(handle: usize) -> Result<Vec<Ticket>, Code> {
     match find(handle)?.record {
-        Record::None => Ok(Vec::new()),
-        Record::Work(tickets) => Ok(tickets),
-        Record::Captured(_) => Err(Code::CAPTURED_EVENT),
+        None => Ok(Vec::new()),
+        Some(Enqueued::Live(tickets)) => Ok(tickets),
+        Some(Enqueued::Captured(_)) => Err(Code::CAPTURED_EVENT),
     }
 }
 
@@ -104,7 +88,7 @@ driver_call! { Device fn cuEventCreate(out: Out<usize>, flags: u32) {
     let mut events = lock(&EVENTS);
     events.created += 1;
     let handle = 0x7000_0000 + events.created * 0x10;
-    events.live.insert(handle, Event { context, is_timed: flags & DISABLE_TIMING == 0, record: Record::None });
+    events.live.insert(handle, Event { context, is_timed: flags & DISABLE_TIMING == 0, record: None });
     out.put(handle)
 }}
 
@@ -117,7 +101,7 @@ driver_call! { Enqueue fn cuCtxRecordEvent(context: usize, handle: usize) {
     if find(handle)?.context != context {
         return Err(Code::INVALID_HANDLE);
     }
-    set_record(handle, Record::Work(stream::tickets_of(context)?));
+    set_record(handle, Enqueued::Live(stream::tickets_of(context)?));
     Ok(())
 }}
 
@@ -150,11 +134,10 @@ driver_call! { Device fn cuEventDestroy_v2(handle: usize) {
 fn elapsed(out: Out<f32>, from: usize, to: usize) -> Outcome {
     context::current()?;
     let events = [find(from)?, find(to)?];
-    if events.iter().any(|event| !event.is_timed || matches!(event.record, Record::None)) {
+    if events.iter().any(|event| !event.is_timed || event.record.is_none()) {
         return Err(Code::INVALID_HANDLE);
     }
-    let is_complete =
-        |event: &Event| matches!(&event.record, Record::Work(work) if work.iter().copied().all(stream::is_complete));
+    let is_complete = |event: &Event| matches!(&event.record, Some(Enqueued::Live(work)) if work.iter().copied().all(stream::is_complete));
     if events.iter().all(is_complete) { out.put(0.0) } else { Err(Code::NOT_READY) }
 }
 
@@ -169,9 +152,10 @@ driver_call! { Device fn cuEventElapsedTime_v2(out: Out<f32>, from: usize, to: u
 driver_call! { Enqueue fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_int) {
     let stream = stream::resolve(handle)?;
     match find(event)?.record {
-        Record::Captured(graph) => stream::lock_streams().captures.join(stream, graph),
-        Record::Work(work) if !work.is_empty() => {
-            capture::forbid_outside_work(stream)?;
+        Some(Enqueued::Captured(graph)) => stream::lock_streams().captures.join(stream, graph),
+        Some(Enqueued::Live(work)) if !work.is_empty() => {
+            // Captured work may not wait for work outside the graph.
+            capture::forbid_naming(stream).map_err(|_| Code::STREAM_CAPTURE_ISOLATION)?;
             work.into_iter().try_for_each(|ticket| stream::enqueue(stream, Op::WaitFor(ticket)).map(drop))
         }
         _ => Ok(()),

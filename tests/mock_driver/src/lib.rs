@@ -53,6 +53,7 @@
     clippy::cast_possible_truncation,
     clippy::missing_errors_doc,
     clippy::missing_panics_doc,
+    missing_debug_implementations,
     clippy::print_stderr
 )]
 

@@ -25,13 +25,8 @@ const PAGE: usize = 4096;
 const ALLOC_FLAGS: u32 = 0b111;
 /// Portable, mapped, device's own memory, read-only.
 const REGISTER_FLAGS: u32 = 0b1111;
-/// Attributes of pointers, as the driver numbers them.
-const MEMORY_TYPE: c_int = 2;
+/// The attribute of a pointer that is known, as the driver numbers it.
 const DEVICE_POINTER: c_int = 3;
-const HOST_POINTER: c_int = 4;
-const BUFFER_ID: c_int = 7;
-const RANGE_START: c_int = 11;
-const RANGE_BYTES: c_int = 12;
 
 /// Inserts a range of the current context.
 pub(crate) fn insert(start: u64, bytes: u64, owner: Owner) -> Outcome {
@@ -184,28 +179,13 @@ driver_call! { Device fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: *m
     }
 }}
 
-/// An attribute of memory that the device can access. Host memory has the same address on the host and on the device.
-fn attribute(out: Out<u64>, attribute: c_int, address: u64) -> Outcome {
-    if attribute == MEMORY_TYPE {
-        // 1: host, 2: device. Pageable memory is refused.
-        let (_, range) = address_space::read().at(address).ok_or(Code::INVALID_VALUE)?;
-        return out.narrow().put(if matches!(range.owner, Owner::Device { .. }) { 2 } else { 1 });
-    }
-    let value = |(start, range): (u64, Range)| match attribute {
-        DEVICE_POINTER | HOST_POINTER => Ok(address),
-        BUFFER_ID | RANGE_START => Ok(start),
-        RANGE_BYTES => Ok(range.bytes),
-        _ => Err(Code::NOT_SUPPORTED),
-    };
-    match address_space::read().at(address) {
-        Some(found) => out.put(value(found)?),
-        None if (DEVICE_POINTER..=RANGE_BYTES).contains(&attribute) => Err(Code::INVALID_VALUE),
-        None => Err(Code::NOT_SUPPORTED),
-    }
-}
-
+// Host memory has one address on the host and on the device. Pageable memory is refused.
 driver_call! { Device fn cuPointerGetAttribute(out: Out<u64>, number: c_int, address: u64) {
-    attribute(out, number, address)
+    match address_space::read().at(address) {
+        Some(_) if number == DEVICE_POINTER => out.put(address),
+        None if number == DEVICE_POINTER => Err(Code::INVALID_VALUE),
+        _ => Err(Code::NOT_SUPPORTED),
+    }
 }}
 
 driver_call! { Device fn cuMemHostGetFlags(out: Out<u32>, address: *mut c_void) {

@@ -8,7 +8,7 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
-use std::{env, fmt, fs};
+use std::{env, fs};
 
 use crate::code::Code;
 use crate::control::{Controls, TABLE};
@@ -16,9 +16,6 @@ use crate::sync::lock;
 
 /// The name that cargo gives the `cdylib`.
 const FILE: &str = concat!("lib", env!("CARGO_CRATE_NAME"), ".so");
-
-/// The gate of all streams.
-const ALL_STREAMS: usize = 0;
 
 static CONTROLS: OnceLock<&'static Controls> = OnceLock::new();
 static EXCLUSIVE: Mutex<()> = Mutex::new(());
@@ -93,12 +90,12 @@ impl MockDriver {
     /// Holds the work of one stream (its raw handle) until the result is dropped. The default streams have no handle;
     /// null holds all streams.
     pub fn hold<T>(&self, stream: *mut T) -> HeldStream<'_> {
-        HeldStream::new(self, stream.addr())
+        HeldStream { driver: self, number: self.set_stream_gate(stream.addr(), true) }
     }
 
     /// Holds the work of all streams until the result is dropped.
     pub fn hold_all(&self) -> HeldStream<'_> {
-        HeldStream::new(self, ALL_STREAMS)
+        self.hold(std::ptr::null_mut::<()>())
     }
 
     /// Loses the device: work stops, and every later call fails with this code.
@@ -116,25 +113,12 @@ impl Drop for MockDriver {
     }
 }
 
-impl fmt::Debug for MockDriver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MockDriver").field(&self.counts()).finish()
-    }
-}
-
 /// Holds a stream until it is dropped. Declare it after values that wait for the stream when they are dropped, so that a failing test
 /// ends.
-#[derive(Debug)]
 #[must_use = "the stream continues when this is dropped"]
 pub struct HeldStream<'a> {
     driver: &'a MockDriver,
     number: usize,
-}
-
-impl<'a> HeldStream<'a> {
-    fn new(driver: &'a MockDriver, handle: usize) -> Self {
-        Self { driver, number: driver.set_stream_gate(handle, true) }
-    }
 }
 
 impl Drop for HeldStream<'_> {
@@ -144,7 +128,6 @@ impl Drop for HeldStream<'_> {
 }
 
 /// Holds a driver function until it is dropped.
-#[derive(Debug)]
 #[must_use = "the call continues when this is dropped"]
 pub struct HeldCall<'a> {
     driver: &'a MockDriver,

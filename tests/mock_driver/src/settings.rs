@@ -39,6 +39,8 @@ pub(crate) fn read() -> Outcome {
         for (name, nth, times, code) in failures {
             faults::fail(&name, nth, times, code);
         }
+        // At a gate that nobody opens.
+        settings.hang.iter().for_each(|name| faults::hold(name, true));
         if settings.report {
             counts::report_at_exit();
         }
@@ -54,17 +56,6 @@ pub(crate) fn read() -> Outcome {
 /// The settings that were read; the default before that.
 pub(crate) fn get() -> Settings {
     SETTINGS.get().and_then(|settings| settings.as_ref().ok()).copied().unwrap_or_default()
-}
-
-/// Ends the process or never returns, if the environment requests it for this call.
-pub(crate) fn end_process_in(call: &str) {
-    let Settings { abort, hang, .. } = get();
-    if abort == Some(call) {
-        std::process::abort();
-    }
-    while hang == Some(call) {
-        std::thread::park();
-    }
 }
 
 /// The name of a function, the number of the first call that fails, how many fail, and their code.

@@ -1,7 +1,6 @@
 //! Looks functions up by name, as the driver does for its callers.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::ptr;
 
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
@@ -10,23 +9,15 @@ use crate::code::Code;
 const NEWER_BY_DEFAULT: c_int = 12000;
 
 fn find(name: &CStr) -> *mut c_void {
-    let mut own = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    let mut own = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: space for the result.
-    if unsafe { libc::dladdr(find as *const c_void, own.as_mut_ptr()) } == 0 {
-        return ptr::null_mut();
-    }
-    // SAFETY: filled by the call above.
+    unsafe { libc::dladdr(find as *const c_void, own.as_mut_ptr()) };
+    // SAFETY: filled by the call above, or zero, which is valid.
     let own = unsafe { own.assume_init() }.dli_fname;
-    // SAFETY: this code is in the library, so it is loaded already.
+    // SAFETY: this code is in the library, so it is loaded already. The handle is never closed.
     let library = unsafe { libc::dlopen(own, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    if library.is_null() {
-        return ptr::null_mut();
-    }
     // SAFETY: a live handle and a name that ends in 0.
-    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-    // SAFETY: the handle was taken above; the library stays loaded by its first user.
-    unsafe { libc::dlclose(library) };
-    found
+    unsafe { libc::dlsym(library, name.as_ptr()) }
 }
 
 /// The function of this name in the newest form that a program of this version knows.

@@ -41,7 +41,7 @@ fn a_trace_with_an_error_is_refused_with_its_line() {
         ("# limit 0\na 1 5\n", "PINPOOL_POOL_SIZE_LIMIT=0"),
         ("a 1 5 3\n", "power of two"),
         ("## first\n\nf 7\n", "line 3: `f 7`: no buffer 7"),
-        ("s 3 18446744073709551615 1\n", "at most"),
+        ("r 3 18446744073709551615\n", "at most"),
     ] {
         fs::write(file.path(), text).unwrap();
         let tool = conformance(file.path());

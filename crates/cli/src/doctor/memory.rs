@@ -4,18 +4,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pinpool::Backend;
-use pinpool::SourceError;
 use pinpool::source::{PAGE_BYTES, Source};
-use pinpool::unstable::backend::GRANULE_BYTES;
-use pinpool::unstable::backend::{self, Chosen, HeapSource, lock_limit};
+use pinpool::unstable::backend::{self, Chosen, GRANULE_BYTES, HeapSource, lock_limit};
 use pinpool::unstable::config::Config;
 use pinpool::unstable::{Finding, Severity};
-use pinpool_os::host;
+use pinpool::{Backend, Preset, SourceError};
+use pinpool_os::host::{self, HostMemory};
 use pinpool_os::words::{Size, Time};
 use serde_json::{Value, json};
 
-use super::limits::{reserve_problem, too_much};
 use super::probe::{Answer, BACKENDS, failed, tried};
 use super::settings;
 
@@ -112,6 +109,43 @@ fn limit_finding(max_bytes: Option<u64>, limit: String) -> Finding {
     match host::memory(Path::new("/")).and_then(|memory| too_much(bytes, &memory)) {
         Some(found) => Finding::warning(CHECK, found).remedy(REMEDY),
         None => Finding::ok(CHECK, limit),
+    }
+}
+
+/// A description of the problem if `bytes` exceeds the available memory.
+fn too_much(bytes: u64, memory: &HostMemory) -> Option<String> {
+    let [needed, total, available] = [bytes, memory.total_bytes, memory.available_bytes].map(Size);
+    match bytes {
+        _ if bytes > memory.total_bytes => Some(format!("{needed} exceeds the {total} of this machine")),
+        _ if bytes > memory.available_bytes => Some(format!("{needed} exceeds the available {available}")),
+        _ => None,
+    }
+}
+
+/// The reason that a reserve of `bytes` does not fit, and the remedy.
+fn reserve_problem(
+    config: &Config,
+    max_bytes: Option<u64>,
+    memory: Option<&HostMemory>,
+    bytes: u64,
+    is_lock_limit: bool,
+) -> Option<(String, &'static str)> {
+    // With a higher limit alone, the kernel would kill the process.
+    const SCARCE: &str = "lower the reserve, free memory, or raise the limit of the cgroup";
+    match (max_bytes, memory.and_then(|memory| too_much(bytes, memory))) {
+        _ if bytes == 0 => None,
+        _ if config.preset == Preset::TensorFlow => {
+            Some(("the preset tensorflow has no reserve".to_owned(), "set PINPOOL_PRESET=adaptive"))
+        }
+        (Some(max_bytes), scarce) if bytes > max_bytes => {
+            let remedy = match scarce {
+                _ if is_lock_limit => "lower the reserve, or raise the limit of locked memory (`ulimit -l`)",
+                Some(_) => SCARCE,
+                None => "lower the reserve or raise PINPOOL_MAX_BYTES",
+            };
+            Some((format!("{} exceeds the limit of {}", Size(bytes), Size(max_bytes)), remedy))
+        }
+        (_, scarce) => scarce.map(|scarce| (scarce, SCARCE)),
     }
 }
 

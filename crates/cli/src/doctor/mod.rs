@@ -15,7 +15,6 @@
 //! | `bench` | `--bench`: what pinning, hits and copies cost here |
 
 mod bench;
-mod limits;
 mod machine;
 mod memory;
 mod probe;

@@ -16,7 +16,7 @@ use crate::files::{in_file, named};
 use crate::input;
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
-use pinpool_cli::terminal::{Terminal, to_stdout};
+use pinpool_cli::terminal::Terminal;
 
 /// Limits from a ratio are whole multiples of the arena's granule.
 const GRANULE_BYTES: u64 = 2 << 20;
@@ -99,13 +99,13 @@ impl ReplayArgs {
         if self.json {
             for column in &columns {
                 let line = JsonLine { workload: name, column, costs: &costs, pools_merged: workload.pools_merged() };
-                to_stdout(&format!("{}\n", serde_json::to_string(&line)?))?;
+                terminal.print(serde_json::to_string(&line)?)?;
             }
         } else {
             let mut text = format!("{name}: requested at most {} at once\n", Size(workload.peak_requested_bytes()));
             text += &table(&columns.iter().collect::<Vec<_>>());
             text += &costs.line();
-            to_stdout(&text)?;
+            terminal.print(text.trim_end())?;
         }
         Ok(workload.warning.is_none())
     }

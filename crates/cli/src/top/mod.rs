@@ -26,7 +26,7 @@ use crate::series::Series;
 use crate::served::on_host;
 use crate::served::socket::{Objects, first};
 use pinpool_cli::exit::ExitError;
-use pinpool_cli::terminal::{Terminal, one_line, to_stdout};
+use pinpool_cli::terminal::{Terminal, one_line, write_stdout};
 
 pub(crate) use self::session::restore;
 
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
 fn show_target(target: &str, is_json: bool, is_live: bool, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let (object, objects) = first(target, stop)?;
     if is_json {
-        return Ok(to_stdout(&format!("{object}\n"))?);
+        return Ok(write_stdout(|out| writeln!(out, "{object}"))?);
     }
     // A live screen waits for the first pool.
     if is_live {
@@ -88,7 +88,7 @@ fn show_target(target: &str, is_json: bool, is_live: bool, stop: &StopFlag) -> R
         return Err(format!("{target}: the process has no pool now").into());
     }
     let texts: Vec<_> = series.diagnoses.iter().map(|one| text_of(&series, one)).collect();
-    Ok(to_stdout(&texts.join("\n"))?)
+    Ok(write_stdout(|out| out.write_all(texts.join("\n").as_bytes()))?)
 }
 
 /// Diagnosis, statistics and owners of one pool, as the process prints them.
@@ -107,8 +107,8 @@ fn show_host(is_json: bool, is_live: bool, stop: &StopFlag, terminal: &Terminal)
         let text = || overview::of_host(&objects.iter().map(Series::once).collect::<Vec<_>>(), &limits);
         let Some(session) = &mut session else {
             unreadable.iter().for_each(|why| terminal.message(why));
-            let json = || format!("{}\n", serde_json::json!({ "processes": objects, "shared_limits": limits }));
-            to_stdout(&if is_json { json() } else { text() })?;
+            let json = || serde_json::json!({ "processes": objects, "shared_limits": limits });
+            terminal.print(if is_json { json().to_string() } else { text().trim_end().to_owned() })?;
             return if silent.is_empty() { Ok(()) } else { Err(silent.join("; ").into()) };
         };
         silent.extend(unreadable);

@@ -75,19 +75,22 @@ impl Image {
     }
 
     fn decode_with(&self, scratch: &mut Scratch, encoded: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {
-        let Scratch { pixels, resized, resizer } = scratch;
-        let (width, height) = pixels::decode(encoded, self.max_pixels, pixels)?;
-        let is_of_size = (width, height) == (self.width as usize, self.height as usize);
-        match (self.layout, is_of_size) {
-            (Layout::Hwc, false) => self.resize(resizer, pixels, (width, height), into),
-            (Layout::Hwc, true) => copy(pixels, into),
-            (Layout::Chw, true) => planes(pixels, into),
-            (Layout::Chw, false) => {
-                resized.resize(self.len_bytes(), 0);
-                self.resize(resizer, pixels, (width, height), resized)?;
-                planes(resized, into)
-            }
+        if into.len() != self.len_bytes() {
+            return Err(damaged("image", format_args!("{} B do not fit into {} B", self.len_bytes(), into.len())));
         }
+        let Scratch { pixels, resized, resizer } = scratch;
+        let size = pixels::decode(encoded, self.max_pixels, pixels)?;
+        // An image of this size is copied by the resizer.
+        if self.layout == Layout::Hwc {
+            return self.resize(resizer, pixels, size, into);
+        }
+        resized.resize(self.len_bytes(), 0);
+        self.resize(resizer, pixels, size, resized)?;
+        for (channel, plane) in into.chunks_exact_mut(resized.len() / CHANNELS).enumerate() {
+            let values = resized.chunks_exact(CHANNELS).map(|pixel| pixel[channel]);
+            plane.iter_mut().zip(values).for_each(|(to, value)| *to = value);
+        }
+        Ok(())
     }
 
     fn resize(
@@ -124,29 +127,6 @@ impl Decode for Image {
             decoded
         })
     }
-}
-
-fn copy(pixels: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {
-    check_length(pixels, into)?;
-    into.copy_from_slice(pixels);
-    Ok(())
-}
-
-/// One channel after the other.
-fn planes(pixels: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {
-    check_length(pixels, into)?;
-    for (channel, plane) in into.chunks_exact_mut(pixels.len() / CHANNELS).enumerate() {
-        let values = pixels.chunks_exact(CHANNELS).map(|pixel| pixel[channel]);
-        plane.iter_mut().zip(values).for_each(|(to, value)| *to = value);
-    }
-    Ok(())
-}
-
-fn check_length(pixels: &[u8], into: &[u8]) -> Result<(), DecodeError> {
-    if pixels.len() == into.len() {
-        return Ok(());
-    }
-    Err(damaged("image", format_args!("{} B do not fit into {} B", pixels.len(), into.len())))
 }
 
 #[cfg(test)]

@@ -1,16 +1,15 @@
 //! Traces as text: the operations, the counts of a workload, and line numbers in errors.
 
 use pinpool::unstable::Rounding;
-use pinpool_replay::{Event, Record, TraceError, TraceHeader, TraceReader, Workload};
+use pinpool_replay::{Event, Record, Trace, TraceError, TraceHeader, Workload};
 
-fn read(text: &'static str) -> Result<(TraceHeader, Vec<Record>), TraceError> {
-    let mut reader = TraceReader::new(text.as_bytes())?;
-    let records = reader.by_ref().collect::<Result<_, _>>()?;
-    Ok((reader.header.clone(), records))
+fn read(text: &str) -> Result<(TraceHeader, Vec<Record>), TraceError> {
+    let trace = Trace::read(text.as_bytes())?;
+    Ok((trace.header, trace.records))
 }
 
-fn workload(text: &'static str) -> Result<Workload, TraceError> {
-    Workload::read(&mut TraceReader::new(text.as_bytes())?)
+fn workload(text: &str) -> Result<Workload, TraceError> {
+    Workload::of_trace(Trace::read(text.as_bytes())?)
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::{Pool, Preset};
-use pinpool_replay::{Replay, ReplayReport, SourceKind, TraceReader, Workload};
+use pinpool_replay::{Replay, ReplayReport, SourceKind, Trace, Workload};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -24,7 +24,7 @@ fn named(name: &str) -> Workload {
 }
 
 fn written(text: &str) -> Workload {
-    Workload::read(&mut TraceReader::new(std::io::Cursor::new(text.to_owned())).unwrap()).unwrap()
+    Workload::of_trace(Trace::read(text.as_bytes()).unwrap()).unwrap()
 }
 
 fn play(text: &str, replay: &Replay) -> ReplayReport {

@@ -22,7 +22,7 @@ fn create(out: Out<usize>, flags: u32) -> Outcome {
     }
     let mut streams = lock_streams();
     let number = streams.open(context, Some(flags))?;
-    out.put(streams.handles.assign(number))
+    out.put(streams.assign_handle(number))
 }
 
 driver_call! { Device fn cuStreamCreate(out: Out<usize>, flags: u32) {
@@ -41,7 +41,7 @@ driver_call! { Device fn cuStreamDestroy_v2(handle: usize) {
         Some(stream) if stream.created.is_some() => {
             stream.closing = true;
             stream.worker.notify_all();
-            streams.handles.free(number);
+            streams.handles.remove(&handle);
             Ok(())
         }
         _ => Err(Code::INVALID_HANDLE),

@@ -37,31 +37,6 @@ const PER_THREAD: usize = 2;
 const FIRST_HANDLE: usize = 0x5000_0000;
 const HANDLE_STEP: usize = 0x10;
 
-/// The number of the stream that each handle represents, in the order of the handles.
-#[derive(Default)]
-struct Handles(Vec<Option<usize>>);
-
-impl Handles {
-    /// The number behind a handle.
-    fn number(&self, handle: usize) -> Option<usize> {
-        let offset = handle.checked_sub(FIRST_HANDLE).filter(|offset| offset.is_multiple_of(HANDLE_STEP))?;
-        self.0.get(offset / HANDLE_STEP).copied().flatten()
-    }
-
-    /// The first free handle, for a stream of this number.
-    fn assign(&mut self, number: usize) -> usize {
-        let unused = self.0.iter().position(Option::is_none).unwrap_or(self.0.len());
-        self.0.resize(self.0.len().max(unused + 1), None);
-        self.0[unused] = Some(number);
-        FIRST_HANDLE + unused * HANDLE_STEP
-    }
-
-    /// Frees the handle of this stream.
-    fn free(&mut self, number: usize) {
-        self.0.iter_mut().filter(|known| **known == Some(number)).for_each(|known| *known = None);
-    }
-}
-
 /// What a worker does, without a lock. Shared, since a graph repeats it. An error is a sticky device fault.
 pub(crate) type Work = Arc<dyn Fn() -> Outcome + Send + Sync>;
 
@@ -82,11 +57,11 @@ pub(crate) struct Ticket {
     number: u64,
 }
 
-/// The result of an enqueue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Operations that were enqueued.
+#[derive(Clone)]
 pub(crate) enum Enqueued {
-    /// It will run.
-    Live(Ticket),
+    /// They will run: on one stream, or the running work of a whole context.
+    Live(Vec<Ticket>),
     /// The stream is capturing: the operation is recorded in that graph.
     Captured(u64),
 }
@@ -125,7 +100,8 @@ pub(crate) struct Streams {
     /// The legacy stream of a context, and the one of a thread in it.
     defaults: Vec<(usize, Option<ThreadId>, usize)>,
     created: usize,
-    handles: Handles,
+    /// The number of the stream that each handle represents.
+    handles: BTreeMap<usize, usize>,
     hold_all: bool,
     lost: Option<Code>,
     pub(crate) captures: Captures,
@@ -153,6 +129,14 @@ impl Streams {
         let builder = thread::Builder::new().name(format!("stream {handle}"));
         builder.spawn(move || work(handle, &waiters)).map_err(|_| Code::OUT_OF_MEMORY)?;
         Ok(handle)
+    }
+
+    /// The first free handle, for a stream of this number.
+    fn assign_handle(&mut self, number: usize) -> usize {
+        let mut handles = (FIRST_HANDLE..).step_by(HANDLE_STEP);
+        let unused = handles.find(|handle| !self.handles.contains_key(handle)).unwrap_or(FIRST_HANDLE);
+        self.handles.insert(unused, number);
+        unused
     }
 
     fn default_stream(&mut self, context: usize, thread: Option<ThreadId>) -> Result<usize, Code> {
@@ -245,7 +229,8 @@ impl Streams {
         self.wake_dependents();
     }
 
-    fn lose(&mut self, code: Code) {
+    /// Every later call of kind `Device` or `Enqueue` fails with this code.
+    pub(crate) fn lose(&mut self, code: Code) {
         self.lost.get_or_insert(code);
         self.by_number.values_mut().for_each(|stream| stream.ops.clear());
         CALLERS.notify_all();
@@ -309,7 +294,7 @@ pub(crate) fn resolve(handle: usize) -> Result<usize, Code> {
     match handle {
         LEGACY | LEGACY_BY_NAME => streams.default_stream(context?, None),
         PER_THREAD => streams.default_stream(context?, Some(thread::current().id())),
-        _ => streams.handles.number(handle).ok_or_else(|| {
+        _ => streams.handles.get(&handle).copied().ok_or_else(|| {
             drop(streams);
             counts::misused(format!("use of stream {handle:#x}, which does not exist or is destroyed"));
             Code::INVALID_HANDLE
@@ -327,7 +312,7 @@ pub(crate) fn enqueue(stream: usize, op: Op) -> Result<Enqueued, Code> {
     for ticket in streams.implicit_dependencies(stream) {
         streams.push(stream, Op::WaitFor(ticket))?;
     }
-    streams.push(stream, op).map(Enqueued::Live)
+    streams.push(stream, op).map(|ticket| Enqueued::Live(vec![ticket]))
 }
 
 /// The context of a stream.
@@ -338,16 +323,14 @@ pub(crate) fn context_of(stream: usize) -> Result<usize, Code> {
 /// Tickets for the running work of a context, one for each stream. Fails while a stream captures, and invalidates that capture.
 pub(crate) fn tickets_of(context: usize) -> Result<Vec<Ticket>, Code> {
     let mut streams = lock_streams();
-    let of_context: Vec<usize> =
-        streams.by_number.iter().filter(|(_, stream)| stream.context == context).map(|(&number, _)| number).collect();
-    let captures = |number: &usize| streams.captures.members().any(|member| member == number);
-    let capturing: Vec<usize> = of_context.iter().copied().filter(captures).collect();
-    if !capturing.is_empty() {
-        capturing.into_iter().for_each(|number| streams.captures.invalidate(number));
-        return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
+    let of_context = |number: &usize| streams.by_number.get(number).is_some_and(|stream| stream.context == context);
+    let capturing: Vec<usize> = streams.captures.members().copied().filter(of_context).collect();
+    if capturing.is_empty() {
+        let last = streams.by_number.keys().copied().filter(of_context).map(|number| streams.last(number));
+        return Ok(last.filter(|&ticket| !streams.is_complete(ticket)).collect());
     }
-    let last = of_context.into_iter().map(|number| streams.last(number));
-    Ok(last.filter(|&ticket| !streams.is_complete(ticket)).collect())
+    capturing.into_iter().for_each(|number| streams.captures.invalidate(number));
+    Err(Code::STREAM_CAPTURE_UNSUPPORTED)
 }
 
 /// Returns whether this operation is complete.
@@ -395,7 +378,7 @@ pub(crate) fn close_of(context: usize, ends_work: bool) {
     for (&number, stream) in streams.by_number.iter_mut().filter(|(_, stream)| stream.context == context) {
         // The next context may get the same handle.
         (stream.closing, stream.created, stream.context) = (true, None, 0);
-        streams.handles.free(number);
+        streams.handles.retain(|_, known| *known != number);
         streams.captures.end_of(number);
         if ends_work {
             stream.ops.clear();
@@ -411,7 +394,7 @@ pub(crate) fn close_of(context: usize, ends_work: bool) {
 /// Closes or opens the gate of one stream, by its handle or its number; 0 is the gate of all. Returns its number.
 pub(crate) fn hold(stream: usize, held: bool) -> usize {
     let mut streams = lock_streams();
-    let number = streams.handles.number(stream).unwrap_or(stream);
+    let number = streams.handles.get(&stream).copied().unwrap_or(stream);
     if number == LEGACY {
         streams.hold_all = held;
     } else if let Some(stream) = streams.by_number.get_mut(&number) {
@@ -419,11 +402,6 @@ pub(crate) fn hold(stream: usize, held: bool) -> usize {
     }
     streams.wake_all_workers();
     number
-}
-
-/// Every later call of kind `Device` or `Enqueue` fails with this code.
-pub(crate) fn lose(code: Code) {
-    lock_streams().lose(code);
 }
 
 /// Opens every gate, drops captures, repairs the device and waits for all work.

@@ -1,10 +1,10 @@
 //! Traces: read and replayed.
 
-use std::io::{BufReader, Cursor, Write as _};
+use std::io::{BufReader, Write as _};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use pinpool_replay::{Event, Record, Replay, SourceKind, TraceError, TraceHeader, TraceReader, Workload};
+use pinpool_replay::{Event, Replay, SourceKind, Trace, TraceError, Workload};
 
 use super::written;
 
@@ -12,31 +12,15 @@ use super::written;
 const MOST_GETS: u64 = 2000;
 const LONGEST_US: u64 = 2_000_000_000;
 
-/// Records that are read of a trace with many repetitions.
-const MOST_RECORDS: usize = 10_000;
-
-type Trace = (TraceHeader, Vec<Record>);
-
-fn read(mut reader: TraceReader) -> Result<Trace, TraceError> {
-    let records = reader.by_ref().take(MOST_RECORDS).collect::<Result<_, _>>()?;
-    Ok((reader.header.clone(), records))
-}
-
-fn reader(data: &[u8]) -> Result<TraceReader, TraceError> {
-    TraceReader::new(Cursor::new(data.to_vec()))
-}
-
 /// A workload has the requests of its trace; an error names its line, which exists.
 pub(crate) fn text(data: &[u8]) {
-    let workload = reader(data).and_then(|mut reader| Workload::read(&mut reader));
-    match (reader(data).and_then(read), workload) {
-        (Ok((_, records)), workload) if records.len() < MOST_RECORDS => {
-            let gets = records.iter().filter(|record| matches!(record.event, Event::Get { bytes: 1.., .. })).count();
-            assert_eq!(workload.expect("its records were read").gets, gets as u64);
+    match Trace::read(data) {
+        Ok(trace) => {
+            let gets =
+                trace.records.iter().filter(|record| matches!(record.event, Event::Get { bytes: 1.., .. })).count();
+            assert_eq!(Workload::of_trace(trace).expect("it was read").gets, gets as u64);
         }
-        (Err(error), Err(_)) | (Ok(_), Err(error)) => names_a_line_of(data, &error),
-        (Ok(_), Ok(_)) => {}
-        (Err(error), Ok(_)) => panic!("{error}, but it is a workload"),
+        Err(error) => names_a_line_of(data, &error),
     }
 }
 
@@ -51,7 +35,7 @@ fn names_a_line_of(data: &[u8], error: &TraceError) {
 pub(crate) fn file(data: &[u8]) {
     let Some((&[how, low, high], text)) = data.split_first_chunk() else { return };
     if how % 3 == 0 {
-        let _ = TraceReader::open(&written("trace", text)).and_then(read);
+        let _ = Trace::open(&written("trace", text));
         return;
     }
     let mut compressed = Vec::new();
@@ -63,8 +47,8 @@ pub(crate) fn file(data: &[u8]) {
         compressed.extend(encoder.finish().expect("memory"));
     }
     if how % 3 == 1 {
-        let opened = TraceReader::open(&written("trace.gz", &compressed)).and_then(read);
-        let plain = TraceReader::new(BufReader::new(Cursor::new(text.to_vec()))).and_then(read);
+        let opened = Trace::open(&written("trace.gz", &compressed));
+        let plain = Trace::read(BufReader::new(text));
         match (opened, plain) {
             (Ok(opened), Ok(plain)) => assert_eq!(opened, plain),
             (opened, plain) => assert_eq!(opened.map_err(as_text), plain.map_err(as_text)),
@@ -76,7 +60,7 @@ pub(crate) fn file(data: &[u8]) {
         } else {
             compressed.truncate(at);
         }
-        let _ = TraceReader::open(&written("trace.gz", &compressed)).and_then(read);
+        let _ = Trace::open(&written("trace.gz", &compressed));
     }
 }
 
@@ -87,7 +71,7 @@ fn as_text(error: TraceError) -> String {
 /// A short workload under both presets and both kinds of memory, with and without a limit: replayed twice it has the same
 /// outcome, and its printed bound each other.
 pub(crate) fn replay(data: &[u8]) {
-    let Ok(workload) = reader(data).and_then(|mut reader| Workload::read(&mut reader)) else { return };
+    let Ok(workload) = Trace::read(data).and_then(Workload::of_trace) else { return };
     if workload.gets > MOST_GETS || workload.duration_us > LONGEST_US {
         return;
     }

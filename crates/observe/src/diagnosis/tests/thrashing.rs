@@ -1,0 +1,106 @@
+//! Memory that is pinned or carved again and again.
+
+use super::*;
+
+#[test]
+fn repeated_pinning_and_unpinning_is_thrashing_but_a_burst_is_not() {
+    let mut run = Run::new();
+    run.window(|of| of.held_bytes = GIB);
+    let again = |of: &mut Snapshot| {
+        (of.pinned_bytes, of.unpinned_bytes) = (of.pinned_bytes + 2 * GIB, of.unpinned_bytes + 2 * GIB);
+    };
+    assert_eq!(run.cause(again), Cause::Healthy, "a burst");
+    let line = run.logged(again).unwrap();
+    assert!(line.starts_with("thrashing: 2.0GiB pinned and unpinned to hold 1.0GiB; raise "), "{line}");
+}
+
+#[test]
+fn misses_of_evicted_buffers_are_thrashing_and_the_limit_is_named() {
+    let mut run = Run::new();
+    run.now.pool_size_limit = Some(100);
+    let evicting = |recurring: u64| {
+        move |of: &mut Snapshot| {
+            (of.misses, of.evicted, of.recurring) = (of.misses + 300, of.evicted + 250, recurring);
+        }
+    };
+    // The recurring buffers, and no more than the evicted ones.
+    assert_eq!(run.window(evicting(120)).setting, Some(("PINPOOL_POOL_SIZE_LIMIT", 120)));
+    let diagnosis = run.window(evicting(9000));
+    assert_eq!((diagnosis.cause, diagnosis.setting), (Cause::Thrashing, Some(("PINPOOL_POOL_SIZE_LIMIT", 350))));
+    assert_eq!(diagnosis.found, "300 of 1000 requests missed evicted buffers");
+}
+
+#[test]
+fn sizes_that_never_recur_are_an_alarm_only_if_they_cost_time() {
+    let mut run = Run::new();
+    run.window(|of| of.held_bytes = GIB);
+    let varied = |of: &mut Snapshot| (of.misses, of.new_lengths) = (of.misses + 980, of.new_lengths + 970);
+    let diagnosis = run.window(varied);
+    assert_eq!((diagnosis.cause, diagnosis.is_alarm), (Cause::SizesNeverRecur, false));
+    let diagnosis = run.window(|of| {
+        varied(of);
+        of.moving_ns += 600_000_000;
+    });
+    assert!(diagnosis.is_alarm, "{diagnosis}");
+}
+
+#[test]
+fn recurring_sizes_are_healthy_unless_calls_take_time() {
+    let mut run = Run::new();
+    run.window(|of| of.held_bytes = GIB);
+    assert_eq!(run.cause(|of| of.misses += 980), Cause::Healthy);
+    let diagnosis = run.window(|of| {
+        of.misses += 980;
+        of.moving_ns += 600_000_000;
+    });
+    assert_eq!((diagnosis.cause, diagnosis.is_alarm), (Cause::Thrashing, true));
+    assert_eq!(diagnosis.advice.as_deref(), Some("raise PINPOOL_MAX_BYTES, or batch to fewer sizes"));
+    // Memory that was idle and released is pinned again.
+    run.window(|of| of.held_bytes = GIB / 8);
+    let again = |of: &mut Snapshot| {
+        (of.held_bytes, of.misses) = (GIB, of.misses + 980);
+        of.pinning_ns += 6_000_000_000;
+    };
+    assert_eq!(run.cause(again), Cause::Healthy);
+}
+
+#[test]
+fn repinning_every_half_minute_is_thrashing_if_it_costs_a_fiftieth_of_the_time() {
+    let causes = |ns: u64| {
+        let mut run = Run::new();
+        let window = |n: u64| {
+            run.window(|of| match n % 3 {
+                0 => {
+                    (of.pinned_bytes, of.pinning_ns) = (of.pinned_bytes + GIB / 2, of.pinning_ns + ns);
+                    // An evaluation of mostly new buffers, which the pool holds for less than the window.
+                    (of.misses, of.most_held_bytes) = (of.misses + 700, GIB * 3 / 4);
+                }
+                2 => of.unpinned_bytes += GIB / 2,
+                _ => {}
+            })
+        };
+        (0..12).map(window).collect::<Vec<_>>()
+    };
+    let all = causes(1_900_000_000);
+    let last = all.last().unwrap();
+    assert_eq!(last.found, "512.0MiB unpinned and pinned again 3 times in 110.0s, at 1.9s each time");
+    // Before it has happened twice, nothing is wrong: no other sizes took the memory, and no limit is near.
+    assert!(all.iter().all(|one| !one.is_alarm || one.found.contains("pinned again")), "{all:?}");
+    // Only the memory that the evaluations hold at their peak ends the pin calls.
+    assert_eq!(last.advice.as_deref(), Some("set PINPOOL_RESERVE to 768.0MiB, so that this memory stays pinned"));
+    assert_eq!(last.setting, Some(("PINPOOL_RESERVE", GIB * 3 / 4)));
+    assert!(causes(10_000_000).iter().all(|diagnosis| diagnosis.cause != Cause::Thrashing));
+}
+
+#[test]
+fn repinning_within_each_window_is_thrashing_although_less_is_pinned_than_is_held() {
+    let mut run = Run::new();
+    run.window(|of| (of.held_bytes, of.pinned_bytes) = (GIB, GIB));
+    let again = |of: &mut Snapshot| {
+        (of.pinned_bytes, of.unpinned_bytes) = (of.pinned_bytes + GIB * 3 / 4, of.unpinned_bytes + GIB * 3 / 4);
+        of.pinning_ns += 2_000_000_000;
+    };
+    let causes: Vec<_> = (0..3).map(|_| run.cause(again)).collect();
+    // The memory that a single cycle pins again may belong to two windows.
+    assert_eq!(causes, [Cause::Healthy, Cause::Healthy, Cause::Thrashing]);
+}
