@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 514),
     ("src/unstable", 53),
-    ("tests", 38614),
-    ("sum of code and tests", 78951),
+    ("tests", 38596),
+    ("sum of code and tests", 78706),
 ];
 
 /// Bytes of all Markdown files.
