@@ -35,8 +35,8 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// The device number `ordinal`, on which this creates nothing: the one that this process has found before. After a reset of the device it is another object,
-    /// since the pools of the old one have lost their memory.
+    /// The device number `ordinal`, the one that this process has found before; creates nothing on it. After a reset of the device it
+    /// is another object, since the pools of the old one have lost their memory.
     pub(crate) fn find(ordinal: u32) -> Result<Arc<Self>, SourceError> {
         if !super::is_present() {
             return Err(SourceError::new("dlopen", "no CUDA driver (libcuda.so.1) on this machine"));

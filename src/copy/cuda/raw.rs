@@ -2,8 +2,8 @@
 //! frameworks.
 //!
 //! The driver returns the context of a stream. A green context can be current on one thread at a time, so its streams are served
-//! through the primary context of the device, where they have a handle too, except for its default streams. The context of an event is unknown, so the wait for it is enqueued in the context that
-//! is current on the thread; a stream may wait for an event of any context.
+//! through the primary context of the device. Its default streams have no handle there and are refused. The context of an event is
+//! unknown, so the wait for it is enqueued in the context that is current on the thread; a stream may wait for an event of any context.
 //!
 //! This module refuses a call only before anything is enqueued.
 #![allow(unsafe_code)] // Calls the driver.
