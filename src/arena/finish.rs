@@ -12,37 +12,32 @@ impl Arena {
         self.planned_bytes -= plan.claim_bytes;
         let is = |step: usize, outcome| outcomes.get(step) == Some(&outcome);
         let granted = (0..plan.steps.len()).all(|step| is(step, StepOutcome::Made));
-        let mut hull = plan.buffer;
         // What a plan without a buffer commits or moves is idle, as old as the oldest of it (policy-R13).
-        let oldest_us = plan.idle_before.iter().map(|run| run.since_us).min().unwrap_or(now_us);
-        let mut not_free: Vec<Extent> = plan.buffer.filter(|_| granted).into_iter().collect();
+        let oldest_us = plan.idle_before.iter().map(|run| run.since_us).min();
+        let since_us = oldest_us.filter(|_| plan.buffer.is_none()).unwrap_or(now_us);
+        // What was committed of the buffer before.
+        let mut rest: Vec<Extent> = plan.buffer.into_iter().collect();
         for (index, &step) in plan.steps.iter().enumerate() {
             let made = is(index, StepOutcome::Made);
-            match step {
-                Step::Commit { extent } => self.finish_target(extent, made, oldest_us, &mut hull, &mut not_free),
+            let target = match step {
+                Step::Commit { extent } => extent,
                 Step::Remap { from, to } => {
-                    let gone = made || is(index, StepOutcome::Lost);
-                    self.finish_source(from, gone, now_us);
-                    self.finish_target(to, made, oldest_us, &mut hull, &mut not_free);
+                    self.finish_source(from, made || is(index, StepOutcome::Lost), now_us);
+                    to
                 }
-                Step::Decommit { extent } => self.finish_source(extent, made, now_us),
-            }
+                Step::Decommit { extent } => {
+                    self.finish_source(extent, made, now_us);
+                    continue;
+                }
+            };
+            self.finish_target(target, made, since_us);
+            rest = rest.into_iter().flat_map(|part| part.without(target)).flatten().collect();
         }
-        if !granted {
+        rest.into_iter().for_each(|part| self.add_hole(part, now_us));
+        if let Some(buffer) = plan.buffer.filter(|_| granted) {
+            self.take_free(buffer, |_| ());
+        } else {
             self.stats.live_bytes -= plan.buffer.map_or(0, Extent::bytes);
-        }
-        not_free.sort_unstable();
-        let mut rest = hull;
-        for extent in not_free {
-            let Some(before) = rest else { break };
-            let [left, right] = before.without(extent);
-            if let Some(left) = left {
-                self.add_hole(left, now_us);
-            }
-            rest = right;
-        }
-        if let Some(last) = rest {
-            self.add_hole(last, now_us);
         }
         if !granted {
             // Granules that are idle again get their old age back, except those that failed to decommit: they are idle
@@ -68,30 +63,16 @@ impl Arena {
     }
 
     /// Granules that a plan committed or remapped into, or failed to.
-    fn finish_target(
-        &mut self,
-        extent: Extent,
-        committed: bool,
-        idle_since_us: u64,
-        hull: &mut Option<Extent>,
-        not_free: &mut Vec<Extent>,
-    ) {
+    fn finish_target(&mut self, extent: Extent, committed: bool, since_us: u64) {
         self.stats.transit_bytes -= extent.bytes();
         if committed {
             let held_bytes = self.held_bytes(extent.bytes());
             self.stats.committed_bytes += extent.bytes();
             self.stats.mappings += self.mappings(extent);
             self.stats.overhead_bytes += held_bytes - extent.bytes();
-            if hull.is_none() {
-                self.add_hole(extent, idle_since_us);
-            }
+            self.add_hole(extent, since_us);
         } else {
             self.set_uncommitted(extent);
-            not_free.push(extent);
-        }
-        if let Some(hull) = hull {
-            hull.start = hull.start.min(extent.start);
-            hull.end = hull.end.max(extent.end);
         }
     }
 

@@ -96,9 +96,7 @@ impl Arena {
         let mut idle_before = Vec::new();
         // The rest of the buffer is uncommitted.
         for part in self.holes[HoleSet::Shared as usize].within(buffer) {
-            if let Some(hole) = self.holes[HoleSet::Shared as usize].around(part) {
-                self.take(HoleSet::Shared, hole, part, |run| idle_before.push(run));
-            }
+            self.take_free(part, |run| idle_before.push(run));
         }
         let surplus_bytes = self.surplus(&origins, limits);
         if let (Some(last), Some(group)) = (targets.last_mut(), origins.by_size.last_mut()) {

@@ -318,6 +318,16 @@ impl Arena {
         }
     }
 
+    /// Takes `part`, which is free, out of its hole, as [`take`](Self::take) does.
+    fn take_free(&mut self, part: Extent, idle_before: impl FnMut(IdleRun)) {
+        let set = self.range_of(part.ptr()).map(|range| range.set);
+        if let Some((set, hole)) = set.and_then(|set| Some((set, self.holes[set as usize].around(part)?))) {
+            self.take(set, hole, part, idle_before);
+        } else {
+            debug_assert!(false, "{part:?} is not in a hole");
+        }
+    }
+
     /// Takes `part` of `hole` out of the holes and the idle granules; passes the latter to `idle_before`.
     fn take(&mut self, set: HoleSet, hole: Extent, part: Extent, idle_before: impl FnMut(IdleRun)) {
         self.holes[set as usize].cut(hole, part);

@@ -137,7 +137,7 @@ impl CompletionFuture {
         // The reminder of the last poll may have another waker.
         self.reminder = None;
         // A failure is an end as well.
-        let condition = Box::new(move || !matches!(is_complete(&*fence), Ok(false)));
+        let condition = Box::new(move || !matches!(is_complete(&fence), Ok(false)));
         self.reminder = MaintenanceThread::of_process().remind(None, Some(condition), waker).ok();
         if self.reminder.is_none() {
             waker.wake_by_ref();

@@ -92,53 +92,31 @@ pub(super) struct FenceFailure {
     pub(super) is_final: bool,
 }
 
-/// Queries a fence, which may be a user's. A panic counts as a failure, so that nothing but the memory is lost.
-pub(super) fn query(fence: &dyn Fence) -> Result<bool, FenceFailure> {
-    match caught(|| fence.is_complete()) {
+/// Queries fences, which may be a user's: are all complete? The failure of one outweighs the others (in-flight-I2). A panic counts
+/// as a failure, so that nothing but the memory is lost.
+pub(super) fn query(fences: &[SharedFence]) -> Result<bool, FenceFailure> {
+    match caught(|| fences.iter().try_fold(true, |all, fence| Ok(fence.is_complete()? && all))) {
         Some(answer) => answer.map_err(|error| FenceFailure { error, is_final: false }),
         None => Err(FenceFailure { error: Error::device_failed("the fence of a copy panicked"), is_final: true }),
     }
 }
 
 /// Queries a fence as [`query`] does, for callers that treat all failures alike.
-pub(crate) fn is_complete(fence: &dyn Fence) -> Result<bool> {
-    query(fence).map_err(|failure| failure.error)
+pub(crate) fn is_complete(fence: &SharedFence) -> Result<bool> {
+    query(std::slice::from_ref(fence)).map_err(|failure| failure.error)
 }
 
-/// Several fences as one: the failure of one outweighs the others (in-flight-I2).
-#[derive(Debug)]
-struct AllOf(Fences);
-
-// SAFETY: complete once each of them is.
-#[allow(unsafe_code)]
-unsafe impl Fence for AllOf {
-    fn is_complete(&self) -> Result<bool> {
-        self.0.iter().try_fold(true, |all, fence| Ok(fence.is_complete()? && all))
-    }
-
-    fn wait(&self) -> Result<()> {
-        self.0.iter().try_for_each(|fence| fence.wait())
-    }
-
-    fn is_complete_by_load(&self) -> Option<bool> {
-        // A single pending fence decides.
-        let known = self.0.iter().try_fold(true, |all, fence| match fence.is_complete_by_load() {
-            Some(false) => Err(()),
-            known => Ok(all && known.is_some()),
-        });
-        known.map_or(Some(false), |all| all.then_some(true))
-    }
-}
-
-/// One fence for all of `fences`.
-pub(super) fn all_of(mut fences: Fences) -> SharedFence {
-    match fences.pop() {
-        Some(fence) if fences.is_empty() => fence,
-        last => {
-            fences.extend(last);
-            Arc::new(AllOf(fences))
+/// Returns whether all fences are complete, if loads can tell. A single pending fence decides.
+pub(super) fn are_complete_by_load(fences: &[SharedFence]) -> Option<bool> {
+    let mut all = Some(true);
+    for fence in fences {
+        match fence.is_complete_by_load() {
+            Some(false) => return Some(false),
+            Some(true) => {}
+            None => all = None,
         }
     }
+    all
 }
 
 /// The identity of a fence's stream, unknown if the fence panics.
@@ -146,8 +124,8 @@ pub(super) fn stream_id_of(fence: &dyn Fence) -> Option<StreamId> {
     caught(|| fence.stream_id()).flatten()
 }
 
-/// Drops a fence that is not needed any more. A panic is ignored: the memory is safe without it.
-pub(super) fn discard(fence: SharedFence) {
+/// Drops a fence, or several, that is not needed any more. A panic is ignored: the memory is safe without it.
+pub(super) fn discard<F>(fence: F) {
     caught(|| drop(fence)).unwrap_or_default();
 }
 
@@ -258,7 +236,7 @@ impl CopyFences {
             if each.kind == AccessKind::Lent {
                 each.kind = AccessKind::Returned;
             }
-            is_complete(&*each.fence).unwrap_or_else(|error| {
+            is_complete(&each.fence).unwrap_or_else(|error| {
                 first_failure.get_or_insert(error);
                 false
             })

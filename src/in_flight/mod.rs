@@ -45,7 +45,7 @@ mod queues;
 pub(crate) use fence::WorkId;
 pub(crate) use fence::{CopyFences, Fences, SharedFence, is_complete};
 pub use fence::{Fence, StreamId};
-use fence::{FenceFailure, all_of, discard, query, stream_id_of};
+use fence::{FenceFailure, are_complete_by_load, discard, query, stream_id_of};
 use queues::{Candidate, PendingCopy, Queue, Queues};
 pub(crate) use queues::{PendingGroup, QueryScope};
 
@@ -54,18 +54,10 @@ pub(crate) use queues::{PendingGroup, QueryScope};
 pub(crate) struct InFlight<T> {
     /// Held while items move; no fence is called under it.
     queues: Mutex<Queues<T>>,
-    /// Items in the queues or quarantined (in-flight-I4). Changes under the lock, as the others do, and is read without it.
+    /// Items in the queues or quarantined (in-flight-I4). Changes under the lock, as the other does, and is read without it.
     held: AtomicU64,
     /// Items that are quarantined.
     quarantined: AtomicU64,
-    /// Bytes in the queues.
-    bytes: AtomicU64,
-}
-
-/// Permits one thread to query a queue, until this is dropped.
-struct QueueClaim<'a, T> {
-    in_flight: &'a InFlight<T>,
-    key: u64,
 }
 
 /// The result of a sweep.
@@ -89,22 +81,13 @@ pub(crate) struct Ended<T> {
     pub(crate) failed: Vec<T>,
 }
 
-/// Quarantined items with a fence that was queried again.
-#[derive(Debug)]
-pub(crate) struct Requeried<T> {
-    /// Items with completed copies.
-    pub(crate) completed: Vec<T>,
-    /// Items with a fence that is not queried again.
-    pub(crate) lost: Vec<T>,
-}
-
 /// An item with a fence that failed.
 #[derive(Debug)]
 pub(crate) struct FailedItem<T> {
     pub(crate) item: T,
     pub(crate) error: Error,
     /// To be queried again; `None` if that is useless.
-    pub(crate) fence: Option<SharedFence>,
+    pub(crate) fences: Option<Fences>,
 }
 
 impl<T> InFlight<T> {
@@ -117,29 +100,21 @@ impl<T> InFlight<T> {
                 has_ended: false,
             }),
             held: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
             quarantined: AtomicU64::new(0),
         }
     }
 
     /// Keeps `item` until all `fences` are complete.
     pub(crate) fn insert(&self, item: T, bytes: u64, fences: Fences, now_us: u64) {
-        let fence = all_of(fences);
-        let stream = stream_id_of(&*fence).map(StreamId::number);
+        // The stream of several fences is unknown.
+        let stream = if let [fence] = &*fences { stream_id_of(&**fence).map(StreamId::number) } else { None };
         let mut queues = self.queues.lock();
         queues.last_number += 1;
         let number = queues.last_number;
-        let copy = PendingCopy { number, item, bytes, fence, stream, since_us: now_us, is_reported_stuck: false };
+        let copy = PendingCopy { number, item, bytes, fences, stream, since_us: now_us, is_reported_stuck: false };
         queues.enqueue(stream.unwrap_or(!number), copy);
         // Relaxed, here and below: as in `held`.
         self.held.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Counts items that leave the queues. Their lock is held.
-    fn uncount(&self, items: u64, bytes: u64) {
-        self.held.fetch_sub(items, Ordering::Relaxed);
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Items in flight.
@@ -164,8 +139,7 @@ impl<T> InFlight<T> {
 
     /// Bytes in flight.
     pub(crate) fn bytes(&self) -> u64 {
-        // Relaxed: a statistic.
-        self.bytes.load(Ordering::Relaxed)
+        self.queues.lock().queues.iter().flat_map(|queue| &queue.copies).map(|copy| copy.bytes).sum()
     }
 
     pub(crate) fn fill(&self, stats: &mut Stats) {
@@ -223,17 +197,15 @@ impl<T> InFlight<T> {
     /// Returns the completed items. Skips the queues that other threads are querying.
     pub(crate) fn sweep(&self, scope: QueryScope) -> Swept<T> {
         let mut swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
-        let (mut fences, mut pending) = (SmallVec::<[SharedFence; 8]>::new(), SmallVec::<[u64; 4]>::new());
-        let mut bytes = 0;
+        let (mut fences, mut pending) = (SmallVec::<[Fences; 8]>::new(), SmallVec::<[u64; 4]>::new());
         let mut queues = self.queues.lock();
         for queue in &mut queues.queues {
             while let Some(copy) = queue.copies.front() {
-                let known = copy.fence.is_complete_by_load();
+                let known = are_complete_by_load(&copy.fences);
                 if known == Some(true)
                     && let Some(copy) = queue.copies.pop_front()
                 {
-                    bytes += copy.bytes;
-                    fences.push(copy.fence);
+                    fences.push(copy.fences);
                     swept.completed.push(copy.item);
                     continue;
                 }
@@ -241,102 +213,142 @@ impl<T> InFlight<T> {
                 break;
             }
         }
-        if !swept.completed.is_empty() {
-            self.uncount(swept.completed.len() as u64, bytes);
-        }
+        self.held.fetch_sub(swept.completed.len() as u64, Ordering::Relaxed);
         drop(queues);
         fences.into_iter().for_each(discard);
         for key in pending {
-            if let Some((claim, first)) = self.claim(key) {
-                claim.sweep(first, scope, &mut swept);
+            if let Some(first) = self.claim(key) {
+                self.sweep_queue(key, first, scope, &mut swept);
+                self.end_claim(key);
             }
         }
         swept
     }
 
-    /// Claims a queue, with its first candidate; `None` if it is empty, or another thread has claimed it.
-    fn claim(&self, key: u64) -> Option<(QueueClaim<'_, T>, Candidate)> {
+    /// Permits one thread to query a queue, until [`end_claim`](Self::end_claim). Returns its first candidate; `None` if it is
+    /// empty, or another thread has claimed it.
+    fn claim(&self, key: u64) -> Option<Candidate> {
         let mut queues = self.queues.lock();
         let queue = queues.find(key).filter(|queue| !queue.is_claimed)?;
         let first = queue.head()?;
         queue.is_claimed = true;
-        Some((QueueClaim { in_flight: self, key }, first))
+        Some(first)
+    }
+
+    fn end_claim(&self, key: u64) {
+        if let Some(queue) = self.queues.lock().find(key) {
+            queue.is_claimed = false;
+        }
+    }
+
+    /// Queries a claimed queue from its `first` candidate on. Fences that panic are caught.
+    fn sweep_queue(&self, key: u64, first: Candidate, scope: QueryScope, swept: &mut Swept<T>) {
+        let mut next = Some(first);
+        while let Some((number, fences)) = next {
+            let state = match are_complete_by_load(&fences) {
+                Some(false) if scope == QueryScope::Unknown => Ok(false),
+                _ => query(&fences),
+            };
+            discard(fences);
+            if matches!(state, Ok(false)) {
+                return;
+            }
+            let mut queues = self.queues.lock();
+            // The end of the pool may have abandoned it.
+            let Some(queue) = queues.find(key) else { return };
+            let copy = queue.remove(number);
+            next = queue.head();
+            self.held.fetch_sub(u64::from(copy.is_some()), Ordering::Relaxed);
+            drop(queues);
+            let Some(PendingCopy { item, fences, .. }) = copy else { continue };
+            match state {
+                Ok(_) => swept.completed.push(item),
+                Err(FenceFailure { error, is_final: true }) => {
+                    swept.failed.push(FailedItem { item, error, fences: None });
+                }
+                Err(FenceFailure { error, .. }) => {
+                    swept.failed.push(FailedItem { item, error, fences: Some(fences) });
+                    continue;
+                }
+            }
+            discard(fences);
+        }
     }
 
     /// Removes all items, for the end of a pool. Queries each, since a completed item may be behind a stuck item of another stream with
     /// the same number. Skips queues that another thread is querying, which may be blocked in the driver.
     pub(crate) fn end(&self) -> Ended<T> {
+        let (recovered, mut failed) = self.query_quarantined(usize::MAX);
         let (queues, quarantined) = {
             let mut queues = self.queues.lock();
             queues.has_ended = true;
-            for count in [&self.held, &self.quarantined, &self.bytes] {
-                count.store(0, Ordering::Relaxed);
-            }
+            self.held.store(0, Ordering::Relaxed);
+            self.quarantined.store(0, Ordering::Relaxed);
             (std::mem::take(&mut queues.queues), std::mem::take(&mut queues.quarantined))
         };
+        for (item, fences) in quarantined {
+            discard(fences);
+            failed.push(item);
+        }
         let swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
-        let mut ended = Ended { swept, abandoned: Vec::new(), recovered: Vec::new(), failed: Vec::new() };
+        let mut ended = Ended { swept, abandoned: Vec::new(), recovered, failed };
         for Queue { copies, is_claimed, .. } in queues {
-            for copy in copies {
-                let PendingCopy { item, fence, .. } = copy;
-                match if is_claimed { Ok(false) } else { query(&*fence) } {
+            for PendingCopy { item, fences, .. } in copies {
+                match if is_claimed { Ok(false) } else { query(&fences) } {
                     Ok(true) => ended.swept.completed.push(item),
                     Ok(false) => ended.abandoned.push(item),
-                    Err(FenceFailure { error, .. }) => ended.swept.failed.push(FailedItem { item, error, fence: None }),
+                    Err(FenceFailure { error, .. }) => {
+                        ended.swept.failed.push(FailedItem { item, error, fences: None })
+                    }
                 }
-                discard(fence);
+                discard(fences);
             }
-        }
-        for (item, fence) in quarantined {
-            let is_complete = matches!(query(&*fence), Ok(true));
-            discard(fence);
-            if is_complete { ended.recovered.push(item) } else { ended.failed.push(item) }
         }
         ended
     }
 
     /// Keeps an item with a failed fence until the fence answers. Returns the item if the pool has ended.
-    pub(crate) fn quarantine(&self, item: T, fence: SharedFence) -> Result<(), T> {
+    pub(crate) fn quarantine(&self, item: T, fences: Fences) -> Result<(), T> {
         let mut queues = self.queues.lock();
         if queues.has_ended {
             drop(queues);
-            discard(fence);
+            discard(fences);
             return Err(item);
         }
-        queues.quarantined.push_back((item, fence));
+        queues.quarantined.push_back((item, fences));
         self.held.fetch_add(1, Ordering::Relaxed);
         self.quarantined.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
     /// Queries the fences of at most `most` quarantined items again, under no lock. They count as quarantined
-    /// meanwhile.
-    pub(crate) fn query_quarantined(&self, most: usize) -> Requeried<T> {
+    /// meanwhile. Returns the items with completed copies, and those that are not queried again.
+    pub(crate) fn query_quarantined(&self, most: usize) -> (Vec<T>, Vec<T>) {
         if self.quarantined() == 0 {
-            return Requeried { completed: Vec::new(), lost: Vec::new() };
+            return Default::default();
         }
         let mut queues = self.queues.lock();
         let most = most.min(queues.quarantined.len());
         let queried: Vec<_> = queues.quarantined.drain(..most).collect();
         drop(queues);
         let (mut completed, mut lost, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
-        for (item, fence) in queried {
-            match query(&*fence) {
+        for (item, fences) in queried {
+            match query(&fences) {
                 Ok(true) => completed.push(item),
                 Err(failure) if failure.is_final => lost.push(item),
                 _ => {
-                    unknown.push((item, fence));
+                    unknown.push((item, fences));
                     continue;
                 }
             }
-            discard(fence);
+            discard(fences);
         }
         let mut queues = self.queues.lock();
         if queues.has_ended {
             // The end has counted them.
             drop(queues);
-            for (item, fence) in unknown {
-                discard(fence);
+            for (item, fences) in unknown {
+                discard(fences);
                 lost.push(item);
             }
         } else {
@@ -345,65 +357,7 @@ impl<T> InFlight<T> {
             self.quarantined.fetch_sub(left, Ordering::Relaxed);
             queues.quarantined.extend(unknown);
         }
-        Requeried { completed, lost }
-    }
-}
-
-impl<T> FailedItem<T> {
-    /// Discards a fence that is not queried again. No lock is held.
-    fn new(item: T, fence: SharedFence, failure: FenceFailure) -> Self {
-        let FenceFailure { error, is_final } = failure;
-        let fence = if is_final {
-            discard(fence);
-            None
-        } else {
-            Some(fence)
-        };
-        Self { item, error, fence }
-    }
-}
-
-impl<T> QueueClaim<'_, T> {
-    /// Queries the queue from its `first` candidate on.
-    fn sweep(&self, first: Candidate, scope: QueryScope, swept: &mut Swept<T>) {
-        let mut next = Some(first);
-        while let Some((number, fence)) = next {
-            let state = match fence.is_complete_by_load() {
-                Some(false) if scope == QueryScope::Unknown => Ok(false),
-                _ => query(&*fence),
-            };
-            discard(fence);
-            let end = match state {
-                Ok(false) => return,
-                Ok(true) => Ok(()),
-                Err(failure) => Err(failure),
-            };
-            let mut queues = self.in_flight.queues.lock();
-            // The end of the pool may have abandoned it.
-            let Some(queue) = queues.find(self.key) else { return };
-            let copy = queue.remove(number);
-            next = queue.head();
-            if let Some(copy) = &copy {
-                self.in_flight.uncount(1, copy.bytes);
-            }
-            drop(queues);
-            let Some(PendingCopy { item, fence, .. }) = copy else { continue };
-            match end {
-                Ok(()) => {
-                    discard(fence);
-                    swept.completed.push(item);
-                }
-                Err(failure) => swept.failed.push(FailedItem::new(item, fence, failure)),
-            }
-        }
-    }
-}
-
-impl<T> Drop for QueueClaim<'_, T> {
-    fn drop(&mut self) {
-        if let Some(queue) = self.in_flight.queues.lock().find(self.key) {
-            queue.is_claimed = false;
-        }
+        (completed, lost)
     }
 }
 
@@ -437,20 +391,20 @@ mod tests {
         let in_flight = InFlight::new();
         let broken = [1, 2, 3].map(|item| insert(&in_flight, item, item.into()));
         broken.iter().for_each(|fence| fence.fail());
-        for FailedItem { item, fence, .. } in in_flight.sweep(QueryScope::Unknown).failed {
-            in_flight.quarantine(item, fence.unwrap()).unwrap();
+        for FailedItem { item, fences, .. } in in_flight.sweep(QueryScope::Unknown).failed {
+            in_flight.quarantine(item, fences.unwrap()).unwrap();
         }
         assert_eq!(
-            (in_flight.query_quarantined(usize::MAX).completed, in_flight.quarantined(), in_flight.count()),
+            (in_flight.query_quarantined(usize::MAX).0, in_flight.quarantined(), in_flight.count()),
             (Vec::new(), 3, 0)
         );
         broken[1].finish();
-        assert!(in_flight.query_quarantined(1).completed.is_empty());
-        assert_eq!((in_flight.query_quarantined(1).completed, in_flight.held()), (vec![2], 2), "one after the other");
+        assert!(in_flight.query_quarantined(1).0.is_empty());
+        assert_eq!((in_flight.query_quarantined(1).0, in_flight.held()), (vec![2], 2), "one after the other");
         broken[0].finish();
         let Ended { recovered, failed, .. } = in_flight.end();
         assert_eq!((recovered, failed, in_flight.held(), in_flight.quarantined()), (vec![1], vec![3], 0, 0));
-        assert_eq!(in_flight.quarantine(4, broken[2].clone()), Err(4), "the pool has ended");
+        assert_eq!(in_flight.quarantine(4, behind([broken[2].clone()])), Err(4), "the pool has ended");
     }
 
     /// A number on a stream: complete once the stream has reached it, and never queried.
@@ -524,10 +478,10 @@ mod tests {
         let in_flight = InFlight::new();
         insert(&in_flight, 1, 1).finish();
         insert(&in_flight, 2, 2).finish();
-        let querying = in_flight.claim(1).unwrap();
+        in_flight.claim(1).unwrap();
         assert_eq!(completed(&in_flight), [2], "a queue that another thread queries delays no other");
         assert!(completed(&in_flight).is_empty());
-        drop(querying);
+        in_flight.end_claim(1);
         assert_eq!(completed(&in_flight), [1]);
     }
 
@@ -543,11 +497,11 @@ mod tests {
         }
         let running = insert(&in_flight, 1, 0);
         insert(&in_flight, 2, 1).finish();
-        let querying = in_flight.claim(1).unwrap();
+        in_flight.claim(1).unwrap();
         in_flight.queues.lock().find(1).unwrap().remove(kept + 3).unwrap();
         insert(&in_flight, 3, kept + 1).finish();
         assert_eq!(queues(), 3, "one with an item, one that a thread queries, and the new one");
-        drop(querying);
+        in_flight.end_claim(1);
         running.finish();
         assert_eq!(completed(&in_flight), [1, 3]);
     }
@@ -556,13 +510,13 @@ mod tests {
     fn an_item_that_was_abandoned_under_a_query_completes_no_other() {
         let in_flight = InFlight::new();
         insert(&in_flight, 1, 1).finish();
-        let (claim, first) = in_flight.claim(1).unwrap();
+        let first = in_flight.claim(1).unwrap();
         assert_eq!(in_flight.end().abandoned, [1], "another thread is querying it");
         let later = insert(&in_flight, 2, 1);
         let mut swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
-        claim.sweep(first, QueryScope::Unknown, &mut swept);
+        in_flight.sweep_queue(1, first, QueryScope::Unknown, &mut swept);
         assert!(swept.completed.is_empty() && swept.failed.is_empty());
-        drop(claim);
+        in_flight.end_claim(1);
         later.finish();
         assert_eq!(completed(&in_flight), [2]);
     }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::fence::SharedFence;
+use super::fence::Fences;
 
 /// Empty queues are removed when there are more than this many; up to here they are kept for their streams.
 pub(super) const KEPT_QUEUES: usize = 16;
@@ -13,7 +13,7 @@ pub(super) struct PendingCopy<T> {
     pub(super) number: u64,
     pub(super) item: T,
     pub(super) bytes: u64,
-    pub(super) fence: SharedFence,
+    pub(super) fences: Fences,
     pub(super) stream: Option<u64>,
     pub(super) since_us: u64,
     pub(super) is_reported_stuck: bool,
@@ -25,7 +25,7 @@ pub(super) struct Queues<T> {
     pub(super) queues: Vec<Queue<T>>,
     pub(super) last_number: u64,
     /// Items with a failed fence, the one queried longest ago first.
-    pub(super) quarantined: VecDeque<(T, SharedFence)>,
+    pub(super) quarantined: VecDeque<(T, Fences)>,
     /// The pool has ended, and nothing is queried again.
     pub(super) has_ended: bool,
 }
@@ -50,8 +50,8 @@ pub(crate) enum QueryScope {
     All,
 }
 
-/// The number of an item, and its fence.
-pub(super) type Candidate = (u64, SharedFence);
+/// The number of an item, and its fences.
+pub(super) type Candidate = (u64, Fences);
 
 /// Items of one stream that have been in flight for long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl QueryScope {
 impl<T> Queue<T> {
     /// The next item to query.
     pub(super) fn head(&self) -> Option<Candidate> {
-        self.copies.front().map(|copy| (copy.number, copy.fence.clone()))
+        self.copies.front().map(|copy| (copy.number, copy.fences.clone()))
     }
 
     /// Takes the head out, if it has this number.

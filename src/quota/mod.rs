@@ -189,18 +189,16 @@ impl Budget {
 
     /// The refusal of `bytes`, which this budget has no room for now: by the first limit that is lower, else by this budget.
     pub(crate) fn refusal(&self, bytes: u64) -> QuotaExceeded {
-        self.permanent_refusal(bytes).unwrap_or_else(|| self.full(bytes))
-    }
-
-    /// Why `bytes` can never be claimed: the first limit that is lower.
-    fn permanent_refusal(&self, bytes: u64) -> Option<QuotaExceeded> {
-        let here = (bytes > self.limit()).then_some(QuotaExceeded { could_fit: false, ..self.full(bytes) });
-        here.or_else(|| Some(self.shared_refusal(bytes)).filter(|over| !over.could_fit))
+        let is_lower = bytes > self.limit();
+        if is_lower || self.could_hold(bytes) {
+            return QuotaExceeded { could_fit: !is_lower, ..self.full(bytes) };
+        }
+        self.shared_refusal(bytes)
     }
 
     /// Whether `bytes` could be claimed if nothing else were.
     pub(crate) fn could_hold(&self, bytes: u64) -> bool {
-        self.permanent_refusal(bytes).is_none()
+        bytes <= self.highest_claim_bytes()
     }
 
     /// The refusal of the shared limit if it has no room for `bytes` now.
@@ -220,7 +218,7 @@ impl Budget {
 
     /// The refusal of the shared limit, which has no room for `bytes`.
     fn shared_refusal(&self, bytes: u64) -> QuotaExceeded {
-        QuotaExceeded { level: LimitLevel::Shared, bytes, could_fit: bytes <= self.highest_claim_bytes() }
+        QuotaExceeded { level: LimitLevel::Shared, bytes, could_fit: self.could_hold(bytes) }
     }
 
     fn limit(&self) -> u64 {
@@ -465,10 +463,8 @@ mod tests {
         let budget = pool.budget();
         let over = |bytes| budget.claim(bytes).unwrap_err();
         assert_eq!((budget.highest_claim_bytes(), over(81).bytes), (80, 81));
-        assert_eq!(
-            (budget.permanent_refusal(81).map(|over| over.level), budget.permanent_refusal(80)),
-            (Some(LimitLevel::Pool), None)
-        );
+        let never = QuotaExceeded { level: LimitLevel::Pool, bytes: 81, could_fit: false };
+        assert_eq!((budget.refusal(81), budget.could_hold(81), budget.could_hold(80)), (never, false, true));
         other.resize(50).unwrap();
         assert_eq!((over(81).level, over(31).level), (LimitLevel::Pool, LimitLevel::Shared));
         assert_eq!(
@@ -498,9 +494,8 @@ mod tests {
         let quota = pool.budget().clone();
         let claim = quota.claim(30).unwrap();
         assert_eq!(quota.claim(71).map(drop).unwrap_err().level, LimitLevel::Shared);
-        assert!(
-            quota.permanent_refusal(101).is_some_and(|over| !over.could_fit) && quota.permanent_refusal(100).is_none()
-        );
+        let never = QuotaExceeded { level: LimitLevel::Shared, bytes: 101, could_fit: false };
+        assert_eq!((quota.refusal(101), quota.could_hold(101), quota.could_hold(100)), (never, false, true));
         drop(pool);
         assert_eq!(crate::shared_limit::report(&name).unwrap().unwrap().held_bytes, 30);
         drop(claim);

@@ -32,6 +32,8 @@ const PAUSE_FACTOR: u64 = 16;
 
 /// A thread and the index of its step.
 pub(super) type StepId = (usize, usize);
+/// The step that returned a buffer with copies in flight, and its time.
+type Returned = (StepId, u64);
 
 /// An operation of a thread. Each buffer has a number.
 #[derive(Debug, Clone, Copy)]
@@ -102,7 +104,7 @@ pub(super) struct Threads {
     threads: Vec<Thread>,
     buffers: Vec<Buffer>,
     /// The held buffers, by pool and memory.
-    held: HashMap<(u32, u64), usize>,
+    held: HashMap<(u32, u64), (usize, Option<Returned>)>,
     /// Sum of their bytes.
     pub(super) held_bytes: u64,
     /// When the last buffer was returned.
@@ -116,8 +118,6 @@ pub(super) struct Threads {
     concurrent: usize,
     /// `true` if any request waited.
     pub(super) has_waited: bool,
-    /// Returns of buffers with copies in flight, and their time.
-    in_flight: HashMap<(u32, u64), (StepId, u64)>,
 }
 
 impl Threads {
@@ -140,18 +140,18 @@ impl Threads {
                 self.free(line, record, key, began_ns);
                 let (name, bytes) = (self.buffers.len(), bytes.min(u64::MAX - self.held_bytes));
                 self.held_bytes += bytes;
-                self.held.insert(key, name);
+                self.held.insert(key, (name, None));
                 self.buffers.push(Buffer { bytes, got: Some((thread, time_ns)), left_ns: None, taken_ns: None });
                 self.push(line, record, began_ns, Op::Get { name, bytes }, None);
                 return true;
             }
             Event::Put { in_flight: true, .. } => {
-                if let Some(&name) = self.held.get(&key) {
+                if let Some(&(name, _)) = self.held.get(&key) {
                     let step = self.push(line, record, time_ns, Op::Put { name }, None);
-                    self.in_flight.insert(key, (step, time_ns));
+                    self.held.insert(key, (name, Some((step, time_ns))));
                 }
             }
-            Event::Completed { .. } if !self.in_flight.contains_key(&key) => {}
+            Event::Completed { .. } if self.held.get(&key).is_none_or(|(_, returned)| returned.is_none()) => {}
             Event::Put { .. } | Event::Completed { .. } | Event::Gone { .. } => {
                 return self.free(line, record, key, time_ns);
             }
@@ -168,9 +168,9 @@ impl Threads {
 
     /// Records that the memory of a held buffer is free, by a return or after its copies. `false` if the buffer is not held.
     fn free(&mut self, line: u64, record: &Record, key: (u32, u64), began_ns: u64) -> bool {
-        let Some(name) = self.held.remove(&key) else { return false };
+        let Some((name, returned)) = self.held.remove(&key) else { return false };
         self.held_bytes -= self.buffers[name].bytes;
-        match self.in_flight.remove(&key) {
+        match returned {
             Some(((thread, at), put_ns)) => {
                 self.threads[thread].steps[at].free_after_ns = Some(record.time_ns - put_ns);
             }

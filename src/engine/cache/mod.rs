@@ -17,16 +17,19 @@ mod tensorflow;
 pub(super) mod thread_cache;
 
 use self::tensorflow::{CountLimit, ExactStore};
-use self::thread_cache::{Counts, Entry, Shard, ThreadCache, current_slot};
+use self::thread_cache::{Counts, Entry, ThreadCache, current_slot};
 use crate::policy::{Check, Window};
 use crate::size_class::{Class, EIGHTHS_CLASSES};
 use crate::stats::{EvictionReason, Stats};
 use pinpool_os::sync::plain::Mutex;
 
+/// Buffers that leave.
+type Victims<T> = Vec<Box<Entry<T>>>;
+
 /// The idle buffers of one pool.
 pub(super) struct Idle<T> {
     /// Under `adaptive`.
-    cache: Option<ThreadCache<T>>,
+    pub(super) cache: Option<ThreadCache<T>>,
     state: Mutex<State<T>>,
     /// A buffer idle for this long returns to the arena.
     idle_us: u64,
@@ -54,14 +57,6 @@ impl<T> Evicted<T> {
     fn rejected(entry: Box<Entry<T>>) -> Self {
         Self { entry, reason: EvictionReason::Released, check: None }
     }
-}
-
-/// A lowered limit, and the buffers over it.
-#[derive(Debug)]
-pub(super) struct LoweredLimit<T> {
-    pub(super) from: u64,
-    pub(super) to: u64,
-    pub(super) victims: Vec<Box<Entry<T>>>,
 }
 
 impl<T> Idle<T> {
@@ -135,7 +130,7 @@ impl<T> Idle<T> {
     }
 
     /// Buffers that have been idle too long at `now_us`.
-    pub(super) fn expire(&self, now_us: u64) -> Vec<Box<Entry<T>>> {
+    pub(super) fn expire(&self, now_us: u64) -> Victims<T> {
         let mut old = Vec::new();
         if let Some((cache, oldest_us)) = self.cache.as_ref().zip(now_us.checked_sub(self.idle_us)) {
             cache.drain_old(oldest_us, |entry| old.push(entry));
@@ -143,26 +138,25 @@ impl<T> Idle<T> {
         old
     }
 
-    /// Lowers a limit that no request has needed for long.
-    pub(super) fn lower_limit(&self, now_us: u64) -> Option<LoweredLimit<T>> {
+    /// Lowers a limit that no request has needed for long. Returns the limits before and after, and the buffers over it.
+    pub(super) fn lower_limit(&self, now_us: u64) -> Option<(u64, u64, Victims<T>)> {
         let cache = self.cache.as_ref()?;
         let mut state = self.state.lock();
         let from = state.limit.lower(now_us)?;
         let to = state.limit.get();
         cache.set_limit(as_count(to));
-        let victims = std::iter::from_fn(|| cache.evict_over_limit()).collect();
-        Some(LoweredLimit { from, to, victims })
+        Some((from, to, std::iter::from_fn(|| cache.evict_over_limit()).collect()))
     }
 
     /// Everything; a new window begins.
-    pub(super) fn clear(&self) -> Vec<Box<Entry<T>>> {
+    pub(super) fn clear(&self) -> Victims<T> {
         let mut state = self.state.lock();
         state.limit.begin_window(self.counts());
         self.drain(state)
     }
 
     /// Everything; from now on nothing is kept.
-    pub(super) fn seal(&self) -> Vec<Box<Entry<T>>> {
+    pub(super) fn seal(&self) -> Victims<T> {
         let mut state = self.state.lock();
         state.sealed = true;
         if let Some(cache) = &self.cache {
@@ -171,30 +165,11 @@ impl<T> Idle<T> {
         self.drain(state)
     }
 
-    fn drain(&self, mut state: impl std::ops::DerefMut<Target = State<T>>) -> Vec<Box<Entry<T>>> {
+    fn drain(&self, mut state: impl std::ops::DerefMut<Target = State<T>>) -> Victims<T> {
         let Some(cache) = &self.cache else { return state.store.drain() };
         let mut idle = Vec::new();
         cache.drain(u64::MAX, |entry| idle.push(entry));
         idle
-    }
-
-    /// The calling thread's shard, which serves most hits on its fast path; `None` if each hit needs the order of all buffers.
-    pub(super) fn own_shard(&self) -> Option<&Shard<T>> {
-        self.cache.as_ref().map(ThreadCache::own_shard)
-    }
-
-    /// The clock was read: it is `now_us`, and all earlier returns were made by `put_by_us`.
-    pub(super) fn tick(&self, now_us: u64, put_by_us: u64) {
-        if let Some(cache) = &self.cache {
-            cache.tick(now_us, put_by_us);
-        }
-    }
-
-    /// While `required`, each hit and return takes the slow path. A take finds what was returned before.
-    pub(super) fn set_slow_path(&self, required: bool) {
-        if let Some(cache) = &self.cache {
-            cache.set_slow_path(required);
-        }
     }
 
     /// Idle buffers of `class`. Walks them.
@@ -276,17 +251,17 @@ mod tests {
     fn puts_that_carried_into_later_ticks_grow_old_like_others() {
         let idle = Idle::new(true, 10, false, IDLE_BUFFER_US);
         let class = Class { bytes: 10, index: 0 };
-        let second = 1_000_000;
-        idle.tick(0, 0);
+        let (second, cache) = (1_000_000, idle.cache.as_ref().unwrap());
+        cache.tick(0, 0);
         // The cache reaches this tick as it does after 2^24 puts in each tick.
-        idle.cache.as_ref().unwrap().begin_tick(50_000);
+        cache.begin_tick(50_000);
         assert!(idle.put(Entry::new(0, 10, 7), class).is_none());
-        idle.tick(second, second);
+        cache.tick(second, second);
         assert!(idle.expire(second + IDLE_BUFFER_US - RETURN_TICK_US).is_empty());
         assert_eq!(idle.expire(second + IDLE_BUFFER_US).len(), 1);
         // Later ones are younger.
         assert!(idle.put(Entry::new(0, 10, 8), class).is_none());
-        idle.tick(60 * second, 60 * second);
+        cache.tick(60 * second, 60 * second);
         assert!(idle.expire(60 * second + IDLE_BUFFER_US - RETURN_TICK_US).is_empty());
         assert_eq!(idle.expire(60 * second + IDLE_BUFFER_US).len(), 1);
     }

@@ -9,7 +9,7 @@ use super::thread_cache::{Counts, Entry};
 use crate::policy::{self, CHECK_EVERY_EVICTIONS, Check, Window};
 use crate::stats::Stats;
 
-/// Most numbers of returns and classes that remain after their buffers have left.
+/// Most classes that remain after their buffers have left.
 const LEFTOVERS: usize = 32;
 
 /// How many buffers may be idle, and what raises and lowers that.
@@ -96,33 +96,26 @@ impl CountLimit {
     }
 }
 
-/// Idle buffers by class, oldest first, with the numbers of their returns.
-type Classes<T> = BTreeMap<usize, VecDeque<(u64, Box<Entry<T>>)>>;
-
 /// Idle buffers in the order of their returns.
 #[derive(Debug)]
 pub(super) struct ExactStore<T> {
-    classes: Classes<T>,
-    /// Class and number of all returns, oldest first; including some of buffers that have left.
-    order: VecDeque<(usize, u64)>,
+    /// By the numbers of their returns, with their classes.
+    entries: BTreeMap<u64, (usize, Box<Entry<T>>)>,
+    /// The numbers of the returns of each class, oldest first. Few classes remain without a buffer.
+    classes: BTreeMap<usize, VecDeque<u64>>,
     puts: u64,
-    len: usize,
     bytes: u64,
-}
-
-fn oldest<T>(classes: &Classes<T>, class: usize) -> Option<u64> {
-    classes.get(&class)?.front().map(|(put, _)| *put)
 }
 
 impl<T> ExactStore<T> {
     pub(super) fn new() -> Self {
-        Self { classes: BTreeMap::new(), order: VecDeque::new(), puts: 0, len: 0, bytes: 0 }
+        Self { entries: BTreeMap::new(), classes: BTreeMap::new(), puts: 0, bytes: 0 }
     }
 
     /// The oldest buffer of `class`.
     pub(super) fn take(&mut self, class: usize) -> Option<Box<Entry<T>>> {
-        let (_, entry) = self.classes.get_mut(&class)?.pop_front()?;
-        self.len -= 1;
+        let put = self.classes.get_mut(&class)?.pop_front()?;
+        let (_, entry) = self.entries.remove(&put)?;
         self.bytes -= entry.bytes() as u64;
         Some(entry)
     }
@@ -130,25 +123,19 @@ impl<T> ExactStore<T> {
     /// Keeps `entry` as the newest.
     pub(super) fn put(&mut self, class: usize, entry: Box<Entry<T>>) {
         self.puts += 1;
-        self.len += 1;
         self.bytes += entry.bytes() as u64;
-        self.order.push_back((class, self.puts));
-        self.classes.entry(class).or_default().push_back((self.puts, entry));
-        if self.order.len().max(self.classes.len()) > 2 * self.len + LEFTOVERS {
-            self.classes.retain(|_, idle| !idle.is_empty());
-            let classes = &self.classes;
-            self.order.retain(|(class, put)| oldest(classes, *class).is_some_and(|oldest| oldest <= *put));
+        self.entries.insert(self.puts, (class, entry));
+        self.classes.entry(class).or_default().push_back(self.puts);
+        if self.classes.len() > 2 * self.entries.len() + LEFTOVERS {
+            self.classes.retain(|_, puts| !puts.is_empty());
         }
     }
 
     /// The oldest buffer of all.
     pub(super) fn evict(&mut self) -> Option<Box<Entry<T>>> {
-        loop {
-            let (class, put) = self.order.pop_front()?;
-            if oldest(&self.classes, class) == Some(put) {
-                return self.take(class);
-            }
-        }
+        let (_, &(class, _)) = self.entries.first_key_value()?;
+        // The oldest of all is the oldest of its class.
+        self.take(class)
     }
 
     /// Everything, oldest first.
@@ -157,11 +144,11 @@ impl<T> ExactStore<T> {
     }
 
     pub(super) fn count_of(&self, class: usize) -> u64 {
-        self.classes.get(&class).map_or(0, |idle| idle.len() as u64)
+        self.classes.get(&class).map_or(0, |puts| puts.len() as u64)
     }
 
     pub(super) fn len(&self) -> u64 {
-        self.len as u64
+        self.entries.len() as u64
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -203,7 +190,7 @@ mod tests {
                 let of_class = model.iter().filter(|&&(other, _)| other == class).count();
                 prop_assert_eq!((store.count_of(class), store.len()), (of_class as u64, model.len() as u64));
                 prop_assert_eq!(store.bytes(), 10 * store.len());
-                prop_assert!(store.order.len().max(store.classes.len()) <= 2 * model.len() + LEFTOVERS + 1);
+                prop_assert!(store.classes.len() <= 2 * model.len() + LEFTOVERS + 1);
             }
         }
     }

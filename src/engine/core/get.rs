@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Block, BlockRequest, Core};
-use crate::engine::memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
-use crate::engine::wait_queue::{Behind, FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
+use crate::engine::memory::{Refusal, SlowCalls, Stop};
+use crate::engine::wait_queue::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{Error, ErrorKind, NoMemory, Result};
 use crate::in_flight::QueryScope;
 use crate::quota::{Claim, LimitLevel};
@@ -126,12 +126,12 @@ impl Core {
     /// New memory for a block of `class`, or an idle block that has been returned meanwhile, for the head of the queue (0) or a
     /// request that `passed` it. Makes slow calls.
     pub(super) fn search(self: &Arc<Self>, class: Class, calls: SlowCalls, passed: u64) -> Result<Block, Stop> {
-        let attempt = Attempt { class, now_us: self.time.coarse_us(), calls };
+        let now_us = self.time.coarse_us();
         let idle = Cell::new(None);
         let take_idle = || self.take(class).map(|block| idle.set(Some(block))).is_some();
         let find = || match self.memory_ended.get() {
             Some(why) => Err(Refusal::Source(why.clone()).into()),
-            None => self.memory.supply().find(attempt, &**self, &take_idle),
+            None => self.memory.supply().find(class, now_us, calls, &**self, &take_idle),
         };
         let found = match find() {
             Err(Stop::Refused(refusal)) if self.others_make_room(&refusal, calls) => match calls {
@@ -140,7 +140,12 @@ impl Core {
             },
             found => found,
         };
-        let made = idle.take().map_or_else(|| found.map(|memory| self.new_pinned_block(memory, attempt)), Ok);
+        let new_block = |memory| {
+            self.idle.count_allocated(now_us);
+            self.classes.count_miss(class);
+            self.new_block(memory, class)
+        };
+        let made = idle.take().map_or_else(|| found.map(new_block), Ok);
         let mut block = made.inspect_err(|stop| self.record_stop(stop, calls))?;
         if self.config.zero {
             // The memory may contain data of an earlier use by this process.
@@ -159,14 +164,7 @@ impl Core {
         self.evict_over_limit(None);
         let supply = self.memory.supply();
         let pass = self.waiters.try_pass(|first| (supply.room_to_pass(first), supply.bytes_to_pass(class)));
-        pass.map_err(|Behind { waiting, first_bytes }| Refusal::Queued { waiting, first_bytes })
-    }
-
-    /// A block of new pinned `memory`.
-    fn new_pinned_block(self: &Arc<Self>, memory: BlockMemory, Attempt { class, now_us, .. }: Attempt) -> Block {
-        self.idle.count_allocated(now_us);
-        self.classes.count_miss(class);
-        self.new_block(memory, class)
+        pass.map_err(|(waiting, first_bytes)| Refusal::Queued { waiting, first_bytes })
     }
 
     fn record_stop(&self, stop: &Stop, calls: SlowCalls) {
@@ -213,7 +211,7 @@ impl Core {
             return Ok(block);
         }
         if let Some(partition) = &wanted.partition {
-            partition.count_failed();
+            partition.failed.add(1);
         }
         let nth = self.counters.failed_requests.add(1);
         let late = || ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into();

@@ -101,16 +101,12 @@ impl AutoLimit {
 
     /// The memory of the system, as it was at most [`READ_EVERY_US`] ago.
     pub(super) fn memory(&self, now_us: u64) -> Option<HostMemory> {
-        let last = LAST_READING.get().lock().clone();
-        if let Some((root, read_us, memory)) = last
-            && root == self.root
-            && now_us.wrapping_sub(read_us) < READ_EVERY_US
-        {
-            return Some(memory);
+        let mut last = LAST_READING.get().lock();
+        let is_recent = |read_us: u64| now_us.wrapping_sub(read_us) < READ_EVERY_US;
+        if !last.as_ref().is_some_and(|(root, read_us, _)| *root == self.root && is_recent(*read_us)) {
+            *last = Some((self.root.clone(), now_us, self.gauge.as_ref()?.read()?));
         }
-        let memory = self.gauge.as_ref()?.read()?;
-        *LAST_READING.get().lock() = Some((self.root.clone(), now_us, memory.clone()));
-        Some(memory)
+        last.as_ref().map(|(.., memory)| memory.clone())
     }
 
     fn within_lock_limit(&self, max_bytes: Option<u64>) -> Option<u64> {
@@ -169,7 +165,7 @@ impl Core {
 impl BudgetOwner for Core {
     fn release_idle(&self, bytes: u64) -> u64 {
         self.sweep_copies(QueryScope::Unknown);
-        let released_bytes = self.memory.supply().release_idle(bytes, self, self.time.coarse_us());
+        let released_bytes = self.memory.release_idle(bytes, self, self.time.coarse_us());
         if released_bytes > 0 {
             let host = self.budget().host();
             let name = host.as_ref().map_or("(this process)", |host| host.name());
@@ -196,7 +192,7 @@ impl Core {
             let Some(core) = core.upgrade() else { return false };
             core.room_was_made();
             if is_wanted {
-                core.update_slow_path(None);
+                core.update_slow_path();
                 core.request_pace(Pace::Copies);
             }
             core.resume_reserve();
@@ -240,7 +236,7 @@ impl Core {
                 break;
             }
         }
-        self.update_slow_path(None);
+        self.update_slow_path();
     }
 
     /// Reports the idle bytes to the host's limit.
@@ -262,7 +258,7 @@ impl Core {
         // Another return makes room, which may be enough.
         let Some(_making_room) = self.making_room.try_lock() else { return Some(block) };
         if self.budget().owed_bytes() == 0 {
-            self.update_slow_path(None);
+            self.update_slow_path();
             return Some(block);
         }
         self.counters.made_room.add(1);

@@ -252,7 +252,7 @@ impl Core {
     pub(super) fn fast_shard(&self) -> Option<&Shard<BlockBody<Self>>> {
         // The slow paths zero, record and draw samples.
         let needs_slow = self.config.zero || self.recorder().is_some() || self.config.code.call_stacks > 0;
-        if needs_slow { None } else { self.idle.own_shard() }
+        if needs_slow { None } else { Some(self.idle.cache.as_ref()?.own_shard()) }
     }
 
     /// Returns whether the sizes of large buffers vary (policy-R12).
@@ -281,7 +281,7 @@ impl Core {
         self.retry_failures(usize::MAX);
         self.record(Event::Cleared);
         self.evict_all(self.idle.clear(), EvictionReason::Released);
-        self.memory.release_free(0, self.time.coarse_us());
+        self.memory.trim(0, self, self.time.coarse_us());
         self.close_if_unused();
     }
 

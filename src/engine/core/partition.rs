@@ -50,11 +50,12 @@ pub(crate) struct PartitionCore {
     /// Unique among the pools and partitions of the process.
     number: u64,
     budget: Arc<Budget>,
-    waiters: WaitQueue<Self>,
+    pub(super) waiters: WaitQueue<Self>,
     is_closed: AtomicBool,
     hits: Counter,
     misses: Counter,
-    failed: Counter,
+    /// Requests that failed, for lack of room here or in the pool.
+    pub(super) failed: Counter,
     timeouts: Counter,
     waits: Times,
     peak_bytes: AtomicU64,
@@ -126,22 +127,12 @@ impl PartitionCore {
         self.waiters.wake_all();
     }
 
-    /// The process was stopped for this long. That time does not count as waiting.
-    pub(super) fn discount_pause(&self, stopped: Duration) {
-        self.waiters.discount_pause(stopped);
-    }
-
     /// Charges `block` to this partition until it is idle or released.
     pub(crate) fn charge(&self, block: &mut Block, claim: Claim) {
         let count = if block.has_begun_time() { &self.misses } else { &self.hits };
         count.add(1);
         self.peak_bytes.fetch_max(self.budget.used_bytes(), Ordering::Relaxed);
         block.set_claim(claim);
-    }
-
-    /// A request failed, for lack of room here or in the pool.
-    pub(super) fn count_failed(&self) {
-        self.failed.add(1);
     }
 
     /// Claims for a request that waits at most `wait`, or has it join the queue. A task's request has a `keep_alive`.
@@ -174,7 +165,7 @@ impl PartitionCore {
     }
 
     fn refuse(&self, wanted: &BlockRequest, refusal: Refusal) -> crate::Error {
-        self.count_failed();
+        self.failed.add(1);
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
@@ -191,15 +182,14 @@ impl PartitionCore {
             return stats;
         }
         let used_bytes = self.budget.used_bytes();
-        let hits = self.hits.get();
-        let misses = self.misses.get();
+        let (hits, misses, (waits, waiting)) = (self.hits.get(), self.misses.get(), self.waiters.counts());
         let requests = RequestStats {
             served: hits + misses,
             hits,
             misses,
             failed: self.failed.get(),
-            waits: self.waiters.total(),
-            waiting: self.waiters.waiting(),
+            waits,
+            waiting,
             timeouts: self.timeouts.get(),
             wait_time: self.waits.get(),
             ..RequestStats::default()

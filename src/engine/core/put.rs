@@ -9,10 +9,10 @@ use super::{Block, Core};
 use crate::backend::SourceError;
 use crate::copy::CopyKeeper;
 use crate::engine::block::BlockBody;
+use crate::engine::cache::Evicted;
 use crate::engine::cache::thread_cache::Entry;
-use crate::engine::cache::{Evicted, LoweredLimit};
 use crate::error::Error;
-use crate::in_flight::{Ended, FailedItem, Fences, QueryScope, Requeried, SharedFence, Swept};
+use crate::in_flight::{Ended, FailedItem, Fences, QueryScope, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::stats::EvictionReason;
@@ -179,7 +179,7 @@ impl Core {
         swept
             .failed
             .into_iter()
-            .for_each(|FailedItem { item, error, fence }| self.quarantine_or_leak(item, fence, &error));
+            .for_each(|FailedItem { item, error, fences }| self.quarantine_or_leak(item, fences, &error));
     }
 
     /// The copies of `blocks` have completed: records how long each was in flight.
@@ -189,18 +189,15 @@ impl Core {
         begun.for_each(|since_us| self.counters.flights.record_us(since_us, now_us));
     }
 
-    /// Does not use `block` until `fence` reports that its copies have completed; never again without a fence (core-I2).
-    pub(in crate::engine) fn quarantine_or_leak(&self, mut block: Block, fence: Option<SharedFence>, error: &Error) {
+    /// Does not use `block` until `fences` report that its copies have completed; never again without fences (core-I2).
+    pub(in crate::engine) fn quarantine_or_leak(&self, mut block: Block, fences: Option<Fences>, error: &Error) {
         block.end_holding();
         self.record_of(&block, |id| Event::Leaked { id });
         let bytes = self.counters.quarantined_bytes.add(block.memory().held_bytes());
-        let buffers = self.counters.quarantined.add(1);
-        if let Some(arena) = self.memory.arena() {
-            arena.count_quarantined();
-        }
+        let buffers = self.memory.quarantined.add(1);
         let keeps_all = self.memory.arena().is_some_and(|arena| arena.may_never_release());
-        let leaked = match fence {
-            Some(fence) => self.in_flight.quarantine(block, fence).err(),
+        let leaked = match fences {
+            Some(fences) => self.in_flight.quarantine(block, fences).err(),
             None => Some(block),
         };
         let is_leaked = leaked.is_some();
@@ -221,7 +218,7 @@ impl Core {
 
     /// Queries at most `most` failed fences again, reuses the blocks with completed copies, and repeats refused releases.
     pub(super) fn retry_failures(&self, most: usize) {
-        let Requeried { completed, lost } = self.in_flight.query_quarantined(most);
+        let (completed, lost) = self.in_flight.query_quarantined(most);
         lost.into_iter().for_each(|block| self.leak_block(block));
         self.recover(completed);
         self.memory.supply().release_refused();
@@ -241,12 +238,9 @@ impl Core {
         self.end_flights(&mut blocks);
         let buffers = blocks.len() as u64;
         let bytes = blocks.iter().map(|block| block.memory().held_bytes()).sum();
-        self.counters.quarantined.subtract(buffers);
+        self.memory.quarantined.subtract(buffers);
         self.counters.quarantined_bytes.subtract(bytes);
         self.log.quarantine_ended(buffers, bytes);
-        if let Some(arena) = self.memory.arena() {
-            arena.count_recovered(buffers);
-        }
         for block in blocks {
             self.record_new(&block);
             self.finish_put(block);
@@ -300,7 +294,7 @@ impl Core {
     pub(super) fn expire(&self, now_us: u64) {
         self.evict_over_limit(None);
         self.evict_all(self.idle.expire(now_us), EvictionReason::Expired);
-        if let Some(LoweredLimit { from, to, victims }) = self.idle.lower_limit(now_us) {
+        if let Some((from, to, victims)) = self.idle.lower_limit(now_us) {
             self.evict_all(victims, EvictionReason::Released);
             self.record(Event::Limit { from, to });
             self.log.pool_size_limit_lowered(from, to);
@@ -404,9 +398,7 @@ impl Core {
         }
         // A release that waits for the device would wait for a stuck copy.
         let may_release = abandoned.is_empty() || !self.memory.source().release_waits();
-        if let Some(arena) = self.memory.arena() {
-            abandoned.iter().for_each(|_| arena.count_quarantined());
-        }
+        self.memory.quarantined.add(abandoned.len() as u64);
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(leaked::leak);
         if may_release {

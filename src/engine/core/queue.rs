@@ -27,8 +27,8 @@ impl Server for Core {
         &self.waiters
     }
 
-    fn require_slow_path(&self, is_waiting: bool) {
-        self.update_slow_path(Some(is_waiting));
+    fn require_slow_path(&self, _is_waiting: bool) {
+        self.update_slow_path();
     }
 
     fn sweep(&self) {
@@ -125,8 +125,8 @@ fn expect_refusal(stop: Stop) -> Refusal {
 /// Whether hits and returns of a pool take the slow path: while a request waits, or other owners want memory.
 #[derive(Debug, Default)]
 pub(super) struct SlowPathFlag {
-    /// A request waits, and the shards have the flag. Locked while they are set, so that they are set in order.
-    state: Mutex<(bool, bool)>,
+    /// The shards have the flag. Locked while they are set, so that they are set in order.
+    is_required: Mutex<bool>,
     is_for_shared_limit: AtomicBool,
 }
 
@@ -138,19 +138,18 @@ impl SlowPathFlag {
 }
 
 impl Core {
-    /// Sets the flag in the shards if the reasons for it have come or gone. `is_waiting` if the queue has changed.
-    pub(super) fn update_slow_path(&self, is_waiting: Option<bool>) {
-        let mut state = self.slow_path_flag.state.lock();
+    /// Sets the flag in the shards if the reasons for it have come or gone.
+    pub(super) fn update_slow_path(&self) {
+        let mut was_required = self.slow_path_flag.is_required.lock();
         let is_wanted = self.memory.budget().is_wanted();
         // Relaxed: a return that takes the slow path because of this sees it by the lock of its shard.
         self.slow_path_flag.is_for_shared_limit.store(is_wanted, Ordering::Relaxed);
-        let (was_waiting, was_required) = *state;
-        let is_waiting = is_waiting.unwrap_or(was_waiting);
-        let is_required = is_wanted || is_waiting;
-        if is_required != was_required {
-            self.idle.set_slow_path(is_required);
+        let is_required = is_wanted || self.has_waiters();
+        if is_required != std::mem::replace(&mut *was_required, is_required)
+            && let Some(cache) = &self.idle.cache
+        {
+            cache.set_slow_path(is_required);
         }
-        *state = (is_waiting, is_required);
     }
 }
 

@@ -148,7 +148,7 @@ impl Core {
         if self.is_forked() {
             return stats;
         }
-        (stats.requests.waits, stats.requests.waiting) = (self.waiters.total(), self.waiters.waiting());
+        (stats.requests.waits, stats.requests.waiting) = self.waiters.counts();
         stats.limits.shared = self.shared_limit_stats();
         self.memory.fill_stats(&mut stats);
         // In this order: `counters.fill` derives the bytes in use from what the others filled in.

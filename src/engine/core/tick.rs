@@ -115,7 +115,9 @@ impl Core {
     /// Reads the clock and returns the time. Does what has been due for `patience_us`; that may be slow calls.
     fn tick_after(&self, patience_us: u64) -> u64 {
         let now_us = self.time.now_us();
-        self.idle.tick(now_us, self.time.latest_put_us(now_us));
+        if let Some(cache) = &self.idle.cache {
+            cache.tick(now_us, self.time.latest_put_us(now_us));
+        }
         let Some(mut state) = self.ticks.begin(now_us, patience_us) else { return now_us };
         // A log sink may call the pool, so log lines are delivered after the tick.
         let _deferral = report::defer();
@@ -165,7 +167,7 @@ impl Core {
             self.in_flight.discount_pause(stopped_us, now_us);
             let stopped = Duration::from_micros(stopped_us);
             self.waiters.discount_pause(stopped);
-            self.existing_partitions().iter().for_each(|partition| partition.discount_pause(stopped));
+            self.existing_partitions().iter().for_each(|partition| partition.waiters.discount_pause(stopped));
         }
     }
 

@@ -17,22 +17,21 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::block_memory::{Attempt, BlockMemory, SlowCalls, Stop};
+use super::block_memory::{BlockMemory, SlowCalls, Stop};
 use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::PressureWatch;
 use super::shape::{GrowthShape, arena_over};
-use super::{PoolView, ReleaseFailed, Supply, release_while};
+use super::{PoolView, Supply};
 use crate::arena::Retention;
 use crate::backend::{HugeTlb, SourceError};
+use crate::engine::meter::Counter;
 use crate::quota::{Budget, Claim};
 use crate::report::PoolLog;
-use crate::shared_limit::Want;
 use crate::size_class::Class;
-use crate::stats::{EvictionReason, SourceCalls, Stats};
+use crate::stats::{SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard, plain};
 
 /// An arena over a source.
@@ -48,7 +47,7 @@ pub(crate) struct ArenaSupply {
     /// The kernel reports that memory is short.
     pub(super) is_short: AtomicBool,
     /// Blocks with copies that end at an unknown time, or never.
-    pub(super) quarantined: AtomicU64,
+    pub(super) quarantined: Arc<Counter>,
     /// The log says that idle memory stays.
     pub(super) has_logged_idle: AtomicBool,
     /// Sizes vary, as of the last miss or tick (policy-R12).
@@ -61,34 +60,8 @@ pub(crate) struct ArenaSupply {
     pub(super) pressure: plain::Mutex<PressureWatch>,
     /// A thread is releasing what is due.
     pub(super) is_releasing: AtomicBool,
-    pub(super) reserve: Reserve,
-}
-
-/// The pinning of reserves.
-#[derive(Debug, Default)]
-pub(super) struct Reserve {
-    pub(super) progress: plain::Mutex<Progress>,
-    /// Notified when the progress changes.
-    pub(super) changed: plain::Condvar,
-    /// Locked while a thread makes a step.
-    pub(super) step: plain::Mutex<()>,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Progress {
-    pub(super) is_cancelled: bool,
-    /// The error that stopped it.
-    pub(super) stopped: Option<SourceError>,
-    /// The limit had no room for the last step.
-    pub(super) lacks_room: bool,
-    /// The bytes that other owners of the shared limit should release for it.
-    pub(super) want: Want,
-    /// The log has said that it waits for room.
-    pub(super) has_logged_lack: bool,
-    /// When the pinning in the background began, and the bytes pinned then.
-    pub(super) begun: Option<(Instant, u64)>,
-    /// Quarters that the log has reported.
-    pub(super) reported: u128,
+    /// Locked while a thread makes a step of a reserve.
+    pub(super) reserve_step: plain::Mutex<()>,
 }
 
 /// Settings of an arena.
@@ -102,8 +75,14 @@ pub(crate) struct ArenaSettings {
 }
 
 impl Supply for ArenaSupply {
-    fn find(&self, attempt: Attempt, pool: &dyn PoolView, take_idle: &dyn Fn() -> bool) -> Result<BlockMemory, Stop> {
-        let Attempt { class, now_us, calls } = attempt;
+    fn find(
+        &self,
+        class: Class,
+        now_us: u64,
+        calls: SlowCalls,
+        pool: &dyn PoolView,
+        take_idle: &dyn Fn() -> bool,
+    ) -> Result<BlockMemory, Stop> {
         let bytes = class.bytes as u64;
         if !matches!(calls, SlowCalls::After(..) | SlowCalls::Held(..)) {
             let mut books = self.books();
@@ -121,7 +100,7 @@ impl Supply for ArenaSupply {
         if !self.could_hold(class) {
             return Err(self.no_space(bytes, pool.idle_bytes()).into());
         }
-        let mut search = self.begin_search(attempt, pool);
+        let mut search = self.begin_search(bytes, now_us, calls, pool);
         loop {
             let idle_bytes = pool.idle_bytes();
             let mut books = self.books();
@@ -166,9 +145,9 @@ impl Supply for ArenaSupply {
 
     /// A pool closes once its last block is counted as returned, which may be before another thread returns that block's memory.
     /// So the later of `close` and this call tears down.
-    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), ReleaseFailed> {
+    fn give(&self, memory: BlockMemory, now_us: u64) {
         // A block is made by the supply of its pool.
-        let BlockMemory::Carved { ptr, bytes, .. } = memory else { return Ok(()) };
+        let BlockMemory::Carved { ptr, bytes, .. } = memory else { return };
         let mut books = self.books();
         let is_unused = books.give(ptr, bytes, now_us);
         self.record_holes(&books, now_us);
@@ -176,15 +155,6 @@ impl Supply for ArenaSupply {
         if is_unused {
             self.teardown(now_us);
         }
-        Ok(())
-    }
-
-    fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
-        let before_bytes = self.held_bytes();
-        pool.complete_copies();
-        release_while(pool, EvictionReason::Reclaimed, || self.books().arena.releasable_bytes() < bytes);
-        self.log.release_error(self.release(now_us, |books| books.plan_release_of(bytes)));
-        before_bytes.saturating_sub(self.held_bytes())
     }
 
     fn close(&self, now_us: u64) {
@@ -236,11 +206,7 @@ impl Supply for ArenaSupply {
 
     fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
         let buffer_bytes = pool.idle_bytes();
-        let books = self.books();
-        let arena = books.arena.stats();
-        let free_bytes = arena.hole_bytes.saturating_sub(arena.reserve_hole_bytes);
-        let kept_bytes = books.arena.kept_bytes();
-        (free_bytes + buffer_bytes).min(books.arena.committed_outside_reserves().saturating_sub(kept_bytes))
+        self.books().idle_bytes(buffer_bytes)
     }
 
     fn longest_free_bytes(&self) -> u64 {
@@ -253,7 +219,6 @@ impl Supply for ArenaSupply {
 
     fn fill(&self, stats: &mut Stats) {
         self.books().fill(stats);
-        stats.memory.reserve_eta = self.reserve_eta();
     }
 }
 
@@ -277,14 +242,14 @@ impl ArenaSupply {
             books: Mutex::new(Books::new(arena, mappings, shape, claim)),
             finished: Condvar::default(),
             is_short: AtomicBool::new(false),
-            quarantined: AtomicU64::new(0),
+            quarantined: Arc::default(),
             has_logged_idle: AtomicBool::new(false),
             is_varied: AtomicBool::new(false),
             lacks_hole: AtomicBool::new(false),
             idle_polls: AtomicU32::new(u32::MAX),
             pressure: plain::Mutex::new(PressureWatch::new(pressure)),
             is_releasing: AtomicBool::new(false),
-            reserve: Reserve::default(),
+            reserve_step: plain::Mutex::default(),
         })
     }
 

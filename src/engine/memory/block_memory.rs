@@ -7,7 +7,6 @@ use std::time::Instant;
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
 use crate::quota::{Claim, LimitLevel, QuotaExceeded};
-use crate::size_class::Class;
 use pinpool_os::unwind::caught;
 
 /// Memory of one block.
@@ -28,14 +27,6 @@ unsafe impl Send for BlockMemory {}
 // SAFETY: a shared reference gives out an address and numbers.
 #[allow(unsafe_code)]
 unsafe impl Sync for BlockMemory {}
-
-/// An attempt to find memory for a request.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Attempt {
-    pub(crate) class: Class,
-    pub(crate) now_us: u64,
-    pub(crate) calls: SlowCalls,
-}
 
 /// The source calls that an attempt may make, and how long it waits for calls of other threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

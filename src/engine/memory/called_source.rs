@@ -99,17 +99,10 @@ impl CalledSource {
     ///
     /// The same as for [`Source::release`].
     pub(in crate::engine) unsafe fn release(&self, region: Region, counts: &mut CallStats) -> Result<(), SourceError> {
-        let address = start(Some(&region));
-        self.record(
-            ("release", region.len_bytes()),
-            counts,
-            unpinned,
-            |_| address,
-            || {
-                // SAFETY: the caller's promise.
-                unsafe { self.source.release(region) }
-            },
-        )
+        let (address, bytes) = (start(Some(&region)), region.len_bytes());
+        // SAFETY: the caller's promise.
+        let release = || unsafe { self.source.release(region) };
+        self.record(("release", bytes), counts, unpinned, |_| address, release)
     }
 
     /// # Safety
@@ -118,15 +111,12 @@ impl CalledSource {
     pub(in crate::engine) unsafe fn commit(
         &self,
         range: &AddressRange,
-        offset: usize,
-        bytes: usize,
+        (offset, bytes): (usize, usize),
         counts: &mut CallStats,
     ) -> Result<(), SourceError> {
         let memory = self.memory()?;
-        let commit = || {
-            // SAFETY: the caller's promise.
-            unsafe { memory.commit(range, offset, bytes) }
-        };
+        // SAFETY: the caller's promise.
+        let commit = || unsafe { memory.commit(range, offset, bytes) };
         self.record(("commit", bytes), counts, pinned, |_| address(range, offset), commit)
     }
 
@@ -136,21 +126,13 @@ impl CalledSource {
     pub(in crate::engine) unsafe fn decommit(
         &self,
         range: &AddressRange,
-        offset: usize,
-        bytes: usize,
+        (offset, bytes): (usize, usize),
         counts: &mut CallStats,
     ) -> Result<(), SourceError> {
         let memory = self.memory()?;
-        self.record(
-            ("decommit", bytes),
-            counts,
-            unpinned,
-            |_| address(range, offset),
-            || {
-                // SAFETY: the caller's promise.
-                unsafe { memory.decommit(range, offset, bytes) }
-            },
-        )
+        // SAFETY: the caller's promise.
+        let decommit = || unsafe { memory.decommit(range, offset, bytes) };
+        self.record(("decommit", bytes), counts, unpinned, |_| address(range, offset), decommit)
     }
 
     /// Counts granules that lost their memory as unpinned.
@@ -166,10 +148,8 @@ impl CalledSource {
         calls: &mut SourceCalls,
     ) -> Result<(), RemapError> {
         let (memory, begun) = (self.memory().map_err(RemapError::Kept)?, Instant::now());
-        let moved = caught(|| {
-            // SAFETY: the caller's promise.
-            unsafe { memory.remap(range, from, to) }
-        });
+        // SAFETY: the caller's promise.
+        let moved = caught(|| unsafe { memory.remap(range, from, to) });
         // Granules may have lost their memory on the way to a panic. As lost ones they are used no more.
         let moved = moved.unwrap_or_else(|| Err(RemapError::Lost(panicked("remap"))));
         let took = begun.elapsed();
@@ -204,9 +184,7 @@ impl CalledSource {
     /// The same as for [`VirtualMemory::unreserve`].
     pub(in crate::engine) unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         let memory = self.memory()?;
-        call("unreserve", || {
-            // SAFETY: the caller's promise.
-            unsafe { memory.unreserve(range) }
-        })
+        // SAFETY: the caller's promise.
+        call("unreserve", || unsafe { memory.unreserve(range) })
     }
 }

@@ -71,13 +71,13 @@ impl Execution {
 
     #[allow(unsafe_code)]
     fn commit(&mut self, source: &CalledSource, extent: Extent) -> Result<(), SourceError> {
-        let ((offset, bytes), counts) = (place(extent)?, &mut self.calls.pin);
+        let (place, counts) = (place(extent)?, &mut self.calls.pin);
         match &self.addresses {
             // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
             // touches them until the plan is finished (arena-I1).
-            Some(range) => unsafe { source.commit(range, offset, bytes, counts) },
+            Some(range) => unsafe { source.commit(range, place, counts) },
             None => {
-                let region = source.acquire(bytes, counts, |source| source.acquire_until(bytes, self.until))?;
+                let region = source.acquire(place.1, counts, |source| source.acquire_until(place.1, self.until))?;
                 self.regions.insert(extent.range(), region);
                 Ok(())
             }
@@ -96,24 +96,20 @@ impl Execution {
                 self.regions.insert(extent.range(), again);
             });
         }
-        let (offset, bytes) = place(extent)?;
         match &self.addresses {
             // SAFETY: the range is this source's; the granules are committed, wholly free and in transit (arena-I1): no
             // block lies in them, so no reference and no copy uses them (core-I1).
-            Some(range) => unsafe { source.decommit(range, offset, bytes, &mut self.calls.unpin) },
+            Some(range) => unsafe { source.decommit(range, place(extent)?, &mut self.calls.unpin) },
             None => Err(SourceError::new("release", "the region is not known")),
         }
     }
 
     #[allow(unsafe_code)]
     fn remap(&mut self, source: &CalledSource, moves: &[Step]) -> Result<(), RemapError> {
-        let cannot = || RemapError::Kept(SourceError::new("remap", "granules do not move between ranges"));
+        let cannot = || RemapError::Kept(SourceError::new("remap", "there are no granules"));
         let (mut sources, mut target) = (Vec::with_capacity(moves.len()), None);
         for step in moves {
             let Step::Remap { from, to } = *step else { return Err(cannot()) };
-            if from.range() != to.range() {
-                return Err(cannot());
-            }
             let subrange = || place(from).map(|(offset, bytes)| Subrange { offset, bytes });
             sources.push(subrange().map_err(RemapError::Kept)?);
             target.get_or_insert(to);
@@ -130,14 +126,10 @@ impl Execution {
     }
 }
 
-/// How many of the steps one source call executes: one, or all remaps in one range with adjacent targets.
+/// How many of the steps one source call executes: one, or all remaps with adjacent targets. There is one range of granules.
 fn steps_in_one_call(steps: &[Step]) -> usize {
     let adjoin = |pair: &&[Step]| match **pair {
-        [Step::Remap { to: before, .. }, Step::Remap { from, to }] => {
-            before.range() == to.range()
-                && from.range() == to.range()
-                && before.offset() + before.bytes() == to.offset()
-        }
+        [Step::Remap { to: before, .. }, Step::Remap { to, .. }] => before.offset() + before.bytes() == to.offset(),
         _ => false,
     };
     1 + steps.windows(2).take_while(adjoin).count()

@@ -27,12 +27,12 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use crate::backend::{Source, SourceError};
+use crate::backend::Source;
+use crate::engine::meter::Counter;
 use crate::quota::{Budget, Claim, LimitLevel, QuotaExceeded};
 use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
-use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 mod arena_supply;
 mod block_memory;
@@ -50,7 +50,7 @@ mod search;
 mod shape;
 
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
-pub(crate) use block_memory::{Adopted, Attempt, BlockMemory, Refusal, SlowCalls, Stop};
+pub(crate) use block_memory::{Adopted, BlockMemory, Refusal, SlowCalls, Stop};
 pub(crate) use called_source::CalledSource;
 pub(crate) use one_each::OneEach;
 pub(crate) use shape::granule_bytes;
@@ -65,8 +65,10 @@ pub(crate) struct Memory {
     /// The supply, if it is an arena, which has a reserve and free memory.
     arena: Option<Arc<ArenaSupply>>,
     pageable: Option<OneEach>,
-    /// Bytes of users that are pinned under the same limit. Relaxed: a statistic.
-    user_memory_bytes: AtomicU64,
+    /// Bytes of users that are pinned under the same limit.
+    user_memory_bytes: Counter,
+    /// Blocks with copies that end at an unknown time, or never.
+    pub(in crate::engine) quarantined: Arc<Counter>,
     /// The bytes that the process may lock, read when a request first finds no memory.
     lock_limit: OnceLock<Option<u64>>,
 }
@@ -75,14 +77,16 @@ impl Memory {
     /// One acquisition of `source` for each block, which `claim` claims.
     pub(crate) fn one_each(source: CalledSource, claim: Claim, pageable: Option<OneEach>, log: Arc<PoolLog>) -> Self {
         let supply = Arc::new(OneEach::new(source.clone(), claim, Some(log.clone())));
-        let (budget, user_memory_bytes, lock_limit) = (supply.budget.clone(), AtomicU64::new(0), OnceLock::new());
-        Self { source, budget, log, supply, arena: None, pageable, user_memory_bytes, lock_limit }
+        let (budget, user_memory_bytes, lock_limit) = (supply.budget.clone(), Counter::default(), OnceLock::new());
+        let quarantined = Arc::default();
+        Self { source, budget, log, supply, arena: None, pageable, user_memory_bytes, quarantined, lock_limit }
     }
 
     pub(crate) fn of_arena(arena: ArenaSupply, pageable: Option<OneEach>) -> Self {
         let (source, budget, log) = (arena.source.clone(), arena.budget.clone(), arena.log.clone());
-        let (arena, user_memory_bytes, lock_limit) = (Arc::new(arena), AtomicU64::new(0), OnceLock::new());
-        Self { source, budget, log, supply: arena.clone(), arena: Some(arena), pageable, user_memory_bytes, lock_limit }
+        let (quarantined, arena) = (arena.quarantined.clone(), Arc::new(arena));
+        let (supply, user_memory_bytes, lock_limit) = (arena.clone(), Counter::default(), OnceLock::new());
+        Self { source, budget, log, supply, arena: Some(arena), pageable, user_memory_bytes, quarantined, lock_limit }
     }
 
     /// The supply of pinned memory.
@@ -136,13 +140,13 @@ impl Memory {
     /// Claims `bytes` for memory that is held in addition to the blocks.
     pub(in crate::engine) fn claim_user_memory(&self, bytes: u64) -> Result<Claim, Refusal> {
         let claim = self.budget.claim(bytes)?;
-        self.user_memory_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.user_memory_bytes.add(bytes);
         Ok(claim)
     }
 
     /// `bytes` of [`claim_user_memory`](Self::claim_user_memory) are no longer held.
     pub(in crate::engine) fn end_user_memory(&self, bytes: u64) {
-        self.user_memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.user_memory_bytes.subtract(bytes);
     }
 
     /// How much the supply may hold for a refused claim to fit in addition. `None` if no idle memory can make room for it.
@@ -156,20 +160,12 @@ impl Memory {
         }
     }
 
-    /// Memory leaves the pool, to the supply or to the system. Logs a failure. Makes slow calls.
+    /// Memory leaves the pool, to the supply or to the system. Makes slow calls.
     pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64) {
-        let released = match memory {
-            BlockMemory::Region { region, claim, is_pageable: true } => {
-                self.pageable.as_ref().map_or(Ok(()), |pageable| pageable.release(region, claim))
-            }
-            BlockMemory::Adopted(adopted) => {
-                adopted.release();
-                Ok(())
-            }
-            pinned => self.supply.give(pinned, now_us),
-        };
-        if let Err(ReleaseFailed { held_bytes, error }) = released {
-            self.log.release_failed(held_bytes, &error);
+        match (memory, &self.pageable) {
+            (memory @ BlockMemory::Region { is_pageable: true, .. }, Some(pageable)) => pageable.give(memory, now_us),
+            (BlockMemory::Adopted(adopted), _) => adopted.release(),
+            (pinned, _) => self.supply.give(pinned, now_us),
         }
     }
 
@@ -181,7 +177,8 @@ impl Memory {
     /// Fills in what the supply and pageable memory count.
     pub(in crate::engine) fn fill_stats(&self, stats: &mut Stats) {
         self.supply.fill(stats);
-        stats.memory.user_memory_bytes = self.user_memory_bytes.load(Ordering::Relaxed);
+        stats.memory.user_memory_bytes = self.user_memory_bytes.get();
+        stats.memory.quarantined = self.quarantined.get();
         if let Some(pageable) = &self.pageable {
             stats.memory.pageable_bytes = pageable.all_block_bytes();
         }
@@ -190,23 +187,20 @@ impl Memory {
     }
 }
 
-/// The source refused to release memory.
-#[derive(Debug)]
-pub(crate) struct ReleaseFailed {
-    /// The bytes that stay held.
-    held_bytes: u64,
-    error: SourceError,
-}
-
 /// A supply of pinned memory for the blocks of one pool.
 pub(crate) trait Supply: Send + Sync {
     /// Memory for a request; idle blocks of `pool` make room. Stops if `take_idle` finds an idle block that was returned meanwhile. A
     /// slow call.
-    fn find(&self, attempt: Attempt, pool: &dyn PoolView, take_idle: &dyn Fn() -> bool) -> Result<BlockMemory, Stop>;
+    fn find(
+        &self,
+        class: Class,
+        now_us: u64,
+        calls: SlowCalls,
+        pool: &dyn PoolView,
+        take_idle: &dyn Fn() -> bool,
+    ) -> Result<BlockMemory, Stop>;
     /// Returns memory of [`find`](Self::find).
-    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), ReleaseFailed>;
-    /// Releases idle memory until `bytes` are released or nothing is idle. Returns how many were. Makes slow calls.
-    fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64;
+    fn give(&self, memory: BlockMemory, now_us: u64);
     /// Releases what the source refused to release before; an arena does so with its next release. Makes slow calls.
     fn release_refused(&self) {}
     /// The pool has closed: releases all memory, now or with the last block.

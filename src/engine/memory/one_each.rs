@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls, Stop};
+use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
 use super::called_source::CalledSource;
-use super::{PoolView, ReleaseFailed, Supply, release_while};
-use crate::backend::{HeapSource, Region, Source};
+use super::{PoolView, Supply};
+use crate::backend::{HeapSource, Region, Source, SourceError};
 use crate::quota::{Budget, Claim};
 use crate::report::{Growth, PoolLog};
 use crate::size_class::Class;
@@ -32,7 +32,6 @@ struct CallCounts {
     /// Bytes of present memory, and their peak; excludes claims for refused memory.
     held_bytes: u64,
     peak_bytes: u64,
-    stuck_bytes: u64,
 }
 
 impl OneEach {
@@ -74,7 +73,7 @@ impl OneEach {
 
     /// Releases `region`. On failure its bytes stay held until a later release. Makes slow calls.
     #[allow(unsafe_code)] // Memory leaves the pool.
-    pub(super) fn release(&self, region: Region, claim: Claim) -> Result<(), ReleaseFailed> {
+    fn release(&self, region: Region, claim: Claim) -> Result<(), SourceError> {
         let again = Region::new(region.start(), region.len_bytes(), region.id());
         let mut unpin = CallStats::default();
         // SAFETY: the region came from this source (`acquire` above), and the caller gave up its block by value, so no
@@ -82,28 +81,29 @@ impl OneEach {
         let released = unsafe { self.source.release(region, &mut unpin) };
         let mut counts = self.counts.lock();
         counts.calls.unpin.add(&unpin);
-        match released {
-            Ok(()) => {
-                counts.held_bytes -= claim.bytes();
-                drop(counts);
-                // Only now: the bytes are free for other requests once the source has released them.
-                drop(claim);
-                Ok(())
-            }
-            Err(error) => {
-                let held_bytes = claim.bytes();
-                counts.stuck_bytes += held_bytes;
-                self.refused.lock().push((again, claim));
-                Err(ReleaseFailed { held_bytes, error })
-            }
+        if released.is_ok() {
+            counts.held_bytes -= claim.bytes();
+            drop(counts);
+            // Only now: the bytes are free for other requests once the source has released them.
+            drop(claim);
+        } else {
+            self.refused.lock().push((again, claim));
         }
+        released
+    }
+
+    /// Bytes of regions that the source refused to release.
+    fn stuck_bytes(&self) -> u64 {
+        self.refused.lock().iter().map(|(_, claim)| claim.bytes()).sum()
     }
 }
 
 impl Supply for OneEach {
     fn find(
         &self,
-        Attempt { class, calls, .. }: Attempt,
+        class: Class,
+        _now_us: u64,
+        calls: SlowCalls,
         pool: &dyn PoolView,
         take_idle: &dyn Fn() -> bool,
     ) -> Result<BlockMemory, Stop> {
@@ -129,25 +129,18 @@ impl Supply for OneEach {
         }
     }
 
-    fn give(&self, memory: BlockMemory, _: u64) -> Result<(), ReleaseFailed> {
-        match memory {
-            BlockMemory::Region { region, claim, .. } => self.release(region, claim),
-            // A block is made by the supply of its pool.
-            _ => Ok(()),
+    fn give(&self, memory: BlockMemory, _: u64) {
+        // A block is made by the supply of its pool.
+        let BlockMemory::Region { region, claim, .. } = memory else { return };
+        let held_bytes = claim.bytes();
+        if let (Err(error), Some(log)) = (self.release(region, claim), &self.log) {
+            log.release_failed(held_bytes, &error);
         }
-    }
-
-    fn release_idle(&self, bytes: u64, pool: &dyn PoolView, _: u64) -> u64 {
-        let before_bytes = self.budget.used_bytes();
-        let released = || before_bytes.saturating_sub(self.budget.used_bytes());
-        release_while(pool, EvictionReason::Reclaimed, || released() < bytes);
-        released()
     }
 
     fn release_refused(&self) {
         let refused = std::mem::take(&mut *self.refused.lock());
         for (region, claim) in refused {
-            self.counts.lock().stuck_bytes -= claim.bytes();
             let _refused_again = self.release(region, claim);
         }
     }
@@ -178,8 +171,7 @@ impl Supply for OneEach {
 
     /// Without regions that the source failed to release.
     fn all_block_bytes(&self) -> u64 {
-        let counts = self.counts.lock();
-        counts.held_bytes - counts.stuck_bytes
+        self.counts.lock().held_bytes - self.stuck_bytes()
     }
 
     fn held_bytes(&self) -> u64 {
@@ -195,10 +187,10 @@ impl Supply for OneEach {
     }
 
     fn fill(&self, stats: &mut Stats) {
-        let CallCounts { calls, stuck_bytes, held_bytes, peak_bytes } = *self.counts.lock();
+        let CallCounts { calls, held_bytes, peak_bytes } = *self.counts.lock();
         stats.limits.max_bytes = self.budget.max_bytes();
         (stats.memory.held_bytes, stats.memory.peak_held_bytes) = (held_bytes, peak_bytes);
-        stats.memory.quarantined_bytes += stuck_bytes;
+        stats.memory.quarantined_bytes += self.stuck_bytes();
         stats.memory.mappings = calls.pin.count.saturating_sub(calls.unpin.count);
     }
 }

@@ -28,10 +28,12 @@ impl ArenaSupply {
     /// slices that are pinned. Makes slow calls.
     pub(in crate::engine) fn reserve_now(&self, bytes: u64, pool: &dyn PoolView) -> Result<(), Refusal> {
         let len = self.claim_reserve(bytes, pool)?;
-        self.books().requested_bytes += len;
+        let mut books = self.books();
+        books.requested_bytes += len;
         // A new reserve is reported from its beginning.
-        self.reserve.progress.lock().reported = 0;
-        let Slices { places, left_bytes, error, .. } = self.pin_slices(len, self.source.reserve_slice_bytes(), true);
+        books.progress.reported = 0;
+        drop(books);
+        let Slices { places, left_bytes, error, .. } = self.pin_slices(len);
         let pinned_bytes = len - left_bytes;
         match error {
             Some(error) if pinned_bytes == 0 => return Err(Refusal::Source(error)),
@@ -46,10 +48,10 @@ impl ArenaSupply {
         Ok(())
     }
 
-    /// Pins claimed `bytes` of a reserve in dedicated ranges, in slices of this length or in one piece. What it does not pin is
-    /// claimed no longer and, if a caller waits for the reserve, requested no longer. Makes slow calls.
-    fn pin_slices(&self, bytes: u64, slice_bytes: Option<u64>, is_waited: bool) -> Slices {
-        let slices = Slices::new(bytes, slice_bytes);
+    /// Pins claimed `bytes` of a reserve in dedicated ranges, in slices if the source prefers that. What it does not pin is
+    /// neither claimed nor requested any longer. Makes slow calls.
+    fn pin_slices(&self, bytes: u64) -> Slices {
+        let slices = Slices::new(bytes, self.source.reserve_slice_bytes());
         let (are_several, pin_threads) = (bytes > slices.slice_bytes, self.settings.pin_threads);
         let threads = if are_several { touching_threads(pin_threads) } else { pin_threads };
         let slices = Mutex::new(slices);
@@ -64,14 +66,14 @@ impl ArenaSupply {
         threads::scope(|scope| {
             // Without that thread, this thread pins all slices.
             let _second = are_several.then(|| scope.spawn(c"pinpool-reserve", || pin(&|_| ())));
-            pin(&|done| self.report_progress(if is_waited { done as u64 } else { 0 }));
+            pin(&|done| self.report_progress(done as u64));
         });
         let slices = slices.into_inner();
         if slices.left_bytes > 0 {
             // At once, so that memory that a request commits meanwhile does not become this reserve.
             let mut books = self.books();
             books.unclaim_reserve(self.reserved_bytes(slices.left_bytes));
-            books.request_less(if is_waited { slices.left_bytes } else { 0 });
+            books.request_less(slices.left_bytes);
         }
         slices
     }
@@ -133,16 +135,19 @@ impl ArenaSupply {
             return carried_out.map(drop).map_err(Refusal::Source);
         }
         // A region is short while copies are in flight, since it would delay enqueues.
-        let is_short = books.reserve_progress().pinned_bytes == 0 || pool.has_copies();
+        let is_short = books.reserve_progress().0 == 0 || pool.has_copies();
         drop(books);
         let bytes = to_come.min(if is_short { STEP_BYTES } else { REGION_BYTES });
         let len = self.claim_reserve(bytes, pool).inspect_err(|_| self.books().keep_committed(bytes))?;
-        let pinned = self.pin_slices(len, None, false).error.map_or(Ok(()), |error| Err(Refusal::Source(error)));
+        let pinned = self.pin_region((len, self.settings.pin_threads), &|_| ());
+        if pinned.is_err() {
+            self.books().unclaim_reserve(self.reserved_bytes(len));
+        }
         if self.books().is_unused() {
             // The pool has ended while this region was being pinned.
             self.teardown(now_us);
         }
-        pinned
+        pinned.map(drop).map_err(Refusal::Source)
     }
 }
 

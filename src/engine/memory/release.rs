@@ -21,30 +21,38 @@ use pinpool_os::threads;
 const RETENTION_DIVISOR: u64 = 4;
 
 impl Memory {
-    /// Releases free memory of the arena, if there is one, until at most `to_bytes` are held or nothing is free.
-    pub(in crate::engine) fn release_free(&self, to_bytes: u64, now_us: u64) {
-        if let Some(arena) = &self.arena {
-            self.log.release_error(arena.release(now_us, |books| books.arena.release_down_to(to_bytes)));
-        }
-    }
-
-    /// Releases free memory and idle blocks of `pool`, the oldest first, until at most `to_bytes` are held or nothing is idle.
+    /// Releases idle memory of `pool` until at most `to_bytes` are held or nothing is idle.
     pub(in crate::engine) fn trim(&self, to_bytes: u64, pool: &dyn PoolView, now_us: u64) {
-        release_while(pool, EvictionReason::Released, || {
-            self.release_free(to_bytes, now_us);
-            self.supply.held_bytes() > to_bytes
-        });
-        self.release_free(to_bytes, now_us);
+        let excess_bytes = || self.supply.held_bytes().saturating_sub(to_bytes);
+        self.release_excess(EvictionReason::Released, pool, now_us, &excess_bytes);
     }
 
-    /// Releases free memory and idle blocks of `pool`, the oldest first, until no more is held than the limit and no more is idle
-    /// than `max_idle_bytes`.
+    /// Releases idle memory of `pool` until no more is held than the limit and no more is idle than `max_idle_bytes`.
     pub(in crate::engine) fn enforce_limits(&self, pool: &dyn PoolView, max_idle_bytes: Option<u64>, now_us: u64) {
-        if let Some(arena) = &self.arena {
-            return self.log.release_error(arena.enforce_limits(pool, max_idle_bytes, now_us));
-        }
-        let is_over_idle = || max_idle_bytes.is_some_and(|max_bytes| pool.idle_bytes() > max_bytes);
-        release_while(pool, EvictionReason::Reclaimed, || self.budget.over_bytes() > 0 || is_over_idle());
+        let over_idle = |max_bytes| self.supply.idle_bytes(pool).saturating_sub(max_bytes);
+        let excess_bytes = || self.budget.over_bytes().max(max_idle_bytes.map_or(0, over_idle));
+        self.release_excess(EvictionReason::Reclaimed, pool, now_us, &excess_bytes);
+    }
+
+    /// Releases idle memory of `pool` until `bytes` are released or nothing is idle. Returns how many were. Makes slow calls.
+    pub(in crate::engine) fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
+        let before_bytes = self.supply.held_bytes();
+        let released_bytes = || before_bytes.saturating_sub(self.supply.held_bytes());
+        let excess_bytes = || bytes.saturating_sub(released_bytes());
+        self.release_excess(EvictionReason::Reclaimed, pool, now_us, &excess_bytes);
+        released_bytes()
+    }
+
+    /// Releases free memory, then idle blocks of `pool` for this reason, the oldest first, until nothing is excess or idle.
+    fn release_excess(&self, why: EvictionReason, pool: &dyn PoolView, now_us: u64, excess_bytes: &dyn Fn() -> u64) {
+        let has_excess = || {
+            let bytes = excess_bytes();
+            let Some(arena) = self.arena.as_ref().filter(|_| bytes > 0) else { return bytes > 0 };
+            self.log.release_error(arena.release(now_us, |books| books.plan_release_of(bytes)));
+            excess_bytes() > 0
+        };
+        release_while(pool, why, has_excess);
+        has_excess();
     }
 }
 
@@ -105,24 +113,6 @@ impl ArenaSupply {
         release(self)
     }
 
-    /// Releases free memory, then idle blocks, the oldest first, until no more is held than the limit and no
-    /// more is idle than `max_idle_bytes`.
-    fn enforce_limits(&self, pool: &dyn PoolView, max_idle_bytes: Option<u64>, now_us: u64) -> Result<(), SourceError> {
-        let excess_bytes = || self.books().excess_bytes(pool.idle_bytes(), max_idle_bytes);
-        let mut released = Ok(());
-        let mut release_free = || {
-            let bytes = excess_bytes();
-            if bytes == 0 || released.is_err() {
-                return false;
-            }
-            released = self.release(now_us, |books| books.plan_release_of(bytes));
-            excess_bytes() > 0
-        };
-        release_while(pool, EvictionReason::Reclaimed, &mut release_free);
-        release_free();
-        released
-    }
-
     /// Returns whether idle memory is released because of its age. If a release waits for the device, it blocks every enqueue, so
     /// such memory is released only while memory is short.
     pub(in crate::engine) fn may_release_by_time(&self) -> bool {
@@ -130,19 +120,9 @@ impl ArenaSupply {
         !self.source.release_waits() || self.is_short.load(Ordering::Relaxed)
     }
 
-    /// The copies of a block end at an unknown time, or never.
-    pub(in crate::engine) fn count_quarantined(&self) {
-        // Relaxed, here and below: a late reading only makes a release wait.
-        self.quarantined.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The copies of this many quarantined blocks have completed.
-    pub(in crate::engine) fn count_recovered(&self, blocks: u64) {
-        self.quarantined.fetch_sub(blocks, Ordering::Relaxed);
-    }
-
     fn has_quarantined(&self) -> bool {
-        self.quarantined.load(Ordering::Relaxed) > 0
+        // A late reading only makes a release wait.
+        self.quarantined.get() > 0
     }
 
     /// Returns whether a release would wait for a copy that may never end.

@@ -11,57 +11,44 @@
 //!
 //! Without background threads (`background_thread(false)`) each `Pool::maintain` makes one step.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::PoolView;
-use super::arena_supply::{ArenaSupply, Progress};
+use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
-use super::books::ReserveProgress;
 use crate::backend::SourceError;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::report;
 
 /// Between two checks of a thread that waits for the reserve: memory that requests commit becomes part of it, and notifies nobody.
-const CHECK_EVERY: Duration = Duration::from_millis(100);
+const CHECK_EVERY: Duration = Duration::from_millis(5);
 /// Longest wait of `cancel_reserve` for a step.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
 /// Progress reports of a reserve in the log.
 const REPORTS: u128 = 4;
-
-impl Progress {
-    /// How soon the next step is due.
-    fn pace(&self) -> Pace {
-        if self.begun.is_none() || self.is_cancelled || self.stopped.is_some() {
-            Pace::Never
-        } else if self.lacks_room {
-            Pace::Quiet
-        } else {
-            Pace::Steps
-        }
-    }
-}
 
 impl ArenaSupply {
     /// Requests a reserve of `bytes` and pins its first step. The rest follows while the pool is in use. Makes slow calls.
     pub(in crate::engine) fn begin_reserve(&self, bytes: u64, pool: &dyn PoolView) -> Result<(), Refusal> {
         let mut books = self.books();
         books.request_reserve(bytes)?;
-        let pinned_bytes = books.reserve_progress().pinned_bytes;
-        drop(books);
-        let mut progress = self.reserve.progress.lock();
+        let pinned_bytes = books.reserve_progress().0;
+        let progress = &mut books.progress;
         let is_first = progress.begun.is_none();
         progress.begun.get_or_insert((Instant::now(), pinned_bytes));
         progress.stopped = None;
         progress.lacks_room = false;
         progress.reported = 0;
         progress.has_logged_lack = false;
-        drop(progress);
+        drop(books);
         if is_first && let Some(Err(refusal @ Refusal::Source(_))) = self.step(pool) {
-            self.books().request_less(bytes);
-            self.reserve.progress.lock().begun = None;
+            let mut books = self.books();
+            books.request_less(bytes);
+            books.progress.begun = None;
             return Err(refusal);
         }
-        let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
+        let (pinned_bytes, target_bytes) = self.books().reserve_progress();
         self.log.reserve_started(pinned_bytes, target_bytes);
         if pinned_bytes >= target_bytes {
             self.end_reserve();
@@ -71,24 +58,12 @@ impl ArenaSupply {
 
     /// How soon the next step is due: a reserve without room waits for a tick.
     pub(in crate::engine) fn reserve_pace(&self) -> Pace {
-        self.reserve.progress.lock().pace()
-    }
-
-    /// The time until the reserve is complete, at the rate so far; `None` if no reserve is in progress or the rate is unknown.
-    pub(super) fn reserve_eta(&self) -> Option<Duration> {
-        let progress = self.reserve.progress.lock();
-        let (at, before_bytes) = progress.begun.filter(|_| progress.pace() == Pace::Steps)?;
-        drop(progress);
-        let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
-        let done_bytes = u128::from(pinned_bytes.checked_sub(before_bytes).filter(|&bytes| bytes > 0)?);
-        let left_bytes = u128::from(target_bytes.saturating_sub(pinned_bytes));
-        let micros = at.elapsed().as_micros().saturating_mul(left_bytes) / done_bytes;
-        Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
+        self.books().progress.pace()
     }
 
     /// There may be room: a reserve that waits for it tries its next step again.
     pub(in crate::engine) fn resume_reserve(&self) {
-        self.reserve.progress.lock().lacks_room = false;
+        self.books().progress.lacks_room = false;
     }
 
     /// Makes one step, if one is due, and logs its result. Returns whether another step is due now. Makes slow calls.
@@ -107,9 +82,9 @@ impl ArenaSupply {
             // Memory that requests have committed completes it.
             Err(_) if self.books().reserve_to_come() == 0 => {}
             Err(Refusal::Source(error)) => {
-                self.reserve.progress.lock().stopped = Some(error.clone());
+                self.books().progress.stopped = Some(error.clone());
                 self.update_want();
-                let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
+                let (pinned_bytes, target_bytes) = self.books().reserve_progress();
                 self.log.reserve_stopped(pinned_bytes, target_bytes, &error);
             }
             Err(Refusal::Limit(_) | Refusal::Queued { .. }) => self.pause_reserve(),
@@ -117,18 +92,17 @@ impl ArenaSupply {
         if self.books().reserve_to_come() == 0 {
             self.end_reserve();
         }
-        self.reserve.changed.notify_all();
         self.reserve_pace() == Pace::Steps
     }
 
     /// There is no room for the next step: waits for room, and logs that once.
     fn pause_reserve(&self) {
-        let mut progress = self.reserve.progress.lock();
-        progress.lacks_room = true;
-        let was_logged = std::mem::replace(&mut progress.has_logged_lack, true);
-        drop(progress);
+        let mut books = self.books();
+        books.progress.lacks_room = true;
+        let was_logged = std::mem::replace(&mut books.progress.has_logged_lack, true);
+        let (pinned_bytes, target_bytes) = books.reserve_progress();
+        drop(books);
         if !was_logged {
-            let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
             self.log.reserve_paused(pinned_bytes, target_bytes, self.budget.max_bytes());
         }
         // Earlier releases notified nobody.
@@ -143,58 +117,54 @@ impl ArenaSupply {
         if !self.budget.is_shared() {
             return false;
         }
-        let lacking_bytes = self.books().reserve_to_come().min(self.budget.own_room_bytes());
-        let progress = self.reserve.progress.lock();
-        let before_bytes = progress.want.bytes();
-        let now_bytes = match progress.pace() {
+        let books = self.books();
+        let lacking_bytes = books.reserve_to_come().min(self.budget.own_room_bytes());
+        let before_bytes = books.progress.want.bytes();
+        let now_bytes = match books.progress.pace() {
             Pace::Never => 0,
             Pace::Quiet => lacking_bytes,
             _ => before_bytes.min(lacking_bytes),
         };
         // Under the lock, so that two changes reach the shared limit in order. Others release only idle memory for a reserve.
-        self.budget.set_want(&progress.want, now_bytes, 0);
+        self.budget.set_want(&books.progress.want, now_bytes, 0);
         now_bytes > before_bytes
     }
 
     /// Logs each quarter of all reserves that is pinned, with `unfinished_bytes` of a call in progress.
     pub(super) fn report_progress(&self, unfinished_bytes: u64) {
-        let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
+        let mut books = self.books();
+        let (pinned_bytes, target_bytes) = books.reserve_progress();
         let pinned_bytes = pinned_bytes + unfinished_bytes;
         let reached = u128::from(pinned_bytes) * REPORTS / u128::from(target_bytes.max(1));
-        let mut progress = self.reserve.progress.lock();
-        let is_new = reached > progress.reported && reached < REPORTS;
-        progress.reported = progress.reported.max(reached);
-        drop(progress);
+        let is_new = reached > books.progress.reported && reached < REPORTS;
+        books.progress.reported = books.progress.reported.max(reached);
+        let eta = books.reserve_eta();
+        drop(books);
         if is_new {
-            self.log.reserve_progress(pinned_bytes, target_bytes, self.reserve_eta());
+            self.log.reserve_progress(pinned_bytes, target_bytes, eta);
         }
-        self.reserve.changed.notify_all();
     }
 
     /// The reserve is complete: logs that once.
     fn end_reserve(&self) {
-        let mut progress = self.reserve.progress.lock();
-        let begun = progress.begun.take();
-        progress.lacks_room = false;
-        drop(progress);
+        let mut books = self.books();
+        let begun = books.progress.begun.take();
+        books.progress.lacks_room = false;
+        let pinned_bytes = books.reserve_progress().0;
+        drop(books);
         self.update_want();
-        self.reserve.changed.notify_all();
         let Some((at, before_bytes)) = begun else { return };
-        let done_bytes = self.books().reserve_progress().pinned_bytes.saturating_sub(before_bytes);
-        self.log.reserve_complete(done_bytes, at.elapsed(), self.source.numa_node());
+        self.log.reserve_complete(pinned_bytes.saturating_sub(before_bytes), at.elapsed(), self.source.numa_node());
     }
 
     /// The pool ends: no step begins from now on. Waits for a step in progress.
     pub(in crate::engine) fn cancel_reserve(&self) {
         let until = Instant::now() + CANCEL_PATIENCE;
-        let mut progress = self.reserve.progress.lock();
-        progress.is_cancelled = true;
-        while self.reserve.step.try_lock().is_none() && Instant::now() < until {
-            (progress, _) = self.reserve.changed.wait_until(progress, Instant::now() + CHECK_EVERY);
+        self.books().progress.is_cancelled = true;
+        while self.reserve_step.try_lock().is_none() && Instant::now() < until {
+            thread::sleep(CHECK_EVERY);
         }
-        drop(progress);
         self.update_want();
-        self.reserve.changed.notify_all();
     }
 
     /// Waits until the whole reserve is pinned, at most until `until`. Returns whether it is. Makes the steps itself if `unthreaded` is
@@ -210,19 +180,20 @@ impl ArenaSupply {
     ) -> Result<bool, SourceError> {
         loop {
             let is_due = unthreaded.is_some_and(|pool| self.reserve_turn(pool));
-            let ReserveProgress { pinned_bytes, target_bytes } = self.books().reserve_progress();
+            let books = self.books();
+            let (pinned_bytes, target_bytes) = books.reserve_progress();
             if pinned_bytes >= target_bytes {
                 return Ok(true);
             }
-            let progress = self.reserve.progress.lock();
-            if let Some(error) = &progress.stopped {
+            if let Some(error) = &books.progress.stopped {
                 return Err(error.clone());
             }
-            if Instant::now() >= until || progress.is_cancelled {
+            if Instant::now() >= until || books.progress.is_cancelled {
                 return Ok(false);
             }
+            drop(books);
             if !is_due {
-                drop(self.reserve.changed.wait_until(progress, until.min(Instant::now() + CHECK_EVERY)));
+                thread::sleep(CHECK_EVERY.min(until.saturating_duration_since(Instant::now())));
             }
         }
     }
@@ -231,13 +202,13 @@ impl ArenaSupply {
     fn step(&self, pool: &dyn PoolView) -> Option<Result<(), Refusal>> {
         // A log sink may end the pool, so log lines are delivered after the step.
         let _deferral = report::defer();
-        let (call, step) = (MaintenanceThread::of_process().enter(), self.reserve.step.try_lock());
-        let mut progress = self.reserve.progress.lock();
-        progress.is_cancelled |= call.is_none();
-        if progress.is_cancelled || step.is_none() {
+        let (call, step) = (MaintenanceThread::of_process().enter(), self.reserve_step.try_lock());
+        let mut books = self.books();
+        books.progress.is_cancelled |= call.is_none();
+        if books.progress.is_cancelled || step.is_none() {
             return None;
         }
-        drop(progress);
+        drop(books);
         Some(self.pin_step(pool))
     }
 }

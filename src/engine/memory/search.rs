@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::PoolView;
 use super::arena_supply::ArenaSupply;
-use super::block_memory::{Attempt, BlockMemory, Refusal, SlowCalls};
+use super::block_memory::{BlockMemory, Refusal, SlowCalls};
 use super::books::Books;
 use super::carry_out::Execution;
 use crate::arena::{GrowthLimits, Plan};
@@ -35,8 +35,9 @@ enum CommitSize {
 
 /// The search for memory of one request.
 pub(super) struct Search<'pool> {
-    attempt: Attempt,
     bytes: u64,
+    now_us: u64,
+    calls: SlowCalls,
     pool: &'pool dyn PoolView,
     /// Commits are short, since registering much at once delays enqueues.
     is_short_step: bool,
@@ -53,13 +54,20 @@ pub(super) struct Search<'pool> {
 }
 
 impl ArenaSupply {
-    pub(super) fn begin_search<'pool>(&self, attempt: Attempt, pool: &'pool dyn PoolView) -> Search<'pool> {
+    pub(super) fn begin_search<'pool>(
+        &self,
+        bytes: u64,
+        now_us: u64,
+        calls: SlowCalls,
+        pool: &'pool dyn PoolView,
+    ) -> Search<'pool> {
         Search {
-            attempt,
-            bytes: attempt.class.bytes as u64,
+            bytes,
+            now_us,
+            calls,
             pool,
             is_short_step: self.source.release_waits() && pool.has_copies(),
-            commit: if matches!(attempt.calls, SlowCalls::Held(_)) { CommitSize::Nothing } else { CommitSize::Ample },
+            commit: if matches!(calls, SlowCalls::Held(_)) { CommitSize::Nothing } else { CommitSize::Ample },
             to_release: pool.idle_buffers(),
             has_swept: false,
             may_release_regions: false,
@@ -76,9 +84,8 @@ impl ArenaSupply {
         plan: Plan,
         search: &mut Search<'_>,
     ) -> Result<Option<BlockMemory>, Refusal> {
-        let Search { bytes, attempt: Attempt { now_us, calls, .. }, .. } = *search;
-        let ptr = plan.ptr();
-        let surplus_bytes = plan.surplus_bytes();
+        let Search { bytes, now_us, calls, .. } = *search;
+        let (ptr, surplus_bytes) = (plan.ptr(), plan.surplus_bytes());
         let finished = self.carry_out(books, plan, now_us, calls.deadline(), Some(bytes));
         self.record_old_places();
         let mut books = self.books();
@@ -151,7 +158,7 @@ impl ArenaSupply {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
             CommitSize::Ample => {
                 let step_bytes = if search.is_short_step { STEP_DURING_COPIES_BYTES } else { u64::MAX };
-                (step_bytes, books.demand.largest_missed_bytes(search.attempt.now_us))
+                (step_bytes, books.demand.largest_missed_bytes(search.now_us))
             }
         };
         let nothing_else = search.may_release_regions || search.commit == CommitSize::Nothing;
@@ -161,7 +168,7 @@ impl ArenaSupply {
             may_decommit_regions: !self.source.release_waits() || nothing_else && !self.may_never_release(),
             step_bytes,
             largest_bytes,
-            known_bytes: books.demand.largest_held_bytes(search.attempt.now_us),
+            known_bytes: books.demand.largest_held_bytes(search.now_us),
         }
     }
 }

@@ -84,8 +84,6 @@ pub(crate) struct Counters {
     pub(crate) handed_over: Counter,
     /// Returns that freed memory for a blocked request.
     pub(crate) made_room: Counter,
-    /// Buffers that are quarantined now.
-    pub(crate) quarantined: Counter,
     pub(crate) quarantined_bytes: Counter,
     pub(crate) timeouts: Counter,
     requested: Mutex<Requested>,
@@ -142,7 +140,6 @@ impl Counters {
         stats.requests.pageable = pageable;
         stats.memory.pageable_buffers = pageable.saturating_sub(pageable_returns);
         stats.requests.adopted = self.adopted.get();
-        stats.memory.quarantined = self.quarantined.get();
         stats.memory.quarantined_bytes += quarantined_bytes;
         // Saturating: copies complete between the readings while other threads run. Exact at rest.
         stats.memory.in_use = stats.memory.buffers.saturating_sub(stats.memory.idle + stats.copies.in_flight);

@@ -49,16 +49,10 @@ impl Default for Owners {
 #[derive(Debug)]
 pub(crate) struct Tag {
     name: Box<str>,
-    rows: Mutex<Rows>,
+    /// One for each buffer, by number.
+    rows: Mutex<BTreeMap<u64, Row>>,
     /// The number in a recording.
     recorded: OnceLock<u32>,
-}
-
-#[derive(Debug, Default)]
-struct Rows {
-    /// By their numbers.
-    rows: BTreeMap<u64, Row>,
-    last_number: u64,
 }
 
 #[derive(Debug)]
@@ -101,7 +95,7 @@ impl Owners {
     pub(crate) fn sums(&self, now_us: u64) -> Vec<Owner> {
         let sum = |tag: Arc<Tag>| {
             let mut owner = Owner::new(&tag.name);
-            for row in tag.rows.lock().rows.values() {
+            for row in tag.rows.lock().values() {
                 owner.add(row.asked_bytes, row.held_bytes, now_us.saturating_sub(row.since_us));
             }
             (owner.buffers > 0).then_some(owner)
@@ -113,7 +107,7 @@ impl Owners {
     pub(crate) fn place(&self, tag: &str) -> Option<String> {
         let of_tag = self.tags().into_iter().chain([self.untagged.clone()]).find(|of| &*of.name == tag)?;
         let sampled = |row: &Row| row.stack.clone().map(|stack| (stack, row.held_bytes));
-        let sampled: Vec<_> = of_tag.rows.lock().rows.values().filter_map(sampled).collect();
+        let sampled: Vec<_> = of_tag.rows.lock().values().filter_map(sampled).collect();
         largest(sampled)?.place()
     }
 
@@ -126,7 +120,7 @@ impl Owners {
                 let age = Duration::from_micros(now_us.saturating_sub(row.since_us));
                 HeldBuffer { tag: tag.name.to_string(), bytes: row.held_bytes, age, stack: row.stack.clone() }
             };
-            buffers.extend(rows.rows.values().map(held));
+            buffers.extend(rows.values().map(held));
         }
         buffers.sort_by(|one, other| other.age.cmp(&one.age).then_with(|| other.bytes.cmp(&one.bytes)));
         buffers
@@ -154,9 +148,8 @@ impl Tag {
     /// A buffer of `held_bytes`, allocated at `now_us` for a request of `asked_bytes`.
     pub(crate) fn hold(self: &Arc<Self>, asked_bytes: u64, held_bytes: u64, now_us: u64) -> Holder {
         let mut rows = self.rows.lock();
-        rows.last_number += 1;
-        let number = rows.last_number;
-        rows.rows.insert(number, Row { asked_bytes, held_bytes, since_us: now_us, stack: None });
+        let number = rows.last_key_value().map_or(0, |(last, _)| last + 1);
+        rows.insert(number, Row { asked_bytes, held_bytes, since_us: now_us, stack: None });
         drop(rows);
         Holder { tag: self.clone(), number }
     }
@@ -164,11 +157,11 @@ impl Tag {
 
 impl Holder {
     pub(crate) fn is_sampled(&self) -> bool {
-        self.tag.rows.lock().rows.get(&self.number).is_some_and(|row| row.stack.is_some())
+        self.tag.rows.lock().get(&self.number).is_some_and(|row| row.stack.is_some())
     }
 
     pub(crate) fn set_stack(&self, stack: Arc<CallStack>) {
-        if let Some(row) = self.tag.rows.lock().rows.get_mut(&self.number) {
+        if let Some(row) = self.tag.rows.lock().get_mut(&self.number) {
             row.stack = Some(stack);
         }
     }
@@ -176,7 +169,7 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        let row = self.tag.rows.lock().rows.remove(&self.number);
+        let row = self.tag.rows.lock().remove(&self.number);
         // The row may have the last reference to a call stack, which is dropped under no lock.
         drop(row);
     }

@@ -35,7 +35,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::waiter::{Behind, FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
+pub(crate) use self::waiter::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::maintenance_thread::MaintenanceThread;
 use crate::size_class::Class;
 use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
@@ -143,15 +143,10 @@ impl<S: Server> WaitQueue<S> {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// Requests that wait now.
-    pub(super) fn waiting(&self) -> u64 {
-        // Relaxed: a statistic.
-        self.waiting.load(Ordering::Relaxed) as u64
-    }
-
-    /// Requests that have ever joined the queue.
-    pub(super) fn total(&self) -> u64 {
-        self.state.lock().joined
+    /// Requests that have ever joined the queue, and those that wait now.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        (state.joined, state.waiters.len() as u64)
     }
 
     /// Bytes of the waiting requests, in their order.
@@ -165,12 +160,15 @@ impl<S: Server> WaitQueue<S> {
     /// How long the waiting requests have waited so far, in sum.
     pub(super) fn waiting_for(&self, now: Instant) -> Duration {
         let waited = |since| now.saturating_duration_since(since);
-        self.state.lock().waiters.iter().filter_map(|(_, waiter)| waiter.joined_at()).map(waited).sum()
+        self.state.lock().waiters.iter().filter_map(|(_, waiter)| waiter.state.lock().joined).map(waited).sum()
     }
 
     /// The process was stopped for this long. That time does not count as waiting.
     pub(super) fn discount_pause(&self, stopped: Duration) {
-        self.state.lock().waiters.iter().for_each(|(_, waiter)| waiter.discount_pause(stopped));
+        for (_, waiter) in &self.state.lock().waiters {
+            let mut state = waiter.state.lock();
+            state.joined = state.joined.map(|joined| Instant::now().min(joined + stopped));
+        }
     }
 
     /// Changes the queue. Tells the pool if the queue has become empty or non-empty, and wakes a new head.
@@ -179,11 +177,11 @@ impl<S: Server> WaitQueue<S> {
         let head_before = state.head_number();
         let result = change(&mut state);
         let head = state.head_number();
+        // SeqCst: a return that comes after the first attempt of a request that has joined sees it.
+        self.waiting.store(state.waiters.len(), Ordering::SeqCst);
         if head.is_some() != head_before.is_some() {
             server.require_slow_path(head.is_some());
         }
-        // SeqCst: a return that comes after the first attempt of a request that has joined sees it.
-        self.waiting.store(state.waiters.len(), Ordering::SeqCst);
         let mut next = None;
         if head != head_before {
             // Requests that passed the previous head count as held for the new one.
@@ -199,7 +197,7 @@ impl<S: Server> WaitQueue<S> {
 
     /// Wakes `waiter` to check again, on its own thread or on the thread that serves tasks. May call a waker, so never under a lock.
     fn wake(&self, waiter: &Waiter<S>) {
-        waiter.restart_polls();
+        waiter.state.lock().polls_since = Instant::now();
         if !waiter.is_task() || !self.wake_thread() {
             waiter.wake();
         }
@@ -239,7 +237,7 @@ impl<S: Server> WaitQueue<S> {
 
     /// Searches for memory for `waiter` if it is the head, or deferred. Ends its wait if it is served, late, or hopeless.
     fn search(&self, server: &Arc<S>, waiter: &Arc<Waiter<S>>) {
-        let is_deferred = waiter.joined_at().is_none();
+        let is_deferred = waiter.state.lock().joined.is_none();
         if is_deferred {
             self.state.lock().deferred.retain(|other| !Arc::ptr_eq(other, waiter));
         } else if self.is_head(server, waiter) {
@@ -251,10 +249,10 @@ impl<S: Server> WaitQueue<S> {
             let patience = server.patience(waiter.polls_since()).max(MIN_SEARCH_TIME);
             match server.serve(waiter, waiter.deadline.min(Instant::now() + patience)) {
                 Ok(item) => return self.end(server, waiter, Some(item)),
-                Err(refusal) if !is_deferred => waiter.set_refusal(refusal),
+                Err(refusal) if !is_deferred => waiter.state.lock().refusal = Some(refusal),
                 Err(refusal) => {
                     let is_admitted = server.admits(waiter, &refusal);
-                    waiter.set_refusal(refusal);
+                    waiter.state.lock().refusal = Some(refusal);
                     if is_admitted {
                         self.join(server, waiter);
                         return self.search(server, waiter);
@@ -309,7 +307,7 @@ impl<S: Server> WaitQueue<S> {
             };
             let mut state = self.state.lock();
             state.is_woken = false;
-            if !state.has_tasks() {
+            if state.deferred.is_empty() && !state.waiters.iter().any(|(_, waiter)| waiter.is_task()) {
                 state.has_thread = false;
                 return;
             }
@@ -368,16 +366,16 @@ impl<S: Server> WaitQueue<S> {
     }
 
     /// Lets a request search for memory: no request waits (0), or it passes the head, which has this number. `bytes_next_to` returns
-    /// for the class of the head what the limit leaves next to it, and what the request needs of that. Otherwise returns the
-    /// requests that come first.
-    pub(super) fn try_pass(&self, bytes_next_to: impl FnOnce(Class) -> (u64, u64)) -> Result<u64, Behind> {
+    /// for the class of the head what the limit leaves next to it, and what the request needs of that. Otherwise returns how many
+    /// requests come first, and the bytes of the head.
+    pub(super) fn try_pass(&self, bytes_next_to: impl FnOnce(Class) -> (u64, u64)) -> Result<u64, (u64, u64)> {
         if !self.has_waiters() {
             return Ok(0);
         }
         let mut state = self.state.lock();
         let Some(&(number, ref head)) = state.waiters.front() else { return Ok(0) };
         let (room_bytes, needed_bytes) = bytes_next_to(head.class);
-        let behind = Behind { waiting: state.waiters.len() as u64, first_bytes: head.class.bytes as u64 };
+        let behind = (state.waiters.len() as u64, head.class.bytes as u64);
         let passed_bytes = state.passed_bytes.checked_add(needed_bytes);
         state.passed_bytes = passed_bytes.filter(|&sum| needed_bytes > 0 && sum <= room_bytes).ok_or(behind)?;
         Ok(number)
@@ -410,10 +408,6 @@ impl<S: Server> QueueState<S> {
 
     fn head_number(&self) -> Option<u64> {
         self.waiters.front().map(|&(number, _)| number)
-    }
-
-    fn has_tasks(&self) -> bool {
-        !self.deferred.is_empty() || self.waiters.iter().any(|(_, waiter)| waiter.is_task())
     }
 
     /// Removes late tasks from the front: a task that is no longer polled must not block other requests.

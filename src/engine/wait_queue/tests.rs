@@ -252,7 +252,7 @@ fn requests_pass_the_head_within_the_room_next_to_it() {
     let second = join_task(&pool, OTHER, LONG);
     let number = pass(4).expect("4 fit");
     assert_eq!((number, pass(6)), (1, Ok(1)));
-    assert_eq!(pass(1), Err(Behind { waiting: 2, first_bytes: 4096 }));
+    assert_eq!(pass(1), Err((2, 4096)));
     // What passed comes back: by a return, or because there was no memory.
     assert_eq!(pool.queue.offer(&pool, 1, OTHER, number, 4), Some(1));
     assert_eq!(pass(4), Ok(1));
@@ -291,7 +291,7 @@ fn the_thread_serves_tasks_and_ends_with_the_last_of_them() {
     let pool = TestPool::with_thread(!cfg!(miri));
     pool.idle.lock().push(7);
     assert_eq!(block_on(&mut defer(&pool)), Some(7));
-    assert_eq!(pool.queue.total(), 0, "it never waited");
+    assert_eq!(pool.queue.counts(), (0, 0), "it never waited");
     thread::scope(|scope| {
         let mut waiting = defer(&pool);
         let waiting = scope.spawn(move || block_on(&mut waiting));

@@ -33,15 +33,15 @@ pub(crate) struct Waiter<S: Server> {
     pub(super) deadline: Instant,
     /// Of a task.
     keep_alive: Option<KeepAlive>,
-    state: Mutex<WaiterState<S>>,
+    pub(super) state: Mutex<WaiterState<S>>,
     changed: Condvar,
 }
 
-struct WaiterState<S: Server> {
-    /// When it joined the queue.
-    joined: Option<Instant>,
+pub(super) struct WaiterState<S: Server> {
+    /// When it joined the queue; `None` while it is deferred.
+    pub(super) joined: Option<Instant>,
     /// When it began, joined or was last woken: polls become rarer from then on.
-    polls_since: Instant,
+    pub(super) polls_since: Instant,
     is_woken: bool,
     /// The wait has ended: the request was served, failed or was cancelled.
     has_ended: bool,
@@ -49,7 +49,7 @@ struct WaiterState<S: Server> {
     /// The item was handed over by a return.
     was_handed: bool,
     /// Why the last attempt failed.
-    refusal: Option<S::Refusal>,
+    pub(super) refusal: Option<S::Refusal>,
     /// The waker of the task, until it is woken.
     waker: Option<Waker>,
 }
@@ -90,24 +90,9 @@ impl<S: Server> Waiter<S> {
         self.keep_alive.is_some()
     }
 
-    /// When it joined the queue; `None` while it is deferred.
-    pub(super) fn joined_at(&self) -> Option<Instant> {
-        self.state.lock().joined
-    }
-
-    /// The process was stopped for this long.
-    pub(super) fn discount_pause(&self, stopped: Duration) {
-        let mut state = self.state.lock();
-        state.joined = state.joined.map(|joined| Instant::now().min(joined + stopped));
-    }
-
     /// Why the last attempt failed; `None` before the first has.
     pub(in crate::engine) fn refusal(&self) -> Option<S::Refusal> {
         self.state.lock().refusal.clone()
-    }
-
-    pub(super) fn set_refusal(&self, refusal: S::Refusal) {
-        self.state.lock().refusal = Some(refusal);
     }
 
     /// It is in the queue from now on; false if it has ended. Only under the lock of the queue, like all changes of the slot.
@@ -145,11 +130,6 @@ impl<S: Server> Waiter<S> {
         (state.item.take(), state.was_handed)
     }
 
-    /// Polls become frequent again.
-    pub(super) fn restart_polls(&self) {
-        self.state.lock().polls_since = Instant::now();
-    }
-
     pub(super) fn polls_since(&self) -> Instant {
         self.state.lock().polls_since
     }
@@ -182,15 +162,6 @@ impl<S: Server> Waiter<S> {
         let waker = same.unwrap_or_else(|| waker.clone());
         self.state.lock().waker = Some(waker);
     }
-}
-
-/// The requests before one that may not pass the head.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Behind {
-    /// How many wait.
-    pub(in crate::engine) waiting: u64,
-    /// Bytes of the head.
-    pub(in crate::engine) first_bytes: u64,
 }
 
 /// The outcome of the first attempt of a request.
@@ -230,7 +201,7 @@ impl<S: Server> WaitTicket<S> {
         let (waiter, queue) = (Arc::new(waiter), server.queue());
         match refusal {
             Some(refusal) => {
-                waiter.set_refusal(refusal);
+                waiter.state.lock().refusal = Some(refusal);
                 queue.join(&**server, &waiter);
             }
             None => queue.state.lock().deferred.push_back(waiter.clone()),
@@ -252,7 +223,7 @@ impl<S: Server> WaitTicket<S> {
 
     /// How long it has been in the queue, if it was.
     pub(in crate::engine) fn waited(&self) -> Option<Duration> {
-        self.waiter.joined_at().map(|joined| joined.elapsed())
+        self.waiter.state.lock().joined.map(|joined| joined.elapsed())
     }
 
     /// Blocks the thread until it is served, its deadline has passed, or waiting cannot help.

@@ -22,10 +22,9 @@ const NUMBER_MAX: u64 = i64::MAX as u64;
 type Key = (u32, u64);
 
 /// A buffer in use or in flight.
-#[derive(Clone, Copy)]
 struct HeldBuffer {
+    key: Key,
     bytes: u64,
-    address: u64,
     /// Returned, but devices may still read it.
     is_in_flight: bool,
     /// The index of the `alloc` entry, and the call stack of the request; 0 if that was not sampled.
@@ -37,17 +36,16 @@ struct Memory<'a> {
     recording: &'a Recording,
     /// Address and bytes of the memory of each buffer.
     places: HashMap<Key, (u64, u64)>,
-    held: HashMap<Key, HeldBuffer>,
-    /// The buffer held at an address. No two overlap.
-    held_at: BTreeMap<u64, Key>,
+    /// The buffers by address. No two overlap.
+    held: BTreeMap<u64, HeldBuffer>,
     /// Start and end of all memory that was requested.
     requested: BTreeMap<u64, u64>,
     entries: Vec<Value>,
 }
 
 pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
-    let (places, held, held_at, requested, entries) = Default::default();
-    let mut memory = Memory { recording, places, held, held_at, requested, entries };
+    let (places, held, requested, entries) = Default::default();
+    let mut memory = Memory { recording, places, held, requested, entries };
     recording.records.iter().for_each(|record| memory.add(record));
     let segments = joined(&memory.requested);
     let history = std::mem::take(&mut memory.entries);
@@ -56,9 +54,7 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
     }
     let Memory { held, mut entries, .. } = memory;
     entries.extend(history);
-    let mut blocks: Vec<_> = held.into_values().collect();
-    blocks.sort_by_key(|held| held.address);
-    let segments: Vec<_> = segments.into_iter().map(|ends| segment(ends, &blocks, recording)).collect();
+    let segments: Vec<_> = segments.into_iter().map(|ends| segment(ends, &held, recording)).collect();
     let snapshot = json!({
         "segments": segments, "device_traces": [entries], "allocator_settings": {}, "external_annotations": [],
     });
@@ -78,21 +74,21 @@ fn joined(pieces: &BTreeMap<u64, u64>) -> Vec<(u64, u64)> {
 }
 
 /// A segment, filled with the held buffers and the gaps between them.
-fn segment((start, end): (u64, u64), held: &[HeldBuffer], recording: &Recording) -> Value {
+fn segment((start, end): (u64, u64), held: &BTreeMap<u64, HeldBuffer>, recording: &Recording) -> Value {
     let (mut blocks, mut at, mut active, mut allocated) = (Vec::new(), start, 0, 0);
     let mut add = |at: u64, bytes: u64, state: &str, stack: u32| {
         let frames = frames(recording, stack);
         blocks.push(json!({ "address": at, "size": bytes, "requested_size": bytes, "state": state, "frames": frames }));
     };
-    for held in held.iter().filter(|held| (start..end).contains(&held.address)) {
-        if held.address > at {
-            add(at, held.address - at, "inactive", 0);
+    for (&address, held) in held.range(start..end) {
+        if address > at {
+            add(at, address - at, "inactive", 0);
         }
         let state = if held.is_in_flight { "active_pending_free" } else { "active_allocated" };
-        add(held.address, held.bytes, state, held.stack);
+        add(address, held.bytes, state, held.stack);
         active += held.bytes;
         allocated += if held.is_in_flight { 0 } else { held.bytes };
-        at = held.address + held.bytes;
+        at = address + held.bytes;
     }
     if at < end {
         add(at, end - at, "inactive", 0);
@@ -127,23 +123,23 @@ impl Memory<'_> {
                 let end = self.requested.entry(address).or_default();
                 *end = (*end).max(address + most);
                 let (bytes, entry) = (bytes.clamp(1, most), self.entries.len());
-                self.held.insert(key(id), HeldBuffer { bytes, address, is_in_flight: false, entry, stack: 0 });
-                self.held_at.insert(address, key(id));
+                self.held.insert(address, HeldBuffer { key: key(id), bytes, is_in_flight: false, entry, stack: 0 });
                 self.entry("alloc", record, address, bytes, tag);
             }
             Event::Sampled { id, stack } => {
-                if let Some(held) = self.held.get_mut(&key(id)) {
+                if let Some((_, held)) = self.held_buffer(key(id)) {
                     held.stack = stack;
-                    let known = self.entries.get_mut(held.entry).and_then(|entry| entry["frames"].as_array_mut());
+                    let entry = held.entry;
+                    let known = self.entries.get_mut(entry).and_then(|entry| entry["frames"].as_array_mut());
                     if let Some(known) = known {
                         known.splice(..known.len().saturating_sub(1), frames(self.recording, stack));
                     }
                 }
             }
             Event::Put { id, in_flight: true } => {
-                if let Some(held) = self.held.get_mut(&key(id)).filter(|held| !held.is_in_flight) {
+                if let Some((address, held)) = self.held_buffer(key(id)).filter(|(_, held)| !held.is_in_flight) {
                     held.is_in_flight = true;
-                    let HeldBuffer { address, bytes, .. } = *held;
+                    let bytes = held.bytes;
                     self.entry("free_requested", record, address, bytes, 0);
                 }
             }
@@ -157,9 +153,15 @@ impl Memory<'_> {
         }
     }
 
+    /// A held buffer and its address.
+    fn held_buffer(&mut self, key: Key) -> Option<(u64, &mut HeldBuffer)> {
+        let &(address, _) = self.places.get(&key)?;
+        self.held.get_mut(&address).filter(|held| held.key == key).map(|held| (address, held))
+    }
+
     fn free(&mut self, record: &Record, key: Key) {
-        if let Some(HeldBuffer { bytes, address, is_in_flight, .. }) = self.held.remove(&key) {
-            self.held_at.remove(&address);
+        if let Some((address, &mut HeldBuffer { bytes, is_in_flight, .. })) = self.held_buffer(key) {
+            self.held.remove(&address);
             if !is_in_flight {
                 self.entry("free_requested", record, address, bytes, 0);
             }
@@ -169,10 +171,9 @@ impl Memory<'_> {
 
     /// Frees all buffers at these addresses: the records of their release are lost.
     fn free_within(&mut self, record: &Record, address: u64, bytes: u64) {
-        let before_end = self.held_at.range(..address.saturating_add(bytes)).rev();
-        let is_within =
-            |key: &Key| self.held.get(key).is_some_and(|held: &HeldBuffer| held.address + held.bytes > address);
-        let keys: Vec<_> = before_end.map(|(_, key)| *key).take_while(is_within).collect();
+        let before_end = self.held.range(..address.saturating_add(bytes)).rev();
+        let within = before_end.take_while(|(start, held)| *start + held.bytes > address);
+        let keys: Vec<_> = within.map(|(_, held)| held.key).collect();
         keys.into_iter().for_each(|key| self.free(record, key));
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The `f` of a buffer in flight is placed at the end of its copies.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::{self, Write};
 
 use pinpool_replay::{Event, PoolDescription, Recording};
@@ -13,30 +13,29 @@ use pinpool_cli::terminal::one_line;
 
 pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     head(recording, out)?;
-    // The names of held buffers, and buffers with copies in flight.
-    let (mut held, mut in_flight, mut last_name) = (HashMap::new(), HashSet::new(), 0_u64);
+    // The name of each held buffer, and whether it has copies in flight.
+    let (mut held, mut last_name) = (HashMap::new(), 0_u64);
     let (mut pool, mut time_us) = (0, recording.records.first().map_or(0, |record| record.time_ns / 1000));
     for record in &recording.records {
         let key = record.event.buffer().map(|id| (record.pool, id));
         let freed = match record.event {
             Event::Put { in_flight: true, .. } => {
-                in_flight.extend(key);
+                key.and_then(|key| held.get_mut(&key)).into_iter().for_each(|(_, in_flight)| *in_flight = true);
                 None
             }
-            Event::Completed { .. } if !key.is_some_and(|key| in_flight.contains(&key)) => None,
+            Event::Completed { .. } if !key.and_then(|key| held.get(&key)).is_some_and(|(_, in_flight)| *in_flight) => {
+                None
+            }
             Event::Get { .. } | Event::Put { .. } | Event::Completed { .. } | Event::Gone { .. } => {
-                key.and_then(|key| {
-                    in_flight.remove(&key);
-                    held.remove(&key)
-                })
+                key.and_then(|key| held.remove(&key))
             }
             _ => None,
         };
-        let mut lines: Vec<_> = freed.map(|name| format!("f {name}")).into_iter().collect();
+        let mut lines: Vec<_> = freed.map(|(name, _)| format!("f {name}")).into_iter().collect();
         match (record.event, key) {
             (Event::Get { bytes, .. }, Some(key)) => {
                 last_name += 1;
-                held.insert(key, last_name);
+                held.insert(key, (last_name, false));
                 lines.push(format!("a {last_name} {bytes}"));
             }
             (Event::Cleared, _) => lines.push("c".to_owned()),

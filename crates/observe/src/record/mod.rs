@@ -177,7 +177,7 @@ pub enum Unrecorded {
 }
 
 /// The result of a pool's recording.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recorded {
     /// Records of this file so far, including other pools.
     pub records: u64,

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
+use super::Recorded;
 use super::format::{BLOCK_BYTES, Item, add_item, block};
 use super::open::{Opened, flock};
 use pinpool_os::file_id::FileId;
@@ -17,17 +18,15 @@ pub(super) struct Output {
     /// The head until it is written.
     head: Vec<u8>,
     items: Vec<u8>,
-    /// Records of the block, of the file, and records that are in neither.
+    /// Records of the block.
     records: u64,
-    pub(super) written: u64,
-    pub(super) lost: u64,
-    pub(super) failure: Option<String>,
+    pub(super) recorded: Recorded,
 }
 
 impl Output {
     pub(super) fn new(opened: Opened, is_compressed: bool, head: Vec<u8>) -> Self {
-        let (items, records, written, lost, failure) = Default::default();
-        Self { opened, is_compressed, head, items, records, written, lost, failure }
+        let (items, records, recorded) = Default::default();
+        Self { opened, is_compressed, head, items, records, recorded }
     }
 
     /// Adds an item to the block, which is written if it is long enough.
@@ -42,10 +41,11 @@ impl Output {
     /// Writes the block.
     pub(super) fn write(&mut self) {
         let (items, records) = (std::mem::take(&mut self.items), std::mem::take(&mut self.records));
-        if !items.is_empty() && self.failure.is_none() {
-            self.failure = self.write_block(&block(&items)).err().map(|error| error.to_string());
+        if !items.is_empty() && self.recorded.failure.is_none() {
+            self.recorded.failure = self.write_block(&block(&items)).err().map(|error| error.to_string());
         }
-        *(if self.failure.is_none() { &mut self.written } else { &mut self.lost }) += records;
+        let Recorded { records: written, lost, failure } = &mut self.recorded;
+        *(if failure.is_none() { written } else { lost }) += records;
     }
 
     fn write_block(&mut self, block: &[u8]) -> io::Result<()> {

@@ -70,9 +70,8 @@ pub(super) struct Writer {
     pub(super) names: Arc<Mutex<Named>>,
     /// Records for which the queue had no room, since the last write.
     unqueued: AtomicU64,
-    /// Records that are in the file, and lost ones.
-    written: AtomicU64,
-    lost: AtomicU64,
+    /// The state after the last write.
+    recorded: Mutex<Recorded>,
 }
 
 /// Things that records refer to by number. Numbers stay valid while the process continues the file.
@@ -178,8 +177,7 @@ impl TraceFile {
             thread: OnceLock::new(),
             names: self.names.clone(),
             unqueued: Default::default(),
-            written: Default::default(),
-            lost: Default::default(),
+            recorded: Default::default(),
         });
         let is_compressed = self.path.extension().is_some_and(|extension| extension == "gz");
         let output = Output::new(opened, is_compressed, if is_continued { Vec::new() } else { head() });
@@ -264,14 +262,9 @@ impl Writer {
             };
             // Including records that are neither written nor counted as lost.
             let pending = self.queue.len() as u64 + self.unqueued.load(Ordering::Relaxed);
-            let Recorded { records, lost, .. } = self.recorded(None);
+            let Recorded { records, lost, .. } = *self.recorded.lock();
             Recorded { records, lost: lost + pending, failure: Some(failure) }
         })
-    }
-
-    fn recorded(&self, failure: Option<String>) -> Recorded {
-        let [records, lost] = [&self.written, &self.lost].map(|count| count.load(Ordering::Relaxed));
-        Recorded { records, lost, failure }
     }
 }
 
@@ -314,9 +307,8 @@ impl Run {
             let flushes = self.write();
             let ended = flushes.iter().filter(|(pool, _)| pool.is_some()).count();
             let is_last = ended > 0 && self.end(ended);
-            let recorded = self.writer.recorded(self.output.failure.clone());
             for (_, answer) in &flushes {
-                let _ = answer.send(recorded.clone());
+                let _ = answer.send(self.output.recorded.clone());
             }
             if is_last {
                 return;
@@ -333,7 +325,7 @@ impl Run {
         if file.open_pools > 0 {
             return false;
         }
-        if self.output.failure.is_some() {
+        if self.output.recorded.failure.is_some() {
             let mut names = file.names.lock();
             names.tags.forget_written();
             names.stacks.forget_written();
@@ -374,10 +366,8 @@ impl Run {
             output.add(&Item::Record(Record { time_ns: writer.now_ns(), thread: 0, pool, event }));
         }
         output.write();
-        output.lost += lost;
-        // Relaxed: read at the end of a pool, after the answer or after a timeout.
-        writer.written.store(output.written, Ordering::Relaxed);
-        writer.lost.store(output.lost, Ordering::Relaxed);
+        output.recorded.lost += lost;
+        writer.recorded.lock().clone_from(&output.recorded);
         flushes
     }
 }

@@ -364,11 +364,11 @@ impl<T> RemoteList<T> {
 
 impl<T> Drop for RemoteList<T> {
     fn drop(&mut self) {
-        drop(self.seal());
+        self.seal().for_each(drop);
     }
 }
 
-/// Entries taken from a remote list.
+/// Entries taken from a remote list. Entries that are left in it would leak.
 struct Entries<T> {
     next: *mut Entry<T>,
 }
@@ -398,12 +398,6 @@ impl<T> Iterator for Entries<T> {
         let entry = unsafe { Box::from_raw(self.next) };
         self.next = entry.links.below.cast();
         Some(entry)
-    }
-}
-
-impl<T> Drop for Entries<T> {
-    fn drop(&mut self) {
-        self.for_each(drop);
     }
 }
 

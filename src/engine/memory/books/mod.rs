@@ -23,7 +23,7 @@ use crate::stats::{SourceCalls, Stats};
 
 mod reserve;
 
-pub(in crate::engine) use reserve::ReserveProgress;
+use reserve::Progress;
 
 #[derive(Debug)]
 pub(in crate::engine) struct Books {
@@ -47,6 +47,8 @@ pub(in crate::engine) struct Books {
     largest_reserve_bytes: u64,
     /// The bytes of all requested reserves.
     pub(super) requested_bytes: u64,
+    /// The pinning of reserves.
+    pub(super) progress: Progress,
     peak_bytes: u64,
     next_id: u64,
     /// Regions for one buffer that were acquired because the source refused a larger one.
@@ -72,6 +74,7 @@ impl Books {
             reserve_overhead_bytes: 0,
             largest_reserve_bytes: 0,
             requested_bytes: 0,
+            progress: Progress::default(),
             peak_bytes: 0,
             next_id: 0,
             smaller_regions: 0,
@@ -246,17 +249,11 @@ impl Books {
         self.budget.max_bytes().map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
     }
 
-    /// Bytes above the limit, or above `max_idle_bytes` if `idle_bytes` are idle in the pool: whichever is more.
-    pub(in crate::engine) fn excess_bytes(&self, idle_bytes: u64, max_idle_bytes: Option<u64>) -> u64 {
-        let over =
-            |bytes: u64, max_bytes: Option<u64>| max_bytes.map_or(0, |max_bytes| bytes.saturating_sub(max_bytes));
+    /// Bytes of free memory and of the pool's idle buffers, which have `buffer_bytes`, outside of the reserve.
+    pub(in crate::engine) fn idle_bytes(&self, buffer_bytes: u64) -> u64 {
         let arena = self.arena.stats();
-        let idle_bytes = idle_bytes + arena.hole_bytes - arena.reserve_hole_bytes;
-        let idle_bytes = match self.arena.kept_bytes() {
-            0 => idle_bytes,
-            kept_bytes => idle_bytes.min(self.arena.committed_outside_reserves() - kept_bytes),
-        };
-        self.bytes_over_limit().max(over(idle_bytes, max_idle_bytes))
+        let own_bytes = self.arena.committed_outside_reserves().saturating_sub(self.arena.kept_bytes());
+        (buffer_bytes + arena.hole_bytes - arena.reserve_hole_bytes).min(own_bytes)
     }
 
     /// Plans the release of everything that is free.
@@ -282,8 +279,8 @@ impl Books {
         stats.memory.free_bytes = arena.hole_bytes;
         stats.memory.transit_bytes = arena.transit_bytes;
         stats.memory.overhead_bytes = arena.overhead_bytes + self.reserve_overhead_bytes;
-        let reserve = self.reserve_progress();
-        (stats.memory.reserve_bytes, stats.memory.reserve_target_bytes) = (reserve.pinned_bytes, reserve.target_bytes);
+        (stats.memory.reserve_bytes, stats.memory.reserve_target_bytes) = self.reserve_progress();
+        stats.memory.reserve_eta = self.reserve_eta();
         stats.memory.awaiting_release_bytes = self.overdue_bytes.min(self.arena.releasable_bytes());
         stats.memory.smaller_regions = self.smaller_regions;
         stats.memory.mappings = arena.mappings;

@@ -2,16 +2,45 @@
 //!
 //! A part of a reserve is claimed before it is pinned. It is a region with a dedicated range, or granules that the arena keeps.
 
+use std::time::{Duration, Instant};
+
 use super::super::block_memory::Refusal;
 use super::super::shape::GRANULE_BYTES;
 use super::Books;
 use crate::arena::{Plan, RANGE_BYTES_MAX};
 use crate::backend::{PAGE_BYTES, Region, SourceError};
+use crate::maintenance_thread::Pace;
+use crate::shared_limit::Want;
 
-/// The bytes of all reserves.
-pub(in crate::engine) struct ReserveProgress {
-    pub(in crate::engine) pinned_bytes: u64,
-    pub(in crate::engine) target_bytes: u64,
+/// The pinning of reserves.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Progress {
+    pub(in crate::engine) is_cancelled: bool,
+    /// The error that stopped it.
+    pub(in crate::engine) stopped: Option<SourceError>,
+    /// The limit had no room for the last step.
+    pub(in crate::engine) lacks_room: bool,
+    /// The bytes that other owners of the shared limit should release for it.
+    pub(in crate::engine) want: Want,
+    /// The log has said that it waits for room.
+    pub(in crate::engine) has_logged_lack: bool,
+    /// When the pinning in the background began, and the bytes pinned then.
+    pub(in crate::engine) begun: Option<(Instant, u64)>,
+    /// Quarters that the log has reported.
+    pub(in crate::engine) reported: u128,
+}
+
+impl Progress {
+    /// How soon the next step is due.
+    pub(in crate::engine) fn pace(&self) -> Pace {
+        if self.begun.is_none() || self.is_cancelled || self.stopped.is_some() {
+            Pace::Never
+        } else if self.lacks_room {
+            Pace::Quiet
+        } else {
+            Pace::Steps
+        }
+    }
 }
 
 impl Books {
@@ -43,14 +72,24 @@ impl Books {
         self.requested_bytes -= bytes.min(self.reserve_to_come());
     }
 
-    pub(in crate::engine) fn reserve_progress(&self) -> ReserveProgress {
-        let pinned_bytes = self.arena.stats().reserve_bytes + self.arena.kept_bytes();
-        ReserveProgress { pinned_bytes, target_bytes: self.requested_bytes }
+    /// Bytes of all reserves: pinned, and requested.
+    pub(in crate::engine) fn reserve_progress(&self) -> (u64, u64) {
+        (self.arena.stats().reserve_bytes + self.arena.kept_bytes(), self.requested_bytes)
+    }
+
+    /// The time until the reserve is complete, at the rate so far; `None` if no reserve is in progress or the rate is unknown.
+    pub(in crate::engine) fn reserve_eta(&self) -> Option<Duration> {
+        let (at, before_bytes) = self.progress.begun.filter(|_| self.progress.pace() == Pace::Steps)?;
+        let (pinned_bytes, target_bytes) = self.reserve_progress();
+        let done_bytes = u128::from(pinned_bytes.checked_sub(before_bytes).filter(|&bytes| bytes > 0)?);
+        let left_bytes = u128::from(target_bytes.saturating_sub(pinned_bytes));
+        let micros = at.elapsed().as_micros().saturating_mul(left_bytes) / done_bytes;
+        Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
     }
 
     /// Bytes requested that are neither pinned nor being pinned.
     pub(in crate::engine) fn reserve_to_come(&self) -> u64 {
-        let ReserveProgress { pinned_bytes, target_bytes } = self.reserve_progress();
+        let (pinned_bytes, target_bytes) = self.reserve_progress();
         target_bytes.saturating_sub(pinned_bytes + self.pending_bytes)
     }
 
@@ -116,7 +155,7 @@ impl Books {
         self.pending_bytes -= held_bytes;
         self.mappings.regions.insert(range, region);
         // A region is whole granules.
-        self.requested_bytes = self.requested_bytes.max(self.reserve_progress().pinned_bytes);
+        self.requested_bytes = self.requested_bytes.max(self.reserve_progress().0);
         self.reserve_overhead_bytes += held_bytes - bytes;
         self.lower_claim();
         self.record_peak();
