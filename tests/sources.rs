@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 514),
     ("src/unstable", 53),
-    ("tests", 38616),
-    ("sum of code and tests", 78709),
+    ("tests", 38598),
+    ("sum of code and tests", 78464),
 ];
 
 /// Bytes of all Markdown files.
