@@ -219,7 +219,7 @@ fn the_given_settings_are_those_of_the_recording() {
         (&advice["as_given"]["max_bytes"], &advice["tried"]),
         (&(1_u64 << 30).into(), &Value::Array(Vec::new()))
     );
-    assert!(advise(&path, &[]).stdout.contains("keep what you have: no idle timeout or reserve gains"), "{advice}");
+    assert!(advise(&path, &[]).stdout.contains("keep what you have: no timeout or reserve saves"), "{advice}");
 }
 
 #[test]
