@@ -15,8 +15,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::heap::HeapSource;
-use super::huge_pages::HugeTlb;
 use super::mlock::lock_limit;
+use super::options::PinOptions;
 use super::source::Source;
 use super::trial;
 use crate::error::{ErrorKind, Result};
@@ -95,28 +95,6 @@ pub struct Chosen {
     pub findings: Vec<Finding>,
 }
 
-/// How memory is pinned, and for which pool.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PinOptions<'a> {
-    /// The root of the file system, `/` except in tests.
-    pub(crate) root: &'a Path,
-    /// Ordinal of the GPU.
-    pub(crate) device: u32,
-    /// Requested NUMA node; `None` for the GPU's.
-    pub(crate) node: Option<u32>,
-    /// Threads that touch fresh pages concurrently.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only `register` keeps the number.
-    pub(crate) threads: usize,
-    /// Whether an arena is between the pool and the source, so that few and large pieces are pinned.
-    pub(crate) has_arena: bool,
-    /// The limit in bytes, if the user set one.
-    pub(crate) max_bytes: Option<u64>,
-    /// For whole regions of `vmm`, `register`, `mlock` and `heap`.
-    pub(crate) hugetlb: HugeTlb,
-    /// Sources of the driver that are not to be tried in this process, each with the reason.
-    pub(crate) excluded: &'a [(&'static str, String)],
-}
-
 impl Chosen {
     fn new(source: Arc<dyn Source>) -> Self {
         Self { source, lock_limit_bytes: None, passed_over: Vec::new(), findings: Vec::new() }
@@ -133,13 +111,13 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
     let options = PinOptions { node: existing_node(options.root, options.node)?, ..options };
     let unavailable = |why| ErrorKind::Unavailable { backend: backend.name(), why };
     let mut chosen = match backend {
-        Backend::Heap => Chosen::new(host_source(HeapSource::new(), options)),
+        Backend::Heap => Chosen::new(Arc::new(HeapSource::for_pool(&options, false))),
         Backend::Source(source) => Chosen::new(source.clone()),
         Backend::Auto if is_linux => best_available(options),
         Backend::Auto => {
             let found = Finding::warning("pinning", "memory is not pinned, which needs Linux")
                 .remedy("set PINPOOL_BACKEND=heap to accept this");
-            Chosen { findings: vec![found], ..Chosen::new(host_source(HeapSource::new(), options)) }
+            Chosen { findings: vec![found], ..Chosen::new(Arc::new(HeapSource::for_pool(&options, false))) }
         }
         _ if !is_linux => Err(unavailable("needs Linux; use heap or a custom source on this system".to_owned()))?,
         Backend::Gpu => best_of_driver(options).map_err(|passed_over| {
@@ -156,7 +134,7 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
         Backend::Vmm | Backend::Register | Backend::Cuda => {
             Chosen::new(driver_source(backend.name(), options, true).map_err(unavailable)?)
         }
-        Backend::Mlock => Chosen::new(host_source(HeapSource::locked(), options)),
+        Backend::Mlock => Chosen::new(Arc::new(HeapSource::for_pool(&options, true))),
     };
     chosen.findings.extend(node_ignored(&*chosen.source, options.node));
     chosen.findings.extend(options.hugetlb.finding(options.root));
@@ -189,15 +167,6 @@ fn existing_node(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
     Err(ErrorKind::Setting { name: "PINPOOL_NUMA_NODE", value: requested.to_string(), why }.into())
 }
 
-/// `source` with the settings of `options`.
-fn host_source(source: HeapSource, options: PinOptions<'_>) -> Arc<HeapSource> {
-    let source = source.with_hugetlb(options.hugetlb);
-    Arc::new(match options.node {
-        Some(node) => source.on_node_below(options.root, node),
-        None => source,
-    })
-}
-
 /// The driver's sources that suit a pool with or without an arena, best first.
 fn driver_sources(has_arena: bool) -> &'static [&'static str] {
     if has_arena { &["vmm", "register", "cuda"] } else { &["cuda"] }
@@ -225,7 +194,7 @@ fn best_available(options: PinOptions<'_>) -> Chosen {
         Err(passed_over) => passed_over,
     };
     let mut findings: Vec<_> = unused_gpu(options, &passed_over).into_iter().collect();
-    let mlock = host_source(HeapSource::locked(), options);
+    let mlock = Arc::new(HeapSource::for_pool(&options, true));
     match usable_lock_limit(&mlock, options.max_bytes) {
         Ok(lock_limit_bytes) => Chosen { source: mlock, lock_limit_bytes, passed_over, findings },
         Err(why) => {
@@ -234,7 +203,7 @@ fn best_available(options: PinOptions<'_>) -> Chosen {
                              PINPOOL_BACKEND=heap to accept this",
             ));
             passed_over.push(("mlock", why));
-            Chosen { passed_over, findings, ..Chosen::new(host_source(HeapSource::new(), options)) }
+            Chosen { passed_over, findings, ..Chosen::new(Arc::new(HeapSource::for_pool(&options, false))) }
         }
     }
 }
@@ -319,18 +288,13 @@ pub(crate) fn driver_source(name: &str, options: PinOptions<'_>, is_named: bool)
     use super::register::RegisterSource;
     use super::vmm::VmmSource;
 
-    let PinOptions { root, device, node, threads, excluded, max_bytes, .. } = options;
-    if let Some((_, why)) = excluded.iter().find(|(excluded, _)| *excluded == name) {
+    if let Some((_, why)) = options.excluded.iter().find(|(excluded, _)| *excluded == name) {
         return Err(why.clone());
     }
     match name {
-        "vmm" => VmmSource::on_machine(root, (device, node), options.hugetlb, max_bytes, is_named)
-            .map(|source| Arc::new(source) as _),
-        "register" => {
-            let source = RegisterSource::on_machine(root, device, node);
-            source.map(|source| Arc::new(source.with_threads(threads).with_hugetlb(options.hugetlb)) as _)
-        }
-        _ => CudaSource::new(device).map(|source| Arc::new(source) as _),
+        "vmm" => VmmSource::for_pool(&options, is_named).map(|source| Arc::new(source) as _),
+        "register" => RegisterSource::for_pool(&options).map(|source| Arc::new(source) as _),
+        _ => CudaSource::new(options.device).map(|source| Arc::new(source) as _),
     }
     .map_err(|error| error.to_string())
 }
@@ -345,16 +309,7 @@ mod tests {
     use super::*;
 
     fn options(has_arena: bool) -> PinOptions<'static> {
-        PinOptions {
-            root: Path::new("/"),
-            device: 0,
-            node: None,
-            threads: 0,
-            has_arena,
-            max_bytes: None,
-            hugetlb: HugeTlb::Off,
-            excluded: &[],
-        }
+        PinOptions { has_arena, ..PinOptions::new(0, None) }
     }
 
     #[test]

@@ -11,7 +11,6 @@
 //! not stall keeps its memory.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -22,7 +21,6 @@ use crate::driver::calls;
 use crate::driver::device::Device;
 use crate::error::SourceError;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
-use pinpool_os::sync::Mutex;
 
 /// The driver carves blocks below this out of larger ones and guarantees no alignment for them.
 const CARVED_BYTES: usize = GRANULE_BYTES;
@@ -31,9 +29,8 @@ const CARVED_BYTES: usize = GRANULE_BYTES;
 #[derive(Debug)]
 pub struct CudaSource {
     device: Arc<Device>,
+    /// Numbers of the regions, in pages. The lower bits of an id are the bytes of the driver's block before its region.
     ids: RegionIds,
-    /// Region start -> bytes of the driver's block before it, if there are some.
-    skipped: Mutex<HashMap<usize, usize>>,
 }
 
 impl CudaSource {
@@ -43,7 +40,7 @@ impl CudaSource {
     ///
     /// There is no driver, no such device, or the driver refuses to start.
     pub fn new(ordinal: u32) -> Result<Self, SourceError> {
-        Ok(Self { device: Device::find(ordinal)?, ids: Default::default(), skipped: Default::default() })
+        Ok(Self { device: Device::find(ordinal)?, ids: Default::default() })
     }
 }
 
@@ -76,24 +73,16 @@ unsafe impl Source for CudaSource {
             let _leaked = unsafe { calls::host_free(block.cast()) };
             return Err(SourceError::new("cuMemHostAlloc", "the driver's block holds no page-aligned region"));
         };
-        if skip != 0 {
-            self.skipped.lock().insert(start.addr().get(), skip);
-        }
-        Ok(Region::new(start, len_bytes, self.ids.next()))
+        // Less than a page.
+        Ok(Region::new(start, len_bytes, self.ids.next() * PAGE_BYTES as u64 + skip as u64))
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         let _entered = self.device.enter()?;
-        let start = region.start();
-        // Forgotten before the call: another region may begin here once the block is freed.
-        let skip = self.skipped.lock().remove(&start.addr().get());
-        let block = start.as_ptr().wrapping_sub(skip.unwrap_or(0));
+        let skip = region.id() % PAGE_BYTES as u64;
+        let block = region.start().as_ptr().wrapping_sub(usize::try_from(skip).unwrap_or(0));
         // SAFETY: the caller's promise: allocated by `acquire`, not freed, and unused by every device.
-        unsafe { calls::host_free(block.cast()) }.map_err(|failed| {
-            // The next release of the region frees the same block.
-            self.skipped.lock().extend(skip.map(|skip| (start.addr().get(), skip)));
-            failed.into()
-        })
+        Ok(unsafe { calls::host_free(block.cast()) }?)
     }
 
     fn needs_gpu(&self) -> bool {

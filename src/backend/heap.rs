@@ -4,11 +4,10 @@
 //! kernel keeps locked pages in memory; what it unmaps, it unlocks.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
 
-use std::path::Path;
-
 use super::huge_pages::{HugeTlb, increasing};
 use super::mapping;
 use super::mlock::{lock, lock_on_fault, unlock};
+use super::options::PinOptions;
 use super::populate::{one_of_several, place, populate};
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, VirtualMemory};
@@ -21,6 +20,7 @@ pub struct HeapSource {
     ids: RegionIds,
     /// Requested NUMA node of the pages.
     node: Option<u32>,
+    /// For fast acquisitions, such as a reserve.
     hugetlb: HugeTlb,
 }
 
@@ -35,14 +35,10 @@ impl HeapSource {
         Self { is_locked: true, ..Self::default() }
     }
 
-    /// Takes memory from the node `node` of the machine below `root`.
-    pub(super) fn on_node_below(self, root: &Path, node: u32) -> Self {
-        Self { node: Some(node).filter(|&node| one_of_several(root, node)), ..self }
-    }
-
-    /// Uses such huge pages for fast acquisitions, such as a reserve.
-    pub(super) fn with_hugetlb(self, hugetlb: HugeTlb) -> Self {
-        Self { hugetlb, ..self }
+    /// Makes one of the two, for a pool with these options.
+    pub(super) fn for_pool(options: &PinOptions<'_>, is_locked: bool) -> Self {
+        let node = options.node.filter(|&node| one_of_several(options.root, node));
+        Self { is_locked, ids: RegionIds::default(), node, hugetlb: options.hugetlb }
     }
 
     fn if_locked(&self, call: impl FnOnce() -> Result<(), SourceError>) -> Result<(), SourceError> {

@@ -11,8 +11,7 @@
 //! access faults. Holds no state.
 //!
 //! On systems other than Linux `madvise` empties no page, so sources have no virtual memory there ([`HAS_RANGES`]).
-//! Miri has no `mprotect` and `madvise` and only a part of `mmap`: whole mappings come from the global allocator there, and
-//! sources have no virtual memory either.
+//! Miri has no `mprotect` and `madvise` and only a part of `mmap`, so sources have no virtual memory there either.
 #![allow(unsafe_code)] // The kernel's memory calls are here and in the sources, nowhere else.
 
 use std::path::Path;
@@ -52,19 +51,9 @@ pub(super) const CHARGED: libc::c_int = 0;
 pub(super) const CHARGED_ON_TOUCH: libc::c_int = libc::MAP_NORESERVE;
 
 /// Maps memory that is charged as `accounting` says.
-#[cfg(not(miri))]
 pub(super) fn map(len_bytes: usize, accounting: libc::c_int, id: u64) -> Result<Region, SourceError> {
     let mapped_bytes = mapped_bytes(len_bytes)?;
     let start = mmap(mapped_bytes, READ_WRITE, accounting).map_err(|error| with_memory_remedy(error, mapped_bytes))?;
-    Ok(Region::new(start, len_bytes, id))
-}
-
-#[cfg(miri)]
-pub(super) fn map(len_bytes: usize, _accounting: libc::c_int, id: u64) -> Result<Region, SourceError> {
-    let layout = layout(len_bytes)?;
-    // SAFETY: the layout is not of zero size: `mapped_bytes` is at least one page.
-    let start = unsafe { std::alloc::alloc_zeroed(layout) };
-    let start = NonNull::new(start).ok_or_else(|| SourceError::new("alloc_zeroed", "out of memory"))?;
     Ok(Region::new(start, len_bytes, id))
 }
 
@@ -89,18 +78,9 @@ pub(super) fn map_hugetlb(len_bytes: usize, page_bytes: u64, id: u64) -> Result<
 /// # Safety
 ///
 /// `region` came from [`map`], [`map_huge`] or [`map_hugetlb`], and nothing uses it any more.
-#[cfg(not(miri))]
 pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
     // SAFETY: the caller gives up the whole mapping, which has this length.
     unsafe { munmap(region.start(), mapped_bytes(region.len_bytes())?) }
-}
-
-#[cfg(miri)]
-pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
-    let layout = layout(region.len_bytes())?;
-    // SAFETY: `map` allocated it with this layout, and the caller gives it up.
-    unsafe { std::alloc::dealloc(region.start().as_ptr(), layout) };
-    Ok(())
 }
 
 /// Returns `region` if `prepared` succeeded; else unmaps it and returns the error.
@@ -270,10 +250,4 @@ pub(super) fn with_memory_remedy(error: SourceError, bytes: usize) -> SourceErro
 /// The result of a call of the kernel that returned `status`; reads the calling thread's `errno`.
 pub(super) fn check(call: &'static str, status: libc::c_int) -> Result<(), SourceError> {
     if status == 0 { Ok(()) } else { Err(SourceError::last_os(call)) }
-}
-
-#[cfg(miri)]
-fn layout(len_bytes: usize) -> Result<std::alloc::Layout, SourceError> {
-    std::alloc::Layout::from_size_align(mapped_bytes(len_bytes)?, PAGE_BYTES)
-        .map_err(|error| SourceError::new("layout", error.to_string()))
 }

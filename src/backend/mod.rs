@@ -28,6 +28,7 @@ mod huge_pages;
 mod location;
 mod mapping;
 mod mlock;
+mod options;
 mod pinned_range;
 mod populate;
 #[cfg(feature = "cuda")]
@@ -43,7 +44,7 @@ mod word_copy;
 pub use crate::error::SourceError;
 pub(crate) use choose::driver_source;
 pub use choose::{Backend, Chosen, gpu};
-pub(crate) use choose::{PinOptions, choose, default_device, may_start_driver};
+pub(crate) use choose::{choose, default_device, may_start_driver};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;
 pub use heap::HeapSource;
@@ -52,6 +53,7 @@ pub(crate) use huge_pages::{huge_bytes, huge_bytes_in};
 #[cfg(feature = "cuda")]
 pub(crate) use mapping::page_of_this_process;
 pub use mlock::lock_limit;
+pub(crate) use options::PinOptions;
 pub use pinned_range::PinnedBy;
 pub(crate) use pinned_range::PinnedRange;
 pub use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};

@@ -22,15 +22,9 @@ use pinpool_os::threads;
 /// Bits of a node mask: no kernel has more nodes.
 const NODE_LIMIT: u32 = 1024;
 
-/// Most bytes of a chunk, so that all threads finish at about the same time. Progress is reported after each chunk.
-const CHUNK_LIMIT_BYTES: usize = 4 << 20;
-
-/// Chunks for each thread at least, so that all threads finish at about the same time.
-const CHUNKS_PER_THREAD: usize = 4;
-
-/// Most bytes requested in one call of the kernel: during the call no other thread can change the address space, which
+/// Bytes that a thread fills at a time, in one call of the kernel: during the call no other thread can change the address space, which
 /// blocks threads that start and drivers that map.
-const CALL_LIMIT_BYTES: usize = GRANULE_BYTES;
+const CHUNK_BYTES: usize = GRANULE_BYTES;
 
 /// Returns whether `node` is one of several NUMA nodes. `root` is the file system root: `/` except in tests.
 pub(super) fn one_of_several(root: &Path, node: u32) -> bool {
@@ -67,30 +61,30 @@ pub(super) unsafe fn populate(
     progress: &dyn Fn(usize),
 ) -> Result<(), SourceError> {
     place(region.start(), region.len_bytes(), node);
-    let chunks = ChunkQueue::new(region, threads);
+    let next_offset = AtomicUsize::new(0);
     let (report, reports) = mpsc::channel();
     // All threads start before the first one populates: a starting thread needs the address space, which populating holds.
-    let (started, starts) = mpsc::channel();
     let barrier = RwLock::new(());
     threads::scope(|scope| {
         let closed = barrier.write();
         let spawn = |_: &usize| {
-            let (chunks, report, started, barrier) = (&chunks, report.clone(), started.clone(), &barrier);
-            let fill = move || {
-                // The receiver outlives this scope.
-                let _ = started.send(());
+            let (next_offset, report, barrier) = (&next_offset, report.clone(), &barrier);
+            let fill_chunks = move || {
+                // It has started. The receiver outlives this scope.
+                let _ = report.send(Ok(0));
                 drop(barrier.read());
-                chunks.fill(&report);
+                fill(region, next_offset, &report);
             };
-            scope.spawn(c"pinpool-populate", fill).is_ok()
+            scope.spawn(c"pinpool-populate", fill_chunks).is_ok()
         };
         // Starts as many threads as the system allows. Without any, this thread does the work and reports progress
         // afterwards.
-        let spawned = (0..threads.clamp(1, chunks.count())).filter(spawn).count();
-        starts.iter().take(spawned).for_each(drop);
+        let chunks = region.len_bytes().div_ceil(CHUNK_BYTES);
+        let spawned = (0..threads.clamp(1, chunks)).filter(spawn).count();
+        reports.iter().take(spawned).for_each(drop);
         drop(closed);
         if spawned == 0 {
-            chunks.fill(&report);
+            fill(region, &next_offset, &report);
         }
         drop(report);
         let mut done_bytes = 0;
@@ -105,55 +99,34 @@ pub(super) unsafe fn populate(
     })
 }
 
-/// A region in chunks. Each is filled by the next free thread.
-#[derive(Debug)]
-struct ChunkQueue<'region> {
-    region: &'region Region,
-    chunk_bytes: usize,
-    next_offset: AtomicUsize,
-}
-
-impl<'region> ChunkQueue<'region> {
-    fn new(region: &'region Region, threads: usize) -> Self {
-        let share_bytes = region.len_bytes() / threads.max(1).saturating_mul(CHUNKS_PER_THREAD);
-        let chunk_bytes = share_bytes.next_multiple_of(GRANULE_BYTES).clamp(GRANULE_BYTES, CHUNK_LIMIT_BYTES);
-        Self { region, chunk_bytes, next_offset: AtomicUsize::new(0) }
-    }
-
-    fn count(&self) -> usize {
-        self.region.len_bytes().div_ceil(self.chunk_bytes)
-    }
-
-    /// Fills chunk after chunk and reports each; an error ends the work of all threads.
-    fn fill(&self, report: &Sender<Result<usize, SourceError>>) {
-        let len_bytes = self.region.len_bytes();
-        loop {
-            // Relaxed: the addition alone gives each chunk to one thread; the end of the scope orders the writes.
-            let offset = self.next_offset.fetch_add(self.chunk_bytes, Ordering::Relaxed);
-            if offset >= len_bytes {
-                return;
-            }
-            let bytes = self.chunk_bytes.min(len_bytes - offset);
-            // SAFETY: inside the region, checked above.
-            let start = unsafe { self.region.start().add(offset) };
-            let filled = (0..bytes).step_by(CALL_LIMIT_BYTES).try_for_each(|done| {
-                // SAFETY: inside the chunk, by the bound of the loop.
-                make_present(unsafe { start.add(done) }, CALL_LIMIT_BYTES.min(bytes - done))
-            });
-            let filled = filled.map(|()| bytes).inspect_err(|_| {
-                // Relaxed: a thread that misses this store fills one more chunk, which is harmless.
-                self.next_offset.store(len_bytes, Ordering::Relaxed);
-            });
-            // The receiver is gone after an error, or when `progress` unwinds.
-            if report.send(filled).is_err() {
-                return;
-            }
+/// Fills the next chunk until there is none, and reports each; an error ends the work of all threads.
+fn fill(region: &Region, next_offset: &AtomicUsize, report: &Sender<Result<usize, SourceError>>) {
+    let len_bytes = region.len_bytes();
+    loop {
+        // Relaxed: the addition alone gives each chunk to one thread; the end of the scope orders the writes.
+        let offset = next_offset.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
+        if offset >= len_bytes {
+            return;
+        }
+        let bytes = CHUNK_BYTES.min(len_bytes - offset);
+        // SAFETY: inside the region, checked above.
+        let filled = make_present(unsafe { region.start().add(offset) }, bytes);
+        let filled = filled.map(|()| bytes).inspect_err(|_| {
+            // Relaxed: a thread that misses this store fills one more chunk, which is harmless.
+            next_offset.store(len_bytes, Ordering::Relaxed);
+        });
+        // The receiver is gone after an error, or when `progress` unwinds.
+        if report.send(filled).is_err() {
+            return;
         }
     }
 }
 
-#[cfg(not(miri))]
 fn make_present(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
+    if cfg!(miri) {
+        touch(start, bytes);
+        return Ok(());
+    }
     loop {
         let Err(error) = mapping::advise(start, bytes, mapping::linux::MADV_POPULATE_WRITE) else { return Ok(()) };
         match error.code().and_then(|code| i32::try_from(code).ok()) {
@@ -166,12 +139,6 @@ fn make_present(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
             _ => return Err(mapping::with_memory_remedy(error, bytes)),
         }
     }
-}
-
-#[cfg(miri)]
-fn make_present(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
-    touch(start, bytes);
-    Ok(())
 }
 
 fn touch(start: NonNull<u8>, bytes: usize) {
@@ -200,7 +167,7 @@ mod tests {
             unsafe { populate(&region, threads, None, &|bytes| reported.borrow_mut().push(bytes)) }.unwrap();
             let reported = reported.into_inner();
             assert!(reported.is_sorted_by(|before, after| before < after), "{reported:?}");
-            assert_eq!((reported.len(), reported.last()), (ChunkQueue::new(&region, threads).count(), Some(&BYTES)));
+            assert_eq!((reported.len(), reported.last()), (BYTES.div_ceil(CHUNK_BYTES), Some(&BYTES)));
             #[cfg(not(miri))]
             {
                 let mut present = vec![0_u8; BYTES.div_ceil(PAGE_BYTES)];
@@ -232,14 +199,6 @@ mod tests {
         assert_eq!((error.code(), reported.get()), (Some(libc::EFAULT.into()), 0));
         // SAFETY: mapped above, no reference into it was made.
         unsafe { mapping::unmap(region) }.unwrap();
-    }
-
-    #[test]
-    fn chunks_are_huge_pages_and_enough_for_all_threads() {
-        for (len_bytes, threads, chunk_bytes) in [(1, 1, 2 << 20), (64 << 20, 4, 4 << 20), (2 << 30, 2, 4 << 20)] {
-            let region = Region::new(NonNull::dangling(), len_bytes, 0);
-            assert_eq!(ChunkQueue::new(&region, threads).chunk_bytes, chunk_bytes);
-        }
     }
 
     #[cfg(not(miri))]

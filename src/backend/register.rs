@@ -11,7 +11,6 @@
 //! meanwhile ([`Source::release_waits`]).
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread;
@@ -21,6 +20,7 @@ use cudarc::driver::sys;
 
 use super::huge_pages::{HugeTlb, increasing};
 use super::mapping;
+use super::options::PinOptions;
 use super::populate::{one_of_several, populate};
 use super::source::{Region, RegionIds, Source};
 use crate::driver::calls;
@@ -68,40 +68,29 @@ impl RegisterSource {
     ///
     /// There is no driver, no such device, the driver refuses to start, or it registers no memory here.
     pub fn new(ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
-        Self::on_machine(Path::new("/"), ordinal, node)
+        Self::for_pool(&PinOptions::new(ordinal, node))
     }
 
-    /// Makes the source as [`new`](Self::new) does, from the machine below `root`.
-    pub(super) fn on_machine(root: &Path, ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
-        let device = Device::find(ordinal)?;
+    /// Makes the source as [`new`](Self::new) does, for a pool with these options.
+    pub(super) fn for_pool(options: &PinOptions<'_>) -> Result<Self, SourceError> {
+        let device = Device::find(options.device)?;
         if device.attribute(attribute::HOST_REGISTER_SUPPORTED).is_none_or(|value| value == 0) {
             return Err(SourceError::new("cuDeviceGetAttribute", "the device does not support cuMemHostRegister"));
         }
-        let node = node.or_else(|| device.numa_node(root));
-        Ok(Self::on_device(root, device, node))
+        let node = options.node.or_else(|| device.numa_node(options.root));
+        Ok(Self::on_device(device, node, options))
     }
 
-    pub(super) fn on_device(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
-        let threads = thread::available_parallelism().map_or(1, usize::from);
+    pub(super) fn on_device(device: Arc<Device>, node: Option<u32>, options: &PinOptions<'_>) -> Self {
         Self {
             device,
-            node: node.filter(|&node| one_of_several(root, node)),
+            node: node.filter(|&node| one_of_several(options.root, node)),
             ids: Default::default(),
-            threads,
-            hugetlb: Default::default(),
+            threads: options.threads,
+            hugetlb: options.hugetlb,
             registering: Default::default(),
             registered: Default::default(),
         }
-    }
-
-    /// Touches acquired memory with this many threads instead of one for each core.
-    pub(super) fn with_threads(self, threads: usize) -> Self {
-        Self { threads, ..self }
-    }
-
-    /// Uses such huge pages if available.
-    pub(super) fn with_hugetlb(self, hugetlb: HugeTlb) -> Self {
-        Self { hugetlb, ..self }
     }
 
     fn acquire_by(

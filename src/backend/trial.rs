@@ -4,8 +4,6 @@
 use std::time::{Duration, Instant};
 
 use super::source::Source;
-#[cfg(feature = "cuda")]
-use crate::driver::code::Code;
 use crate::error::{Retry, SourceError};
 use crate::report::Finding;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
@@ -68,33 +66,17 @@ fn take(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Trial,
     let took = begun.elapsed();
     #[cfg(feature = "cuda")]
     // SAFETY: acquired above, and longer than two words.
-    let copied = device.map_or(Ok(()), |device| unsafe { super::word_copy::check(device, region.start()) });
+    let copied = device.map_or(Ok(None), |device| unsafe { super::word_copy::check(device, region.start()) });
     #[cfg(not(feature = "cuda"))]
-    let (_no_device, copied): (_, Result<(), (SourceError, bool)>) = (device, Ok(()));
-    let released = match copied {
+    let (_no_device, copied) = (device, Ok::<_, (SourceError, bool)>(None));
+    if let Err((error, false)) = copied {
         // The device may still use it.
-        Err((_, false)) => Ok(()),
-        // SAFETY: acquired above from this source; no reference into it exists and the copy has completed.
-        _ => unsafe { source.release(region) },
-    };
-    let (copied, untested) = match copied {
-        Err((error, _)) if is_without_device_memory(&error) => (Ok(()), Some(error)),
-        copied => (copied.map_err(|(error, _)| error), None),
-    };
-    copied.and(released).map(|()| Trial { bytes, took, untested })
-}
-
-/// Returns whether the device had no memory for the test copy. A framework may have taken all of it, and some devices have no memory
-/// pools; both copy from pinned memory all the same.
-#[cfg(feature = "cuda")]
-fn is_without_device_memory(error: &SourceError) -> bool {
-    let codes = [Code::OUT_OF_MEMORY, Code::NOT_SUPPORTED, Code::NOT_FOUND];
-    error.call == super::word_copy::ALLOCATION && codes.iter().any(|code| error.code() == Some(code.number()))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn is_without_device_memory(_error: &SourceError) -> bool {
-    false
+        return Err(error);
+    }
+    // SAFETY: acquired above from this source; no reference into it exists and the copy has completed.
+    let released = unsafe { source.release(region) };
+    let untested = copied.map_err(|(error, _)| error)?;
+    released.map(|()| Trial { bytes, took, untested })
 }
 
 /// The finding that the trial of `backend` made no test copy.

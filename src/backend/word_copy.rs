@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys;
 
+use crate::driver::code::{Code, Failed};
 use crate::driver::device::Device;
 use crate::driver::{calls, twice};
 use crate::error::SourceError;
@@ -13,18 +14,16 @@ const WORD_BYTES: usize = size_of::<u64>();
 /// Neither zero nor a value that a driver fills memory with.
 const WORD: u64 = 0x7072_6f62_6564_2131;
 
-/// The call that allocates device memory for the word. Its failure says nothing about host memory.
-pub(super) const ALLOCATION: &str = "cuMemAllocAsync";
-
 /// The first call that failed, and whether the device is done with the words. If not, their memory must not be released.
 pub(super) type Failure = (SourceError, bool);
 
-/// Copies the first word at `start` to the device and back into the second.
+/// Copies the first word at `start` to the device and back into the second. Returns why no copy was made if the device has no memory
+/// for one. A framework may have taken all of it, and some devices have no memory pools; both copy from pinned memory all the same.
 ///
 /// # Safety
 ///
 /// The first two words are aligned, readable and writable, and belong to the caller alone.
-pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> Result<(), Failure> {
+pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> Result<Option<SourceError>, Failure> {
     let _entered = Device::find(device).and_then(|device| device.enter()).map_err(|error| (error, true))?;
     let stream = calls::stream_create(calls::NON_BLOCKING).map_err(|failed| (failed.into(), true))?;
     // SAFETY: the caller's promise, and a live stream.
@@ -37,9 +36,15 @@ pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> Result<(), Failur
 /// # Safety
 ///
 /// The contract of [`check`], and a live stream.
-unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> Result<(), Failure> {
+unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> Result<Option<SourceError>, Failure> {
     // SAFETY: a live stream. Freeing this memory does not wait for the device.
-    let word = unsafe { calls::device_alloc_async(WORD_BYTES, stream) }.map_err(|failed| (failed.into(), true))?;
+    let word = match unsafe { calls::device_alloc_async(WORD_BYTES, stream) } {
+        Ok(word) => word,
+        Err(failed @ Failed { code: Code::OUT_OF_MEMORY | Code::NOT_SUPPORTED | Code::NOT_FOUND, .. }) => {
+            return Ok(Some(failed.into()));
+        }
+        Err(failed) => return Err((failed.into(), true)),
+    };
     // SAFETY: the caller's promise.
     let back = unsafe { sent.add(1) };
     // SAFETY: the caller's promise.
@@ -59,5 +64,5 @@ unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> Result<(), Fail
     // SAFETY: the caller's promise, and the device is done with it.
     let arrived = unsafe { back.read_volatile() };
     let differs = || SourceError::new("copy", format!("the word {WORD:#x} came back from the device as {arrived:#x}"));
-    if arrived == WORD { Ok(()) } else { Err((differs(), true)) }
+    if arrived == WORD { Ok(None) } else { Err((differs(), true)) }
 }

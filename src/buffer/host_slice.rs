@@ -18,19 +18,16 @@ use crate::error::{ErrorKind, Result};
 
 /// A part of a [`PinnedBuf`] as elements of `T`, to copy from: `stream.memcpy_htod(&buf.view(..n)?, &mut device)`. The
 /// buffer records the copy.
-#[derive(Debug)]
-pub struct BufView<'a, T = u8> {
-    buf: &'a PinnedBuf,
-    /// Whole and aligned elements of `T`.
-    bytes: Range<usize>,
-    element: PhantomData<T>,
-}
+pub type BufView<'a, T = u8> = View<&'a PinnedBuf, T>;
 
 /// A part of a [`PinnedBuf`] as elements of `T`, to copy into: `stream.memcpy_dtoh(&device, &mut buf.view_mut(..n)?)`. The
 /// buffer records the copy.
+pub type BufViewMut<'a, T = u8> = View<&'a mut PinnedBuf, T>;
+
+/// A part of a buffer, which `B` borrows.
 #[derive(Debug)]
-pub struct BufViewMut<'a, T = u8> {
-    buf: &'a mut PinnedBuf,
+pub struct View<B, T> {
+    buf: B,
     /// Whole and aligned elements of `T`.
     bytes: Range<usize>,
     element: PhantomData<T>,
@@ -74,7 +71,7 @@ impl PinnedBuf {
     /// address is not aligned for it.
     pub fn view_as<T: Pod>(&self) -> Result<BufView<'_, T>> {
         check_cast::<T>(self.start().as_ptr(), self.len())?;
-        Ok(BufView { bytes: 0..self.len(), buf: self, element: PhantomData })
+        Ok(View { bytes: 0..self.len(), buf: self, element: PhantomData })
     }
 
     /// The buffer as elements of `T`, the destination of a tracked cudarc copy.
@@ -84,7 +81,7 @@ impl PinnedBuf {
     /// The errors of [`view_as`](PinnedBuf::view_as).
     pub fn view_as_mut<T: Pod>(&mut self) -> Result<BufViewMut<'_, T>> {
         check_cast::<T>(self.start().as_ptr(), self.len())?;
-        Ok(BufViewMut { bytes: 0..self.len(), buf: self, element: PhantomData })
+        Ok(View { bytes: 0..self.len(), buf: self, element: PhantomData })
     }
 
     /// The fence of a copy that cudarc starts on `stream`. Without one the context gets an error, unless the buffer is empty.
@@ -138,33 +135,28 @@ impl PinnedBuf {
     }
 }
 
-macro_rules! views {
-    ($($view:ident),+) => {$(
-        impl<T: Pod> $view<'_, T> {
-            /// Number of elements.
-            pub fn len(&self) -> usize {
-                self.bytes.len() / size_of::<T>()
-            }
+impl<B, T: Pod> View<B, T> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / size_of::<T>()
+    }
 
-            /// Returns whether the view has no elements.
-            pub fn is_empty(&self) -> bool {
-                self.len() == 0
-            }
+    /// Returns whether the view has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 
-            /// Narrows the view to `range`, in elements.
-            ///
-            /// # Errors
-            ///
-            /// [`Error::is_request`](crate::Error::is_request) if the range is not inside the view.
-            pub fn slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
-                let Range { start, end } = elements_in(range, self.len())?;
-                let byte = |element: usize| self.bytes.start + element * size_of::<T>();
-                Ok(Self { bytes: byte(start)..byte(end), ..self })
-            }
-        }
-    )+};
+    /// Narrows the view to `range`, in elements.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_request`](crate::Error::is_request) if the range is not inside the view.
+    pub fn slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let Range { start, end } = elements_in(range, self.len())?;
+        let byte = |element: usize| self.bytes.start + element * size_of::<T>();
+        Ok(Self { bytes: byte(start)..byte(end), ..self })
+    }
 }
-views!(BufView, BufViewMut);
 
 /// cudarc copies from and to the buffer are tracked: a buffer dropped after `stream.memcpy_htod(&buf, &mut device)` returns to its
 /// pool when the copy completes, and after `stream.memcpy_dtoh(&device, &mut buf)` the bytes are valid once

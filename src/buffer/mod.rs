@@ -125,17 +125,11 @@ impl fmt::Debug for PinnedBuf {
 /// A buffer of zero bytes, which belongs to no pool and is not counted.
 impl Default for PinnedBuf {
     fn default() -> Self {
-        Self::empty()
+        Self { block: ManuallyDrop::new(None) }
     }
 }
 
 impl PinnedBuf {
-    /// A buffer of zero bytes, which belongs to no pool and is not counted.
-    #[inline]
-    pub(crate) fn empty() -> Self {
-        Self { block: ManuallyDrop::new(None) }
-    }
-
     /// The first `len` bytes of `block` at a multiple of `align`; the block's class was computed for both (buffer-I1).
     pub(crate) fn from_block(mut block: Block, len: usize, align: usize) -> Self {
         // Less than `align`, and the class has `align` bytes more than `len` wherever the page-aligned base is not aligned

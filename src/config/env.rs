@@ -11,6 +11,7 @@ use super::settings::{Config, Settings, for_each_setting, setting_error};
 use super::text::*;
 use super::{Backend, CodeSettings};
 use crate::error::{Error, Result};
+use std::ffi::OsString;
 use strsim::levenshtein;
 
 /// The prefix of every variable.
@@ -235,8 +236,10 @@ pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
 
 /// The settings of a pool: `code`, then the variables that begin with `prefix`; and all errors in them.
 pub(crate) fn examine(code: &Settings, prefix: Option<&str>) -> EnvReport {
-    let pairs = prefix.map(|_| process_pairs()).into_iter().flatten();
-    examine_in(code, prefix.unwrap_or(PREFIX), pairs)
+    // Invalid Unicode is replaced, so that a warning can name the variable.
+    let text = |text: OsString| text.to_string_lossy().into_owned();
+    let pairs = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
+    examine_in(code, prefix.unwrap_or(PREFIX), pairs.filter(|_| prefix.is_some()))
 }
 
 fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String, String)>) -> EnvReport {
@@ -311,29 +314,18 @@ impl Config {
     }
 }
 
-/// Replaces invalid Unicode, so that a warning can name the variable.
-fn process_pairs() -> impl Iterator<Item = (String, String)> {
-    std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
-}
-
 /// Returns whether the environment shows that this process is one of several on its host: a rank of torchrun, or a process of Ray.
 /// [`SharedLimitName::Auto`](super::SharedLimitName::Auto) attaches a pool to the shared limit then.
 pub fn is_one_of_several() -> bool {
-    shows_several(process_pairs())
+    shows_several(|name| std::env::var(name).ok())
 }
 
-fn shows_several(pairs: impl Iterator<Item = (String, String)>) -> bool {
-    let (mut is_rank, mut local_ranks, mut is_of_ray) = (false, None, false);
-    for (name, value) in pairs.filter(|(_, value)| !value.trim().is_empty()) {
-        match name.as_str() {
-            "LOCAL_WORLD_SIZE" => local_ranks = value.trim().parse::<u64>().ok(),
-            "RANK" | "LOCAL_RANK" | "TORCHELASTIC_RUN_ID" => is_rank = true,
-            "RAY_JOB_ID" | "RAY_RAYLET_PID" => is_of_ray = true,
-            _ => {}
-        }
-    }
+fn shows_several(value_of: impl Fn(&str) -> Option<String>) -> bool {
+    let is_any_set = |names: &[&str]| names.iter().any(|name| value_of(name).is_some_and(|it| !it.trim().is_empty()));
+    let local_ranks = value_of("LOCAL_WORLD_SIZE").and_then(|ranks| ranks.trim().parse::<u64>().ok());
     // A host may have only one of many ranks.
-    is_of_ray || local_ranks.map_or(is_rank, |ranks| ranks > 1)
+    let is_rank = || local_ranks.map_or_else(|| is_any_set(&["RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"]), |n| n > 1);
+    is_any_set(&["RAY_JOB_ID", "RAY_RAYLET_PID"]) || is_rank()
 }
 
 #[cfg(test)]
@@ -360,7 +352,7 @@ mod tests {
     #[test]
     fn torchrun_and_ray_show_that_a_process_is_one_of_several() {
         let several = |pairs: &[(&str, &str)]| {
-            shows_several(pairs.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())))
+            shows_several(|of| pairs.iter().find(|(name, _)| *name == of).map(|&(_, value)| value.to_owned()))
         };
         assert!(several(&[("LOCAL_WORLD_SIZE", "2")]) && several(&[("RANK", "0")]) && several(&[("LOCAL_RANK", "3")]));
         assert!(several(&[("TORCHELASTIC_RUN_ID", "none")]) && several(&[("RAY_JOB_ID", "01000000")]));

@@ -9,7 +9,7 @@
 //! Virtual memory has a separate table, since drivers without it are supported too.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::{fmt, mem, ptr};
+use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
 
@@ -53,19 +53,22 @@ macro_rules! calls {
 
 pub(super) use calls;
 
-/// Functions that first take the place of their result.
+/// Defines functions that first take the place of their result. Their other arguments are numbers, pointers that the driver looks up,
+/// and references.
 macro_rules! values {
     ($($(#[$doc:meta])* $vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),*) -> $value:ty;)*) => {$(
         $(#[$doc])*
-        $vis fn $function($($arg: $type),*) -> Result<$value, Failed> {
-            calls! { call = $name(value: *mut $value $(, $arg: $type)*); }
+        $vis fn $function($($arg: $type),*) -> Result<$value, super::code::Failed> {
+            super::calls::calls! { call = $name(value: *mut $value $(, $arg: $type)*); }
             // SAFETY: all of these types are numbers or raw pointers, which may be zero.
-            let mut value: $value = unsafe { mem::zeroed() };
+            let mut value: $value = unsafe { std::mem::zeroed() };
             // SAFETY: `value` takes the result. The driver refuses the call without a context, and for an unknown device or pointer.
             unsafe { call(&raw mut value $(, $arg)*) }.map(|()| value)
         }
     )*};
 }
+
+pub(super) use values;
 
 values! {
     /// The CUDA version of the driver's library: 13020 is 13.2.
@@ -111,7 +114,6 @@ calls! {
     pub(crate) stream_write_value = c"cuStreamWriteValue32_v2"(stream: CUstream, address: u64, value: u32, flags: c_uint);
 
     pub(crate) event_destroy = c"cuEventDestroy_v2"(event: CUevent);
-    pub(crate) green_record_event = c"cuGreenCtxRecordEvent"(green: GreenContext, event: CUevent);
     pub(crate) event_record = c"cuEventRecord"(event: CUevent, stream: CUstream);
     pub(crate) event_query = c"cuEventQuery"(event: CUevent);
     pub(crate) event_elapsed = c"cuEventElapsedTime"(out: *mut f32, first: CUevent, last: CUevent);

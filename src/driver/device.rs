@@ -35,18 +35,8 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// The device that this process has found before, else [`find`](Self::find).
-    pub(crate) fn find_known(ordinal: u32) -> Result<Arc<Self>, SourceError> {
-        Self::found(ordinal).map_or_else(|| Self::find(ordinal), Ok)
-    }
-
-    fn found(ordinal: u32) -> Option<Arc<Self>> {
-        let found = DEVICES.get().lock().iter().rev().find(|device| device.ordinal == ordinal).cloned();
-        found.filter(|device| device.context.get().is_none_or(|context| context.check().is_ok()))
-    }
-
-    /// Finds the driver and the device number `ordinal`; creates nothing on it. After a reset of the device it is another object,
-    /// since the pools of the old one have lost their memory.
+    /// The device number `ordinal`, the one that this process has found before; creates nothing on it. After a reset of the device it
+    /// is another object, since the pools of the old one have lost their memory.
     pub(crate) fn find(ordinal: u32) -> Result<Arc<Self>, SourceError> {
         if !super::is_present() {
             return Err(SourceError::new("dlopen", "no CUDA driver (libcuda.so.1) on this machine"));
@@ -59,7 +49,9 @@ impl Device {
         })?;
         let handle = calls::device(number)?;
         // Concurrent threads may each add one; later calls find the last.
-        Ok(Self::found(ordinal).unwrap_or_else(|| {
+        let known = DEVICES.get().lock().iter().rev().find(|device| device.ordinal == ordinal).cloned();
+        let known = known.filter(|device| device.context.get().is_none_or(|context| context.check().is_ok()));
+        Ok(known.unwrap_or_else(|| {
             let device = Arc::new(Self { ordinal, handle, context: OnceLock::new() });
             DEVICES.get().lock().push(device.clone());
             device

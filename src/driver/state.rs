@@ -8,28 +8,15 @@ use std::ptr::NonNull;
 use super::calls;
 use super::code::{Code, Failed};
 use crate::report::Finding;
-use pinpool_os::fork::OfProcess;
 use pinpool_os::host::limits;
-use pinpool_os::sync::process::{AtomicBool, Ordering};
 
 /// The subject of this module's findings.
 const CHECK: &str = "gpu";
 
-/// Whether `cuInit` has succeeded in this process; a forked child starts with "no".
-static IS_STARTED: OfProcess<AtomicBool> = OfProcess::new(AtomicBool::default);
-
-/// [`init`], unless it has succeeded in this process.
-pub(crate) fn init_once() -> Result<(), (&'static str, c_int)> {
-    // Relaxed, here and below: the flag publishes nothing, and a second `cuInit` does no harm.
-    if IS_STARTED.get().load(Ordering::Relaxed) { Ok(()) } else { init() }
-}
-
 /// `cuInit`. On failure returns the meaning and the driver's code.
 pub(crate) fn init() -> Result<(), (&'static str, c_int)> {
     // SAFETY: may be called at any time, any number of times; 0 is the only flag there is.
-    unsafe { calls::init(0) }.map_err(|Failed { code: Code(code), .. }| (meaning(code), code))?;
-    IS_STARTED.get().store(true, Ordering::Relaxed);
-    Ok(())
+    unsafe { calls::init(0) }.map_err(|Failed { code: Code(code), .. }| (meaning(code), code))
 }
 
 /// The meaning of an error code of `cuInit`.

@@ -8,7 +8,7 @@
 
 use std::ffi::c_int;
 
-use super::calls::calls;
+use super::calls::{calls, values};
 use super::code::Failed;
 use super::library::symbol;
 
@@ -92,27 +92,30 @@ impl AccessDescriptor {
 const _: () = assert!(size_of::<MemoryLocation>() == 8 && size_of::<AccessDescriptor>() == 12);
 const _: () = assert!(size_of::<AllocationProperties>() == 32 && align_of::<AllocationProperties>() == 8);
 
-macro_rules! functions {
-    ($($(#[$doc:meta])* $vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),* $(,)?);)*) => {
-        /// The first of these functions that this driver does not have.
-        pub(crate) fn missing() -> Option<&'static str> {
-            [$($name),*].into_iter().find(|name| symbol(name).is_none()).and_then(|name| name.to_str().ok())
-        }
-
-        calls! { $($(#[$doc])* $vis $function = $name($($arg: $type),*);)* }
-    };
+/// The first of the functions that this driver does not have.
+pub(crate) fn missing() -> Option<&'static str> {
+    let names = [
+        c"cuMemAddressReserve",
+        c"cuMemAddressFree",
+        c"cuMemGetAllocationGranularity",
+        c"cuMemCreate",
+        c"cuMemRelease",
+        c"cuMemMap",
+        c"cuMemUnmap",
+        c"cuMemSetAccess",
+    ];
+    names.into_iter().find(|name| symbol(name).is_none()).and_then(|name| name.to_str().ok())
 }
 
-functions! {
-    /// Reserves addresses without memory.
-    reserve_call = c"cuMemAddressReserve"(out: *mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
+values! {
+    reserve_call = c"cuMemAddressReserve"(bytes: usize, alignment: usize, wish: u64, flags: u64) -> u64;
+    granularity_call = c"cuMemGetAllocationGranularity"(properties: &AllocationProperties, recommended: c_int) -> usize;
+    create_call = c"cuMemCreate"(bytes: usize, properties: &AllocationProperties, flags: u64) -> GranuleHandle;
+}
+
+calls! {
     /// Returns reserved addresses, at which nothing is mapped.
     pub(crate) unreserve = c"cuMemAddressFree"(address: u64, bytes: usize);
-    /// The unit of lengths and addresses.
-    granularity_call =
-        c"cuMemGetAllocationGranularity"(out: *mut usize, properties: *const AllocationProperties, recommended: c_int);
-    /// Creates memory without an address.
-    create_call = c"cuMemCreate"(out: *mut GranuleHandle, bytes: usize, properties: *const AllocationProperties, flags: u64);
     /// Releases memory once it is mapped nowhere.
     pub(crate) release = c"cuMemRelease"(granule: GranuleHandle);
     /// Maps memory at reserved addresses without memory.
@@ -123,28 +126,17 @@ functions! {
     pub(crate) set_access = c"cuMemSetAccess"(address: u64, bytes: usize, descriptors: *const AccessDescriptor, count: usize);
 }
 
-/// Smallest granule of this kind.
+/// The smallest granule of this kind, which is the unit of lengths and addresses.
 pub(crate) fn granularity(location: MemoryLocation) -> Result<usize, Failed> {
-    let mut bytes = 0;
-    let properties = AllocationProperties::pinned(location);
-    // SAFETY: `bytes` takes the result, and the properties live as long as the call.
-    unsafe { granularity_call(&raw mut bytes, &raw const properties, GRANULARITY_MINIMUM) }?;
-    Ok(bytes)
+    granularity_call(&AllocationProperties::pinned(location), GRANULARITY_MINIMUM)
 }
 
-/// Reserves `bytes` addresses at a multiple of `alignment`.
+/// Reserves `bytes` addresses without memory at a multiple of `alignment`. The driver chooses free ones.
 pub(crate) fn reserve(bytes: usize, alignment: usize) -> Result<u64, Failed> {
-    let mut address = 0;
-    // SAFETY: `address` takes the result; the driver chooses free addresses.
-    unsafe { reserve_call(&raw mut address, bytes, alignment, 0, 0) }?;
-    Ok(address)
+    reserve_call(bytes, alignment, 0, 0)
 }
 
-/// Creates a granule of `bytes`. A context must be current.
+/// Creates a granule of `bytes` without an address. A context must be current.
 pub(crate) fn create(bytes: usize, location: MemoryLocation) -> Result<GranuleHandle, Failed> {
-    let mut granule = 0;
-    let properties = AllocationProperties::pinned(location);
-    // SAFETY: `granule` takes the result, and the properties live as long as the call.
-    unsafe { create_call(&raw mut granule, bytes, &raw const properties, 0) }?;
-    Ok(granule)
+    create_call(bytes, &AllocationProperties::pinned(location), 0)
 }

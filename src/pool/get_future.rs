@@ -62,7 +62,7 @@ impl GetFuture {
     /// A buffer, if no wait is needed.
     fn begin(&mut self) -> Result<Option<PinnedBuf>> {
         let Some(wanted) = self.pool.wanted(self.request)? else {
-            return Ok(Some(PinnedBuf::empty()));
+            return Ok(Some(PinnedBuf::default()));
         };
         let wait = self.pool.longest_wait(self.request);
         if let Some(partition) = &wanted.partition {

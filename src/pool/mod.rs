@@ -154,7 +154,7 @@ impl Pool {
     /// As [`get`](Pool::get); [`is_request`](crate::Error::is_request) also if the alignment is not a power of two up to 1 GiB.
     #[inline(never)]
     pub fn get_with(&self, request: Request) -> Result<PinnedBuf> {
-        let Some(wanted) = self.wanted(request)? else { return Ok(PinnedBuf::empty()) };
+        let Some(wanted) = self.wanted(request)? else { return Ok(PinnedBuf::default()) };
         self.core().enter();
         let (mut wait, mut claim) = (self.longest_wait(request), None);
         if let Some(partition) = &wanted.partition {
@@ -218,7 +218,7 @@ impl Pool {
     /// for [`get`](Pool::get).
     pub fn try_get(&self, request: impl Into<Request>) -> Result<Option<PinnedBuf>> {
         let request = request.into();
-        let Some(wanted) = self.wanted(request)? else { return Ok(Some(PinnedBuf::empty())) };
+        let Some(wanted) = self.wanted(request)? else { return Ok(Some(PinnedBuf::default())) };
         let served = self.core().try_get(&wanted);
         Ok(served.map(|(block, claim)| buffer(self.core(), block, &wanted, request.align, claim)))
     }

@@ -281,11 +281,10 @@ fn a_stream_of_a_green_context_is_served_through_the_primary_context() {
     untracked(&stream, &buf, &mut memory);
     record_stream(&mut buf, &stream).unwrap();
     returns_only_after(&driver, &pool, buf, gate);
-    assert_eq!(driver.calls("cuGreenCtxRecordEvent"), 0);
 }
 
 #[test]
-fn the_default_stream_of_a_green_context_is_that_of_the_context_and_takes_no_copies() {
+fn the_default_stream_of_a_green_context_is_refused() {
     let (driver, context, pool) = start();
     let memory = context.default_stream().alloc_zeros::<u8>(LEN).unwrap();
     driver.set_deviations(&[Deviation::GreenStreams]);
@@ -298,6 +297,12 @@ fn the_default_stream_of_a_green_context_is_that_of_the_context_and_takes_no_cop
     assert!(error.to_string().contains("green context"), "{error}");
     let buf = error.into_buf().expect("nothing was enqueued");
     // The primary context has another default stream: an event there would say nothing of this work.
-    buf.release_after(&default).unwrap();
-    assert_eq!(driver.calls("cuGreenCtxRecordEvent"), 1);
+    let error = buf.release_after(&default).unwrap_err();
+    assert!(error.error().is_handle() && error.to_string().contains("green context"), "{error}");
+    let mut buf = error.into_buf().expect("for another attempt");
+    // SAFETY: as above.
+    assert!(unsafe { buf.record_stream(ptr::null_mut()) }.unwrap_err().is_handle());
+    drop(buf);
+    pool.maintain();
+    assert_eq!((pool.stats().memory.quarantined, pool.stats().memory.idle), (1, 0), "it is not known what uses it");
 }

@@ -1,11 +1,10 @@
 //! Finds a source of virtual host memory: what the driver, the device and the machine have, and a test of one granule.
 
 use std::ffi::c_int;
-use std::path::Path;
 use std::sync::Arc;
 
-use super::super::huge_pages::HugeTlb;
 use super::super::location::{HostLocation, Machine};
+use super::super::options::PinOptions;
 use super::super::register::RegisterSource;
 use super::super::trial;
 use super::VmmSource;
@@ -26,19 +25,14 @@ impl VmmSource {
     ///
     /// There is no driver, no such device, or one of them lacks this ability; the error names the step that was refused.
     pub fn new(ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
-        Self::on_machine(Path::new("/"), (ordinal, node), HugeTlb::Off, None, true)
+        Self::for_pool(&PinOptions::new(ordinal, node), true)
     }
 
-    /// Makes the source as [`new`](Self::new) does, from the machine below `root`, and holds no more than `max_bytes` for
-    /// the trial. Without `is_named` it also fails if a driver may end the process.
-    pub(in crate::backend) fn on_machine(
-        root: &Path,
-        (ordinal, node): (u32, Option<u32>),
-        hugetlb: HugeTlb,
-        max_bytes: Option<u64>,
-        is_named: bool,
-    ) -> Result<Self, SourceError> {
-        let device = Device::find(ordinal)?;
+    /// Makes the source as [`new`](Self::new) does, for a pool with these options. Without `is_named` it also fails if a driver may end
+    /// the process.
+    pub(in crate::backend) fn for_pool(options: &PinOptions<'_>, is_named: bool) -> Result<Self, SourceError> {
+        let PinOptions { root, node, max_bytes, .. } = *options;
+        let device = Device::find(options.device)?;
         let has = |number| device.attribute(number).is_some_and(|value| value != 0);
         let lacks = |what: &str, number: c_int| {
             SourceError::new("cuDeviceGetAttribute", format!("{what} (attribute {number})"))
@@ -63,8 +57,7 @@ impl VmmSource {
         let mut refused: Option<SourceError> = None;
         let is_supported = |location: &HostLocation| if location.is_none() { has_host } else { has_nodes };
         for location in locations.into_iter().filter(is_supported) {
-            let reserves = RegisterSource::on_device(root, device.clone(), location.or(wanted));
-            let reserves = Arc::new(reserves.with_hugetlb(hugetlb));
+            let reserves = Arc::new(RegisterSource::on_device(device.clone(), location.or(wanted), options));
             match Self::at(location, device.clone(), reserves, max_bytes) {
                 Ok(source) => return Ok(source),
                 Err(error) => refused = Some(refused.map_or(error.clone(), |first| first.and_also(&error))),

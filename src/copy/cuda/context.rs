@@ -10,7 +10,6 @@
 //! the number first, except with drivers without numbers (before CUDA 12.0).
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -19,7 +18,7 @@ use cudarc::driver::{CudaContext, sys};
 
 use super::context_fence::{CAPTURE_PAUSE, ContextWork};
 use super::own_context::OwnContext;
-use super::stream::{Stream, id_number};
+use super::stream::id_number;
 use super::timeline::{Timeline, TimelinePages};
 use crate::driver::code::Failed;
 use crate::driver::{Context, CurrentContext, Handle, RelaxedCapture, calls, driver_watchdog, twice};
@@ -29,11 +28,6 @@ use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 
 static CONTEXTS: OfProcess<Mutex<Vec<&'static ContextState>>> = OfProcess::new(Mutex::default);
-
-std::thread_local! {
-    /// The one that this thread used last.
-    static LAST: Cell<Option<&'static ContextState>> = const { Cell::new(None) };
-}
 
 /// The state that the copies of one context share.
 pub(super) struct ContextState {
@@ -56,7 +50,7 @@ pub(super) type Event = Handle<sys::CUevent_st>;
 impl ContextState {
     /// The state of a context, created at the first call; the code of `cuCtxGetId` if that is refused.
     pub(super) fn for_context(context: &Arc<CudaContext>) -> Result<&'static Self, Failed> {
-        match Self::find(context.cu_ctx()) {
+        match Self::find(|state| state.is_of(context.cu_ctx())) {
             Some(state) => Ok(state),
             None => Self::find_or_create(context.cu_ctx(), context.cu_device(), Some(context.clone())),
         }
@@ -68,7 +62,7 @@ impl ContextState {
     ///
     /// The context is alive, and is not destroyed while copies through its state run.
     pub(super) unsafe fn for_handle(handle: sys::CUcontext) -> Result<&'static Self, Failed> {
-        if let Some(state) = Self::find(handle) {
+        if let Some(state) = Self::find(|state| state.is_of(handle)) {
             return Ok(state);
         }
         let _relaxed = RelaxedCapture::enter();
@@ -79,17 +73,9 @@ impl ContextState {
         Self::find_or_create(handle, device, None)
     }
 
-    /// The state of the context with this handle, if there is one.
-    fn find(handle: sys::CUcontext) -> Option<&'static Self> {
-        let has_handle = |state: &&'static Self| state.is_of(handle);
-        if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(has_handle) {
-            return Some(state);
-        }
-        // The latest first, for drivers without context numbers.
-        let state = CONTEXTS.get().lock().iter().rev().copied().find(has_handle)?;
-        // A thread that is ending has no thread-local left, and searches each time.
-        let _ = LAST.try_with(|last| last.set(Some(state)));
-        Some(state)
+    /// The first state for which `is_wanted`, the latest first, for drivers without context numbers.
+    fn find(is_wanted: impl Fn(&&'static Self) -> bool) -> Option<&'static Self> {
+        CONTEXTS.get().lock().iter().rev().copied().find(is_wanted)
     }
 
     /// The state of the context with this handle: another thread may have created it meanwhile.
@@ -102,7 +88,8 @@ impl ContextState {
         let context = Context::new(handle)?;
         let mut states = CONTEXTS.get().lock();
         let has_handle = |state: &&'static Self| state.is_of(handle);
-        let state = states.iter().rev().copied().find(has_handle).unwrap_or_else(|| {
+        let known = states.iter().rev().copied().find(has_handle);
+        Ok(known.unwrap_or_else(|| {
             let state: &'static Self = Box::leak(Box::new(Self {
                 work: ContextWork::new(context),
                 _object: object,
@@ -112,9 +99,7 @@ impl ContextState {
             }));
             states.push(state);
             state
-        });
-        let _ = LAST.try_with(|last| last.set(Some(state)));
-        Ok(state)
+        }))
     }
 
     /// The device's ordinal.
@@ -130,13 +115,10 @@ impl ContextState {
     }
 
     /// The state of a context, which is current on this thread until the guard is dropped. One call of the driver if it was current
-    /// before, and used by this thread last.
+    /// before.
     pub(super) fn enter_of(context: &Arc<CudaContext>) -> Result<(&'static Self, CurrentContext), Failed> {
-        let is_current = |state: &&Self| {
-            let last = state.work.context;
-            last.handle() == context.cu_ctx() && last.is_current()
-        };
-        if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_current) {
+        let known = Self::find(|state| state.work.context.handle() == context.cu_ctx());
+        if let Some(state) = known.filter(|state| state.work.context.is_current()) {
             return Ok((state, CurrentContext::unchanged()));
         }
         let state = Self::for_context(context)?;
@@ -148,11 +130,8 @@ impl ContextState {
     }
 
     /// The identity of a stream of this context; the context is current.
-    pub(super) fn stream_id(&self, stream: Stream) -> Option<StreamId> {
-        if !stream.green.is_null() {
-            return None;
-        }
-        let number = twice(|| id_number(stream.handle)).ok()?;
+    pub(super) fn stream_id(&self, stream: sys::CUstream) -> Option<StreamId> {
+        let number = twice(|| id_number(stream)).ok()?;
         Some(self.work.stream_id(number))
     }
 

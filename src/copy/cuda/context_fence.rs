@@ -12,7 +12,9 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::stream::{OwnStream, Stream, is_default};
+use cudarc::driver::sys;
+
+use super::stream::{OwnStream, is_default};
 use crate::driver::code::{Code, Failed};
 use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::{Error, Result};
@@ -33,15 +35,15 @@ pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 ///
 /// The driver refuses, does not answer, or the work takes too long. Always fails for a default stream: a query of the legacy stream
 /// would invalidate the captures of all streams that are ordered with it.
-pub(super) fn wait_for(stream: Stream) -> Result<(), Failed> {
-    if is_default(stream.handle.addr()) {
+pub(super) fn wait_for(stream: sys::CUstream) -> Result<(), Failed> {
+    if is_default(stream.addr()) {
         return Err(NOT_READY);
     }
     let _relaxed = RelaxedCapture::enter();
     let begun = Instant::now();
     loop {
         // SAFETY: the stream is alive.
-        let answered = driver_watchdog::query(|| unsafe { calls::stream_query(stream.handle) });
+        let answered = driver_watchdog::query(|| unsafe { calls::stream_query(stream) });
         match answered.unwrap_or(Err(NOT_READY)) {
             Err(NOT_READY) if answered.is_some() && begun.elapsed() < LONGEST_STREAM_WAIT => thread::sleep(QUERY_PAUSE),
             answer => return answer,
@@ -105,8 +107,12 @@ impl ContextWork {
         }
     }
 
-    /// Waits for all work of the context so far, as the wait of this number.
-    fn wait_for_all(&self, number: u64) -> Result<(), Failed> {
+    /// Waits for all work of the context so far.
+    fn wait_for_all(&self) -> Result<(), Failed> {
+        let mut waits = self.waits.lock();
+        waits.begun += 1;
+        let number = waits.begun;
+        drop(waits);
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: the call has no arguments, and is refused without a context.
         let waited = self.enter().and_then(|_current| unsafe { calls::context_synchronize() });
@@ -156,12 +162,11 @@ impl ContextFence {
             return true;
         }
         if !waits.is_waiting && waits.refused < self.first {
-            (waits.is_waiting, waits.begun) = (true, waits.begun + 1);
-            let number = waits.begun;
+            waits.is_waiting = true;
             drop(waits);
             let waiting = move || {
                 // `None`: the process exits.
-                let _waited = MaintenanceThread::of_process().enter().map(|_call| context.wait_for_all(number));
+                let _waited = MaintenanceThread::of_process().enter().map(|_call| context.wait_for_all());
                 context.waits.lock().is_waiting = false;
             };
             if threads::spawn(c"pinpool-wait", waiting).is_err() {
@@ -180,16 +185,13 @@ unsafe impl Fence for ContextFence {
 
     /// Fails only if the driver refuses: the host could otherwise touch bytes that the work still uses.
     fn wait(&self) -> Result<()> {
-        let mut waits = self.context.waits.lock();
-        if waits.ended >= self.first {
-            return Ok(());
-        }
-        if waits.refused >= self.first {
-            return Err(Error::device_failed(self.refused.clone()));
-        }
-        waits.begun += 1;
-        let number = waits.begun;
+        let waits = self.context.waits.lock();
+        let (has_ended, is_refused) = (waits.ended >= self.first, waits.refused >= self.first);
         drop(waits);
-        Ok(self.context.wait_for_all(number)?)
+        match (has_ended, is_refused) {
+            (true, _) => Ok(()),
+            (_, true) => Err(Error::device_failed(self.refused.clone())),
+            _ => Ok(self.context.wait_for_all()?),
+        }
     }
 }

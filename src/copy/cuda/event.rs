@@ -14,14 +14,13 @@
 //! **event-I1**: the event of an [`EventFence`] was recorded behind the work, or behind the wait for it.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, sys};
 
 use super::context::{ContextState, Event};
 use super::final_status::FinalStatus;
-use super::stream::{OwnStream, Stream};
+use super::stream::OwnStream;
 use crate::driver::code::Failed;
 use crate::driver::{Handle, RelaxedCapture, calls, twice};
 use crate::error::Result;
@@ -30,10 +29,10 @@ use crate::in_flight::{Fence, SharedFence, StreamId};
 /// An event owned by pinpool.
 #[derive(Debug)]
 pub(super) struct EventFence {
-    event: Event,
+    pub(super) event: Event,
     stream_id: Option<StreamId>,
-    context: &'static ContextState,
-    answer: FinalStatus,
+    pub(super) context: &'static ContextState,
+    pub(super) answer: FinalStatus,
     /// For a foreign event: the internal stream that waits for it. It lives as long as the fence, so that no other stream has its
     /// number meanwhile.
     waiting_stream: Option<OwnStream>,
@@ -42,20 +41,18 @@ pub(super) struct EventFence {
 impl EventFence {
     /// With an event not yet recorded, for a stream with this id if it is known. The stream's context is current.
     pub(super) fn new(stream_id: Option<StreamId>, context: &'static ContextState) -> Result<Self, Failed> {
-        let event = calls::event_create(calls::WITHOUT_TIMING)?;
-        let answer = FinalStatus::default();
-        Ok(Self { event: Handle(event), stream_id, context, answer, waiting_stream: None })
+        Ok(Self::of(calls::event_create(calls::WITHOUT_TIMING)?, stream_id, context))
+    }
+
+    /// With an event of this context, which the fence destroys.
+    pub(super) fn of(event: sys::CUevent, stream_id: Option<StreamId>, context: &'static ContextState) -> Self {
+        Self { event: Handle(event), stream_id, context, answer: FinalStatus::default(), waiting_stream: None }
     }
 
     /// Records the event behind all work so far on the stream.
-    pub(super) fn record(&self, stream: Stream) -> Result<(), Failed> {
-        if stream.green.is_null() {
-            // SAFETY: both are alive, and of one context.
-            unsafe { calls::event_record(self.event.0, stream.handle) }
-        } else {
-            // SAFETY: the green context was current on this thread just now, and has the primary context of the event.
-            unsafe { calls::green_record_event(stream.green, self.event.0) }
-        }
+    pub(super) fn record(&self, stream: sys::CUstream) -> Result<(), Failed> {
+        // SAFETY: both are alive, and of one context.
+        unsafe { calls::event_record(self.event.0, stream) }
     }
 }
 
@@ -122,11 +119,10 @@ pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static Context
 unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     let (_relaxed, _current) = (RelaxedCapture::enter(), context.enter()?);
     let stream = OwnStream::new()?;
-    let waiting = Stream { handle: stream.0, green: ptr::null_mut() };
     let mut fence = EventFence::new(None, context)?;
     fence.waiting_stream = Some(stream);
     // SAFETY: both are alive.
     unsafe { calls::stream_wait_event(stream.0, event, 0) }?;
-    fence.record(waiting)?;
+    fence.record(stream.0)?;
     Ok(Some(Arc::new(fence)))
 }

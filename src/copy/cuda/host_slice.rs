@@ -28,10 +28,10 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 
-use super::context::{ContextState, Event};
+use super::context::ContextState;
 use super::context_fence::{CAPTURE_PAUSE, ContextFence};
-use super::final_status::FinalStatus;
-use super::stream::{SavedError, Stream, is_capturing};
+use super::event::EventFence;
+use super::stream::SavedError;
 use crate::copy::UnknownEnd;
 use crate::driver::code::{Code, Failed};
 use crate::driver::{Handle, RelaxedCapture, calls, twice};
@@ -75,15 +75,15 @@ pub(crate) fn refuse_host_slice(stream: &CudaStream) {
 
 #[derive(Debug)]
 struct TrackedCopy {
-    /// Recorded by cudarc behind its copy. Dropped with its context current, since cudarc would change the thread's otherwise.
+    /// For the event that cudarc records behind its copy.
+    fence: EventFence,
+    /// The same event as an object. Never dropped: the fence destroys it, and [`OwnContext`](super::own_context::OwnContext) is never
+    /// freed.
     event: ManuallyDrop<CudaEvent>,
     /// The user's stream under our context object.
     stream: Arc<CudaStream>,
-    stream_id: Option<StreamId>,
-    context: &'static ContextState,
     /// Empty until it was checked, after the borrow.
     record: OnceLock<Record>,
-    answer: FinalStatus,
 }
 
 /// Whether cudarc has recorded the event.
@@ -98,24 +98,19 @@ impl TrackedCopy {
     /// `None` for a stream that captures. Fails if no fence can cover the copy.
     fn new(stream: &CudaStream) -> Result<Option<Self>, Failed> {
         let (context, _current) = ContextState::enter_of(stream.context())?;
-        let of_driver = Stream::from(stream);
-        if is_capturing(of_driver)? {
+        // SAFETY: a live stream.
+        if unsafe { calls::is_capturing(stream.cu_stream()) }? {
             return Ok(None);
         }
         let own = context.own()?;
         // An error left in our object by an earlier record would keep cudarc from recording this event.
         let _of_an_earlier_copy = own.context.check_err();
         let timed = sys::CUevent_flags::CU_EVENT_DEFAULT;
-        let event = own.context.new_event(Some(timed))?;
+        let event = ManuallyDrop::new(own.context.new_event(Some(timed))?);
+        let fence = EventFence::of(event.cu_event(), context.stream_id(stream.cu_stream()), context);
         // SAFETY: a live stream of this context; the object is used while the caller's borrow of the stream lasts.
         let stream = unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) };
-        let stream_id = context.stream_id(of_driver);
-        let (event, record, answer) = (ManuallyDrop::new(event), OnceLock::new(), FinalStatus::default());
-        Ok(Some(Self { event, stream, stream_id, context, record, answer }))
-    }
-
-    fn event(&self) -> Event {
-        Handle(self.event.cu_event())
+        Ok(Some(Self { fence, event, stream, record: OnceLock::new() }))
     }
 
     /// Whether cudarc has recorded the event; `None` while a capture forbids the check. The borrow has ended. Needs a current context,
@@ -124,27 +119,19 @@ impl TrackedCopy {
         if let Some(record) = self.record.get() {
             return Ok(Some(record));
         }
-        let (_relaxed, _current) = (RelaxedCapture::enter(), self.context.enter()?);
-        let (Handle(event), mut milliseconds) = (self.event(), 0.0);
+        let (_relaxed, _current) = (RelaxedCapture::enter(), self.fence.context.enter()?);
+        let (Handle(event), mut milliseconds) = (self.fence.event, 0.0);
         // SAFETY: a live event, and memory for a number.
         let record = match unsafe { calls::event_elapsed(&raw mut milliseconds, event, event) } {
             Ok(()) | Err(Failed { code: Code::NOT_READY, .. }) => Record::Present,
             Err(Failed { code: Code::INVALID_HANDLE, .. }) => {
                 let why = "cudarc recorded no event behind its copy".to_owned();
-                Record::Missing(ContextFence::new(&self.context.work, why, false))
+                Record::Missing(ContextFence::new(&self.fence.context.work, why, false))
             }
             Err(Failed { code, .. }) if code.is_forbidden_by_capture() => return Ok(None),
-            Err(failed) => return Err(self.answer.refused(failed)),
+            Err(failed) => return Err(self.fence.answer.refused(failed)),
         };
         Ok(Some(self.record.get_or_init(|| record)))
-    }
-}
-
-impl Drop for TrackedCopy {
-    fn drop(&mut self) {
-        let _current = self.context.enter();
-        // SAFETY: dropped here, once.
-        unsafe { ManuallyDrop::drop(&mut self.event) };
     }
 }
 
@@ -153,7 +140,7 @@ impl Drop for TrackedCopy {
 unsafe impl Fence for TrackedCopy {
     fn is_complete(&self) -> Result<bool> {
         match self.record()? {
-            Some(Record::Present) => self.answer.or_query(|| self.context.is_complete(self.event())),
+            Some(Record::Present) => self.fence.is_complete(),
             Some(Record::Missing(fence)) => fence.is_complete(),
             None => Ok(false),
         }
@@ -162,7 +149,7 @@ unsafe impl Fence for TrackedCopy {
     fn wait(&self) -> Result<()> {
         loop {
             match self.record()? {
-                Some(Record::Present) => return self.answer.or_wait(|| self.context.wait_for(self.event())),
+                Some(Record::Present) => return self.fence.wait(),
                 Some(Record::Missing(fence)) => return fence.wait(),
                 None => std::thread::sleep(CAPTURE_PAUSE),
             }
@@ -170,6 +157,6 @@ unsafe impl Fence for TrackedCopy {
     }
 
     fn stream_id(&self) -> Option<StreamId> {
-        self.stream_id
+        self.fence.stream_id()
     }
 }

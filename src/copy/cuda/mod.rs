@@ -5,10 +5,9 @@
 //! 1. set aside the errors that others left in cudarc's context object
 //! 2. make the device memory wait for its earlier work: refused
 //! 3. check that the stream captures no graph: refused
-//! 4. create the event, if the stream has no timeline: refused
-//! 5. enqueue the copy: refused, or unknown
-//! 6. enqueue the fence: unknown
-//! 7. restore the errors
+//! 4. enqueue the copy: refused, or unknown
+//! 5. enqueue the fence: unknown
+//! 6. restore the errors
 //!
 //! *Refused* means that nothing uses the buffer; *unknown* that a device may be using it for an unknown time. A copy that
 //! failed for another reason than its arguments may be running, so it gets a fence too. A fence is a number that the stream writes
@@ -34,14 +33,13 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, SyncOnDro
 use self::context::ContextState;
 use self::context_fence::ContextFence;
 use self::event::EventFence;
-use self::stream::{SavedError, Stream, is_capturing};
-use self::timeline::Timeline;
+use self::stream::SavedError;
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::backend;
 use crate::driver::code::{Code, Failed};
 use crate::driver::{calls, twice};
 use crate::error::{Error, ErrorKind, Result};
-use crate::in_flight::{SharedFence, StreamId};
+use crate::in_flight::SharedFence;
 
 mod context;
 mod context_fence;
@@ -92,17 +90,18 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     fn record_fence(&self) -> Result<SharedFence> {
         let stream = self.borrow();
         let (context, _current) = twice(|| ContextState::enter_of(stream.context()))?;
-        fence_behind_work(stream.into(), context)
+        fence_behind_work(stream.cu_stream(), context)
     }
 }
 
 /// A fence after all work enqueued so far on the stream; the stream's context is current. If the
 /// stream is capturing, the call fails permanently: each launch of the graph uses the memory, even after the capture has ended.
-fn fence_behind_work(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
-    if twice(|| is_capturing(stream))? {
+fn fence_behind_work(stream: sys::CUstream, context: &'static ContextState) -> Result<SharedFence> {
+    // SAFETY: the stream is alive.
+    if twice(|| unsafe { calls::is_capturing(stream) })? {
         return Err(ErrorKind::Capture.into());
     }
-    Ok(enqueue_fence(Prepared::new(stream, context), stream, context))
+    Ok(enqueue_fence(stream, context))
 }
 
 /// Gives the device with this ordinal access to memory of a pool that has another device. Precedes each copy.
@@ -152,13 +151,13 @@ unsafe fn copy_on<'a>(
         (address, record, stream.context().check_err().map_err(Failed::from))
     };
     // SAFETY: the caller's promise.
-    unsafe { copy_behind((stream.into(), context), host, len, may_wait, wait) }
+    unsafe { copy_behind((stream.cu_stream(), context), host, len, may_wait, wait) }
 }
 
 /// A refusal before anything is enqueued.
 fn refused(len: usize, failed: Failed) -> CopyFailure {
     let Failed { code, .. } = failed;
-    // After capture errors, and without memory for an event, the device continues to work.
+    // After capture errors, and without memory, the device continues to work.
     let is_of_device = !(precedes_enqueue(code) || code == Code::OUT_OF_MEMORY || code.is_of_capture());
     CopyFailure::Refused(if is_of_device { failed.into() } else { Error::copy_refused(len, failed.to_string()) })
 }
@@ -169,14 +168,15 @@ fn refused(len: usize, failed: Failed) -> CopyFailure {
 ///
 /// The contract of [`copy_on`].
 unsafe fn copy_behind<R>(
-    (stream, context): (Stream, &'static ContextState),
+    (stream, context): (sys::CUstream, &'static ContextState),
     host: HostSide,
     len: usize,
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, R, Result<(), Failed>),
 ) -> Result<SharedFence, CopyFailure> {
     let refused = |failed| refused(len, failed);
-    let refuse_capturing = || match is_capturing(stream).map_err(refused)? {
+    // SAFETY: the stream is alive.
+    let refuse_capturing = || match unsafe { calls::is_capturing(stream) }.map_err(refused)? {
         false => Ok(()),
         true => Err(CopyFailure::Refused(ErrorKind::Capture.into())),
     };
@@ -195,13 +195,11 @@ unsafe fn copy_behind<R>(
         std::mem::forget(record);
         return Err(refusal);
     }
-    // All calls that can be refused come before the copy.
-    let prepared = Prepared::new(stream, context).map_err(refused)?;
     let copied = match host {
         // SAFETY: the caller promises both sides.
-        HostSide::Source(source) => unsafe { calls::copy_to_device(address, source.cast(), len, stream.handle) },
+        HostSide::Source(source) => unsafe { calls::copy_to_device(address, source.cast(), len, stream) },
         // SAFETY: as above.
-        HostSide::Target(target) => unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) },
+        HostSide::Target(target) => unsafe { calls::copy_to_host(target.cast(), address, len, stream) },
     };
     if let Err(failed) = copied
         && precedes_enqueue(failed.code)
@@ -211,41 +209,21 @@ unsafe fn copy_behind<R>(
     // The device memory records our use of it before our fence, so that the fence is the last of this copy's work. An error
     // of that record is for the memory's next user, and stays in the context.
     drop(record);
-    let fence = enqueue_fence(Ok(prepared), stream, context);
+    let fence = enqueue_fence(stream, context);
     match copied {
         Ok(()) => Ok(fence),
         Err(failed) => Err(CopyFailure::Failed(failed.into(), fence)),
     }
 }
 
-/// A fence that is not enqueued yet.
-enum Prepared {
-    Timeline(&'static Timeline, StreamId),
-    Event(EventFence),
-}
-
-impl Prepared {
-    /// A fence for the stream, which does not capture. Its context is current.
-    fn new(stream: Stream, context: &'static ContextState) -> Result<Self, Failed> {
-        let id = context.stream_id(stream);
-        match id.and_then(|id| Some((context.timeline(id)?, id))) {
-            Some((timeline, id)) => Ok(Self::Timeline(timeline, id)),
-            None => EventFence::new(id, context).map(Self::Event),
-        }
+/// Enqueues a fence after all work so far on the stream, which does not capture and has its context current. If the driver refuses
+/// all of them, waits for the stream.
+fn enqueue_fence(stream: sys::CUstream, context: &'static ContextState) -> SharedFence {
+    let id = context.stream_id(stream);
+    if let Some(fence) = id.and_then(|id| context.timeline(id)?.write(id.number(), stream)) {
+        return Arc::new(fence);
     }
-}
-
-/// Enqueues a fence after all work so far on the stream. If the driver refuses all of them, waits for the stream.
-fn enqueue_fence(prepared: Result<Prepared, Failed>, stream: Stream, context: &'static ContextState) -> SharedFence {
-    let event = match prepared {
-        Ok(Prepared::Timeline(timeline, id)) => match timeline.write(id.number(), stream.handle) {
-            Some(fence) => return Arc::new(fence),
-            None => EventFence::new(Some(id), context),
-        },
-        Ok(Prepared::Event(event)) => Ok(event),
-        Err(failed) => Err(failed),
-    };
-    match event.and_then(|event| event.record(stream).map(|()| event)) {
+    match EventFence::new(id, context).and_then(|event| event.record(stream).map(|()| event)) {
         Ok(event) => Arc::new(event),
         Err(failed) => {
             let is_complete = context_fence::wait_for(stream).is_ok();

@@ -2,8 +2,8 @@
 //! frameworks.
 //!
 //! The driver returns the context of a stream. A green context can be current on one thread at a time, so its streams are served
-//! through the primary context of the device. The context of an event is unknown, so the wait for it is enqueued in the context that
-//! is current on the thread; a stream may wait for an event of any context.
+//! through the primary context of the device. Its default streams have no handle there and are refused. The context of an event is
+//! unknown, so the wait for it is enqueued in the context that is current on the thread; a stream may wait for an event of any context.
 //!
 //! This module refuses a call only before anything is enqueued.
 #![allow(unsafe_code)] // Calls the driver.
@@ -16,7 +16,7 @@ use cudarc::driver::sys;
 
 use super::context::ContextState;
 use super::event::behind_event;
-use super::stream::{PER_THREAD, Stream, id_number, is_default};
+use super::stream::{id_number, is_default};
 use super::timeline::Timeline;
 use super::{HostSide, copy_behind, fence_behind_work, refused};
 use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
@@ -76,7 +76,7 @@ impl RawStream {
     fn enter(self) -> Result<Option<CurrentContext>> {
         let Some(ordinal) = self.device.filter(|_| is_default(self.handle.addr())) else { return Ok(None) };
         require_driver()?;
-        let entered = Device::find_known(ordinal).and_then(|device| device.enter());
+        let entered = Device::find(ordinal).and_then(|device| device.enter());
         let refused = |error: SourceError| Error::from(ErrorKind::Handle { why: error.to_string() });
         entered.map(|(context, _relaxed)| Some(context)).map_err(refused)
     }
@@ -166,14 +166,10 @@ unsafe fn copy_on(
 ) -> Result<SharedFence, CopyFailure> {
     let _entered = raw.enter().map_err(CopyFailure::Refused)?;
     // SAFETY: alive (`RawStream::new`).
-    let (stream, context) = unsafe { stream_of(raw.handle) }.map_err(CopyFailure::Refused)?;
-    if !stream.green.is_null() {
-        let why = "the default stream of a green context takes no copies: pass another stream of that context";
-        return Err(CopyFailure::Refused(Error::copy_refused(len, why)));
-    }
+    let context = unsafe { context_of(raw.handle) }.map_err(CopyFailure::Refused)?;
     let _current = context.enter().map_err(|failed| refused(len, failed))?;
     // SAFETY: the caller's promise.
-    unsafe { copy_behind((stream, context), host, len, false, || (address, (), Ok(()))) }
+    unsafe { copy_behind((raw.handle, context), host, len, false, || (address, (), Ok(()))) }
 }
 
 /// A fence after all work so far on `stream`; null is the default stream of the current context.
@@ -187,7 +183,7 @@ pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<Shared
         return Ok(fence);
     }
     // SAFETY: the caller's promise.
-    let (stream, context) = unsafe { stream_of(stream) }?;
+    let context = unsafe { context_of(stream) }?;
     let _current = twice(|| context.enter())?;
     fence_behind_work(stream, context)
 }
@@ -207,21 +203,20 @@ unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
     Some(Arc::new(Timeline::find(id)?.write(id, stream)?))
 }
 
-/// The stream with this handle, and the state of its context.
+/// The state of the context of the stream with this handle.
 ///
 /// # Safety
 ///
 /// As for [`fence_behind_stream`].
-unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextState)> {
+unsafe fn context_of(stream: sys::CUstream) -> Result<&'static ContextState> {
     require_driver()?;
     // SAFETY: the caller's promise.
-    let of_stream = unsafe { calls::stream_context(stream) };
-    let (handle, green) = of_stream.map_err(unusable)?;
+    let (handle, green) = unsafe { calls::stream_context(stream) }.map_err(unusable)?;
+    if is_default(stream.addr()) && !green.is_null() {
+        return Err(wrong("a default stream of a green context: pass another stream of that context"));
+    }
     // SAFETY: the context of a live stream.
-    let context = unsafe { ContextState::for_handle(handle) }.map_err(unusable)?;
-    // Its other streams have a handle in the primary context too.
-    let green = if stream.addr() <= PER_THREAD { green } else { ptr::null_mut() };
-    Ok((Stream { handle: stream, green }, context))
+    unsafe { ContextState::for_handle(handle) }.map_err(unusable)
 }
 
 /// A fence after all work before the last record of `event`; `None` if it has completed.
@@ -237,7 +232,9 @@ pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Op
     }
     // SAFETY: the default stream of the current context. The context of that stream may be another one: a green context refers to
     // the primary context.
-    let (_, context) = unsafe { stream_of(std::ptr::null_mut()) }?;
+    let (handle, _) = unsafe { calls::stream_context(ptr::null_mut()) }.map_err(unusable)?;
+    // SAFETY: the context of a live stream.
+    let context = unsafe { ContextState::for_handle(handle) }.map_err(unusable)?;
     // SAFETY: the caller's promise.
     unsafe { behind_event(event, context) }
 }
@@ -250,7 +247,7 @@ pub(crate) fn require_driver() -> Result<()> {
     if !driver::is_present() {
         return Err(unavailable("no CUDA driver (libcuda.so.1) on this machine, so no stream and no event".to_owned()));
     }
-    driver::state::init_once().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
+    driver::state::init().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
 }
 
 fn unusable(failed: Failed) -> Error {

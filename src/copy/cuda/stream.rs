@@ -7,24 +7,16 @@
 
 use std::thread;
 
-use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
+use cudarc::driver::{CudaContext, DriverError, sys};
 
 use crate::driver::code::Failed;
 use crate::driver::{Handle, calls};
 use crate::in_flight::WorkId;
 
 /// The largest handle of a default stream, which belongs to the calling thread or context.
-pub(super) const PER_THREAD: usize = 2;
+const PER_THREAD: usize = 2;
 /// Null is the same stream.
 const LEGACY: usize = 1;
-
-/// A stream by its handle.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Stream {
-    pub(super) handle: sys::CUstream,
-    /// The green context with this default stream, or null: it has no handle in the primary context.
-    pub(super) green: calls::GreenContext,
-}
 
 /// Returns whether this is the handle of a default stream: null, legacy (1) or per-thread (2).
 pub(super) fn is_default(handle: usize) -> bool {
@@ -38,12 +30,6 @@ pub(crate) fn work_id(handle: usize) -> WorkId {
     }
     let context = calls::current_context().map_or(0, |context| context.addr());
     (handle.max(LEGACY), context, (handle == PER_THREAD).then(|| thread::current().id()))
-}
-
-impl From<&CudaStream> for Stream {
-    fn from(stream: &CudaStream) -> Self {
-        Self { handle: stream.cu_stream(), green: std::ptr::null_mut() }
-    }
 }
 
 /// A stream of this crate, which waits for no other.
@@ -62,11 +48,6 @@ pub(super) fn id_number(stream: sys::CUstream) -> Result<u64, Failed> {
     let mut id = 0;
     // SAFETY: a live stream, and memory for a number.
     unsafe { calls::stream_id(stream, &raw mut id) }.map(|()| id)
-}
-
-pub(super) fn is_capturing(stream: Stream) -> Result<bool, Failed> {
-    // SAFETY: the stream is alive.
-    unsafe { calls::is_capturing(stream.handle) }
 }
 
 /// An error that earlier calls left in the context object, kept aside until this is dropped.

@@ -105,11 +105,6 @@ driver_call! { Enqueue fn cuCtxRecordEvent(context: usize, handle: usize) {
     Ok(())
 }}
 
-// A green context has one default stream with its primary context here.
-driver_call! { Enqueue fn cuGreenCtxRecordEvent(_green: usize, handle: usize) {
-    record(handle, 0)
-}}
-
 // A query of an event that was never recorded needs no device, so it does not report a lost one.
 driver_call! { Process fn cuEventQuery(handle: usize) {
     let recorded = recorded(handle)?;

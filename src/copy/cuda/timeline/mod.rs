@@ -24,7 +24,6 @@
 //!   exceed it by more is an old value, and is ignored.
 #![allow(unsafe_code)] // Calls the driver, and reads memory that a device writes.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
@@ -78,20 +77,13 @@ pub(crate) fn set_enabled(is_enabled: bool) {
 /// The timelines in use in this process, by the numbers of their streams' ids.
 static TIMELINES: OfProcess<Mutex<BTreeMap<u64, &'static Timeline>>> = OfProcess::new(Mutex::default);
 
-std::thread_local! {
-    /// The timeline that this thread used last. A forked child inherits it and never uses it: the driver, which is called first,
-    /// refuses every call there.
-    static LAST: Cell<Option<&'static Timeline>> = const { Cell::new(None) };
-}
-
 /// The words of one context.
 #[derive(Debug, Default)]
 pub(super) struct TimelinePages {
     /// The driver refused a page for words, so it is not called again for each copy.
     is_refused: AtomicBool,
-    free: Mutex<Vec<&'static Timeline>>,
     /// Held by the thread that creates a page.
-    page_creation: Mutex<()>,
+    free: Mutex<Vec<&'static Timeline>>,
     health: DeviceHealth,
 }
 
@@ -128,17 +120,11 @@ impl Timeline {
 
     /// The timeline of the stream with this id, if it has one.
     pub(super) fn find(id: u64) -> Option<&'static Self> {
-        // Relaxed, here and below: a switch; and `write` checks the id under the lock.
+        // Relaxed: a switch.
         if !IS_ENABLED.load(Ordering::Relaxed) {
             return None;
         }
-        let has_id = |timeline: &&Self| timeline.id.load(Ordering::Relaxed) == id;
-        if let Some(last) = LAST.get().filter(has_id) {
-            return Some(last);
-        }
-        let known = TIMELINES.get().lock().get(&id).copied()?;
-        LAST.set(Some(known));
-        Some(known)
+        TIMELINES.get().lock().get(&id).copied()
     }
 
     /// Enqueues a write of the next number after all work so far of the stream with this id; `None` if that is impossible.
@@ -202,28 +188,20 @@ impl TimelinePages {
 
     /// A timeline without a stream: a spare one, one of a stream at rest, or the first of a new page.
     fn take_free(&'static self, context: &'static ContextWork) -> Option<&'static Timeline> {
-        if let Some(free) = self.free.lock().pop() {
-            return Some(free);
-        }
-        let mut freed = Vec::new();
-        TIMELINES.get().lock().retain(|_, timeline| {
-            let is_free = std::ptr::eq(timeline.pages, self) && timeline.free_if_at_rest();
-            freed.extend(is_free.then_some(*timeline));
-            !is_free
-        });
-        if freed.is_empty() {
-            // One thread at a time makes a page, and the next one finds its words.
-            let _creation = self.page_creation.lock();
-            // Relaxed: ordered by the lock.
-            if self.free.lock().is_empty() && !self.is_refused.load(Ordering::Relaxed) {
-                let made = self.new_page(context);
-                // Relaxed: a hint.
-                self.is_refused.store(made.is_none(), Ordering::Relaxed);
-                freed = made?;
-            }
-        }
         let mut free = self.free.lock();
-        free.append(&mut freed);
+        if free.is_empty() {
+            TIMELINES.get().lock().retain(|_, timeline| {
+                let is_free = std::ptr::eq(timeline.pages, self) && timeline.free_if_at_rest();
+                free.extend(is_free.then_some(*timeline));
+                !is_free
+            });
+        }
+        // Relaxed, here and below: ordered by the lock.
+        if free.is_empty() && !self.is_refused.load(Ordering::Relaxed) {
+            let made = self.new_page(context);
+            self.is_refused.store(made.is_none(), Ordering::Relaxed);
+            free.extend(made?);
+        }
         free.pop()
     }
 
