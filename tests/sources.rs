@@ -21,7 +21,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("crates/loader", 2400),
     ("crates/metrics", 363),
     ("crates/observe", 2139),
-    ("crates/os", 1342),
+    ("crates/os", 1350),
     ("crates/preload", 1407),
     ("crates/replay", 1421),
     ("crates/shared_buffers", 1049),
@@ -30,31 +30,31 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("examples", 396),
     ("fuzz", 8),
     ("python", 2103),
-    ("src/arena", 1388),
+    ("src/arena", 1366),
     ("src/backend", 1938),
-    ("src/buffer", 634),
+    ("src/buffer", 641),
     ("src/config", 730),
     ("src/copy", 1254),
     ("src/driver", 735),
-    ("src/engine", 6892),
+    ("src/engine", 6867),
     ("src/error", 220),
     ("src/in_flight", 543),
     ("src/lib", 49),
     ("src/maintenance_thread", 288),
     ("src/policy", 78),
     ("src/pool", 957),
-    ("src/quota", 394),
+    ("src/quota", 385),
     ("src/report", 734),
     ("src/shared_limit", 21),
     ("src/size_class", 93),
     ("src/stats", 514),
     ("src/unstable", 53),
-    ("tests", 38585),
-    ("sum of code and tests", 78424),
+    ("tests", 38598),
+    ("sum of code and tests", 78396),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_809;
+const MARKDOWN_BYTES: usize = 116_821;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

@@ -112,12 +112,12 @@ impl Arena {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::{ArenaPtr, GrowthLimits, Retention, Step, StepOutcome};
+    use crate::arena::{GrowthLimits, Retention, Step, StepOutcome};
 
     const GRANULE: u64 = 2 << 20;
 
-    fn at(granule: u64) -> ArenaPtr {
-        ArenaPtr::new(0, granule * GRANULE)
+    fn at(granule: u64) -> Extent {
+        Extent::new(0, granule * GRANULE, GRANULE)
     }
 
     /// Sixteen granules, all in buffers except the granules in `free`, each of which became idle one second after the previous
@@ -133,7 +133,7 @@ mod tests {
         let plan = arena.grow(granules * GRANULE, limits).unwrap();
         assert!(arena.finish_made(plan, 0));
         for (second, &granule) in (0..).zip(free) {
-            arena.free(at(granule), GRANULE, second * 1_000_000);
+            arena.free(at(granule), second * 1_000_000);
         }
         arena
     }
@@ -158,7 +158,7 @@ mod tests {
         // Three granules in a row now, as old as the oldest that was moved.
         assert_eq!(arena.stats().idle_bytes, 6 * GRANULE);
         let oldest: Vec<_> = arena.idle.longest_idle().take(2).map(|run| run.extent).collect();
-        assert_eq!(oldest, [Extent::new(at(16), GRANULE), Extent::new(at(17), GRANULE)]);
+        assert_eq!(oldest, [at(16), at(17)]);
         let plan = arena.compact(6 * GRANULE).unwrap();
         assert_eq!(moves(&plan), [(3, 18, 1), (9, 19, 1)]);
         assert!(arena.finish_made(plan, 9_000_000));
@@ -199,7 +199,7 @@ mod tests {
         assert!(plan.is_release());
         assert!(!arena.finish_plan(plan, &[StepOutcome::Made, StepOutcome::Failed, StepOutcome::Made], 9_000_000));
         arena.validate().unwrap();
-        let idle: Vec<_> = arena.idle.longest_idle().map(|run| (run.extent.ptr(), run.since_us)).collect();
+        let idle: Vec<_> = arena.idle.longest_idle().map(|run| (run.extent, run.since_us)).collect();
         assert_eq!(idle, [(at(7), 3_000_000), (at(3), 9_000_000)]);
     }
 
@@ -215,9 +215,9 @@ mod tests {
         let mut regions = Arena::new(GrowthMode::Regions, Retention::default());
         let limits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
         let plan = regions.grow(4 * GRANULE, limits).unwrap();
-        let ptr = plan.ptr().unwrap();
+        let buffer = plan.buffer().unwrap();
         assert!(regions.finish_made(plan, 0));
-        regions.free(ptr, 4 * GRANULE, 3_000_000);
+        regions.free(buffer, 3_000_000);
         let before = (regions.stats(), ages(&regions));
         let plan = regions.grow(8 * GRANULE, limits).unwrap();
         assert!(plan.steps().first().is_some_and(|step| step.decommitted().is_some()), "{plan:?}");

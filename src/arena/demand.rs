@@ -51,15 +51,15 @@ pub(crate) struct Demand {
     wants: RecentPeriods,
     /// Misses since the last want that found a ghost.
     recurring: u64,
-    /// The largest size that missed.
-    missed: RecentPeriods,
-    /// The most that was committed at a miss.
-    held: RecentPeriods<HELD_PERIOD_US>,
+    /// The largest size that missed, in the last half minute or more.
+    pub(crate) missed: RecentPeriods,
+    /// The most that was committed at a miss, in the last ten minutes or more.
+    pub(crate) held: RecentPeriods<HELD_PERIOD_US>,
 }
 
 /// A number of this period and one of the period before.
 #[derive(Debug, Default, Clone, Copy)]
-struct RecentPeriods<const LONG_US: u64 = PERIOD_US> {
+pub(crate) struct RecentPeriods<const LONG_US: u64 = PERIOD_US> {
     period: u64,
     now: u64,
     before: u64,
@@ -86,7 +86,7 @@ impl<const LONG_US: u64> RecentPeriods<LONG_US> {
         self.now += 1;
     }
 
-    fn largest(self, now_us: u64) -> u64 {
+    pub(crate) fn largest(self, now_us: u64) -> u64 {
         let Self { now, before, .. } = self.at(now_us);
         now.max(before)
     }
@@ -144,16 +144,6 @@ impl Demand {
         if self.wants.counted(now_us) < WANTS_MIN { 0 } else { self.wanted.largest(now_us) }
     }
 
-    /// The largest size that missed in the last half minute or more.
-    pub(crate) fn largest_missed_bytes(&self, now_us: u64) -> u64 {
-        self.missed.largest(now_us)
-    }
-
-    /// The most that was committed at a miss of the last ten minutes or more.
-    pub(crate) fn largest_held_bytes(&self, now_us: u64) -> u64 {
-        self.held.largest(now_us)
-    }
-
     /// Recounts demand-I1.
     ///
     /// # Errors
@@ -186,7 +176,7 @@ mod tests {
         demand.given(4 * MIB, 100 * MIB);
         let recurs = [4, 5, 4, 4, 7, 7].map(|mib| demand.missed(mib * MIB, 0, 0));
         assert_eq!(recurs, [true, false, true, false, true, false]);
-        assert_eq!((demand.ghost_bytes, demand.largest_missed_bytes(0)), (0, 7 * MIB));
+        assert_eq!((demand.ghost_bytes, demand.missed.largest(0)), (0, 7 * MIB));
     }
 
     #[test]
@@ -223,7 +213,7 @@ mod tests {
         let mut demand = Demand::default();
         demand.missed(MIB, 900 * MIB, 599_000_000);
         demand.missed(MIB, 300 * MIB, 601_000_000);
-        let held = [601, 1199, 1200, 1799, 1800].map(|second| demand.largest_held_bytes(second * 1_000_000) / MIB);
+        let held = [601, 1199, 1200, 1799, 1800].map(|second| demand.held.largest(second * 1_000_000) / MIB);
         assert_eq!(held, [900, 900, 300, 300, 0]);
     }
 

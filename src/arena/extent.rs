@@ -22,27 +22,6 @@ pub(super) const RANGES_MAX: u32 = 1 << (u64::BITS - OFFSET_BITS);
 /// The longest range (extent-I1).
 pub(crate) const RANGE_BYTES_MAX: u64 = 1 << (OFFSET_BITS - 1);
 
-/// An address in the arena: a range and a byte offset in it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) struct ArenaPtr(pub(super) u64);
-
-impl ArenaPtr {
-    /// The address `offset` bytes into the range with this number.
-    pub(crate) fn new(range: u32, offset: u64) -> Self {
-        debug_assert!(range < RANGES_MAX && offset <= OFFSET_MASK);
-        Self((u64::from(range) << OFFSET_BITS) | offset)
-    }
-
-    pub(crate) fn range(self) -> u32 {
-        u32::try_from(self.0 >> OFFSET_BITS).unwrap_or(u32::MAX)
-    }
-
-    /// Bytes from the start of the range.
-    pub(crate) fn offset(self) -> u64 {
-        self.0 & OFFSET_MASK
-    }
-}
-
 /// A non-empty run of bytes in one range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Extent {
@@ -51,24 +30,29 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    pub(crate) fn new(ptr: ArenaPtr, bytes: u64) -> Self {
-        Self { start: ptr.0, end: ptr.0 + bytes }
+    /// The `bytes` that begin `offset` bytes into the range with this number.
+    pub(super) fn new(range: u32, offset: u64, bytes: u64) -> Self {
+        debug_assert!(range < RANGES_MAX && offset <= OFFSET_MASK);
+        let start = (u64::from(range) << OFFSET_BITS) | offset;
+        Self { start, end: start + bytes }
     }
 
     pub(super) fn between(start: u64, end: u64) -> Option<Self> {
         (start < end).then_some(Self { start, end })
     }
 
-    pub(crate) fn ptr(self) -> ArenaPtr {
-        ArenaPtr(self.start)
-    }
-
     pub(crate) fn range(self) -> u32 {
-        self.ptr().range()
+        u32::try_from(self.start >> OFFSET_BITS).unwrap_or(u32::MAX)
     }
 
+    /// Bytes from the start of the range.
     pub(crate) fn offset(self) -> u64 {
-        self.ptr().offset()
+        self.start & OFFSET_MASK
+    }
+
+    /// Its first `bytes`.
+    pub(super) fn first(self, bytes: u64) -> Self {
+        Self { end: self.start + bytes, ..self }
     }
 
     pub(crate) fn bytes(self) -> u64 {
@@ -119,7 +103,7 @@ pub(super) struct Grid {
 impl Grid {
     /// The granules of the virtual range that `extent` lies in.
     pub(super) fn around(extent: Extent, sizes: GranuleSizes) -> Self {
-        Self { origin: ArenaPtr::new(extent.range(), 0).0, sizes }
+        Self { origin: extent.start - extent.offset(), sizes }
     }
 
     /// The parts of `extent` by the size of their granules, smallest first.

@@ -93,12 +93,12 @@ impl Arena {
 
     /// The granules of `extent`; 1 for a region.
     fn mappings(&self, extent: Extent) -> u64 {
-        self.range_of(extent.ptr()).map_or(0, |range| range.grid.count(extent))
+        self.range_of(extent).map_or(0, |range| range.grid.count(extent))
     }
 
     /// Granules become uncommitted; a discrete region is removed.
     fn set_uncommitted(&mut self, extent: Extent) {
-        if self.range_of(extent.ptr()).is_some_and(|range| range.kind == RangeKind::Discrete) {
+        if self.range_of(extent).is_some_and(|range| range.kind == RangeKind::Discrete) {
             self.ranges.remove(&extent.range());
         } else {
             self.uncommitted.add(extent);

@@ -5,7 +5,7 @@
 //! beyond that it is short, since what is left of the last step is unused at the peak.
 
 use super::discrete::region_bytes;
-use super::extent::{ArenaPtr, Extent, Grid, first_bytes};
+use super::extent::{Extent, Grid, first_bytes};
 use super::gaps::{self, GapFit};
 use super::plan::{Plan, Step};
 use super::retain::IdleRun;
@@ -204,7 +204,7 @@ impl Arena {
 
     /// `buffer` widened to the edges of its first and last granule.
     pub(super) fn granules_around(&self, buffer: Extent) -> Extent {
-        self.range_of(buffer.ptr())
+        self.range_of(buffer)
             .map_or(buffer, |range| Extent { start: range.grid.down(buffer.start), end: range.grid.up(buffer.end) })
     }
 
@@ -216,7 +216,7 @@ impl Arena {
         // Bytes of the regions that are replaced, and what the system holds for all that are released.
         let (mut released, mut replaced, mut freed) = (Vec::new(), 0, 0);
         if limits.may_decommit_regions {
-            let is_own = |run: &IdleRun| self.range_of(run.extent.ptr()).is_some_and(|range| range.set == own);
+            let is_own = |run: &IdleRun| self.range_of(run.extent).is_some_and(|range| range.set == own);
             for run in self.idle.longest_idle().filter(|run| is_own(run) && run.extent.bytes() < bytes) {
                 replaced += run.extent.bytes();
                 freed += self.held_bytes(run.extent.bytes());
@@ -238,7 +238,7 @@ impl Arena {
         let size = |within| region_bytes(in_set - replaced, bytes, replaced, within, at_once);
         let region = self.held_within(limit_bytes, size)?;
         let id = self.add_range(RangeKind::Discrete, region, own)?;
-        let extent = Extent::new(ArenaPtr::new(id, 0), region);
+        let extent = Extent::new(id, 0, region);
         let (mut steps, mut idle_before) = (Vec::new(), Vec::new());
         for IdleRun { extent, .. } in released {
             self.take_idle(extent, &mut idle_before);
@@ -246,7 +246,7 @@ impl Arena {
         }
         steps.push(Step::Commit { extent });
         self.stats.transit_bytes += region;
-        let plan = self.plan(Some(Extent::new(extent.ptr(), bytes)), steps, idle_before);
+        let plan = self.plan(Some(extent.first(bytes)), steps, idle_before);
         Some(Plan { surplus_bytes: region - bytes, ..plan })
     }
 
@@ -301,7 +301,7 @@ pub(super) fn pair(targets: &[Extent], sources: Vec<Extent>, remaps: &mut Vec<St
         let mut rest = Some(target);
         while let (Some(to), Some(from)) = (rest, source) {
             let bytes = to.bytes().min(from.bytes());
-            remaps.push(Step::Remap { from: Extent::new(from.ptr(), bytes), to: Extent::new(to.ptr(), bytes) });
+            remaps.push(Step::Remap { from: from.first(bytes), to: to.first(bytes) });
             rest = Extent::between(to.start + bytes, to.end);
             source = Extent::between(from.start + bytes, from.end).or_else(|| sources.next());
         }

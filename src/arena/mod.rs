@@ -64,7 +64,6 @@ use extent_set::ExtentSet;
 use retain::{IdleGranules, IdleRun};
 
 pub(crate) use demand::Demand;
-pub(crate) use extent::ArenaPtr;
 pub(crate) use extent::{Extent, RANGE_BYTES_MAX};
 pub(crate) use granules::GranuleSizes;
 pub(crate) use grow::GrowthLimits;
@@ -139,7 +138,8 @@ pub(crate) struct Arena {
     regions: [RegionsInUse; HOLE_SETS],
     uncommitted: ExtentSet,
     idle: IdleGranules,
-    retention: Retention,
+    /// When granules are decommitted.
+    pub(crate) retention: Retention,
     next_release_us: u64,
     stats: ArenaStats,
     /// Committed bytes that unfinished plans decommit or remap.
@@ -246,16 +246,16 @@ impl Arena {
         }
         let id = (self.next_range..RANGES_MAX).chain(0..self.next_range).find(|id| !self.ranges.contains_key(id))?;
         self.next_range = (id + 1) % RANGES_MAX;
-        let extent = Extent::new(ArenaPtr::new(id, 0), bytes);
+        let extent = Extent::new(id, 0, bytes);
         let sizes = if kind == RangeKind::Virtual { self.sizes } else { GranuleSizes::uniform(bytes) };
         let grid = Grid { origin: extent.start, sizes };
         self.ranges.insert(id, ArenaRange { kind, extent, set, grid });
         Some(id)
     }
 
-    /// The range that `ptr` lies in. It exists for every pointer that the arena returned, until its buffer is freed.
-    fn range_of(&self, ptr: ArenaPtr) -> Option<ArenaRange> {
-        self.ranges.get(&ptr.range()).copied()
+    /// The range that `extent` lies in. It exists for every buffer that the arena returned, until that is freed.
+    fn range_of(&self, extent: Extent) -> Option<ArenaRange> {
+        self.ranges.get(&extent.range()).copied()
     }
 
     /// The set for buffers of `bytes`, besides the shared one.
@@ -270,23 +270,23 @@ impl Arena {
     /// Takes `bytes` from committed holes, without a driver call: from the tightest, the lowest among equals
     /// (policy-R5), or in discrete regions by policy-R11. All bytes are multiples of a
     /// page, and so is the address.
-    pub(crate) fn carve(&mut self, bytes: u64) -> Option<ArenaPtr> {
+    pub(crate) fn carve(&mut self, bytes: u64) -> Option<Extent> {
         self.carve_in(self.own_set(bytes), bytes)
     }
 
     /// As [`carve`](Self::carve), from discrete regions for buffers of other lengths: the last resort of policy-R11.
-    pub(crate) fn carve_in_other_regions(&mut self, bytes: u64) -> Option<ArenaPtr> {
+    pub(crate) fn carve_in_other_regions(&mut self, bytes: u64) -> Option<Extent> {
         let other = if self.own_set(bytes) == HoleSet::Small { HoleSet::Large } else { HoleSet::Small };
         self.carve_in(other, bytes)
     }
 
-    fn carve_in(&mut self, set: HoleSet, bytes: u64) -> Option<ArenaPtr> {
+    fn carve_in(&mut self, set: HoleSet, bytes: u64) -> Option<Extent> {
         let shared = self.holes[HoleSet::Shared as usize].tightest(bytes).map(|hole| (HoleSet::Shared, hole));
         let (set, hole) = shared.or_else(|| Some((set, self.best_in_regions(set, bytes)?)))?;
-        let buffer = Extent { end: hole.start + bytes, ..hole };
+        let buffer = hole.first(bytes);
         self.take(set, hole, buffer, |_| ());
         self.stats.live_bytes += bytes;
-        Some(buffer.ptr())
+        Some(buffer)
     }
 
     /// The length of the longest hole.
@@ -304,9 +304,9 @@ impl Arena {
     }
 
     /// Returns the bytes of a buffer; granules that are wholly free now are idle since `now_us`.
-    pub(crate) fn free(&mut self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
-        self.stats.live_bytes -= bytes;
-        self.add_hole(Extent::new(ptr, bytes), now_us);
+    pub(crate) fn free(&mut self, buffer: Extent, now_us: u64) {
+        self.stats.live_bytes -= buffer.bytes();
+        self.add_hole(buffer, now_us);
     }
 
     pub(crate) fn stats(&self) -> ArenaStats {
@@ -320,7 +320,7 @@ impl Arena {
 
     /// Takes `part`, which is free, out of its hole, as [`take`](Self::take) does.
     fn take_free(&mut self, part: Extent, idle_before: impl FnMut(IdleRun)) {
-        let set = self.range_of(part.ptr()).map(|range| range.set);
+        let set = self.range_of(part).map(|range| range.set);
         if let Some((set, hole)) = set.and_then(|set| Some((set, self.holes[set as usize].around(part)?))) {
             self.take(set, hole, part, idle_before);
         } else {
@@ -331,7 +331,7 @@ impl Arena {
     /// Takes `part` of `hole` out of the holes and the idle granules; passes the latter to `idle_before`.
     fn take(&mut self, set: HoleSet, hole: Extent, part: Extent, idle_before: impl FnMut(IdleRun)) {
         self.holes[set as usize].cut(hole, part);
-        let Some(range) = self.range_of(part.ptr()) else { return };
+        let Some(range) = self.range_of(part) else { return };
         if range.kind == RangeKind::Reserve {
             self.stats.reserve_hole_bytes -= part.bytes();
             return;
@@ -348,7 +348,7 @@ impl Arena {
 
     /// Adds `part`, which is committed and free now, to the holes.
     fn add_hole(&mut self, part: Extent, since_us: u64) {
-        let Some(range) = self.range_of(part.ptr()) else {
+        let Some(range) = self.range_of(part) else {
             debug_assert!(false, "{part:?} lies in no range");
             return;
         };
@@ -411,7 +411,7 @@ impl Arena {
         for (set, holes) in self.holes.iter().enumerate() {
             let mut in_regions = Vec::new();
             for hole in holes.iter() {
-                let range = self.range_of(hole.ptr()).ok_or_else(|| format!("arena-I1: {hole:?} lies in no range"))?;
+                let range = self.range_of(hole).ok_or_else(|| format!("arena-I1: {hole:?} lies in no range"))?;
                 if range.set as usize != set || !range.extent.contains(hole) {
                     return Err(format!("arena-I1: {hole:?} does not lie in {range:?}"));
                 }

@@ -8,7 +8,7 @@
 //!            call can carve, commit, remap or decommit them
 //! ```
 
-use super::extent::{ArenaPtr, Extent};
+use super::extent::Extent;
 use super::retain::IdleRun;
 
 /// One driver or kernel call.
@@ -58,9 +58,9 @@ impl Plan {
         self.steps.iter().all(|step| step.decommitted().is_some())
     }
 
-    /// Address of the buffer, valid once all steps are done.
-    pub(crate) fn ptr(&self) -> Option<ArenaPtr> {
-        self.buffer.map(Extent::ptr)
+    /// The buffer, valid once all steps are done.
+    pub(crate) fn buffer(&self) -> Option<Extent> {
+        self.buffer
     }
 }
 

@@ -68,7 +68,7 @@ impl Arena {
 
     /// The first of `selected` that make up no more than `most_bytes`, whole granules.
     pub(super) fn no_more_than(&self, selected: Vec<Extent>, most_bytes: u64) -> Vec<Extent> {
-        let down = |extent: Extent, end| self.range_of(extent.ptr()).map_or(end, |range| range.grid.down(end));
+        let down = |extent: Extent, end| self.range_of(extent).map_or(end, |range| range.grid.down(end));
         first_bytes(selected, most_bytes, down)
     }
 }
@@ -76,7 +76,7 @@ impl Arena {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::{ArenaPtr, GranuleSizes, GrowthLimits, Retention, StepOutcome};
+    use crate::arena::{GranuleSizes, GrowthLimits, Retention, StepOutcome};
 
     const GRANULE: u64 = 2 << 20;
 
@@ -100,14 +100,14 @@ mod tests {
         commit(&mut arena, 4);
         assert_eq!((arena.stats().hole_bytes, arena.stats().mappings), (8 * GRANULE, 8));
         let spanning = arena.carve(8 * GRANULE).expect("one hole");
-        arena.free(spanning, 8 * GRANULE, 0);
+        arena.free(spanning, 0);
         assert!(arena.release_down_to(0).is_none() && arena.release_idle(GRANULE).is_none());
         assert!(arena.release_due(3_600_000_000).is_none() && arena.releasable_bytes() == 0);
         // What is beyond goes, and no more.
         let plan = arena.grow(12 * GRANULE, GrowthLimits::UNLIMITED).unwrap();
-        let ptr = plan.ptr().unwrap();
+        let buffer = plan.buffer().unwrap();
         assert!(arena.finish_made(plan, 0));
-        arena.free(ptr, 12 * GRANULE, 0);
+        arena.free(buffer, 0);
         let plan = arena.release_down_to(0).unwrap();
         assert!(arena.finish_made(plan, 0));
         arena.validate().unwrap();
@@ -158,6 +158,6 @@ mod tests {
         arena.validate().unwrap();
         assert!(arena.stats().mappings <= 8192 && steps < 6000, "{steps} steps, {:?}", arena.stats());
         assert_eq!(longest, 512 * mib);
-        assert!(arena.carve(tib / 2).is_some_and(|ptr| ptr == ArenaPtr::new(0, 0)));
+        assert!(arena.carve(tib / 2).is_some_and(|buffer| buffer == Extent::new(0, 0, tib / 2)));
     }
 }

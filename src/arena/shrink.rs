@@ -2,7 +2,7 @@
 
 use super::extent::{Extent, first_bytes};
 use super::plan::{Plan, Step};
-use super::retain::{IdleRun, Retention};
+use super::retain::IdleRun;
 use super::{Arena, GrowthMode};
 
 impl Arena {
@@ -53,11 +53,6 @@ impl Arena {
     pub(crate) fn release_down_to(&mut self, to_bytes: u64) -> Option<Plan> {
         let staying = self.stats.committed_bytes + self.stats.overhead_bytes - self.leaving_bytes;
         self.release_idle(staying.saturating_sub(to_bytes))
-    }
-
-    /// Changes when granules are decommitted.
-    pub(crate) fn set_retention(&mut self, retention: Retention) {
-        self.retention = retention;
     }
 
     fn release(&mut self, selected: Vec<Extent>) -> Option<Plan> {

@@ -23,7 +23,7 @@ impl Pool {
     /// - [`is_forked`](crate::Error::is_forked), [`is_closed`](crate::Error::is_closed), as for [`get`](Self::get).
     pub fn reserve(&self, bytes: u64) -> Result<()> {
         self.check_open()?;
-        if !self.core().memory().has_arena() {
+        if self.core().memory().arena().is_none() {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is a separate allocation".to_owned();
             return Err(ErrorKind::Setting { name: "PINPOOL_RESERVE", value: bytes.to_string(), why }.into());
         }

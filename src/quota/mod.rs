@@ -174,16 +174,14 @@ impl Budget {
     fn release(&self, bytes: u64) {
         // Relaxed, as in `grow_own`.
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        match self.level {
-            LimitLevel::Partition => {
-                fence(Ordering::SeqCst);
-                if let Some(owner) = self.owner() {
-                    owner.bytes_returned();
-                }
+        if self.level == LimitLevel::Partition {
+            fence(Ordering::SeqCst);
+            if let Some(owner) = self.owner() {
+                owner.bytes_returned();
             }
+        } else if self.is_auto() && self.is_wanted() {
             // The caller holds locks of the pool, so another thread wakes the requests of other pools.
-            LimitLevel::Pool | LimitLevel::Shared if self.is_auto() && self.is_wanted() => process::wake_thread(),
-            LimitLevel::Pool | LimitLevel::Shared => {}
+            process::wake_thread();
         }
     }
 
@@ -319,8 +317,9 @@ impl Budget {
         }
         let report = host.report();
         let SharedLimitReport { name, max_bytes, held_bytes, .. } = &report;
-        let max_bytes = max_bytes.unwrap_or(u64::MAX);
+        let (max, held) = (Size(max_bytes.unwrap_or(u64::MAX)), Size(*held_bytes));
         let others = report.describe_others();
+<<<<<<< HEAD
         let max = Size(max_bytes);
         let held = Size(*held_bytes);
         let found = if is_too_large {
@@ -334,6 +333,14 @@ impl Budget {
             "return buffers in these processes, wait longer (PINPOOL_WAIT), or restart them with a larger PINPOOL_MAX_BYTES"
         };
         (found, remedy)
+=======
+        if is_too_large {
+            let found = format!("exceeds the shared limit {name} of {max}; {held} are held ({others})");
+            return (found, "request less, or restart all its processes with a larger PINPOOL_MAX_BYTES");
+        }
+        let remedy = "return buffers in these processes, wait longer (PINPOOL_WAIT), or restart them with a larger PINPOOL_MAX_BYTES";
+        (format!("the shared limit {name} of {max} is reached; {held} are held ({others})"), remedy)
+>>>>>>> integ
     }
 }
 

@@ -21,14 +21,14 @@ fn ranges_are_numbered_in_the_order_of_their_creation_until_all_numbers_were_use
     let mut arena = Arena::new(GrowthMode::Regions, Retention::default());
     let region = |arena: &mut Arena| {
         let plan = arena.grow(4096, LIMITS).unwrap();
-        let ptr = plan.ptr().unwrap();
+        let buffer = plan.buffer().unwrap();
         assert!(arena.finish_made(plan, 0));
-        ptr
+        buffer
     };
     for number in [0, 1, 2] {
-        let ptr = region(&mut arena);
-        assert_eq!(ptr.range(), number);
-        arena.free(ptr, 4096, 0);
+        let buffer = region(&mut arena);
+        assert_eq!(buffer.range(), number);
+        arena.free(buffer, 0);
         let plan = arena.release_down_to(0).unwrap();
         assert!(arena.finish_made(plan, 0));
     }

@@ -25,16 +25,16 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
     for _ in 0..60 {
         let mut arena = arena();
         let limit = SMALL * (8 + draw(120));
-        let mut live: Vec<(ArenaPtr, u64)> = Vec::new();
+        let mut live: Vec<Extent> = Vec::new();
         for now_us in 0..120 {
             if !live.is_empty() && draw(5) < 2 {
-                let (ptr, bytes) = live.swap_remove(usize::try_from(draw(live.len() as u64)).unwrap());
-                arena.free(ptr, bytes, now_us);
+                let buffer = live.swap_remove(usize::try_from(draw(live.len() as u64)).unwrap());
+                arena.free(buffer, now_us);
             }
             let most = 1 << draw(6);
             let bytes = SMALL * (1 + draw(most));
-            if let Some(ptr) = arena.carve(bytes) {
-                live.push((ptr, bytes));
+            if let Some(buffer) = arena.carve(bytes) {
+                live.push(buffer);
                 continue;
             }
             let limits = GrowthLimits { commit_bytes: limit - arena.stats().claimed_bytes, ..LIMITS };
@@ -53,19 +53,19 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
                     }
                 }
             }
-            let ptr = plan.ptr().unwrap();
+            let buffer = plan.buffer().unwrap();
             let done = usize::try_from(draw(6)).unwrap();
             let is_done = done >= plan.steps().len();
             let mut outcomes = vec![StepOutcome::Made; done.min(plan.steps().len())];
             outcomes.extend((!is_done).then_some(StepOutcome::Failed));
             assert_eq!(arena.finish_plan(plan, &outcomes, now_us), is_done);
             if is_done {
-                live.push((ptr, bytes));
+                live.push(buffer);
             }
             arena.validate().unwrap();
             assert!(arena.stats().committed_bytes <= limit);
         }
-        live.into_iter().for_each(|(ptr, bytes)| arena.free(ptr, bytes, 1000));
+        live.into_iter().for_each(|buffer| arena.free(buffer, 1000));
         let plan = arena.release_down_to(0);
         plan.into_iter().for_each(|plan| assert!(arena.finish_made(plan, 1000)));
         assert_eq!((arena.stats().committed_bytes, arena.stats().mappings), (0, 0));

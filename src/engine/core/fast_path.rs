@@ -124,7 +124,7 @@ impl Core {
 
     /// Caches this pool for the calling thread.
     pub(crate) fn enter(self: &Arc<Self>) {
-        if position(Arc::as_ptr(self)).is_none() {
+        if position(Arc::as_ptr(self)).is_none() && self.fast_shard().is_some() {
             keep(self.clone());
         }
     }

@@ -108,7 +108,7 @@ impl Core {
             let calls = if passed > 0 { calls.without_waiting() } else { calls };
             let found = self.search(class, calls, passed);
             if found.is_err() {
-                self.waiters.end_pass(passed, self.memory.supply().bytes_to_pass(class));
+                self.waiters.end_pass(passed, self.memory.supply.bytes_to_pass(class));
             } else if passed == 0 {
                 self.shortage.end_if_calm(&self.log, self.time.coarse_us());
                 self.enforce_max_idle_bytes();
@@ -117,7 +117,7 @@ impl Core {
         });
         found.or_else(|stop| {
             // Waiting cannot help a request that exceeds the limit.
-            let is_too_large = matches!(stop, Stop::Refused(_)) && !self.memory.supply().could_hold(class);
+            let is_too_large = matches!(stop, Stop::Refused(_)) && !self.memory.supply.could_hold(class);
             let pageable = if is_too_large { self.fall_back(wanted.len, class) } else { None };
             pageable.ok_or(stop)
         })
@@ -131,7 +131,7 @@ impl Core {
         let take_idle = || self.take(class).map(|block| idle.set(Some(block))).is_some();
         let find = || match self.memory_ended.get() {
             Some(why) => Err(Refusal::Source(why.clone()).into()),
-            None => self.memory.supply().find(class, now_us, calls, &**self, &take_idle),
+            None => self.memory.supply.find(class, now_us, calls, &**self, &take_idle),
         };
         let found = match find() {
             Err(Stop::Refused(refusal)) if self.others_make_room(&refusal, calls) => match calls {
@@ -162,7 +162,7 @@ impl Core {
     fn pass_head(&self, class: Class) -> Result<u64, Refusal> {
         self.tick_if_alone();
         self.evict_over_limit(None);
-        let supply = self.memory.supply();
+        let supply = &self.memory.supply;
         let pass = self.waiters.try_pass(|first| (supply.room_to_pass(first), supply.bytes_to_pass(class)));
         pass.map_err(|(waiting, first_bytes)| Refusal::Queued { waiting, first_bytes })
     }
@@ -183,7 +183,7 @@ impl Core {
     /// Returns whether a refused request waits. Counts a shortage.
     pub(super) fn may_wait(&self, wanted: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
         let &BlockRequest { len, class, .. } = wanted;
-        let could_hold = self.memory.supply().could_hold(class);
+        let could_hold = self.memory.supply.could_hold(class);
         // A request that can never be served is no shortage, unless pageable memory serves it.
         let is_servable = could_hold || self.memory.could_be_pageable(class);
         let may_wait = is_servable && !wait.is_zero() && self.memory_ended.get().is_none();
@@ -271,7 +271,7 @@ impl Core {
             return Some(block);
         }
         let class = block.class();
-        let (passed, bytes) = (block.passed(), self.memory.supply().bytes_to_pass(class));
+        let (passed, bytes) = (block.passed(), self.memory.supply.bytes_to_pass(class));
         // Counted when the request takes it.
         let block = self.waiters.offer(self, block, class, passed, bytes)?;
         if !self.has_waiters() {
@@ -281,7 +281,7 @@ impl Core {
         }
         self.counters.made_room.add(1);
         self.evict(block, EvictionReason::Reclaimed);
-        if !self.memory.has_arena() {
+        if self.memory.arena().is_none() {
             self.backoff.end();
         }
         self.waiters.wake_head();

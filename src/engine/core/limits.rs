@@ -124,7 +124,7 @@ fn share(memory: &HostMemory, held_bytes: u64) -> (u64, String) {
 impl Core {
     /// Changes the limit; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
     pub(crate) fn set_limit(&self, limit: Limit) {
-        let budget = self.memory.budget();
+        let budget = &self.memory.budget;
         budget.set_auto(limit == Limit::Auto);
         let (max_bytes, _) = self.auto_limit.set(limit, budget.auto_bytes());
         self.apply_limit(max_bytes, if limit == Limit::Auto { "auto" } else { "set_max_bytes" });
@@ -133,7 +133,7 @@ impl Core {
     /// Sets the limit again, if it is `auto` and a cgroup limit has changed.
     pub(super) fn follow_limit(&self, now_us: u64) {
         if let Some((max_bytes, why)) =
-            self.auto_limit.change(self.time.of_process_us(now_us), || self.memory.budget().auto_bytes())
+            self.auto_limit.change(self.time.of_process_us(now_us), || self.memory.budget.auto_bytes())
         {
             self.apply_limit(max_bytes, &why);
         }
@@ -177,7 +177,7 @@ impl BudgetOwner for Core {
 
 impl Core {
     fn budget(&self) -> &Arc<Budget> {
-        self.memory.budget()
+        &self.memory.budget
     }
 
     /// From now on a thread is notified of changes of the shared limit, if there is one.
@@ -209,7 +209,7 @@ impl Core {
             self.clear_demand();
             return false;
         };
-        let needed_bytes = self.memory.supply().block_bytes(class);
+        let needed_bytes = self.memory.supply.block_bytes(class);
         self.budget().set_want(&self.wanted_of_shared_limit, shortfall, needed_bytes) < shortfall
     }
 
@@ -242,7 +242,7 @@ impl Core {
     /// Reports the idle bytes to the host's limit.
     pub(super) fn record_idle(&self) {
         if let Some(host) = self.budget().host() {
-            host.record_idle(self.memory.supply().idle_bytes(self));
+            host.record_idle(self.memory.supply.idle_bytes(self));
         }
     }
 

@@ -143,7 +143,7 @@ impl Core {
             process: std::process::id(),
             ticks: Ticks::new(memory.source()),
             idle: Idle::new(
-                memory.has_arena(),
+                memory.arena().is_some(),
                 config.pool_size_limit,
                 config.auto_resize,
                 policy::idle_buffer_us(config.idle_timeout),
@@ -177,7 +177,7 @@ impl Core {
             config,
         });
         let owner: Weak<Self> = Arc::downgrade(&core);
-        core.memory().budget().set_owner(owner);
+        core.memory().budget.set_owner(owner);
         core.record(Event::MaxBytes { bytes: core.memory().max_bytes().unwrap_or(u64::MAX) });
         if let Some(thread) = core.thread {
             let pool: Weak<Self> = Arc::downgrade(&core);

@@ -21,7 +21,7 @@ use crate::in_flight::QueryScope;
 use crate::quota::{Budget, BudgetOwner, Claim, QuotaExceeded};
 use crate::report::PoolLog;
 use crate::size_class::Class;
-use crate::stats::{LimitStats, MemoryStats, RequestStats, Stats};
+use crate::stats::Stats;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// A request with its size class, tag and partition.
@@ -156,7 +156,7 @@ impl PartitionCore {
 
     /// A claim for a request of `class`, unless earlier requests wait.
     pub(super) fn try_claim(&self, class: Class) -> Result<Claim, QuotaExceeded> {
-        let needed_bytes = self.core.memory.supply().block_bytes(class);
+        let needed_bytes = self.core.memory.supply.block_bytes(class);
         if self.waiters.has_waiters() {
             Err(self.budget.refusal(needed_bytes))
         } else {
@@ -177,31 +177,20 @@ impl PartitionCore {
 
     /// The statistics of this partition.
     pub(crate) fn stats(&self) -> Stats {
-        let stats = Stats { is_partition: true, ..self.core.empty_stats(Some(self.name.clone()), self.number) };
+        let mut stats = Stats { is_partition: true, ..self.core.empty_stats(Some(self.name.clone()), self.number) };
         if self.core.is_forked() {
             return stats;
         }
-        let used_bytes = self.budget.used_bytes();
-        let (hits, misses, (waits, waiting)) = (self.hits.get(), self.misses.get(), self.waiters.counts());
-        let requests = RequestStats {
-            served: hits + misses,
-            hits,
-            misses,
-            failed: self.failed.get(),
-            waits,
-            waiting,
-            timeouts: self.timeouts.get(),
-            wait_time: self.waits.get(),
-            ..RequestStats::default()
-        };
-        let memory = MemoryStats {
-            in_use_bytes: used_bytes,
-            held_bytes: used_bytes,
-            peak_held_bytes: self.peak_bytes.load(Ordering::Relaxed),
-            ..MemoryStats::default()
-        };
-        let limits = LimitStats { max_bytes: self.budget.max_bytes(), ..LimitStats::default() };
-        Stats { requests, memory, limits, ..stats }
+        let (requests, memory) = (&mut stats.requests, &mut stats.memory);
+        (requests.hits, requests.misses, requests.failed) = (self.hits.get(), self.misses.get(), self.failed.get());
+        requests.served = requests.hits + requests.misses;
+        (requests.waits, requests.waiting) = self.waiters.counts();
+        (requests.timeouts, requests.wait_time) = (self.timeouts.get(), self.waits.get());
+        memory.in_use_bytes = self.budget.used_bytes();
+        memory.held_bytes = memory.in_use_bytes;
+        memory.peak_held_bytes = self.peak_bytes.load(Ordering::Relaxed);
+        stats.limits.max_bytes = self.budget.max_bytes();
+        stats
     }
 }
 
@@ -233,7 +222,7 @@ impl Server for PartitionCore {
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, _: Instant) -> Result<Claim, Refusal> {
         // Pairs with the fence of a return (quota-I3).
         fence(Ordering::SeqCst);
-        Ok(self.budget.claim(self.core.memory.supply().block_bytes(waiter.class))?)
+        Ok(self.budget.claim(self.core.memory.supply.block_bytes(waiter.class))?)
     }
 
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, claim: Option<Claim>) -> Result<Claim> {
@@ -241,7 +230,7 @@ impl Server for PartitionCore {
         self.core.log.waited(wanted.len as u64, ticket.age(), claim.is_some());
         claim.ok_or_else(|| {
             self.timeouts.add(u64::from(!self.is_closed()));
-            let needed_bytes = self.core.memory.supply().block_bytes(wanted.class);
+            let needed_bytes = self.core.memory.supply.block_bytes(wanted.class);
             let full = || self.budget.full(needed_bytes).into();
             self.refuse(wanted, ticket.waiter.refusal().unwrap_or_else(full))
         })

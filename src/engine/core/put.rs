@@ -161,7 +161,7 @@ impl Core {
 
     /// Returns the blocks with copies that are complete according to their timelines. Calls no fence and no backend.
     pub(crate) fn complete_by_loads(&self) {
-        if self.memory.has_arena() {
+        if self.memory.arena().is_some() {
             self.sweep_copies(QueryScope::Nothing);
         }
     }
@@ -221,7 +221,7 @@ impl Core {
         let (completed, lost) = self.in_flight.query_quarantined(most);
         lost.into_iter().for_each(|block| self.leak_block(block));
         self.recover(completed);
-        self.memory.supply().release_refused();
+        self.memory.supply.release_refused();
     }
 
     /// Never uses `block` again; keeps its memory, and with it this pool.
@@ -402,7 +402,7 @@ impl Core {
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(leaked::leak);
         if may_release {
-            self.memory.supply().close(self.time.coarse_us());
+            self.memory.supply.close(self.time.coarse_us());
         }
         self.end_recording();
     }

@@ -45,8 +45,8 @@ impl Server for Core {
             let calls = SlowCalls::After(waiter.begun + CALL_PATIENCE);
             return self.acquire(&waiter.request, calls).map_err(expect_refusal);
         };
-        if !self.memory.supply().could_hold(class) {
-            let refusal = || self.memory.budget().refusal(class.bytes as u64).into();
+        if !self.memory.supply.could_hold(class) {
+            let refusal = || self.memory.budget.refusal(class.bytes as u64).into();
             return self.fall_back(class.bytes, class).ok_or_else(refusal);
         }
         let begun = Instant::now();
@@ -141,7 +141,7 @@ impl Core {
     /// Sets the flag in the shards if the reasons for it have come or gone.
     pub(super) fn update_slow_path(&self) {
         let mut was_required = self.slow_path_flag.is_required.lock();
-        let is_wanted = self.memory.budget().is_wanted();
+        let is_wanted = self.memory.budget.is_wanted();
         // Relaxed: a return that takes the slow path because of this sees it by the lock of its shard.
         self.slow_path_flag.is_for_shared_limit.store(is_wanted, Ordering::Relaxed);
         let is_required = is_wanted || self.has_waiters();
@@ -168,14 +168,12 @@ impl Backoff {
 
     pub(super) fn refused(&self, now_us: u64) {
         let mut last = self.0.lock();
-        let pause = match *last {
-            Some((until, _)) if now_us < until => return,
-            Some((until, pause)) if now_us < until + LONGEST_PAUSE_US => {
-                (pause * 2).clamp(FIRST_PAUSE_US, LONGEST_PAUSE_US)
-            }
-            // A single failure causes no pause.
-            _ => 0,
-        };
+        if last.is_some_and(|(until, _)| now_us < until) {
+            return;
+        }
+        let recent = last.filter(|&(until, _)| now_us < until + LONGEST_PAUSE_US);
+        // A single failure causes no pause.
+        let pause = recent.map_or(0, |(_, pause)| (pause * 2).clamp(FIRST_PAUSE_US, LONGEST_PAUSE_US));
         *last = Some((now_us.saturating_add(pause), pause));
     }
 

@@ -77,14 +77,15 @@ impl Core {
         let source = self.memory.source();
         // In a forked child other locks may be held by threads that do not exist here.
         let is_forked = self.is_forked();
+        let arena = self.memory.arena().filter(|_| !is_forked);
         Dump {
             device: if source.needs_gpu() { format!("GPU {}", self.config.device) } else { "host".to_owned() },
             owners: self.owners_of(stats),
             stats: stats.clone(),
-            longest_free_bytes: if is_forked { 0 } else { self.memory.supply().longest_free_bytes() },
+            longest_free_bytes: arena.map_or(0, |arena| arena.longest_free_bytes()),
             host: if is_forked { None } else { self.host_memory() },
             request,
-            diagnosis: self.latest_diagnosis(),
+            diagnosis: if is_forked { None } else { self.latest_diagnosis() },
             limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory.limit_name(LimitLevel::Pool) },
         }
     }
@@ -191,7 +192,7 @@ impl Core {
     /// Evaluates the diagnosis if that is due, and logs it if it has changed.
     pub(super) fn report_diagnosis(&self, now_us: u64) {
         // A pool that keeps nothing releases what it pins.
-        if self.config.pool_size_limit == 0 && !self.memory.has_arena() {
+        if self.config.pool_size_limit == 0 && self.memory.arena().is_none() {
             return;
         }
         // One thread at a time is enough.
@@ -233,12 +234,12 @@ impl Core {
 
     /// The diagnosis of the last window, if there was one and no other thread evaluates it now.
     pub(super) fn latest_diagnosis(&self) -> Option<WindowDiagnosis> {
-        if self.is_forked() { None } else { self.diagnosis.monitor.try_lock()?.latest().cloned() }
+        self.diagnosis.monitor.try_lock()?.latest().cloned()
     }
 
     /// The input of the diagnosis.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let (stats, is_direct) = (self.stats(), !self.memory.has_arena());
+        let (stats, is_direct) = (self.stats(), self.memory.arena().is_none());
         let needed_bytes = self.diagnosis.needed_bytes.load(Ordering::Relaxed);
         // A wait counts while it lasts, not in the window in which it ends.
         let current_waits = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };

@@ -182,11 +182,11 @@ impl Core {
 
     /// Logs the growth since the last time, if twice as much is held.
     fn report_growth(&self, state: &mut TickState) {
-        let held_bytes = self.memory.supply().held_bytes();
+        let held_bytes = self.memory.supply.held_bytes();
         if held_bytes < state.held_bytes.saturating_mul(2).max(FIRST_GROWTH_BYTES) {
             return;
         }
-        let calls = self.memory.supply().calls();
+        let calls = self.memory.supply.calls();
         let growth = Growth {
             asked_bytes: calls.pin.bytes.saturating_sub(state.calls.pin.bytes),
             held_before_bytes: state.held_bytes,
@@ -218,7 +218,7 @@ impl Core {
 impl Maintained for Core {
     fn maintain(&self) {
         let wanted = self.wanted_of_shared_limit.bytes();
-        let budget = self.memory.budget();
+        let budget = &self.memory.budget;
         if wanted > 0 && budget.host().is_none() && budget.room_for(wanted) >= wanted {
             // Another pool of the process has made room, and has woken this thread only.
             self.wake_waiters();
@@ -239,7 +239,7 @@ impl Maintained for Core {
         let of_copies = if self.in_flight.held() > 0 { self.pace_of_copies() } else { Pace::Never };
         let of_reserve = self.memory.arena().map_or(Pace::Never, |arena| arena.reserve_pace());
         // A return that keeps its buffer does not tell other owners, which lack memory.
-        let is_wanted = self.memory.supply().held_bytes() > 0 && self.memory.budget().is_wanted();
+        let is_wanted = self.memory.supply.held_bytes() > 0 && self.memory.budget.is_wanted();
         let of_shared_limit = if is_wanted { Pace::Copies } else { Pace::Never };
         self.pace_of_idle().max(of_copies).max(of_reserve).max(of_shared_limit)
     }
@@ -254,10 +254,10 @@ impl Core {
     /// The pace for changes by time alone: an idle buffer expires, free memory becomes due. Under `tensorflow` nothing expires.
     fn pace_of_idle(&self) -> Pace {
         let idle_bytes = self.idle.bytes();
-        let supply = self.memory.supply();
+        let supply = &self.memory.supply;
         let Some(arena) = self.memory.arena() else {
             // Here a return can only exceed a limit.
-            let may_pass_limit = self.config.max_idle_bytes.is_some() || self.memory.budget().over_bytes() > 0;
+            let may_pass_limit = self.config.max_idle_bytes.is_some() || self.memory.budget.over_bytes() > 0;
             return match (may_pass_limit, idle_bytes, supply.all_block_bytes() > 0) {
                 (false, ..) | (true, 0, false) => Pace::Never,
                 (true, 0, true) => Pace::Quiet,

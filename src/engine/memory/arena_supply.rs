@@ -147,9 +147,9 @@ impl Supply for ArenaSupply {
     /// So the later of `close` and this call tears down.
     fn give(&self, memory: BlockMemory, now_us: u64) {
         // A block is made by the supply of its pool.
-        let BlockMemory::Carved { ptr, bytes, .. } = memory else { return };
+        let BlockMemory::Carved { extent, .. } = memory else { return };
         let mut books = self.books();
-        let is_unused = books.give(ptr, bytes, now_us);
+        let is_unused = books.give(extent, now_us);
         self.record_holes(&books, now_us);
         drop(books);
         if is_unused {
@@ -164,10 +164,6 @@ impl Supply for ArenaSupply {
 
     fn could_hold(&self, class: Class) -> bool {
         self.could_hold_bytes(class.bytes as u64)
-    }
-
-    fn may_grow(&self) -> bool {
-        self.settings.may_grow
     }
 
     /// In whole granules.
@@ -200,17 +196,9 @@ impl Supply for ArenaSupply {
         self.books().held_bytes()
     }
 
-    fn claimed_by_others(&self) -> u64 {
-        self.books().claimed_by_others()
-    }
-
     fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
         let buffer_bytes = pool.idle_bytes();
         self.books().idle_bytes(buffer_bytes)
-    }
-
-    fn longest_free_bytes(&self) -> u64 {
-        self.books().arena.longest_hole_bytes()
     }
 
     fn calls(&self) -> SourceCalls {
@@ -262,7 +250,7 @@ impl ArenaSupply {
         // Relaxed: see `may_release_by_time`.
         self.is_short.store(divisor.is_some(), Ordering::Relaxed);
         let idle_timeout_us = self.settings.retention.idle_timeout_us.map(|us| us / divisor.unwrap_or(1).max(1));
-        self.books().arena.set_retention(Retention { idle_timeout_us, ..self.settings.retention });
+        self.books().arena.retention = Retention { idle_timeout_us, ..self.settings.retention };
     }
 
     /// Returns whether some free memory will become due.
@@ -270,6 +258,11 @@ impl ArenaSupply {
         let books = self.books();
         let releasable_bytes = books.arena.releasable_bytes();
         releasable_bytes > 0 && (self.may_release_by_time() || books.overdue_bytes < releasable_bytes)
+    }
+
+    /// The longest piece of free memory.
+    pub(in crate::engine) fn longest_free_bytes(&self) -> u64 {
+        self.books().arena.longest_hole_bytes()
     }
 
     /// Returns whether there is free memory, which is released if memory is short.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::time::Instant;
 
-use crate::arena::ArenaPtr;
+use crate::arena::Extent;
 use crate::backend::{Region, SourceError};
 use crate::quota::{Claim, LimitLevel, QuotaExceeded};
 use pinpool_os::unwind::caught;
@@ -16,7 +16,7 @@ pub(crate) enum BlockMemory {
     /// its own limit, and is never kept.
     Region { region: Region, claim: Claim, is_pageable: bool },
     /// Carved from the arena.
-    Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64 },
+    Carved { start: NonNull<u8>, extent: Extent, id: u64 },
     /// Memory of a user, returned to the user with the buffer.
     Adopted(Adopted),
 }
@@ -148,7 +148,7 @@ impl BlockMemory {
     pub(crate) fn held_bytes(&self) -> u64 {
         match self {
             Self::Region { claim, .. } => claim.bytes(),
-            Self::Carved { bytes, .. } => *bytes,
+            Self::Carved { extent, .. } => extent.bytes(),
             // The pool holds none of it.
             Self::Adopted(_) => 0,
         }

@@ -59,9 +59,11 @@ pub(crate) use shape::granule_bytes;
 /// under the same limit.
 pub(crate) struct Memory {
     source: CalledSource,
-    budget: Arc<Budget>,
+    /// The limit of the pool.
+    pub(in crate::engine) budget: Arc<Budget>,
     log: Arc<PoolLog>,
-    supply: Arc<dyn Supply>,
+    /// The supply of pinned memory.
+    pub(in crate::engine) supply: Arc<dyn Supply>,
     /// The supply, if it is an arena, which has a reserve and free memory.
     arena: Option<Arc<ArenaSupply>>,
     pageable: Option<OneEach>,
@@ -89,30 +91,20 @@ impl Memory {
         Self { source, budget, log, supply, arena: Some(arena), pageable, user_memory_bytes, quarantined, lock_limit }
     }
 
-    /// The supply of pinned memory.
-    #[inline]
-    pub(crate) fn supply(&self) -> &dyn Supply {
-        &*self.supply
-    }
-
     #[inline]
     pub(crate) fn source(&self) -> &dyn Source {
         &*self.source
     }
 
-    /// The limit of the pool.
-    pub(crate) fn budget(&self) -> &Arc<Budget> {
-        &self.budget
-    }
-
     /// The arena that buffers are carved from, if there is one.
     #[inline]
-    pub(in crate::engine) fn arena(&self) -> Option<&Arc<ArenaSupply>> {
+    pub(crate) fn arena(&self) -> Option<&Arc<ArenaSupply>> {
         self.arena.as_ref()
     }
 
-    pub(crate) fn has_arena(&self) -> bool {
-        self.arena.is_some()
+    /// Returns whether it may pin more than its reserve.
+    fn may_grow(&self) -> bool {
+        self.arena.as_ref().is_none_or(|arena| arena.settings.may_grow)
     }
 
     /// Sets the limit.
@@ -155,7 +147,8 @@ impl Memory {
         match level {
             LimitLevel::Shared => Some(self.supply.held_bytes().saturating_sub(bytes)),
             LimitLevel::Partition | LimitLevel::Pool => {
-                Some(self.max_bytes()?.checked_sub(bytes)?.saturating_sub(self.supply.claimed_by_others()))
+                let by_others = self.arena.as_ref().map_or(0, |arena| arena.books().claimed_by_others());
+                Some(self.max_bytes()?.checked_sub(bytes)?.saturating_sub(by_others))
             }
         }
     }
@@ -207,10 +200,6 @@ pub(crate) trait Supply: Send + Sync {
     fn close(&self, now_us: u64);
     /// Returns whether a block of `class` fits under all limits if nothing else is held.
     fn could_hold(&self, class: Class) -> bool;
-    /// Returns whether it may pin more than its reserve.
-    fn may_grow(&self) -> bool {
-        true
-    }
     /// How much later requests may take although the head of the wait queue, of the class `first`, waits: the bytes that the limit
     /// leaves next to its block. 0 if memory is held in regions, which a small
     /// buffer may keep from being replaced.
@@ -223,16 +212,8 @@ pub(crate) trait Supply: Send + Sync {
     fn all_block_bytes(&self) -> u64;
     /// All bytes that are held.
     fn held_bytes(&self) -> u64;
-    /// Bytes that others claim under the limit of the pool.
-    fn claimed_by_others(&self) -> u64 {
-        0
-    }
     /// Bytes of idle buffers and of free memory outside the reserve.
     fn idle_bytes(&self, pool: &dyn PoolView) -> u64;
-    /// The longest piece of free memory.
-    fn longest_free_bytes(&self) -> u64 {
-        0
-    }
     /// The calls of the source.
     fn calls(&self) -> SourceCalls;
     fn fill(&self, stats: &mut Stats);

@@ -68,7 +68,7 @@ impl Memory {
 
     /// The remedy if the limit of the pool has no room.
     fn remedy(&self, could_fit: bool) -> &'static str {
-        match (self.supply.may_grow(), could_fit) {
+        match (self.may_grow(), could_fit) {
             (false, true) => {
                 "return buffers sooner, raise PINPOOL_RESERVE (all of it is in use), or set PINPOOL_GROWTH=1"
             }
@@ -90,7 +90,7 @@ impl Memory {
     pub(in crate::engine) fn limit_name(&self, level: LimitLevel) -> &'static str {
         match level {
             LimitLevel::Partition => "the limit of the partition",
-            LimitLevel::Pool | LimitLevel::Shared if !self.supply.may_grow() => "PINPOOL_RESERVE",
+            LimitLevel::Pool | LimitLevel::Shared if !self.may_grow() => "PINPOOL_RESERVE",
             LimitLevel::Pool | LimitLevel::Shared if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             LimitLevel::Pool | LimitLevel::Shared => "PINPOOL_MAX_BYTES",
         }

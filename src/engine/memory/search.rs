@@ -85,7 +85,7 @@ impl ArenaSupply {
         search: &mut Search<'_>,
     ) -> Result<Option<BlockMemory>, Refusal> {
         let Search { bytes, now_us, calls, .. } = *search;
-        let (ptr, surplus_bytes) = (plan.ptr(), plan.surplus_bytes());
+        let (buffer, surplus_bytes) = (plan.buffer(), plan.surplus_bytes());
         let finished = self.carry_out(books, plan, now_us, calls.deadline(), Some(bytes));
         self.record_old_places();
         let mut books = self.books();
@@ -93,7 +93,7 @@ impl ArenaSupply {
         let error = match finished {
             Ok(is_granted) => {
                 books.smaller_regions += u64::from(search.commit == CommitSize::OneBuffer && self.shape.is_discrete);
-                let memory = ptr.filter(|_| is_granted).and_then(|ptr| books.memory_at(ptr, bytes));
+                let memory = buffer.filter(|_| is_granted).and_then(|buffer| books.memory_at(buffer));
                 let not_granted = || Refusal::Source(SourceError::new("arena", "a plan was made and not granted"));
                 return memory.map(Some).ok_or_else(not_granted);
             }
@@ -158,7 +158,7 @@ impl ArenaSupply {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
             CommitSize::Ample => {
                 let step_bytes = if search.is_short_step { STEP_DURING_COPIES_BYTES } else { u64::MAX };
-                (step_bytes, books.demand.largest_missed_bytes(search.now_us))
+                (step_bytes, books.demand.missed.largest(search.now_us))
             }
         };
         let nothing_else = search.may_release_regions || search.commit == CommitSize::Nothing;
@@ -168,7 +168,7 @@ impl ArenaSupply {
             may_decommit_regions: !self.source.release_waits() || nothing_else && !self.may_never_release(),
             step_bytes,
             largest_bytes,
-            known_bytes: books.demand.largest_held_bytes(search.now_us),
+            known_bytes: books.demand.held.largest(search.now_us),
         }
     }
 }

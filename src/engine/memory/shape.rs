@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::called_source::CalledSource;
-use crate::arena::{Arena, ArenaPtr, GranuleSizes, GrowthMode, RANGE_BYTES_MAX, Retention};
+use crate::arena::{Arena, Extent, GranuleSizes, GrowthMode, RANGE_BYTES_MAX, Retention};
 use crate::backend::{self, AddressRange, PAGE_BYTES, Region, SourceError};
 
 /// The smallest granule if the limit leaves room for it.
@@ -38,15 +38,15 @@ pub(in crate::engine) struct Mappings {
 }
 
 impl Mappings {
-    /// The address of what the arena carved at `ptr`.
+    /// The address of a `buffer` of the arena.
     #[allow(unsafe_code)]
-    pub(in crate::engine) fn address(&self, ptr: ArenaPtr) -> Option<NonNull<u8>> {
-        let virtual_range = self.addresses.as_ref().filter(|(range, _)| *range == ptr.range());
+    pub(in crate::engine) fn address(&self, buffer: Extent) -> Option<NonNull<u8>> {
+        let virtual_range = self.addresses.as_ref().filter(|(range, _)| *range == buffer.range());
         let start = match virtual_range {
             Some((_, addresses)) => addresses.start(),
-            None => self.regions.get(&ptr.range())?.start(),
+            None => self.regions.get(&buffer.range())?.start(),
         };
-        let offset = usize::try_from(ptr.offset()).ok()?;
+        let offset = usize::try_from(buffer.offset()).ok()?;
         // SAFETY: the arena carves inside its ranges (arena-I1), and a range is contiguous: reserved addresses (vm-S1) or
         // one region (source-C1).
         Some(unsafe { start.add(offset) })

@@ -165,7 +165,7 @@ impl World {
                 if page + pages > gap.end {
                     continue;
                 }
-                let buffer = Extent::new(ArenaPtr::new(range, page as u64 * PAGE), pages as u64 * PAGE);
+                let buffer = Extent::new(range, page as u64 * PAGE, pages as u64 * PAGE);
                 let missing = model.uncommitted(page..page + pages).count();
                 let run = if missing == 0 { model.run_around(page, |page| page == Page::Free) } else { gap.clone() };
                 let (preference, age) = match model.kind {
@@ -239,7 +239,7 @@ impl World {
         let missing_bytes = choice.map(|choice| choice.missing as u64 * GRANULE);
         assert_eq!(self.arena.missing_bytes(bytes), missing_bytes.or(self.has_regions().then_some(bytes)));
         let hole = choice.filter(|choice| choice.missing == 0).map(|choice| choice.buffer);
-        assert_eq!(self.arena.carve(bytes), hole.map(Extent::ptr), "{choice:?}");
+        assert_eq!(self.arena.carve(bytes), hole, "{choice:?}");
         if let Some(buffer) = hole {
             self.set(buffer, Page::Live);
             return self.live.push(buffer);
@@ -254,7 +254,7 @@ impl World {
         };
         let claimed = self.arena.stats().claimed_bytes - stats.claimed_bytes;
         assert!(claimed <= limits.commit_bytes, "claimed {claimed}, limits {limits:?}");
-        let buffer = Extent::new(plan.ptr().unwrap(), bytes);
+        let buffer = plan.buffer().unwrap();
         if self.has_regions() {
             self.check_region(&plan, bytes, limits);
         } else {
@@ -504,7 +504,7 @@ impl World {
             Op::Compact { pages } => self.compact(pages),
             Op::Free(which) if !self.live.is_empty() => {
                 let buffer = self.live.swap_remove(which % self.live.len());
-                self.arena.free(buffer.ptr(), buffer.bytes(), self.now_us);
+                self.arena.free(buffer, self.now_us);
                 self.set(buffer, Page::Free);
             }
             Op::Finish { which, failed_at, lost } if !self.outstanding.is_empty() => {

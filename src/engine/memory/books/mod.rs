@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::block_memory::BlockMemory;
 use super::carry_out::Execution;
 use super::shape::{GrowthShape, Mappings};
-use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, Plan};
+use crate::arena::{Arena, Demand, Extent, GrowthLimits, Plan};
 use crate::backend::SourceError;
 use crate::quota::{Budget, Claim, QuotaExceeded};
 use crate::stats::{SourceCalls, Stats};
@@ -95,22 +95,22 @@ impl Books {
 
     /// Carves `bytes` from committed memory.
     pub(in crate::engine) fn carve(&mut self, bytes: u64) -> Option<BlockMemory> {
-        let ptr = self.arena.carve(bytes)?;
-        self.memory_at(ptr, bytes)
+        let buffer = self.arena.carve(bytes)?;
+        self.memory_at(buffer)
     }
 
     /// Carves `bytes` from regions for buffers of other lengths, when nothing else serves the request (policy-R11).
     pub(in crate::engine) fn carve_in_other_regions(&mut self, bytes: u64) -> Option<BlockMemory> {
-        let ptr = self.arena.carve_in_other_regions(bytes)?;
-        self.memory_at(ptr, bytes)
+        let buffer = self.arena.carve_in_other_regions(bytes)?;
+        self.memory_at(buffer)
     }
 
     /// The memory that a plan granted.
-    pub(in crate::engine) fn memory_at(&mut self, ptr: ArenaPtr, bytes: u64) -> Option<BlockMemory> {
-        let start = self.mappings.address(ptr)?;
+    pub(in crate::engine) fn memory_at(&mut self, extent: Extent) -> Option<BlockMemory> {
+        let start = self.mappings.address(extent)?;
         let id = self.next_id;
         self.next_id += 1;
-        Some(BlockMemory::Carved { start, ptr, bytes, id })
+        Some(BlockMemory::Carved { start, extent, id })
     }
 
     /// A request for `bytes` missed: carves it if a hole is long enough. A size that does not recur is wanted from now on, unless
@@ -122,11 +122,11 @@ impl Books {
         idle_bytes: impl FnOnce() -> u64,
     ) -> Option<BlockMemory> {
         let recurs = self.demand.missed(bytes, self.arena.stats().committed_bytes, now_us);
-        let ptr = self.arena.carve(bytes);
-        if !recurs && (ptr.is_some() || self.could_cover(bytes, idle_bytes())) {
+        let buffer = self.arena.carve(bytes);
+        if !recurs && (buffer.is_some() || self.could_cover(bytes, idle_bytes())) {
             self.demand.want(bytes, now_us);
         }
-        self.memory_at(ptr?, bytes)
+        self.memory_at(buffer?)
     }
 
     /// Returns whether sizes vary (policy-R12).
@@ -217,9 +217,9 @@ impl Books {
     }
 
     /// Takes a block's bytes back. Returns whether that was the last block and the arena is closed.
-    pub(in crate::engine) fn give(&mut self, ptr: ArenaPtr, bytes: u64, now_us: u64) -> bool {
-        self.arena.free(ptr, bytes, now_us);
-        self.demand.given(bytes, self.arena.stats().hole_bytes);
+    pub(in crate::engine) fn give(&mut self, buffer: Extent, now_us: u64) -> bool {
+        self.arena.free(buffer, now_us);
+        self.demand.given(buffer.bytes(), self.arena.stats().hole_bytes);
         self.is_unused()
     }
 
@@ -236,17 +236,11 @@ impl Books {
 
     /// Plans the release of `bytes` of free memory. Memory that is kept is released only if it exceeds the limit.
     pub(in crate::engine) fn plan_release_of(&mut self, bytes: u64) -> Option<Plan> {
-        let over_bytes = self.bytes_over_limit().min(bytes);
+        let over_bytes = self.budget.over_bytes().min(bytes);
         if over_bytes > self.arena.releasable_bytes() {
             return self.arena.release_idle_of_kept(over_bytes);
         }
         self.arena.release_idle(bytes)
-    }
-
-    /// Bytes held above a limit that was lowered.
-    fn bytes_over_limit(&self) -> u64 {
-        let held_bytes = self.held_bytes().saturating_add(self.claimed_by_others());
-        self.budget.max_bytes().map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
     }
 
     /// Bytes of free memory and of the pool's idle buffers, which have `buffer_bytes`, outside of the reserve.
