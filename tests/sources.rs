@@ -21,7 +21,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("crates/loader", 2400),
     ("crates/metrics", 363),
     ("crates/observe", 2139),
-    ("crates/os", 1350),
+    ("crates/os", 1342),
     ("crates/preload", 1407),
     ("crates/replay", 1421),
     ("crates/shared_buffers", 1049),
@@ -32,11 +32,11 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("python", 2103),
     ("src/arena", 1366),
     ("src/backend", 1938),
-    ("src/buffer", 641),
+    ("src/buffer", 634),
     ("src/config", 730),
     ("src/copy", 1254),
     ("src/driver", 735),
-    ("src/engine", 6867),
+    ("src/engine", 6855),
     ("src/error", 220),
     ("src/in_flight", 543),
     ("src/lib", 49),
@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 514),
     ("src/unstable", 53),
-    ("tests", 38598),
-    ("sum of code and tests", 78396),
+    ("tests", 38585),
+    ("sum of code and tests", 78356),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_821;
+const MARKDOWN_BYTES: usize = 116_809;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

@@ -319,28 +319,12 @@ impl Budget {
         let SharedLimitReport { name, max_bytes, held_bytes, .. } = &report;
         let (max, held) = (Size(max_bytes.unwrap_or(u64::MAX)), Size(*held_bytes));
         let others = report.describe_others();
-<<<<<<< HEAD
-        let max = Size(max_bytes);
-        let held = Size(*held_bytes);
-        let found = if is_too_large {
-            format!("exceeds the shared limit {name} of {max}; {held} are held ({others})")
-        } else {
-            format!("the shared limit {name} of {max} is reached; {held} are held ({others})")
-        };
-        let remedy = if is_too_large {
-            "request a smaller buffer, or restart all its processes with a larger PINPOOL_MAX_BYTES"
-        } else {
-            "return buffers in these processes, wait longer (PINPOOL_WAIT), or restart them with a larger PINPOOL_MAX_BYTES"
-        };
-        (found, remedy)
-=======
         if is_too_large {
             let found = format!("exceeds the shared limit {name} of {max}; {held} are held ({others})");
-            return (found, "request less, or restart all its processes with a larger PINPOOL_MAX_BYTES");
+            return (found, "request a smaller buffer, or restart all its processes with a larger PINPOOL_MAX_BYTES");
         }
         let remedy = "return buffers in these processes, wait longer (PINPOOL_WAIT), or restart them with a larger PINPOOL_MAX_BYTES";
         (format!("the shared limit {name} of {max} is reached; {held} are held ({others})"), remedy)
->>>>>>> integ
     }
 }
 
