@@ -20,7 +20,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("crates/cli", 5278),
     ("crates/loader", 2400),
     ("crates/metrics", 363),
-    ("crates/observe", 2139),
+    ("crates/observe", 2151),
     ("crates/os", 1342),
     ("crates/preload", 1407),
     ("crates/replay", 1421),
@@ -50,11 +50,11 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/stats", 514),
     ("src/unstable", 53),
     ("tests", 38585),
-    ("sum of code and tests", 78356),
+    ("sum of code and tests", 78368),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_809;
+const MARKDOWN_BYTES: usize = 116_805;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;
