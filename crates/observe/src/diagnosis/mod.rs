@@ -165,8 +165,7 @@ impl Monitor {
         let minutes = self.past.iter().filter(|past| past.at_us + PAST_US > now_us);
         let window_us = now_us - minutes.clone().next().map_or(self.last_us, |first| first.at_us);
         let again = repinned(minutes.map(|past| &past.delta).chain([&window.delta]), window_us);
-        let diagnosis = window.diagnose(leak, self.churned, again);
-        let delta = window.delta;
+        let (diagnosis, delta) = (window.diagnose(leak, self.churned, again), window.delta);
         self.most_held_bytes = self.most_held_bytes.max(now.held_bytes);
         (self.last_us, self.last) = (now_us, now);
         while self.past.front().is_some_and(|past| !self.is_recent(past.at_us, now_us)) {

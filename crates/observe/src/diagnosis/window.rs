@@ -89,18 +89,15 @@ impl<'a> Window<'a> {
     }
 
     fn diagnosis(&self, cause: Cause, found: String) -> WindowDiagnosis {
-        let Self { now, delta, lost, .. } = self;
-        let [pinned, unpinned] = [delta.pinned_bytes, delta.unpinned_bytes].map(Size);
+        let Self { now, delta: of, lost, .. } = self;
+        let [pinned, unpinned] = [of.pinned_bytes, of.unpinned_bytes].map(Size);
         let [used, in_flight, idle, free] =
             [now.used_bytes, now.in_flight_bytes, now.idle_bytes, now.free_bytes].map(Size);
-        let (requests, calls) = (counted(delta.requests, "request"), counted(delta.pin_calls, "call"));
+        let (requests, calls) = (counted(of.requests, "request"), counted(of.pin_calls, "call"));
         let max = now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", Size(bytes)));
         let (held, buffers) = (Size(now.held_bytes), counted(now.used, "buffer"));
         let evidence = vec![
-            format!(
-                "this window: {requests}, {} misses; {calls} pinned {pinned} and unpinned {unpinned}",
-                delta.misses
-            ),
+            format!("this window: {requests}, {} misses; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
             format!("{held} held{max}: {used} in {buffers}, {in_flight} in flight, {idle} idle, {free} free"),
         ];
         WindowDiagnosis { cause, is_alarm: false, found, evidence, advice: None, setting: None, lost: *lost, size: 0 }
@@ -171,7 +168,7 @@ impl<'a> Window<'a> {
 
     /// Requests that found no memory at once.
     fn shortage(&self) -> Option<WindowDiagnosis> {
-        let Self { now, delta: Snapshot { delayed_requests, .. }, .. } = self;
+        let Self { now, delta: Snapshot { delayed_requests, failed_requests, .. }, .. } = self;
         let requests = self.delta.requests.max(*delayed_requests);
         // Requests that still wait are not counted.
         let is_short = is_high(*delayed_requests, requests)
@@ -181,9 +178,7 @@ impl<'a> Window<'a> {
         }
         let short = match delayed_requests {
             0 => format!("{} waiting, none served", counted(now.waiting, "request")),
-            _ if self.delta.failed_requests > 0 => {
-                format!("{delayed_requests} of {requests} requests waited or failed")
-            }
+            _ if *failed_requests > 0 => format!("{delayed_requests} of {requests} requests waited or failed"),
             _ => format!("{delayed_requests} of {requests} requests waited"),
         };
         let Some(limit) = now.limit.as_deref().filter(|_| !now.is_by_source) else { return Some(self.refused(short)) };
@@ -281,15 +276,14 @@ impl<'a> Window<'a> {
 
     /// Buffers wait in a queue: the waiting requests are few compared with them, so more memory would lengthen the queue.
     fn slow_consumer(&self, short: &str) -> Option<WindowDiagnosis> {
-        let now = self.now;
+        let Self { now, delta, lost, .. } = self;
         let max_bytes = now.max_bytes.filter(|&bytes| bytes > 0)?;
         let overhang_bytes = now.needed_bytes.saturating_sub(max_bytes);
         // At the end of the window the queue may be empty again.
         let is_full = now.used_bytes.max(now.needed_bytes) >= max_bytes - max_bytes / 8;
         let is_copying = now.in_flight_bytes > now.used_bytes / 8;
         // By Little's law.
-        let out_ns =
-            now.used.saturating_mul(self.lost.window_us).saturating_mul(1000).checked_div(self.delta.returns)?;
+        let out_ns = now.used.saturating_mul(lost.window_us).saturating_mul(1000).checked_div(delta.returns)?;
         if !is_full || is_copying || overhang_bytes > max_bytes / OVERHANG_PART || out_ns < QUEUED_NS {
             return None;
         }
@@ -367,11 +361,9 @@ impl<'a> Window<'a> {
     }
 
     fn is_warming_up(&self) -> bool {
-        let is_first = self.most_held_bytes == 0 || self.delta.new_lengths <= self.delta.misses / 2;
-        self.is_growing()
-            && is_first
-            && !self.are_buffers_larger()
-            && self.delta.misses > self.delta.requests / WARM_PART
+        let Snapshot { requests, misses, new_lengths, .. } = self.delta;
+        let is_first = self.most_held_bytes == 0 || new_lengths <= misses / 2;
+        self.is_growing() && is_first && !self.are_buffers_larger() && misses > requests / WARM_PART
     }
 
     /// Returns true if the pool holds more only because its buffers have become larger.
@@ -386,8 +378,8 @@ impl<'a> Window<'a> {
     pub(super) fn quiet(&self) -> WindowDiagnosis {
         let now = self.now;
         if self.is_warming_up() {
-            let found = format!("held {}->{}", Size(self.before.held_bytes), Size(now.held_bytes));
-            return self.diagnosis(Cause::WarmingUp, found);
+            let [before, now] = [self.before, now].map(|snapshot| Size(snapshot.held_bytes));
+            return self.diagnosis(Cause::WarmingUp, format!("held {before}->{now}"));
         }
         if !now.is_pinned && now.copies > 0 {
             let found = "copies use pageable memory, which the driver copies twice".to_owned();
@@ -395,12 +387,9 @@ impl<'a> Window<'a> {
             // Without a GPU there is nothing to pin for.
             return WindowDiagnosis { is_alarm: now.has_driver, ..self.alarm(Cause::NotPinned, found, advice) };
         }
-        let served = self.delta.requests.saturating_sub(self.delta.pin_calls);
-        let found = format!(
-            "{served} of {} requests were served immediately, {} held",
-            self.delta.requests,
-            Size(now.held_bytes)
-        );
+        let Snapshot { requests, pin_calls, .. } = self.delta;
+        let (served, held) = (requests.saturating_sub(pin_calls), Size(now.held_bytes));
+        let found = format!("{served} of {requests} requests were served immediately, {held} held");
         self.diagnosis(Cause::Healthy, found)
     }
 }
