@@ -49,7 +49,6 @@ impl Arena {
 
     /// A plan that decommits idle granules, the longest idle first, until at most `to_bytes` stay held or only what is kept is
     /// idle.
-    #[cfg(test)]
     pub(crate) fn release_down_to(&mut self, to_bytes: u64) -> Option<Plan> {
         let staying = self.stats.committed_bytes + self.stats.overhead_bytes - self.leaving_bytes;
         self.release_idle(staying.saturating_sub(to_bytes))

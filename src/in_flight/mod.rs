@@ -37,6 +37,7 @@ use crate::error::Error;
 use crate::stats::Stats;
 use pinpool_os::sync::Mutex;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
+use pinpool_os::unwind::caught;
 
 mod fence;
 mod queues;
@@ -245,7 +246,7 @@ impl<T> InFlight<T> {
     fn sweep_queue(&self, key: u64, first: Candidate, scope: QueryScope, swept: &mut Swept<T>) {
         let mut next = Some(first);
         while let Some((number, fences)) = next {
-            let state = match are_complete_by_load(&fences) {
+            let state = match caught(|| are_complete_by_load(&fences)).flatten() {
                 Some(false) if scope == QueryScope::Unknown => Ok(false),
                 _ => query(&fences),
             };

@@ -298,10 +298,10 @@ fn the_default_stream_of_a_green_context_is_refused() {
     let buf = error.into_buf().expect("nothing was enqueued");
     // The primary context has another default stream: an event there would say nothing of this work.
     let error = buf.release_after(&default).unwrap_err();
-    assert!(error.error().is_handle() && error.to_string().contains("green context"), "{error}");
+    assert!(error.error().is_device() && error.to_string().contains("green context"), "{error}");
     let mut buf = error.into_buf().expect("for another attempt");
     // SAFETY: as above.
-    assert!(unsafe { buf.record_stream(ptr::null_mut()) }.unwrap_err().is_handle());
+    assert!(unsafe { buf.record_stream(ptr::null_mut()) }.unwrap_err().is_device());
     drop(buf);
     pool.maintain();
     assert_eq!((pool.stats().memory.quarantined, pool.stats().memory.idle), (1, 0), "it is not known what uses it");

@@ -61,7 +61,7 @@ pub struct VmmSource {
     makes_context: bool,
     ids: RegionIds,
     granules: Arc<GranuleTable>,
-    /// Granules that the driver refused to release, mapped nowhere. No other is created before they are released.
+    /// Granules that the driver refused to release, mapped nowhere: [`VmmSource::create`] uses them first.
     unreleased: Mutex<Vec<Granule>>,
     old_places: OldPlaces,
     reserves: Arc<RegisterSource>,
@@ -91,7 +91,13 @@ impl VmmSource {
     fn create(&self, lengths: impl Iterator<Item = usize>) -> Result<Vec<Granule>, Failed> {
         let mut created = Vec::new();
         for bytes in lengths {
-            match driver::create(bytes, self.location).map(|handle| Granule { handle, bytes }) {
+            let unreleased = {
+                let mut unreleased = self.unreleased.lock();
+                let alike = unreleased.iter().rposition(|granule| granule.bytes == bytes);
+                alike.map(|index| unreleased.swap_remove(index))
+            };
+            let new = || driver::create(bytes, self.location).map(|handle| Granule { handle, bytes });
+            match unreleased.map_or_else(new, Ok) {
                 Ok(granule) => created.push(granule),
                 Err(refusal) => {
                     let _released_later = self.release_granules(&created);
@@ -108,7 +114,7 @@ impl VmmSource {
         for &granule in granules {
             // SAFETY: it came from `create`, and only the owner of its run releases it, here.
             if let Err(refusal) = unsafe { driver::release(granule.handle) } {
-                // The driver still holds the memory unless it is gone itself.
+                // The driver still holds the memory unless it is gone itself; reuse keeps that from adding up.
                 self.unreleased.lock().push(granule);
                 released = Err(refusal);
             }
@@ -293,7 +299,6 @@ unsafe impl VirtualMemory for VmmSource {
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let start = range.at(offset, bytes)?;
         let _entered = self.enter()?;
-        self.release_refused()?;
         let granules = self.create(range.granules(offset, bytes))?;
         // SAFETY: addresses of the range, not committed by the caller's promise.
         unsafe { self.map(start, &granules) }.inspect_err(|_| {

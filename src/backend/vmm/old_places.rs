@@ -53,11 +53,9 @@ impl OldPlaces {
     /// Unmaps what is mapped in `addresses`, adjacent granules in one call. Waits for another thread that unmaps if something is.
     /// After a refusal the rest stays mapped, for the next call.
     pub(super) fn unmap(&self, addresses: &Range<u64>) -> Result<(), Failed> {
-        if self.adjacent_in(addresses).is_none() {
-            return Ok(());
-        }
-        let _unmapping = self.unmapping.lock();
-        while let Some(Range { start, end }) = self.adjacent_in(addresses) {
+        while self.adjacent_in(addresses).is_some() {
+            let _unmapping = self.unmapping.lock();
+            let Some(Range { start, end }) = self.adjacent_in(addresses) else { break };
             let bytes = usize::try_from(end - start).unwrap_or(usize::MAX);
             // SAFETY: whole granules that are mapped there (old-places-I1), unused, and unmapped by no other thread
             // (old-places-I2).

@@ -15,6 +15,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use cudarc::driver::{CudaContext, sys};
+use smallvec::SmallVec;
 
 use super::context_fence::{CAPTURE_PAUSE, ContextWork};
 use super::own_context::OwnContext;
@@ -27,7 +28,7 @@ use crate::in_flight::StreamId;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 
-static CONTEXTS: OfProcess<Mutex<Vec<&'static ContextState>>> = OfProcess::new(Mutex::default);
+static CONTEXTS: OfProcess<Mutex<SmallVec<[&'static ContextState; 8]>>> = OfProcess::new(Mutex::default);
 
 /// The state that the copies of one context share.
 pub(super) struct ContextState {
@@ -75,7 +76,9 @@ impl ContextState {
 
     /// The first state for which `is_wanted`, the latest first, for drivers without context numbers.
     fn find(is_wanted: impl Fn(&&'static Self) -> bool) -> Option<&'static Self> {
-        CONTEXTS.get().lock().iter().rev().copied().find(is_wanted)
+        // Outside the lock, since `is_wanted` may call the driver.
+        let states = CONTEXTS.get().lock().clone();
+        states.into_iter().rev().find(is_wanted)
     }
 
     /// The state of the context with this handle: another thread may have created it meanwhile.

@@ -101,12 +101,16 @@ impl AutoLimit {
 
     /// The memory of the system, as it was at most [`READ_EVERY_US`] ago.
     pub(super) fn memory(&self, now_us: u64) -> Option<HostMemory> {
-        let mut last = LAST_READING.get().lock();
-        let is_recent = |read_us: u64| now_us.wrapping_sub(read_us) < READ_EVERY_US;
-        if !last.as_ref().is_some_and(|(root, read_us, _)| *root == self.root && is_recent(*read_us)) {
-            *last = Some((self.root.clone(), now_us, self.gauge.as_ref()?.read()?));
+        let last = LAST_READING.get().lock().clone();
+        if let Some((root, read_us, memory)) = last
+            && root == self.root
+            && now_us.wrapping_sub(read_us) < READ_EVERY_US
+        {
+            return Some(memory);
         }
-        last.as_ref().map(|(.., memory)| memory.clone())
+        let memory = self.gauge.as_ref()?.read()?;
+        *LAST_READING.get().lock() = Some((self.root.clone(), now_us, memory.clone()));
+        Some(memory)
     }
 
     fn within_lock_limit(&self, max_bytes: Option<u64>) -> Option<u64> {

@@ -23,36 +23,49 @@ const RETENTION_DIVISOR: u64 = 4;
 impl Memory {
     /// Releases idle memory of `pool` until at most `to_bytes` are held or nothing is idle.
     pub(in crate::engine) fn trim(&self, to_bytes: u64, pool: &dyn PoolView, now_us: u64) {
-        let excess_bytes = || self.supply.held_bytes().saturating_sub(to_bytes);
-        self.release_excess(EvictionReason::Released, pool, now_us, &excess_bytes);
+        let release_free = || self.release_free(now_us, |books| books.arena.release_down_to(to_bytes));
+        release_while(pool, EvictionReason::Released, || {
+            release_free();
+            self.supply.held_bytes() > to_bytes
+        });
+        release_free();
     }
 
     /// Releases idle memory of `pool` until no more is held than the limit and no more is idle than `max_idle_bytes`.
     pub(in crate::engine) fn enforce_limits(&self, pool: &dyn PoolView, max_idle_bytes: Option<u64>, now_us: u64) {
         let over_idle = |max_bytes| self.supply.idle_bytes(pool).saturating_sub(max_bytes);
         let excess_bytes = || self.budget.over_bytes().max(max_idle_bytes.map_or(0, over_idle));
-        self.release_excess(EvictionReason::Reclaimed, pool, now_us, &excess_bytes);
+        let must_evict = || {
+            let bytes = excess_bytes();
+            if bytes > 0 {
+                self.release_free(now_us, |books| books.plan_release_of(bytes));
+            }
+            self.lacks_free(excess_bytes())
+        };
+        release_while(pool, EvictionReason::Reclaimed, must_evict);
+        must_evict();
     }
 
     /// Releases idle memory of `pool` until `bytes` are released or nothing is idle. Returns how many were. Makes slow calls.
     pub(in crate::engine) fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
         let before_bytes = self.supply.held_bytes();
         let released_bytes = || before_bytes.saturating_sub(self.supply.held_bytes());
-        let excess_bytes = || bytes.saturating_sub(released_bytes());
-        self.release_excess(EvictionReason::Reclaimed, pool, now_us, &excess_bytes);
+        pool.complete_copies();
+        release_while(pool, EvictionReason::Reclaimed, || self.lacks_free(bytes.saturating_sub(released_bytes())));
+        self.release_free(now_us, |books| books.plan_release_of(bytes));
         released_bytes()
     }
 
-    /// Releases free memory, then idle blocks of `pool` for this reason, the oldest first, until nothing is excess or idle.
-    fn release_excess(&self, why: EvictionReason, pool: &dyn PoolView, now_us: u64, excess_bytes: &dyn Fn() -> u64) {
-        let has_excess = || {
-            let bytes = excess_bytes();
-            let Some(arena) = self.arena.as_ref().filter(|_| bytes > 0) else { return bytes > 0 };
-            self.log.release_error(arena.release(now_us, |books| books.plan_release_of(bytes)));
-            excess_bytes() > 0
-        };
-        release_while(pool, why, has_excess);
-        has_excess();
+    /// Returns whether `bytes` cannot be released without another eviction. What the driver refuses to release stays free.
+    fn lacks_free(&self, bytes: u64) -> bool {
+        bytes > self.arena.as_ref().map_or(0, |arena| arena.books().arena.releasable_bytes())
+    }
+
+    /// Releases what `plan` takes of the arena's free memory, if there is an arena.
+    fn release_free(&self, now_us: u64, plan: impl FnOnce(&mut Books) -> Option<Plan>) {
+        if let Some(arena) = &self.arena {
+            self.log.release_error(arena.release(now_us, plan));
+        }
     }
 }
 

@@ -8,18 +8,21 @@ use super::words::seconds;
 const SHOWN_NS: u64 = 1_000_000;
 
 macro_rules! causes {
-    ($($cause:ident = $name:literal,)+) => {
-        /// The cause of lost time in a pool.
+    ($($(#[$doc:meta])+ $cause:ident = $name:literal,)+) => {
+        /// The cause of lost time in a pool. From [`Thrashing`](Cause::Thrashing) on, each is a problem.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
         pub enum Cause {
-            $($cause,)+
+            $($(#[$doc])+ $cause,)+
         }
 
         impl Cause {
+            /// All causes, in the order of the variants.
             pub const ALL: &[Self] = &[$(Self::$cause),+];
+            /// Their names, in the same order.
             pub const NAMES: [&str; Self::ALL.len()] = [$($name),+];
 
+            /// The name in log lines and statistics, such as `stuck_copy`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$cause => $name,)+
@@ -29,18 +32,31 @@ macro_rules! causes {
     };
 }
 causes! {
+    /// Little time is lost.
     Healthy = "healthy",
+    /// The pool is growing.
     WarmingUp = "warming_up",
+    /// Copies use pageable memory.
     NotPinned = "not_pinned",
+    /// Requests wait and are served, and nothing shows that the consumer was ever idle.
     PoolFull = "pool_full",
+    /// Most requests miss, with a length that was not requested recently.
     SizesNeverRecur = "sizes_never_recur",
+    /// Memory is repeatedly pinned and unpinned, evicted and missed, or remapped between sizes.
     Thrashing = "thrashing",
+    /// The backend refuses memory while most of the pool's memory is unused.
     IdleHoard = "idle_hoard",
+    /// The backend refuses memory although most of the pool's memory is in use.
     MemoryRefused = "memory_refused",
+    /// Requests wait and fail, threads wait for each other's buffers, or this pool keeps most of a shared limit.
     LimitTooSmall = "limit_too_small",
+    /// Requests wait, but buffers sit in a queue that more memory would only lengthen.
     SlowConsumer = "slow_consumer",
+    /// Other processes hold the memory under a shared limit.
     OtherProcess = "other_process",
+    /// One tag holds more and more buffers, and none is returned.
     Leak = "leak",
+    /// A copy has been in flight for 30 s.
     StuckCopy = "stuck_copy",
 }
 
