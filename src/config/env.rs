@@ -210,11 +210,9 @@ pub struct EnvReport {
     pub config: Config,
 }
 
-impl EnvReport {
-    /// Returns whether code or the environment sets the setting of the variable `name`.
-    pub fn is_set(&self, name: &str) -> bool {
-        self.variables.iter().any(|of| of.name == name && ["builder", "variable"].contains(&of.origin))
-    }
+/// Returns whether code or the environment sets the setting of the variable `name`.
+pub(crate) fn is_set(variables: &[VariableReport], name: &str) -> bool {
+    variables.iter().any(|of| of.name == name && ["builder", "variable"].contains(&of.origin))
 }
 
 /// The settings without their default value, each with the origin of its value.
@@ -296,7 +294,7 @@ impl Settings {
     /// Errors for values set by code that are invalid for their variables.
     fn invalid_values(&self) -> Vec<Error> {
         // A custom source has no name.
-        let is_custom = self.backend.as_ref().and_then(Backend::custom).is_some();
+        let is_custom = matches!(self.backend, Some(Backend::Source(_)));
         let named = VARIABLES.iter().filter(|variable| !is_custom || variable.name != "PINPOOL_BACKEND");
         let invalid_values = named.filter_map(|variable| {
             let text = (variable.set_to)(self)?;

@@ -12,7 +12,7 @@ use super::Pool;
 use super::handle::Handle;
 use super::start::PoolStart;
 use crate::backend::{self, Backend};
-use crate::config::{Config, EnvReport, Limit, OnFull, Preset, Settings, env, for_each_setting};
+use crate::config::{CodeSettings, Config, EnvReport, Limit, OnFull, Preset, Settings, env, for_each_setting};
 use crate::engine::ManualClock;
 use crate::error::{Error, Result};
 use crate::report::{CheckReport, LogSampler, PoolLog};
@@ -89,11 +89,8 @@ impl PoolBuilder {
         report.errors.splice(0..0, errors);
         // A pool that pins without a driver does not search for one: a child that another thread forks meanwhile could inherit a
         // locked dynamic linker.
-        let may_use_gpu = matches!(
-            report.config.backend,
-            Backend::Auto | Backend::Gpu | Backend::Vmm | Backend::Register | Backend::Cuda
-        );
-        if may_use_gpu && report.errors.is_empty() && !report.is_set("PINPOOL_DEVICE") {
+        let may_use_gpu = !matches!(report.config.backend, Backend::Mlock | Backend::Heap | Backend::Source(_));
+        if may_use_gpu && report.errors.is_empty() && !env::is_set(&report.variables, "PINPOOL_DEVICE") {
             report.config.device = backend::default_device();
         }
         report
@@ -115,24 +112,10 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the number of threads that touch new memory, for benchmarks. Unstable.
+    /// Changes settings that have no variable, for tests and benchmarks.
     #[doc(hidden)]
-    pub fn unstable_pin_threads(mut self, threads: usize) -> Self {
-        self.settings.code.pin_threads = Some(threads.max(1));
-        self
-    }
-
-    /// Sets how long the pool waits for copies when it ends, for tests. Unstable.
-    #[doc(hidden)]
-    pub fn unstable_close_wait(mut self, wait: Duration) -> Self {
-        self.settings.code.close_wait = Some(wait);
-        self
-    }
-
-    /// Reads memory pressure from `file`, for tests. Unstable.
-    #[doc(hidden)]
-    pub fn unstable_pressure(mut self, file: impl Into<PathBuf>) -> Self {
-        self.settings.code.pressure = Some(file.into());
+    pub fn unstable_code(mut self, change: impl FnOnce(&mut CodeSettings)) -> Self {
+        change(&mut self.settings.code);
         self
     }
 
@@ -148,13 +131,6 @@ impl PoolBuilder {
     pub fn unstable_clock(mut self, clock: ManualClock) -> Self {
         self.clock = Some(clock);
         self.settings.code.background_thread.get_or_insert(false);
-        self
-    }
-
-    /// Leaves maintenance to the caller, who calls `run_due` as the maintenance thread does: for replays of a program with this thread.
-    #[doc(hidden)]
-    pub fn unstable_maintained_by_caller(mut self, is_maintained: bool) -> Self {
-        self.settings.code.maintained_by_caller = is_maintained;
         self
     }
 
@@ -200,7 +176,6 @@ impl PoolBuilder {
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
         let report = self.examine();
-        let is_device_set = report.is_set("PINPOOL_DEVICE");
         let EnvReport { variables, errors, warnings, config, .. } = report;
         let log = PoolLog { number: PoolLog::next_number(), log_every: config.log_every, ..self.log };
         log.unused_variables(&warnings);
@@ -208,7 +183,7 @@ impl PoolBuilder {
             return Err(error);
         }
         let (log, host_root, clock) = (Arc::new(log), self.host_root, self.clock);
-        let start = Arc::new(PoolStart { config, is_device_set, variables, log, host_root, clock });
+        let start = Arc::new(PoolStart { config, variables, log, host_root, clock });
         // Before the driver opens descriptors, since a process that exits closes them in order of their numbers.
         let shared = start.join_shared_limit()?;
         let pool = Pool { handle: Arc::new(Handle::new(start.clone(), None)) };

@@ -25,7 +25,6 @@ use pinpool_os::words::Size;
 /// The resolved settings that a pool starts with.
 pub(super) struct PoolStart {
     pub(super) config: Config,
-    pub(super) is_device_set: bool,
     pub(super) variables: Vec<VariableReport>,
     pub(super) log: Arc<PoolLog>,
     pub(super) host_root: PathBuf,
@@ -48,7 +47,7 @@ impl PoolStart {
     /// memory without an arena.
     pub(super) fn start_later(&self) -> Arc<Core> {
         let mut config = self.config.clone();
-        if !self.is_device_set {
+        if !env::is_set(&self.variables, "PINPOOL_DEVICE") {
             // The process may have chosen a GPU since the pool was built.
             config.device = backend::default_device();
         }

@@ -193,7 +193,7 @@ impl Core {
             held_bytes,
             pin_calls: calls.pin.count.saturating_sub(state.calls.pin.count),
             took: calls.time().saturating_sub(state.calls.time()),
-            max_bytes: self.memory.max_bytes(),
+            max_bytes: self.memory.budget.max_bytes(),
         };
         (state.held_bytes, state.calls) = (held_bytes, calls);
         self.log.grew(&growth);

@@ -120,14 +120,10 @@ impl ArenaSupply {
         !self.source.release_waits() || self.is_short.load(Ordering::Relaxed)
     }
 
-    fn has_quarantined(&self) -> bool {
-        // A late reading only makes a release wait.
-        self.quarantined.get() > 0
-    }
-
     /// Returns whether a release would wait for a copy that may never end.
     pub(in crate::engine) fn may_never_release(&self) -> bool {
-        self.source.release_waits() && self.has_quarantined()
+        // A late reading only makes a release wait.
+        self.source.release_waits() && self.quarantined.get() > 0
     }
 
     /// Counts memory that is due but is kept, because its release would wait for the device.
@@ -181,7 +177,7 @@ impl ArenaSupply {
         let mut books = self.books();
         let is_all_released = released.is_ok() && books.is_unused();
         // A block that another thread is returning leads here again.
-        let is_last = books.is_unused() || self.has_quarantined();
+        let is_last = books.is_unused() || self.quarantined.get() > 0;
         let ended = if is_last { books.end_claims(is_all_released) } else { None };
         let held_bytes = books.held_bytes();
         drop(books);
