@@ -15,7 +15,7 @@ use crate::copy;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
 use crate::policy::Window;
 use crate::quota::LimitLevel;
-use crate::report::{Dump, FailedRequest, Host, Owner, StillOut};
+use crate::report::{Dump, FailedRequest, Host, Owner};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{CallStats, ClassStats, MemoryStats, Stats};
 use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
@@ -64,12 +64,7 @@ impl Core {
         let stats = self.stats();
         self.log.closed(&stats);
         if stats.memory.in_use > 0 {
-            let known = self.owners.buffers(self.time.now_us());
-            self.log.buffers_still_out(&StillOut {
-                buffers: stats.memory.in_use + stats.copies.in_flight,
-                bytes: stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
-                tagged: &known,
-            });
+            self.log.buffers_still_out((&stats, &self.owners.buffers(self.time.now_us())));
         }
     }
 
