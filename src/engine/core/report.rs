@@ -323,7 +323,7 @@ impl stats_socket::StatisticsSource for Core {
         let mut object = serde_json::json!(stats);
         object["why"] = serde_json::json!({
             "cause": why.cause.name(), "is_alarm": why.is_alarm, "lines": why.lines(), "lost_seconds": why.lost.total_ns() as f64 / 1e9,
-            "of_seconds": why.lost.of_us as f64 / 1e6,
+            "window_seconds": why.lost.window_us as f64 / 1e6,
         });
         // For `pinpool top --once`, in the words that a program prints.
         object["table"] = stats.to_string().into();

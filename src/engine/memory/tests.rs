@@ -180,13 +180,13 @@ mod models {
 
     /// Fails if a finished growth wakes no thread.
     #[test]
-    fn loom_a_get_that_waits_for_the_growth_of_another_is_woken() {
+    fn loom_a_request_that_waits_for_the_growth_of_another_is_woken() {
         model(1, |_| (), try_get_and_put, try_get_and_put);
     }
 
     /// Fails if a finished release wakes no thread.
     #[test]
-    fn loom_a_get_that_waits_for_a_release_is_woken_and_has_its_room() {
+    fn loom_a_request_that_waits_for_a_release_is_woken_and_has_its_room() {
         model(1, get_and_put, Model::release_all, get_and_put);
     }
 
