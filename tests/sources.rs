@@ -33,28 +33,28 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/arena", 1366),
     ("src/backend", 1914),
     ("src/buffer", 634),
-    ("src/config", 726),
+    ("src/config", 730),
     ("src/copy", 1251),
     ("src/driver", 725),
-    ("src/engine", 6826),
-    ("src/error", 220),
+    ("src/engine", 6812),
+    ("src/error", 217),
     ("src/in_flight", 535),
     ("src/lib", 49),
     ("src/maintenance_thread", 288),
     ("src/policy", 78),
-    ("src/pool", 936),
+    ("src/pool", 931),
     ("src/quota", 385),
-    ("src/report", 734),
+    ("src/report", 667),
     ("src/shared_limit", 21),
     ("src/size_class", 93),
-    ("src/stats", 514),
+    ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 38628),
-    ("sum of code and tests", 78300),
+    ("tests", 38622),
+    ("sum of code and tests", 78196),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_809;
+const MARKDOWN_BYTES: usize = 116_805;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

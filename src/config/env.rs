@@ -210,9 +210,11 @@ pub struct EnvReport {
     pub config: Config,
 }
 
-/// Returns whether code or the environment sets the setting of the variable `name`.
-pub(crate) fn is_set(variables: &[VariableReport], name: &str) -> bool {
-    variables.iter().any(|of| of.name == name && ["builder", "variable"].contains(&of.origin))
+impl EnvReport {
+    /// Returns whether code or the environment sets the setting of the variable `name`.
+    pub fn is_set(&self, name: &str) -> bool {
+        self.variables.iter().any(|of| of.name == name && ["builder", "variable"].contains(&of.origin))
+    }
 }
 
 /// The settings without their default value, each with the origin of its value.

@@ -4,6 +4,7 @@
 //! contradict.
 
 use std::fmt;
+use std::mem;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +49,7 @@ impl Default for PoolBuilder {
             settings: Settings::default(),
             texts: Vec::new(),
             env_prefix: Some(env::PREFIX.to_owned()),
-            log: PoolLog::new(),
+            log: PoolLog::default(),
             clock: None,
             host_root: PathBuf::from("/"),
         }
@@ -89,8 +90,11 @@ impl PoolBuilder {
         report.errors.splice(0..0, errors);
         // A pool that pins without a driver does not search for one: a child that another thread forks meanwhile could inherit a
         // locked dynamic linker.
-        let may_use_gpu = !matches!(report.config.backend, Backend::Mlock | Backend::Heap | Backend::Source(_));
-        if may_use_gpu && report.errors.is_empty() && !env::is_set(&report.variables, "PINPOOL_DEVICE") {
+        let may_use_gpu = matches!(
+            report.config.backend,
+            Backend::Auto | Backend::Gpu | Backend::Vmm | Backend::Register | Backend::Cuda
+        );
+        if may_use_gpu && report.errors.is_empty() && !report.is_set("PINPOOL_DEVICE") {
             report.config.device = backend::default_device();
         }
         report
@@ -144,7 +148,7 @@ impl PoolBuilder {
     /// Counts this pool's checks with `log_sampler` instead of with all pools of the process.
     #[doc(hidden)]
     pub fn unstable_log_sampler(mut self, log_sampler: LogSampler) -> Self {
-        self.log.log_sampler = log_sampler;
+        self.log.log_sampler = Some(log_sampler);
         self
     }
 
@@ -175,25 +179,25 @@ impl PoolBuilder {
     /// - [`Error::is_backend`](crate::Error::is_backend) if the chosen backend is not available, or cannot pin the
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
-        let report = self.examine();
-        let EnvReport { variables, errors, warnings, config, .. } = report;
-        let log = PoolLog { number: PoolLog::next_number(), log_every: config.log_every, ..self.log };
-        log.unused_variables(&warnings);
-        if let Some(error) = Error::first_of(errors) {
+        let mut settings = self.examine();
+        let log = PoolLog { number: PoolLog::next_number(), log_every: settings.config.log_every, ..self.log };
+        log.unused_variables(&settings.warnings);
+        if let Some(error) = Error::first_of(mem::take(&mut settings.errors)) {
             return Err(error);
         }
-        let (log, host_root, clock) = (Arc::new(log), self.host_root, self.clock);
-        let start = Arc::new(PoolStart { config, variables, log, host_root, clock });
+        let start = PoolStart { settings, log: Arc::new(log), host_root: self.host_root, clock: self.clock };
+        let start = Arc::new(start);
         // Before the driver opens descriptors, since a process that exits closes them in order of their numbers.
         let shared = start.join_shared_limit()?;
         let pool = Pool { handle: Arc::new(Handle::new(start.clone(), None)) };
         if shared.is_none() && start.may_start_later() {
             return Ok(pool);
         }
-        let core = start.start_core(&start.config, shared)?;
+        let config = &start.settings.config;
+        let core = start.start_core(config, shared)?;
         pool.handle.started_core(|| core);
-        if start.config.reserve_bytes > 0 {
-            pool.reserve(start.config.reserve_bytes)?;
+        if config.reserve_bytes > 0 {
+            pool.reserve(config.reserve_bytes)?;
         }
         Ok(pool)
     }

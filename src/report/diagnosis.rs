@@ -43,7 +43,7 @@ impl From<WindowDiagnosis> for Diagnosis {
         let text = of.lines().join("\n");
         let WindowDiagnosis { cause, is_alarm, found, advice, setting, lost, .. } = of;
         let setting = setting.map(|(variable, value)| SuggestedSetting { variable, value: value.to_string() });
-        let (lost, observed) = (Duration::from_nanos(lost.total_ns()), Duration::from_micros(lost.of_us));
+        let (lost, observed) = (Duration::from_nanos(lost.total_ns()), Duration::from_micros(lost.window_us));
         Self { cause, is_alarm, found, advice, setting, lost, observed, text }
     }
 }

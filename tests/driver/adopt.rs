@@ -68,7 +68,7 @@ fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
 }
 
 #[test]
-fn memory_that_a_device_may_still_use_is_never_given_back() {
+fn memory_that_a_device_may_still_use_is_never_returned() {
     let driver = MockDriver::load();
     let pool = builder(Backend::Register).build().unwrap();
     let context = cudarc::driver::CudaContext::new(0).unwrap();

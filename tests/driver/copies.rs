@@ -146,7 +146,7 @@ fn a_copy_without_a_fence_on_a_slow_stream_is_quarantined_until_the_device_answe
 }
 
 #[test]
-fn a_copy_without_a_fence_beside_a_capture_is_not_waited_for_again() {
+fn a_copy_without_a_fence_during_a_capture_is_not_waited_for_again() {
     let (driver, context, pool) = start();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
     let (captured, _unused) = stream_and_memory(&context, 1);

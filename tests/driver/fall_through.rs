@@ -75,7 +75,7 @@ const REFUSALS: &[(&[&str], &str, &[&str])] = &[
 ];
 
 #[test]
-fn each_refusal_at_each_step_is_named_and_the_next_back_end_is_taken() {
+fn each_refusal_at_each_step_is_named_and_the_next_backend_is_taken() {
     alone(|| {
         let driver = MockDriver::load();
         for code in [Code::OUT_OF_MEMORY, Code::NOT_PERMITTED, NOT_SUPPORTED] {
@@ -108,7 +108,7 @@ fn each_refusal_at_each_step_is_named_and_the_next_back_end_is_taken() {
 }
 
 #[test]
-fn without_device_memory_for_a_test_copy_a_back_end_is_used_with_a_warning_that_names_the_call() {
+fn without_device_memory_for_a_test_copy_a_backend_is_used_with_a_warning_that_names_the_call() {
     alone(|| {
         let driver = MockDriver::load();
         let refused = |call: &str, code: Code, others: &[&str]| {

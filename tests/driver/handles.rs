@@ -184,7 +184,7 @@ fn a_second_call_for_a_default_stream_succeeds_for_the_same_stream_only() {
 }
 
 #[test]
-fn a_default_stream_beside_a_capture_is_recorded_after_it() {
+fn a_default_stream_during_a_capture_is_recorded_after_it() {
     let (driver, context, pool) = start();
     let default = context.default_stream();
     let mut captured = ptr::null_mut();

@@ -91,7 +91,7 @@ fn a_trim_does_not_ask_a_driver_that_stands_still() {
 }
 
 #[test]
-fn a_get_does_not_wait_past_its_deadline_for_the_registration_of_another_thread() {
+fn a_request_does_not_wait_past_its_deadline_for_the_registration_of_another_thread() {
     let driver = MockDriver::load();
     let pool = builder(Backend::Register).max_bytes(1 << 30).wait(Duration::from_millis(20)).build().unwrap();
     let held = driver.hold_call("cuMemHostRegister_v2");

@@ -121,7 +121,7 @@ fn a_reserve_counts_with_all_that_the_driver_holds_for_it() {
 }
 
 #[test]
-fn where_the_driver_refuses_a_region_the_get_is_served_by_a_smaller_one() {
+fn where_the_driver_refuses_a_region_the_request_is_served_by_a_smaller_one() {
     for backend in [Backend::Register, Backend::Cuda] {
         let driver = MockDriver::load();
         // With the pages of timelines that earlier tests have left.

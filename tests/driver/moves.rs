@@ -42,7 +42,7 @@ fn are_intact(bufs: &[PinnedBuf]) -> bool {
 }
 
 #[test]
-fn a_get_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped_later_a_call_for_each_run() {
+fn a_request_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped_later_a_call_for_each_run() {
     let driver = MockDriver::load();
     let before = held(&driver);
     let (pool, kept) = with_kept(&driver, &[0, 3, 4, 7], false);
@@ -62,7 +62,7 @@ fn a_get_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped_lat
 }
 
 #[test]
-fn a_get_returns_while_the_maintenance_thread_unmaps() {
+fn a_request_returns_while_the_maintenance_thread_unmaps() {
     let driver = MockDriver::load();
     let before = held(&driver);
     let (pool, kept) = with_kept(&driver, &[1, 3, 5, 7], true);
@@ -80,7 +80,7 @@ fn a_get_returns_while_the_maintenance_thread_unmaps() {
 }
 
 #[test]
-fn moved_memory_that_is_given_back_is_gone_though_its_old_place_was_mapped() {
+fn moved_memory_that_is_returned_is_gone_though_its_old_place_was_mapped() {
     let driver = MockDriver::load();
     let before = held(&driver);
     let (pool, kept) = with_kept(&driver, &[1, 3, 5, 7], false);

@@ -54,7 +54,7 @@ fn a_release_due_under_pressure_runs_on_its_own_thread() {
 }
 
 #[test]
-fn beside_copies_a_pool_grows_in_short_steps() {
+fn during_copies_a_pool_grows_in_short_steps() {
     let (driver, stream, mut memory) = on_a_stream(4096);
     let pool = builder(Backend::Register).build().unwrap();
     let step = |len: usize| {

@@ -113,7 +113,7 @@ fn a_release_that_a_capture_forbids_keeps_the_memory_and_is_made_later() {
 }
 
 #[test]
-fn a_pool_of_each_back_end_grows_copies_and_releases_beside_a_capture_and_spoils_none() {
+fn a_pool_of_each_backend_grows_copies_and_releases_during_a_capture_and_spoils_none() {
     for backend in BACKENDS {
         for mode in [
             CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,

@@ -71,7 +71,7 @@ fn no_event_timeline_or_memory_of_a_context_that_was_reset_is_used_again() {
 }
 
 #[test]
-fn gets_that_wait_in_line_at_a_reset_fail_before_their_wait_is_over() {
+fn requests_that_wait_in_the_queue_at_a_reset_fail_before_their_wait_is_over() {
     alone(|| {
         let driver = MockDriver::load();
         driver.set_deviations(AS_ON_A_DEVICE);

@@ -127,7 +127,7 @@ fn a_new_pool_creates_no_context_and_holds_nothing() {
 }
 
 #[test]
-fn auto_takes_the_best_back_end_of_the_driver_and_each_refusal_names_what_is_missing() {
+fn auto_takes_the_best_backend_of_the_driver_and_each_refusal_names_what_is_missing() {
     let driver = MockDriver::load();
     let taken = |preset| builder(Backend::Auto).preset(preset).build().unwrap().stats().backend;
     assert_eq!((taken(Preset::Adaptive), taken(Preset::TensorFlow)), ("vmm", "cuda"));
@@ -242,7 +242,7 @@ fn on_a_lost_device_every_call_is_an_error_and_acquires_nothing() {
 }
 
 #[test]
-fn under_zero_every_back_end_of_the_driver_gives_zeros_fresh_and_reused() {
+fn under_zero_every_backend_of_the_driver_gives_zeros_fresh_and_reused() {
     let adaptive = [Backend::Vmm, Backend::Register, Backend::Cuda].map(|backend| (Preset::Adaptive, backend));
     for (preset, backend) in adaptive.into_iter().chain([(Preset::TensorFlow, Backend::Cuda)]) {
         let _driver = MockDriver::load();

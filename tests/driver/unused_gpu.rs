@@ -63,7 +63,7 @@ fn a_driver_without_a_device_and_a_device_that_is_not_there_are_warned_of() {
 }
 
 #[test]
-fn a_pool_for_the_gpu_takes_the_best_of_its_back_ends_or_none() {
+fn a_pool_for_the_gpu_takes_the_best_of_its_backends_or_none() {
     alone(|| {
         let driver = MockDriver::load();
         assert!(pinpool::cuda_is_present());

@@ -71,7 +71,7 @@ pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
 }
 
 #[test]
-fn granules_are_remapped_beside_copies_in_flight_and_regions_wait_for_them() {
+fn granules_are_remapped_during_copies_in_flight_and_regions_wait_for_them() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let pool = rig.builder().max_bytes(LIMIT).build().unwrap();
@@ -87,7 +87,7 @@ fn granules_are_remapped_beside_copies_in_flight_and_regions_wait_for_them() {
 }
 
 #[test]
-fn memory_is_released_beside_a_copy_or_waits_for_it() {
+fn memory_is_released_during_a_copy_or_waits_for_it() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let (pool, name, batch) = (rig.pool(), rig.name(), Batch::new(1, 4096));

@@ -88,7 +88,7 @@ fn a_buffer_put_on_an_event_comes_back_after_what_it_stands_for() {
 }
 
 #[test]
-fn a_put_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
+fn a_return_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
     let (_driver, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();
     // SAFETY: refused, and no event with work that could use the buffer.

@@ -42,7 +42,7 @@ pub(crate) fn from_process(pool: &Value) -> DiagnosisText {
         lines.push("the process runs another version of pinpool".to_owned());
     }
     let is_alarm = why["is_alarm"].as_bool().unwrap_or(false);
-    let [lost, of] = ["lost_seconds", "of_seconds"].map(|name| why[name].as_f64());
+    let [lost, of] = ["lost_seconds", "window_seconds"].map(|name| why[name].as_f64());
     let lost_share = lost.zip(of).map(|(lost, of)| if of > 0.0 { lost / of } else { 0.0 });
     let held_bytes = pool["snapshot"]["held_bytes"].as_u64().unwrap_or(0);
     DiagnosisText { pool: name_of(pool), cause: text(&why["cause"]), is_alarm, lost_share, held_bytes, lines }

@@ -164,8 +164,10 @@ pub(super) const fn word<T: FromStr<Err = ParseError> + ToString>() -> ValueForm
 pub(super) const ORDINAL: ValueFormat<u32> =
     ValueFormat::new(|text| number(text, "not a device number (0, 1, ...)"), u32::to_string);
 pub(super) const COUNT: ValueFormat<u64> = ValueFormat::new(|text| number(text, "not a whole number"), u64::to_string);
-pub(super) const AT_LEAST_ONE: ValueFormat<u64> =
-    ValueFormat::new(|text| number(text, "not a whole number of at least 1").map(NonZeroU64::get), u64::to_string);
+pub(super) const AT_LEAST_ONE: ValueFormat<u64> = ValueFormat::new(
+    |text| number::<NonZeroU64>(text, "not a whole number of at least 1").map(NonZeroU64::get),
+    u64::to_string,
+);
 pub(super) const SIZE: ValueFormat<u64> =
     ValueFormat::new(|text| Ok(or_word("none", text, parse_bytes)?.unwrap_or(0)), |&bytes| format_bytes(bytes));
 pub(super) const SWITCH: ValueFormat<bool> = ValueFormat::new(switch, |&on| u8::from(on).to_string());

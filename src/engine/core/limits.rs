@@ -194,7 +194,7 @@ impl Core {
             core.resume_reserve();
             true
         });
-        self.log.thread_started(begun);
+        begun.unwrap_or_else(|error| self.log.no_maintenance_thread(&error));
     }
 
     /// The head of the queue was refused for this reason. Returns whether to try again at once: its demand was published just now, and

@@ -189,7 +189,7 @@ impl Core {
     /// The pool needs ticks at `pace` from now on. A load if the thread already runs as often.
     fn request_pace(&self, pace: Pace) {
         if let Some(thread) = self.thread {
-            self.log.thread_started(thread.request_pace(pace));
+            thread.request_pace(pace).unwrap_or_else(|error| self.log.no_maintenance_thread(&error));
         }
     }
 

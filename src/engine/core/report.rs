@@ -16,7 +16,7 @@ use crate::engine::meter;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
 use crate::policy::Window;
 use crate::quota::LimitLevel;
-use crate::report::{Dump, FailedRequest, Host, Owner, StillOut};
+use crate::report::{Dump, FailedRequest, Host, Owner};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{CallStats, ClassStats, MemoryStats, Stats};
 use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
@@ -65,12 +65,7 @@ impl Core {
         let stats = self.stats();
         self.log.closed(&stats);
         if stats.memory.in_use > 0 {
-            let known = self.owners.buffers(self.time.now_us());
-            self.log.buffers_still_out(&StillOut {
-                buffers: stats.memory.in_use + stats.copies.in_flight,
-                bytes: stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
-                tagged: &known,
-            });
+            self.log.buffers_still_out((&stats, &self.owners.buffers(self.time.now_us())));
         }
     }
 
@@ -325,7 +320,7 @@ impl stats_socket::StatisticsSource for Core {
         let mut object = serde_json::json!(stats);
         object["why"] = serde_json::json!({
             "cause": why.cause.name(), "is_alarm": why.is_alarm, "lines": why.lines(), "lost_seconds": why.lost.total_ns() as f64 / 1e9,
-            "of_seconds": why.lost.of_us as f64 / 1e6,
+            "window_seconds": why.lost.window_us as f64 / 1e6,
         });
         // For `pinpool top --once`, in the words that a program prints.
         object["table"] = stats.to_string().into();

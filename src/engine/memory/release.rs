@@ -48,7 +48,8 @@ impl Memory {
         let has_excess = || {
             let bytes = excess_bytes();
             let Some(arena) = self.arena.as_ref().filter(|_| bytes > 0) else { return bytes > 0 };
-            self.log.release_error(arena.release(now_us, |books| books.plan_release_of(bytes)));
+            let released = arena.release(now_us, |books| books.plan_release_of(bytes));
+            released.unwrap_or_else(|error| self.log.release_delayed(&error));
             excess_bytes() > 0
         };
         release_while(pool, why, has_excess);
@@ -70,7 +71,7 @@ impl ArenaSupply {
             trim_all();
         }
         self.refresh_demand(now_us);
-        self.log.release_error(self.release_due(now_us));
+        self.release_due(now_us).unwrap_or_else(|error| self.log.release_delayed(&error));
         self.resume_reserve();
     }
 
@@ -104,7 +105,7 @@ impl ArenaSupply {
             let released = if call.is_some() { release(&supply) } else { Ok(()) };
             drop(call);
             supply.is_releasing.store(false, Ordering::Release);
-            supply.log.release_error(released);
+            released.unwrap_or_else(|error| supply.log.release_delayed(&error));
         };
         if threads::spawn(c"pinpool-reclaim", round).is_ok() {
             return Ok(());

@@ -370,7 +370,7 @@ mod models {
 
     /// Fails if `begin_close` reads the count by a load or checks the seal before the count, or if `remove_block` is Relaxed.
     #[test]
-    fn loom_of_a_put_in_flight_a_put_and_the_seal_one_closes() {
+    fn loom_of_a_return_in_flight_a_return_and_the_seal_one_closes() {
         model(2, [|pool| pool.release(0), ModelPool::begin_flight, ModelPool::seal]);
     }
 }

@@ -144,7 +144,7 @@ fn spawn(pool: &Arc<ModelPool>, act: impl FnOnce(&Arc<ModelPool>) + 'static) -> 
 }
 
 #[test]
-fn loom_a_put_serves_a_waiter() {
+fn loom_a_return_serves_a_waiter() {
     model(0, |pool| {
         let putting = spawn(pool, |pool| pool.put(CLASS));
         get(pool);
@@ -172,7 +172,7 @@ fn loom_a_copy_that_begins_while_a_task_waits_is_seen() {
 }
 
 #[test]
-fn loom_a_put_of_another_class_wakes_a_waiter() {
+fn loom_a_return_of_another_class_wakes_a_waiter() {
     model(0, |pool| {
         let putting = spawn(pool, |pool| pool.put(OTHER));
         get(pool);
@@ -181,7 +181,7 @@ fn loom_a_put_of_another_class_wakes_a_waiter() {
 }
 
 #[test]
-fn loom_two_puts_serve_two_waiters() {
+fn loom_two_returns_serve_two_waiters() {
     model_of_three(0, |pool| {
         let putting = spawn(pool, |pool| {
             pool.put(CLASS);
@@ -259,7 +259,7 @@ fn loom_a_late_task_leaves_the_slow_path_flag_clear() {
 
 /// Fails if the last of two that leave clears the slow-path flag only if it finds itself in the queue.
 #[test]
-fn loom_late_tasks_that_take_each_other_off_the_line_leave_the_slow_path_flag_clear() {
+fn loom_late_tasks_that_take_each_other_off_the_queue_leave_the_slow_path_flag_clear() {
     model_of_three(1, |pool| {
         let putting = spawn(pool, |pool| pool.put(CLASS));
         let late = spawn(pool, be_late);
@@ -270,7 +270,7 @@ fn loom_late_tasks_that_take_each_other_off_the_line_leave_the_slow_path_flag_cl
 }
 
 #[test]
-fn loom_a_late_task_before_a_waiter_passes_the_line_on() {
+fn loom_a_late_task_before_a_waiter_passes_the_queue_on() {
     model_of_three(0, |pool| {
         let putting = spawn(pool, |pool| pool.put(CLASS));
         let late = spawn(pool, be_late);
@@ -283,7 +283,7 @@ fn loom_a_late_task_before_a_waiter_passes_the_line_on() {
 /// The task is at the head of the queue and is polled no more: the return finds it late. Fails if that put does not clear
 /// the slow-path flag.
 #[test]
-fn loom_a_put_that_finds_only_a_late_task_leaves_the_slow_path_flag_clear() {
+fn loom_a_return_that_finds_only_a_late_task_leaves_the_slow_path_flag_clear() {
     model(1, |pool| {
         let ticket = join_task(pool, NO_TIME, Some(()));
         let putting = spawn(pool, |pool| pool.put(CLASS));

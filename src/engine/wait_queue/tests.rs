@@ -123,7 +123,7 @@ fn poll(ticket: &mut WaitTicket<TestPool>, waker: &Waker) -> Poll<Option<u32>> {
 }
 
 #[test]
-fn a_get_that_is_served_at_once_never_sleeps() {
+fn a_request_that_is_served_at_once_never_sleeps() {
     let pool = TestPool::new();
     pool.idle.lock().push(7);
     assert_eq!(get(&pool), Some(7));
@@ -166,7 +166,7 @@ fn draw(state: &mut u64, end: usize) -> usize {
 }
 
 #[test]
-fn however_gets_leave_the_line_its_end_is_told_and_no_item_is_lost() {
+fn however_requests_leave_the_queue_its_end_is_told_and_no_item_is_lost() {
     let (rounds, items) = (if cfg!(miri) { 20 } else { 3_000 }, 2);
     let pool = TestPool::new();
     pool.idle.lock().extend(0..items);

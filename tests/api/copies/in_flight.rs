@@ -76,7 +76,7 @@ fn one_slow_stream_does_not_hold_back_the_buffers_of_another() {
 }
 
 #[test]
-fn a_put_and_its_eviction_happen_when_the_copy_is_found_complete() {
+fn a_return_and_its_eviction_happen_when_the_copy_is_found_complete() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(20_000));
     let gate = stream.hold();

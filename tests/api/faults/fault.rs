@@ -6,7 +6,7 @@ use crate::fixture::{faulty_heap, two_buffers};
 use crate::valid_stats::valid_stats;
 
 #[test]
-fn a_put_during_a_miss_serves_it_and_nothing_is_pinned() {
+fn a_return_during_a_miss_serves_it_and_nothing_is_pinned() {
     let source = faulty_heap();
     // The limit holds these two buffers: a third one needs the memory of the idle one.
     let pool = two_buffers(&source).max_bytes(12 << 10).build().unwrap();

@@ -47,7 +47,7 @@ fn evict_999(pool: &Pool) {
 }
 
 #[test]
-fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block_the_line() {
+fn a_panic_of_a_listener_at_the_return_of_a_request_that_leaves_the_queue_does_not_block_the_queue() {
     let (pool, checks) = checked(8 << 20, Preset::TensorFlow);
     evict_999(&pool);
     pool.trim(0);
@@ -66,7 +66,7 @@ fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block
 }
 
 #[test]
-fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
+fn a_panic_of_a_log_sink_in_a_request_in_the_queue_does_not_block_the_queue() {
     listen();
     // Only the waiting request checks the copy.
     let pool = builder(4 << 20).build().unwrap();

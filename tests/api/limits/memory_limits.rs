@@ -64,7 +64,7 @@ fn a_lower_limit_releases_what_is_idle_and_takes_no_buffer_away() {
 }
 
 #[test]
-fn a_higher_limit_serves_the_gets_that_wait() {
+fn a_higher_limit_serves_the_requests_that_wait() {
     for pool in every_kind(|builder| builder.max_bytes(4 << 20).wait(LONG)) {
         let held = pool.get(2 * MIB).unwrap();
         thread::scope(|scope| {

@@ -286,7 +286,7 @@ fn worker() {
 }
 
 #[test]
-fn a_get_waits_until_another_process_puts_a_buffer_back_or_is_killed() {
+fn a_request_waits_until_another_process_returns_a_buffer_or_is_killed() {
     for is_killed in [false, true] {
         let named = Named::new("wait");
         let pool = named.builder(64).name("own").build().unwrap();
@@ -308,7 +308,7 @@ fn a_get_waits_until_another_process_puts_a_buffer_back_or_is_killed() {
 }
 
 #[test]
-fn a_get_takes_the_idle_memory_of_others_beside_idle_memory_of_its_own() {
+fn a_request_takes_the_idle_memory_of_others_beside_idle_memory_of_its_own() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         for (own, others, needed) in [(15, 47, 50), (10, 50, 60), (15, 47, 37), (24, 36, 50)] {
             let named = Named::new("both");
@@ -382,7 +382,7 @@ fn a_reserve_is_not_shown_as_idle() {
 }
 
 #[test]
-fn a_get_that_finds_no_room_names_the_shared_limit_and_who_holds_it() {
+fn a_request_that_finds_no_room_names_the_shared_limit_and_who_holds_it() {
     let named = Named::new("full");
     let pool = named.builder(64).wait(Duration::ZERO).on_full(pinpool::OnFull::Error).build().unwrap();
     let mut other = Worker::start(&named, "holder", 64);

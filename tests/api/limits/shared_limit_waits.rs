@@ -44,7 +44,7 @@ fn are_served_beside(preset: Preset, gets: usize, (threads, mib, hold_us): (usiz
 }
 
 #[test]
-fn a_get_is_served_though_another_process_cycles_its_buffers_without_a_pause() {
+fn a_request_is_served_though_another_process_cycles_its_buffers_without_a_pause() {
     are_served_beside(Preset::Adaptive, 100, (4, 14, 0));
     for shape in [(4, 14, 1_000), (4, 14, 5_000), (6, 14, 5_000), (1, 50, 0), (1, 50, 5_000)] {
         are_served_beside(Preset::Adaptive, 20, shape);
@@ -52,7 +52,7 @@ fn a_get_is_served_though_another_process_cycles_its_buffers_without_a_pause() {
 }
 
 #[test]
-fn a_get_of_the_preset_tensorflow_is_served_as_well() {
+fn a_request_of_the_preset_tensorflow_is_served_as_well() {
     for shape in [(4, 14, 0), (6, 14, 1_000), (1, 50, 0)] {
         are_served_beside(Preset::TensorFlow, 20, shape);
     }
@@ -70,7 +70,7 @@ fn processes_that_all_want_more_than_there_is_all_go_on() {
 }
 
 #[test]
-fn gets_that_end_in_any_order_leave_no_want() {
+fn requests_that_end_in_any_order_leave_no_want() {
     let named = Named::new("drift");
     let (full, pool) = (named.builder(64).build().unwrap(), named.builder(64).build().unwrap());
     let held = full.get(60 * MIB).unwrap();

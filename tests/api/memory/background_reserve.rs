@@ -84,7 +84,7 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
 }
 
 #[test]
-fn a_get_beyond_what_is_there_is_served_and_counts_as_reserve() {
+fn a_request_beyond_what_is_there_is_served_and_counts_as_reserve() {
     for growth in [true, false] {
         let source = faulty(false);
         let pool = by_steps(source.clone(), 256 * MI, 64 * MI).setting("growth", growth).build().unwrap();
@@ -205,7 +205,7 @@ fn a_terabyte_is_there_in_bounded_steps_and_mappings_and_the_first_get_after_the
 }
 
 #[test]
-fn a_thread_pins_the_rest_step_by_step_and_a_get_is_served_while_a_step_hangs() {
+fn a_thread_pins_the_rest_step_by_step_and_a_request_is_served_while_a_step_hangs() {
     let source = faulty(false);
     let pool = by_a_thread(source.clone(), 256 * MI, 64 * MI).build().unwrap();
     assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));

@@ -40,7 +40,7 @@ fn dirty(pool: &Pool, len: usize) -> PinnedBuf {
 }
 
 #[test]
-fn a_get_returns_zeros_whether_its_memory_is_fresh_reused_or_carved_again() {
+fn a_request_returns_zeros_whether_its_memory_is_fresh_reused_or_carved_again() {
     for background_thread in [false, true] {
         for pool in pools(|builder| {
             builder.background_thread(background_thread).setting("pool_size_limit", 2).setting("auto_resize", false)

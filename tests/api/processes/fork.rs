@@ -166,7 +166,7 @@ fn forks() -> u32 {
 }
 
 #[test]
-fn children_of_a_process_whose_threads_sleep_or_wait_in_line_use_pools_of_their_own() {
+fn children_of_a_process_whose_threads_sleep_or_wait_in_the_queue_use_pools_of_their_own() {
     alone(|| {
         let parents = narrow_pool();
         drop(parents.get(4096).unwrap());

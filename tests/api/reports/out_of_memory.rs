@@ -25,7 +25,7 @@ fn pool_of(backend: Backend) -> PoolBuilder {
 }
 
 #[test]
-fn a_get_over_the_limit_says_who_holds_what_in_the_error_and_in_the_log() {
+fn a_request_over_the_limit_says_who_holds_what_in_the_error_and_in_the_log() {
     let (root, clock) = (machine(), ManualClock::default());
     let builder =
         pool_of(Backend::Heap).max_bytes(8 << 20).unstable_host_root(root.path()).unstable_clock(clock.clone());
@@ -75,7 +75,7 @@ fn the_block_is_logged_at_the_first_failure_and_at_each_power_of_ten() {
 }
 
 #[test]
-fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
+fn a_refusal_of_the_backend_says_its_words_and_its_cause() {
     for rounding in [Rounding::Eighths, Rounding::Exact] {
         let root = machine();
         let pool = pool_of(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(2 << 20))))

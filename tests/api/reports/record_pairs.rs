@@ -41,7 +41,7 @@ fn pools_that_record_and_one_that_does_not_serve_a_thread_in_turn() {
 }
 
 #[test]
-fn a_put_that_serves_a_get_in_line_is_recorded_once() {
+fn a_return_that_serves_a_request_in_the_queue_is_recorded_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
     let pool: Pool = recorded(&path).max_bytes(1 << 20).wait(Duration::from_secs(60)).build().unwrap();

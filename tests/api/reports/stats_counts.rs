@@ -150,7 +150,7 @@ fn calls_that_pin_and_calls_that_give_back_are_apart() {
 }
 
 #[test]
-fn what_rounding_adds_is_known_of_the_gets_that_found_nothing_idle() {
+fn what_rounding_adds_is_known_of_the_requests_that_found_nothing_idle() {
     let pool = over(simulated(), 64 << 20).build().unwrap();
     drop(pool.get(1).unwrap());
     drop(pool.get(1).unwrap());

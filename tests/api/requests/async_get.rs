@@ -81,7 +81,7 @@ fn share_one_buffer(pool: &impl Requests) {
 }
 
 #[test]
-fn a_get_without_room_fails_or_falls_back_when_its_wait_has_passed() {
+fn a_request_without_room_fails_or_falls_back_when_its_wait_has_passed() {
     let pool = over_sim(2 << 20).wait(SHORT).build().unwrap();
     let held = pool.get(2 * MIB).unwrap();
     assert!(run(pool.get_async(MIB)).unwrap_err().is_limit());
@@ -121,7 +121,7 @@ fn tasks_and_threads_stand_in_one_line() {
 }
 
 #[test]
-fn a_future_that_is_dropped_leaves_the_line_and_passes_on_what_it_was_handed() {
+fn a_future_that_is_dropped_leaves_the_queue_and_passes_on_what_it_was_handed() {
     let pool = over_sim(2 << 20).build().unwrap();
     let held = pool.get(2 * MIB).unwrap();
     let id = held.id();
@@ -162,7 +162,7 @@ fn a_task_is_woken_through_the_waker_of_its_last_poll() {
 }
 
 #[test]
-fn a_waker_that_panics_reaches_neither_the_put_nor_the_next_get() {
+fn a_waker_that_panics_reaches_neither_the_return_nor_the_next_request() {
     struct Panicking;
     impl Wake for Panicking {
         fn wake(self: Arc<Self>) {
@@ -250,7 +250,7 @@ fn pinned_memory_for_a_future_that_is_dropped_serves_the_next_get() {
 }
 
 #[test]
-fn a_task_in_line_does_not_pin_on_its_thread_what_it_has_room_for_later() {
+fn a_task_in_the_queue_does_not_pin_on_its_thread_what_it_has_room_for_later() {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
     let pool = over(source.clone(), 2 << 20).wait(LONG).build().unwrap();
     let _held = pool.get(2 * MIB).unwrap();

@@ -304,7 +304,7 @@ fn full_pool() -> (Pool, Vec<PinnedBuf>) {
 }
 
 #[test]
-fn a_hit_takes_the_fast_path_but_while_a_get_waits() {
+fn a_hit_takes_the_fast_path_but_while_a_request_waits() {
     let (pool, held) = full_pool();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| drop(pool.get(MUCH).unwrap()));

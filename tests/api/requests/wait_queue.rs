@@ -40,7 +40,7 @@ fn a_return_hands_its_buffer_to_the_waiting_request_and_the_next_request_of_the_
 }
 
 #[test]
-fn a_put_of_another_class_makes_room_for_the_get_that_waits_and_for_no_other() {
+fn a_return_of_another_class_makes_room_for_the_request_that_waits_and_for_no_other() {
     for builder in [over_sim(2 << 20), tensorflow(2 << 20)] {
         let pool = builder.build().unwrap();
         let all = pool.get(MIB + MIB / 4).unwrap();
@@ -63,7 +63,7 @@ fn a_put_of_another_class_makes_room_for_the_get_that_waits_and_for_no_other() {
 }
 
 #[test]
-fn a_buffer_that_was_idle_before_the_line_formed_is_hit_once() {
+fn a_buffer_that_was_idle_before_the_queue_formed_is_hit_once() {
     let pool = over_sim(8 << 20).build().unwrap();
     let (most, idle) = (pool.get(6 * MIB).unwrap(), pool.get(MIB).unwrap());
     drop(idle);
@@ -82,7 +82,7 @@ fn a_buffer_that_was_idle_before_the_line_formed_is_hit_once() {
 }
 
 #[test]
-fn two_puts_in_a_row_serve_two_gets_of_the_line() {
+fn two_returns_in_a_row_serve_two_requests_of_the_queue() {
     let pool = over_sim(4 << 20).build().unwrap();
     let both = [pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap()];
     thread::scope(|scope| {
@@ -99,7 +99,7 @@ fn two_puts_in_a_row_serve_two_gets_of_the_line() {
 }
 
 #[test]
-fn a_get_that_fits_beside_the_first_in_line_is_served_and_does_not_delay_it() {
+fn a_request_that_fits_beside_the_first_in_the_queue_is_served_and_does_not_delay_it() {
     let pool = over_sim(64 << 20).build().unwrap();
     let held = pool.get(10 * MIB).unwrap();
     thread::scope(|scope| {
@@ -147,7 +147,7 @@ fn requests_that_pass_the_head_of_the_queue_take_no_more_than_the_limit_leaves_n
 }
 
 #[test]
-fn a_get_in_line_that_gives_up_lets_the_next_take_what_is_free() {
+fn a_request_in_the_queue_that_gives_up_lets_the_next_take_what_is_free() {
     let pool = over_sim(4 << 20).build().unwrap();
     let (held, free) = (pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
     thread::scope(|scope| {

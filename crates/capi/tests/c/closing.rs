@@ -86,7 +86,7 @@ fn a_pool_may_be_closed_while_threads_get_and_put() {
 }
 
 #[test]
-fn a_close_does_not_wait_for_a_get_that_waits() {
+fn a_close_does_not_wait_for_a_request_that_waits() {
     let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=1h");
     let held = get(pool, 4 << 20).unwrap();
     thread::scope(|scope| {

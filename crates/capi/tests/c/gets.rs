@@ -52,7 +52,7 @@ fn an_alignment_is_honored() {
 }
 
 #[test]
-fn a_get_at_the_limit_waits_for_its_time_and_then_says_what_is_held() {
+fn a_request_at_the_limit_waits_for_its_time_and_then_says_what_is_held() {
     let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=1h");
     let held = get(pool, 4 << 20).unwrap();
     let mut found = ptr::dangling_mut();
@@ -147,7 +147,7 @@ fn a_limit_changes_while_the_pool_runs() {
 }
 
 #[test]
-fn adopted_memory_is_put_as_a_buffer_and_given_back_once() {
+fn adopted_memory_is_returned_as_a_buffer_once() {
     unsafe extern "C" fn count(_ptr: *mut c_void, counter: *mut c_void) {
         // SAFETY: the counter below.
         unsafe { *counter.cast::<u32>() += 1 };

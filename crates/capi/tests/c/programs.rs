@@ -106,7 +106,7 @@ fn a_process_may_end_without_a_close() {
 }
 
 #[test]
-fn address_sanitizer_sees_a_use_after_the_put_and_behind_the_length() {
+fn address_sanitizer_sees_a_use_after_the_return_and_behind_the_length() {
     if !is_here("cc") || !has_sanitizers("cc") {
         return;
     }

@@ -56,7 +56,7 @@ pub(crate) struct DoctorArgs {
 
     /// Timeout of each driver query
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
-    probe_limit: Duration,
+    timeout: Duration,
 
     /// List the PINPOOL_ variables and their problems
     #[arg(long, conflicts_with_all = ["bench", "device", "reserve", "json"])]
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Box<dyn 
         return bench::run(args.bytes, args.size, args.json, terminal);
     }
     let (config, mut findings) = settings::checked(args.device, args.reserve);
-    let ask = |name| probe::ask(name, args.device, args.probe_limit);
+    let ask = |name| probe::ask(name, args.device, args.timeout);
     let gpu = ask(probe::GPU);
     findings.push(gpu.finding.clone());
     let backends = memory::try_backends(&config, &gpu, ask);

@@ -57,7 +57,7 @@ mod tests {
         let pool = |name: &str, is_pinned: bool, cause: &str, lost: f64| {
             serde_json::json!({
                 "name": name, "snapshot": { "is_pinned": is_pinned },
-                "why": { "cause": cause, "is_alarm": false, "lost_seconds": lost, "of_seconds": 10.0 },
+                "why": { "cause": cause, "is_alarm": false, "lost_seconds": lost, "window_seconds": 10.0 },
             })
         };
         let alone = pool("c", false, "not_pinned", 0.0);

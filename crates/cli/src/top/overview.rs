@@ -108,7 +108,7 @@ mod tests {
                 serde_json::json!([{ "tag": "a\nb", "oldest": oldest }, { "tag": "(untagged)", "oldest": null }]);
             serde_json::json!({
                 "name": name,
-                "why": { "cause": "x", "is_alarm": is_alarm, "lost_seconds": lost, "of_seconds": 10.0, "lines": [format!("x: of {name}")] },
+                "why": { "cause": "x", "is_alarm": is_alarm, "lost_seconds": lost, "window_seconds": 10.0, "lines": [format!("x: of {name}")] },
                 "snapshot": { "held_bytes": 3 << 20, "used_bytes": 1 << 20, "holders": holders },
             })
         };

@@ -75,7 +75,7 @@ fn numbers(of: &PoolDiagnosis) -> Value {
     let [total, waiting, pinning, moving] =
         [lost.total_ns(), lost.waiting_ns, lost.pinning_ns, lost.moving_ns].map(|ns| ns as f64 / 1e9);
     json!({
-        "cause": of.diagnosis.cause.name(), "requests": of.requests, "requests_waited": of.delayed_requests, "seconds": lost.of_us as f64 / 1e6,
+        "cause": of.diagnosis.cause.name(), "requests": of.requests, "requests_waited": of.delayed_requests, "seconds": lost.window_us as f64 / 1e6,
         "lost_seconds": total, "waiting_seconds": waiting, "pinning_seconds": pinning, "remapping_seconds": moving,
     })
 }

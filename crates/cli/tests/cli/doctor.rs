@@ -216,7 +216,7 @@ fn a_driver_that_crashes_or_hangs_is_a_finding() {
     let folder = tempfile::tempdir().unwrap();
     mock_driver(folder.path());
     let with = |variable: &str, call: &str| {
-        let mut command = doctor(&["--probe-limit", "15s"]);
+        let mut command = doctor(&["--timeout", "15s"]);
         command.env("LD_LIBRARY_PATH", folder.path()).env(variable, call).env("PINPOOL_MAX_BYTES", "1G");
         diagnosis(&mut command)
     };

@@ -30,7 +30,7 @@ fn check(ran: &Ran, backend: &str, files: u64) {
 }
 
 #[test]
-fn an_epoch_of_a_thousand_files_arrives_from_each_back_end() {
+fn an_epoch_of_a_thousand_files_arrives_from_each_backend() {
     let (files, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for number in 0..1000_usize {
         let bytes: Vec<u8> = (0..=255).cycle().skip(number).take(number * 7).collect();

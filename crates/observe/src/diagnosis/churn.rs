@@ -13,11 +13,11 @@ pub(super) struct Repinned {
     pub(super) bytes: u64,
     pub(super) each_ns: u64,
     pub(super) times: u64,
-    pub(super) of_us: u64,
+    pub(super) window_us: u64,
 }
 
-/// The memory that one of these windows unpinned and a later one pinned again, if this cost enough of `of_us`.
-pub(super) fn repinned<'a>(windows: impl Iterator<Item = &'a Snapshot>, of_us: u64) -> Option<Repinned> {
+/// The memory that one of these windows unpinned and a later one pinned again, if this cost enough of `window_us`.
+pub(super) fn repinned<'a>(windows: impl Iterator<Item = &'a Snapshot>, window_us: u64) -> Option<Repinned> {
     let (mut released, mut most_released, mut again, mut times, mut was_again) = (0_u64, 0, 0_u64, 0, false);
     let (mut called_bytes, mut all_ns) = (0, 0);
     for Snapshot { pinned_bytes, unpinned_bytes, pinning_ns, .. } in windows {
@@ -35,10 +35,10 @@ pub(super) fn repinned<'a>(windows: impl Iterator<Item = &'a Snapshot>, of_us: u
     // Each such pin call comes with the release before it.
     let cost_ns = all_ns * called_bytes.min(u128::from(again) * 2) / called_bytes.max(1);
     let cost_ns = u64::try_from(cost_ns).unwrap_or(u64::MAX);
-    (times >= TIMES_MIN && cost_ns / 1000 >= of_us / COSTLY_PART).then(|| Repinned {
+    (times >= TIMES_MIN && cost_ns / 1000 >= window_us / COSTLY_PART).then(|| Repinned {
         bytes: again / times,
         each_ns: cost_ns / times,
         times,
-        of_us,
+        window_us,
     })
 }

@@ -76,9 +76,9 @@ pub(super) fn summary(windows: &[&WindowDiagnosis]) -> Option<WindowDiagnosis> {
             *most = window;
         }
     }
-    let of_us: u64 = windows.iter().map(|window| window.lost.of_us).sum();
+    let window_us: u64 = windows.iter().map(|window| window.lost.window_us).sum();
     let matters =
-        |times: usize, lost_ns: u64| times * ALARM_PART >= windows.len() || lost_ns / 1000 >= of_us / LOST_PART;
+        |times: usize, lost_ns: u64| times * ALARM_PART >= windows.len() || lost_ns / 1000 >= window_us / LOST_PART;
     let alarms = sums
         .iter()
         .filter(|((is_alarm, cause), (times, lost_ns, _))| *is_alarm && !ends(*cause) && matters(*times, *lost_ns));

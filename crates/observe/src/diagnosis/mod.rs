@@ -84,7 +84,7 @@ pub fn largest<K: Ord>(parts: impl IntoIterator<Item = (K, u64)>) -> Option<K> {
 #[derive(Debug)]
 struct Past {
     at_us: u64,
-    of: Snapshot,
+    delta: Snapshot,
     diagnosis: WindowDiagnosis,
 }
 
@@ -124,8 +124,8 @@ impl Monitor {
     /// The diagnosis of the remembered windows, or of the time so far if no window has ended; with the request that failed since, if
     /// nothing known explains it. A running process and a recording are diagnosed by this one rule.
     pub fn why(&self, now_us: u64, now: &Snapshot) -> WindowDiagnosis {
-        let of_us = now_us.saturating_sub(self.last_us);
-        let window = |most_held_bytes| Window::between(&self.last, now, of_us, most_held_bytes);
+        let window_us = now_us.saturating_sub(self.last_us);
+        let window = |most_held_bytes| Window::between(&self.last, now, window_us, most_held_bytes);
         let mut diagnosis = match self.latest() {
             Some(latest) => {
                 let recent = self.past.iter().filter(|past| self.is_recent(past.at_us, now_us));
@@ -163,16 +163,15 @@ impl Monitor {
         let window = Window::between(&self.last, &now, now_us.saturating_sub(self.last_us), self.most_held_bytes);
         self.churned = if window.is_churning() { self.churned + 1 } else { 0 };
         let minutes = self.past.iter().filter(|past| past.at_us + PAST_US > now_us);
-        let of_us = now_us - minutes.clone().next().map_or(self.last_us, |first| first.at_us);
-        let again = repinned(minutes.map(|past| &past.of).chain([&window.of]), of_us);
-        let diagnosis = window.diagnose(leak, self.churned, again);
-        let of = window.of;
+        let window_us = now_us - minutes.clone().next().map_or(self.last_us, |first| first.at_us);
+        let again = repinned(minutes.map(|past| &past.delta).chain([&window.delta]), window_us);
+        let (diagnosis, delta) = (window.diagnose(leak, self.churned, again), window.delta);
         self.most_held_bytes = self.most_held_bytes.max(now.held_bytes);
         (self.last_us, self.last) = (now_us, now);
         while self.past.front().is_some_and(|past| !self.is_recent(past.at_us, now_us)) {
             self.past.pop_front();
         }
-        self.past.push_back(Past { at_us: now_us, of, diagnosis });
+        self.past.push_back(Past { at_us: now_us, delta, diagnosis });
         self.latest()
     }
 

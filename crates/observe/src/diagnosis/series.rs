@@ -68,7 +68,7 @@ fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
         monitor.most_held_bytes = held_bytes;
     }
     let Snapshot { waiting_ns, pinning_ns, moving_ns, .. } = *end;
-    let lost = Lost { of_us: *end_us, waiting_ns, pinning_ns, moving_ns };
+    let lost = Lost { window_us: *end_us, waiting_ns, pinning_ns, moving_ns };
     Some(WindowDiagnosis { lost, ..monitor.why(*end_us, &seen) })
 }
 
@@ -115,7 +115,7 @@ mod tests {
         });
         let diagnosis = diagnose_series(&short).unwrap();
         assert_eq!((diagnosis.cause, diagnosis.is_alarm), (Cause::LimitTooSmall, true), "{diagnosis}");
-        assert_eq!((diagnosis.lost.of_us, diagnosis.lost.waiting_ns), (60_000_000, 20_000_000_000));
+        assert_eq!((diagnosis.lost.window_us, diagnosis.lost.waiting_ns), (60_000_000, 20_000_000_000));
     }
 
     #[test]

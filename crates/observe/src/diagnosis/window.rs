@@ -37,7 +37,7 @@ pub(super) struct Window<'a> {
     before: &'a Snapshot,
     now: &'a Snapshot,
     /// The differences of their counters.
-    pub(super) of: Snapshot,
+    pub(super) delta: Snapshot,
     /// The most that was held at the end of an earlier window.
     most_held_bytes: u64,
     lost: Lost,
@@ -57,17 +57,17 @@ fn is_high(part: u64, whole: u64) -> bool {
 }
 
 impl<'a> Window<'a> {
-    pub(super) fn between(before: &'a Snapshot, now: &'a Snapshot, of_us: u64, most_held_bytes: u64) -> Self {
-        let of = now.since(before);
-        let Snapshot { waiting_ns, pinning_ns, moving_ns, .. } = of;
-        let lost = Lost { of_us, waiting_ns, pinning_ns, moving_ns };
-        Self { before, now, of, most_held_bytes, lost }
+    pub(super) fn between(before: &'a Snapshot, now: &'a Snapshot, window_us: u64, most_held_bytes: u64) -> Self {
+        let delta = now.since(before);
+        let Snapshot { waiting_ns, pinning_ns, moving_ns, .. } = delta;
+        let lost = Lost { window_us, waiting_ns, pinning_ns, moving_ns };
+        Self { before, now, delta, most_held_bytes, lost }
     }
 
     /// Returns true if the window pinned and unpinned as much as was held at either end.
     pub(super) fn is_churning(&self) -> bool {
         let held_bytes = self.cycled_bytes();
-        held_bytes > 0 && self.of.pinned_bytes >= held_bytes && self.of.unpinned_bytes >= held_bytes
+        held_bytes > 0 && self.delta.pinned_bytes >= held_bytes && self.delta.unpinned_bytes >= held_bytes
     }
 
     /// Bytes that each cycle pins again.
@@ -89,7 +89,7 @@ impl<'a> Window<'a> {
     }
 
     fn diagnosis(&self, cause: Cause, found: String) -> WindowDiagnosis {
-        let Self { now, of, lost, .. } = self;
+        let Self { now, delta: of, lost, .. } = self;
         let [pinned, unpinned] = [of.pinned_bytes, of.unpinned_bytes].map(Size);
         let [used, in_flight, idle, free] =
             [now.used_bytes, now.in_flight_bytes, now.idle_bytes, now.free_bytes].map(Size);
@@ -168,17 +168,17 @@ impl<'a> Window<'a> {
 
     /// Requests that found no memory at once.
     fn shortage(&self) -> Option<WindowDiagnosis> {
-        let Self { now, of: Snapshot { delayed_requests, .. }, .. } = self;
-        let requests = self.of.requests.max(*delayed_requests);
+        let Self { now, delta: Snapshot { delayed_requests, failed_requests, .. }, .. } = self;
+        let requests = self.delta.requests.max(*delayed_requests);
         // Requests that still wait are not counted.
         let is_short = is_high(*delayed_requests, requests)
-            && (*delayed_requests >= SHORT_MIN || self.lost.waiting_ns / 1000 >= self.lost.of_us / WAITED_PART);
-        if !is_short && (now.waiting == 0 || self.of.returns > 0) {
+            && (*delayed_requests >= SHORT_MIN || self.lost.waiting_ns / 1000 >= self.lost.window_us / WAITED_PART);
+        if !is_short && (now.waiting == 0 || self.delta.returns > 0) {
             return None;
         }
         let short = match delayed_requests {
             0 => format!("{} waiting, none served", counted(now.waiting, "request")),
-            _ if self.of.failed_requests > 0 => format!("{delayed_requests} of {requests} requests waited or failed"),
+            _ if *failed_requests > 0 => format!("{delayed_requests} of {requests} requests waited or failed"),
             _ => format!("{delayed_requests} of {requests} requests waited"),
         };
         let Some(limit) = now.limit.as_deref().filter(|_| !now.is_by_source) else { return Some(self.refused(short)) };
@@ -194,8 +194,8 @@ impl<'a> Window<'a> {
             return Some(self.alarm(Cause::OtherProcess, found, advice));
         }
         // Threads that return what they requested, so that the waiting threads are the users of the buffers, wait for memory alone.
-        let is_of_one_thread = self.of.own_waits > delayed_requests / 2;
-        if !is_of_one_thread && self.of.failed_requests == 0 {
+        let is_of_one_thread = self.delta.own_waits > delayed_requests / 2;
+        if !is_of_one_thread && self.delta.failed_requests == 0 {
             let of_consumer = self.pause(&short, limit).or_else(|| self.slow_consumer(&short));
             if let Some(diagnosis) = of_consumer.or_else(|| self.full(&short, limit)) {
                 return Some(diagnosis);
@@ -215,14 +215,14 @@ impl<'a> Window<'a> {
     /// A few requests wait long, while most find memory at once: the consumer keeps up and pauses now and then. The buffers that producers
     /// would have filled meanwhile bridge the pause.
     fn pause(&self, short: &str, limit: &str) -> Option<WindowDiagnosis> {
-        let Self { now, of, lost, .. } = self;
-        let waits = of.delayed_requests.max(now.waiting);
+        let Self { now, delta, lost, .. } = self;
+        let waits = delta.delayed_requests.max(now.waiting);
         let wait_ns = lost.waiting_ns.checked_div(waits)?;
-        if wait_ns < PAUSE_NS || waits > of.requests / PAUSED_PART {
+        if wait_ns < PAUSE_NS || waits > delta.requests / PAUSED_PART {
             return None;
         }
-        let running_us = lost.of_us.saturating_sub(wait_ns / 1000).max(lost.of_us / PAUSED_PART).max(1);
-        let missed_requests = u128::from(of.requests) * u128::from(wait_ns / 1000) / u128::from(running_us);
+        let running_us = lost.window_us.saturating_sub(wait_ns / 1000).max(lost.window_us / PAUSED_PART).max(1);
+        let missed_requests = u128::from(delta.requests) * u128::from(wait_ns / 1000) / u128::from(running_us);
         let more_bytes = u64::try_from(missed_requests * u128::from(mean_bytes(now))).unwrap_or(u64::MAX);
         let needed_bytes = now.max_bytes?.saturating_add(more_bytes).max(now.needed_bytes);
         let found = format!("{short}, {} each, because the consumer pauses", seconds(wait_ns));
@@ -242,8 +242,8 @@ impl<'a> Window<'a> {
 
     /// `None` if no buffer is returned.
     fn returns_per_second(&self) -> Option<String> {
-        let tenths = self.of.returns.saturating_mul(10_000_000) / self.lost.of_us.max(1);
-        (self.of.returns > 0).then(|| format!("{}.{}", tenths / 10, tenths % 10))
+        let tenths = self.delta.returns.saturating_mul(10_000_000) / self.lost.window_us.max(1);
+        (self.delta.returns > 0).then(|| format!("{}.{}", tenths / 10, tenths % 10))
     }
 
     /// Bytes that other processes hold, if this pool's own limit has room. These processes may have ended since.
@@ -256,8 +256,8 @@ impl<'a> Window<'a> {
     /// The largest holder, if it holds most of the pool and kept buffers for the whole window.
     fn hoarded(&self) -> Option<String> {
         let largest = self.largest_holder()?;
-        let window = Duration::from_micros(self.lost.of_us);
-        let is_kept = largest.oldest.map_or(self.of.returns < self.now.used, |age| age >= window);
+        let window = Duration::from_micros(self.lost.window_us);
+        let is_kept = largest.oldest.map_or(self.delta.returns < self.now.used, |age| age >= window);
         let is_most = largest.bytes > self.now.held_bytes / 2;
         (is_kept && is_most).then(|| format!("tag {} ({})", largest.tag, Size(largest.bytes)))
     }
@@ -276,14 +276,14 @@ impl<'a> Window<'a> {
 
     /// Buffers wait in a queue: the waiting requests are few compared with them, so more memory would lengthen the queue.
     fn slow_consumer(&self, short: &str) -> Option<WindowDiagnosis> {
-        let now = self.now;
+        let Self { now, delta, lost, .. } = self;
         let max_bytes = now.max_bytes.filter(|&bytes| bytes > 0)?;
         let overhang_bytes = now.needed_bytes.saturating_sub(max_bytes);
         // At the end of the window the queue may be empty again.
         let is_full = now.used_bytes.max(now.needed_bytes) >= max_bytes - max_bytes / 8;
         let is_copying = now.in_flight_bytes > now.used_bytes / 8;
         // By Little's law.
-        let out_ns = now.used.saturating_mul(self.lost.of_us).saturating_mul(1000).checked_div(self.of.returns)?;
+        let out_ns = now.used.saturating_mul(lost.window_us).saturating_mul(1000).checked_div(delta.returns)?;
         if !is_full || is_copying || overhang_bytes > max_bytes / OVERHANG_PART || out_ns < QUEUED_NS {
             return None;
         }
@@ -299,12 +299,12 @@ impl<'a> Window<'a> {
 
     /// Memory is pinned and unpinned, or evicted and missed, repeatedly.
     fn back_and_forth(&self, churned: u32, again: Option<Repinned>) -> Option<WindowDiagnosis> {
-        let Self { now, of: Snapshot { misses, requests, new_lengths, .. }, .. } = self;
+        let Self { now, delta: Snapshot { misses, requests, new_lengths, .. }, .. } = self;
         let missed = || format!("{misses} of {requests} requests missed");
         let is_varied = *new_lengths > requests / 2;
         if let Some(size_limit) = now.pool_size_limit
             && is_high(*misses, *requests)
-            && is_high(self.of.evicted, self.of.returns)
+            && is_high(self.delta.evicted, self.delta.returns)
         {
             // Buffers of sizes that do not recur do not help.
             if is_varied && *misses > requests / 10 * 8 {
@@ -312,19 +312,19 @@ impl<'a> Window<'a> {
                 let advice = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes";
                 return Some(self.alarm(Cause::SizesNeverRecur, found, advice));
             }
-            let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(&self.of.evicted));
+            let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(&self.delta.evicted));
             let found = format!("{} evicted buffers", missed());
             let advice = format!("raise PINPOOL_POOL_SIZE_LIMIT to {needed}");
             return Some(self.alarm_for(Cause::Thrashing, found, advice, ("PINPOOL_POOL_SIZE_LIMIT", needed)));
         }
         if churned >= CHURNED {
-            let (pinned, held) = (Size(self.of.pinned_bytes), Size(self.cycled_bytes()));
+            let (pinned, held) = (Size(self.delta.pinned_bytes), Size(self.cycled_bytes()));
             let found = format!("{pinned} pinned and unpinned to hold {held}");
             let advice = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES";
             return Some(self.alarm(Cause::Thrashing, found, advice));
         }
-        if let Some(Repinned { bytes, each_ns, times, of_us }) = again {
-            let (size, each, of) = (Size(bytes), seconds(each_ns), seconds(of_us.saturating_mul(1000)));
+        if let Some(Repinned { bytes, each_ns, times, window_us }) = again {
+            let (size, each, of) = (Size(bytes), seconds(each_ns), seconds(window_us.saturating_mul(1000)));
             let found = format!("{size} unpinned and pinned again {times} times in {of}, at {each} each time");
             // A longer idle timeout would not remove the first of these pin calls.
             let kept_bytes = now.most_held_bytes.max(bytes);
@@ -337,7 +337,7 @@ impl<'a> Window<'a> {
         // Pin calls far below the limit are growth, or memory that was idle (`churn.rs`).
         let pinning_ns = if self.is_near_limit() { self.lost.pinning_ns } else { 0 };
         let calls_ns = pinning_ns.saturating_add(self.lost.moving_ns);
-        let is_costly = !self.is_growing() && calls_ns / 10 > self.lost.of_us.saturating_mul(COSTLY_PERCENT);
+        let is_costly = !self.is_growing() && calls_ns / 10 > self.lost.window_us.saturating_mul(COSTLY_PERCENT);
         if is_varied {
             let found = format!("{}: no idle buffer had their size, so they were carved from held memory", missed());
             let advice = is_costly.then(|| "batch to fewer sizes".to_owned());
@@ -361,8 +361,9 @@ impl<'a> Window<'a> {
     }
 
     fn is_warming_up(&self) -> bool {
-        let is_first = self.most_held_bytes == 0 || self.of.new_lengths <= self.of.misses / 2;
-        self.is_growing() && is_first && !self.are_buffers_larger() && self.of.misses > self.of.requests / WARM_PART
+        let Snapshot { requests, misses, new_lengths, .. } = self.delta;
+        let is_first = self.most_held_bytes == 0 || new_lengths <= misses / 2;
+        self.is_growing() && is_first && !self.are_buffers_larger() && misses > requests / WARM_PART
     }
 
     /// Returns true if the pool holds more only because its buffers have become larger.
@@ -377,8 +378,8 @@ impl<'a> Window<'a> {
     pub(super) fn quiet(&self) -> WindowDiagnosis {
         let now = self.now;
         if self.is_warming_up() {
-            let found = format!("held {}->{}", Size(self.before.held_bytes), Size(now.held_bytes));
-            return self.diagnosis(Cause::WarmingUp, found);
+            let [before, now] = [self.before, now].map(|snapshot| Size(snapshot.held_bytes));
+            return self.diagnosis(Cause::WarmingUp, format!("held {before}->{now}"));
         }
         if !now.is_pinned && now.copies > 0 {
             let found = "copies use pageable memory, which the driver copies twice".to_owned();
@@ -386,9 +387,9 @@ impl<'a> Window<'a> {
             // Without a GPU there is nothing to pin for.
             return WindowDiagnosis { is_alarm: now.has_driver, ..self.alarm(Cause::NotPinned, found, advice) };
         }
-        let served = self.of.requests.saturating_sub(self.of.pin_calls);
-        let found =
-            format!("{served} of {} requests were served immediately, {} held", self.of.requests, Size(now.held_bytes));
+        let Snapshot { requests, pin_calls, .. } = self.delta;
+        let (served, held) = (requests.saturating_sub(pin_calls), Size(now.held_bytes));
+        let found = format!("{served} of {requests} requests were served immediately, {held} held");
         self.diagnosis(Cause::Healthy, found)
     }
 }

@@ -48,7 +48,7 @@ causes! {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Lost {
     /// Wall-clock length of the window.
-    pub of_us: u64,
+    pub window_us: u64,
     pub waiting_ns: u64,
     pub pinning_ns: u64,
     pub moving_ns: u64,
@@ -61,7 +61,7 @@ impl Lost {
 
     /// The total in words. It may exceed the length of the window: each thread that waits loses time.
     fn total(&self) -> String {
-        format!("all threads lost {} in {}", seconds(self.total_ns()), seconds(self.of_us.saturating_mul(1000)))
+        format!("all threads lost {} in {}", seconds(self.total_ns()), seconds(self.window_us.saturating_mul(1000)))
     }
 }
 

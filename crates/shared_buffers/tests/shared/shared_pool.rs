@@ -105,7 +105,7 @@ fn a_buffer_that_is_given_up_is_free_and_its_ticket_never_existed() {
 }
 
 #[test]
-fn a_worker_that_waits_gets_the_buffer_that_is_given_back() {
+fn a_worker_that_waits_receives_the_buffer_that_is_returned() {
     let shared = SharedPool::new(&pool(), 100, 1).unwrap();
     let worker = attach(&shared);
     let held = shared.receive(&sent(&worker, b"x", 0)).unwrap();

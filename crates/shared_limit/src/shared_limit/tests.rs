@@ -80,7 +80,7 @@ fn a_full_shared_limit_says_so_and_can_be_shown() {
 }
 
 #[test]
-fn what_is_given_back_is_never_below_zero() {
+fn what_is_returned_is_never_below_zero() {
     let named = Named::new("below");
     let owner = named.attach("", 100);
     assert!(owner.claim(10));
@@ -110,7 +110,7 @@ fn others_lack_what_they_want_beyond_the_room() {
 }
 
 #[test]
-fn a_want_and_what_is_given_back_wake_the_thread_of_each_owner_until_it_leaves() {
+fn a_want_and_what_is_returned_wake_the_thread_of_each_owner_until_it_leaves() {
     let named = Named::new("watch");
     let (first, second) = (named.attach("", 100), named.attach("", 100));
     assert!(first.claim(100));

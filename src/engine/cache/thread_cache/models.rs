@@ -128,7 +128,7 @@ fn loom_two_threads_over_the_limit_evict_no_more_than_all_and_the_limit_holds_af
 }
 
 #[test]
-fn loom_a_put_that_races_with_seal_leaves_no_buffer_behind() {
+fn loom_a_return_that_races_with_seal_leaves_no_buffer_behind() {
     for owner in 0..2 {
         model(move || {
             let cache = Arc::new(ThreadCache::new(1, 4, 2));
@@ -182,7 +182,7 @@ fn loom_a_waiting_request_finds_a_fast_put_or_the_fast_put_fails() {
 
 /// Fails if `set_slow_path` does not collect the remote list.
 #[test]
-fn loom_a_waiting_request_finds_a_remote_put_or_the_put_sees_it() {
+fn loom_a_waiting_request_finds_a_remote_return_or_the_return_sees_it() {
     model(|| {
         let (cache, away) = given_out();
         // The count of waiting requests: a return reads it after its buffer is idle.

@@ -75,7 +75,7 @@ fn dropping_the_cache_drops_its_idle_buffers() {
 }
 
 #[test]
-fn a_put_of_another_thread_belongs_to_the_tick_in_which_it_was_made() {
+fn a_return_of_another_thread_belongs_to_the_tick_in_which_it_was_made() {
     let cache = ThreadCache::new(1, 10, 2);
     for tick in 1..4 {
         cache.begin_tick(tick);

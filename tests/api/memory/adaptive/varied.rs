@@ -105,7 +105,7 @@ fn growth_is_by_a_quarter_up_to_what_was_held_lately_and_by_little_beyond_that()
 }
 
 #[test]
-fn a_step_that_the_back_end_refuses_shrinks_to_what_is_needed() {
+fn a_step_that_the_backend_refuses_shrinks_to_what_is_needed() {
     let (pool, _clock) = with_manual_clock(over(Arc::new(SimSource::new(162 << 20))));
     let _first = pool.get(160 * MIB).unwrap();
     let _second = pool.get(2 * MIB).unwrap();
@@ -114,7 +114,7 @@ fn a_step_that_the_back_end_refuses_shrinks_to_what_is_needed() {
 }
 
 #[test]
-fn regions_hold_four_of_the_largest_that_missed_beside_copies_too() {
+fn regions_hold_four_of_the_largest_that_missed_during_copies_too() {
     let (pool, _clock) = with_manual_clock(over_discrete_regions());
     let large = pool.get(10 * MIB).unwrap();
     assert_eq!(valid_stats(&pool).memory.held_bytes, 40 << 20);
@@ -141,7 +141,7 @@ fn scattered(pool: &Pool, granules: usize) -> Vec<PinnedBuf> {
 }
 
 #[test]
-fn a_poll_moves_granules_together_before_a_get_needs_them() {
+fn a_poll_moves_granules_together_before_a_request_needs_them() {
     let (pool, _clock) = with_manual_clock(over_virtual_memory());
     let held = scattered(&pool, 12);
     let before = valid_stats(&pool);

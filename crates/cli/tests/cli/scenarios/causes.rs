@@ -176,7 +176,7 @@ fn idle_memory_of_other_sizes_is_a_hoard_where_no_limit_releases_it() {
 }
 
 #[test]
-fn a_back_end_that_refuses_is_no_matter_of_a_limit() {
+fn a_backend_that_refuses_is_no_matter_of_a_limit() {
     let small = Arc::new(SimSource::new(64 << 20));
     let mut program =
         Program::one(|pool| pool.backend(Backend::Source(small.clone())).max_bytes(pinpool::Limit::Unlimited));

@@ -171,7 +171,7 @@ fn a_loader_before_a_busy_device_is_no_alarm_and_loses_nothing() {
 }
 
 #[test]
-fn a_get_that_waits_once_needs_no_higher_limit() {
+fn a_request_that_waits_once_needs_no_higher_limit() {
     let mut program = Program::one(|pool| pool.max_bytes(64 << 20));
     let mut held: Vec<_> = (0..4).map(|_| program.must_get("images", 16 * MIB)).collect();
     assert!(program.get(1, "images", 16 * MIB).is_none());
