@@ -53,6 +53,7 @@ impl fmt::Display for NoMemory {
 }
 
 #[derive(Debug, thiserror::Error)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has handles, device addresses and graphs.
 pub(crate) enum ErrorKind {
     #[error("cannot allocate {}: a buffer holds at most {}", Size(*len as u64), Size(*max_len as u64))]
     Length { len: usize, max_len: usize },
@@ -69,12 +70,10 @@ pub(crate) enum ErrorKind {
     #[error("unsuitable memory: {why}")]
     Memory { why: String },
     #[error("invalid stream or event: {why}")]
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has such handles.
     Handle { why: String },
     #[error("cannot copy {len} B: {why}")]
     Copy { len: usize, why: String },
     #[error("no device address for {} of memory: {why}", Size(*len as u64))]
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has device addresses.
     Address { len: usize, why: String },
     #[error(
         "the pool belongs to process {parent}, and its forked child {child} inherits neither memory nor devices; build a \
@@ -95,7 +94,6 @@ pub(crate) enum ErrorKind {
         "the stream is capturing a graph, and each launch would use the buffer again after the pool has reused it; copy before the \
          capture begins or after it ends, or on a stream that does not take part in it"
     )]
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has graphs.
     Capture,
 }
 
@@ -268,9 +266,8 @@ impl SourceError {
 
     /// Adds the likely cause and what to change.
     #[must_use]
-    pub fn with_remedy(mut self, remedy: &'static str) -> Self {
-        self.remedy = Some(remedy);
-        self
+    pub fn with_remedy(self, remedy: &'static str) -> Self {
+        Self { remedy: Some(remedy), ..self }
     }
 
     /// Adds the size of the request, and the limit if it is known.

@@ -70,14 +70,6 @@ impl Backend {
             Self::Source(source) => source.name(),
         }
     }
-
-    /// The source that the program made itself.
-    pub(crate) fn custom(&self) -> Option<&Arc<dyn Source>> {
-        match self {
-            Self::Source(source) => Some(source),
-            _ => None,
-        }
-    }
 }
 
 /// The source that a pool takes its memory from, and what its log reports about the choice: see

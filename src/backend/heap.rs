@@ -4,11 +4,11 @@
 //! kernel keeps locked pages in memory; what it unmaps, it unlocks.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
 
-use super::huge_pages::{HugeTlb, increasing};
+use super::huge_pages::HugeTlb;
 use super::mapping;
 use super::mlock::{lock, lock_on_fault, unlock};
 use super::options::PinOptions;
-use super::populate::{one_of_several, place, populate};
+use super::populate::{one_of_several, place};
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, VirtualMemory};
 use crate::error::SourceError;
@@ -71,22 +71,14 @@ unsafe impl Source for HeapSource {
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        let (id, progress) = (self.ids.next(), &increasing(progress));
-        // Pages that are set aside are never paged out, and need no lock.
-        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.node), progress) {
-            return Ok(region);
-        }
-        let region = mapping::map_huge(len_bytes, id)?;
         // The first lock fails at the limit before a page is touched; the second covers pages that are present.
-        let populated = self
-            .if_locked(|| lock_on_fault(&region))
-            .and_then(|()| {
-                // SAFETY: mapped above.
-                unsafe { populate(&region, threads, self.node, progress) }
-            })
-            .and_then(|()| self.if_locked(|| lock(region.start(), len_bytes)));
+        let lock_first = |region: &Region| self.if_locked(|| lock_on_fault(region));
+        let (id, place) = (self.ids.next(), (threads, self.node));
+        let (region, is_set_aside) = self.hugetlb.acquire(len_bytes, id, place, progress, lock_first)?;
+        // Pages that are set aside are never paged out, and need no lock.
+        let locked = if is_set_aside { Ok(()) } else { self.if_locked(|| lock(region.start(), len_bytes)) };
         // SAFETY: mapped above, no reference into it was made.
-        unsafe { mapping::keep_if(populated, region) }
+        unsafe { mapping::keep_if(locked, region) }
     }
 
     fn numa_node(&self) -> Option<u32> {

@@ -78,34 +78,41 @@ impl HugeTlb {
         Some(SourceError::new("mmap", what).with_remedy(self.remedy()))
     }
 
-    /// A region of `len_bytes` in such pages, all present; `None` if there are too few, and nothing is held then.
-    pub(super) fn region(
+    /// A region of `len_bytes`, all present, and whether it is in such pages. If there are too few of them, it is in others, which
+    /// are touched after `prepare`.
+    pub(super) fn acquire(
         self,
         len_bytes: usize,
         id: u64,
         (threads, node): (usize, Option<u32>),
         progress: &dyn Fn(usize),
-    ) -> Option<Region> {
-        let page_bytes = self.page_bytes().filter(|_| mapping::HAS_RANGES)?;
-        if len_bytes == 0 || !(len_bytes as u64).is_multiple_of(page_bytes) {
-            return None;
+        prepare: impl FnOnce(&Region) -> Result<(), SourceError>,
+    ) -> Result<(Region, bool), SourceError> {
+        let progress = &increasing(progress);
+        // SAFETY: regions that were just mapped, and nothing else uses them.
+        let fill = |region: &Region| unsafe { populate(region, threads, node, progress) };
+        let is_whole = |page_bytes: &u64| len_bytes > 0 && (len_bytes as u64).is_multiple_of(*page_bytes);
+        let page_bytes = self.page_bytes().filter(|_| mapping::HAS_RANGES).filter(is_whole);
+        if let Some(region) = page_bytes.and_then(|bytes| mapping::map_hugetlb(len_bytes, bytes, id).ok()) {
+            let filled = mapping::inherit(&region, false).and_then(|()| {
+                // A touch would end the process at the cgroup limit, so the kernel must bring pages in by a call. Fails before Linux 5.14.
+                mapping::advise(region.start(), PAGE_BYTES, mapping::linux::MADV_POPULATE_WRITE)
+            });
+            let filled = filled.and_then(|()| fill(&region));
+            // SAFETY: mapped above, no reference into it was made.
+            if let Ok(region) = unsafe { mapping::keep_if(filled, region) } {
+                return Ok((region, true));
+            }
         }
-        let region = mapping::map_hugetlb(len_bytes, page_bytes, id).ok()?;
-        let ready = mapping::inherit(&region, false).and_then(|()| {
-            // A touch would end the process at the cgroup limit, so the kernel must bring pages in by a call. Fails before Linux 5.14.
-            mapping::advise(region.start(), PAGE_BYTES, mapping::linux::MADV_POPULATE_WRITE)
-        });
-        let ready = ready.and_then(|()| {
-            // SAFETY: just mapped, and nothing else uses it.
-            unsafe { populate(&region, threads, node, progress) }
-        });
-        // SAFETY: mapped above, no reference into it was made.
-        unsafe { mapping::keep_if(ready, region) }.ok()
+        let region = mapping::map_huge(len_bytes, id)?;
+        let filled = prepare(&region).and_then(|()| fill(&region));
+        // SAFETY: as above.
+        unsafe { mapping::keep_if(filled, region) }.map(|region| (region, false))
     }
 }
 
 /// Reports only progress beyond the previous report: a region may be tried twice.
-pub(super) fn increasing(progress: &dyn Fn(usize)) -> impl Fn(usize) {
+fn increasing(progress: &dyn Fn(usize)) -> impl Fn(usize) {
     let reached = Cell::new(0);
     move |done| {
         if done > reached.get() {

@@ -62,12 +62,11 @@ pub(super) fn lock_on_fault(_region: &Region) -> Result<(), SourceError> {
 
 /// The error of a lock of `len_bytes`, with the limit that refused it and the remedy.
 fn lock_error(call: &'static str, error: &SourceError, len_bytes: usize) -> SourceError {
-    let Some(limit_bytes) = rlimit_memlock() else { return mapping::with_memory_remedy(error.clone(), len_bytes) };
     let locked_bytes = limits::locked_bytes(Path::new("/"));
-    let leaves_less = |locked: u64| limit_bytes.saturating_sub(locked) < len_bytes as u64;
-    if !locked_bytes.is_none_or(leaves_less) {
+    let leaves_less = |limit: &u64| locked_bytes.is_none_or(|locked| limit.saturating_sub(locked) < len_bytes as u64);
+    let Some(limit_bytes) = rlimit_memlock().filter(leaves_less) else {
         return mapping::with_memory_remedy(error.clone(), len_bytes);
-    }
+    };
     let so_far = locked_bytes.map_or_else(String::new, |bytes| format!(" ({bytes} B so far)"));
     let what = format!(
         "{len_bytes} B refused, RLIMIT_MEMLOCK is {limit_bytes} B for all locked memory of this process{so_far}"

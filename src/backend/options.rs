@@ -1,7 +1,6 @@
 //! What a pool asks of the source that it gets.
 
 use std::path::Path;
-use std::thread;
 
 use super::huge_pages::HugeTlb;
 
@@ -14,9 +13,6 @@ pub(crate) struct PinOptions<'a> {
     pub(crate) device: u32,
     /// Requested NUMA node; `None` for the GPU's.
     pub(crate) node: Option<u32>,
-    /// Threads that touch fresh pages concurrently.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only `register` keeps the number.
-    pub(crate) threads: usize,
     /// Whether an arena is between the pool and the source, so that few and large pieces are pinned.
     pub(crate) has_arena: bool,
     /// The limit in bytes, if the user set one.
@@ -31,7 +27,7 @@ impl PinOptions<'static> {
     /// For a pool with an arena on this machine, for the GPU with this ordinal.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only sources of a driver are made without a pool.
     pub(crate) fn new(device: u32, node: Option<u32>) -> Self {
-        let (root, threads) = (Path::new("/"), thread::available_parallelism().map_or(1, usize::from));
-        Self { root, device, node, threads, has_arena: true, max_bytes: None, hugetlb: HugeTlb::Off, excluded: &[] }
+        let root = Path::new("/");
+        Self { root, device, node, has_arena: true, max_bytes: None, hugetlb: HugeTlb::Off, excluded: &[] }
     }
 }

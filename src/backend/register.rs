@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
-use super::huge_pages::{HugeTlb, increasing};
+use super::huge_pages::HugeTlb;
 use super::mapping;
 use super::options::PinOptions;
-use super::populate::{one_of_several, populate};
+use super::populate::one_of_several;
 use super::source::{Region, RegionIds, Source};
 use crate::driver::calls;
 use crate::driver::device::Device;
@@ -86,7 +86,7 @@ impl RegisterSource {
             device,
             node: node.filter(|&node| one_of_several(options.root, node)),
             ids: Default::default(),
-            threads: options.threads,
+            threads: thread::available_parallelism().map_or(1, usize::from),
             hugetlb: options.hugetlb,
             registering: Default::default(),
             registered: Default::default(),
@@ -102,18 +102,10 @@ impl RegisterSource {
     ) -> Result<Region, SourceError> {
         let _entered = self.device.enter()?;
         let id = self.ids.next();
-        let progress = &increasing(progress);
-        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.node), progress) {
-            let registered = self.register(&region, until);
-            // SAFETY: mapped above, no reference into it was made, and not registered if this is an error.
-            return unsafe { mapping::keep_if(registered, region) };
-        }
-        let region = mapping::map_huge(len_bytes, id)?;
-        let registered = mapping::inherit(&region, false)
-            // SAFETY: mapped above, no reference into it was made.
-            .and_then(|()| unsafe { populate(&region, threads, self.node, progress) })
-            .and_then(|()| self.register(&region, until));
-        // SAFETY: as above, and not registered if this is an error.
+        let (place, alone) = ((threads, self.node), |region: &Region| mapping::inherit(region, false));
+        let (region, _) = self.hugetlb.acquire(len_bytes, id, place, progress, alone)?;
+        let registered = self.register(&region, until);
+        // SAFETY: mapped above, no reference into it was made, and not registered if this is an error.
         unsafe { mapping::keep_if(registered, region) }
     }
 

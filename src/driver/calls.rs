@@ -72,7 +72,7 @@ pub(super) use values;
 
 values! {
     /// The CUDA version of the driver's library: 13020 is 13.2.
-    pub(super) driver_version = c"cuDriverGetVersion"() -> c_int;
+    pub(crate) driver_version = c"cuDriverGetVersion"() -> c_int;
     pub(crate) device = c"cuDeviceGet"(ordinal: c_int) -> CUdevice;
     pub(crate) device_count = c"cuDeviceGetCount"() -> c_int;
     pub(super) device_attribute = c"cuDeviceGetAttribute"(number: c_int, device: CUdevice) -> c_int;

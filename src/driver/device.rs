@@ -42,7 +42,7 @@ impl Device {
             return Err(SourceError::new("dlopen", "no CUDA driver (libcuda.so.1) on this machine"));
         }
         super::state::init().map_err(|(what, code)| SourceError::new("cuInit", what).with_code(code.into()))?;
-        let devices = count()?;
+        let devices = calls::device_count()?;
         let number = i32::try_from(ordinal).ok().filter(|&number| number < devices).ok_or_else(|| {
             SourceError::new("cuDeviceGet", format!("no device {ordinal}, the driver sees {devices}"))
                 .with_remedy("set PINPOOL_DEVICE, or check CUDA_VISIBLE_DEVICES")
@@ -135,11 +135,6 @@ pub(crate) fn in_use() -> Option<u32> {
     if let Ok(current) = calls::current_device() {
         return u32::try_from(current).ok();
     }
-    let devices = count().ok().and_then(|count| u32::try_from(count).ok())?;
+    let devices = calls::device_count().ok().and_then(|count| u32::try_from(count).ok())?;
     (0..devices).find(|&device| calls::is_primary_active(device.cast_signed()).is_ok_and(|is_active| is_active))
-}
-
-/// The number of devices that the driver lists.
-pub(crate) fn count() -> Result<c_int, SourceError> {
-    Ok(calls::device_count()?)
 }

@@ -89,7 +89,7 @@ pub(crate) fn find(ordinal: u32) -> Finding {
         let found = format!("the driver ({library}) lists no device");
         return Finding::warning(CHECK, found).remedy(remedy(100, &library, visible, None));
     }
-    let version = version();
+    let version = calls::driver_version().unwrap_or(0);
     let version = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
     if i64::from(ordinal) >= i64::from(devices) {
         let what = if devices == 1 { "1 device".to_owned() } else { format!("{devices} devices") };
@@ -101,11 +101,6 @@ pub(crate) fn find(ordinal: u32) -> Finding {
         format!("; cudarc and other programs that ask for libcuda.so get {} instead", file_of(stub))
     });
     Finding::ok(CHECK, format!("GPU {ordinal} of {devices}, {name}, {version}, {library}{other}"))
-}
-
-/// The CUDA version of the driver's library: 13020 is 13.2. 0 if unknown.
-pub(crate) fn version() -> c_int {
-    calls::driver_version().unwrap_or(0)
 }
 
 /// There is no driver library; `sign` is a path at which the kernel shows a GPU.

@@ -47,13 +47,11 @@ impl MemoryLocation {
         Self { kind: LOCATION_DEVICE, id }
     }
 
-    /// The host, whichever its nodes.
-    pub(crate) fn host() -> Self {
-        Self { kind: LOCATION_HOST, id: 0 }
-    }
-
-    pub(crate) fn host_node(id: c_int) -> Self {
-        Self { kind: LOCATION_HOST_NUMA, id }
+    /// The NUMA node `node` of the host; `None` for the host, whichever its nodes.
+    pub(crate) fn host(node: Option<u32>) -> Self {
+        let node = node.map(|node| (LOCATION_HOST_NUMA, c_int::try_from(node).unwrap_or(0)));
+        let (kind, id) = node.unwrap_or((LOCATION_HOST, 0));
+        Self { kind, id }
     }
 }
 
@@ -108,7 +106,8 @@ pub(crate) fn missing() -> Option<&'static str> {
 }
 
 values! {
-    reserve_call = c"cuMemAddressReserve"(bytes: usize, alignment: usize, wish: u64, flags: u64) -> u64;
+    /// Reserves addresses without memory at a multiple of `alignment`. The driver chooses free ones if `wish` is 0.
+    pub(crate) reserve = c"cuMemAddressReserve"(bytes: usize, alignment: usize, wish: u64, flags: u64) -> u64;
     granularity_call = c"cuMemGetAllocationGranularity"(properties: &AllocationProperties, recommended: c_int) -> usize;
     create_call = c"cuMemCreate"(bytes: usize, properties: &AllocationProperties, flags: u64) -> GranuleHandle;
 }
@@ -129,11 +128,6 @@ calls! {
 /// The smallest granule of this kind, which is the unit of lengths and addresses.
 pub(crate) fn granularity(location: MemoryLocation) -> Result<usize, Failed> {
     granularity_call(&AllocationProperties::pinned(location), GRANULARITY_MINIMUM)
-}
-
-/// Reserves `bytes` addresses without memory at a multiple of `alignment`. The driver chooses free ones.
-pub(crate) fn reserve(bytes: usize, alignment: usize) -> Result<u64, Failed> {
-    reserve_call(bytes, alignment, 0, 0)
 }
 
 /// Creates a granule of `bytes` without an address. A context must be current.

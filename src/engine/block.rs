@@ -238,10 +238,6 @@ impl<E> Block<E> {
         self.0.holder = Some(holder);
     }
 
-    pub(super) fn holder(&self) -> Option<&Holder> {
-        self.0.holder.as_ref()
-    }
-
     /// No user has the block any more, and no copy uses it.
     pub(super) fn end_holding(&mut self) {
         if self.0.holder.is_some() {

@@ -210,7 +210,8 @@ impl<T> InFlight<T> {
                     swept.completed.push(copy.item);
                     continue;
                 }
-                pending.extend(scope.includes(known).then_some(queue.key));
+                let is_queried = scope == QueryScope::All || scope == QueryScope::Unknown && known.is_none();
+                pending.extend(is_queried.then_some(queue.key));
                 break;
             }
         }

@@ -80,17 +80,6 @@ impl<T> Queues<T> {
     }
 }
 
-impl QueryScope {
-    /// Returns whether a fence is queried after a load with this result.
-    pub(super) fn includes(self, known: Option<bool>) -> bool {
-        match self {
-            Self::Nothing => false,
-            Self::Unknown => known.is_none(),
-            Self::All => true,
-        }
-    }
-}
-
 impl<T> Queue<T> {
     /// The next item to query.
     pub(super) fn head(&self) -> Option<Candidate> {

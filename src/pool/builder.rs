@@ -4,6 +4,7 @@
 //! contradict.
 
 use std::fmt;
+use std::mem;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::Pool;
 use super::handle::Handle;
 use super::start::PoolStart;
 use crate::backend::{self, Backend};
-use crate::config::{Config, EnvReport, Limit, OnFull, Preset, Settings, env, for_each_setting};
+use crate::config::{CodeSettings, Config, EnvReport, Limit, OnFull, Preset, Settings, env, for_each_setting};
 use crate::engine::ManualClock;
 use crate::error::{Error, Result};
 use crate::report::{CheckReport, LogSampler, PoolLog};
@@ -48,7 +49,7 @@ impl Default for PoolBuilder {
             settings: Settings::default(),
             texts: Vec::new(),
             env_prefix: Some(env::PREFIX.to_owned()),
-            log: PoolLog::new(),
+            log: PoolLog::default(),
             clock: None,
             host_root: PathBuf::from("/"),
         }
@@ -115,24 +116,10 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the number of threads that touch new memory, for benchmarks. Unstable.
+    /// Changes settings that have no variable, for tests and benchmarks.
     #[doc(hidden)]
-    pub fn unstable_pin_threads(mut self, threads: usize) -> Self {
-        self.settings.code.pin_threads = Some(threads.max(1));
-        self
-    }
-
-    /// Sets how long the pool waits for copies when it ends, for tests. Unstable.
-    #[doc(hidden)]
-    pub fn unstable_close_wait(mut self, wait: Duration) -> Self {
-        self.settings.code.close_wait = Some(wait);
-        self
-    }
-
-    /// Reads memory pressure from `file`, for tests. Unstable.
-    #[doc(hidden)]
-    pub fn unstable_pressure(mut self, file: impl Into<PathBuf>) -> Self {
-        self.settings.code.pressure = Some(file.into());
+    pub fn unstable_code(mut self, change: impl FnOnce(&mut CodeSettings)) -> Self {
+        change(&mut self.settings.code);
         self
     }
 
@@ -151,13 +138,6 @@ impl PoolBuilder {
         self
     }
 
-    /// Leaves maintenance to the caller, who calls `run_due` as the maintenance thread does: for replays of a program with this thread.
-    #[doc(hidden)]
-    pub fn unstable_maintained_by_caller(mut self, is_maintained: bool) -> Self {
-        self.settings.code.maintained_by_caller = is_maintained;
-        self
-    }
-
     /// Reads the memory of the machine, its NUMA nodes and its cgroups below `root`, for tests.
     #[doc(hidden)]
     pub fn unstable_host_root(mut self, root: impl Into<PathBuf>) -> Self {
@@ -168,7 +148,7 @@ impl PoolBuilder {
     /// Counts this pool's checks with `log_sampler` instead of with all pools of the process.
     #[doc(hidden)]
     pub fn unstable_log_sampler(mut self, log_sampler: LogSampler) -> Self {
-        self.log.log_sampler = log_sampler;
+        self.log.log_sampler = Some(log_sampler);
         self
     }
 
@@ -199,26 +179,25 @@ impl PoolBuilder {
     /// - [`Error::is_backend`](crate::Error::is_backend) if the chosen backend is not available, or cannot pin the
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
-        let report = self.examine();
-        let is_device_set = report.is_set("PINPOOL_DEVICE");
-        let EnvReport { variables, errors, warnings, config, .. } = report;
-        let log = PoolLog { number: PoolLog::next_number(), log_every: config.log_every, ..self.log };
-        log.unused_variables(&warnings);
-        if let Some(error) = Error::first_of(errors) {
+        let mut settings = self.examine();
+        let log = PoolLog { number: PoolLog::next_number(), log_every: settings.config.log_every, ..self.log };
+        log.unused_variables(&settings.warnings);
+        if let Some(error) = Error::first_of(mem::take(&mut settings.errors)) {
             return Err(error);
         }
-        let (log, host_root, clock) = (Arc::new(log), self.host_root, self.clock);
-        let start = Arc::new(PoolStart { config, is_device_set, variables, log, host_root, clock });
+        let start = PoolStart { settings, log: Arc::new(log), host_root: self.host_root, clock: self.clock };
+        let start = Arc::new(start);
         // Before the driver opens descriptors, since a process that exits closes them in order of their numbers.
         let shared = start.join_shared_limit()?;
         let pool = Pool { handle: Arc::new(Handle::new(start.clone(), None)) };
         if shared.is_none() && start.may_start_later() {
             return Ok(pool);
         }
-        let core = start.start_core(&start.config, shared)?;
+        let config = &start.settings.config;
+        let core = start.start_core(config, shared)?;
         pool.handle.started_core(|| core);
-        if start.config.reserve_bytes > 0 {
-            pool.reserve(start.config.reserve_bytes)?;
+        if config.reserve_bytes > 0 {
+            pool.reserve(config.reserve_bytes)?;
         }
         Ok(pool)
     }

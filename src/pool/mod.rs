@@ -105,6 +105,13 @@ impl Pool {
         self.handle.core()
     }
 
+    /// Makes a call that does nothing in a forked child.
+    fn unless_forked(&self, call: impl FnOnce(&Core)) {
+        if !self.core().is_forked() {
+            call(self.core());
+        }
+    }
+
     /// A buffer of `len` bytes at a page-aligned address.
     ///
     /// Reuses an idle buffer of the same class. Without one, carves a buffer from the arena or calls the backend, which is
@@ -288,18 +295,14 @@ impl Pool {
     /// On `vmm` it takes 0.1 ms or more for each granule of 2 MiB. On `register` and `cuda` each release waits for all work of
     /// the device, and delays other threads that enqueue work meanwhile.
     pub fn trim(&self, to_bytes: u64) {
-        if !self.core().is_forked() {
-            self.core().trim(to_bytes);
-        }
+        self.unless_forked(|core| core.trim(to_bytes));
     }
 
     /// Returns the buffers with completed copies, and releases memory that has been idle too long; on `register` and `cuda`,
     /// where releases wait for the device, only if memory is short. The maintenance thread does this about ten times a second;
     /// without it (`background_thread(false)`), only misses and returns with copies do.
     pub fn maintain(&self) {
-        if !self.core().is_forked() {
-            self.core().maintain();
-        }
+        self.unless_forked(Core::maintain);
     }
 
     /// Closes the pool and its partitions to requests: those that wait, threads and tasks, and all later ones fail with
@@ -319,16 +322,12 @@ impl Pool {
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     pub fn close(&self) {
-        if !self.core().is_forked() {
-            self.core().refuse_requests();
-        }
+        self.unless_forked(Core::refuse_requests);
     }
 
     /// Returns all idle memory to the system, as `trim(0)` does, and restarts TensorFlow's counters of requests, returns and
     /// evictions. Does not change the limit on idle buffers, buffers in use or copies in flight.
     pub fn clear(&self) {
-        if !self.core().is_forked() {
-            self.core().clear();
-        }
+        self.unless_forked(Core::clear);
     }
 }

@@ -71,7 +71,6 @@ pub(super) fn pin_options<'a>(
         root,
         device: config.device,
         node: config.numa_node,
-        threads: config.pin_threads_on_host(),
         has_arena: config.preset == Preset::Adaptive,
         max_bytes,
         hugetlb: config.hugetlb,

@@ -101,9 +101,7 @@ impl Partition {
     /// Makes waiting and later requests of the partition fail with [`is_closed`](crate::Error::is_closed). Requests that already
     /// wait for memory of the pool are served, and buffers in use remain valid.
     pub fn close(&self) {
-        if !self.requests.core().is_forked() {
-            self.core.close();
-        }
+        self.requests.unless_forked(|_| self.core.close());
     }
 
     /// Statistics of the partition: requests, waits, bytes and the limit; everything else is 0 ([`Stats`]).

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use super::on_host::pin_options;
 use crate::arena::Retention;
 use crate::backend::{self, Backend, Chosen, Source, VirtualMemory};
-use crate::config::env::{self, VariableReport};
-use crate::config::{Config, Limit, OnFull, Preset, SharedLimitName};
+use crate::config::{Config, EnvReport, Limit, OnFull, Preset, SharedLimitName, env};
 use crate::engine::{
     ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, OneEach, Timekeeper, granule_bytes,
 };
@@ -24,9 +23,7 @@ use pinpool_os::words::Size;
 
 /// The resolved settings that a pool starts with.
 pub(super) struct PoolStart {
-    pub(super) config: Config,
-    pub(super) is_device_set: bool,
-    pub(super) variables: Vec<VariableReport>,
+    pub(super) settings: EnvReport,
     pub(super) log: Arc<PoolLog>,
     pub(super) host_root: PathBuf,
     pub(super) clock: Option<ManualClock>,
@@ -36,7 +33,7 @@ impl PoolStart {
     /// Returns whether the backend can be chosen at the first use of the pool: no step can fail, nothing is reserved, and the driver,
     /// which the choice would start, has not been started.
     pub(super) fn may_start_later(&self) -> bool {
-        let Config { backend, reserve_bytes, trace, numa_node, .. } = &self.config;
+        let Config { backend, reserve_bytes, trace, numa_node, .. } = &self.settings.config;
         matches!(backend, Backend::Auto)
             && numa_node.is_none()
             && *reserve_bytes == 0
@@ -47,8 +44,8 @@ impl PoolStart {
     /// Starts the engine at the first use of the pool, which must not fail: if the arena gets no address space, the pool uses ordinary
     /// memory without an arena.
     pub(super) fn start_later(&self) -> Arc<Core> {
-        let mut config = self.config.clone();
-        if !self.is_device_set {
+        let mut config = self.settings.config.clone();
+        if !self.settings.is_set("PINPOOL_DEVICE") {
             // The process may have chosen a GPU since the pool was built.
             config.device = backend::default_device();
         }
@@ -103,7 +100,7 @@ impl PoolStart {
         ];
         let facts = facts.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
         let mut text = facts.collect::<Vec<_>>().join(" ");
-        let settings = env::origins(&self.variables);
+        let settings = env::origins(&self.settings.variables);
         if !settings.is_empty() {
             text += &format!("; {settings}");
         }
@@ -128,7 +125,7 @@ impl PoolStart {
     /// The recorder, if `PINPOOL_TRACE` is set.
     #[cfg(feature = "observe")]
     fn recorder(&self, config: &Config, source: &dyn Source) -> Result<Option<Arc<Recorder>>> {
-        let Self { log, variables, .. } = self;
+        let (log, variables) = (&self.log, &self.settings.variables);
         let Some(path) = &config.trace else { return Ok(None) };
         let pinned = if source.is_pinned() { "yes" } else { "no" };
         let mut facts =
@@ -176,14 +173,13 @@ impl PoolStart {
 
     /// A slot in the shared limit, if `PINPOOL_LEDGER` names one. Its first owner sets its limit.
     pub(super) fn join_shared_limit(&self) -> Result<Option<SharedLimit>> {
-        let Self { config, log, .. } = self;
+        let (config, log) = (&self.settings.config, &self.log);
         let name = match &config.ledger {
             SharedLimitName::Disabled => return Ok(None),
             SharedLimitName::Auto if !env::is_one_of_several() => return Ok(None),
             SharedLimitName::Auto => "auto",
             SharedLimitName::Named(name) => name,
         };
-        let refused = |why: String| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into();
         let asked_bytes = config.max_bytes.bytes();
         // All processes together get the limit that `auto` gives to one pool.
         let auto = || AutoLimit::new(self.host_root.clone()).set(Limit::Auto, 0).0;
@@ -193,8 +189,7 @@ impl PoolStart {
                 let report = shared.report();
                 let others = report.owners.len().saturating_sub(1);
                 log.shared_limit_joined(name, report.max_bytes, report.held_bytes, others);
-                let other_bytes = asked_bytes.filter(|&bytes| report.max_bytes != Some(bytes));
-                if let Some(bytes) = other_bytes {
+                if let Some(bytes) = asked_bytes.filter(|&bytes| report.max_bytes != Some(bytes)) {
                     log.shared_limit_differs(name, report.max_bytes, bytes);
                 }
                 Ok(Some(shared))
@@ -204,7 +199,7 @@ impl PoolStart {
                 log.shared_limit_unused(&error);
                 Ok(None)
             }
-            Err(error) => Err(refused(error)),
+            Err(why) => Err(ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into()),
         }
     }
 }

@@ -51,6 +51,6 @@ impl Pool {
     /// The settings in effect, with variables and defaults resolved.
     #[doc(hidden)]
     pub fn config(&self) -> &Config {
-        self.handle.existing_core().map_or(&self.handle.start.config, |core| core.config())
+        self.handle.existing_core().map_or(&self.handle.start.settings.config, |core| core.config())
     }
 }

@@ -100,6 +100,11 @@ pub(super) fn by_state(Stats { memory, copies, .. }: &Stats) -> impl Iterator<It
     always.into_iter().chain(others.into_iter().filter(|(_, bytes)| *bytes > 0))
 }
 
+/// A limit in bytes, or `none`.
+pub(super) fn limit_text(max_bytes: Option<u64>) -> String {
+    max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string())
+}
+
 /// Bytes of a pool by state, for the text of an error.
 pub(crate) fn usage_text(stats: &Stats) -> String {
     let states: Vec<_> = by_state(stats).map(|(state, bytes)| format!("{state} {}", Size(bytes))).collect();
@@ -196,8 +201,8 @@ impl fmt::Display for Dump {
         if buffers > 0 {
             write!(f, "\n  {} in {buffers} more buffers", Size(bytes))?;
         }
-        let max = limits.max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
-        write!(f, "\n{}; limit {max}, peak {}", usage_text(&self.stats), Size(memory.peak_held_bytes))?;
+        let (usage, max) = (usage_text(&self.stats), limit_text(limits.max_bytes));
+        write!(f, "\n{usage}; limit {max}, peak {}", Size(memory.peak_held_bytes))?;
         if let Some(FailedRequest { refused: Refused { by: RefusedBy::Source { .. }, found, .. }, .. }) = &self.request
         {
             write!(f, "\ndriver: {found}")?;

@@ -21,4 +21,4 @@ pub use finding::{Finding, Severity};
 #[cfg(all(test, not(pinpool_loom)))]
 pub(crate) use log::captured;
 pub use log::{CheckReport, LogSampler};
-pub(crate) use log::{Growth, PoolLog, StillOut, defer, is_power_of_ten};
+pub(crate) use log::{PoolLog, defer, is_power_of_ten};

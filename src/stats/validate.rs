@@ -15,33 +15,20 @@ impl Stats {
             return Ok(());
         }
         let Self { requests, memory, copies, limits, .. } = self;
-        let MemoryStats { buffers, idle, in_use, quarantined, evictions, .. } = memory;
+        let MemoryStats { buffers, idle, quarantined, pageable_buffers, evictions, .. } = memory;
         let reasons = requests.miss_reasons;
+        let out = memory.in_use + copies.in_flight;
+        let out_bytes = memory.in_use_bytes + copies.in_flight_bytes;
+        let other_bytes = memory.free_bytes + memory.transit_bytes + memory.overhead_bytes;
+        let bytes = out_bytes + memory.idle_bytes + memory.quarantined_bytes + other_bytes;
+        let made = requests.misses + pageable_buffers + requests.adopted;
         let equal = [
             ("served", requests.served, requests.hits + requests.misses),
             ("misses", requests.misses, reasons.first_of_size + reasons.evicted_earlier + reasons.all_in_use),
-            (
-                "returned",
-                requests.served + requests.adopted,
-                requests.returned + in_use + copies.in_flight + quarantined,
-            ),
-            ("buffers", *buffers, idle + in_use + copies.in_flight),
-            (
-                "made",
-                requests.misses + memory.pageable_buffers + requests.adopted,
-                buffers + quarantined + requests.pageable + evictions.total(),
-            ),
-            (
-                "bytes",
-                memory.held_bytes + memory.pageable_bytes,
-                memory.in_use_bytes
-                    + copies.in_flight_bytes
-                    + memory.idle_bytes
-                    + memory.quarantined_bytes
-                    + memory.free_bytes
-                    + memory.transit_bytes
-                    + memory.overhead_bytes,
-            ),
+            ("returned", requests.served + requests.adopted, requests.returned + out + quarantined),
+            ("buffers", *buffers, idle + out),
+            ("made", made, buffers + quarantined + requests.pageable + evictions.total()),
+            ("bytes", memory.held_bytes + memory.pageable_bytes, bytes),
         ];
         // Under `adaptive` returned buffers may exceed the limit until the next miss or tick.
         let limited = if self.preset == Preset::TensorFlow { *idle } else { 0 };

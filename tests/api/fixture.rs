@@ -30,7 +30,7 @@ pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> Pool
         .backend(Backend::from(source))
         .max_bytes(max_bytes)
         .wait(Duration::ZERO)
-        .unstable_pressure("/dev/null")
+        .unstable_code(|code| code.pressure = Some("/dev/null".into()))
         .background_thread(false)
         .unstable_log_sampler(LogSampler::new())
 }

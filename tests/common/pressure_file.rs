@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Such a file for `unstable_pressure`, and its folder.
+/// Such a file for `CodeSettings::pressure`, and its folder.
 pub(crate) struct PressureFile(tempfile::TempDir);
 
 impl PressureFile {

@@ -25,7 +25,11 @@ fn a_release_due_under_pressure_runs_on_its_own_thread() {
     pressure.write(20.0, 0.0);
     for backend in [Backend::Register, Backend::Cuda] {
         let clock = ManualClock::default();
-        let pool = builder(backend).unstable_clock(clock.clone()).unstable_pressure(pressure.path()).build().unwrap();
+        let pool = builder(backend)
+            .unstable_clock(clock.clone())
+            .unstable_code(|code| code.pressure = Some(pressure.path()))
+            .build()
+            .unwrap();
         let at_start = driver.counts();
         drop(pool.get(3 * MIB).unwrap());
         let call = if pool.stats().backend == "cuda" { "cuMemFreeHost" } else { "cuMemHostUnregister" };
@@ -76,7 +80,7 @@ fn during_copies_a_pool_grows_in_short_steps() {
 fn the_end_of_a_pool_with_a_stuck_copy_releases_nothing_that_would_wait_for_it() {
     let (driver, stream, mut memory) = on_a_stream(4096);
     for backend in [Backend::Register, Backend::Cuda] {
-        let pool = builder(backend).unstable_close_wait(Duration::ZERO).build().unwrap();
+        let pool = builder(backend).unstable_code(|code| code.close_wait = Some(Duration::ZERO)).build().unwrap();
         drop(pool.get(3 * MIB).unwrap());
         let gate = driver.hold(stream.cu_stream());
         start_copy(&pool, &stream, &mut memory);

@@ -63,8 +63,11 @@ fn each_other_cause_releases() {
     for backend in BACKENDS {
         let driver = MockDriver::load();
         let (clock, pressure) = (ManualClock::default(), PressureFile::new());
-        let pool =
-            builder(backend.clone()).unstable_clock(clock.clone()).unstable_pressure(pressure.path()).build().unwrap();
+        let pool = builder(backend.clone())
+            .unstable_clock(clock.clone())
+            .unstable_code(|code| code.pressure = Some(pressure.path()))
+            .build()
+            .unwrap();
         let filled_with = |pool: &Pool| drop(pool.get(3 * MIB).unwrap());
         filled_with(&pool);
         pool.clear();

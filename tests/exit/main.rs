@@ -114,7 +114,10 @@ fn ended(mut child: Child) -> Option<i32> {
 }
 
 fn heap() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap).unstable_close_wait(Duration::from_millis(50))
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Heap)
+        .unstable_code(|code| code.close_wait = Some(Duration::from_millis(50)))
 }
 
 /// A copy that never ends.

@@ -133,12 +133,12 @@ impl Replay {
             .unstable_host_root(NO_MACHINE)
             .unstable_log_sampler(LogSampler::new())
             .unstable_clock(clock.clone())
-            .unstable_maintained_by_caller(workload.is_closed)
+            .unstable_code(|code| code.maintained_by_caller = workload.is_closed)
             .unstable_on_check(move |check| {
                 let mut checks = checked.lock();
                 *checks = (checks.0 + 1, Some(*check));
             })
-            .unstable_pressure(NO_MACHINE)
+            .unstable_code(|code| code.pressure = Some(NO_MACHINE.into()))
             .backend(Backend::Source(source.clone()))
             .max_bytes(self.max_bytes.map_or(Limit::Unlimited, Limit::Bytes))
             // The player queues requests: no virtual time passes while a thread sleeps.

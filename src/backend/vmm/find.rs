@@ -9,8 +9,8 @@ use super::super::register::RegisterSource;
 use super::super::trial;
 use super::VmmSource;
 use super::table::GranuleTable;
-use crate::driver::device::{self, Device};
-use crate::driver::state;
+use crate::driver::calls;
+use crate::driver::device::Device;
 use crate::driver::vmm::{self as driver, MemoryLocation, attribute};
 use crate::error::SourceError;
 use pinpool_os::host::GRANULE_BYTES;
@@ -52,7 +52,7 @@ impl VmmSource {
         }
         let of_driver = || device.attribute(attribute::HOST_NUMA_ID).and_then(|node| u32::try_from(node).ok());
         let wanted = node.or_else(|| device.numa_node(root)).or_else(of_driver);
-        let machine = Machine::read(root, state::version());
+        let machine = Machine::read(root, calls::driver_version().unwrap_or(0));
         let locations = machine.locations(wanted, is_named).map_err(|why| SourceError::new("vmm", why))?;
         let mut refused: Option<SourceError> = None;
         let is_supported = |location: &HostLocation| if location.is_none() { has_host } else { has_nodes };
@@ -77,14 +77,13 @@ impl VmmSource {
         reserves: Arc<RegisterSource>,
         max_bytes: Option<u64>,
     ) -> Result<Self, SourceError> {
-        let host_node = |node| MemoryLocation::host_node(c_int::try_from(node).unwrap_or(0));
-        let node = location.map_or_else(MemoryLocation::host, host_node);
+        let node = MemoryLocation::host(location);
         let granularity = driver::granularity(node)?;
         if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
             let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
             return Err(SourceError::new("cuMemGetAllocationGranularity", what));
         }
-        let devices = u32::try_from(device::count()?).unwrap_or(1);
+        let devices = u32::try_from(calls::device_count()?).unwrap_or(1);
         let granules = GranuleTable::new(device.clone(), node, devices);
         let registers_nothing = device.attribute(attribute::HOST_REGISTER_SUPPORTED) == Some(0);
         let registers_nothing = AtomicBool::new(registers_nothing);

@@ -271,7 +271,7 @@ unsafe impl Source for VmmSource {
                 .remedy("create a separate pool for that GPU (PINPOOL_DEVICE), or use PINPOOL_BACKEND=register")
         };
         let untested = self.untested.iter().map(|error| trial::untested("vmm", error));
-        untested.chain(self.granules.refused().into_iter().map(finding)).collect()
+        untested.chain(self.granules.refused.lock().iter().copied().map(finding)).collect()
     }
 }
 
@@ -287,7 +287,7 @@ unsafe impl VirtualMemory for VmmSource {
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         // According to the driver API reference, this needs no context.
         let _relaxed = RelaxedCapture::enter();
-        let reserved = driver::reserve(len_bytes, RANGE_ALIGN_BYTES)?;
+        let reserved = driver::reserve(len_bytes, RANGE_ALIGN_BYTES, 0, 0)?;
         // The driver runs on 64-bit machines only.
         let aligned = usize::try_from(reserved).ok().filter(|address| address.is_multiple_of(RANGE_ALIGN_BYTES));
         let start = aligned.and_then(|address| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address)));

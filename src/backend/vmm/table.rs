@@ -64,7 +64,7 @@ pub(super) struct GranuleTable {
     devices: u32,
     mapped: Mutex<BTreeMap<u64, Granule>>,
     /// Refused devices, each with the driver's answer.
-    refused: Mutex<Vec<(u32, Failed)>>,
+    pub(super) refused: Mutex<Vec<(u32, Failed)>>,
 }
 
 /// The tables of all sources.
@@ -96,19 +96,12 @@ impl GranuleTable {
     /// An empty table of a source of `device`, for memory at `location`, on a machine with `devices` devices.
     pub(super) fn new(device: Arc<Device>, location: MemoryLocation, devices: u32) -> Arc<Self> {
         let own = [AccessDescriptor::read_write(location), of_device(device.ordinal)];
-        let mapped = Mutex::default();
-        let refused = Mutex::default();
-        let table = Arc::new(Self { device, own, devices, mapped, refused });
+        let table = Arc::new(Self { device, own, devices, mapped: Mutex::default(), refused: Mutex::default() });
         let mut tables = TABLES.get().lock();
         tables.retain(|table| table.strong_count() > 0);
         tables.push(Arc::downgrade(&table));
         drop(tables);
         table
-    }
-
-    /// The refused devices, each with the driver's answer.
-    pub(super) fn refused(&self) -> Vec<(u32, Failed)> {
-        self.refused.lock().clone()
     }
 
     fn is_refused(&self, device: u32) -> bool {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -163,7 +164,10 @@ pub(super) const fn word<T: FromStr<Err = ParseError> + ToString>() -> ValueForm
 pub(super) const ORDINAL: ValueFormat<u32> =
     ValueFormat::new(|text| number(text, "not a device number (0, 1, ...)"), u32::to_string);
 pub(super) const COUNT: ValueFormat<u64> = ValueFormat::new(|text| number(text, "not a whole number"), u64::to_string);
-pub(super) const AT_LEAST_ONE: ValueFormat<u64> = ValueFormat::new(at_least_one, u64::to_string);
+pub(super) const AT_LEAST_ONE: ValueFormat<u64> = ValueFormat::new(
+    |text| number::<NonZeroU64>(text, "not a whole number of at least 1").map(NonZeroU64::get),
+    u64::to_string,
+);
 pub(super) const SIZE: ValueFormat<u64> =
     ValueFormat::new(|text| Ok(or_word("none", text, parse_bytes)?.unwrap_or(0)), |&bytes| format_bytes(bytes));
 pub(super) const SWITCH: ValueFormat<bool> = ValueFormat::new(switch, |&on| u8::from(on).to_string());
@@ -203,11 +207,6 @@ fn or_word<T>(word: &str, text: &str, parse: impl Fn(&str) -> Result<T, ParseErr
 
 fn number<T: FromStr>(text: &str, problem: &'static str) -> Result<T, ParseError> {
     text.parse().map_err(|_| ParseError::new(text, problem))
-}
-
-fn at_least_one(text: &str) -> Result<u64, ParseError> {
-    let problem = "not a whole number of at least 1";
-    number(text, problem).and_then(|n| if n > 0 { Ok(n) } else { Err(ParseError::new(text, problem)) })
 }
 
 pub(super) fn switch(text: &str) -> Result<bool, ParseError> {

@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use super::context_fence::{CAPTURE_PAUSE, ContextWork};
 use super::own_context::OwnContext;
 use super::stream::id_number;
-use super::timeline::{Timeline, TimelinePages};
+use super::timeline::TimelinePages;
 use crate::driver::code::Failed;
 use crate::driver::{Context, CurrentContext, Handle, RelaxedCapture, calls, driver_watchdog, twice};
 use crate::error::Result;
@@ -37,7 +37,7 @@ pub(super) struct ContextState {
     _object: Option<Arc<CudaContext>>,
     device: sys::CUdevice,
     own: OnceLock<OwnContext>,
-    pages: TimelinePages,
+    pub(super) pages: TimelinePages,
 }
 
 impl fmt::Debug for ContextState {
@@ -163,11 +163,6 @@ impl ContextState {
                 waited => return Ok(waited?),
             }
         }
-    }
-
-    /// The timeline of the stream with this id; `None` if an event has to do. The context is current.
-    pub(super) fn timeline(&'static self, id: StreamId) -> Option<&'static Timeline> {
-        self.pages.timeline(id, &self.work)
     }
 
     /// Pinpool's own cudarc context object.

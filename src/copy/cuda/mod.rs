@@ -220,7 +220,7 @@ unsafe fn copy_behind<R>(
 /// all of them, waits for the stream.
 fn enqueue_fence(stream: sys::CUstream, context: &'static ContextState) -> SharedFence {
     let id = context.stream_id(stream);
-    if let Some(fence) = id.and_then(|id| context.timeline(id)?.write(id.number(), stream)) {
+    if let Some(fence) = id.and_then(|id| context.pages.timeline(id, &context.work)?.write(id.number(), stream)) {
         return Arc::new(fence);
     }
     match EventFence::new(id, context).and_then(|event| event.record(stream).map(|()| event)) {

@@ -27,7 +27,7 @@ use crate::error;
 use crate::in_flight::QueryScope;
 use crate::maintenance_thread::Pace;
 use crate::policy;
-use crate::quota::{Budget, BudgetOwner};
+use crate::quota::BudgetOwner;
 use crate::shared_limit::{SharedLimitReport, Want};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SharedLimitStats};
@@ -144,7 +144,7 @@ impl Core {
     }
 
     fn apply_limit(&self, max_bytes: Option<u64>, why: &str) {
-        let before = self.memory.max_bytes();
+        let before = self.memory.budget.max_bytes();
         if before == max_bytes {
             return;
         }
@@ -171,7 +171,7 @@ impl BudgetOwner for Core {
         self.sweep_copies(QueryScope::Unknown);
         let released_bytes = self.memory.release_idle(bytes, self, self.time.coarse_us());
         if released_bytes > 0 {
-            let host = self.budget().host();
+            let host = self.memory.budget.host();
             let name = host.as_ref().map_or("(this process)", |host| host.name());
             self.log.shared_limit_released(name, released_bytes);
         }
@@ -180,13 +180,9 @@ impl BudgetOwner for Core {
 }
 
 impl Core {
-    fn budget(&self) -> &Arc<Budget> {
-        &self.memory.budget
-    }
-
     /// From now on a thread is notified of changes of the shared limit, if there is one.
     pub(crate) fn watch_shared_limit(self: &Arc<Self>) {
-        let Some(limit) = self.budget().host() else { return };
+        let Some(limit) = self.memory.budget.host() else { return };
         let (log, name) = (self.log.clone(), limit.name().to_owned());
         let core: Weak<Self> = Arc::downgrade(self);
         let begun = limit.watch(move |is_wanted, loss| {
@@ -202,7 +198,7 @@ impl Core {
             core.resume_reserve();
             true
         });
-        self.log.thread_started(begun);
+        begun.unwrap_or_else(|error| self.log.no_maintenance_thread(&error));
     }
 
     /// The head of the queue was refused for this reason. Returns whether to try again at once: its demand was published just now, and
@@ -214,14 +210,14 @@ impl Core {
             return false;
         };
         let needed_bytes = self.memory.supply.block_bytes(class);
-        self.budget().set_want(&self.wanted_of_shared_limit, shortfall, needed_bytes) < shortfall
+        self.memory.budget.set_want(&self.wanted_of_shared_limit, shortfall, needed_bytes) < shortfall
     }
 
     /// No request of this queue wants memory of other owners any more.
     pub(super) fn clear_demand(&self) {
         // A load without a shared limit. A request that changes it meanwhile has joined the queue, and ends it.
         if self.wanted_of_shared_limit.bytes() > 0 {
-            self.budget().set_want(&self.wanted_of_shared_limit, 0, 0);
+            self.memory.budget.set_want(&self.wanted_of_shared_limit, 0, 0);
         }
     }
 
@@ -229,13 +225,13 @@ impl Core {
     /// has room now; or whether it may have, if no such `calls` may be made. Makes slow calls.
     pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
         let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::Held(..)));
-        shared.is_some_and(|shortfall| calls == SlowCalls::None || self.budget().reclaim_from_others(shortfall))
+        shared.is_some_and(|shortfall| calls == SlowCalls::None || self.memory.budget.reclaim_from_others(shortfall))
     }
 
     /// Releases idle memory while other owners lack it.
     pub(super) fn release_to_others(&self) {
         loop {
-            let lacking_bytes = self.budget().others_lack();
+            let lacking_bytes = self.memory.budget.others_lack();
             if lacking_bytes == 0 || self.release_idle(lacking_bytes.min(STEP_BYTES)) == 0 {
                 break;
             }
@@ -245,7 +241,7 @@ impl Core {
 
     /// Reports the idle bytes to the host's limit.
     pub(super) fn record_idle(&self) {
-        if let Some(host) = self.budget().host() {
+        if let Some(host) = self.memory.budget.host() {
             host.record_idle(self.memory.supply.idle_bytes(self));
         }
     }
@@ -261,7 +257,7 @@ impl Core {
     fn release_if_owed(&self, block: Block) -> Option<Block> {
         // Another return makes room, which may be enough.
         let Some(_making_room) = self.making_room.try_lock() else { return Some(block) };
-        if self.budget().owed_bytes() == 0 {
+        if self.memory.budget.owed_bytes() == 0 {
             self.update_slow_path();
             return Some(block);
         }
@@ -298,20 +294,20 @@ impl Core {
             let Some(shortfall) = refused.filter(|_| Instant::now() < until && !self.is_closed()) else {
                 break added;
             };
-            let is_told = self.budget().set_want(&want, shortfall, shortfall) >= shortfall;
-            if !self.budget().reclaim_from_others(shortfall) && is_told {
+            let is_told = self.memory.budget.set_want(&want, shortfall, shortfall) >= shortfall;
+            if !self.memory.budget.reclaim_from_others(shortfall) && is_told {
                 std::thread::sleep(RESERVE_PATIENCE);
             }
         };
         if want.bytes() > 0 {
-            self.budget().set_want(&want, 0, 0);
+            self.memory.budget.set_want(&want, 0, 0);
         }
         added.map_err(|refusal| self.refused(&BlockRequest::of(bytes), refusal, failed))
     }
 
     /// The report of the shared limit.
     pub(super) fn shared_limit_stats(&self) -> Option<SharedLimitStats> {
-        let SharedLimitReport { name, max_bytes, held_bytes, owners, .. } = self.budget().host()?.report();
+        let SharedLimitReport { name, max_bytes, held_bytes, owners, .. } = self.memory.budget.host()?.report();
         let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();
         let others = || owners.iter().filter(|owner| !owner.is_own);
         Some(SharedLimitStats {

@@ -178,7 +178,7 @@ impl Core {
         });
         let owner: Weak<Self> = Arc::downgrade(&core);
         core.memory().budget.set_owner(owner);
-        core.record(Event::MaxBytes { bytes: core.memory().max_bytes().unwrap_or(u64::MAX) });
+        core.record(Event::MaxBytes { bytes: core.memory().budget.max_bytes().unwrap_or(u64::MAX) });
         if let Some(thread) = core.thread {
             let pool: Weak<Self> = Arc::downgrade(&core);
             thread.add(pool, core.memory().source().needs_gpu());
@@ -189,7 +189,7 @@ impl Core {
     /// The pool needs ticks at `pace` from now on. A load if the thread already runs as often.
     fn request_pace(&self, pace: Pace) {
         if let Some(thread) = self.thread {
-            self.log.thread_started(thread.request_pace(pace));
+            thread.request_pace(pace).unwrap_or_else(|error| self.log.no_maintenance_thread(&error));
         }
     }
 
@@ -314,7 +314,9 @@ impl Core {
 
     /// Claims `bytes` under the limits for memory other than buffers. Makes slow calls.
     pub(crate) fn claim_user_memory(&self, bytes: u64) -> Result<Claim> {
-        self.add_within_limits(bytes, Failed::UserMemory, || self.memory.claim_user_memory(bytes))
+        let claim = self.add_within_limits(bytes, Failed::UserMemory, || Ok(self.memory.budget.claim(bytes)?))?;
+        self.counters.user_memory_bytes.add(bytes);
+        Ok(claim)
     }
 
     /// The error of a source that refused to pin `bytes` of a user's memory.
@@ -324,7 +326,7 @@ impl Core {
 
     /// Releases `claim`, which makes room for waiting requests.
     pub(crate) fn end_user_memory_claim(&self, claim: Claim) {
-        self.memory.end_user_memory(claim.bytes());
+        self.counters.user_memory_bytes.subtract(claim.bytes());
         drop(claim);
         self.room_was_made();
     }

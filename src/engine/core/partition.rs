@@ -64,7 +64,7 @@ pub(crate) struct PartitionCore {
 impl Core {
     /// A new partition of this pool.
     pub(crate) fn partition(self: &Arc<Self>, name: &str, max_bytes: Option<u64>) -> Arc<PartitionCore> {
-        self.log.partition(name, max_bytes, self.memory.max_bytes());
+        self.log.partition(name, max_bytes, self.memory.budget.max_bytes());
         let partition = Arc::new_cyclic(|partition: &Weak<PartitionCore>| PartitionCore {
             name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
             number: PoolLog::next_number(),
@@ -234,10 +234,6 @@ impl Server for PartitionCore {
             let full = || self.budget.full(needed_bytes).into();
             self.refuse(wanted, ticket.waiter.refusal().unwrap_or_else(full))
         })
-    }
-
-    fn take_back(&self, claim: Claim) {
-        drop(claim);
     }
 
     fn patience(&self, since: Instant) -> Duration {

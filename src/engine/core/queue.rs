@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::get::CALL_PATIENCE;
-use super::report::nanos;
 use super::{Block, BlockRequest, Core};
 use crate::engine::memory::{Refusal, SlowCalls, Stop};
+use crate::engine::meter::nanos;
 use crate::engine::wait_queue::{Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{Result, Retry};
 use crate::in_flight::QueryScope;

@@ -7,8 +7,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::report::nanos;
 use super::{Block, BlockRequest, Core};
+use crate::engine::meter::nanos;
 use pinpool_observe::record::{Event, Recorder, count_failed};
 use pinpool_os::call_stack::CallStack;
 
@@ -114,19 +114,14 @@ impl Core {
         let is_sampled = is_drawn(self.config.code.call_stacks);
         let tag = wanted.tag.as_ref().or_else(|| is_sampled.then_some(&self.owners.untagged));
         let Some(tag) = tag else { return };
-        block.set_holder(tag.hold(wanted.len as u64, block.memory().held_bytes(), self.time.coarse_us()));
-        if !is_sampled {
-            return;
-        }
-        let stack = Arc::new(CallStack::here());
+        let stack = is_sampled.then(|| Arc::new(CallStack::here()));
         if let Some((recorder, id)) = self.recorder().zip(block.memory().recorded_id())
-            && let Some(stack) = recorder.number_stack(&stack)
+            && let Some(stack) = stack.as_ref().and_then(|stack| recorder.number_stack(stack))
         {
             recorder.record(Event::Sampled { id, stack });
         }
-        if let Some(holder) = block.holder() {
-            holder.set_stack(stack);
-        }
+        let held_bytes = block.memory().held_bytes();
+        block.set_holder(tag.hold(wanted.len as u64, held_bytes, self.time.coarse_us(), stack));
     }
 }
 

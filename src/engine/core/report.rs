@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use super::Core;
 use crate::copy;
+use crate::engine::meter;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
 use crate::policy::Window;
 use crate::quota::LimitLevel;
-use crate::report::{Dump, FailedRequest, Host, Owner, StillOut};
+use crate::report::{Dump, FailedRequest, Host, Owner};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{CallStats, ClassStats, MemoryStats, Stats};
 use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
@@ -64,12 +65,7 @@ impl Core {
         let stats = self.stats();
         self.log.closed(&stats);
         if stats.memory.in_use > 0 {
-            let known = self.owners.buffers(self.time.now_us());
-            self.log.buffers_still_out(&StillOut {
-                buffers: stats.memory.in_use + stats.copies.in_flight,
-                bytes: stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
-                tagged: &known,
-            });
+            self.log.buffers_still_out((&stats, &self.owners.buffers(self.time.now_us())));
         }
     }
 
@@ -247,7 +243,7 @@ impl Core {
         let limit = self.memory.limit_name(LimitLevel::Pool);
         let has_limit =
             limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();
-        let nanos = |calls: &CallStats| nanos(calls.time.total());
+        let nanos = |calls: &CallStats| meter::nanos(calls.time.total());
         let MemoryStats { pin, unpin, remap, .. } = &stats.memory;
         let place = |tag: &str| if self.config.code.call_stacks > 0 { self.owners.place(tag) } else { None };
         let holder = |owner: &Owner| Holder { place: place(&owner.tag), ..owner.holder() };
@@ -268,7 +264,7 @@ impl Core {
             failed_requests: stats.requests.failed,
             is_by_source: self.diagnosis.is_by_source.load(Ordering::Relaxed),
             waiting: stats.requests.waiting,
-            waiting_ns: self::nanos(waited)
+            waiting_ns: meter::nanos(waited)
                 .saturating_sub(self.diagnosis.calls_while_waiting_ns.load(Ordering::Relaxed)),
             pin_calls: pin.count,
             pinned_bytes: stats.memory.pin.bytes,
@@ -302,10 +298,6 @@ impl Core {
             holders: self.owners_of(&stats).iter().map(holder).collect(),
         }
     }
-}
-
-pub(super) fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Most owners of a pool that its statistics on a socket list.

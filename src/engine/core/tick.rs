@@ -12,7 +12,7 @@ use super::Core;
 use crate::backend::Source;
 use crate::in_flight::{PendingGroup, QueryScope};
 use crate::maintenance_thread::{Maintained, MaintenanceThread, Pace};
-use crate::report::{self, Growth};
+use crate::report;
 use crate::stats::SourceCalls;
 use pinpool_observe::diagnosis::STUCK_AFTER;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
@@ -122,7 +122,9 @@ impl Core {
         // A log sink may call the pool, so log lines are delivered after the tick.
         let _deferral = report::defer();
         match self.thread {
-            Some(thread) if patience_us > 0 => self.log.thread_started(thread.wake(false)),
+            Some(thread) if patience_us > 0 => {
+                thread.wake(false).unwrap_or_else(|error| self.log.no_maintenance_thread(&error))
+            }
             Some(_) => {}
             // The maintenance thread does this at every tick.
             None => self.watch_device(),
@@ -187,16 +189,10 @@ impl Core {
             return;
         }
         let calls = self.memory.supply.calls();
-        let growth = Growth {
-            asked_bytes: calls.pin.bytes.saturating_sub(state.calls.pin.bytes),
-            held_before_bytes: state.held_bytes,
-            held_bytes,
-            pin_calls: calls.pin.count.saturating_sub(state.calls.pin.count),
-            took: calls.time().saturating_sub(state.calls.time()),
-            max_bytes: self.memory.max_bytes(),
-        };
+        let pin_calls = calls.pin.count.saturating_sub(state.calls.pin.count);
+        let took = calls.time().saturating_sub(state.calls.time());
+        self.log.grew(state.held_bytes, held_bytes, self.memory.budget.max_bytes(), pin_calls, took);
         (state.held_bytes, state.calls) = (held_bytes, calls);
-        self.log.grew(&growth);
     }
 
     /// Ends the memory of the pool if a device reset has invalidated it, and logs new findings about the device. Makes slow calls.

@@ -3,9 +3,10 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::backend::{AddressRange, Region, RemapError, Source, SourceError, Subrange, VirtualMemory};
+use crate::engine::meter::nanos;
 use crate::stats::{CallStats, SourceCalls};
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::unwind::caught;
@@ -32,10 +33,6 @@ fn panicked(call: &'static str) -> SourceError {
 /// Makes a call of a source.
 fn call<R>(name: &'static str, call: impl FnOnce() -> Result<R, SourceError>) -> Result<R, SourceError> {
     caught(call).unwrap_or_else(|| Err(panicked(name)))
-}
-
-fn nanos(took: Duration) -> u64 {
-    u64::try_from(took.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The address of an offset, for a record.

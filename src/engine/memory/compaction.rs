@@ -74,7 +74,7 @@ impl ArenaSupply {
         }
         let Err(error) = self.source.unmap_old_places() else { return true };
         let reported = self.books().record_not_unmapped(error);
-        self.log.release_error(reported);
+        reported.unwrap_or_else(|error| self.log.release_delayed(&error));
         false
     }
 

@@ -67,8 +67,6 @@ pub(crate) struct Memory {
     /// The supply, if it is an arena, which has a reserve and free memory.
     arena: Option<Arc<ArenaSupply>>,
     pageable: Option<OneEach>,
-    /// Bytes of users that are pinned under the same limit.
-    user_memory_bytes: Counter,
     /// Blocks with copies that end at an unknown time, or never.
     pub(in crate::engine) quarantined: Arc<Counter>,
     /// The bytes that the process may lock, read when a request first finds no memory.
@@ -79,16 +77,15 @@ impl Memory {
     /// One acquisition of `source` for each block, which `claim` claims.
     pub(crate) fn one_each(source: CalledSource, claim: Claim, pageable: Option<OneEach>, log: Arc<PoolLog>) -> Self {
         let supply = Arc::new(OneEach::new(source.clone(), claim, Some(log.clone())));
-        let (budget, user_memory_bytes, lock_limit) = (supply.budget.clone(), Counter::default(), OnceLock::new());
-        let quarantined = Arc::default();
-        Self { source, budget, log, supply, arena: None, pageable, user_memory_bytes, quarantined, lock_limit }
+        let (budget, quarantined, lock_limit) = (supply.budget.clone(), Arc::default(), OnceLock::new());
+        Self { source, budget, log, supply, arena: None, pageable, quarantined, lock_limit }
     }
 
     pub(crate) fn of_arena(arena: ArenaSupply, pageable: Option<OneEach>) -> Self {
         let (source, budget, log) = (arena.source.clone(), arena.budget.clone(), arena.log.clone());
         let (quarantined, arena) = (arena.quarantined.clone(), Arc::new(arena));
-        let (supply, user_memory_bytes, lock_limit) = (arena.clone(), Counter::default(), OnceLock::new());
-        Self { source, budget, log, supply, arena: Some(arena), pageable, user_memory_bytes, quarantined, lock_limit }
+        let (supply, lock_limit) = (arena.clone(), OnceLock::new());
+        Self { source, budget, log, supply, arena: Some(arena), pageable, quarantined, lock_limit }
     }
 
     #[inline]
@@ -115,10 +112,6 @@ impl Memory {
         }
     }
 
-    pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {
-        self.budget.max_bytes()
-    }
-
     /// Pageable memory for `class`, if this pool may return it and its limit leaves room.
     pub(in crate::engine) fn find_pageable(&self, class: Class) -> Option<BlockMemory> {
         self.pageable.as_ref()?.acquire(class.bytes, SlowCalls::Until(Instant::now())).ok()
@@ -129,18 +122,6 @@ impl Memory {
         self.pageable.as_ref().is_some_and(|pageable| pageable.could_hold(class))
     }
 
-    /// Claims `bytes` for memory that is held in addition to the blocks.
-    pub(in crate::engine) fn claim_user_memory(&self, bytes: u64) -> Result<Claim, Refusal> {
-        let claim = self.budget.claim(bytes)?;
-        self.user_memory_bytes.add(bytes);
-        Ok(claim)
-    }
-
-    /// `bytes` of [`claim_user_memory`](Self::claim_user_memory) are no longer held.
-    pub(in crate::engine) fn end_user_memory(&self, bytes: u64) {
-        self.user_memory_bytes.subtract(bytes);
-    }
-
     /// How much the supply may hold for a refused claim to fit in addition. `None` if no idle memory can make room for it.
     pub(in crate::engine) fn room_next_to(&self, refusal: &Refusal) -> Option<u64> {
         let &Refusal::Limit(QuotaExceeded { level, bytes, could_fit: true }) = refusal else { return None };
@@ -148,7 +129,7 @@ impl Memory {
             LimitLevel::Shared => Some(self.supply.held_bytes().saturating_sub(bytes)),
             LimitLevel::Partition | LimitLevel::Pool => {
                 let by_others = self.arena.as_ref().map_or(0, |arena| arena.books().claimed_by_others());
-                Some(self.max_bytes()?.checked_sub(bytes)?.saturating_sub(by_others))
+                Some(self.budget.max_bytes()?.checked_sub(bytes)?.saturating_sub(by_others))
             }
         }
     }
@@ -170,7 +151,6 @@ impl Memory {
     /// Fills in what the supply and pageable memory count.
     pub(in crate::engine) fn fill_stats(&self, stats: &mut Stats) {
         self.supply.fill(stats);
-        stats.memory.user_memory_bytes = self.user_memory_bytes.get();
         stats.memory.quarantined = self.quarantined.get();
         if let Some(pageable) = &self.pageable {
             stats.memory.pageable_bytes = pageable.all_block_bytes();

@@ -8,7 +8,7 @@ use super::called_source::CalledSource;
 use super::{PoolView, Supply};
 use crate::backend::{HeapSource, Region, Source, SourceError};
 use crate::quota::{Budget, Claim};
-use crate::report::{Growth, PoolLog};
+use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::{CallStats, EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::plain::Mutex;
@@ -64,9 +64,7 @@ impl OneEach {
         let held_bytes = counts.held_bytes;
         drop(counts);
         if let Some(log) = &self.log {
-            let (asked_bytes, held_before_bytes) = (class_bytes as u64, held_bytes.saturating_sub(needed_bytes));
-            let max_bytes = self.budget.max_bytes();
-            log.acquired(&Growth { asked_bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes });
+            log.acquired(class_bytes as u64, held_bytes.saturating_sub(needed_bytes), held_bytes, 1, took);
         }
         Ok(BlockMemory::Region { region, claim, is_pageable: self.log.is_none() })
     }

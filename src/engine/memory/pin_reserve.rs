@@ -9,7 +9,6 @@ use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
 use super::shape::{GRANULE_BYTES, held};
 use crate::backend::{Source, SourceError, huge_bytes};
-use crate::report::Growth;
 use crate::stats::CallStats;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::threads;
@@ -112,8 +111,7 @@ impl ArenaSupply {
         let added = books.add_reserve(region, self.reserved_bytes(bytes));
         let held_bytes = books.held_bytes();
         drop(books);
-        let max_bytes = self.budget.max_bytes();
-        self.log.acquired(&Growth { asked_bytes: bytes, held_before_bytes, held_bytes, pin_calls: 1, took, max_bytes });
+        self.log.acquired(bytes, held_before_bytes, held_bytes, 1, took);
         let Err(region) = added else { return Ok(start..start.saturating_add(len)) };
         self.release_region(region)?;
         Err(SourceError::new("arena", "no range is left for a reserve"))

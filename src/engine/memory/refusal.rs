@@ -39,7 +39,7 @@ impl Memory {
             Refusal::Limit(QuotaExceeded { level: LimitLevel::Pool, could_fit, .. }) => {
                 let could_fit = *could_fit && self.supply.could_hold(class);
                 let limit = limit(LimitLevel::Pool);
-                let found = match self.max_bytes().map(Size) {
+                let found = match self.budget.max_bytes().map(Size) {
                     Some(max) if !could_fit => format!("exceeds the pool limit of {max} ({limit})"),
                     Some(max) => format!("the pool limit of {max} is reached ({limit})"),
                     None => format!("the pool limit is reached ({limit})"),
@@ -101,6 +101,6 @@ impl Memory {
         // By a trial: a process with CAP_IPC_LOCK has a limit that does not bind it.
         let locked_bytes = || *self.lock_limit.get_or_init(lock_limit);
         let is_limit = |max_bytes| locked_bytes() == Some(max_bytes);
-        self.source().name() == "mlock" && self.max_bytes().is_some_and(is_limit)
+        self.source().name() == "mlock" && self.budget.max_bytes().is_some_and(is_limit)
     }
 }

@@ -64,7 +64,7 @@ impl Memory {
     /// Releases what `plan` takes of the arena's free memory, if there is an arena.
     fn release_free(&self, now_us: u64, plan: impl FnOnce(&mut Books) -> Option<Plan>) {
         if let Some(arena) = &self.arena {
-            self.log.release_error(arena.release(now_us, plan));
+            arena.release(now_us, plan).unwrap_or_else(|error| self.log.release_delayed(&error));
         }
     }
 }
@@ -83,7 +83,7 @@ impl ArenaSupply {
             trim_all();
         }
         self.refresh_demand(now_us);
-        self.log.release_error(self.release_due(now_us));
+        self.release_due(now_us).unwrap_or_else(|error| self.log.release_delayed(&error));
         self.resume_reserve();
     }
 
@@ -117,7 +117,7 @@ impl ArenaSupply {
             let released = if call.is_some() { release(&supply) } else { Ok(()) };
             drop(call);
             supply.is_releasing.store(false, Ordering::Release);
-            supply.log.release_error(released);
+            released.unwrap_or_else(|error| supply.log.release_delayed(&error));
         };
         if threads::spawn(c"pinpool-reclaim", round).is_ok() {
             return Ok(());
@@ -133,14 +133,10 @@ impl ArenaSupply {
         !self.source.release_waits() || self.is_short.load(Ordering::Relaxed)
     }
 
-    fn has_quarantined(&self) -> bool {
-        // A late reading only makes a release wait.
-        self.quarantined.get() > 0
-    }
-
     /// Returns whether a release would wait for a copy that may never end.
     pub(in crate::engine) fn may_never_release(&self) -> bool {
-        self.source.release_waits() && self.has_quarantined()
+        // A late reading only makes a release wait.
+        self.source.release_waits() && self.quarantined.get() > 0
     }
 
     /// Counts memory that is due but is kept, because its release would wait for the device.
@@ -194,7 +190,7 @@ impl ArenaSupply {
         let mut books = self.books();
         let is_all_released = released.is_ok() && books.is_unused();
         // A block that another thread is returning leads here again.
-        let is_last = books.is_unused() || self.has_quarantined();
+        let is_last = books.is_unused() || self.quarantined.get() > 0;
         let ended = if is_last { books.end_claims(is_all_released) } else { None };
         let held_bytes = books.held_bytes();
         drop(books);

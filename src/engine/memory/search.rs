@@ -15,7 +15,6 @@ use super::carry_out::Execution;
 use crate::arena::{GrowthLimits, Plan};
 use crate::backend::SourceError;
 use crate::quota::QuotaExceeded;
-use crate::report::Growth;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::MutexGuard;
 
@@ -192,12 +191,11 @@ impl ArenaSupply {
         let held_before_bytes = books.held_bytes();
         let finished = books.finish_plan(plan, execution, now_us);
         let held_bytes = books.held_bytes();
-        let max_bytes = self.budget.max_bytes();
         drop(books);
         self.finished.notify_all();
         if pin_calls > 0 {
             let asked_bytes = asked_bytes.unwrap_or(held_bytes.saturating_sub(held_before_bytes));
-            self.log.acquired(&Growth { asked_bytes, held_before_bytes, held_bytes, pin_calls, took, max_bytes });
+            self.log.acquired(asked_bytes, held_before_bytes, held_bytes, pin_calls, took);
         }
         finished
     }

@@ -9,7 +9,7 @@ use crate::arena::Retention;
 use crate::backend::{HeapSource, HugeTlb, Region, Source, SourceError};
 use crate::engine::memory::{ArenaSettings, ArenaSupply, CalledSource};
 use crate::quota::Budget;
-use crate::report::{LogSampler, PoolLog};
+use crate::report::PoolLog;
 use crate::stats::EvictionReason;
 // In a model another thread may run before each call.
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
@@ -89,7 +89,7 @@ impl PoolView for NoBlocks {
 
 /// An arena over this source, with or without a limit.
 fn arena(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> ArenaSupply {
-    let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), ..PoolLog::new() };
+    let log = PoolLog { name: Some(name.to_owned()), ..PoolLog::default() };
     let (log, claim) = (Arc::new(log), Budget::new(max_bytes).empty_claim());
     let (hugetlb, retention) = (HugeTlb::Off, Retention::default());
     let config = ArenaSettings { may_grow: true, pin_threads: 1, hugetlb, retention };

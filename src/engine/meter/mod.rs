@@ -71,6 +71,11 @@ impl Times {
     }
 }
 
+/// `time` in ns.
+pub(super) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Counts of requests, and of buffers that are not idle.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -85,6 +90,8 @@ pub(crate) struct Counters {
     /// Returns that freed memory for a blocked request.
     pub(crate) made_room: Counter,
     pub(crate) quarantined_bytes: Counter,
+    /// Bytes of users that are pinned under the limit of the pool.
+    pub(crate) user_memory_bytes: Counter,
     pub(crate) timeouts: Counter,
     requested: Mutex<Requested>,
     /// How long requests waited.
@@ -141,6 +148,7 @@ impl Counters {
         stats.memory.pageable_buffers = pageable.saturating_sub(pageable_returns);
         stats.requests.adopted = self.adopted.get();
         stats.memory.quarantined_bytes += quarantined_bytes;
+        stats.memory.user_memory_bytes = self.user_memory_bytes.get();
         // Saturating: copies complete between the readings while other threads run. Exact at rest.
         stats.memory.in_use = stats.memory.buffers.saturating_sub(stats.memory.idle + stats.copies.in_flight);
         stats.memory.in_use_bytes =

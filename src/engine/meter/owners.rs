@@ -145,21 +145,19 @@ impl Tag {
         *self.recorded.get_or_init(|| name(&self.name))
     }
 
-    /// A buffer of `held_bytes`, allocated at `now_us` for a request of `asked_bytes`.
-    pub(crate) fn hold(self: &Arc<Self>, asked_bytes: u64, held_bytes: u64, now_us: u64) -> Holder {
+    /// A buffer of `held_bytes`, allocated at `now_us` for a request of `asked_bytes`; with its `stack` if it was sampled.
+    pub(crate) fn hold(
+        self: &Arc<Self>,
+        asked_bytes: u64,
+        held_bytes: u64,
+        now_us: u64,
+        stack: Option<Arc<CallStack>>,
+    ) -> Holder {
         let mut rows = self.rows.lock();
         let number = rows.last_key_value().map_or(0, |(last, _)| last + 1);
-        rows.insert(number, Row { asked_bytes, held_bytes, since_us: now_us, stack: None });
+        rows.insert(number, Row { asked_bytes, held_bytes, since_us: now_us, stack });
         drop(rows);
         Holder { tag: self.clone(), number }
-    }
-}
-
-impl Holder {
-    pub(crate) fn set_stack(&self, stack: Arc<CallStack>) {
-        if let Some(row) = self.tag.rows.lock().get_mut(&self.number) {
-            row.stack = Some(stack);
-        }
     }
 }
 
@@ -192,7 +190,7 @@ mod tests {
     fn a_row_lives_as_long_as_its_holder() {
         let owners = Owners::default();
         let tag = owners.tag("a").unwrap();
-        let holders: Vec<_> = (0..100).map(|n| tag.hold(10, 16, n * 1_000_000)).collect();
+        let holders: Vec<_> = (0..100).map(|n| tag.hold(10, 16, n * 1_000_000, None)).collect();
         let (all, buffers) = (owners.sums(100_000_000), owners.buffers(100_000_000));
         assert_eq!((all.len(), all[0].buffers, all[0].bytes, all[0].requested_bytes), (1, 100, 1600, 1000));
         assert_eq!(all[0].oldest, Some(buffers[0].age));

@@ -75,8 +75,8 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     /// A request has stopped waiting: it was served, or it fails.
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Self::Item>) -> crate::Result<Self::Item>;
 
-    /// The request that was served with `item` was dropped.
-    fn take_back(&self, item: Self::Item);
+    /// The request that was served with this item was dropped.
+    fn take_back(&self, _item: Self::Item) {}
 
     /// Longest sleep of the head, which joined or was last woken at `since`, for memory that returns without waking a request.
     fn patience(&self, since: Instant) -> Duration;

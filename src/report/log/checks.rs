@@ -11,28 +11,16 @@ use crate::policy::Check;
 ///
 /// All pools of a process share one, as in TensorFlow, unless
 /// [`PoolBuilder::unstable_log_sampler`](crate::PoolBuilder::unstable_log_sampler) sets another.
-#[derive(Debug, Clone)]
-pub struct LogSampler(Option<Arc<AtomicU64>>);
+#[derive(Debug, Clone, Default)]
+pub struct LogSampler(Arc<AtomicU64>);
 
 /// Not a lazy cell: a child forked while another thread initializes it would wait forever.
 static CHECKS_OF_PROCESS: AtomicU64 = AtomicU64::new(0);
 
 impl LogSampler {
-    /// The sampler that pools share by default.
-    pub(crate) fn process() -> Self {
-        Self(None)
-    }
-
     /// A new sampler, which selects the first check that it counts.
-    #[allow(clippy::new_without_default)] // A default would be `LogSampler::process()`.
     pub fn new() -> Self {
-        Self(Some(Arc::default()))
-    }
-
-    fn next_is_printed(&self, every: u64) -> bool {
-        let checks = self.0.as_deref().unwrap_or(&CHECKS_OF_PROCESS);
-        // Relaxed: checks are only counted.
-        checks.fetch_add(1, Ordering::Relaxed).is_multiple_of(every.max(1))
+        Self::default()
     }
 }
 
@@ -72,7 +60,10 @@ impl PoolLog {
     /// Prints a check if the sampler picks it, and calls the listener. TensorFlow's lines carry no name.
     #[track_caller]
     pub(crate) fn checked(&self, check: Check) {
-        let report = CheckReport { check, printed: self.log_sampler.next_is_printed(self.log_every) };
+        let checks = self.log_sampler.as_ref().map_or(&CHECKS_OF_PROCESS, |sampler| &*sampler.0);
+        // Relaxed: checks are only counted.
+        let printed = checks.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.log_every.max(1));
+        let report = CheckReport { check, printed };
         if report.printed && emit::is_wanted(log::Level::Info) {
             for line in report.to_string().lines() {
                 emit::line("pinpool::pool_size_limit", log::Level::Info, format_args!("{line}"));

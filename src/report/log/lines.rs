@@ -4,6 +4,7 @@
 //! the event. `bytes: u64 as Size` shows a value through a type or function. The comment of a row says what the line means and what
 //! to do; `docs/log-lines.md` is made from the comments.
 
+use std::fmt::Display;
 use std::io;
 use std::path::{self, Path};
 use std::time::Duration;
@@ -12,10 +13,11 @@ use log::Level::{self, Debug, Error, Info, Trace, Warn};
 use pinpool_observe::diagnosis::WindowDiagnosis;
 use pinpool_os::words::{Size, Time};
 
-use super::texts::{Growth, LimitText, Pair, StillOut, Totals, Usage};
+use super::texts::{still_out, totals, usage_by_state};
 use super::{PoolLog, emit};
 use crate::error::{self, SourceError};
-use crate::report::{Dump, Finding};
+use crate::report::dump::limit_text;
+use crate::report::{Dump, Finding, HeldBuffer};
 use crate::shared_limit::{Loss, describe_loss};
 use crate::stats::Stats;
 
@@ -66,10 +68,12 @@ lines! {
         maintain() when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}";
 
     /// Held memory has doubled, from 64 MiB on. To do: nothing if it stops.
-    Info(growth) grew(growth: &Growth) "{growth}";
+    Info(growth) grew(before: u64 as Size, held: u64 as Size, max: Option<u64> as limit_text, pins: u64, time: Duration as Time)
+        "held={before}->{held} max={max} pins={pins} time={time}";
 
     /// One request took memory from the system. To do: if many appear in steady state, see the diagnosis.
-    Debug(growth) acquired(growth: &Growth) "{growth:#}";
+    Debug(growth) acquired(request: u64, before: u64, held: u64, pins: u64, time: Duration as Time)
+        "request={request}B held={before}B->{held}B pins={pins} time={time}";
 
     /// A miss was served from held memory. To do: nothing.
     Trace(growth) carved(bytes: u64) "bytes={bytes}B";
@@ -90,10 +94,10 @@ lines! {
     Info(pool_size_limit) pool_size_limit_lowered(from: u64, to: u64) "no miss for five minutes, pool_size_limit={from}->{to}";
 
     /// `set_max_bytes` was called, or the limit of the cgroup changed (`auto`). To do: nothing.
-    Info(limit) limit_changed(from: Option<u64> as LimitText, to: Option<u64> as LimitText, why: &str) "max={from}->{to}: {why}";
+    Info(limit) limit_changed(from: Option<u64> as limit_text, to: Option<u64> as limit_text, why: &str) "max={from}->{to}: {why}";
 
     /// A partition was created. To do: nothing; if the pool's limit is lower, it applies.
-    Info(limit) partition(name: &str, max: Option<u64> as LimitText, pool: Option<u64> as LimitText) "name={name} max={max} pool_max={pool}";
+    Info(limit) partition(name: &str, max: Option<u64> as limit_text, pool: Option<u64> as limit_text) "name={name} max={max} pool_max={pool}";
 
     /// A request joins the wait queue. To do: nothing.
     Trace(wait) waiting(request: u64, rounded: u64) "request={request}B rounded={rounded}B";
@@ -103,18 +107,18 @@ lines! {
         "request={request}B time={time} served={is_served}";
 
     /// The pool is full, and a request waits for a return. To do: nothing if the consumer is always busy; else raise the limit.
-    Info(shortage) full(request: u64 as Size, why: &str, usage: &Stats as Usage)
+    Info(shortage) full(request: u64 as Size, why: &str, usage: &Stats as usage_by_state)
         "request={request} {usage}; waiting for a return: {why}";
 
     /// A request found no memory and does not wait. To do: follow the remedy in the line.
-    Warn(shortage) refused(request: u64 as Size, why: &str, usage: &Stats as Usage) "request={request} {usage}; {why}";
+    Warn(shortage) refused(request: u64 as Size, why: &str, usage: &Stats as usage_by_state) "request={request} {usage}; {why}";
 
     /// No request has waited for a second. To do: nothing.
     Info(shortage) shortage_ended(after: Duration as Time, requests: u64, waited: Duration as Time, pageable: u64)
         "lasted={after} requests={requests} waited={waited} pageable={pageable}";
 
     /// A request got pageable memory (the first, 10th, 100th). To do: raise the limit, or set `PINPOOL_ON_FULL=error`.
-    Warn(shortage) pageable(request: u64 as Size, nth: u64, held: u64 as Size, max: Option<u64> as LimitText)
+    Warn(shortage) pageable(request: u64 as Size, nth: u64, held: u64 as Size, max: Option<u64> as limit_text)
         "copies from this memory are slow and block their caller, request={request} count={nth} pageable={held} \
         max_pageable={max}";
 
@@ -143,7 +147,7 @@ lines! {
         "bytes={bytes}{node} huge={huge}";
 
     /// The limit has no room for the rest of the reserve; pinning continues once there is room. To do: follow the remedy in the line.
-    Warn(reserve) reserve_paused(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as LimitText)
+    Warn(reserve) reserve_paused(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as limit_text)
         "waiting for room in the limit, pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
 
     /// The backend refused the rest of the reserve; the pool continues without it. To do: fix the reason in the line, then call
@@ -155,11 +159,11 @@ lines! {
     Warn(reserve) huge_pages(lack: &SourceError) "too few; other pages are used: {lack}";
 
     /// The pool joined a shared limit (`PINPOOL_LEDGER`). To do: nothing.
-    Info(shared_limit) shared_limit_joined(name: &str, max: Option<u64> as LimitText, held: u64 as Size, others: usize)
+    Info(shared_limit) shared_limit_joined(name: &str, max: Option<u64> as limit_text, held: u64 as Size, others: usize)
         "name={name} max={max} held={held} other_pools={others}";
 
     /// The first process set another shared limit. To do: follow the remedy in the line.
-    Warn(shared_limit) shared_limit_differs(name: &str, max: Option<u64> as LimitText, ignored: u64 as Size)
+    Warn(shared_limit) shared_limit_differs(name: &str, max: Option<u64> as limit_text, ignored: u64 as Size)
         "the first process set another limit, name={name} max={max} ignored={ignored}; give all processes the same PINPOOL_MAX_BYTES";
 
     /// The pool could not join the shared limit and uses only its own. To do: fix the named reason.
@@ -239,12 +243,12 @@ lines! {
         "path={path} records={records} lost={lost}: {why}";
 
     /// The last handle of the pool was dropped. To do: nothing.
-    Info(pool) closed(stats: &Stats as Totals) "{stats}";
+    Info(pool) closed(stats: &Stats as totals) "{stats}";
 
     // No warning: a buffer that is a later field than its pool is dropped after it.
     /// The last handle was dropped, but buffers are still out; those with a tag or a sampled call stack are listed. To do: nothing if
     /// they are dropped soon; else find who holds them.
-    Info(pool) buffers_still_out(list: &StillOut<'_>) "memory stays allocated until these are dropped, {list}";
+    Info(pool) buffers_still_out(list: (&Stats, &[HeldBuffer]) as still_out) "memory stays allocated until these are dropped, {list}";
 
     /// Copies were in flight when the pool ended. To do: find the blocked stream.
     Error(copies) close_in_flight(copies: u64, bytes: u64 as Size, waited: Duration as Time) "a device may still use \
@@ -267,16 +271,21 @@ fn what_is_kept(keeps_all: bool) -> &'static str {
     if keeps_all { "; no memory of the pool is released meanwhile" } else { "" }
 }
 
-fn numa_node(node: Option<u32>) -> Pair<u32> {
-    Pair("numa_node", node)
+/// A key with its value; nothing without a value.
+fn pair(key: &str, value: Option<impl Display>) -> String {
+    value.map_or_else(String::new, |value| format!(" {key}={value}"))
 }
 
-fn stream_id(id: Option<u64>) -> Pair<u64> {
-    Pair("stream_id", id)
+fn numa_node(node: Option<u32>) -> String {
+    pair("numa_node", node)
 }
 
-fn time_left(left: Option<Duration>) -> Pair<Time> {
-    Pair("left", left.map(Time))
+fn stream_id(id: Option<u64>) -> String {
+    pair("stream_id", id)
+}
+
+fn time_left(left: Option<Duration>) -> String {
+    pair("left", left.map(Time))
 }
 
 fn measured(bytes: impl Fn() -> u64) -> Size {

@@ -11,7 +11,6 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::SourceError;
 use crate::report::{Finding, Severity};
 use pinpool_observe::record::Recorded;
 use pinpool_os::fork::OfProcess;
@@ -30,24 +29,21 @@ pub use checks::{CheckReport, LogSampler};
 #[cfg(all(test, not(pinpool_loom)))]
 pub(crate) use emit::captured;
 pub(crate) use emit::defer;
-pub(crate) use texts::{Growth, StillOut};
 
 /// The log of one pool. Displays as the start of its lines: `pool[NAME] `.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct PoolLog {
     pub(crate) name: Option<String>,
     /// Number of the pool within the process.
     pub(crate) number: u64,
-    pub(crate) log_sampler: LogSampler,
+    /// `None`: the sampler that all pools of the process share.
+    pub(crate) log_sampler: Option<LogSampler>,
+    /// One in this many checks is printed; 0 counts as 1.
     pub(crate) log_every: u64,
     pub(crate) listener: Option<Listener>,
 }
 
 impl PoolLog {
-    pub(crate) fn new() -> Self {
-        Self { name: None, number: 0, log_sampler: LogSampler::process(), log_every: 1, listener: None }
-    }
-
     /// A number for the next pool or partition of the process.
     pub(crate) fn next_number() -> u64 {
         static POOLS: AtomicU64 = AtomicU64::new(0);
@@ -67,22 +63,6 @@ impl fmt::Display for PoolLog {
 
 /// Lines that depend on the outcome.
 impl PoolLog {
-    /// Logs why there is no maintenance thread, if there is none.
-    #[track_caller]
-    pub(crate) fn thread_started(&self, started: io::Result<()>) {
-        if let Err(error) = started {
-            self.no_maintenance_thread(&error);
-        }
-    }
-
-    /// Logs why the arena could not release memory, if it could not.
-    #[track_caller]
-    pub(crate) fn release_error(&self, released: Result<(), SourceError>) {
-        if let Err(error) = released {
-            self.release_delayed(&error);
-        }
-    }
-
     /// Sizes began to vary (policy-R12), or recur again.
     #[track_caller]
     pub(crate) fn sizes_changed(&self, vary: Option<bool>) {

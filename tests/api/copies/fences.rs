@@ -126,7 +126,11 @@ fn a_fence_that_blocks_delays_neither_figures_nor_failing_gets_nor_other_streams
 
 #[test]
 fn the_end_of_a_pool_does_not_wait_for_a_thread_in_a_fence() {
-    let pool = builder().background_thread(true).unstable_close_wait(Duration::from_millis(50)).build().unwrap();
+    let pool = builder()
+        .background_thread(true)
+        .unstable_code(|code| code.close_wait = Some(Duration::from_millis(50)))
+        .build()
+        .unwrap();
     let door = Arc::new(Door::default());
     pool.get(MIB).unwrap().release_after(&waiting_at(&door)).unwrap();
     // The pool's own thread.

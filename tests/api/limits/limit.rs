@@ -87,7 +87,7 @@ fn stays_under_the_limit(counting: &Arc<CountingSource>, max_bytes: u64, reserve
         .idle_timeout(Duration::ZERO)
         .wait(Duration::from_micros(200))
         .on_full(on_full)
-        .unstable_pressure("/dev/null")
+        .unstable_code(|code| code.pressure = Some("/dev/null".into()))
         .build()
         .unwrap();
     if reserve > 0 {

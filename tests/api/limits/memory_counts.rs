@@ -44,8 +44,12 @@ fn memory_that_is_not_pinned_is_counted_and_stays_under_a_limit_of_its_own() {
 
 #[test]
 fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() {
-    let pool =
-        builder().max_bytes(1 << 20).on_full(OnFull::Pageable).unstable_close_wait(Duration::ZERO).build().unwrap();
+    let pool = builder()
+        .max_bytes(1 << 20)
+        .on_full(OnFull::Pageable)
+        .unstable_code(|code| code.close_wait = Some(Duration::ZERO))
+        .build()
+        .unwrap();
     let held = pool.get(MIB).unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     let gate = stream.hold();
@@ -133,7 +137,12 @@ fn a_refusal_names_the_bytes_that_are_lost() {
 
 #[test]
 fn a_lost_buffer_of_a_partition_stays_claimed_there_and_is_lost_to_its_pool() {
-    let pool = builder().backend(Backend::Heap).max_bytes(8 << 20).unstable_close_wait(Duration::ZERO).build().unwrap();
+    let pool = builder()
+        .backend(Backend::Heap)
+        .max_bytes(8 << 20)
+        .unstable_code(|code| code.close_wait = Some(Duration::ZERO))
+        .build()
+        .unwrap();
     let eval = pool.partition("eval", 1 << 20).unwrap();
     lose_one(&pool, &eval);
     assert_eq!((valid_stats(&pool).memory.quarantined, valid_stats(&pool).memory.quarantined_bytes), (1, 1 << 20));

@@ -31,7 +31,7 @@ fn builder(backend: Backend) -> PoolBuilder {
         .without_env()
         .backend(backend)
         .max_bytes(MAX_BYTES)
-        .unstable_pressure("/dev/null")
+        .unstable_code(|code| code.pressure = Some("/dev/null".into()))
         .wait(Duration::ZERO)
 }
 

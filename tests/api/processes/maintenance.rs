@@ -24,7 +24,7 @@ fn hasty(source: Arc<dyn Source>) -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::Source(source))
-        .unstable_pressure("/dev/null")
+        .unstable_code(|code| code.pressure = Some("/dev/null".into()))
         .setting("pool_size_limit", 0)
         .idle_timeout(Duration::from_millis(50))
 }
@@ -90,7 +90,10 @@ fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance()
     gate.wait_for(1);
 
     let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().backend(Backend::Heap).unstable_pressure("/dev/null");
+    let builder = Pool::builder()
+        .without_env()
+        .backend(Backend::Heap)
+        .unstable_code(|code| code.pressure = Some("/dev/null".into()));
     let other = builder.unstable_clock(clock.clone()).background_thread(true).build().unwrap();
     drop(other.get(4096).unwrap());
     clock.advance_us(20_000_000);

@@ -99,7 +99,8 @@ fn tasks_and_aligned_gets_carry_the_tag() {
 
 #[test]
 fn a_buffer_that_is_lost_is_nobodys() {
-    let pool = heap().unstable_close_wait(Duration::ZERO).background_thread(false).build().unwrap();
+    let pool =
+        heap().unstable_code(|code| code.close_wait = Some(Duration::ZERO)).background_thread(false).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     stream.fail();
     let _copy = pool.tagged("t").get(MIB).unwrap().copy_to(&stream, &mut device);

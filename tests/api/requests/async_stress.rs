@@ -14,7 +14,12 @@ fn pool(max_bytes: u64) -> Pool {
     let builder = Pool::builder()
         .without_env()
         .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))));
-    builder.max_bytes(max_bytes).wait(LONG).unstable_pressure("/dev/null").build().unwrap()
+    builder
+        .max_bytes(max_bytes)
+        .wait(LONG)
+        .unstable_code(|code| code.pressure = Some("/dev/null".into()))
+        .build()
+        .unwrap()
 }
 
 fn check_at_rest(pool: &Pool) {

@@ -71,7 +71,7 @@ fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
     let clock = ManualClock::default();
     let source = faulty(SimSource::new(1 << 40));
     let pool = over(source.clone(), 64 << 20)
-        .unstable_pressure(pressure.path())
+        .unstable_code(|code| code.pressure = Some(pressure.path()))
         .unstable_clock(clock.clone())
         .build()
         .unwrap();

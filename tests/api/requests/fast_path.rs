@@ -19,7 +19,11 @@ const LEN: usize = 5_000;
 const LONG: Duration = Duration::from_secs(3600);
 
 fn builder(preset: Preset) -> PoolBuilder {
-    Pool::builder().without_env().preset(preset).backend(Backend::Heap).unstable_pressure("/dev/null")
+    Pool::builder()
+        .without_env()
+        .preset(preset)
+        .backend(Backend::Heap)
+        .unstable_code(|code| code.pressure = Some("/dev/null".into()))
 }
 
 fn pool(preset: Preset) -> Pool {

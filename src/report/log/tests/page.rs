@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::emit::captured;
 use super::lines::COMMENTS;
 use super::*;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, SourceError};
 use crate::report::{Dump, FailedRequest, Refused, RefusedBy};
 use crate::shared_limit::Loss;
 use crate::stats::Stats;
@@ -19,21 +19,13 @@ const MIB: u64 = 1 << 20;
 
 /// Every line once.
 fn examples() -> Vec<captured::Line> {
-    let log = PoolLog { name: Some("loader".to_owned()), ..PoolLog::new() };
+    let log = PoolLog { name: Some("loader".to_owned()), ..PoolLog::default() };
     let path = Path::new("/tmp/t.gz");
     let mut usage = Stats::default();
     (usage.memory.held_bytes, usage.memory.in_use_bytes) = (24 * MIB, 24 * MIB);
     usage.limits.max_bytes = Some(24 * MIB);
     let facts = "preset=adaptive backend=mlock pinned=yes max=24.0MiB granule=128.0KiB thp=madvise numa_node=1 version=0.1.0 \
                  pid=18721; PINPOOL_MAX_BYTES=24MiB (builder) (skipped vmm, cuda: no GPU)";
-    let growth = Growth {
-        asked_bytes: 15_728_640,
-        held_before_bytes: 0,
-        held_bytes: 16 * MIB,
-        pin_calls: 1,
-        took: Duration::from_micros(36_100),
-        max_bytes: Some(24 * MIB),
-    };
     let diagnosed = |now: Snapshot| {
         let mut monitor = Monitor::default();
         monitor.add(10_000_000, now).expect("a window ends").clone()
@@ -81,6 +73,8 @@ fn examples() -> Vec<captured::Line> {
         Error::from(ErrorKind::Device { why: "cuEventQuery failed: unspecified launch failure (code 719)".to_owned() });
     let mut ended = Stats::default();
     (ended.requests.served, ended.requests.misses, ended.memory.peak_held_bytes) = (2, 2, 24 * MIB);
+    let mut still_out = Stats::default();
+    (still_out.memory.in_use, still_out.memory.in_use_bytes) = (1, MIB);
     let mut lines = Vec::new();
     let mut add = |call: &dyn Fn()| {
         let found = captured::lines_of(call);
@@ -104,8 +98,8 @@ fn examples() -> Vec<captured::Line> {
     });
     add(&|| log.setting("PINPOOL_NAME=x: unknown setting"));
     add(&|| log.no_maintenance_thread(&io::ErrorKind::WouldBlock.into()));
-    add(&|| log.grew(&growth));
-    add(&|| log.acquired(&growth));
+    add(&|| log.grew(0, 16 * MIB, Some(24 * MIB), 1, Duration::from_micros(36_100)));
+    add(&|| log.acquired(15_728_640, 0, 16 * MIB, 1, Duration::from_micros(36_100)));
     add(&|| log.carved(4096));
     add(&|| log.sizes_vary());
     add(&|| log.sizes_recur());
@@ -152,7 +146,7 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.trace_records_lost(path, 120, 3));
     add(&|| log.trace_incomplete(path, 120, 3, "no space left on device"));
     add(&|| log.closed(&ended));
-    add(&|| log.buffers_still_out(&StillOut { buffers: 1, bytes: MIB, tagged: &[] }));
+    add(&|| log.buffers_still_out((&still_out, &[])));
     add(&|| log.close_in_flight(1, 4096, Duration::from_secs(30)));
     add(&|| log.close_left_pinned(24 * MIB));
     add(&|| log.close_unreleased(24 * MIB, &refused));

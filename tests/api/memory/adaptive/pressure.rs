@@ -8,7 +8,8 @@ use crate::pressure_file::PressureFile;
 fn pressure_shortens_the_idle_timeout_and_severe_pressure_releases_all_idle_memory_until_it_ends() {
     listen();
     let file = PressureFile::new();
-    let (pool, clock) = with_manual_clock(over_virtual_memory().unstable_pressure(file.path()));
+    let (pool, clock) =
+        with_manual_clock(over_virtual_memory().unstable_code(|code| code.pressure = Some(file.path())));
     ten_idle_granules(&pool);
     file.write(20.0, 0.0);
     after_seconds(&clock, &pool, 10);
