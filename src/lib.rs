@@ -23,7 +23,7 @@
 //! | --- | --- |
 //! | [`Pool`] | requesting buffers |
 //! | [`PinnedBuf`] | filling and copying a buffer |
-//! | [`PoolBuilder`] | settings, each also a `PINPOOL_*` variable |
+//! | [`PoolBuilder`] | settings, nearly all also `PINPOOL_*` variables |
 //! | [`Backend`] | sources of memory |
 //! | [`Stats`], [`Pool::diagnose`] | what happened, and what to change |
 //! | the crate `pinpool-shared-buffers` | buffers that worker processes fill |

@@ -31,10 +31,10 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("fuzz", 8),
     ("python", 2103),
     ("src/arena", 1370),
-    ("src/backend", 1917),
+    ("src/backend", 1935),
     ("src/buffer", 634),
     ("src/config", 730),
-    ("src/copy", 1255),
+    ("src/copy", 1259),
     ("src/driver", 725),
     ("src/engine", 6826),
     ("src/error", 217),
@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 38617),
-    ("sum of code and tests", 78217),
+    ("tests", 38621),
+    ("sum of code and tests", 78243),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_805;
+const MARKDOWN_BYTES: usize = 116_825;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

@@ -302,6 +302,8 @@ fn the_default_stream_of_a_green_context_is_refused() {
     let mut buf = error.into_buf().expect("for another attempt");
     // SAFETY: as above.
     assert!(unsafe { buf.record_stream(ptr::null_mut()) }.unwrap_err().is_device());
+    // As torch names it: on the primary context's stream, the fence would complete at once.
+    assert!(default.on_device(0).record_fence().unwrap_err().is_device());
     drop(buf);
     pool.maintain();
     assert_eq!((pool.stats().memory.quarantined, pool.stats().memory.idle), (1, 0), "it is not known what uses it");

@@ -178,7 +178,7 @@ pp_status pp_set_log(pp_log_fn callback,
  *
  * With NULL or "" only the PINPOOL_* variables of the environment apply. Everything else has its default.
  *
- * May test the backends, else the first call that needs memory does, and may pin memory (`reserve=`), so it may take seconds.
+ * May take seconds: it pins the reserve and may test the backends (else the first call that needs memory does).
  * All pools of a process share one thread, which releases idle memory, unless `background_thread=0`.
  *
  * - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
@@ -357,8 +357,9 @@ pp_status pp_put(pp_pool *pool,
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
  *   pp_last_error.
  *
- * NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After PP_CAPTURING, and after PP_DEVICE and PP_INVALID_HANDLE
- * unless a second call succeeds, the end of the work is unknown, so the pool never reuses its memory.
+ * NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After
+ * PP_CAPTURING, and after PP_DEVICE and PP_INVALID_HANDLE unless a second call succeeds, the end of the work is unknown, so the
+ * pool never reuses its memory.
  */
 pp_status pp_put_after_stream(pp_pool *pool,
                               void *ptr,

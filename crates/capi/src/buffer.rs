@@ -237,8 +237,9 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
 ///   pp_last_error.
 ///
-/// NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After PP_CAPTURING, and after PP_DEVICE and PP_INVALID_HANDLE
-/// unless a second call succeeds, the end of the work is unknown, so the pool never reuses its memory.
+/// NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After
+/// PP_CAPTURING, and after PP_DEVICE and PP_INVALID_HANDLE unless a second call succeeds, the end of the work is unknown, so the
+/// pool never reuses its memory.
 ///
 /// # Safety
 ///

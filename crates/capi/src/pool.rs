@@ -24,7 +24,7 @@ use crate::status::pp_status;
 ///
 /// With NULL or "" only the PINPOOL_* variables of the environment apply. Everything else has its default.
 ///
-/// May test the backends, else the first call that needs memory does, and may pin memory (`reserve=`), so it may take seconds.
+/// May take seconds: it pins the reserve and may test the backends (else the first call that needs memory does).
 /// All pools of a process share one thread, which releases idle memory, unless `background_thread=0`.
 ///
 /// - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.

@@ -192,12 +192,12 @@ impl Buffers {
     #[cold]
     pub(crate) fn unknown(&self, address: usize, why: &Unknown) -> Failure {
         let why = match why {
-            Unknown::Returning => "another call is putting this buffer".to_owned(),
+            Unknown::Returning => "another call is returning this buffer".to_owned(),
             Unknown::Inside(start, len) => {
-                format!("inside the buffer at {start:#x} of {len} B; put that address, the buffer's first")
+                format!("inside the buffer at {start:#x} of {len} B; pass that address")
             }
-            Unknown::Nowhere if self.is_in_another_pool(address) => "a buffer of another pool; put it there".to_owned(),
-            Unknown::Nowhere => "not from this pool, or already put".to_owned(),
+            Unknown::Nowhere if self.is_in_another_pool(address) => "another pool's buffer; return it there".to_owned(),
+            Unknown::Nowhere => "not from this pool, or already returned".to_owned(),
         };
         Failure::new(pp_status::PP_UNKNOWN_POINTER, format!("{address:#x}: {why}"))
     }
@@ -234,7 +234,7 @@ pub(crate) fn open(opened: Opened, zero: bool) -> Result<*mut pp_pool, Failure> 
         Some((number, slot, slot.state.claim()?))
     });
     let Some((number, slot, generation)) = claimed else {
-        let text = format!("{POOLS_MAX} pools are open or have buffers in use: close one, and put its buffers");
+        let text = format!("{POOLS_MAX} pools are open or have buffers in use: close one, and return its buffers");
         return Err(Failure::new(pp_status::PP_TOO_MANY_POOLS, text));
     };
     slot.begin(generation, opened, zero);

@@ -10,7 +10,7 @@
 //! was idle. The next slow call unmaps it, at the latest when its addresses are needed.
 //!
 //! - **old-places-I1**: all addresses without a committed granule where something is mapped are in `runs`, each once.
-//! - **old-places-I2**: one thread at a time unmaps, and it removes a run once the run is unmapped.
+//! - **old-places-I2**: a run that a thread is unmapping is marked as taken, and no other thread touches it.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ops::Range;
@@ -18,7 +18,7 @@ use std::ops::Range;
 use super::table::{Granule, bytes_of};
 use crate::driver::code::Failed;
 use crate::driver::vmm as driver;
-use pinpool_os::sync::Mutex;
+use pinpool_os::sync::{Condvar, Mutex};
 
 /// Adjacent granules at addresses that they have left.
 #[derive(Debug)]
@@ -26,14 +26,22 @@ struct OldRun {
     start: u64,
     end: u64,
     granules: usize,
+    /// A thread is unmapping it.
+    is_taken: bool,
+}
+
+impl OldRun {
+    fn touches(&self, addresses: &Range<u64>) -> bool {
+        self.start < addresses.end && addresses.start < self.end
+    }
 }
 
 /// The old places of the granules of one source.
 #[derive(Debug, Default)]
 pub(super) struct OldPlaces {
     runs: Mutex<Vec<OldRun>>,
-    /// Held by the thread that unmaps.
-    unmapping: Mutex<()>,
+    /// Notified when a thread has ended its call for a run.
+    ended: Condvar,
 }
 
 impl OldPlaces {
@@ -41,7 +49,7 @@ impl OldPlaces {
     pub(super) fn add(&self, start: u64, granules: &[Granule]) {
         if !granules.is_empty() {
             let end = start + bytes_of(granules) as u64;
-            self.runs.lock().push(OldRun { start, end, granules: granules.len() });
+            self.runs.lock().push(OldRun { start, end, granules: granules.len(), is_taken: false });
         }
     }
 
@@ -50,31 +58,43 @@ impl OldPlaces {
         self.runs.lock().iter().map(|run| run.granules).sum()
     }
 
-    /// Unmaps what is mapped in `addresses`, adjacent granules in one call. Waits for another thread that unmaps if something is.
+    /// Unmaps what is mapped in `addresses`, adjacent granules in one call. Waits for threads that do the same.
     /// After a refusal the rest stays mapped, for the next call.
     pub(super) fn unmap(&self, addresses: &Range<u64>) -> Result<(), Failed> {
-        while self.adjacent_in(addresses).is_some() {
-            let _unmapping = self.unmapping.lock();
-            let Some(Range { start, end }) = self.adjacent_in(addresses) else { break };
-            let bytes = usize::try_from(end - start).unwrap_or(usize::MAX);
-            // SAFETY: whole granules that are mapped there (old-places-I1), unused, and unmapped by no other thread
-            // (old-places-I2).
-            unsafe { driver::unmap(start, bytes) }?;
-            self.runs.lock().retain(|run| run.end <= start || end <= run.start);
+        let mut runs = self.runs.lock();
+        loop {
+            if let Some(taken) = take(&mut runs, addresses) {
+                drop(runs);
+                let bytes = usize::try_from(taken.end - taken.start).unwrap_or(usize::MAX);
+                // SAFETY: whole granules that are mapped there (old-places-I1), unused, and unmapped by no other thread
+                // (old-places-I2).
+                let unmapped = unsafe { driver::unmap(taken.start, bytes) };
+                runs = self.runs.lock();
+                runs.retain_mut(|run| {
+                    let was_taken = run.touches(&taken);
+                    run.is_taken &= !was_taken;
+                    !was_taken || unmapped.is_err()
+                });
+                self.ended.notify_all();
+                unmapped?;
+            } else if runs.iter().any(|run| run.touches(addresses)) {
+                runs = self.ended.wait(runs);
+            } else {
+                return Ok(());
+            }
         }
-        Ok(())
     }
+}
 
-    /// The addresses of a run that touches `addresses`, and of those that adjoin it.
-    fn adjacent_in(&self, addresses: &Range<u64>) -> Option<Range<u64>> {
-        let runs = self.runs.lock();
-        let first = runs.iter().find(|run| run.start < addresses.end && addresses.start < run.end)?;
-        let mut all = first.start..first.end;
-        while let Some(next) = runs.iter().find(|run| run.end == all.start || run.start == all.end) {
-            all = all.start.min(next.start)..all.end.max(next.end);
-        }
-        Some(all)
+/// Takes a run that touches `addresses`, and those that adjoin it. Returns their addresses.
+fn take(runs: &mut [OldRun], addresses: &Range<u64>) -> Option<Range<u64>> {
+    let first = runs.iter().find(|run| !run.is_taken && run.touches(addresses))?;
+    let mut all = first.start..first.end;
+    while let Some(run) = runs.iter().find(|run| !run.is_taken && (run.end == all.start || run.start == all.end)) {
+        all = all.start.min(run.start)..all.end.max(run.end);
     }
+    runs.iter_mut().filter(|run| run.touches(&all)).for_each(|run| run.is_taken = true);
+    Some(all)
 }
 
 #[cfg(all(test, not(pinpool_loom)))]
@@ -85,11 +105,14 @@ mod tests {
     fn adjacent_runs_are_taken_together_and_others_are_not() {
         let places = OldPlaces::default();
         for (start, end, granules) in [(4, 6, 1), (0, 2, 2), (8, 9, 1), (2, 4, 1)] {
-            places.runs.lock().push(OldRun { start, end, granules });
+            places.runs.lock().push(OldRun { start, end, granules, is_taken: false });
         }
-        assert_eq!(places.granules(), 5);
-        assert_eq!(places.adjacent_in(&(2..3)), Some(0..6));
-        assert_eq!(places.adjacent_in(&(8..20)), Some(8..9));
-        assert_eq!(places.adjacent_in(&(6..8)), None);
+        let mut runs = places.runs.lock();
+        assert_eq!(take(&mut runs, &(6..8)), None);
+        assert_eq!(take(&mut runs, &(2..3)), Some(0..6));
+        assert_eq!(take(&mut runs, &(0..6)), None, "another thread has it");
+        assert_eq!(take(&mut runs, &(4..20)), Some(8..9));
+        drop(runs);
+        assert_eq!(places.granules(), 5, "what is being unmapped is still mapped");
     }
 }

@@ -57,7 +57,8 @@ impl RawStream {
         Self { handle: handle.cast(), device: None }
     }
 
-    /// The GPU with this ordinal, for the default stream of its primary context, whatever context is current.
+    /// The GPU with this ordinal, for the default stream of its primary context, whatever context is current. If that is a green
+    /// context of the GPU, the calls are refused.
     #[must_use]
     pub fn on_device(self, ordinal: u32) -> Self {
         Self { device: Some(ordinal), ..self }
@@ -72,10 +73,16 @@ impl RawStream {
         unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|Failed { code, .. }| code.is_of_capture())
     }
 
-    /// Makes the primary context of the selected GPU current for a default stream.
+    /// Makes the primary context of the selected GPU current for a default stream, unless a green context of it is current, whose
+    /// default stream [`context_of`] refuses.
     fn enter(self) -> Result<Option<CurrentContext>> {
         let Some(ordinal) = self.device.filter(|_| is_default(self.handle.addr())) else { return Ok(None) };
         require_driver()?;
+        let is_current = calls::current_device().is_ok_and(|current| i64::from(current) == i64::from(ordinal));
+        // SAFETY: a default stream of the current context, if there is one.
+        if is_current && unsafe { calls::stream_context(self.handle) }.is_ok_and(|(_, green)| !green.is_null()) {
+            return Ok(None);
+        }
         let entered = Device::find(ordinal).and_then(|device| device.enter());
         let refused = |error: SourceError| Error::from(ErrorKind::Handle { why: error.to_string() });
         entered.map(|(context, _relaxed)| Some(context)).map_err(refused)

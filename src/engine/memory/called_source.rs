@@ -147,7 +147,7 @@ impl CalledSource {
         let (memory, begun) = (self.memory().map_err(RemapError::Kept)?, Instant::now());
         // SAFETY: the caller's promise.
         let moved = caught(|| unsafe { memory.remap(range, from, to) });
-        // Granules may have lost their memory on the way to a panic. As lost ones they are used no more.
+        // Granules may have lost their memory on the way to a panic. As lost ones they are not used again.
         let moved = moved.unwrap_or_else(|| Err(RemapError::Lost(panicked("remap"))));
         let took = begun.elapsed();
         calls.remap.record(from.iter().map(|piece| piece.bytes as u64).sum(), took, moved.is_ok());

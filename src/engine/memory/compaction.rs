@@ -33,7 +33,7 @@ impl ArenaSupply {
         self.lacks_hole.load(Ordering::Relaxed)
     }
 
-    /// Sizes that varied long enough ago do so no more at `now_us`.
+    /// Sizes that varied long enough ago no longer vary at `now_us`.
     pub(in crate::engine) fn refresh_demand(&self, now_us: u64) {
         if self.is_varied() {
             let changed = self.record_demand(&self.books(), now_us);

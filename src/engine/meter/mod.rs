@@ -172,7 +172,7 @@ impl Lifetime {
         self.blocks.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A block exists no more.
+    /// Counts a block that no longer exists.
     pub(crate) fn remove_block(&self) {
         // AcqRel: lifetime-I1.
         self.blocks.fetch_sub(1, Ordering::AcqRel);

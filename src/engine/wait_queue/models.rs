@@ -280,7 +280,7 @@ fn loom_a_late_task_before_a_waiter_passes_the_queue_on() {
     });
 }
 
-/// The task is at the head of the queue and is polled no more: the return finds it late. Fails if that put does not clear
+/// The task is at the head of the queue and is no longer polled: the return finds it late. Fails if that return does not clear
 /// the slow-path flag.
 #[test]
 fn loom_a_return_that_finds_only_a_late_task_leaves_the_slow_path_flag_clear() {

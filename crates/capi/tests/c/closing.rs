@@ -17,7 +17,7 @@ fn buffers_that_are_out_stay_valid_and_are_put_after_the_close() {
     bytes(first, 1 << 20).fill(1);
     put(pool, first).unwrap();
     let again = put(pool, first).unwrap_err();
-    assert!(again.0 == pp_status::PP_UNKNOWN_POINTER && again.1.contains("already put"), "{again:?}");
+    assert!(again.0 == pp_status::PP_UNKNOWN_POINTER && again.1.contains("already returned"), "{again:?}");
     bytes(second, 4096).fill(2);
     put(pool, second).unwrap();
     let after = put(pool, second).unwrap_err();

@@ -19,16 +19,16 @@ fn addresses_from_elsewhere_are_named() {
     let (pool, other) = (open(HEAP), open(HEAP));
     let mut local = 0_u8;
     let unknown = pp_status::PP_UNKNOWN_POINTER;
-    refused(pp_put(pool.0, (&raw mut local).cast()), unknown, "not from this pool, or already put");
+    refused(pp_put(pool.0, (&raw mut local).cast()), unknown, "not from this pool, or already returned");
     let held = get(pool, 5000).unwrap();
     let inside = held.0.wrapping_byte_add(64);
     let name = format!("{:#x}: inside the buffer at {:#x} of 5000 B", inside.addr(), held.0.addr());
     refused(pp_put(pool.0, inside), unknown, &name);
-    refused(pp_put(other.0, held.0), unknown, "a buffer of another pool");
+    refused(pp_put(other.0, held.0), unknown, "another pool's buffer");
     // SAFETY: no stream is checked before the buffer is.
     refused(unsafe { pp_put_after_stream(pool.0, inside, ptr::null_mut()) }, unknown, &name);
     // SAFETY: as above.
-    refused(unsafe { pp_put_after_event(other.0, held.0, ptr::null_mut()) }, unknown, "a buffer of another pool");
+    refused(unsafe { pp_put_after_event(other.0, held.0, ptr::null_mut()) }, unknown, "another pool's buffer");
     put(pool, held).unwrap();
     close(pool);
     close(other);

@@ -48,10 +48,10 @@ int main(void)
     EXPECT(pp_get(pool, 100000, &ptr), PP_OK, NULL);
     memset(ptr, 1, 100000);
     EXPECT(pp_put(pool, (char *)ptr + 1), PP_UNKNOWN_POINTER, "inside the buffer");
-    EXPECT(pp_put(pool, &local), PP_UNKNOWN_POINTER, "not from this pool, or already put");
+    EXPECT(pp_put(pool, &local), PP_UNKNOWN_POINTER, "not from this pool, or already returned");
     EXPECT(pp_put(other, ptr), PP_UNKNOWN_POINTER, "of another pool");
     EXPECT(pp_put(pool, ptr), PP_OK, NULL);
-    EXPECT(pp_put(pool, ptr), PP_UNKNOWN_POINTER, "not from this pool, or already put");
+    EXPECT(pp_put(pool, ptr), PP_UNKNOWN_POINTER, "not from this pool, or already returned");
     EXPECT(pp_get(pool, 100000, &again), PP_OK, NULL);
     if (again != ptr)
         return 3;
