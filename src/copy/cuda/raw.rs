@@ -73,8 +73,8 @@ impl RawStream {
         unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|Failed { code, .. }| code.is_of_capture())
     }
 
-    /// Makes the primary context of the selected GPU current for a default stream, unless a green context of it is current, whose
-    /// default stream [`context_of`] refuses.
+    /// Makes the primary context of the selected GPU current for a default stream, unless a green context of it is current:
+    /// [`context_of`] refuses the default stream of that.
     fn enter(self) -> Result<Option<CurrentContext>> {
         let Some(ordinal) = self.device.filter(|_| is_default(self.handle.addr())) else { return Ok(None) };
         require_driver()?;

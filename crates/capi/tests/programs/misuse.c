@@ -49,7 +49,7 @@ int main(void)
     memset(ptr, 1, 100000);
     EXPECT(pp_put(pool, (char *)ptr + 1), PP_UNKNOWN_POINTER, "inside the buffer");
     EXPECT(pp_put(pool, &local), PP_UNKNOWN_POINTER, "not from this pool, or already returned");
-    EXPECT(pp_put(other, ptr), PP_UNKNOWN_POINTER, "of another pool");
+    EXPECT(pp_put(other, ptr), PP_UNKNOWN_POINTER, "another pool's buffer");
     EXPECT(pp_put(pool, ptr), PP_OK, NULL);
     EXPECT(pp_put(pool, ptr), PP_UNKNOWN_POINTER, "not from this pool, or already returned");
     EXPECT(pp_get(pool, 100000, &again), PP_OK, NULL);
