@@ -321,7 +321,7 @@ fn what_the_driver_refuses_is_not_blamed_on_the_limit() {
             assert_eq!((why.cause.name(), why.is_alarm), ("memory_refused", true), "{why}");
             let text = why.to_string();
             assert!(!text.contains("export ") && !text.contains("raise PINPOOL_MAX_BYTES"), "{text}");
-            assert!(error.report().contains(why.advice.as_deref().unwrap()), "{}", error.report());
+            assert!(error.report().contains(why.remedy.as_deref().unwrap()), "{}", error.report());
             driver.reset();
         }
     });

@@ -120,8 +120,8 @@ fn is_short(shortage: &Shortage<'_>) -> bool {
 }
 
 impl LikelyCause {
-    fn new(found: impl Into<String>, change: impl Into<String>) -> Self {
-        Self { found: found.into(), change: change.into() }
+    fn new(found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { found: found.into(), remedy: remedy.into() }
     }
 }
 
@@ -208,12 +208,12 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     if in_flight_bytes > 0 && in_flight_bytes >= held_bytes / 2 {
         let oldest = oldest_copy
             .map_or_else(String::new, |(age, stream)| format!(", the oldest for {} on stream_id={stream}", Time(age)));
-        let change = match oldest_copy {
+        let remedy = match oldest_copy {
             Some((age, _)) if age >= STUCK_AFTER => "find what blocks the stream; no pool setting helps".to_owned(),
             _ => format!("find what slows the stream, or raise {limit}"),
         };
         let found = format!("copies do not complete, or complete slowly: most memory is in flight{oldest}");
-        return LikelyCause::new(found, change);
+        return LikelyCause::new(found, remedy);
     }
     if shortage.unused_bytes() > in_use_bytes {
         return LikelyCause::new(
@@ -231,10 +231,10 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
         );
     }
     // A diagnosis over minutes is better than the state of one moment.
-    if let Some(WindowDiagnosis { cause: Cause::Leak | Cause::SlowConsumer, found, advice: Some(advice), .. }) =
+    if let Some(WindowDiagnosis { cause: Cause::Leak | Cause::SlowConsumer, found, remedy: Some(remedy), .. }) =
         shortage.diagnosis
     {
-        return LikelyCause::new(found, advice);
+        return LikelyCause::new(found, remedy);
     }
     let oldest = shortage.holders.iter().filter_map(|(holder, _)| Some((holder.oldest?, &holder.tag))).max();
     let oldest = oldest.map_or_else(
@@ -277,8 +277,8 @@ mod tests {
     #[test]
     fn a_request_above_all_memory_is_not_blamed_on_other_programs() {
         let host = Host { total_bytes: 8 * GIB, available_bytes: GIB, origin: "machine".to_owned(), is_group: false };
-        assert_eq!(of_full_memory(&host, 9 * GIB).change, "request a smaller buffer");
-        assert!(of_full_memory(&host, 2 * GIB).change.contains("other programs"));
+        assert_eq!(of_full_memory(&host, 9 * GIB).remedy, "request a smaller buffer");
+        assert!(of_full_memory(&host, 2 * GIB).remedy.contains("other programs"));
     }
 
     fn free_host() -> Host {
@@ -316,9 +316,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn says(shortage: &Shortage<'_>, found: &str, change: &str) {
+    fn says(shortage: &Shortage<'_>, found: &str, remedy: &str) {
         let cause = likely_cause(shortage).unwrap();
-        assert!(cause.found.contains(found) && cause.change.contains(change), "{cause:?}");
+        assert!(cause.found.contains(found) && cause.remedy.contains(remedy), "{cause:?}");
     }
 
     #[test]
@@ -387,7 +387,7 @@ mod tests {
         says(&full(&host, &in_one_call), "the driver cannot pin this much in one call", "request a smaller buffer");
         let reserve = Shortage { is_reserve: true, ..full(&host, &in_one_call) };
         says(&reserve, "in one call", "lower PINPOOL_RESERVE");
-        assert!(!likely_cause(&reserve).unwrap().change.contains("RLIMIT_MEMLOCK"));
+        assert!(!likely_cause(&reserve).unwrap().remedy.contains("RLIMIT_MEMLOCK"));
         let too_large = by_limit(false);
         says(&full(&host, &too_large), "the request alone exceeds PINPOOL_MAX_BYTES", "request a smaller buffer");
     }
