@@ -62,6 +62,29 @@ fn a_reserve_of_granules_never_passes_the_limit() {
 }
 
 #[test]
+fn a_limit_below_the_reserve_evicts_nothing_that_is_not_released() {
+    // Made while the pool is in use, a reserve consists of granules, which a lower limit takes.
+    for is_in_granules in [false, true] {
+        let driver = MockDriver::load();
+        let builder = builder(Backend::Vmm).max_bytes(16 << 20).reserve(12 << 20).background_thread(false);
+        let pool = builder.setting("reserve_wait", !is_in_granules).build().unwrap();
+        drop(pool.get(1 << 20).unwrap());
+        (0..100).for_each(|_| pool.maintain());
+        drop([(); 4].map(|()| pool.get(1 << 20).unwrap()));
+        driver.fail_from("cuMemUnmap", 1, Code::OUT_OF_MEMORY);
+        pool.set_max_bytes(8 << 20).unwrap();
+        let memory = || {
+            let memory = pool.stats().memory;
+            (memory.evictions.total(), memory.idle_bytes, memory.held_bytes)
+        };
+        assert_eq!(memory(), (0, 4 << 20, 12 << 20));
+        driver.reset_scripts();
+        pool.maintain();
+        assert_eq!(memory(), (0, 4 << 20, if is_in_granules { 8 << 20 } else { 12 << 20 }));
+    }
+}
+
+#[test]
 fn a_long_reserve_is_registered_in_slices() {
     for backend in [Backend::Register, Backend::Vmm] {
         let driver = MockDriver::load();
