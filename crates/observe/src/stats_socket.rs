@@ -21,10 +21,11 @@ use std::sync::Weak;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pinpool_os::exit::call_at_exit;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::local_socket::{self, LocalSocket, check_peer};
 use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicBool, Ordering};
+use pinpool_os::sync::process::AtomicBool;
 use pinpool_os::threads;
 
 /// Time between two lines.
@@ -98,7 +99,8 @@ pub fn serve(path: &Path, pool: Weak<dyn StatisticsSource>) -> io::Result<Served
         Some(known) => known.pools.push(pool),
         None => {
             let socket = LocalSocket::listen(path)?;
-            remove_at_exit();
+            static REGISTERED: AtomicBool = AtomicBool::new(false);
+            call_at_exit(&REGISTERED, remove_files);
             if !serving.is_running {
                 threads::spawn(c"pinpool-stats", run)?;
                 serving.is_running = true;
@@ -129,19 +131,10 @@ impl Drop for ServedPool {
 }
 
 /// The end of the process removes the files of pools that have not ended.
-#[allow(unsafe_code)]
-fn remove_at_exit() {
-    static REGISTERED: AtomicBool = AtomicBool::new(false);
-    extern "C" fn remove() {
-        // A forked child that serves nothing has no list.
-        if let Some(serving) = SERVING.get_if_made() {
-            serving.lock().sockets.iter().for_each(|served| served.socket.remove_file());
-        }
-    }
-    // A forked child inherits the handlers of its parent.
-    if !REGISTERED.swap(true, Ordering::Relaxed) {
-        // SAFETY: the handler does not unwind. If it cannot be registered for lack of memory, files stay behind.
-        unsafe { libc::atexit(remove) };
+extern "C" fn remove_files() {
+    // A forked child that serves nothing has no list.
+    if let Some(serving) = SERVING.get_if_made() {
+        serving.lock().sockets.iter().for_each(|served| served.socket.remove_file());
     }
 }
 
@@ -210,7 +203,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use pinpool_os::sync::process::AtomicU64;
+    use pinpool_os::sync::process::{AtomicU64, Ordering};
 
     /// Counts the reads.
     struct Counted {

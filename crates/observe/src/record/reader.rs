@@ -164,10 +164,7 @@ impl Recording {
             }
             Item::Pool(pool) => self.pools.push(pool),
             Item::Tag(number, name) => self.tags.push((number, name)),
-            Item::Stack(number, frames) => {
-                let frames = frames.into_iter().map(|(name, file, line)| Frame { name, file, line });
-                self.stacks.insert(number, frames.collect());
-            }
+            Item::Stack(number, frames) => _ = self.stacks.insert(number, frames),
             Item::Snapshot(taken) => self.snapshots.push(taken),
         }
         if self.records.len() + self.snapshots.len() > RECORDS_MAX {
