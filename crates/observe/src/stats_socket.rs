@@ -66,8 +66,7 @@ struct Served {
 #[derive(Debug)]
 pub struct ServedPool {
     path: PathBuf,
-    /// Address of the pool.
-    pool: usize,
+    pool: Weak<dyn StatisticsSource>,
 }
 
 /// The socket of a process that was started with `PINPOOL_SOCKET=1`: in `$XDG_RUNTIME_DIR`, else in `/tmp`.
@@ -94,9 +93,9 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
 ///
 /// If the socket cannot be created, another process serves it, or no thread can be started.
 pub fn serve(path: &Path, pool: Weak<dyn StatisticsSource>) -> io::Result<ServedPool> {
-    let (mut serving, address) = (SERVING.get().lock(), address_of(&pool));
+    let mut serving = SERVING.get().lock();
     match serving.sockets.iter_mut().find(|served| served.path == path) {
-        Some(known) => known.pools.push(pool),
+        Some(known) => known.pools.push(pool.clone()),
         None => {
             let socket = LocalSocket::listen(path)?;
             static REGISTERED: AtomicBool = AtomicBool::new(false);
@@ -106,14 +105,10 @@ pub fn serve(path: &Path, pool: Weak<dyn StatisticsSource>) -> io::Result<Served
                 serving.is_running = true;
             }
             let (path, readers) = (path.to_owned(), VecDeque::new());
-            serving.sockets.push(Served { path, socket, pools: vec![pool], readers });
+            serving.sockets.push(Served { path, socket, pools: vec![pool.clone()], readers });
         }
     }
-    Ok(ServedPool { path: path.to_owned(), pool: address })
-}
-
-fn address_of(pool: &Weak<dyn StatisticsSource>) -> usize {
-    pool.as_ptr().cast::<()>().addr()
+    Ok(ServedPool { path: path.to_owned(), pool })
 }
 
 impl Drop for ServedPool {
@@ -122,7 +117,7 @@ impl Drop for ServedPool {
         let Some(serving) = SERVING.get_if_made() else { return };
         let mut serving = serving.lock();
         let Some(at) = serving.sockets.iter().position(|served| served.path == self.path) else { return };
-        serving.sockets[at].pools.retain(|pool| address_of(pool) != self.pool);
+        serving.sockets[at].pools.retain(|pool| !pool.ptr_eq(&self.pool));
         if serving.sockets[at].pools.is_empty() {
             // Under the lock, so that a new pool opens its socket afterwards.
             serving.sockets.swap_remove(at);

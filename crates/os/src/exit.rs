@@ -1,4 +1,4 @@
-//! Handlers for the exit of the process.
+//! Process exit handlers.
 #![allow(unsafe_code)] // Registers them.
 
 use crate::sync::process::{AtomicBool, Ordering};

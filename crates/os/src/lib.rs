@@ -3,7 +3,7 @@
 //! | module | owns |
 //! | --- | --- |
 //! | [`sync`] | atomics, cells and locks that a model checker can replace, and that a child of `fork` can use |
-//! | [`exit`] | handlers for the exit of the process |
+//! | [`exit`] | process exit handlers |
 //! | [`fork`] | fork detection, and values that each process has separately |
 //! | [`threads`] | threads that leave no process-wide lock locked in a forked child |
 //! | [`clock`] | the monotonic clock |

@@ -11,8 +11,8 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::event::{Event, PoolDescription, Record};
 use super::format::{BLOCK_BYTES_MAX, FRAME_BYTES, HEAD_BYTES, Item, MAGIC, TimedSnapshot, VERSION};
+use crate::record::{Event, PoolDescription, Record};
 use pinpool_os::call_stack::Frame;
 
 /// Most bytes of a recording, decompressed.

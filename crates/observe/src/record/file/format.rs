@@ -9,8 +9,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::event::{PoolDescription, Record};
 use crate::diagnosis::Snapshot;
+use crate::record::{PoolDescription, Record};
 use pinpool_os::call_stack::Frame;
 
 /// The first bytes of a recording.

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
 
-use super::event::{Event, Record};
+use super::Unrecorded;
 use super::format::{Item, head};
 use super::open::open;
 use super::output::Output;
-use super::{Recorded, Unrecorded};
+use crate::record::{Event, Record, Recorded};
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::exit::call_at_exit;
 use pinpool_os::file_id::FileId;
