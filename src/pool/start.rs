@@ -118,13 +118,13 @@ impl PoolStart {
 
     #[cfg(not(feature = "observe"))]
     #[allow(clippy::unused_self, clippy::unnecessary_wraps)] // As with the feature.
-    fn recorder(&self, _: &Config, _: &dyn Source) -> Result<Option<Arc<Recorder>>> {
+    fn recorder(&self, _: &Config, _: &dyn Source) -> Result<Option<Arc<dyn Recorder>>> {
         Ok(None)
     }
 
     /// The recorder, if `PINPOOL_TRACE` is set.
     #[cfg(feature = "observe")]
-    fn recorder(&self, config: &Config, source: &dyn Source) -> Result<Option<Arc<Recorder>>> {
+    fn recorder(&self, config: &Config, source: &dyn Source) -> Result<Option<Arc<dyn Recorder>>> {
         let log = &self.log;
         let Some(path) = &config.trace else { return Ok(None) };
         let pinned = if source.is_pinned() { "yes" } else { "no" };
