@@ -27,7 +27,6 @@
 //! - maint-I1: no wake-up is lost. The thread publishes its pace before it checks a last time what the pools need; a caller changes
 //!   what its pool needs before it reads the pace. Both have a full barrier in between.
 //! - maint-I2: once the process has begun to exit, the thread makes no call.
-#![allow(unsafe_code)] // A handler for the exit of the process.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -37,6 +36,7 @@ use std::task::Waker;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use pinpool_os::exit::call_at_exit;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::{Condvar, Mutex};
 use pinpool_os::sync::process::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -418,19 +418,7 @@ fn stop_at_exit(calls_driver: bool) {
             thread.stop();
         }
     }
-    let is_registered = &IS_REGISTERED[usize::from(calls_driver)];
-    // Relaxed: two registrations do no harm. No `Once`: a child of `fork` would wait for a thread that it does not have.
-    if !is_registered.load(Ordering::Relaxed) {
-        is_registered.store(true, Ordering::Relaxed);
-        // SAFETY: the handler stays loaded as long as the process runs, takes no lock and does not unwind. If it cannot be
-        // registered for lack of memory, the thread runs until the process ends.
-        #[cfg(not(miri))]
-        unsafe {
-            libc::atexit(stop)
-        };
-        #[cfg(miri)]
-        let _ = stop;
-    }
+    call_at_exit(&IS_REGISTERED[usize::from(calls_driver)], stop);
 }
 
 #[cfg(all(test, not(pinpool_loom), not(miri)))]

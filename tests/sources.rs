@@ -17,13 +17,13 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("benches", 185),
     ("crates/bench", 1496),
     ("crates/capi", 1179),
-    ("crates/cli", 5280),
+    ("crates/cli", 5275),
     ("crates/loader", 2400),
     ("crates/metrics", 363),
-    ("crates/observe", 2139),
-    ("crates/os", 1342),
+    ("crates/observe", 2122),
+    ("crates/os", 1351),
     ("crates/preload", 1407),
-    ("crates/replay", 1421),
+    ("crates/replay", 1384),
     ("crates/shared_buffers", 1049),
     ("crates/shared_limit", 900),
     ("crates/testing", 658),
@@ -33,28 +33,28 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/arena", 1370),
     ("src/backend", 1934),
     ("src/buffer", 635),
-    ("src/config", 730),
+    ("src/config", 731),
     ("src/copy", 1259),
     ("src/driver", 725),
-    ("src/engine", 6830),
+    ("src/engine", 6820),
     ("src/error", 217),
     ("src/in_flight", 536),
     ("src/lib", 49),
-    ("src/maintenance_thread", 288),
+    ("src/maintenance_thread", 279),
     ("src/policy", 78),
     ("src/pool", 930),
     ("src/quota", 385),
-    ("src/report", 667),
+    ("src/report", 668),
     ("src/shared_limit", 21),
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 38641),
-    ("sum of code and tests", 78268),
+    ("tests", 38631),
+    ("sum of code and tests", 78191),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_823;
+const MARKDOWN_BYTES: usize = 116_813;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

@@ -17,10 +17,11 @@ use std::time::Duration;
 
 use crate::stats::{MemoryStats, Stats};
 
-pub(crate) use pinpool_observe::diagnosis::shortage::{Host, Refused, RefusedBy};
+pub(crate) use pinpool_observe::diagnosis::shortage::{Refused, RefusedBy};
 use pinpool_observe::diagnosis::shortage::{Shortage, likely_cause};
 use pinpool_observe::diagnosis::{AGED, Holder, LikelyCause, WindowDiagnosis};
 use pinpool_os::call_stack::CallStack;
+use pinpool_os::host::HostMemory;
 use pinpool_os::words::{Size, Time};
 
 /// Owners that are listed one by one.
@@ -131,7 +132,7 @@ pub struct Dump {
     /// The largest first.
     pub(crate) owners: Vec<Owner>,
     pub(crate) longest_free_bytes: u64,
-    pub(crate) host: Option<Host>,
+    pub(crate) host: Option<HostMemory>,
     pub(crate) request: Option<FailedRequest>,
     /// The limit to raise for more.
     pub(crate) limit: &'static str,
@@ -207,7 +208,7 @@ impl fmt::Display for Dump {
         {
             write!(f, "\ndriver: {found}")?;
         }
-        if let Some(Host { total_bytes, available_bytes, origin, .. }) = &self.host {
+        if let Some(HostMemory { total_bytes, available_bytes, origin }) = &self.host {
             write!(f, "\nsystem: {} free of {} ({origin})", Size(*available_bytes), Size(*total_bytes))?;
         }
         match self.likely_cause() {

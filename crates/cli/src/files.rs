@@ -42,7 +42,7 @@ fn io_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
 
 #[cfg(test)]
 mod tests {
-    use pinpool_replay::Workload;
+    use pinpool_replay::Trace;
 
     use super::*;
 
@@ -50,7 +50,7 @@ mod tests {
     fn system_errors_have_a_remedy() {
         for (path, words) in [("/nowhere/t.gz", "check its name"), ("/", "name a file")] {
             let path = Path::new(path);
-            let text = in_file(path, &Workload::open(path).unwrap_err());
+            let text = in_file(path, &Trace::open(path).unwrap_err());
             assert!(text.starts_with(&format!("{}: ", path.display())) && text.contains(words), "{text}");
         }
     }

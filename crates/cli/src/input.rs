@@ -2,13 +2,9 @@
 
 use std::path::Path;
 
-use pinpool_replay::{Input, Recording, Workload};
+use pinpool_replay::{Input, Recording, Trace, Workload};
 
 use crate::files::{in_file, named};
-
-pub(crate) fn is_recording(input: &Input) -> bool {
-    input.first().starts_with(b"PINPOOLT")
-}
 
 /// Opens the file at `path`.
 ///
@@ -25,7 +21,7 @@ pub(crate) fn open(path: &Path) -> Result<Input, String> {
 ///
 /// If the file is not a recording or cannot be read.
 pub(crate) fn read_recording(path: &Path, input: Input) -> Result<Recording, String> {
-    if !is_recording(&input) {
+    if !Recording::is_begun_by(input.first()) {
         let why = "not a recording (PINPOOL_TRACE and `pinpool load --record` write one)";
         return Err(named(path, &why));
     }
@@ -42,12 +38,12 @@ pub(crate) fn read_workload(
     input: Input,
     choose: impl FnOnce(&mut Recording) -> Result<(), String>,
 ) -> Result<Workload, String> {
-    let workload = if is_recording(&input) {
+    let workload = if Recording::is_begun_by(input.first()) {
         let mut recording = read_recording(path, input)?;
         choose(&mut recording)?;
         Workload::from_recording(&recording)
     } else {
-        Workload::read_file(input)
+        Trace::from_input(input).and_then(Workload::of_trace)
     };
     let workload = workload.map_err(|error| in_file(path, &error))?;
     if workload.gets == 0 {

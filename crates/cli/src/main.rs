@@ -161,7 +161,7 @@ fn main() -> ExitCode {
         Command::Man(args) => pages::man(&args, Cli::command()),
     });
     // The pools have been dropped, so their recordings are complete.
-    let result = match pinpool_replay::failed_recordings() {
+    let result = match pinpool_observe::record::failed_recordings() {
         0 => result,
         _ => {
             terminal.message("the requested recording is missing or incomplete; the log says why");

@@ -21,10 +21,11 @@ use std::sync::Weak;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pinpool_os::exit::call_at_exit;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::local_socket::{self, LocalSocket, check_peer};
 use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicBool, Ordering};
+use pinpool_os::sync::process::AtomicBool;
 use pinpool_os::threads;
 
 /// Time between two lines.
@@ -65,8 +66,7 @@ struct Served {
 #[derive(Debug)]
 pub struct ServedPool {
     path: PathBuf,
-    /// Address of the pool.
-    pool: usize,
+    pool: Weak<dyn StatisticsSource>,
 }
 
 /// The socket of a process that was started with `PINPOOL_SOCKET=1`: in `$XDG_RUNTIME_DIR`, else in `/tmp`.
@@ -93,25 +93,22 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
 ///
 /// If the socket cannot be created, another process serves it, or no thread can be started.
 pub fn serve(path: &Path, pool: Weak<dyn StatisticsSource>) -> io::Result<ServedPool> {
-    let (mut serving, address) = (SERVING.get().lock(), address_of(&pool));
+    let mut serving = SERVING.get().lock();
     match serving.sockets.iter_mut().find(|served| served.path == path) {
-        Some(known) => known.pools.push(pool),
+        Some(known) => known.pools.push(pool.clone()),
         None => {
             let socket = LocalSocket::listen(path)?;
-            remove_at_exit();
+            static REGISTERED: AtomicBool = AtomicBool::new(false);
+            call_at_exit(&REGISTERED, remove_files);
             if !serving.is_running {
                 threads::spawn(c"pinpool-stats", run)?;
                 serving.is_running = true;
             }
             let (path, readers) = (path.to_owned(), VecDeque::new());
-            serving.sockets.push(Served { path, socket, pools: vec![pool], readers });
+            serving.sockets.push(Served { path, socket, pools: vec![pool.clone()], readers });
         }
     }
-    Ok(ServedPool { path: path.to_owned(), pool: address })
-}
-
-fn address_of(pool: &Weak<dyn StatisticsSource>) -> usize {
-    pool.as_ptr().cast::<()>().addr()
+    Ok(ServedPool { path: path.to_owned(), pool })
 }
 
 impl Drop for ServedPool {
@@ -120,7 +117,7 @@ impl Drop for ServedPool {
         let Some(serving) = SERVING.get_if_made() else { return };
         let mut serving = serving.lock();
         let Some(at) = serving.sockets.iter().position(|served| served.path == self.path) else { return };
-        serving.sockets[at].pools.retain(|pool| address_of(pool) != self.pool);
+        serving.sockets[at].pools.retain(|pool| !pool.ptr_eq(&self.pool));
         if serving.sockets[at].pools.is_empty() {
             // Under the lock, so that a new pool opens its socket afterwards.
             serving.sockets.swap_remove(at);
@@ -129,19 +126,10 @@ impl Drop for ServedPool {
 }
 
 /// The end of the process removes the files of pools that have not ended.
-#[allow(unsafe_code)]
-fn remove_at_exit() {
-    static REGISTERED: AtomicBool = AtomicBool::new(false);
-    extern "C" fn remove() {
-        // A forked child that serves nothing has no list.
-        if let Some(serving) = SERVING.get_if_made() {
-            serving.lock().sockets.iter().for_each(|served| served.socket.remove_file());
-        }
-    }
-    // A forked child inherits the handlers of its parent.
-    if !REGISTERED.swap(true, Ordering::Relaxed) {
-        // SAFETY: the handler does not unwind. If it cannot be registered for lack of memory, files stay behind.
-        unsafe { libc::atexit(remove) };
+extern "C" fn remove_files() {
+    // A forked child that serves nothing has no list.
+    if let Some(serving) = SERVING.get_if_made() {
+        serving.lock().sockets.iter().for_each(|served| served.socket.remove_file());
     }
 }
 
@@ -210,7 +198,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use pinpool_os::sync::process::AtomicU64;
+    use pinpool_os::sync::process::{AtomicU64, Ordering};
 
     /// Counts the reads.
     struct Counted {

@@ -10,6 +10,7 @@ const FRAMES_MAX: usize = 32;
 
 /// One call: the calling function, and its source location. Without a line, `file` is empty.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Frame {
     pub name: String,
     pub file: String,

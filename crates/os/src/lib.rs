@@ -3,6 +3,7 @@
 //! | module | owns |
 //! | --- | --- |
 //! | [`sync`] | atomics, cells and locks that a model checker can replace, and that a child of `fork` can use |
+//! | [`exit`] | process exit handlers |
 //! | [`fork`] | fork detection, and values that each process has separately |
 //! | [`threads`] | threads that leave no process-wide lock locked in a forked child |
 //! | [`clock`] | the monotonic clock |
@@ -22,6 +23,7 @@
 pub mod call_stack;
 pub mod child_descriptors;
 pub mod clock;
+pub mod exit;
 pub mod file_id;
 pub mod fork;
 pub mod host;

@@ -37,7 +37,7 @@ pub(crate) const DEFAULT_ALIGN: usize = 4;
 const REPEATED_ID: u64 = u64::MAX;
 
 /// A trace as it was written.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trace {
     /// The settings in the header.
     pub header: TraceHeader,
@@ -45,7 +45,7 @@ pub struct Trace {
     pub records: Vec<Record>,
     /// Line number of each record, from 1, and the alignment of its request.
     pub lines: Vec<(u64, usize)>,
-    /// The time after the last line.
+    /// The time after the last line, in nanoseconds.
     pub(super) ended_ns: u64,
 }
 
@@ -60,6 +60,12 @@ pub struct TraceHeader {
     pub rounding: Rounding,
     /// Number of pools, all with the settings above.
     pub pools: usize,
+}
+
+impl Default for TraceHeader {
+    fn default() -> Self {
+        Self { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 }
+    }
 }
 
 /// The reason why a trace cannot be read or played, with its line number.
@@ -78,9 +84,6 @@ pub enum TraceError {
         /// The reason.
         why: String,
     },
-    /// A recording could not be read.
-    #[error("{0}")]
-    Recording(#[from] pinpool_observe::record::RecordingError),
     /// A Python pickle, probably a PyTorch memory snapshot.
     #[error("this is a pickle, such as a PyTorch memory snapshot; record a trace instead: PINPOOL_TRACE=FILE")]
     Pickle,
@@ -107,7 +110,19 @@ impl Trace {
     ///
     /// If the file cannot be read, or a line has an error.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
-        Self::read(Input::open(path)?.into_bytes())
+        Self::from_input(Input::open(path)?)
+    }
+
+    /// Reads a trace from a file that is open.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Trace::open`].
+    pub fn from_input(input: Input) -> Result<Self, TraceError> {
+        if input.first().starts_with(&[0x80]) {
+            return Err(TraceError::Pickle);
+        }
+        Self::read(input.into_bytes())
     }
 
     /// Reads a trace from `lines`.
@@ -116,23 +131,12 @@ impl Trace {
     ///
     /// If it cannot be read, or a line has an error.
     pub fn read(mut lines: impl BufRead) -> Result<Self, TraceError> {
-        let mut parser = Parser {
-            header: TraceHeader { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 },
-            has_begun: false,
-            line: 0,
-            time_ns: 0,
-            pool: 0,
-            held: HashMap::new(),
-            held_bytes: 0,
-            records: Vec::new(),
-            lines: Vec::new(),
-        };
+        let mut parser = Parser::default();
         loop {
             let mut bytes = Vec::new();
             // Bounds the memory that a file without line ends takes.
             if (&mut lines).take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes)? == 0 {
-                let Parser { header, records, lines, time_ns: ended_ns, .. } = parser;
-                return Ok(Self { header, records, lines, ended_ns });
+                return Ok(parser.trace);
             }
             let text = String::from_utf8_lossy(&bytes);
             let text = text.trim_end();
@@ -146,19 +150,18 @@ impl Trace {
 }
 
 /// A trace while it is read.
+#[derive(Default)]
 struct Parser {
-    header: TraceHeader,
+    /// What was read so far.
+    trace: Trace,
     /// `true` after the header.
     has_begun: bool,
     /// Number of the last line.
     line: u64,
-    time_ns: u64,
     pool: u32,
     /// The pool and the bytes of each held buffer.
     held: HashMap<u64, (u32, u64)>,
     held_bytes: u64,
-    records: Vec<Record>,
-    lines: Vec<(u64, usize)>,
 }
 
 impl Parser {
@@ -181,7 +184,7 @@ impl Parser {
     }
 
     fn set(&mut self, setting: &str) -> Result<(), String> {
-        let header = &mut self.header;
+        let header = &mut self.trace.header;
         match setting.split_once(' ') {
             Some(("limit", n)) => header.limit = number(n)?,
             Some(("auto_resize", "0")) => header.auto_resize = false,
@@ -212,16 +215,14 @@ impl Parser {
             ["c"] => self.record(self.pool, DEFAULT_ALIGN, Event::Cleared),
             ["p", index] => {
                 self.pool = number(index)?;
-                let is_known = (self.pool as usize) < self.header.pools;
-                if is_known {
-                    Ok(())
-                } else {
-                    Err(format!("there is no pool {index}, `# pools {}`", self.header.pools))
-                }
+                let pools = self.trace.header.pools;
+                let is_known = (self.pool as usize) < pools;
+                if is_known { Ok(()) } else { Err(format!("there is no pool {index}, `# pools {pools}`")) }
             }
             ["t", micros] => {
-                self.time_ns = self.time_ns.saturating_add(number::<u64>(micros)?.saturating_mul(1_000));
-                let is_long = self.time_ns / 1_000 > MAX_DURATION_US;
+                let now_ns = &mut self.trace.ended_ns;
+                *now_ns = now_ns.saturating_add(number::<u64>(micros)?.saturating_mul(1_000));
+                let is_long = *now_ns / 1_000 > MAX_DURATION_US;
                 if is_long { Err("the trace lasts longer than a year".to_owned()) } else { Ok(()) }
             }
             _ => Err("unknown operation; use a, f, r, s, c, p or t with the right number of fields".to_owned()),
@@ -263,13 +264,13 @@ impl Parser {
 
     fn record(&mut self, pool: u32, align: usize, event: Event) -> Result<(), String> {
         self.check_room(1)?;
-        self.records.push(Record { time_ns: self.time_ns, thread: 0, pool, event });
-        self.lines.push((self.line, align));
+        self.trace.records.push(Record { time_ns: self.trace.ended_ns, thread: 0, pool, event });
+        self.trace.lines.push((self.line, align));
         Ok(())
     }
 
     fn check_room(&self, records: u64) -> Result<(), String> {
-        match records > RECORDS_MAX - self.records.len() as u64 {
+        match records > RECORDS_MAX - self.trace.records.len() as u64 {
             true => Err(format!("the trace has more than {RECORDS_MAX} requests and returns")),
             false => Ok(()),
         }

@@ -31,7 +31,6 @@ mod workload;
 pub use cost::{CallCost, TimedCall};
 pub use format::{Trace, TraceError, TraceHeader};
 pub use input::Input;
-pub use pinpool_observe::record::failed_recordings;
 pub use pinpool_observe::record::{Event, PoolDescription, Record, Recording, RecordingError};
 pub use replay::Replay;
 pub use report::ReplayReport;

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use pinpool::source::SourceError;
 use pinpool::unstable::backend::{GRANULE_BYTES, Subrange};
 
 /// All offsets.
@@ -37,13 +38,16 @@ pub struct Calls {
 }
 
 impl CallSums {
-    /// Counts a call that pins `bytes`; `false` if the sum exceeds `total_bytes`.
-    pub(super) fn pin(&mut self, bytes: usize, total_bytes: u64) -> bool {
-        let then = self.pinned_bytes.checked_add(bytes as u64).filter(|&then| then <= total_bytes);
-        self.calls.pins += u64::from(then.is_some());
-        self.pinned_bytes = then.unwrap_or(self.pinned_bytes);
-        self.peak_bytes = self.peak_bytes.max(self.pinned_bytes);
-        then.is_some()
+    /// Counts a call that pins `bytes`, unless the sum would exceed `total_bytes`.
+    pub(super) fn pin(&mut self, bytes: usize, total_bytes: u64) -> Result<(), SourceError> {
+        let pinned_bytes = self.pinned_bytes.saturating_add(bytes as u64);
+        if pinned_bytes > total_bytes {
+            let held = format!("{} B of {total_bytes} B are held", self.pinned_bytes);
+            return Err(SourceError::new("sim", format!("{bytes} B refused, {held}")));
+        }
+        self.calls.pins += 1;
+        (self.pinned_bytes, self.peak_bytes) = (pinned_bytes, self.peak_bytes.max(pinned_bytes));
+        Ok(())
     }
 
     pub(super) fn remap(&mut self, from: &[Subrange], to: usize) {

@@ -84,11 +84,6 @@ pub struct ReplayReport {
 }
 
 impl ReplayReport {
-    /// Requests that no idle buffer served.
-    pub fn misses(&self) -> u64 {
-        self.gets.saturating_sub(self.front_hits)
-    }
-
     /// Seconds in the backend, if remaps take `move_scale` times as long as the replay assumes.
     pub fn driver_seconds(&self, pin: CallCost, unpin: CallCost, move_scale: f64) -> f64 {
         pin.seconds(self.page_locks, self.bytes_locked)

@@ -66,12 +66,7 @@ impl SimSource {
 
     /// Makes the heap's `call` for `bytes` more, unless the total forbids it.
     fn pin<T>(&self, bytes: usize, call: impl FnOnce() -> Result<T, SourceError>) -> Result<T, SourceError> {
-        let mut sums = self.sums.lock();
-        if !sums.pin(bytes, self.total_bytes) {
-            let held = format!("{} B of {} B are held", sums.pinned_bytes, self.total_bytes);
-            return Err(SourceError::new("sim", format!("{bytes} B refused, {held}")));
-        }
-        drop(sums);
+        self.sums.lock().pin(bytes, self.total_bytes)?;
         call().inspect_err(|_| self.unpin(bytes))
     }
 

@@ -142,12 +142,12 @@ impl Threads {
                 self.held_bytes += bytes;
                 self.held.insert(key, (name, None));
                 self.buffers.push(Buffer { bytes, got: Some((thread, time_ns)), left_ns: None, taken_ns: None });
-                self.push(line, record, began_ns, Op::Get { name, bytes }, None);
+                self.push(line, record, began_ns, Op::Get { name, bytes });
                 return true;
             }
             Event::Put { in_flight: true, .. } => {
                 if let Some(&(name, _)) = self.held.get(&key) {
-                    let step = self.push(line, record, time_ns, Op::Put { name }, None);
+                    let step = self.push(line, record, time_ns, Op::Put { name });
                     self.held.insert(key, (name, Some((step, time_ns))));
                 }
             }
@@ -157,7 +157,7 @@ impl Threads {
             }
             Event::Waited => self.thread(thread).is_queued = true,
             Event::Refused { took_ns, .. } => _ = self.waited(thread, took_ns),
-            Event::Cleared => _ = self.push(line, record, time_ns, Op::Clear, None),
+            Event::Cleared => _ = self.push(line, record, time_ns, Op::Clear),
             Event::Pin { took_ns, .. } | Event::Unpin { took_ns, .. } | Event::Move { took_ns, .. } => {
                 self.thread(thread).called_ns += took_ns;
             }
@@ -170,12 +170,9 @@ impl Threads {
     fn free(&mut self, line: u64, record: &Record, key: (u32, u64), began_ns: u64) -> bool {
         let Some((name, returned)) = self.held.remove(&key) else { return false };
         self.held_bytes -= self.buffers[name].bytes;
-        match returned {
-            Some(((thread, at), put_ns)) => {
-                self.threads[thread].steps[at].free_after_ns = Some(record.time_ns - put_ns);
-            }
-            None => _ = self.push(line, record, began_ns, Op::Put { name }, Some(0)),
-        }
+        let ((thread, at), put_ns) =
+            returned.unwrap_or_else(|| (self.push(line, record, began_ns, Op::Put { name }), record.time_ns));
+        self.threads[thread].steps[at].free_after_ns = Some(record.time_ns - put_ns);
         true
     }
 
@@ -189,7 +186,7 @@ impl Threads {
     }
 
     /// Adds a step that began at `began_ns` and ended with the record.
-    fn push(&mut self, line: u64, record: &Record, began_ns: u64, operation: Op, free_after_ns: Option<u64>) -> StepId {
+    fn push(&mut self, line: u64, record: &Record, began_ns: u64, operation: Op) -> StepId {
         let time_ns = record.time_ns;
         let thread = self.thread(record.thread);
         let step = (record.thread as usize, thread.steps.len());
@@ -228,7 +225,7 @@ impl Threads {
             }
             Op::Clear => {}
         }
-        let done = Step { line, at_ns: began_ns, follows, gap_ns, queued_ns, calls_ns, operation, free_after_ns };
+        let done = Step { line, at_ns: began_ns, follows, gap_ns, queued_ns, calls_ns, operation, free_after_ns: None };
         self.thread(record.thread).steps.push(done);
         step
     }

@@ -5,11 +5,9 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
 
 use super::cost::TimedCall;
 use super::format::{MAX_DURATION_US, Trace, TraceError};
-use super::input::Input;
 use super::priced::move_ns;
 use super::threads::{Step, Threads};
 use pinpool_observe::diagnosis::words::counted;
@@ -58,29 +56,6 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Reads the trace at `path`, plain or compressed by gzip; `-` is stdin.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be read, or is no valid trace.
-    pub fn open(path: &Path) -> Result<Self, TraceError> {
-        Self::read_file(Input::open(path)?)
-    }
-
-    /// Reads a trace from a file that is open, as [`Workload::open`] does.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Workload::open`].
-    pub fn read_file(input: Input) -> Result<Self, TraceError> {
-        let (is_recording, is_pickle) = (Recording::is_begun_by(input.first()), input.first().starts_with(&[0x80]));
-        match input.into_bytes() {
-            bytes if is_recording => Self::from_recording(&Recording::read(bytes)?),
-            _ if is_pickle => Err(TraceError::Pickle),
-            bytes => Self::of_trace(Trace::read(bytes)?),
-        }
-    }
-
     /// The workload of a recording. A return with copies in flight counts when they have completed.
     ///
     /// # Errors

@@ -97,7 +97,7 @@ pub(crate) struct Core {
     lifetime: Lifetime,
     classes: Classes,
     memory: Memory,
-    recorder: Option<Arc<Recorder>>,
+    recorder: Option<Arc<dyn Recorder>>,
     /// The reason that all pinned memory is gone: then nothing is kept any more, and no request is served.
     memory_ended: OnceLock<SourceError>,
     pub(super) in_flight: InFlight<Block>,
@@ -135,7 +135,7 @@ impl Core {
         memory: Memory,
         time: Timekeeper,
         log: Arc<PoolLog>,
-        recorder: Option<Arc<Recorder>>,
+        recorder: Option<Arc<dyn Recorder>>,
         auto_limit: AutoLimit,
     ) -> Arc<Self> {
         let core = Arc::new(Self {

@@ -14,7 +14,7 @@ use pinpool_os::call_stack::CallStack;
 
 impl Core {
     #[inline]
-    pub(in crate::engine) fn recorder(&self) -> Option<&Arc<Recorder>> {
+    pub(in crate::engine) fn recorder(&self) -> Option<&Arc<dyn Recorder>> {
         self.recorder.as_ref()
     }
 
@@ -82,7 +82,7 @@ impl Core {
 }
 
 /// The number of the request's tag; 0 without one.
-fn tag(recorder: &Arc<Recorder>, wanted: &BlockRequest) -> u32 {
+fn tag(recorder: &Arc<dyn Recorder>, wanted: &BlockRequest) -> u32 {
     wanted.tag.as_ref().map_or(0, |tag| tag.recorded_number(|name| recorder.name_tag(name)))
 }
 

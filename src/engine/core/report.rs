@@ -16,13 +16,12 @@ use crate::engine::meter;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
 use crate::policy::Window;
 use crate::quota::LimitLevel;
-use crate::report::{Dump, FailedRequest, Host, Owner};
+use crate::report::{Dump, FailedRequest, Owner};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{CallStats, ClassStats, MemoryStats, Stats};
 use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
 #[cfg(feature = "observe")]
 use pinpool_observe::stats_socket;
-use pinpool_os::host::LimitOrigin;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
@@ -79,21 +78,11 @@ impl Core {
             owners: self.owners_of(stats),
             stats: stats.clone(),
             longest_free_bytes: arena.map_or(0, |arena| arena.longest_free_bytes()),
-            host: if is_forked { None } else { self.host_memory() },
+            host: if is_forked { None } else { self.auto_limit.memory(self.time.of_process_us(self.time.coarse_us())) },
             request,
             diagnosis: if is_forked { None } else { self.latest_diagnosis() },
             limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory.limit_name(LimitLevel::Pool) },
         }
-    }
-
-    fn host_memory(&self) -> Option<Host> {
-        let memory = self.auto_limit.memory(self.time.of_process_us(self.time.coarse_us()))?;
-        Some(Host {
-            total_bytes: memory.total_bytes,
-            available_bytes: memory.available_bytes,
-            is_group: matches!(memory.origin, LimitOrigin::Cgroup(_)),
-            origin: memory.origin.to_string(),
-        })
     }
 
     /// The holders, largest first: tags, and untagged buffers. None in a forked child.
@@ -281,6 +270,7 @@ impl Core {
             free_bytes: stats.memory.free_bytes + stats.memory.transit_bytes + stats.memory.overhead_bytes,
             pageable_bytes: stats.memory.pageable_bytes,
             needed_bytes,
+            set_in_code: self.config.code.set_in_code.clone(),
             limit: has_limit.then_some(limit.into()),
             max_bytes: stats.limits.max_bytes,
             others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),

@@ -15,7 +15,7 @@ use pinpool_os::unwind::caught;
 #[derive(Debug, Clone)]
 pub(crate) struct CalledSource {
     source: Arc<dyn Source>,
-    recorder: Option<Arc<Recorder>>,
+    recorder: Option<Arc<dyn Recorder>>,
 }
 
 impl Deref for CalledSource {
@@ -54,7 +54,7 @@ fn unpinned(address: u64, bytes: u64, took_ns: u64, failed: bool) -> Event {
 }
 
 impl CalledSource {
-    pub(crate) fn new(source: Arc<dyn Source>, recorder: Option<Arc<Recorder>>) -> Self {
+    pub(crate) fn new(source: Arc<dyn Source>, recorder: Option<Arc<dyn Recorder>>) -> Self {
         Self { source, recorder }
     }
 

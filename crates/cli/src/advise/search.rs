@@ -39,8 +39,8 @@ const EARLIER: f64 = 0.1;
 
 type SearchResult<T> = Result<T, Box<dyn Error>>;
 
-/// Names and values.
-type Settings = Vec<(String, String)>;
+/// A name and a value.
+type Setting = (String, String);
 
 /// A limit that was replayed, and what it cost.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -51,7 +51,7 @@ pub(super) struct Point {
 
 #[derive(Debug, Serialize)]
 pub(super) struct BetterSettings {
-    pub(super) settings: Settings,
+    pub(super) settings: Vec<Setting>,
     #[serde(flatten)]
     pub(super) cost: Column,
     /// The smallest limit that suffices, without headroom; `None` if no limit is advised.
@@ -83,13 +83,13 @@ pub(super) struct Search<'a> {
     /// The same program without the delays that a limit and driver calls caused.
     hurried: Workload,
     /// Variables that the user has set.
-    fixed: &'a [(String, String)],
+    fixed: &'a [Setting],
     costs: Costs,
     progress: &'a ProgressBar,
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(workload: &'a Workload, fixed: &'a [(String, String)], progress: &'a ProgressBar) -> Self {
+    pub(super) fn new(workload: &'a Workload, fixed: &'a [Setting], progress: &'a ProgressBar) -> Self {
         let (hurried, costs) = (workload.without_delays(), Costs::of(workload));
         Self { workload, hurried, fixed, costs, progress }
     }
@@ -100,11 +100,14 @@ impl<'a> Search<'a> {
         let as_given = Column { set: "as given".to_owned(), ..self.play(self.workload, &given)? };
         let grows = self.workload.grows();
         let (mut tried, mut bases) = (Vec::new(), Vec::new());
-        for settings in self.choices(&given, &as_given, grows)? {
-            let cost = Column { set: text_of(&settings), ..self.play(self.workload, &self.under(&settings)?)? };
+        for (name, value) in self.choices(&given, &as_given, grows)? {
+            // In the syntax of `--set`.
+            let set = format!("{}={value}", name.trim_start_matches("PINPOOL_"));
+            let setting = Some((name, value));
+            let cost = Column { set, ..self.play(self.workload, &self.under(setting.as_slice())?)? };
             tried.push(cost.clone());
-            if self.gains(&settings, &cost, &as_given) && self.is_better(&cost, &as_given) {
-                bases.push((settings, cost));
+            if self.gains(&setting, &cost, &as_given) && self.is_better(&cost, &as_given) {
+                bases.push((setting, cost));
             }
         }
         bases.sort_by(|one, other| rank(one).total_cmp(&rank(other)));
@@ -113,13 +116,12 @@ impl<'a> Search<'a> {
             true => (0, self.play(self.workload, &Replay { max_bytes: None, ..given.clone() })?),
             false => (bases.len(), as_given.clone()),
         };
-        bases.insert(at, (Settings::new(), limit_alone));
+        bases.insert(at, (None, limit_alone));
         let (mut advised, mut frontier) = (None, Vec::new());
-        for (settings, base) in bases {
+        for (setting, base) in bases {
             advised = match grows {
-                true if settings.is_empty() => None,
-                true => Some(BetterSettings { settings, cost: base, smallest_max_bytes: None }),
-                false => self.smallest(settings, &base, &given, &as_given, &mut frontier)?,
+                true => setting.map(|one| BetterSettings { settings: vec![one], cost: base, smallest_max_bytes: None }),
+                false => self.smallest(setting, &base, &given, &as_given, &mut frontier)?,
             };
             if advised.is_some() {
                 break;
@@ -139,9 +141,9 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// The recorded settings with the user's, and `settings` in their place.
-    fn under(&self, settings: &[(String, String)]) -> SearchResult<Replay> {
-        Ok(Replay::as_recorded(self.workload, &[self.fixed, settings].concat())?)
+    /// The recorded settings with the user's, and `setting` in their place.
+    fn under(&self, setting: &[Setting]) -> SearchResult<Replay> {
+        Ok(Replay::as_recorded(self.workload, &[self.fixed, setting].concat())?)
     }
 
     fn play(&self, workload: &Workload, replay: &Replay) -> SearchResult<Column> {
@@ -150,23 +152,23 @@ impl<'a> Search<'a> {
     }
 
     /// Settings to try in addition to the given ones: each keeps memory pinned.
-    fn choices(&self, given: &Replay, as_given: &Column, grows: bool) -> SearchResult<Vec<Settings>> {
+    fn choices(&self, given: &Replay, as_given: &Column, grows: bool) -> SearchResult<Vec<Setting>> {
         let is_adaptive = given.config()?.preset == Preset::Adaptive;
         let reserve = (RESERVE, as_given.outcome.peak_pinned_bytes.to_string());
         let choices = [(IDLE_TIMEOUT, "none".to_owned()), reserve].into_iter();
         let is_free = |name: &str| !self.fixed.iter().any(|(fixed, _)| fixed == name);
         let is_open = |name: &str| is_adaptive && is_free(name) && !(grows && name == RESERVE);
-        Ok(choices.filter(|(name, _)| is_open(name)).map(|(name, value)| vec![(name.to_owned(), value)]).collect())
+        Ok(choices.filter(|(name, _)| is_open(name)).map(|(name, value)| (name.to_owned(), value)).collect())
     }
 
-    /// Returns true if these settings save enough, even if all pin calls were as short as the shortest. A reserve pins the same bytes
+    /// Returns true if this setting saves enough, even if all pin calls were as short as the shortest. A reserve pins the same bytes
     /// at the start: it must save repeated pin calls.
-    fn gains(&self, settings: &[(String, String)], cost: &Column, as_given: &Column) -> bool {
+    fn gains(&self, setting: &Option<Setting>, cost: &Column, as_given: &Column) -> bool {
         let seconds = self.workload.duration_us as f64 / 1e6;
         let of_reserve = (seconds * RESERVE_GAIN_OF_TIME).min(as_given.lost_seconds * RESERVE_GAIN);
         cost.lost_seconds <= self.enough_gained(as_given)
             && self.costs.lost_range(cost).0 <= self.costs.lost_range(as_given).0 * (1.0 - GAIN)
-            && (!has_reserve(settings) || cost.lost_seconds <= as_given.lost_seconds - of_reserve)
+            && (!is_reserve(setting) || cost.lost_seconds <= as_given.lost_seconds - of_reserve)
     }
 
     /// At most this much may be lost for a gain that is worth advice.
@@ -191,20 +193,20 @@ impl<'a> Search<'a> {
         !is_larger || cost.lost_seconds <= self.enough_gained(as_given)
     }
 
-    /// The smallest limit under which `settings` cost about as little as `base`, with headroom.
+    /// The smallest limit under which `setting` costs about as little as `base`, with headroom.
     fn smallest(
         &self,
-        mut settings: Settings,
+        setting: Option<Setting>,
         base: &Column,
         given: &Replay,
         as_given: &Column,
         frontier: &mut Vec<Point>,
     ) -> SearchResult<Option<BetterSettings>> {
-        let replay = self.under(&settings)?;
+        let replay = self.under(setting.as_slice())?;
         // A part of the gain may be traded for less memory, but nothing that the given settings achieve.
         let gain = (as_given.lost_seconds - base.lost_seconds).max(0.0);
         let enough = (base.lost_seconds + gain * GAIN).min(as_given.lost_seconds);
-        let is_faster = (!settings.is_empty() || as_given.outcome.waits > 0) && self.workload.is_closed;
+        let is_faster = (setting.is_some() || as_given.outcome.waits > 0) && self.workload.is_closed;
         let ends = |hurried: &Column, calls: &Column| hurried.outcome.ended_us as f64 / 1e6 + calls.driver_seconds;
         let before = if is_faster { ends(&self.play(&self.hurried, given)?, as_given) } else { 1.0 };
         let mut suffices = |max_bytes: u64| -> SearchResult<Option<Column>> {
@@ -235,7 +237,7 @@ impl<'a> Search<'a> {
             return Ok(None);
         };
         let ahead = self.workload.mean_get_bytes().saturating_mul(BUFFERS_AHEAD) as f64 / smallest as f64;
-        let ahead = if is_faster && !settings.is_empty() { HEADROOM.max(ahead) } else { HEADROOM };
+        let ahead = if is_faster && setting.is_some() { HEADROOM.max(ahead) } else { HEADROOM };
         // A little more memory may cost more: then the headroom is smaller.
         let (mut max_bytes, mut cost) = (smallest, least_cost);
         for headroom in [ahead, HEADROOM / 2.0] {
@@ -249,11 +251,11 @@ impl<'a> Search<'a> {
         let saved_bytes = as_given.outcome.peak_pinned_bytes.saturating_sub(cost.outcome.peak_pinned_bytes);
         let is_smaller =
             cost.outcome.peak_pinned_bytes as f64 <= as_given.outcome.peak_pinned_bytes as f64 * LESS_MEMORY;
-        let is_change = !settings.is_empty() || given.max_bytes.is_none() || (is_smaller && saved_bytes >= LESS_BYTES);
+        let is_change = setting.is_some() || given.max_bytes.is_none() || (is_smaller && saved_bytes >= LESS_BYTES);
         if !is_change && cost.lost_seconds > self.enough_gained(as_given) {
             return Ok(None);
         }
-        settings.push((MAX_BYTES.to_owned(), max_bytes.to_string()));
+        let settings = setting.into_iter().chain([(MAX_BYTES.to_owned(), max_bytes.to_string())]).collect();
         cost.set = "advised".to_owned();
         Ok(Some(BetterSettings { settings, cost, smallest_max_bytes: Some(smallest) }))
     }
@@ -285,18 +287,12 @@ fn bisect(
 
 /// The seconds lost, less a tenth for a reserve. A replay prices each pinned byte alike, but a reserve is pinned by several threads before
 /// the program works, and also replaces its first pin calls.
-fn rank((settings, cost): &(Settings, Column)) -> f64 {
-    if has_reserve(settings) { cost.lost_seconds * (1.0 - GAIN) } else { cost.lost_seconds }
+fn rank((setting, cost): &(Option<Setting>, Column)) -> f64 {
+    if is_reserve(setting) { cost.lost_seconds * (1.0 - GAIN) } else { cost.lost_seconds }
 }
 
-fn has_reserve(settings: &[(String, String)]) -> bool {
-    settings.iter().any(|(name, _)| name == RESERVE)
-}
-
-/// The settings in the syntax of `--set`.
-fn text_of(settings: &[(String, String)]) -> String {
-    let short = |(name, value): &(String, String)| format!("{}={value}", name.trim_start_matches("PINPOOL_"));
-    settings.iter().map(short).collect::<Vec<_>>().join(",")
+fn is_reserve(setting: &Option<Setting>) -> bool {
+    setting.as_ref().is_some_and(|(name, _)| name == RESERVE)
 }
 
 fn whole(bytes: u64) -> u64 {

@@ -8,9 +8,8 @@ use pinpool::unstable::Finding;
 use pinpool::unstable::config::Config;
 use pinpool::unstable::config::env::{self, VariableReport};
 use pinpool_os::host;
-use pinpool_replay::Input;
+use pinpool_replay::{Input, Recording};
 
-use crate::input::is_recording;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::columns_left;
 use pinpool_cli::terminal::Terminal;
@@ -86,7 +85,7 @@ fn trace(config: &Config) -> Option<Finding> {
     let path = config.trace.as_deref()?;
     let holds_other = || {
         fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0)
-            && Input::open(path).is_ok_and(|input| !is_recording(&input))
+            && Input::open(path).is_ok_and(|input| !Recording::is_begun_by(input.first()))
     };
     let found = missing_directory(path).or_else(|| {
         holds_other().then(|| format!("{} is not a recording and will not be overwritten", path.display()))

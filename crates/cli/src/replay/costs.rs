@@ -82,7 +82,7 @@ impl Column {
         let driver_seconds = outcome.driver_seconds(costs.pin, costs.unpin, costs.move_scale);
         Ok(Self {
             set: set.to_owned(),
-            misses: outcome.misses(),
+            misses: outcome.gets.saturating_sub(outcome.front_hits),
             driver_calls: outcome.page_locks + outcome.releases,
             driver_seconds,
             lost_seconds: driver_seconds + outcome.waited_us as f64 / 1e6,

@@ -75,20 +75,14 @@ pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
 }
 
 fn show_target(target: &str, is_json: bool, is_live: bool, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
+    if !is_json && !is_live {
+        let series = Series::of_process(target, Duration::ZERO, stop)?;
+        let texts: Vec<_> = series.diagnoses.iter().map(|one| text_of(&series, one)).collect();
+        return Ok(write_stdout(|out| out.write_all(texts.join("\n").as_bytes()))?);
+    }
     let (object, objects) = first(target, stop)?;
-    if is_json {
-        return Ok(write_stdout(|out| writeln!(out, "{object}"))?);
-    }
     // A live screen waits for the first pool.
-    if is_live {
-        return show(object, &objects, stop);
-    }
-    let series = Series::once(&object);
-    if series.pools.is_empty() {
-        return Err(format!("{target}: the process has no pool now").into());
-    }
-    let texts: Vec<_> = series.diagnoses.iter().map(|one| text_of(&series, one)).collect();
-    Ok(write_stdout(|out| out.write_all(texts.join("\n").as_bytes()))?)
+    if is_live { show(object, &objects, stop) } else { Ok(write_stdout(|out| writeln!(out, "{object}"))?) }
 }
 
 /// Diagnosis, statistics and owners of one pool, as the process prints them.

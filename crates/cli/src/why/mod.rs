@@ -17,10 +17,11 @@ use std::time::Duration;
 use clap::Args;
 use pinpool_loader::StopFlag;
 use pinpool_observe::diagnosis::Cause;
+use pinpool_replay::Recording;
 
 use crate::diagnosis::DiagnosisText;
 use crate::files::named;
-use crate::input::{self, is_recording, read_recording};
+use crate::input::{self, read_recording};
 use crate::series::Series;
 use crate::served::names_process;
 use pinpool_cli::exit::ExitError;
@@ -69,7 +70,7 @@ pub(crate) fn read_series(target: &Path, length: Duration, stop: &StopFlag) -> R
         return Series::of_process(&target.to_string_lossy(), length, stop);
     }
     let input = input::open(target)?;
-    match is_recording(&input) {
+    match Recording::is_begun_by(input.first()) {
         true => Ok(Series::of_recording(&read_recording(target, input)?)),
         false => Ok(lines::series(input).map_err(|error| named(target, &error))?),
     }

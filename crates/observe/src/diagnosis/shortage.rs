@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::snapshot::{Holder, STUCK_AFTER};
 use super::window_diagnosis::{Cause, LikelyCause, WindowDiagnosis};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time};
+use pinpool_os::host::{HostMemory, LimitOrigin};
 
 /// Errors of the driver (`CUresult`) that belong to earlier work: once a context has failed, its later calls return them too.
 const OF_EARLIER_WORK: [i64; 12] = [700, 701, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999];
@@ -14,16 +15,6 @@ const WASTE_PERCENT: u64 = 150;
 
 /// A pool with this share of its limit in use will soon refuse a request.
 const SHORT_PERCENT: u64 = 90;
-
-/// The memory of the system.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Host {
-    pub total_bytes: u64,
-    pub available_bytes: u64,
-    /// The origin of the total, which may be a cgroup.
-    pub origin: String,
-    pub is_group: bool,
-}
 
 /// The limit or source that refused a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +78,7 @@ pub struct Shortage<'a> {
     pub pageable_bytes: u64,
     /// Age of the oldest copy in flight, and its stream.
     pub oldest_copy: Option<(Duration, u64)>,
-    pub host: Option<&'a Host>,
+    pub host: Option<&'a HostMemory>,
     /// `None` if nothing was requested.
     pub refused: Option<&'a Refused>,
     /// The request was for a reserve.
@@ -202,7 +193,7 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> Option<LikelyCause>
 /// The cause that the state of the memory shows.
 fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     let Shortage { held_bytes, in_use_bytes, in_flight_bytes, limit, oldest_copy, .. } = *shortage;
-    if let Some(host) = shortage.host.filter(|host| host.is_group && host.available_bytes <= needed_bytes) {
+    if let Some(host) = shortage.host.filter(|host| is_cgroup(host) && host.available_bytes <= needed_bytes) {
         return of_full_memory(host, needed_bytes);
     }
     if in_flight_bytes > 0 && in_flight_bytes >= held_bytes / 2 {
@@ -231,10 +222,11 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
         );
     }
     // A diagnosis over minutes is better than the state of one moment.
-    if let Some(WindowDiagnosis { cause: Cause::Leak | Cause::SlowConsumer, found, remedy: Some(remedy), .. }) =
-        shortage.diagnosis
-    {
-        return LikelyCause::new(found, remedy);
+    if let Some(WindowDiagnosis { cause, found, remedy: Some(remedy), .. }) = shortage.diagnosis {
+        let is_of_limit = matches!(cause, Cause::LimitTooSmall | Cause::OtherProcess) && shortage.refused.is_none();
+        if is_of_limit || matches!(cause, Cause::Leak | Cause::SlowConsumer) {
+            return LikelyCause::new(found, remedy);
+        }
     }
     let oldest = shortage.holders.iter().filter_map(|(holder, _)| Some((holder.oldest?, &holder.tag))).max();
     let oldest = oldest.map_or_else(
@@ -242,16 +234,22 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
         |(age, tag)| format!("; the oldest is {} old (tag {tag})", Time(age)),
     );
     let enough = shortage.raised_to(shortage.used_bytes().saturating_add(needed_bytes), needed_bytes);
+    // Without a request the need is unknown.
+    let to = if Some(enough.0) > shortage.max_bytes { format!(" to {enough}") } else { String::new() };
     LikelyCause::new(
         format!("nearly all memory is in use: buffers are returned late or never{oldest}"),
-        format!("return buffers sooner, lower the prefetch, or raise {limit} to {enough}"),
+        format!("return buffers sooner, lower the prefetch, or raise {limit}{to}"),
     )
 }
 
-fn of_full_memory(host: &Host, needed_bytes: u64) -> LikelyCause {
-    let Host { total_bytes, available_bytes, origin, is_group } = host;
+fn is_cgroup(host: &HostMemory) -> bool {
+    matches!(host.origin, LimitOrigin::Cgroup(_))
+}
+
+fn of_full_memory(host: &HostMemory, needed_bytes: u64) -> LikelyCause {
+    let HostMemory { total_bytes, available_bytes, origin } = host;
     let (total, available) = (Size(*total_bytes), Size(*available_bytes));
-    match is_group {
+    match is_cgroup(host) {
         _ if needed_bytes > *total_bytes => {
             LikelyCause::new(format!("the request exceeds all memory, {total} ({origin})"), "request a smaller buffer")
         }
@@ -274,15 +272,8 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    #[test]
-    fn a_request_above_all_memory_is_not_blamed_on_other_programs() {
-        let host = Host { total_bytes: 8 * GIB, available_bytes: GIB, origin: "machine".to_owned(), is_group: false };
-        assert_eq!(of_full_memory(&host, 9 * GIB).remedy, "request a smaller buffer");
-        assert!(of_full_memory(&host, 2 * GIB).remedy.contains("other programs"));
-    }
-
-    fn free_host() -> Host {
-        Host { total_bytes: 64 * GIB, available_bytes: 32 * GIB, origin: "machine".to_owned(), is_group: false }
+    fn free_host() -> HostMemory {
+        HostMemory { total_bytes: 64 * GIB, available_bytes: 32 * GIB, origin: LimitOrigin::Machine }
     }
 
     fn refused(by: RefusedBy, found: &str, remedy: &str) -> Refused {
@@ -294,7 +285,7 @@ mod tests {
     }
 
     /// Four GiB are held, which is the limit.
-    fn full<'a>(host: &'a Host, refused: &'a Refused) -> Shortage<'a> {
+    fn full<'a>(host: &'a HostMemory, refused: &'a Refused) -> Shortage<'a> {
         Shortage {
             held_bytes: 4 * GIB,
             in_use_bytes: 4 * GIB,
@@ -359,16 +350,16 @@ mod tests {
         says(&copies, "in flight, the oldest for 45.0s on stream_id=16", "no pool setting helps");
         let by_source = Shortage { refused: Some(&no_memory), ..in_use.clone() };
         says(&by_source, "the backend refused although the machine has 32.0GiB free", "`pinpool doctor`");
-        let of_host = |is_group| Host {
-            total_bytes: 8 * GIB,
-            available_bytes: 1 << 20,
-            origin: "cgroup limit x".to_owned(),
-            is_group,
-        };
-        let (group, machine) = (of_host(true), of_host(false));
+        let of_host = |origin| HostMemory { total_bytes: 8 * GIB, available_bytes: 1 << 20, origin };
+        let (group, machine) = (of_host(LimitOrigin::Cgroup("x".into())), of_host(LimitOrigin::Machine));
         says(&Shortage { host: Some(&group), ..in_use.clone() }, "the cgroup is full", "memory.max");
         let of_machine = Shortage { host: Some(&machine), ..by_source };
-        says(&of_machine, "the machine has only 1.0MiB of memory left", "PINPOOL_MAX_BYTES");
+        says(
+            &of_machine,
+            "the machine has only 1.0MiB of memory left",
+            "lower PINPOOL_MAX_BYTES, or stop other programs",
+        );
+        assert_eq!(of_full_memory(&machine, 9 * GIB).remedy, "request a smaller buffer");
         let says_why = refused(RefusedBy::Source { code: Some(12) }, "mmap failed", "raise vm.max_map_count");
         says(&full(&host, &says_why), "the driver or kernel refused, see above", "raise vm.max_map_count");
         says(&full(&host, &of_source(700)), "an error from earlier work (code 700)", "first CUDA error");
@@ -388,7 +379,8 @@ mod tests {
         let reserve = Shortage { is_reserve: true, ..full(&host, &in_one_call) };
         says(&reserve, "in one call", "lower PINPOOL_RESERVE");
         assert!(!likely_cause(&reserve).unwrap().remedy.contains("RLIMIT_MEMLOCK"));
-        let too_large = by_limit(false);
+        let (too_large, full_host) = (by_limit(false), HostMemory { available_bytes: 0, ..free_host() });
+        says(&full(&full_host, &ceiling), "nearly all memory is in use", "PINPOOL_MAX_BYTES");
         says(&full(&host, &too_large), "the request alone exceeds PINPOOL_MAX_BYTES", "request a smaller buffer");
     }
 
@@ -405,6 +397,15 @@ mod tests {
         }
         let diagnosis = monitor.latest();
         says(&Shortage { diagnosis, ..full(&host, &ceiling) }, "tag labels holds 50 buffers", "return these buffers");
+        // What requests waited for explains a full pool, but not this request.
+        let (requests, delayed_requests, limit) = (100, 100, Some("PINPOOL_MAX_BYTES".into()));
+        let short =
+            super::super::Snapshot { requests, delayed_requests, limit, needed_bytes: 6 * GIB, ..Default::default() };
+        let mut monitor = super::super::Monitor::default();
+        let diagnosis = monitor.add(10_000_000, short);
+        let refused = Shortage { diagnosis, ..full(&host, &ceiling) };
+        says(&refused, "nearly all memory is in use", "PINPOOL_MAX_BYTES to 5.0GiB");
+        says(&Shortage { refused: None, ..refused }, "100 of 100 requests waited", "PINPOOL_MAX_BYTES to 6.0GiB");
     }
 
     #[test]
@@ -414,16 +415,10 @@ mod tests {
             |in_use_bytes, idle_bytes| Shortage { refused: None, in_use_bytes, idle_bytes, ..full(&host, &ceiling) };
         assert_eq!(likely_cause(&at(GIB, 3 * GIB)), None);
         assert_eq!(likely_cause(&Shortage { in_flight_bytes: 3 * GIB, ..at(0, GIB) }), None);
-        assert!(likely_cause(&at(4 * GIB, 0)).is_some());
+        says(&at(4 * GIB, 0), "nearly all memory is in use", "or raise PINPOOL_MAX_BYTES");
+        assert!(!likely_cause(&at(4 * GIB, 0)).unwrap().remedy.contains(" to "), "that limit is set already");
         assert!(likely_cause(&Shortage { pageable_bytes: 1, ..at(GIB, 0) }).is_some());
         let copy = |seconds| Shortage { oldest_copy: Some((Duration::from_secs(seconds), 1)), ..at(GIB, 0) };
         assert!(likely_cause(&copy(29)).is_none() && likely_cause(&copy(30)).is_some());
-    }
-
-    #[test]
-    fn a_full_machine_is_not_blamed_for_a_pool_limit() {
-        let ceiling = by_limit(true);
-        let host = Host { available_bytes: 0, ..free_host() };
-        says(&full(&host, &ceiling), "nearly all memory is in use", "PINPOOL_MAX_BYTES");
     }
 }

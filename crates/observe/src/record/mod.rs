@@ -7,12 +7,7 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `event.rs` | the events |
-//! | `format.rs` | the bytes of a block |
-//! | `reader.rs` | a recording read back, truncated or not |
-//! | `writer.rs` | the queue, the thread that writes, the open files, and the end of the process |
-//! | `open.rs` | whether the file at a path may be written |
-//! | `output.rs` | one open file |
-//! | `recorder.rs` | one pool's part in a file |
+//! | `file` | files, written and read back |
 //!
 //! Without the feature `io` nothing is recorded.
 //!
@@ -108,29 +103,13 @@ mod event;
 pub use event::{Event, PoolDescription, Record, SET_IN_CODE};
 
 #[cfg(feature = "io")]
-mod format;
-#[cfg(feature = "io")]
-mod open;
-#[cfg(feature = "io")]
-mod output;
-#[cfg(feature = "io")]
-mod reader;
-#[cfg(feature = "io")]
-mod recorder;
-#[cfg(feature = "io")]
-mod writer;
+mod file;
 
 #[cfg(feature = "io")]
-pub use format::TimedSnapshot;
-#[cfg(feature = "io")]
-pub use reader::{Recording, RecordingError};
-#[cfg(feature = "io")]
-pub use recorder::open;
+pub use file::{Recording, RecordingError, TimedSnapshot, Unrecorded, open};
 
 /// Records what one pool does. Without the feature `io` there is none.
-pub type Recorder = dyn RecordEvents;
-
-pub trait RecordEvents: Debug + Send + Sync {
+pub trait Recorder: Debug + Send + Sync {
     /// Assigns a number to a tag.
     fn name_tag(&self, name: &str) -> u32;
 
@@ -162,18 +141,6 @@ pub fn failed_recordings() -> u64 {
 
 pub fn count_failed() {
     FAILED.fetch_add(1, Ordering::Relaxed);
-}
-
-/// The reason that a pool records nothing.
-#[cfg(feature = "io")]
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Unrecorded {
-    /// The file cannot be written, or its thread cannot be started. The text contains the remedy.
-    Failed(String),
-    /// Another process writes it.
-    Taken,
-    /// Another thread holds the list of open files: it waits for a disk, or does not exist in this forked child.
-    Busy,
 }
 
 /// The result of a pool's recording.

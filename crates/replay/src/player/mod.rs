@@ -148,8 +148,11 @@ impl<'a> Player<'a> {
         events_us.filter(|&event_us| event_us < u64::MAX).min()
     }
 
-    /// Ends a request with a buffer, or without one as a fallback.
+    /// Ends a request with a buffer, or without one as a fallback. Its thread continues.
     fn end_request(&mut self, ticket: &Ticket, buffer: Option<PinnedBuf>) {
+        if self.schedule.is_closed {
+            self.schedule.served(ticket.step, ticket.name, self.now_ns);
+        }
         let report = &mut self.report;
         let Some(buffer) = buffer else {
             report.fallbacks += 1;
@@ -199,7 +202,7 @@ impl<'a> Player<'a> {
             self.page_locks_at_half = self.pool.stats().memory.pin.count;
         }
         let waits = buffer.is_none() && self.wait_us > 0 && self.fits_limit(bytes)?;
-        if !waits || !self.schedule.is_closed {
+        if !self.schedule.is_closed {
             self.schedule.served(step, name, self.now_ns);
         }
         if waits {
@@ -271,9 +274,6 @@ impl<'a> Player<'a> {
             self.report.waited_us += waited_us;
             self.count_calls(self.clock.now_us());
             self.end_request(&ticket, buffer);
-            if self.schedule.is_closed {
-                self.schedule.served(ticket.step, ticket.name, self.now_ns);
-            }
         }
         Ok(())
     }

@@ -41,7 +41,7 @@ fn a_recording() -> (tempfile::TempDir, PathBuf) {
 #[test]
 fn a_recording_replays_its_requests_and_returns() {
     let (_dir, path) = a_recording();
-    let workload = Workload::open(&path).unwrap();
+    let workload = Workload::from_recording(&Recording::open(&path).unwrap()).unwrap();
     assert_eq!(workload.gets, 80);
     // Three buffers and the one that is copied.
     assert!(workload.peak_requested_bytes() >= (MIB + 60_000) as u64);
@@ -107,7 +107,7 @@ fn a_slow_consumer_ends_no_earlier_with_more_memory() {
         });
     });
     drop(pool);
-    let workload = Workload::open(&path).unwrap();
+    let workload = Workload::from_recording(&Recording::open(&path).unwrap()).unwrap();
     let play = |mib: u64| Replay { max_bytes: Some(mib << 20), wait: Duration::MAX, ..Replay::default() };
     let (as_recorded, ample) = (play(4).play(&workload).unwrap(), play(64).play(&workload).unwrap());
     assert!(as_recorded.waited_us > ample.waited_us, "{} and {}", as_recorded.waited_us, ample.waited_us);

@@ -19,8 +19,12 @@ fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data")
 }
 
+fn read(file: &str) -> Workload {
+    Workload::of_trace(Trace::open(&data().join(file)).unwrap()).unwrap()
+}
+
 fn named(name: &str) -> Workload {
-    Workload::open(&data().join(format!("workloads/{name}.trace.gz"))).unwrap()
+    read(&format!("workloads/{name}.trace.gz"))
 }
 
 fn written(text: &str) -> Workload {
@@ -175,7 +179,7 @@ fn a_file_gives_the_same_numbers_on_every_thread() {
 
 #[test]
 fn a_replay_under_tensorflows_policy_costs_as_much_as_tensorflows_pool() {
-    let seed = Workload::open(&data().join("conformance/seed.trace")).unwrap();
+    let seed = read("conformance/seed.trace");
     let replay = with("ROUNDING=exact");
     let report = replay.play(&seed).unwrap();
     // The statistics match seed.expected, recorded from TensorFlow's pool.

@@ -28,10 +28,10 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use encoding_rs_io::DecodeReaderBytes;
-use pinpool_replay::Input;
+use pinpool_replay::{Input, Recording};
 
 use crate::files::named;
-use crate::input::{self, is_recording};
+use crate::input;
 use crate::series::Series;
 use history::History;
 use message::LogContent;
@@ -58,7 +58,7 @@ pub(crate) fn series(input: Input) -> Result<Series, Box<dyn Error>> {
 }
 
 fn find(input: Input, needs_messages: bool) -> Result<(LogContent, History), Box<dyn Error>> {
-    if is_recording(&input) {
+    if Recording::is_begun_by(input.first()) {
         let why = "this is a recording, not a log: use `pinpool why` without --lines, or `pinpool trace`";
         return Err(why.into());
     }

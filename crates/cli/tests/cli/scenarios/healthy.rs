@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use pinpool::unstable::Rounding;
 use pinpool::{PoolBuilder, Preset};
-use pinpool_testing::{SinkMem, SinkStream};
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};
 
@@ -181,19 +180,4 @@ fn a_request_that_waits_once_needs_no_higher_limit() {
     held.into_iter().for_each(drop);
     program.load(60, 2, |_, _| 16 * MIB);
     program.diagnosed(()).check_healthy();
-}
-
-#[test]
-fn copies_that_take_seconds_are_not_stuck() {
-    let mut program = Program::one(|pool| pool);
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4 * MIB));
-    for _ in 0..5 {
-        let buffer = program.must_get("images", 4 * MIB);
-        let gate = Program::copy(buffer, &stream, &mut device);
-        program.load(15, 2, |_, _| 4 * MIB);
-        drop(gate);
-        stream.synchronize().unwrap();
-    }
-    // Simulated memory is not pinned.
-    program.diagnosed(stream).check_calm(&["not_pinned"]);
 }

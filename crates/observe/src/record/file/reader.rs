@@ -11,8 +11,8 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::event::{Event, PoolDescription, Record};
 use super::format::{BLOCK_BYTES_MAX, FRAME_BYTES, HEAD_BYTES, Item, MAGIC, TimedSnapshot, VERSION};
+use crate::record::{Event, PoolDescription, Record};
 use pinpool_os::call_stack::Frame;
 
 /// Most bytes of a recording, decompressed.
@@ -164,10 +164,7 @@ impl Recording {
             }
             Item::Pool(pool) => self.pools.push(pool),
             Item::Tag(number, name) => self.tags.push((number, name)),
-            Item::Stack(number, frames) => {
-                let frames = frames.into_iter().map(|(name, file, line)| Frame { name, file, line });
-                self.stacks.insert(number, frames.collect());
-            }
+            Item::Stack(number, frames) => _ = self.stacks.insert(number, frames),
             Item::Snapshot(taken) => self.snapshots.push(taken),
         }
         if self.records.len() + self.snapshots.len() > RECORDS_MAX {

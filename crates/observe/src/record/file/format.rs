@@ -9,8 +9,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::event::{PoolDescription, Record};
 use crate::diagnosis::Snapshot;
+use crate::record::{PoolDescription, Record};
+use pinpool_os::call_stack::Frame;
 
 /// The first bytes of a recording.
 pub(super) const MAGIC: [u8; 8] = *b"PINPOOLT";
@@ -32,8 +33,8 @@ pub(super) enum Item {
     Pool(PoolDescription),
     /// Number and name.
     Tag(u32, String),
-    /// Number, and name, file and line of each frame, the innermost first.
-    Stack(u32, Vec<(String, String, u32)>),
+    /// Number, and frames, the innermost first.
+    Stack(u32, Vec<Frame>),
     Snapshot(TimedSnapshot),
 }
 

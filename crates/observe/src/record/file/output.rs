@@ -6,9 +6,9 @@ use std::io::{self, Write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::Recorded;
 use super::format::{BLOCK_BYTES, Item, add_item, block};
 use super::open::{Opened, flock};
+use crate::record::Recorded;
 use pinpool_os::file_id::FileId;
 
 /// The file, up to the first write that fails, and the block that is being filled.

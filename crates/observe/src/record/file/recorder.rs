@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use super::event::{Event, PoolDescription, Record};
+use super::Unrecorded;
 use super::format::{Item, TimedSnapshot};
 use super::writer::{PATIENCE, Writer};
-use super::{RecordEvents, Recorded, Recorder, Unrecorded};
 use crate::diagnosis::Snapshot;
+use crate::record::{Event, PoolDescription, Record, Recorded, Recorder};
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::fork::ForkGeneration;
 
@@ -30,7 +30,7 @@ struct RecordedPool {
 }
 
 /// Records a pool to `path`, in which `%p` is the process id. Also returns the new path of an earlier recording.
-pub fn open(path: &Path, facts: Vec<(String, String)>) -> Result<(Arc<Recorder>, Option<PathBuf>), Unrecorded> {
+pub fn open(path: &Path, facts: Vec<(String, String)>) -> Result<(Arc<dyn Recorder>, Option<PathBuf>), Unrecorded> {
     let process = std::process::id().to_string();
     let path = path.to_str().map_or_else(|| path.to_owned(), |text| text.replace("%p", &process).into());
     let (writer, number, earlier) = Writer::of(&path)?;
@@ -44,7 +44,7 @@ pub fn open(path: &Path, facts: Vec<(String, String)>) -> Result<(Arc<Recorder>,
     Ok((Arc::new(RecordedPool { writer, pool: number, is_ended, next_us, generation }), earlier))
 }
 
-impl RecordEvents for RecordedPool {
+impl Recorder for RecordedPool {
     fn name_tag(&self, name: &str) -> u32 {
         self.writer.names.lock().tag(name)
     }

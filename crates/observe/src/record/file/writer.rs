@@ -4,7 +4,6 @@
 //! finds no room is counted as lost. The thread takes what the queue holds every 50 ms, or when it is woken because the queue fills up or
 //! a pool ends, and writes it as blocks, each compressed separately for a name that ends in `.gz`. A process that dies leaves whole blocks
 //! except the last. A process that exits waits up to 2 s until what was recorded before is in the file.
-#![allow(unsafe_code)] // Registers the handler of the exit.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -17,12 +16,13 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
 
-use super::event::{Event, Record};
+use super::Unrecorded;
 use super::format::{Item, head};
 use super::open::open;
 use super::output::Output;
-use super::{Recorded, Unrecorded};
-use pinpool_os::call_stack::{CallStack, Frame};
+use crate::record::{Event, Record, Recorded};
+use pinpool_os::call_stack::CallStack;
+use pinpool_os::exit::call_at_exit;
 use pinpool_os::file_id::FileId;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
@@ -187,7 +187,8 @@ impl TraceFile {
                 "has no thread that writes it: {error}; raise the limit on threads (`ulimit -u`)"
             ))
         })?;
-        flush_at_exit();
+        static REGISTERED: AtomicBool = AtomicBool::new(false);
+        call_at_exit(&REGISTERED, flush_open);
         self.writer = Some(writer.clone());
         Ok((writer, earlier))
     }
@@ -268,17 +269,8 @@ impl Writer {
     }
 }
 
-/// The exit of this process flushes its files from now on. A process that ends without its exit handlers (`_exit`, `abort`, a signal)
-/// loses what was recorded since the last write.
-fn flush_at_exit() {
-    static REGISTERED: AtomicBool = AtomicBool::new(false);
-    // A child of `fork` has the handlers of its parent. Miri runs none.
-    if !cfg!(miri) && !REGISTERED.swap(true, Ordering::Relaxed) {
-        // SAFETY: the handler does not unwind. If it cannot be registered for lack of memory, exits do not wait.
-        unsafe { libc::atexit(flush_open) };
-    }
-}
-
+/// Flushes the open files when the process exits. A process that ends without its exit handlers loses what was recorded since the last
+/// write.
 extern "C" fn flush_open() {
     let until = Instant::now() + SHORT_PATIENCE;
     let opened = TRACE_FILES.get_if_made().and_then(|opened| lock_until(opened, until));
@@ -357,8 +349,7 @@ impl Run {
             output.add(&Item::Tag(number, name.into()));
         }
         for (number, stack) in stacks {
-            let frames = stack.frames().into_iter().map(|Frame { name, file, line }| (name, file, line));
-            output.add(&Item::Stack(number, frames.collect()));
+            output.add(&Item::Stack(number, stack.frames()));
         }
         let missing = (lost > 0).then_some((0, Event::Missing { records: lost }));
         let ends = flushes.iter().filter_map(|(pool, _)| Some(((*pool)?, Event::End)));

@@ -1,0 +1,32 @@
+//! The files of recordings.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `format.rs` | the bytes of a block |
+//! | `reader.rs` | a recording read back, truncated or not |
+//! | `writer.rs` | the queue, the thread that writes, the open files, and the end of the process |
+//! | `open.rs` | whether the file at a path may be written |
+//! | `output.rs` | one open file |
+//! | `recorder.rs` | one pool's part in a file |
+
+mod format;
+mod open;
+mod output;
+mod reader;
+mod recorder;
+mod writer;
+
+pub use format::TimedSnapshot;
+pub use reader::{Recording, RecordingError};
+pub use recorder::open;
+
+/// The reason that a pool records nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unrecorded {
+    /// The file cannot be written, or its thread cannot be started. The text contains the remedy.
+    Failed(String),
+    /// Another process writes it.
+    Taken,
+    /// Another thread holds the list of open files: it waits for a disk, or does not exist in this forked child.
+    Busy,
+}
