@@ -90,13 +90,6 @@ fn buffers_that_do_not_come_back_are_a_leak() {
 }
 
 #[test]
-fn a_leak_that_began_with_the_program_is_one_after_half_a_minute() {
-    let mut program = Program::one(|pool| pool);
-    let kept = leak(&mut program, 36, 1, 0);
-    program.diagnosed(kept).check("leak", true);
-}
-
-#[test]
 fn of_twelve_pools_the_one_that_leaks_is_named() {
     let names = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11"];
     let mut program = Program::new(&names, |pool| pool);

@@ -10,11 +10,9 @@
 //! | --- | --- |
 //! | `causes.rs` | a program for each cause |
 //! | `healthy.rs` | programs that resemble one of them and are healthy |
-//! | `mixed.rs` | programs with one fault among ordinary activity |
 
 mod causes;
 mod healthy;
-mod mixed;
 
 use std::fs;
 use std::future::Future;
@@ -143,10 +141,6 @@ impl Program {
     fn step(&mut self) {
         self.clock.advance_us(STEP_US);
         self.pools.iter().for_each(run_due);
-    }
-
-    fn pause(&mut self, seconds: u64) {
-        (0..seconds * STEPS_IN_A_SECOND).for_each(|_| self.step());
     }
 
     /// Calls `act` with the number of each step for this many seconds.
