@@ -17,13 +17,13 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("benches", 185),
     ("crates/bench", 1496),
     ("crates/capi", 1179),
-    ("crates/cli", 5266),
+    ("crates/cli", 5273),
     ("crates/loader", 2400),
     ("crates/metrics", 363),
-    ("crates/observe", 2113),
+    ("crates/observe", 2122),
     ("crates/os", 1351),
     ("crates/preload", 1407),
-    ("crates/replay", 1394),
+    ("crates/replay", 1384),
     ("crates/shared_buffers", 1049),
     ("crates/shared_limit", 900),
     ("crates/testing", 658),
@@ -33,10 +33,10 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/arena", 1370),
     ("src/backend", 1935),
     ("src/buffer", 634),
-    ("src/config", 730),
+    ("src/config", 731),
     ("src/copy", 1259),
     ("src/driver", 725),
-    ("src/engine", 6816),
+    ("src/engine", 6817),
     ("src/error", 217),
     ("src/in_flight", 536),
     ("src/lib", 49),
@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 38055),
-    ("sum of code and tests", 77603),
+    ("tests", 38105),
+    ("sum of code and tests", 77661),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_823;
+const MARKDOWN_BYTES: usize = 116_813;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

@@ -82,6 +82,8 @@ pub struct CodeSettings {
     pub pin_threads: Option<usize>,
     /// Longest wait of a closing pool for copies in flight; `None` for 30 s.
     pub close_wait: Option<Duration>,
+    /// The variables that code sets, separated by spaces.
+    pub set_in_code: String,
     /// A file to read memory pressure from; `None` for the kernel's reports.
     pub pressure: Option<PathBuf>,
 }

@@ -125,16 +125,14 @@ impl PoolStart {
     /// The recorder, if `PINPOOL_TRACE` is set.
     #[cfg(feature = "observe")]
     fn recorder(&self, config: &Config, source: &dyn Source) -> Result<Option<Arc<dyn Recorder>>> {
-        let (log, variables) = (&self.log, &self.settings.variables);
+        let log = &self.log;
         let Some(path) = &config.trace else { return Ok(None) };
         let pinned = if source.is_pinned() { "yes" } else { "no" };
-        let mut facts =
-            vec![("backend".to_owned(), source.name().to_owned()), ("pinned".to_owned(), pinned.to_owned())];
-        facts.extend(log.name.iter().map(|name| ("name".to_owned(), name.clone())));
-        facts.extend(variables.iter().map(|of| (of.name.to_owned(), config.value_of(of.name))));
-        let set_in_code: Vec<_> = variables.iter().filter(|of| of.origin == "builder").map(|of| of.name).collect();
-        facts.push((SET_IN_CODE.to_owned(), set_in_code.join(" ")));
-        let why = match record::open(path, facts) {
+        let facts = [("backend", source.name()), ("pinned", pinned), (SET_IN_CODE, config.code.set_in_code.as_str())];
+        let facts = facts.into_iter().chain(log.name.iter().map(|name| ("name", name.as_str())));
+        let facts = facts.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let variables = self.settings.variables.iter().map(|of| (of.name.to_owned(), config.value_of(of.name)));
+        let why = match record::open(path, facts.chain(variables).collect()) {
             Ok((recorder, earlier)) => {
                 if let Some(earlier) = &earlier {
                     log.trace_renamed(recorder.path(), earlier);

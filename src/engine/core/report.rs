@@ -269,6 +269,7 @@ impl Core {
             free_bytes: stats.memory.free_bytes + stats.memory.transit_bytes + stats.memory.overhead_bytes,
             pageable_bytes: stats.memory.pageable_bytes,
             needed_bytes,
+            set_in_code: self.config.code.set_in_code.clone(),
             limit: has_limit.then_some(limit.into()),
             max_bytes: stats.limits.max_bytes,
             others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),

@@ -73,6 +73,12 @@ fn the_last_diagnosis_of_each_pool_in_a_log_counts_and_alarms_come_first() {
     assert_eq!(lines[1..], ["  to do: raise PINPOOL_MAX_BYTES to 6.2GiB", "2 healthy: a, pool 2"]);
     let all = why(&path, &["--all"]).stdout;
     assert!(all.ends_with("a: healthy: 9 of 9\npool 2: healthy: 5 of 5\n"), "{all}");
+    // An unpinned pool is an alarm next to a pinned one.
+    let unpinned = "INFO pool[c] diagnosis: not_pinned: copies use pageable memory\n";
+    for (created, code) in [("", 0), ("INFO pool[a] created: backend=mlock pinned=yes max=1.0GiB\n", 1)] {
+        fs::write(&path, format!("{created}{unpinned}")).unwrap();
+        assert_eq!(why(&path, &[]).code(), code, "{created}");
+    }
 }
 
 #[test]

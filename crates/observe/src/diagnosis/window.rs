@@ -97,10 +97,11 @@ impl<'a> Window<'a> {
         let max = now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", Size(bytes)));
         let (held, buffers) = (Size(now.held_bytes), counted(now.used, "buffer"));
         let evidence = vec![
-            format!("this window: {requests}, {} misses; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
+            format!("this window: {requests}, {} missed; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
             format!("{held} held{max}: {used} in {buffers}, {in_flight} in flight, {idle} idle, {free} free"),
         ];
-        WindowDiagnosis { cause, is_alarm: false, found, evidence, advice: None, setting: None, lost: *lost, size: 0 }
+        let (advice, setting, is_in_code) = (None, None, false);
+        WindowDiagnosis { cause, is_alarm: false, found, evidence, advice, setting, is_in_code, lost: *lost, size: 0 }
     }
 
     fn alarm(&self, cause: Cause, found: String, advice: impl Into<String>) -> WindowDiagnosis {
@@ -110,7 +111,8 @@ impl<'a> Window<'a> {
     /// An alarm that this value of a setting ends.
     fn alarm_for(&self, cause: Cause, found: String, advice: String, (name, size): (&str, u64)) -> WindowDiagnosis {
         let setting = SETTINGS.into_iter().find(|known| *known == name).map(|name| (name, size));
-        WindowDiagnosis { setting, size, ..self.alarm(cause, found, advice) }
+        let is_in_code = self.now.set_in_code.split(' ').any(|set| set == name);
+        WindowDiagnosis { setting, is_in_code, size, ..self.alarm(cause, found, advice) }
     }
 
     /// The owner of most bytes.
@@ -266,8 +268,7 @@ impl<'a> Window<'a> {
         let (unused_bytes, held_bytes) = (self.now.idle_bytes + self.now.free_bytes, self.now.held_bytes);
         if unused_bytes > held_bytes / 2 {
             let (unused, held) = (Size(unused_bytes), Size(held_bytes));
-            let advice =
-                "lower PINPOOL_MAX_BYTES, so that requests release idle memory, or set PINPOOL_PRESET=adaptive";
+            let advice = "lower PINPOOL_MAX_BYTES, so that requests release idle memory, or set PINPOOL_PRESET=adaptive without PINPOOL_ROUNDING";
             let found = format!("{short} although {unused} of {held} held are idle or free");
             return self.alarm(Cause::IdleHoard, found, advice);
         }
@@ -309,7 +310,7 @@ impl<'a> Window<'a> {
             // Buffers of sizes that do not recur do not help.
             if is_varied && *misses > requests / 10 * 8 {
                 let found = format!("{}, each with a pin call, because no idle buffer had their size", missed());
-                let advice = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes";
+                let advice = "set PINPOOL_PRESET=adaptive without PINPOOL_ROUNDING, or batch to fewer sizes";
                 return Some(self.alarm(Cause::SizesNeverRecur, found, advice));
             }
             let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(&self.delta.evicted));
@@ -389,7 +390,10 @@ impl<'a> Window<'a> {
         }
         let Snapshot { requests, pin_calls, .. } = self.delta;
         let (served, held) = (requests.saturating_sub(pin_calls), Size(now.held_bytes));
-        let found = format!("{served} of {requests} requests were served immediately, {held} held");
+        let found = match requests {
+            0 => format!("no requests, {held} held"),
+            _ => format!("{served} of {requests} requests were served immediately, {held} held"),
+        };
         self.diagnosis(Cause::Healthy, found)
     }
 }

@@ -113,6 +113,8 @@ pub struct WindowDiagnosis {
     pub advice: Option<String>,
     /// A setting that fixes the problem, with its value.
     pub setting: Option<(&'static str, u64)>,
+    /// The program sets it in its code, so that its variable has no effect.
+    pub(super) is_in_code: bool,
     pub lost: Lost,
     /// The recommended size in bytes or buffers: a larger one is logged again.
     pub(super) size: u64,
@@ -140,7 +142,8 @@ impl WindowDiagnosis {
         let mut lines = vec![format!("{}: {}", self.cause.name(), self.found), format!("  {}", self.lost)];
         lines.extend(self.evidence.iter().map(|line| format!("  {line}")));
         lines.extend(self.advice.iter().map(|advice| format!("  to do: {advice}")));
-        lines.extend(self.setting.iter().map(|(name, value)| format!("  export {name}={value}")));
+        let place = if self.is_in_code { "in the program's code:" } else { "export" };
+        lines.extend(self.setting.iter().map(|(name, value)| format!("  {place} {name}={value}")));
         lines
     }
 }

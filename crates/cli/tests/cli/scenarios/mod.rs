@@ -10,9 +10,11 @@
 //! | --- | --- |
 //! | `causes.rs` | a program for each cause |
 //! | `healthy.rs` | programs that resemble one of them and are healthy |
+//! | `mixed.rs` | programs with one fault among ordinary activity |
 
 mod causes;
 mod healthy;
+mod mixed;
 
 use std::fs;
 use std::future::Future;
