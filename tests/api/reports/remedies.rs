@@ -1,14 +1,12 @@
 //! The remedy in a message is the one that helps, and what is less than was asked for is a warning.
 #![allow(clippy::print_stdout)] // Prints why it skips.
 
-use pinpool_os::words::Size;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
 use log::Level;
-use pinpool::unstable::Rounding;
 use pinpool::{Backend, OnFull, Pool, PoolBuilder, Preset, Request};
 
 use crate::captured_log::{lines_with_levels, listen};
@@ -98,37 +96,6 @@ fn a_request_behind_a_large_one_in_the_queue_names_it_and_advises_a_limit_above_
         let remedy = "wait longer (PINPOOL_WAIT), request a smaller buffer, or raise PINPOOL_MAX_BYTES to 78.0MiB";
         assert_eq!(change, remedy);
     });
-}
-
-#[test]
-fn idle_memory_is_the_cause_where_it_is_most_of_what_is_held() {
-    let builder = Pool::builder()
-        .without_env()
-        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(64 << 20))))
-        .wait(Duration::ZERO);
-    let pool = builder
-        .setting("rounding", Rounding::Exact)
-        .setting("auto_resize", false)
-        .setting("pool_size_limit", 1000)
-        .build()
-        .unwrap();
-    drop((0..60).map(|n| pool.get(MIB - n * 4096).unwrap()).collect::<Vec<_>>());
-    let held = pool.stats().memory.held_bytes;
-    let error = pool.get(16 * MIB).unwrap_err();
-    let text = error.report();
-    let (found, change) = cause(&text);
-    assert!(
-        error.is_backend()
-            && found == format!("{0} of {0} held are idle or free, but in other sizes or pieces", Size(held)),
-        "{text}"
-    );
-    assert!(
-        change.starts_with(&format!(
-            "set PINPOOL_MAX_BYTES below {}, so that requests release idle memory; ",
-            Size(held)
-        )),
-        "{change}"
-    );
 }
 
 #[test]

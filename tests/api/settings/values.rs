@@ -5,20 +5,10 @@ use std::time::Duration;
 use pinpool::unstable::Rounding;
 use pinpool::unstable::config::Config;
 use pinpool::unstable::config::env::{VARIABLES, VariableReport, report, report_of};
-use pinpool::unstable::config::text::parse_duration;
 use pinpool::{Backend, Error, Limit, OnFull, Pool, PoolBuilder, Preset, Result};
 
 use crate::captured_log::{lines, listen};
 use crate::child::alone_with;
-
-#[test]
-fn times_are_read_as_written() {
-    for (text, micros) in [("30", 30_000_000), ("30s", 30_000_000), ("500ms", 500_000), ("0", 0), ("2min", 120_000_000)]
-    {
-        assert_eq!(parse_duration(text), Ok(Duration::from_micros(micros)), "{text}");
-    }
-    assert!(parse_duration("soon").is_err() && parse_duration("99999999999999h").is_err());
-}
 
 fn heap() -> PoolBuilder {
     Pool::builder().backend(Backend::Heap)
