@@ -230,6 +230,7 @@ impl Core {
         // A wait counts while it lasts, not in the window in which it ends.
         let current_waits = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
         let waited = stats.requests.wait_time.total() + current_waits;
+        let copies = stats.copies.time.count() + stats.copies.in_flight;
         let limit = self.memory.limit_name(LimitLevel::Pool);
         let has_limit =
             limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();
@@ -279,10 +280,10 @@ impl Core {
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
             oldest_copy: stats.copies.oldest_age,
             oldest_copy_stream: stats.copies.oldest_stream_id,
-            copies: stats.copies.time.count() + stats.copies.in_flight,
+            copies,
             is_pinned: stats.is_pinned,
             #[cfg(feature = "cuda")]
-            has_driver: !stats.is_pinned && crate::driver::is_mapped(),
+            has_driver: copies > 0 && !stats.is_pinned && crate::driver::is_mapped(),
             #[cfg(not(feature = "cuda"))]
             has_driver: false,
             failure: if self.is_forked() { None } else { self.diagnosis.failure.lock().clone() },

@@ -84,7 +84,7 @@ pub struct Snapshot {
     /// Copies that were begun; 0 if they are not counted.
     pub copies: u64,
     pub is_pinned: bool,
-    /// The process has loaded a GPU driver.
+    /// The process has loaded a GPU driver. Looked up only if memory that is not pinned was copied.
     pub has_driver: bool,
     /// The likely cause of the last request that failed since the last window.
     pub failure: Option<(Cause, LikelyCause)>,
