@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 38105),
-    ("sum of code and tests", 77661),
+    ("tests", 38123),
+    ("sum of code and tests", 77679),
 ];
 
 /// Bytes of all Markdown files.
