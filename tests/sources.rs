@@ -17,7 +17,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("benches", 185),
     ("crates/bench", 1496),
     ("crates/capi", 1179),
-    ("crates/cli", 5273),
+    ("crates/cli", 5275),
     ("crates/loader", 2400),
     ("crates/metrics", 363),
     ("crates/observe", 2122),
@@ -31,30 +31,30 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("fuzz", 8),
     ("python", 2103),
     ("src/arena", 1370),
-    ("src/backend", 1935),
-    ("src/buffer", 634),
+    ("src/backend", 1934),
+    ("src/buffer", 635),
     ("src/config", 731),
     ("src/copy", 1259),
     ("src/driver", 725),
-    ("src/engine", 6817),
+    ("src/engine", 6820),
     ("src/error", 217),
     ("src/in_flight", 536),
     ("src/lib", 49),
     ("src/maintenance_thread", 279),
     ("src/policy", 78),
-    ("src/pool", 931),
+    ("src/pool", 930),
     ("src/quota", 385),
     ("src/report", 668),
     ("src/shared_limit", 21),
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 38105),
-    ("sum of code and tests", 77661),
+    ("tests", 38144),
+    ("sum of code and tests", 77704),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_813;
+const MARKDOWN_BYTES: usize = 116_806;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

@@ -65,7 +65,7 @@ pub enum OnFull {
     /// An error.
     #[default]
     Error,
-    /// Pageable memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned) is false.
+    /// Pageable memory: [`PinnedBuf::pinned_by`](crate::PinnedBuf::pinned_by) is `None`.
     Pageable,
 }
 

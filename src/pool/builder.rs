@@ -198,8 +198,8 @@ impl PoolBuilder {
         let config = &start.settings.config;
         let core = start.start_core(config, shared)?;
         pool.handle.started_core(|| core);
-        if config.reserve_bytes > 0 {
-            pool.reserve(config.reserve_bytes)?;
+        if config.reserve > 0 {
+            pool.reserve(config.reserve)?;
         }
         Ok(pool)
     }

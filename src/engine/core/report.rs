@@ -126,7 +126,8 @@ impl Core {
     /// The statistics of a pool or partition that has counted nothing.
     pub(super) fn empty_stats(&self, name: Option<String>, number: u64) -> Stats {
         let (preset, source) = (self.config.preset, self.memory.source());
-        Stats { name, number, preset, backend: source.name(), is_pinned: source.is_pinned(), ..Stats::default() }
+        let (backend, is_pinned) = (source.name(), source.pinned_by().is_some());
+        Stats { name, number, preset, backend, is_pinned, ..Stats::default() }
     }
 
     pub(crate) fn stats(&self) -> Stats {

@@ -318,8 +318,7 @@ fn a_reserve_beside_the_pool_takes_the_idle_memory_of_others() {
         let mut other = Worker::start(&named, "other", 64);
         other.answer();
         assert_eq!(other.ask(&format!("get {}", filled * MIB)), "held");
-        let pool =
-            named.builder(64).reserve_bytes(48 << 20).setting("reserve_wait", false).name("own").build().unwrap();
+        let pool = named.builder(64).reserve(48 << 20).setting("reserve_wait", false).name("own").build().unwrap();
         // Nothing is idle yet: the shared limit records what it wants until memory arrives.
         named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
         assert_eq!(other.ask("put"), "put");
@@ -332,7 +331,7 @@ fn a_reserve_beside_the_pool_takes_the_idle_memory_of_others() {
 fn a_reserve_is_not_shown_as_idle() {
     let named = Named::new("kept");
     for waits in [true, false] {
-        let builder = named.builder(64).reserve_bytes(32 << 20).setting("reserve_wait", waits).background_thread(false);
+        let builder = named.builder(64).reserve(32 << 20).setting("reserve_wait", waits).background_thread(false);
         let pool = builder.build().unwrap();
         assert!(pool.wait_reserved(LONG).unwrap());
         drop(pool.get(8 * MIB).unwrap());
@@ -379,7 +378,7 @@ fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
     other.answer();
     assert_eq!(other.ask(&format!("get {}", 60 * MIB)), "held");
     assert_eq!(other.ask("put"), "put");
-    let pool = named.builder(64).reserve_bytes(32 << 20).build().unwrap();
+    let pool = named.builder(64).reserve(32 << 20).build().unwrap();
     let shared = pool.stats().limits.shared.unwrap();
     assert!(shared.own_bytes >= 32 << 20 && shared.held_bytes <= 64 << 20, "{shared:?}");
     // A reserve is in use to the end: nothing of it is given.

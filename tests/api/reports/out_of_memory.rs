@@ -146,7 +146,7 @@ fn after_a_request_that_failed_why_has_the_cause_of_the_failure() {
     assert_eq!((why.cause.name(), why.is_alarm), ("limit_too_small", true), "{why}");
     assert!(why.found.as_str().ends_with("old (tag cache)"), "{why}");
     assert!(
-        error.report().contains(why.found.as_str()) && error.report().ends_with(why.advice.as_deref().unwrap()),
+        error.report().contains(why.found.as_str()) && error.report().ends_with(why.remedy.as_deref().unwrap()),
         "{why}"
     );
     // A later judgement has seen what came after it.

@@ -29,7 +29,7 @@ fn refusal(pool: &impl Requests, held: usize, len: usize) -> String {
 fn the_remedy_of_a_refusal_is_the_one_that_helps() {
     let adaptive = || heap().max_bytes(4 << 20).build().unwrap();
     let tensorflow = || heap().preset(Preset::TensorFlow).max_bytes(4 << 20).build().unwrap();
-    let fixed = || heap().max_bytes(8 << 20).reserve_bytes(4 << 20).setting("growth", false).build().unwrap();
+    let fixed = || heap().max_bytes(8 << 20).reserve(4 << 20).setting("growth", false).build().unwrap();
     for (case, pool, held, len, helps, never) in [
         ("full", adaptive(), 4 * MIB, 4096, "Return buffers sooner or raise PINPOOL_MAX_BYTES", "exceeds"),
         ("never fits", adaptive(), 1, 5 * MIB, "Request a smaller buffer or raise PINPOOL_MAX_BYTES", "eturn buffers"),
@@ -100,7 +100,7 @@ fn a_request_behind_a_large_one_in_the_queue_names_it_and_advises_a_limit_above_
 
 #[test]
 fn the_log_line_of_a_shortage_has_the_same_remedy() {
-    let pool = heap().max_bytes(8 << 20).reserve_bytes(4 << 20).setting("growth", false).build().unwrap();
+    let pool = heap().max_bytes(8 << 20).reserve(4 << 20).setting("growth", false).build().unwrap();
     listen();
     refusal(&pool, 4 * MIB, 4096);
     let kept = lines_with_levels();
@@ -219,7 +219,7 @@ fn a_refusal_by_the_limit_on_locked_memory_fails_at_once_and_is_not_repeated() {
         assert_eq!(pool.stats().requests.timeouts, 0);
         let why = pool.diagnose();
         assert_eq!(why.cause.name(), "memory_refused");
-        assert!(why.advice.as_deref().is_some_and(|cure| cure.contains("ulimit -l")), "{why}");
+        assert!(why.remedy.as_deref().is_some_and(|cure| cure.contains("ulimit -l")), "{why}");
         // While something is held a return may help, and no call is made meanwhile.
         let _held = pool.get(MIB).unwrap();
         let failures = pool.stats().memory.pin.failures;

@@ -60,7 +60,7 @@ fn a_request_without_room_fails_or_falls_back_when_its_wait_has_passed() {
     assert_eq!(valid_stats(&pool).requests.failed, 2);
     let pool = over_sim(2 << 20).wait(SHORT).on_full(OnFull::Pageable).build().unwrap();
     let _held = pool.get(2 * MIB).unwrap();
-    assert!(!run(pool.get_async(MIB)).unwrap().is_pinned());
+    assert!(run(pool.get_async(MIB)).unwrap().pinned_by().is_none());
     assert_eq!(valid_stats(&pool).requests.pageable, 1);
 }
 
@@ -255,7 +255,7 @@ fn a_task_whose_call_does_not_return_falls_back_at_its_deadline() {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
     let pool = over(source.clone(), 64 << 20).on_full(OnFull::Pageable).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);
-    assert!(!run(pool.get_async(Request::new(4 * MIB).timeout(SHORT))).unwrap().is_pinned());
+    assert!(run(pool.get_async(Request::new(4 * MIB).timeout(SHORT))).unwrap().pinned_by().is_none());
     drop(gate);
     assert_eq!(pool.stats().requests.failed, 0);
 }
