@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 38126),
-    ("sum of code and tests", 77686),
+    ("tests", 38144),
+    ("sum of code and tests", 77704),
 ];
 
 /// Bytes of all Markdown files.

@@ -86,6 +86,25 @@ fn a_large_get_takes_several_idle_buffers_and_holes_before_it_grows() {
 }
 
 #[test]
+fn growth_is_by_a_quarter_up_to_what_was_held_lately_and_by_little_beyond_that() {
+    let (pool, _clock) = with_manual_clock(over_virtual_memory());
+    let pinned = |pool: &Pool| valid_stats(pool).memory.held_bytes >> 20;
+    let first = pool.get(200 * MIB).unwrap();
+    assert_eq!(pinned(&pool), 200);
+    let _second = pool.get(2 * MIB).unwrap();
+    assert_eq!(pinned(&pool), 206, "a part in 28");
+    drop(first);
+    pool.trim(0);
+    assert_eq!(pinned(&pool), 2);
+    let _third = pool.get(100 * MIB).unwrap();
+    assert_eq!(pinned(&pool), 102);
+    let _small = pool.get(MIB).unwrap();
+    assert_eq!(pinned(&pool), 120, "nine granules");
+    let _last = pool.get(20 * MIB).unwrap();
+    assert_eq!((pinned(&pool), pool.stats().memory.pin.count), (150, 5), "a quarter");
+}
+
+#[test]
 fn a_step_that_the_backend_refuses_shrinks_to_what_is_needed() {
     let (pool, _clock) = with_manual_clock(over(Arc::new(SimSource::new(162 << 20))));
     let _first = pool.get(160 * MIB).unwrap();
