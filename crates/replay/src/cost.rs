@@ -52,16 +52,14 @@ impl CallCost {
         let follows = products > 0.0 && products * products >= squares * spread * FOLLOWS;
         let fastest = calls.iter().map(|call| call.took_ns as f64 / call.bytes.max(1) as f64).fold(f64::MAX, f64::min);
         let slope = if follows { slope } else { slope.max(fastest) };
-        Some(match (slope, took - slope * bytes) {
-            (slope, base) if !follows => Self { call_ns: base.max(0.0), byte_ns: slope },
+        let base = took - slope * bytes;
+        if follows && base < 0.0 {
             // It would cross 0: use a line through 0.
-            (_, base) if base < 0.0 => {
-                let weights = calls.iter().map(|call| (call.bytes as f64).powi(2)).sum::<f64>();
-                let through = calls.iter().map(|call| call.bytes as f64 * call.took_ns as f64).sum::<f64>();
-                Self { call_ns: 0.0, byte_ns: through / weights }
-            }
-            (slope, base) => Self { call_ns: base, byte_ns: slope },
-        })
+            let weights = calls.iter().map(|call| (call.bytes as f64).powi(2)).sum::<f64>();
+            let through = calls.iter().map(|call| call.bytes as f64 * call.took_ns as f64).sum::<f64>();
+            return Some(Self { call_ns: 0.0, byte_ns: through / weights });
+        }
+        Some(Self { call_ns: base.max(0.0), byte_ns: slope })
     }
 
     /// Returns whether all of `calls` have one size, or sizes too close to separate a slope from noise.
