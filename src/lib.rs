@@ -77,7 +77,7 @@ pub mod unstable;
 /// Custom memory for [`Backend::Source`]: implement [`Source`](source::Source), and test it with the crate `pinpool-testing`.
 pub mod source {
     pub use crate::backend::{PAGE_BYTES, Region, Source};
-    pub use crate::error::Retry;
+    pub use crate::error::{Retry, SourceError};
 }
 
 pub use backend::{Backend, PinnedBy};
@@ -86,7 +86,7 @@ pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, PinnedBuf, PinnedSlice};
 pub use config::{Limit, OnFull, ParseError, Preset};
 pub use copy::completion::Completion;
-pub use error::{Error, Result, SourceError};
+pub use error::{Error, Result};
 pub use pool::{GetFuture, Partition, Pool, PoolBuilder, Request, UserMemory};
 pub use report::{Cause, Diagnosis, Dump, Owner, SuggestedSetting};
 pub use stats::Stats;

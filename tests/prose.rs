@@ -34,7 +34,7 @@ const PHRASES: &[(&str, &str, usize, usize)] = &[
     ("whose", "with", 1, 5),
     ("in vain", "timed out", 0, 0),
     ("anew", "again", 0, 0),
-    ("stands", "is", 0, 3),
+    ("stands", "is", 0, 2),
     ("look at", "check", 0, 0),
     ("looks at", "checks", 0, 0),
     ("looked at", "checked", 0, 0),

@@ -71,9 +71,8 @@ impl Buffer {
         Ok(self.memory.address)
     }
 
-    /// True if the memory is pinned: not on the backend "heap", nor for buffers beyond the limit with `on_full="pageable"`.
-    ///
-    /// torch's `tensor.is_pinned()` is True for memory of the backends vmm, register and cuda.
+    /// True if the driver pinned the memory, so that copies can be asynchronous: on the backends vmm, register and cuda, except for
+    /// buffers beyond the limit with `on_full="pageable"`. torch's `tensor.is_pinned()` says the same.
     #[getter]
     fn is_pinned(&self) -> bool {
         self.memory.is_pinned
@@ -202,7 +201,7 @@ impl Buffer {
             return Err(PyBufferError::new_err("a buffer is exported without a copy: omit `copy`, and copy the array"));
         }
         let device = dl_device.map_or(Ok(Device::Cpu), |(kind, _)| Device::of(kind))?;
-        if device == Device::CudaHost && !(self.memory.is_pinned && self.memory.origin.is_cuda_pinned) {
+        if device == Device::CudaHost && !self.memory.is_pinned {
             return Err(PyBufferError::new_err(
                 "CUDA has not pinned the memory of this buffer, so it cannot be exported as kDLCUDAHost: export it as kDLCPU, or use \
                  the backend vmm, register or cuda (`pinpool doctor` says why auto chose another)",

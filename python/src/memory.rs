@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pinpool::copy::{CopyStream, Fence};
 use pinpool::unstable::config::Config;
-use pinpool::{OnFull, PinnedBuf, Preset};
+use pinpool::{OnFull, PinnedBuf, PinnedBy, Preset};
 use pyo3::exceptions::PyBufferError;
 use pyo3::{PyErr, PyResult};
 
@@ -83,7 +83,7 @@ impl Origin {
 
     /// True if a return of `buf` is short enough to keep the GIL. A return of a pageable buffer releases memory.
     fn keeps_gil_on_return(&self, buf: &PinnedBuf) -> bool {
-        self.keeps_gil_on_hit() && (buf.is_pinned() || !self.may_fall_back)
+        self.keeps_gil_on_hit() && (buf.pinned_by().is_some() || !self.may_fall_back)
     }
 
     /// Releases idle memory, and keeps the pool until its last buffer is dropped. There must be no more requests.
@@ -175,7 +175,7 @@ impl Memory {
         Self {
             address: buf.as_ptr().expose_provenance(),
             len: buf.len(),
-            is_pinned: buf.is_pinned(),
+            is_pinned: buf.pinned_by() == Some(PinnedBy::Driver),
             numa_node: buf.numa_node(),
             origin,
             state: Mutex::new(State {

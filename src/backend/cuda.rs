@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::source::{Region, RegionIds, Source};
+use super::source::{PinnedBy, Region, RegionIds, Source};
 use crate::driver::calls;
 use crate::driver::device::Device;
 use crate::error::SourceError;
@@ -53,8 +53,8 @@ unsafe impl Source for CudaSource {
         "cuda"
     }
 
-    fn is_pinned(&self) -> bool {
-        true
+    fn pinned_by(&self) -> Option<PinnedBy> {
+        Some(PinnedBy::Driver)
     }
 
     fn held_bytes(&self, len_bytes: usize) -> usize {

@@ -9,7 +9,7 @@ use super::mapping;
 use super::mlock::{lock, lock_on_fault, unlock};
 use super::options::PinOptions;
 use super::populate::{one_of_several, place};
-use super::source::{Region, RegionIds, Source};
+use super::source::{PinnedBy, Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, VirtualMemory};
 use crate::error::SourceError;
 
@@ -53,8 +53,8 @@ unsafe impl Source for HeapSource {
         if self.is_locked { "mlock" } else { "heap" }
     }
 
-    fn is_pinned(&self) -> bool {
-        self.is_locked
+    fn pinned_by(&self) -> Option<PinnedBy> {
+        self.is_locked.then_some(PinnedBy::Kernel)
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {

@@ -54,12 +54,11 @@ pub(crate) use huge_pages::{huge_bytes, huge_bytes_in};
 pub(crate) use mapping::page_of_this_process;
 pub use mlock::lock_limit;
 pub(crate) use options::PinOptions;
-pub use pinned_range::PinnedBy;
 pub(crate) use pinned_range::PinnedRange;
 pub use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 #[cfg(feature = "cuda")]
 pub use register::RegisterSource;
-pub use source::{Region, Source};
+pub use source::{PinnedBy, Region, Source};
 pub use trial::{Trial, try_out};
 pub use virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 #[cfg(feature = "cuda")]

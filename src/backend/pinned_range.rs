@@ -12,17 +12,8 @@ use super::mapping;
 use super::mlock;
 #[cfg(feature = "cuda")]
 use super::register::RegisterSource;
-use super::source::{Region, Source};
+use super::source::{PinnedBy, Region, Source};
 use crate::error::SourceError;
-
-/// The component that pinned memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PinnedBy {
-    /// The CUDA driver: `cuMemHostRegister`, `cuMemHostAlloc` or virtual memory.
-    Driver,
-    /// The kernel: `mlock`. CUDA copies such memory as pageable memory.
-    Kernel,
-}
 
 /// The owner of a pin.
 #[derive(Debug)]
@@ -44,7 +35,7 @@ impl PinnedRange {
     /// Whole pages, mapped until [`end`](Self::end) has returned without an error.
     pub(crate) unsafe fn pin(region: &Region, source: &dyn Source, device: u32) -> Result<Self, SourceError> {
         let _no_device = device;
-        if !source.is_pinned() {
+        if source.pinned_by().is_none() {
             return Ok(Self::None);
         }
         #[cfg(feature = "cuda")]

@@ -22,7 +22,7 @@ use super::huge_pages::HugeTlb;
 use super::mapping;
 use super::options::PinOptions;
 use super::populate::one_of_several;
-use super::source::{Region, RegionIds, Source};
+use super::source::{PinnedBy, Region, RegionIds, Source};
 use crate::driver::calls;
 use crate::driver::device::Device;
 use crate::driver::vmm::attribute;
@@ -166,8 +166,8 @@ unsafe impl Source for RegisterSource {
         "register"
     }
 
-    fn is_pinned(&self) -> bool {
-        true
+    fn pinned_by(&self) -> Option<PinnedBy> {
+        Some(PinnedBy::Driver)
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {

@@ -11,6 +11,15 @@ use crate::error::SourceError;
 use crate::report::Finding;
 use pinpool_os::host::PAGE_BYTES;
 
+/// The component that pins memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PinnedBy {
+    /// The CUDA driver: `cuMemHostRegister`, `cuMemHostAlloc` or virtual memory.
+    Driver,
+    /// The kernel: `mlock`. CUDA copies such memory as pageable memory.
+    Kernel,
+}
+
 /// Memory that a source returned and has not taken back.
 ///
 /// A region does not own its memory. Dropping one leaks the memory on purpose: freeing it could pull it from under a
@@ -85,8 +94,8 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// Short name, as in `PINPOOL_BACKEND` and [`Stats::backend`](crate::Stats::backend).
     fn name(&self) -> &'static str;
 
-    /// Whether the memory is resident: pinned by the driver, or locked by the kernel (`mlock`), which CUDA copies as pageable memory.
-    fn is_pinned(&self) -> bool;
+    /// The component that pins the memory; `None` for pageable memory.
+    fn pinned_by(&self) -> Option<PinnedBy>;
 
     /// Bytes that an acquisition of `len_bytes` takes from the system.
     fn held_bytes(&self, len_bytes: usize) -> usize {

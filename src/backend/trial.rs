@@ -29,7 +29,7 @@ pub struct Trial {
 ///
 /// let trial = try_out(&HeapSource::new(), 0)?.expect("no stream is capturing");
 /// assert_eq!(trial.bytes, 2 << 20);
-/// # Ok::<(), pinpool::SourceError>(())
+/// # Ok::<(), pinpool::source::SourceError>(())
 /// ```
 ///
 /// A driver may end the process: a program that must survive calls this in a separate process.
@@ -88,7 +88,7 @@ pub(super) fn untested(backend: &str, error: &SourceError) -> Finding {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
-    use crate::backend::{HeapSource, Region};
+    use crate::backend::{HeapSource, PinnedBy, Region};
 
     /// Separate regions of at most this many bytes.
     #[derive(Debug)]
@@ -100,8 +100,8 @@ mod tests {
             "small"
         }
 
-        fn is_pinned(&self) -> bool {
-            false
+        fn pinned_by(&self) -> Option<PinnedBy> {
+            None
         }
 
         fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {

@@ -28,6 +28,7 @@ use std::ptr::NonNull;
 
 use bytemuck::Pod;
 
+use crate::backend::PinnedBy;
 use crate::engine::Block;
 use crate::error::Result;
 use crate::in_flight::CopyFences;
@@ -116,7 +117,7 @@ impl fmt::Debug for PinnedBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PinnedBuf")
             .field("len", &self.len())
-            .field("is_pinned", &self.is_pinned())
+            .field("pinned_by", &self.pinned_by())
             .finish_non_exhaustive()
     }
 }
@@ -182,10 +183,10 @@ impl PinnedBuf {
         self.block.as_ref().map_or(0, |block| block.class_bytes() - block.skip_bytes())
     }
 
-    /// Returns whether the memory is pinned. False for `heap`, for pageable memory of a full pool, and for empty buffers; true for `mlock`,
-    /// which CUDA copies as pageable memory.
-    pub fn is_pinned(&self) -> bool {
-        self.block.as_ref().is_some_and(Block::is_pinned)
+    /// The component that pinned the memory: copies can be asynchronous if it is [`PinnedBy::Driver`]. `None` for `heap`, for pageable
+    /// memory of a full pool, and for empty buffers.
+    pub fn pinned_by(&self) -> Option<PinnedBy> {
+        self.block.as_ref().and_then(Block::pinned_by)
     }
 
     /// NUMA node of the buffer; `None` if the machine has only one node, or the node is unknown.

@@ -65,7 +65,7 @@ pub enum OnFull {
     /// An error.
     #[default]
     Error,
-    /// Pageable memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned) is false.
+    /// Pageable memory: [`PinnedBuf::pinned_by`](crate::PinnedBuf::pinned_by) is `None`.
     Pageable,
 }
 
@@ -82,6 +82,8 @@ pub struct CodeSettings {
     pub pin_threads: Option<usize>,
     /// Longest wait of a closing pool for copies in flight; `None` for 30 s.
     pub close_wait: Option<Duration>,
+    /// The variables that code sets, separated by spaces.
+    pub set_in_code: String,
     /// A file to read memory pressure from; `None` for the kernel's reports.
     pub pressure: Option<PathBuf>,
 }

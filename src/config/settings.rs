@@ -26,7 +26,7 @@ macro_rules! for_each_setting {
         "PINPOOL_MAX_BYTES" = Limit::Auto, max_bytes(impl Into<Limit>): Limit as word();
 
         /// Bytes pinned at the start and kept: a size like 2GiB, or none.
-        "PINPOOL_RESERVE" = 0, reserve_bytes(u64): u64 as SIZE;
+        "PINPOOL_RESERVE" = 0, reserve(u64): u64 as SIZE;
 
         /// Maximum bytes in idle buffers and free memory: a size, or none.
         "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes: Option<u64> as SIZE_OR_NONE;
@@ -175,7 +175,7 @@ impl Settings {
 impl Config {
     /// The settings that contradict each other, or need a feature that this build lacks: no pool is built.
     pub(super) fn contradictions(&self) -> Vec<Error> {
-        let (is_adaptive, has_reserve) = (self.preset == Preset::Adaptive, self.reserve_bytes > 0);
+        let (is_adaptive, has_reserve) = (self.preset == Preset::Adaptive, self.reserve > 0);
         let max_bytes = self.max_bytes.bytes().unwrap_or(u64::MAX);
         let needs_arena = "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is a separate allocation, so there \
                            is nothing to carve it from";
@@ -196,7 +196,7 @@ impl Config {
             ("PINPOOL_GROWTH", !is_adaptive && !self.growth, needs_arena),
             (
                 "PINPOOL_RESERVE",
-                self.reserve_bytes > max_bytes,
+                self.reserve > max_bytes,
                 &format!("exceeds PINPOOL_MAX_BYTES={}: lower the reserve or raise the limit", self.max_bytes),
             ),
             (
@@ -216,7 +216,7 @@ impl Config {
 
     /// The settings without effect under the others.
     pub(super) fn ineffective(&self) -> Vec<Error> {
-        let (is_adaptive, has_reserve) = (self.preset == Preset::Adaptive, self.reserve_bytes > 0);
+        let (is_adaptive, has_reserve) = (self.preset == Preset::Adaptive, self.reserve > 0);
         let has_huge_pages = match self.backend {
             Backend::Auto | Backend::Gpu | Backend::Register => is_adaptive,
             Backend::Cuda => false,

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::sys;
 
 use super::code::{Code, Failed};
-use super::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
+use super::{Context, CurrentContext, RelaxedCapture, calls, watchdog};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::host;
@@ -87,7 +87,7 @@ impl Device {
     pub(crate) fn loss(&self) -> Option<SourceError> {
         let context = self.context.get()?;
         let has_ended =
-            driver_watchdog::query(|| matches!(context.check(), Err(Failed { code: Code::CONTEXT_IS_DESTROYED, .. })));
+            watchdog::query(|| matches!(context.check(), Err(Failed { code: Code::CONTEXT_IS_DESTROYED, .. })));
         has_ended.unwrap_or(false).then(was_reset)
     }
 

@@ -10,7 +10,7 @@
 //! | [`calls`] | cudarc's results are an enumeration, and its functions may come from a stub |
 //! | [`code`] | cudarc's texts of errors call the driver, which may be gone |
 //! | [`device`] | the devices, their primary contexts and attributes |
-//! | [`driver_watchdog`] | threads do not call a driver that does not return |
+//! | [`watchdog`] | threads do not call a driver that does not return |
 //! | [`state`] | whether there is a driver and a device, and if not, why |
 //! | [`vmm`] | the driver's virtual memory, found by name, with types of this crate |
 //!
@@ -28,10 +28,10 @@ use self::code::{Code, Failed};
 pub(crate) mod calls;
 pub(crate) mod code;
 pub(crate) mod device;
-pub(crate) mod driver_watchdog;
 mod library;
 pub(crate) mod state;
 pub(crate) mod vmm;
+pub(crate) mod watchdog;
 
 pub(crate) use self::library::{is_loaded, is_mapped, is_present, symbol};
 

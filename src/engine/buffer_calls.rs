@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 
 use super::block;
 use super::core::{Core, KeptCore};
-use crate::backend::HugeTlb;
+use crate::backend::{HugeTlb, PinnedBy};
 use crate::copy::CopyKeeper;
 use crate::error::{Error, Result};
 use crate::in_flight::SharedFence;
@@ -21,11 +21,10 @@ use crate::in_flight::SharedFence;
 pub(crate) type Block = block::Block<Core>;
 
 impl Block {
-    /// Returns whether the memory is pinned.
-    pub(crate) fn is_pinned(&self) -> bool {
+    pub(crate) fn pinned_by(&self) -> Option<PinnedBy> {
         match self.memory().adopted() {
-            Some(adopted) => adopted.is_pinned,
-            None => self.memory().is_from_source() && self.owner().memory().source().is_pinned(),
+            Some(adopted) => adopted.pinned_by,
+            None => self.owner().memory().source().pinned_by().filter(|_| self.memory().is_from_source()),
         }
     }
 
@@ -44,7 +43,7 @@ impl Block {
     pub(crate) fn is_inaccessible(&self) -> bool {
         let is_kept_from_children = || match self.memory().adopted() {
             // By a driver, as far as the pool can know.
-            Some(adopted) => adopted.is_pinned,
+            Some(adopted) => adopted.pinned_by.is_some(),
             None => {
                 let (source, config) = (self.owner().memory().source(), self.owner().config());
                 self.memory().is_from_source() && (source.needs_gpu() || config.hugetlb != HugeTlb::Off)

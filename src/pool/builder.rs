@@ -88,6 +88,8 @@ impl PoolBuilder {
         let errors: Vec<_> = self.texts.iter().filter_map(set).collect();
         let mut report = env::examine(&settings, self.env_prefix.as_deref());
         report.errors.splice(0..0, errors);
+        let in_code = report.variables.iter().filter(|of| of.origin == "builder").map(|of| of.name);
+        report.config.code.set_in_code = in_code.collect::<Vec<_>>().join(" ");
         // A pool that pins without a driver does not search for one: a child that another thread forks meanwhile could inherit a
         // locked dynamic linker.
         let may_use_gpu = matches!(
@@ -196,8 +198,8 @@ impl PoolBuilder {
         let config = &start.settings.config;
         let core = start.start_core(config, shared)?;
         pool.handle.started_core(|| core);
-        if config.reserve_bytes > 0 {
-            pool.reserve(config.reserve_bytes)?;
+        if config.reserve > 0 {
+            pool.reserve(config.reserve)?;
         }
         Ok(pool)
     }

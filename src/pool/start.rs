@@ -33,10 +33,10 @@ impl PoolStart {
     /// Returns whether the backend can be chosen at the first use of the pool: no step can fail, nothing is reserved, and the driver,
     /// which the choice would start, has not been started.
     pub(super) fn may_start_later(&self) -> bool {
-        let Config { backend, reserve_bytes, trace, numa_node, .. } = &self.settings.config;
+        let Config { backend, reserve, trace, numa_node, .. } = &self.settings.config;
         matches!(backend, Backend::Auto)
             && numa_node.is_none()
-            && *reserve_bytes == 0
+            && *reserve == 0
             && trace.is_none()
             && backend::may_start_driver()
     }
@@ -89,7 +89,7 @@ impl PoolStart {
         let facts = [
             ("preset", Some(config.preset.to_string())),
             ("backend", Some(source.name().to_owned())),
-            ("pinned", Some(if source.is_pinned() { "yes" } else { "no" }.to_owned())),
+            ("pinned", Some(if source.pinned_by().is_some() { "yes" } else { "no" }.to_owned())),
             ("max", Some(limit_origin.to_owned())),
             ("granule", granules.map(|memory| Size(granule_of(memory)).to_string())),
             ("thp", limits::memory_rules(&self.host_root).huge_pages),
@@ -125,16 +125,14 @@ impl PoolStart {
     /// The recorder, if `PINPOOL_TRACE` is set.
     #[cfg(feature = "observe")]
     fn recorder(&self, config: &Config, source: &dyn Source) -> Result<Option<Arc<dyn Recorder>>> {
-        let (log, variables) = (&self.log, &self.settings.variables);
+        let log = &self.log;
         let Some(path) = &config.trace else { return Ok(None) };
-        let pinned = if source.is_pinned() { "yes" } else { "no" };
-        let mut facts =
-            vec![("backend".to_owned(), source.name().to_owned()), ("pinned".to_owned(), pinned.to_owned())];
-        facts.extend(log.name.iter().map(|name| ("name".to_owned(), name.clone())));
-        facts.extend(variables.iter().map(|of| (of.name.to_owned(), config.value_of(of.name))));
-        let set_in_code: Vec<_> = variables.iter().filter(|of| of.origin == "builder").map(|of| of.name).collect();
-        facts.push((SET_IN_CODE.to_owned(), set_in_code.join(" ")));
-        let why = match record::open(path, facts) {
+        let pinned = if source.pinned_by().is_some() { "yes" } else { "no" };
+        let facts = [("backend", source.name()), ("pinned", pinned), (SET_IN_CODE, config.code.set_in_code.as_str())];
+        let facts = facts.into_iter().chain(log.name.iter().map(|name| ("name", name.as_str())));
+        let facts = facts.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let variables = self.settings.variables.iter().map(|of| (of.name.to_owned(), config.value_of(of.name)));
+        let why = match record::open(path, facts.chain(variables).collect()) {
             Ok((recorder, earlier)) => {
                 if let Some(earlier) = &earlier {
                     log.trace_renamed(recorder.path(), earlier);

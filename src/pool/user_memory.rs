@@ -58,8 +58,7 @@ impl Pool {
     ) -> Result<PinnedBuf> {
         let (start, len) = (memory.cast(), memory.len());
         self.core().config().rounding.class(len, 1)?;
-        let (is_pinned, on_return) = (pinned_by.is_some(), Box::new(on_return));
-        let block = self.core().adopt(Adopted { start, len, is_pinned, on_return })?;
+        let block = self.core().adopt(Adopted { start, len, pinned_by, on_return: Box::new(on_return) })?;
         Ok(PinnedBuf::from_block(block, len, 1))
     }
 

@@ -18,8 +18,8 @@ pub struct Diagnosis {
     pub is_alarm: bool,
     /// The measurement, in one sentence.
     pub found: String,
-    /// The recommendation, if there is one.
-    pub advice: Option<String>,
+    /// What to change, if there is something.
+    pub remedy: Option<String>,
     /// A setting that helps.
     pub setting: Option<SuggestedSetting>,
     /// Time that all threads together spent waiting, pinning, unpinning and remapping during [`observed`](Diagnosis::observed).
@@ -41,10 +41,10 @@ pub struct SuggestedSetting {
 impl From<WindowDiagnosis> for Diagnosis {
     fn from(of: WindowDiagnosis) -> Self {
         let text = of.lines().join("\n");
-        let WindowDiagnosis { cause, is_alarm, found, advice, setting, lost, .. } = of;
+        let WindowDiagnosis { cause, is_alarm, found, remedy, setting, lost, .. } = of;
         let setting = setting.map(|(variable, value)| SuggestedSetting { variable, value: value.to_string() });
         let (lost, observed) = (Duration::from_nanos(lost.total_ns()), Duration::from_micros(lost.window_us));
-        Self { cause, is_alarm, found, advice, setting, lost, observed, text }
+        Self { cause, is_alarm, found, remedy, setting, lost, observed, text }
     }
 }
 

@@ -210,7 +210,7 @@ impl fmt::Display for Dump {
             write!(f, "\nsystem: {} free of {} ({origin})", Size(*available_bytes), Size(*total_bytes))?;
         }
         match self.likely_cause() {
-            Some(cause) => write!(f, "\nlikely cause: {}\nto do: {}", cause.found, cause.change),
+            Some(cause) => write!(f, "\nlikely cause: {}\nto do: {}", cause.found, cause.remedy),
             None => Ok(()),
         }
     }

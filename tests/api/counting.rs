@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
-use pinpool::SourceError;
-use pinpool::source::{Region, Source};
+use pinpool::PinnedBy;
+use pinpool::source::{Region, Source, SourceError};
 use pinpool::unstable::backend::{AddressRange, VirtualMemory};
 use pinpool_replay::SimSource;
 
@@ -76,8 +76,8 @@ unsafe impl Source for CountingSource {
         "counting"
     }
 
-    fn is_pinned(&self) -> bool {
-        true
+    fn pinned_by(&self) -> Option<PinnedBy> {
+        Some(PinnedBy::Driver)
     }
 
     fn device_lost(&self) -> Option<SourceError> {

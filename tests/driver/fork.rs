@@ -1,7 +1,7 @@
 //! Memory that a driver has pinned does not exist in a child of fork; its buffers return an error buf.
 #![allow(unsafe_code)] // Asks the kernel for what is mapped.
 
-use pinpool::{Backend, Pool};
+use pinpool::{Backend, PinnedBy, Pool};
 
 use crate::child::{alone, in_a_child};
 
@@ -69,8 +69,12 @@ fn a_launcher_that_builds_a_pool_and_only_forks_leaves_its_children_with_cuda() 
         in_a_child(|| {
             let own = Pool::builder().without_env().backend(Backend::Gpu).build();
             vec![
-                ("own", own.is_ok_and(|own| own.get(4096).is_ok_and(|buf| buf.is_pinned()))),
-                ("launcher's", pool.get(4096).is_ok_and(|buf| buf.is_pinned()) && pool.stats().backend == "vmm"),
+                ("own", own.is_ok_and(|own| own.get(4096).is_ok_and(|buf| buf.pinned_by() == Some(PinnedBy::Driver)))),
+                (
+                    "launcher's",
+                    pool.get(4096).is_ok_and(|buf| buf.pinned_by() == Some(PinnedBy::Driver))
+                        && pool.stats().backend == "vmm",
+                ),
             ]
         });
         assert_eq!(driver.calls("cuInit"), 0);

@@ -463,29 +463,6 @@ fn a_pending_event_delays_no_buffer_behind_another_event() {
     assert_eq!(driver.wrong_uses(), Vec::<String>::new());
 }
 
-#[test]
-fn copies_of_one_buffer_on_two_streams_keep_two_fences() {
-    let (driver, context, pool) = start();
-    let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
-    let mut targets = [memory(&streams[0], 0), memory(&streams[1], 0)];
-    let gate = driver.hold_all();
-    let mut buf = filled(&pool, 9);
-    for _ in 0..50 {
-        for (stream, target) in streams.iter().zip(&mut targets) {
-            buf.copy_range_to(0..LEN, stream, target).unwrap();
-        }
-    }
-    drop(buf);
-    pool.maintain();
-    assert_eq!(driver.calls("cuEventQuery"), 0);
-    assert_eq!(pool.stats().copies.in_flight, 1);
-    drop(gate);
-    poll_until_idle(&pool);
-    for (stream, target) in streams.iter().zip(&targets) {
-        assert_eq!(first_wrong(&stream.clone_dtoh(target).unwrap(), 9), None);
-    }
-}
-
 /// The calls of the driver that `act` makes.
 fn calls_of<R>(driver: &MockDriver, act: impl FnOnce() -> R) -> (R, Vec<(String, u64)>) {
     let before = driver.all_calls();

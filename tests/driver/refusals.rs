@@ -308,21 +308,3 @@ fn a_return_serves_a_request_that_the_driver_refuses() {
         driver.reset();
     }
 }
-
-#[test]
-fn what_the_driver_refuses_is_not_blamed_on_the_limit() {
-    child::alone(|| {
-        let driver = MockDriver::load();
-        for (backend, _) in PINS {
-            driver.limit_pinned(held(&driver).pinned_bytes + (64 << 20));
-            let pool = builder(backend).max_bytes(4 << 30).wait(Duration::from_secs(60)).build().unwrap();
-            let error = pool.get(300 * MIB).unwrap_err();
-            let why = pool.diagnose();
-            assert_eq!((why.cause.name(), why.is_alarm), ("memory_refused", true), "{why}");
-            let text = why.to_string();
-            assert!(!text.contains("export ") && !text.contains("raise PINPOOL_MAX_BYTES"), "{text}");
-            assert!(error.report().contains(why.advice.as_deref().unwrap()), "{}", error.report());
-            driver.reset();
-        }
-    });
-}

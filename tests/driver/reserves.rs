@@ -14,7 +14,7 @@ fn a_reserve_is_made_of_granules_where_registering_is_not_supported() {
     let driver = MockDriver::load();
     let before = held(&driver);
     driver.fail_from("cuMemHostRegister_v2", 1, Code::NOT_SUPPORTED);
-    let pool = builder(Backend::Vmm).reserve_bytes(16 << 20).build().unwrap();
+    let pool = builder(Backend::Vmm).reserve(16 << 20).build().unwrap();
     let now = held(&driver);
     assert_eq!((now.registrations, now.granules - before.granules), (before.registrations, 8));
     assert_eq!(now.pinned_bytes - before.pinned_bytes, pool.stats().memory.held_bytes);
@@ -40,7 +40,7 @@ fn a_reserve_is_made_of_granules_where_registering_is_not_supported() {
 fn a_device_that_says_that_it_registers_nothing_is_not_asked() {
     let driver = MockDriver::load();
     driver.set_attribute(REGISTERS, 0);
-    let pool = builder(Backend::Vmm).reserve_bytes(4 << 20).build().unwrap();
+    let pool = builder(Backend::Vmm).reserve(4 << 20).build().unwrap();
     assert_eq!((pool.stats().memory.reserve_bytes, driver.calls("cuMemHostRegister_v2")), (4 << 20, 0));
     driver.set_attribute(REGISTERS, 1);
 }
@@ -62,12 +62,35 @@ fn a_reserve_of_granules_never_passes_the_limit() {
 }
 
 #[test]
+fn a_limit_below_the_reserve_evicts_nothing_that_is_not_released() {
+    // Made while the pool is in use, a reserve consists of granules, which a lower limit takes.
+    for is_in_granules in [false, true] {
+        let driver = MockDriver::load();
+        let builder = builder(Backend::Vmm).max_bytes(16 << 20).reserve(12 << 20).background_thread(false);
+        let pool = builder.setting("reserve_wait", !is_in_granules).build().unwrap();
+        drop(pool.get(1 << 20).unwrap());
+        (0..100).for_each(|_| pool.maintain());
+        drop([(); 4].map(|()| pool.get(1 << 20).unwrap()));
+        driver.fail_from("cuMemUnmap", 1, Code::OUT_OF_MEMORY);
+        pool.set_max_bytes(8 << 20).unwrap();
+        let memory = || {
+            let memory = pool.stats().memory;
+            (memory.evictions.total(), memory.idle_bytes, memory.held_bytes)
+        };
+        assert_eq!(memory(), (0, 4 << 20, 12 << 20));
+        driver.reset_scripts();
+        pool.maintain();
+        assert_eq!(memory(), (0, 4 << 20, if is_in_granules { 8 << 20 } else { 12 << 20 }));
+    }
+}
+
+#[test]
 fn a_long_reserve_is_registered_in_slices() {
     for backend in [Backend::Register, Backend::Vmm] {
         let driver = MockDriver::load();
         let before = held(&driver);
         let registered = driver.calls("cuMemHostRegister_v2");
-        let pool = builder(backend).reserve_bytes(272 << 20).build().unwrap();
+        let pool = builder(backend).reserve(272 << 20).build().unwrap();
         assert_eq!(
             (driver.calls("cuMemHostRegister_v2") - registered, pool.stats().memory.reserve_bytes),
             (3, 272 << 20)
@@ -86,7 +109,7 @@ fn a_reserve_ends_with_the_slices_that_the_driver_takes() {
     let driver = MockDriver::load();
     let before = held(&driver);
     driver.fail_from("cuMemHostRegister_v2", 2, Code::OUT_OF_MEMORY);
-    let pool = builder(Backend::Register).max_bytes(1 << 30).reserve_bytes(272 << 20).build().unwrap();
+    let pool = builder(Backend::Register).max_bytes(1 << 30).reserve(272 << 20).build().unwrap();
     let stats = valid_stats(&pool);
     assert!([16 << 20, 128 << 20].contains(&stats.memory.reserve_bytes), "{stats}");
     assert_eq!(held(&driver).pinned_bytes - before.pinned_bytes, stats.memory.held_bytes);
@@ -107,7 +130,7 @@ fn a_process_may_end_while_the_driver_pins() {
         let _driver = MockDriver::load();
         for backend in [Backend::Vmm, Backend::Register] {
             let pool = Pool::builder().without_env().backend(backend).max_bytes(1 << 30);
-            std::mem::forget(pool.reserve_bytes(512 << 20).setting("reserve_wait", false).build().unwrap());
+            std::mem::forget(pool.reserve(512 << 20).setting("reserve_wait", false).build().unwrap());
         }
     });
 }

@@ -4,7 +4,7 @@
 //!
 //! | command | runs |
 //! | --- | --- |
-//! | `cargo test --all-features --test driver seeds` | 200 seeds |
+//! | `cargo test --all-features --test driver seeds` | 80 seeds |
 //! | `DRIVER_FIRST=7 DRIVER_SEEDS=1 cargo test --all-features --test driver seeds` | one seed |
 //! | `tests/driver/seeds.sh 100000` | 100,000, in parts of 200 seeds and eight processes at once |
 #![allow(unsafe_code)] // Makes copies that the pool does not see, and resets devices.
@@ -26,7 +26,7 @@ use crate::events_only::EventsOnly;
 use crate::fixture::{MIB, builder};
 use crate::valid_stats::valid_stats;
 
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 80;
 const STEPS: u64 = 40;
 const MOST_HELD: usize = 5;
 /// The longest work of a device.

@@ -38,12 +38,12 @@ impl VmmRange {
         vmm
     }
 
-    pub(crate) fn commit(&self, first: usize, count: usize) -> Result<(), pinpool::SourceError> {
+    pub(crate) fn commit(&self, first: usize, count: usize) -> Result<(), pinpool::source::SourceError> {
         // SAFETY: each test commits only what is uncommitted.
         unsafe { self.source.commit(&self.range, first * GRANULE, count * GRANULE) }
     }
 
-    pub(crate) fn decommit(&self, first: usize, count: usize) -> Result<(), pinpool::SourceError> {
+    pub(crate) fn decommit(&self, first: usize, count: usize) -> Result<(), pinpool::source::SourceError> {
         // SAFETY: each test decommits only what is committed and unused.
         unsafe { self.source.decommit(&self.range, first * GRANULE, count * GRANULE) }
     }

@@ -15,7 +15,7 @@ use mock_driver::MockDriver;
 use pinpool::unstable::backend::gpu;
 
 use pinpool::unstable::Severity;
-use pinpool::{Backend, Pool};
+use pinpool::{Backend, PinnedBy, Pool};
 
 use crate::child::alone_with;
 use crate::fixture::{MIB, builder};
@@ -160,7 +160,7 @@ fn check_pools(driver: *mut c_void) {
         let before = calls(driver, call);
         let pool = builder(backend).build().unwrap();
         let mut buf = pool.get(4 * MIB).unwrap();
-        assert!(buf.is_pinned() && calls(driver, call) > before, "{call:?}");
+        assert!(buf.pinned_by() == Some(PinnedBy::Driver) && calls(driver, call) > before, "{call:?}");
         buf.wait_slice_mut().unwrap().fill(7);
         let stream = stream_of(driver);
         // SAFETY: the stream is alive.

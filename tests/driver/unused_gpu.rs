@@ -2,7 +2,7 @@
 
 use log::Level;
 use mock_driver::{Code, MockDriver};
-use pinpool::{Backend, Pool, Preset};
+use pinpool::{Backend, PinnedBy, Pool, Preset};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
@@ -71,7 +71,7 @@ fn a_pool_for_the_gpu_takes_the_best_of_its_backends_or_none() {
         let pool = builder().build().unwrap();
         let stats = pool.stats();
         assert_eq!((stats.backend, stats.is_pinned), ("vmm", true));
-        assert!(pool.get(4096).unwrap().is_pinned());
+        assert!(pool.get(4096).unwrap().pinned_by() == Some(PinnedBy::Driver));
         assert_eq!(builder().preset(Preset::TensorFlow).build().unwrap().stats().backend, "cuda");
         driver.fail_from("cuMemCreate", 1, Code::NOT_SUPPORTED);
         assert_eq!(builder().build().unwrap().stats().backend, "register");

@@ -13,10 +13,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::SourceError;
-use pinpool::source::{Region, Source};
+use pinpool::source::{Region, Source, SourceError};
 use pinpool::unstable::backend::HeapSource;
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Request};
+use pinpool::{Backend, PinnedBuf, PinnedBy, Pool, PoolBuilder, Request};
 use pinpool_testing::{SinkGate, SinkMem, SinkStream};
 
 use self::valid_stats::{stats_when, valid_stats};
@@ -239,8 +238,8 @@ unsafe impl Source for LastCall {
     fn name(&self) -> &'static str {
         "last call"
     }
-    fn is_pinned(&self) -> bool {
-        false
+    fn pinned_by(&self) -> Option<PinnedBy> {
+        None
     }
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         self.0.acquire(len_bytes)

@@ -13,7 +13,7 @@
 //!
 //! | command | runs |
 //! | --- | --- |
-//! | `cargo test --test sim` | 10,000 seeds |
+//! | `cargo test --test sim` | 4,000 seeds |
 //! | `SIM_SEEDS=1000000 cargo test --release --test sim seeds` | a million; `SIM_FIRST` is the first one |
 //! | `SIM_FIRST=7 SIM_SEEDS=1 cargo test --test sim seeds` | seed 7 alone |
 //! | `SIM_REPLAY=FILE cargo test --test sim replay` | the steps in a file |
@@ -46,7 +46,7 @@ use run::{Broken, run_alone};
 use scenario::{Op, Scenario, Step};
 
 /// Seeds of one test run.
-const SEEDS: u64 = 10_000;
+const SEEDS: u64 = 4_000;
 
 #[test]
 #[allow(clippy::print_stdout)] // What was run, for `--nocapture`.

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pinpool::SourceError;
-use pinpool::source::{PAGE_BYTES, Region, Source};
+use pinpool::PinnedBy;
+use pinpool::source::{PAGE_BYTES, Region, Source, SourceError};
 use pinpool::unstable::backend::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 
 use crate::device::finish_all;
@@ -309,8 +309,8 @@ unsafe impl Source for SimMemory {
         "simulated"
     }
 
-    fn is_pinned(&self) -> bool {
-        true
+    fn pinned_by(&self) -> Option<PinnedBy> {
+        Some(PinnedBy::Driver)
     }
 
     fn held_bytes(&self, len_bytes: usize) -> usize {

@@ -151,7 +151,7 @@ impl Held {
     }
 
     pub(crate) fn is_pinned(&self) -> bool {
-        self.buf.is_pinned()
+        self.buf.pinned_by().is_some()
     }
 }
 
@@ -204,7 +204,7 @@ impl World {
             .unstable_log_sampler(LogSampler::new())
             .unstable_clock(clock.clone());
         builder = match (setup.tensorflow, setup.exact) {
-            (0, _) => builder.preset(Preset::Adaptive).reserve_bytes(setup.reserve_bytes),
+            (0, _) => builder.preset(Preset::Adaptive).reserve(setup.reserve_bytes),
             (_, 0) => builder.preset(Preset::TensorFlow),
             _ => builder.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact),
         };
@@ -494,13 +494,13 @@ impl World {
     fn hand_out(&self, pool: usize, buf: PinnedBuf, len: usize, align: usize) {
         self.note(buf.id().unwrap_or(0));
         // What is behind an aligned buffer depends on its address, which the system chooses for memory that is not pinned.
-        self.note(if buf.is_pinned() { buf.capacity() as u64 } else { 0 });
+        self.note(if buf.pinned_by().is_some() { buf.capacity() as u64 } else { 0 });
         let start = buf.as_ptr().expose_provenance();
         if buf.len() != len || buf.capacity() < len {
             self.site.report(format!("a request for {len} B returned {} of {} B", buf.len(), buf.capacity()));
         }
         let bytes = start..start + buf.capacity();
-        if buf.is_pinned() && !self.site.memory().is_committed(&bytes) {
+        if buf.pinned_by().is_some() && !self.site.memory().is_committed(&bytes) {
             self.site.report(format!("a request for {len} B returned bytes without memory"));
         }
         self.site.hand_out(bytes, align);

@@ -378,8 +378,8 @@ pp_status pp_put_after_event(pp_pool *pool,
                              CUevent_st *event);
 
 /**
- * Stores in `is_pinned` whether the buffer at `ptr` is pinned: 1 or 0. It is 0 with the backend heap, and for the pageable
- * memory of a full pool (PINPOOL_ON_FULL=pageable). It is 1 with the backend mlock, although CUDA copies that memory as pageable.
+ * Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. It is 0 with
+ * the backends heap and mlock, and for the pageable memory of a full pool (PINPOOL_ON_FULL=pageable).
  *
  * - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
  */

@@ -297,8 +297,8 @@ fn put_recorded(
     })
 }
 
-/// Stores in `is_pinned` whether the buffer at `ptr` is pinned: 1 or 0. It is 0 with the backend heap, and for the pageable
-/// memory of a full pool (PINPOOL_ON_FULL=pageable). It is 1 with the backend mlock, although CUDA copies that memory as pageable.
+/// Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. It is 0 with
+/// the backends heap and mlock, and for the pageable memory of a full pool (PINPOOL_ON_FULL=pageable).
 ///
 /// - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
 ///
@@ -312,7 +312,7 @@ pub unsafe extern "C" fn pp_is_pinned(pool: *mut pp_pool, ptr: *const c_void, is
         store(place, 0);
         let buffers = slots::buffers_of(pool)?;
         let address = required(ptr.cast_mut(), "ptr")?.addr().get();
-        let found = buffers.table().with(address, PinnedBuf::is_pinned);
+        let found = buffers.table().with(address, |buf| buf.pinned_by() == Some(PinnedBy::Driver));
         store(place, found.map_err(|why| buffers.unknown(address, &why))?.into());
         Ok(pp_status::PP_OK)
     })

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError};
 
 use super::destination::Destination;
-use pinpool::SourceError;
+use pinpool::source::SourceError;
 use pinpool::unstable::backend::CudaSource;
 use pinpool::{Completion, Error, PinnedBuf};
 

@@ -80,7 +80,7 @@ fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Rea
         }
     }
     match got {
-        Ok(buf) if buf.is_pinned() => Ok(buf),
+        Ok(buf) if buf.pinned_by().is_some() => Ok(buf),
         Ok(_) => Err(Reason::Full(bytes)),
         Err(error) if error.is_limit() => Err(Reason::Full(bytes)),
         // The lines below the first are in the pool's own report.

@@ -8,8 +8,8 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pinpool::SourceError;
-use pinpool::source::{PAGE_BYTES, Region, Retry, Source};
+use pinpool::PinnedBy;
+use pinpool::source::{PAGE_BYTES, Region, Retry, Source, SourceError};
 use pinpool::unstable::backend::GRANULE_BYTES;
 
 use crate::blocks::{Block, Blocks};
@@ -70,8 +70,8 @@ unsafe impl Source for HostSource {
         "cuda"
     }
 
-    fn is_pinned(&self) -> bool {
-        true
+    fn pinned_by(&self) -> Option<PinnedBy> {
+        Some(PinnedBy::Driver)
     }
 
     fn held_bytes(&self, len_bytes: usize) -> usize {

@@ -31,7 +31,8 @@ impl CallCost {
 
     /// The least-squares line through `calls`, with neither part below 0. Calls of one size do not separate the cost of a call from
     /// the cost of its bytes: `assumed` is then scaled to their mean. Nor do times that barely depend on the bytes, as on a busy
-    /// machine: a byte then costs what it cost in the fastest call, since larger calls would otherwise seem free. `None` without calls.
+    /// machine: a byte then costs what it cost in the fastest call, since larger calls would otherwise seem free. The recorded calls together
+    /// cost what they took. `None` without calls.
     pub fn fitted(calls: &[TimedCall], assumed: Self) -> Option<Self> {
         let n = calls.len() as f64;
         let mean = |of: fn(&TimedCall) -> u64| calls.iter().map(|call| of(call) as f64).sum::<f64>() / n;
@@ -52,23 +53,15 @@ impl CallCost {
         let follows = products > 0.0 && products * products >= squares * spread * FOLLOWS;
         let fastest = calls.iter().map(|call| call.took_ns as f64 / call.bytes.max(1) as f64).fold(f64::MAX, f64::min);
         let slope = if follows { slope } else { slope.max(fastest) };
-        let base = took - slope * bytes;
-        if follows && base < 0.0 {
-            // It would cross 0: use a line through 0.
-            let weights = calls.iter().map(|call| (call.bytes as f64).powi(2)).sum::<f64>();
-            let through = calls.iter().map(|call| call.bytes as f64 * call.took_ns as f64).sum::<f64>();
-            return Some(Self { call_ns: 0.0, byte_ns: through / weights });
-        }
-        Some(Self { call_ns: base.max(0.0), byte_ns: slope })
+        // A steeper line would cross 0, and its sum over the calls would exceed what they took.
+        let slope = slope.min(took / bytes);
+        Some(Self { call_ns: (took - slope * bytes).max(0.0), byte_ns: slope })
     }
 
     /// Returns whether all of `calls` have one size, or sizes too close to separate a slope from noise.
     pub fn is_one_size(calls: &[TimedCall]) -> bool {
         let sizes = || calls.iter().map(|call| call.bytes);
-        match (sizes().min(), sizes().max()) {
-            (Some(least), Some(most)) => most - least <= least / 8,
-            _ => true,
-        }
+        sizes().min().zip(sizes().max()).is_none_or(|(least, most)| most - least <= least / 8)
     }
 
     /// Seconds of this many calls over this many bytes.
@@ -92,7 +85,10 @@ mod tests {
         assert!((line.call_ns - 50.0).abs() < 1e-9 && (line.byte_ns - 2.0).abs() < 1e-9, "{line:?}");
         assert!((line.seconds(2, 50) - 200e-9).abs() < 1e-15);
         let through = fitted(&[call(10, 0), call(20, 30)]).unwrap();
-        assert!(through.call_ns == 0.0 && through.byte_ns > 0.0, "{through:?}");
+        assert!(through.call_ns == 0.0 && (through.seconds(2, 30) - 30e-9).abs() < 1e-15, "{through:?}");
+        // Neither costs more than what was recorded: times that barely depend on the bytes.
+        let loose = fitted(&[call(10, 1), call(11, 90), call(12, 30), call(13, 90)]).unwrap();
+        assert!((loose.seconds(4, 46) - 211e-9).abs() < 1e-15, "{loose:?}");
         assert_eq!(fitted(&[]), None);
     }
 

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use pinpool::SourceError;
+use pinpool::source::SourceError;
 use pinpool::unstable::backend::{GRANULE_BYTES, Subrange};
 
 /// All offsets.

@@ -4,8 +4,8 @@
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
 
 use super::priced::{CallSums, Calls, EVERYWHERE};
-use pinpool::SourceError;
-use pinpool::source::{Region, Source};
+use pinpool::PinnedBy;
+use pinpool::source::{Region, Source, SourceError};
 use pinpool::unstable::backend::{AddressRange, HeapSource, RemapError, Subrange, VirtualMemory};
 use pinpool_os::sync::plain::Mutex;
 use serde::Serialize;
@@ -81,8 +81,8 @@ unsafe impl Source for SimSource {
         "sim"
     }
 
-    fn is_pinned(&self) -> bool {
-        false
+    fn pinned_by(&self) -> Option<PinnedBy> {
+        None
     }
 
     fn held_bytes(&self, len_bytes: usize) -> usize {

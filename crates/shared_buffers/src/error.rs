@@ -80,8 +80,8 @@ impl From<pinpool::Error> for Error {
     }
 }
 
-impl From<pinpool::SourceError> for Error {
-    fn from(error: pinpool::SourceError) -> Self {
+impl From<pinpool::source::SourceError> for Error {
+    fn from(error: pinpool::source::SourceError) -> Self {
         ErrorKind::Shared(error.to_string()).into()
     }
 }

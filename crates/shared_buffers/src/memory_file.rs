@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 
-use pinpool::SourceError;
+use pinpool::source::SourceError;
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::host::limits::memory_remedy;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};

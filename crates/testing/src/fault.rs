@@ -19,8 +19,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pinpool::SourceError;
-use pinpool::source::{PAGE_BYTES, Region, Source};
+use pinpool::PinnedBy;
+use pinpool::source::{PAGE_BYTES, Region, Source, SourceError};
 use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};
 use pinpool_os::sync::plain::{Condvar, Mutex, MutexGuard};
 
@@ -155,8 +155,8 @@ unsafe impl Source for FaultSource {
         self.inner.name()
     }
 
-    fn is_pinned(&self) -> bool {
-        self.inner.is_pinned()
+    fn pinned_by(&self) -> Option<PinnedBy> {
+        self.inner.pinned_by()
     }
 
     fn held_bytes(&self, len_bytes: usize) -> usize {

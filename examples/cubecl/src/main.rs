@@ -6,7 +6,7 @@
 use std::mem::MaybeUninit;
 
 use cubecl::bytes::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
-use pinpool::{PinnedBuf, Pool, bytemuck};
+use pinpool::{PinnedBuf, PinnedBy, Pool, bytemuck};
 
 /// A buffer as foreign memory for CubeCL.
 struct PinnedBytes(PinnedBuf);
@@ -18,7 +18,7 @@ impl AllocationController for PinnedBytes {
     }
 
     fn property(&self) -> AllocationProperty {
-        if self.0.is_pinned() { AllocationProperty::Pinned } else { AllocationProperty::Other }
+        if self.0.pinned_by() == Some(PinnedBy::Driver) { AllocationProperty::Pinned } else { AllocationProperty::Other }
     }
 
     unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {

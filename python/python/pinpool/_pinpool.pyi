@@ -56,9 +56,8 @@ class Buffer:
         """Address of the first byte, aligned to a page. The pool cannot track copies started from it: call `record_stream`."""
     @property
     def is_pinned(self) -> bool:
-        """True if the memory is pinned: not on the backend "heap", nor for buffers beyond the limit with `on_full="pageable"`.
-
-        torch's `tensor.is_pinned()` is True for memory of the backends vmm, register and cuda.
+        """True if the driver pinned the memory, so that copies can be asynchronous: on the backends vmm, register and cuda, except for
+        buffers beyond the limit with `on_full="pageable"`. torch's `tensor.is_pinned()` says the same.
         """
     @property
     def numa_node(self) -> int | None:

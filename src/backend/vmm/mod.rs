@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use super::mapping;
 use super::register::RegisterSource;
-use super::source::{Region, RegionIds, Source};
+use super::source::{PinnedBy, Region, RegionIds, Source};
 use super::trial;
 use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 use crate::arena::GranuleSizes;
@@ -178,8 +178,8 @@ unsafe impl Source for VmmSource {
         "vmm"
     }
 
-    fn is_pinned(&self) -> bool {
-        true
+    fn pinned_by(&self) -> Option<PinnedBy> {
+        Some(PinnedBy::Driver)
     }
 
     fn held_bytes(&self, len_bytes: usize) -> usize {

@@ -22,7 +22,7 @@ use super::own_context::OwnContext;
 use super::stream::id_number;
 use super::timeline::TimelinePages;
 use crate::driver::code::Failed;
-use crate::driver::{Context, CurrentContext, Handle, RelaxedCapture, calls, driver_watchdog, twice};
+use crate::driver::{Context, CurrentContext, Handle, RelaxedCapture, calls, twice, watchdog};
 use crate::error::Result;
 use crate::in_flight::StreamId;
 use pinpool_os::fork::OfProcess;
@@ -146,7 +146,7 @@ impl ContextState {
 
     /// Returns whether the event of a fence has completed. `false` if the driver is stalled, or if a capture forbids the query.
     pub(super) fn is_complete(&self, event: Event) -> Result<bool, Failed> {
-        match driver_watchdog::query(|| self.query_now(event)).unwrap_or(Ok(false)) {
+        match watchdog::query(|| self.query_now(event)).unwrap_or(Ok(false)) {
             Err(Failed { code, .. }) if code.is_forbidden_by_capture() => Ok(false),
             answer => answer,
         }

@@ -16,7 +16,7 @@ use cudarc::driver::sys;
 
 use super::stream::{OwnStream, is_default};
 use crate::driver::code::{Code, Failed};
-use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
+use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, watchdog};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use crate::maintenance_thread::MaintenanceThread;
@@ -43,7 +43,7 @@ pub(super) fn wait_for(stream: sys::CUstream) -> Result<(), Failed> {
     let begun = Instant::now();
     loop {
         // SAFETY: the stream is alive.
-        let answered = driver_watchdog::query(|| unsafe { calls::stream_query(stream) });
+        let answered = watchdog::query(|| unsafe { calls::stream_query(stream) });
         match answered.unwrap_or(Err(NOT_READY)) {
             Err(NOT_READY) if answered.is_some() && begun.elapsed() < LONGEST_STREAM_WAIT => thread::sleep(QUERY_PAUSE),
             answer => return answer,

@@ -168,7 +168,6 @@ impl Core {
 
 impl BudgetOwner for Core {
     fn release_idle(&self, bytes: u64) -> u64 {
-        self.sweep_copies(QueryScope::Unknown);
         let released_bytes = self.memory.release_idle(bytes, self, self.time.coarse_us());
         if released_bytes > 0 {
             let host = self.memory.budget.host();

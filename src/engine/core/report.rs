@@ -126,7 +126,8 @@ impl Core {
     /// The statistics of a pool or partition that has counted nothing.
     pub(super) fn empty_stats(&self, name: Option<String>, number: u64) -> Stats {
         let (preset, source) = (self.config.preset, self.memory.source());
-        Stats { name, number, preset, backend: source.name(), is_pinned: source.is_pinned(), ..Stats::default() }
+        let (backend, is_pinned) = (source.name(), source.pinned_by().is_some());
+        Stats { name, number, preset, backend, is_pinned, ..Stats::default() }
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -269,6 +270,7 @@ impl Core {
             free_bytes: stats.memory.free_bytes + stats.memory.transit_bytes + stats.memory.overhead_bytes,
             pageable_bytes: stats.memory.pageable_bytes,
             needed_bytes,
+            set_in_code: self.config.code.set_in_code.clone(),
             limit: has_limit.then_some(limit.into()),
             max_bytes: stats.limits.max_bytes,
             others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),

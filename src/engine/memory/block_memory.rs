@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use crate::arena::Extent;
-use crate::backend::{Region, SourceError};
+use crate::backend::{PinnedBy, Region, SourceError};
 use crate::quota::{Claim, LimitLevel, QuotaExceeded};
 use pinpool_os::unwind::caught;
 
@@ -159,7 +159,7 @@ impl BlockMemory {
 pub(crate) struct Adopted {
     pub(crate) start: NonNull<u8>,
     pub(crate) len: usize,
-    pub(crate) is_pinned: bool,
+    pub(crate) pinned_by: Option<PinnedBy>,
     /// Called once no copy uses the memory; never if that cannot be known.
     pub(crate) on_return: Box<dyn FnOnce() + Send>,
 }

@@ -108,7 +108,7 @@ impl CalledSource {
     pub(in crate::engine) unsafe fn commit(
         &self,
         range: &AddressRange,
-        (offset, bytes): (usize, usize),
+        Subrange { offset, bytes }: Subrange,
         counts: &mut CallStats,
     ) -> Result<(), SourceError> {
         let memory = self.memory()?;
@@ -123,7 +123,7 @@ impl CalledSource {
     pub(in crate::engine) unsafe fn decommit(
         &self,
         range: &AddressRange,
-        (offset, bytes): (usize, usize),
+        Subrange { offset, bytes }: Subrange,
         counts: &mut CallStats,
     ) -> Result<(), SourceError> {
         let memory = self.memory()?;

@@ -71,13 +71,14 @@ impl Execution {
 
     #[allow(unsafe_code)]
     fn commit(&mut self, source: &CalledSource, extent: Extent) -> Result<(), SourceError> {
-        let (place, counts) = (place(extent)?, &mut self.calls.pin);
+        let (place, counts) = (place(extent), &mut self.calls.pin);
         match &self.addresses {
             // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
             // touches them until the plan is finished (arena-I1).
             Some(range) => unsafe { source.commit(range, place, counts) },
             None => {
-                let region = source.acquire(place.1, counts, |source| source.acquire_until(place.1, self.until))?;
+                let region =
+                    source.acquire(place.bytes, counts, |source| source.acquire_until(place.bytes, self.until))?;
                 self.regions.insert(extent.range(), region);
                 Ok(())
             }
@@ -99,7 +100,7 @@ impl Execution {
         match &self.addresses {
             // SAFETY: the range is this source's; the granules are committed, wholly free and in transit (arena-I1): no
             // block lies in them, so no reference and no copy uses them (core-I1).
-            Some(range) => unsafe { source.decommit(range, place(extent)?, &mut self.calls.unpin) },
+            Some(range) => unsafe { source.decommit(range, place(extent), &mut self.calls.unpin) },
             None => Err(SourceError::new("release", "the region is not known")),
         }
     }
@@ -110,13 +111,12 @@ impl Execution {
         let (mut sources, mut target) = (Vec::with_capacity(moves.len()), None);
         for step in moves {
             let Step::Remap { from, to } = *step else { return Err(cannot()) };
-            let subrange = || place(from).map(|(offset, bytes)| Subrange { offset, bytes });
-            sources.push(subrange().map_err(RemapError::Kept)?);
+            sources.push(place(from));
             target.get_or_insert(to);
         }
         match (&self.addresses, target) {
             (Some(range), Some(target)) => {
-                let to = as_len(target.offset()).map_err(RemapError::Kept)?;
+                let to = place(target).offset;
                 // SAFETY: as in `decommit` for the granules of `sources`, and as in `commit` for those at `to`, where
                 // the plan has one target after the other (`steps_in_one_call`).
                 unsafe { source.remap(range, &sources, to, &mut self.calls) }
@@ -135,11 +135,8 @@ fn steps_in_one_call(steps: &[Step]) -> usize {
     1 + steps.windows(2).take_while(adjoin).count()
 }
 
-/// Offset and length of `extent`.
-fn place(extent: Extent) -> Result<(usize, usize), SourceError> {
-    Ok((as_len(extent.offset())?, as_len(extent.bytes())?))
-}
-
-fn as_len(bytes: u64) -> Result<usize, SourceError> {
-    usize::try_from(bytes).map_err(|_| SourceError::new("arena", format!("{bytes} B are more than an address space")))
+/// Its offset is within a range of addresses; a region that is too long is refused by its source.
+fn place(extent: Extent) -> Subrange {
+    let [offset, bytes] = [extent.offset(), extent.bytes()].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    Subrange { offset, bytes }
 }

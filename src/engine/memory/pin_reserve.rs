@@ -114,7 +114,7 @@ impl ArenaSupply {
         self.log.acquired(bytes, held_before_bytes, held_bytes, 1, took);
         let Err(region) = added else { return Ok(start..start.saturating_add(len)) };
         self.release_region(region)?;
-        Err(SourceError::new("arena", "no range is left for a reserve"))
+        Err(SourceError::new("reserve", "no addresses are left for it"))
     }
 
     /// One step while the pool is in use: granules, or a region if the source has no virtual memory. If the limit has no room for

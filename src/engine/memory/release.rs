@@ -23,12 +23,13 @@ const RETENTION_DIVISOR: u64 = 4;
 impl Memory {
     /// Releases idle memory of `pool` until at most `to_bytes` are held or nothing is idle.
     pub(in crate::engine) fn trim(&self, to_bytes: u64, pool: &dyn PoolView, now_us: u64) {
-        let release_free = || self.release_free(now_us, |books| books.arena.release_down_to(to_bytes));
+        let plan =
+            |books: &mut Books| books.arena.release_down_to(to_bytes.saturating_sub(books.reserve_overhead_bytes));
         release_while(pool, EvictionReason::Released, || {
-            release_free();
+            self.release_free(now_us, plan);
             self.supply.held_bytes() > to_bytes
         });
-        release_free();
+        self.release_free(now_us, plan);
     }
 
     /// Releases idle memory of `pool` until no more is held than the limit and no more is idle than `max_idle_bytes`.
@@ -58,7 +59,7 @@ impl Memory {
 
     /// Returns whether `bytes` cannot be released without another eviction. What the driver refuses to release stays free.
     fn lacks_free(&self, bytes: u64) -> bool {
-        bytes > self.arena.as_ref().map_or(0, |arena| arena.books().arena.releasable_bytes())
+        self.arena.as_ref().map_or(bytes > 0, |arena| arena.books().lacks_free(bytes))
     }
 
     /// Releases what `plan` takes of the arena's free memory, if there is an arena.
@@ -191,8 +192,7 @@ impl ArenaSupply {
         let is_all_released = released.is_ok() && books.is_unused();
         // A block that another thread is returning leads here again.
         let is_last = books.is_unused() || self.quarantined.get() > 0;
-        let ended = if is_last { books.end_claims(is_all_released) } else { None };
-        let held_bytes = books.held_bytes();
+        let (held_bytes, ended) = (books.held_bytes(), is_last.then(|| books.end_claims(is_all_released)).flatten());
         drop(books);
         drop(ended);
         if let Err(error) = released {

@@ -17,6 +17,7 @@ use crate::backend::SourceError;
 use crate::quota::QuotaExceeded;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::MutexGuard;
+use pinpool_os::words::Size;
 
 /// Longest commit while copies are pending: registering this much delays other threads' enqueues by 0.7 to 0.8 ms.
 const STEP_DURING_COPIES_BYTES: u64 = 8 << 20;
@@ -93,7 +94,7 @@ impl ArenaSupply {
             Ok(is_granted) => {
                 books.smaller_regions += u64::from(search.commit == CommitSize::OneBuffer && self.shape.is_discrete);
                 let memory = buffer.filter(|_| is_granted).and_then(|buffer| books.memory_at(buffer));
-                let not_granted = || Refusal::Source(SourceError::new("arena", "a plan was made and not granted"));
+                let not_granted = || Refusal::Source(SourceError::new("allocation", "a plan was made and not granted"));
                 return memory.map(Some).ok_or_else(not_granted);
             }
             Err(error) => error,
@@ -233,10 +234,10 @@ impl ArenaSupply {
         let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
         let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
         if self.fits(bytes) && !(is_addressable && has_limit) {
-            let longest_bytes = self.shape.longest_bytes;
-            let what = format!("no contiguous {bytes} B are left in the {longest_bytes} B of reserved addresses");
+            let (size, longest) = (Size(bytes), Size(self.shape.longest_bytes));
+            let what = format!("no contiguous {size} are left in the {longest} of reserved addresses");
             let remedy = self.shape.address_remedy.unwrap_or("request a smaller buffer, or return buffers first");
-            return Refusal::Source(SourceError::new("arena", what).with_remedy(remedy));
+            return Refusal::Source(SourceError::new("allocation", what).with_remedy(remedy));
         }
         // A part of the best place may be committed; idle granules elsewhere move there.
         let missing_bytes = missing_bytes.filter(|_| !self.shape.is_discrete).unwrap_or(grown_bytes);

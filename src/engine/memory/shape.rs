@@ -80,7 +80,7 @@ pub(in crate::engine) fn arena_over(
     let address_bytes = addresses.len_bytes() as u64;
     let range = arena
         .add_virtual_range(address_bytes)
-        .ok_or_else(|| SourceError::new("reserve", format!("{address_bytes} B are no range")))?;
+        .ok_or_else(|| SourceError::new("reserve", format!("{address_bytes} B cannot be one range")))?;
     mappings.addresses = Some((range, Arc::new(addresses.with_granules(sizes))));
     let shape = GrowthShape {
         varied_above_bytes: VARIED_GRANULES * granule_bytes,
@@ -132,10 +132,7 @@ fn reserve_addresses(
     let least = whole(ADDRESS_BYTES_MIN.min(bytes));
     let mut remedy = None;
     loop {
-        let reserved = usize::try_from(bytes)
-            .map_err(|_| SourceError::new("reserve", format!("{bytes} B are more than an address space")))
-            .and_then(&reserve);
-        match reserved {
+        match reserve(usize::try_from(bytes).unwrap_or(usize::MAX)) {
             Err(_) if bytes > least => {
                 bytes = whole(bytes / 2).max(least);
                 remedy = Some(FEW_ADDRESSES);

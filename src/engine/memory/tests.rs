@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::PoolView;
 use crate::arena::Retention;
-use crate::backend::{HeapSource, HugeTlb, Region, Source, SourceError};
+use crate::backend::{HeapSource, HugeTlb, PinnedBy, Region, Source, SourceError};
 use crate::engine::memory::{ArenaSettings, ArenaSupply, CalledSource};
 use crate::quota::Budget;
 use crate::report::PoolLog;
@@ -43,8 +43,8 @@ unsafe impl Source for CountedHeap {
     fn name(&self) -> &'static str {
         "counted heap"
     }
-    fn is_pinned(&self) -> bool {
-        false
+    fn pinned_by(&self) -> Option<PinnedBy> {
+        None
     }
     fn release_waits(&self) -> bool {
         self.release_waits

@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::SourceError;
-use pinpool::source::{Region, Source};
+use pinpool::source::{Region, Source, SourceError};
 use pinpool::unstable::CheckReport;
 use pinpool::unstable::backend::HeapSource;
-use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
+use pinpool::{Backend, PinnedBy, Pool, PoolBuilder, Preset, Request};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{listen, panic_at, panics};
@@ -169,8 +168,8 @@ unsafe impl Source for PanickingSource {
     fn name(&self) -> &'static str {
         "panicking"
     }
-    fn is_pinned(&self) -> bool {
-        false
+    fn pinned_by(&self) -> Option<PinnedBy> {
+        None
     }
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         assert!(!self.in_acquire.swap(false, Ordering::SeqCst), "the source panics");

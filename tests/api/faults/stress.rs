@@ -1,7 +1,8 @@
 //! All operations at once from many threads, and balanced statistics afterwards.
 //!
 //! Threads get and put in several classes, hand buffers to each other, copy them to a slow device, clear, trim, poll and read
-//! the statistics, over a pool and its partition, under a limit below what they could hold.
+//! the statistics, over a pool and its partition, under a limit below what they could hold. `STRESS_STEPS` is the number of steps
+//! of each thread, 6,000 unless set.
 
 use std::sync::mpsc;
 use std::thread;
@@ -10,12 +11,11 @@ use std::time::Duration;
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, Preset};
 use pinpool_testing::{SinkMem, SinkStream};
 
-use crate::draw::Draw;
+use crate::draw::{Draw, number_from};
 use crate::fixture::Requests;
 use crate::valid_stats::{stats_when, valid_stats};
 
 const THREADS: u64 = if cfg!(miri) { 2 } else { 6 };
-const STEPS: u64 = if cfg!(miri) { 40 } else { 20_000 };
 /// Most buffers held by one thread.
 const HELD: usize = 6;
 
@@ -45,7 +45,7 @@ fn work(
     let stream = SinkStream::new().unwrap();
     let mut device = SinkMem::new(300_000);
     let (mut held, mut served) = (Vec::new(), 0);
-    for step in 0..STEPS {
+    for step in 0..number_from("STRESS_STEPS", if cfg!(miri) { 40 } else { 6_000 }) {
         match draw.below(64) {
             0..32 if held.len() < HELD => match requests.get(len_of(draw.below(4))) {
                 Ok(mut buffer) => {

@@ -10,12 +10,13 @@ use pinpool::{Backend, OnFull, PinnedBuf, Pool};
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::counting::CountingSource;
-use crate::draw::Draw;
+use crate::draw::{Draw, number_from};
 use crate::fixture::Requests;
 use crate::valid_stats::valid_stats;
 
 const THREADS: u64 = 8;
-const GETS: usize = if cfg!(debug_assertions) { 4_000 } else { 20_000 };
+/// Requests of each thread; `LIMIT_GETS` sets another number.
+const GETS: u64 = 1_500;
 
 const CALLS: [SourceCall; 3] = [SourceCall::Acquire, SourceCall::Release, SourceCall::Remap];
 
@@ -52,11 +53,11 @@ fn faulty(counting: &Arc<CountingSource>, seed: u64) -> (Arc<FaultSource>, Faili
     (Arc::new(source), failing)
 }
 
-fn work(pool: &Pool, requests: &impl Requests, seed: u64) -> usize {
+fn work(pool: &Pool, requests: &impl Requests, seed: u64, gets: u64) -> u64 {
     let mut draw = Draw::of(seed);
     let mut held: VecDeque<PinnedBuf> = VecDeque::new();
     let mut failed = 0;
-    for _ in 0..GETS {
+    for _ in 0..gets {
         // From a page to 3 MiB, small ones more often.
         let len = (1 + draw.below(3 << 20)) >> draw.below(12);
         match requests.get(usize::try_from(len.max(1)).unwrap()) {
@@ -102,8 +103,9 @@ fn stays_under_the_limit(counting: &Arc<CountingSource>, max_bytes: u64, reserve
             scope.spawn(move || {
                 barrier.wait();
                 let seed = 0x9E37_79B9_7F4A_7C15 ^ (number + 1);
-                let failed = if number % 4 == 3 { work(pool, eval, seed) } else { work(pool, pool, seed) };
-                assert!(failed < GETS, "no get succeeded");
+                let gets = number_from("LIMIT_GETS", GETS);
+                let failed = if number % 4 == 3 { work(pool, eval, seed, gets) } else { work(pool, pool, seed, gets) };
+                assert!(failed < gets, "no get succeeded");
             });
         }
     });

@@ -78,7 +78,7 @@ fn a_full_partition_gets_no_other_memory_and_a_full_pool_gives_it_some_within_it
     let eval = pool.partition("eval", 2 << 20).unwrap();
     let all: Vec<_> = (0..8).map(|_| pool.get(MIB).unwrap()).collect();
     let held: Vec<_> = std::iter::from_fn(|| eval.get(MIB).ok()).collect();
-    assert_eq!((held.len(), held.iter().any(PinnedBuf::is_pinned)), (2, false));
+    assert_eq!((held.len(), held.iter().any(|buf| buf.pinned_by().is_some())), (2, false));
     let (of_eval, of_all) = (valid_stats(&eval), valid_stats(&pool));
     assert_eq!(
         (of_eval.memory.in_use_bytes, of_all.memory.pageable_bytes, of_all.memory.in_use_bytes),

@@ -148,7 +148,7 @@ fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
     let kept: Vec<_> = kept.iter().map(|buffer| buffer.wait_slice().unwrap().as_ptr()).collect();
     assert_eq!(kept, [addresses[3], addresses[2]]);
 
-    let pool = builder().setting("max_idle_bytes", 0).reserve_bytes(8 << 20).build().unwrap();
+    let pool = builder().setting("max_idle_bytes", 0).reserve(8 << 20).build().unwrap();
     drop(fill(&pool, 2 * MIB, 6));
     pool.maintain();
     let stats = valid_stats(&pool);
@@ -177,7 +177,7 @@ fn write_machine(root: &Path, limit: &str) {
 }
 
 #[test]
-fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
+fn auto_follows_the_limit_of_the_cgroup_with_one_line_each() {
     let root = machine();
     let clock = ManualClock::default();
     let pool = builder().unstable_clock(clock.clone()).unstable_host_root(root.path()).build().unwrap();

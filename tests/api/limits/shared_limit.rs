@@ -9,7 +9,6 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -228,19 +227,6 @@ fn worker() {
                 drop(cycling.take());
                 println!("> stopped");
             }
-            // Closes all descriptors, as a program that becomes a daemon may.
-            "close" => {
-                for descriptor in 3..256 {
-                    // Not what another thread reads at this moment, which would close it again.
-                    let of_system = |file: PathBuf| file.starts_with("/proc") || file.starts_with("/sys");
-                    if std::fs::read_link(format!("/proc/self/fd/{descriptor}")).is_ok_and(of_system) {
-                        continue;
-                    }
-                    // SAFETY: closes what is open; nothing here reads or writes it later.
-                    let _ = unsafe { libc::close(descriptor) };
-                }
-                println!("> closed");
-            }
             "balance" => {
                 let stats = pool.stats();
                 let shared = stats.limits.shared.clone().unwrap();
@@ -332,8 +318,7 @@ fn a_reserve_beside_the_pool_takes_the_idle_memory_of_others() {
         let mut other = Worker::start(&named, "other", 64);
         other.answer();
         assert_eq!(other.ask(&format!("get {}", filled * MIB)), "held");
-        let pool =
-            named.builder(64).reserve_bytes(48 << 20).setting("reserve_wait", false).name("own").build().unwrap();
+        let pool = named.builder(64).reserve(48 << 20).setting("reserve_wait", false).name("own").build().unwrap();
         // Nothing is idle yet: the shared limit records what it wants until memory arrives.
         named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
         assert_eq!(other.ask("put"), "put");
@@ -343,30 +328,10 @@ fn a_reserve_beside_the_pool_takes_the_idle_memory_of_others() {
 }
 
 #[test]
-fn a_process_that_closed_its_descriptors_claims_no_more_and_spoils_no_others_place() {
-    let named = Named::new("closed");
-    let mut other = Worker::start(&named, "other", 64);
-    other.answer();
-    assert_eq!(other.ask(&format!("get {}", 8 * MIB)), "held");
-    let first = named.builder(64).build().unwrap();
-    assert_eq!(other.ask("close"), "closed");
-    // Takes the place that the other has lost.
-    let second = named.builder(64).build().unwrap();
-    let held = second.get(56 * MIB).unwrap();
-    assert_ne!(other.ask(&format!("try {}", 4 * MIB)), "got");
-    assert_eq!(other.ask("put"), "put");
-    // Its own end would close descriptors that it no longer has.
-    other.kill();
-    let report = named.report();
-    assert_eq!((report.owners.len(), report.held_bytes), (2, 56 << 20), "{report:?}");
-    drop((held, first));
-}
-
-#[test]
 fn a_reserve_is_not_shown_as_idle() {
     let named = Named::new("kept");
     for waits in [true, false] {
-        let builder = named.builder(64).reserve_bytes(32 << 20).setting("reserve_wait", waits).background_thread(false);
+        let builder = named.builder(64).reserve(32 << 20).setting("reserve_wait", waits).background_thread(false);
         let pool = builder.build().unwrap();
         assert!(pool.wait_reserved(LONG).unwrap());
         drop(pool.get(8 * MIB).unwrap());
@@ -413,7 +378,7 @@ fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
     other.answer();
     assert_eq!(other.ask(&format!("get {}", 60 * MIB)), "held");
     assert_eq!(other.ask("put"), "put");
-    let pool = named.builder(64).reserve_bytes(32 << 20).build().unwrap();
+    let pool = named.builder(64).reserve(32 << 20).build().unwrap();
     let shared = pool.stats().limits.shared.unwrap();
     assert!(shared.own_bytes >= 32 << 20 && shared.held_bytes <= 64 << 20, "{shared:?}");
     // A reserve is in use to the end: nothing of it is given.
@@ -424,22 +389,6 @@ fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
     let balance = other.ask("balance");
     let figures: Vec<_> = balance.split(' ').collect();
     assert_eq!(figures[0], figures[1]);
-}
-
-#[test]
-fn what_is_asked_and_cannot_be_had_is_said() {
-    let named = Named::new("bad");
-    for name in ["a/b", "ä", &"x".repeat(65)] {
-        let error =
-            Pool::builder().without_env().backend(Backend::Heap).setting("PINPOOL_LEDGER", name).build().unwrap_err();
-        assert!(error.is_setting() && error.to_string().contains("not the name of a shared limit"), "{error}");
-    }
-    // The first sets the limit, and a later one that asks for another builds all the same.
-    let first = named.builder(8).build().unwrap();
-    let second = named.builder(16).build().unwrap();
-    assert_eq!(second.stats().limits.shared.unwrap().max_bytes, Some(8 << 20));
-    drop((first, second));
-    named.wait_until_removed();
 }
 
 #[test]

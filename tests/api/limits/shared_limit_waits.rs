@@ -45,8 +45,7 @@ fn are_served_beside(preset: Preset, gets: usize, (threads, mib, hold_us): (usiz
 
 #[test]
 fn a_request_is_served_though_another_process_cycles_its_buffers_without_a_pause() {
-    are_served_beside(Preset::Adaptive, 100, (4, 14, 0));
-    for shape in [(4, 14, 1_000), (4, 14, 5_000), (6, 14, 5_000), (1, 50, 0), (1, 50, 5_000)] {
+    for shape in [(4, 14, 0), (4, 14, 1_000), (4, 14, 5_000), (6, 14, 5_000), (1, 50, 0), (1, 50, 5_000)] {
         are_served_beside(Preset::Adaptive, 20, shape);
     }
 }

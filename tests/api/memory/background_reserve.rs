@@ -33,11 +33,11 @@ fn faulty(discrete: bool) -> Arc<FaultSource> {
 
 /// A pool that pins a reserve of `bytes` by steps of `poll`.
 fn by_steps(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
-    over(source, max_bytes).reserve_bytes(bytes).setting("reserve_wait", false)
+    over(source, max_bytes).reserve(bytes).setting("reserve_wait", false)
 }
 
 fn by_a_thread(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
-    over(source, max_bytes).reserve_bytes(bytes).setting("reserve_wait", false).background_thread(true)
+    over(source, max_bytes).reserve(bytes).setting("reserve_wait", false).background_thread(true)
 }
 
 #[allow(clippy::float_cmp)] // Shares of powers of two.

@@ -16,7 +16,7 @@ fn every_source_keeps_the_contract() {
     check_source(&SimSource::new(SimSource::DEFAULT_TOTAL_BYTES));
     let discrete = SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES);
     check_source(&discrete);
-    assert!(discrete.virtual_memory().is_none() && !HeapSource::new().is_pinned());
+    assert!(discrete.virtual_memory().is_none() && HeapSource::new().pinned_by().is_none());
 }
 
 #[test]

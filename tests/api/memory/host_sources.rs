@@ -7,8 +7,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use pinpool::SourceError;
-use pinpool::source::{PAGE_BYTES, Source};
+use pinpool::source::{PAGE_BYTES, Source, SourceError};
 use pinpool::unstable::backend::{AddressRange, HeapSource, VirtualMemory};
 
 use crate::child::alone;

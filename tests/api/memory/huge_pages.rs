@@ -20,7 +20,7 @@ fn free_pages() -> u64 {
 
 fn pool(backend: Backend, hugetlb: HugeTlb, bytes: u64) -> Pool {
     let builder = Pool::builder().without_env().backend(backend).setting("hugetlb", hugetlb).max_bytes(256 << 20);
-    builder.reserve_bytes(bytes).build().unwrap()
+    builder.reserve(bytes).build().unwrap()
 }
 
 /// Bytes of this process in such pages.
@@ -85,7 +85,7 @@ fn a_length_that_is_no_whole_huge_page_takes_other_pages() {
     alone(|| {
         let bytes = (4 << 20) - 4096;
         let builder = Pool::builder().without_env().backend(Backend::Heap).setting("hugetlb", HugeTlb::Auto);
-        let pool = builder.max_bytes(bytes).reserve_bytes(bytes).build().unwrap();
+        let pool = builder.max_bytes(bytes).reserve(bytes).build().unwrap();
         assert_eq!((pool.stats().memory.reserve_bytes, hugetlb_bytes()), (bytes, 0));
     });
 }

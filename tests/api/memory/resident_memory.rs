@@ -85,7 +85,7 @@ fn check_resident_memory(backend: Backend) {
     }
     // The end of a pool, with a reserve.
     drop(pool);
-    let pool = builder(backend).reserve_bytes(4 << 20).build().unwrap();
+    let pool = builder(backend).reserve(4 << 20).build().unwrap();
     let mut last = pool.get(2 * MIB).unwrap();
     last.wait_slice_mut().unwrap().fill(1);
     let full = resident_bytes();

@@ -103,7 +103,7 @@ fn memory_that_stands_in_for_a_full_pool_is_zero_too() {
         .unwrap();
     let _all = dirty(&pool, 1 << 20);
     for _ in 0..3 {
-        assert!(!dirty(&pool, 1 << 18).is_pinned());
+        assert!(dirty(&pool, 1 << 18).pinned_by().is_none());
     }
     assert_eq!(pool.stats().requests.pageable, 3);
 }

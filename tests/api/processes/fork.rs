@@ -160,9 +160,9 @@ impl Drop for EndFlag<'_> {
     }
 }
 
-/// `FORKS`, or 300.
+/// `FORKS`, or 90.
 fn forks() -> u32 {
-    std::env::var("FORKS").map_or(300, |forks| forks.parse().unwrap())
+    std::env::var("FORKS").map_or(90, |forks| forks.parse().unwrap())
 }
 
 #[test]

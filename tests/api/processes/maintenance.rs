@@ -40,16 +40,6 @@ fn releases(source: &FaultSource) -> u64 {
 }
 
 #[test]
-fn memory_goes_back_while_the_program_is_silent() {
-    for source in sources() {
-        let pool = hasty(source.clone()).build().unwrap();
-        drop(pool.get(2 * MIB).unwrap());
-        until("released automatically", || releases(&source) > 0);
-        until("the statistics show it", || pool.stats().memory.held_bytes == 0);
-    }
-}
-
-#[test]
 fn copies_that_ended_leave_the_figures_while_the_program_is_silent() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let pool = Pool::builder().without_env().preset(preset).backend(Backend::Heap).build().unwrap();

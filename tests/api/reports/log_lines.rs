@@ -272,6 +272,6 @@ fn a_pool_that_is_too_small_says_how_much_it_needs() {
 fn a_pool_without_a_window_says_why_of_the_time_so_far() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).build().unwrap();
     let why = pool.diagnose();
-    assert_eq!((why.cause.name(), why.is_alarm, why.advice.as_deref()), ("healthy", false, None));
-    assert!(why.to_string().starts_with("healthy: 0 of 0 requests"), "{why}");
+    assert_eq!((why.cause.name(), why.is_alarm, why.remedy.as_deref()), ("healthy", false, None));
+    assert!(why.to_string().starts_with("healthy: no requests, 0B held"), "{why}");
 }

@@ -108,24 +108,6 @@ fn a_refusal_of_the_backend_says_its_words_and_its_cause() {
 }
 
 #[test]
-fn copies_that_do_not_end_are_the_likely_cause() {
-    use pinpool_testing::{SinkMem, SinkStream};
-    let clock = ManualClock::default();
-    let pool = pool_of(Backend::Heap).max_bytes(2 << 20).unstable_clock(clock.clone()).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(2 * MIB));
-    let gate = stream.hold();
-    let copy = pool.tagged("t").get(2 * MIB).unwrap().copy_to(&stream, &mut device).unwrap();
-    clock.advance_us(45_000_000);
-    let text = pool.get(4096).unwrap_err().report();
-    assert!(
-        text.contains("likely cause: copies do not complete, or complete slowly: most memory is in flight, the oldest for 45.0s on stream_id="),
-        "{text}"
-    );
-    drop(gate);
-    copy.wait().unwrap();
-}
-
-#[test]
 fn free_memory_in_pieces_is_called_that_by_error_dump_and_why() {
     let pool = pool_of(Backend::Heap).max_bytes(64 << 20).build().unwrap();
     let mut buffers: Vec<_> = (0..64).map(|_| pool.get(MIB).unwrap()).collect();
@@ -164,7 +146,7 @@ fn after_a_request_that_failed_why_has_the_cause_of_the_failure() {
     assert_eq!((why.cause.name(), why.is_alarm), ("limit_too_small", true), "{why}");
     assert!(why.found.as_str().ends_with("old (tag cache)"), "{why}");
     assert!(
-        error.report().contains(why.found.as_str()) && error.report().ends_with(why.advice.as_deref().unwrap()),
+        error.report().contains(why.found.as_str()) && error.report().ends_with(why.remedy.as_deref().unwrap()),
         "{why}"
     );
     // A later judgement has seen what came after it.

@@ -1,14 +1,12 @@
 //! The remedy in a message is the one that helps, and what is less than was asked for is a warning.
 #![allow(clippy::print_stdout)] // Prints why it skips.
 
-use pinpool_os::words::Size;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
 use log::Level;
-use pinpool::unstable::Rounding;
 use pinpool::{Backend, OnFull, Pool, PoolBuilder, Preset, Request};
 
 use crate::captured_log::{lines_with_levels, listen};
@@ -31,7 +29,7 @@ fn refusal(pool: &impl Requests, held: usize, len: usize) -> String {
 fn the_remedy_of_a_refusal_is_the_one_that_helps() {
     let adaptive = || heap().max_bytes(4 << 20).build().unwrap();
     let tensorflow = || heap().preset(Preset::TensorFlow).max_bytes(4 << 20).build().unwrap();
-    let fixed = || heap().max_bytes(8 << 20).reserve_bytes(4 << 20).setting("growth", false).build().unwrap();
+    let fixed = || heap().max_bytes(8 << 20).reserve(4 << 20).setting("growth", false).build().unwrap();
     for (case, pool, held, len, helps, never) in [
         ("full", adaptive(), 4 * MIB, 4096, "Return buffers sooner or raise PINPOOL_MAX_BYTES", "exceeds"),
         ("never fits", adaptive(), 1, 5 * MIB, "Request a smaller buffer or raise PINPOOL_MAX_BYTES", "eturn buffers"),
@@ -101,39 +99,8 @@ fn a_request_behind_a_large_one_in_the_queue_names_it_and_advises_a_limit_above_
 }
 
 #[test]
-fn idle_memory_is_the_cause_where_it_is_most_of_what_is_held() {
-    let builder = Pool::builder()
-        .without_env()
-        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(64 << 20))))
-        .wait(Duration::ZERO);
-    let pool = builder
-        .setting("rounding", Rounding::Exact)
-        .setting("auto_resize", false)
-        .setting("pool_size_limit", 1000)
-        .build()
-        .unwrap();
-    drop((0..60).map(|n| pool.get(MIB - n * 4096).unwrap()).collect::<Vec<_>>());
-    let held = pool.stats().memory.held_bytes;
-    let error = pool.get(16 * MIB).unwrap_err();
-    let text = error.report();
-    let (found, change) = cause(&text);
-    assert!(
-        error.is_backend()
-            && found == format!("{0} of {0} held are idle or free, but in other sizes or pieces", Size(held)),
-        "{text}"
-    );
-    assert!(
-        change.starts_with(&format!(
-            "set PINPOOL_MAX_BYTES below {}, so that requests release idle memory; ",
-            Size(held)
-        )),
-        "{change}"
-    );
-}
-
-#[test]
 fn the_log_line_of_a_shortage_has_the_same_remedy() {
-    let pool = heap().max_bytes(8 << 20).reserve_bytes(4 << 20).setting("growth", false).build().unwrap();
+    let pool = heap().max_bytes(8 << 20).reserve(4 << 20).setting("growth", false).build().unwrap();
     listen();
     refusal(&pool, 4 * MIB, 4096);
     let kept = lines_with_levels();
@@ -252,7 +219,7 @@ fn a_refusal_by_the_limit_on_locked_memory_fails_at_once_and_is_not_repeated() {
         assert_eq!(pool.stats().requests.timeouts, 0);
         let why = pool.diagnose();
         assert_eq!(why.cause.name(), "memory_refused");
-        assert!(why.advice.as_deref().is_some_and(|cure| cure.contains("ulimit -l")), "{why}");
+        assert!(why.remedy.as_deref().is_some_and(|cure| cure.contains("ulimit -l")), "{why}");
         // While something is held a return may help, and no call is made meanwhile.
         let _held = pool.get(MIB).unwrap();
         let failures = pool.stats().memory.pin.failures;

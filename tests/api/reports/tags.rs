@@ -109,25 +109,6 @@ fn a_buffer_that_is_lost_is_nobodys() {
 }
 
 #[test]
-fn tags_that_are_empty_too_long_or_too_many_have_a_result() {
-    let pool = heap().build().unwrap();
-    assert_eq!(pool.tagged("").tag(), None);
-    let unnamed = pool.tagged("").get(4096).unwrap();
-    assert_eq!(owners(&pool), [of("(untagged)", 1, 4096)]);
-    drop(unnamed);
-    let long = pool.tagged(&"x".repeat(MIB));
-    assert_eq!(long.tag().unwrap().chars().count(), 129, "128 and the sign that it was cut");
-    assert_eq!(pool.tagged("a\nb").tag(), Some("a?b"), "a tag breaks no line");
-    let handles: Vec<_> = (0..5000).map(|n| pool.tagged(&format!("t{n}"))).collect();
-    let held: Vec<_> = handles.iter().map(|handle| handle.get(4096).unwrap()).collect();
-    let owners = owners(&pool);
-    assert_eq!((owners.len(), owners.iter().map(|owner| owner.1).sum::<u64>()), (1024, 5000));
-    assert_eq!(owners[0], of("(other tags)", 5000 - 1023, (5000 - 1023) * 4096));
-    drop((held, handles, long));
-    assert_eq!(pool.tagged("after").tag(), Some("after"), "tags without handles make room");
-}
-
-#[test]
 fn at_the_end_the_log_has_totals_and_what_is_still_out() {
     let clock = ManualClock::default();
     let pool = heap().name("p").unstable_clock(clock.clone()).build().unwrap();

@@ -12,7 +12,7 @@ use pinpool::{Backend, GetFuture, OnFull, Pool, Preset, Request};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
-use crate::fixture::{LONG, MIB, Requests, over, over_sim, run, until_waits};
+use crate::fixture::{LONG, MIB, over, over_sim, run, until_waits};
 use crate::valid_stats::valid_stats;
 
 /// A wait that a test sees the end of.
@@ -49,38 +49,6 @@ fn a_task_gets_a_buffer_at_a_multiple_of_its_alignment_at_once_and_after_a_wait(
 }
 
 #[test]
-fn two_tasks_on_one_thread_share_a_limit_that_holds_one_buffer() {
-    // With a blocking request, the first task could never return its buffer while the second one waits.
-    share_one_buffer(&over_sim(2 << 20).build().unwrap());
-    share_one_buffer(&over_sim(8 << 20).build().unwrap().partition("eval", 2 << 20).unwrap());
-}
-
-fn share_one_buffer(pool: &impl Requests) {
-    // So that no get needs a call, which another thread would make.
-    drop(pool.get(2 * MIB).unwrap());
-    run(async {
-        let tasks = [0_u8, 1].map(|task| {
-            let pool = pool.clone();
-            tokio::spawn(async move {
-                for round in 0..100 {
-                    let mut buf = pool.get_async((2 * MIB).into()).await.unwrap();
-                    buf.wait_slice_mut().unwrap()[0] = task;
-                    // The other task runs, and waits for this buffer.
-                    tokio::task::yield_now().await;
-                    assert_eq!(buf.wait_slice().unwrap()[0], task, "round {round}");
-                }
-            })
-        });
-        for task in tasks {
-            task.await.unwrap();
-        }
-    });
-    let stats = valid_stats(pool);
-    assert_eq!((stats.requests.served, stats.memory.in_use, stats.requests.failed), (201, 0, 0));
-    assert!(stats.requests.waits > 0);
-}
-
-#[test]
 fn a_request_without_room_fails_or_falls_back_when_its_wait_has_passed() {
     let pool = over_sim(2 << 20).wait(SHORT).build().unwrap();
     let held = pool.get(2 * MIB).unwrap();
@@ -92,7 +60,7 @@ fn a_request_without_room_fails_or_falls_back_when_its_wait_has_passed() {
     assert_eq!(valid_stats(&pool).requests.failed, 2);
     let pool = over_sim(2 << 20).wait(SHORT).on_full(OnFull::Pageable).build().unwrap();
     let _held = pool.get(2 * MIB).unwrap();
-    assert!(!run(pool.get_async(MIB)).unwrap().is_pinned());
+    assert!(run(pool.get_async(MIB)).unwrap().pinned_by().is_none());
     assert_eq!(valid_stats(&pool).requests.pageable, 1);
 }
 
@@ -118,30 +86,6 @@ fn tasks_and_threads_stand_in_one_line() {
         assert!(poll(third.as_mut(), Waker::noop()).is_ready());
     });
     assert_eq!(valid_stats(&pool).requests.waits, 3);
-}
-
-#[test]
-fn a_future_that_is_dropped_leaves_the_queue_and_passes_on_what_it_was_handed() {
-    let pool = over_sim(2 << 20).build().unwrap();
-    let held = pool.get(2 * MIB).unwrap();
-    let id = held.id();
-    let mut first = Box::pin(pool.get_async(2 * MIB));
-    let mut second = Box::pin(pool.get_async(2 * MIB));
-    let mut third = Box::pin(pool.get_async(2 * MIB));
-    for get in [&mut first, &mut second, &mut third] {
-        assert!(poll(get.as_mut(), Waker::noop()).is_pending());
-    }
-    drop(second);
-    drop(held);
-    // It was handed the buffer, and is never polled again.
-    drop(first);
-    let Poll::Ready(Ok(buf)) = poll(third.as_mut(), Waker::noop()) else { panic!("the third is the next") };
-    assert_eq!(buf.id(), id);
-    drop((buf, third));
-    let stats = valid_stats(&pool);
-    assert_eq!((stats.memory.in_use, stats.memory.idle), (0, 1));
-    // Nobody waits any more.
-    drop(pool.get_with(Request::new(MIB).timeout(Duration::ZERO)).unwrap());
 }
 
 #[test]
@@ -267,21 +211,6 @@ fn a_task_in_the_queue_does_not_pin_on_its_thread_what_it_has_room_for_later() {
     assert_eq!((stats.requests.waits, stats.requests.failed), (1, 0));
 }
 
-#[test]
-fn a_pool_that_ends_while_its_thread_pin_calls_releases_that_memory() {
-    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
-    let pool = over(source.clone(), 64 << 20).build().unwrap();
-    let gate = source.hold(SourceCall::Acquire);
-    let mut get = Box::pin(pool.get_async(4 * MIB));
-    assert!(poll(get.as_mut(), Waker::noop()).is_pending());
-    gate.wait_for(1);
-    drop((get, pool));
-    drop(gate);
-    while source.calls(SourceCall::Release) == 0 {
-        thread::yield_now();
-    }
-}
-
 /// Two tasks fail after `wait`, one in a hanging driver call and one behind it. Returns false if they were late before that.
 fn fail_at_their_deadline(preset: usize, wait: Duration) -> bool {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
@@ -326,7 +255,7 @@ fn a_task_whose_call_does_not_return_falls_back_at_its_deadline() {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
     let pool = over(source.clone(), 64 << 20).on_full(OnFull::Pageable).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);
-    assert!(!run(pool.get_async(Request::new(4 * MIB).timeout(SHORT))).unwrap().is_pinned());
+    assert!(run(pool.get_async(Request::new(4 * MIB).timeout(SHORT))).unwrap().pinned_by().is_none());
     drop(gate);
     assert_eq!(pool.stats().requests.failed, 0);
 }

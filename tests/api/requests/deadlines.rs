@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::source::{Region, Source};
+use pinpool::source::{Region, Source, SourceError};
 use pinpool::unstable::ManualClock;
-use pinpool::{Pool, Request, SourceError};
+use pinpool::{PinnedBy, Pool, Request};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
@@ -110,8 +110,8 @@ unsafe impl Source for Refusing {
         "refusing"
     }
 
-    fn is_pinned(&self) -> bool {
-        true
+    fn pinned_by(&self) -> Option<PinnedBy> {
+        Some(PinnedBy::Driver)
     }
 
     fn acquire(&self, _: usize) -> Result<Region, SourceError> {

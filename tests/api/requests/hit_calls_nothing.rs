@@ -16,9 +16,8 @@ use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
 
-/// How long each pattern of hits runs, all at once: 10 s for the four of the default preset. The kernel's pressure files used
-/// to be read once a second.
-const LASTS: Duration = Duration::from_millis(2500);
+/// How long each pattern of hits runs, all at once. The kernel's pressure files used to be read once a second.
+const LASTS: Duration = Duration::from_millis(1200);
 
 /// Calls that the filter caught, and the number of the first.
 static CAUGHT: AtomicU64 = AtomicU64::new(0);
@@ -79,7 +78,7 @@ type Hits = Box<dyn Fn() + Send>;
 
 /// Runs each of `patterns` again and again, all at once, each on a dedicated thread that may make no call. False where the
 /// kernel has no such filter.
-fn run_without_a_call<const N: usize>(patterns: [Hits; N]) -> bool {
+fn run_without_a_call<const N: usize>(patterns: [Hits; N], lasts: Duration) -> bool {
     STOP.store(false, Ordering::SeqCst);
     FIRST.store(-1, Ordering::SeqCst);
     CAUGHT.store(0, Ordering::SeqCst);
@@ -100,7 +99,7 @@ fn run_without_a_call<const N: usize>(patterns: [Hits; N]) -> bool {
             unsafe { libc::syscall(libc::SYS_exit, 0) };
         });
     }
-    thread::sleep(LASTS);
+    thread::sleep(lasts);
     STOP.store(true, Ordering::SeqCst);
     let begun = std::time::Instant::now();
     while DONE.load(Ordering::SeqCst) + REFUSED.load(Ordering::SeqCst) < N {
@@ -124,7 +123,7 @@ fn the_filter_catches_a_call() {
                 // SAFETY: asks for a number.
                 black_box(unsafe { libc::syscall(libc::SYS_getppid) });
             };
-            run_without_a_call([Box::new(calls)])
+            run_without_a_call([Box::new(calls)], Duration::from_millis(50))
         });
         assert!(matches!(caught, Err(_) | Ok(false)), "a call was not caught");
     });
@@ -147,7 +146,7 @@ fn a_hit_makes_no_system_call() {
         copying.get(4096).unwrap().copy_to(&stream, &mut device).unwrap();
 
         let mixed = [100, 5_000, 100_000, 20_000, 1 << 20, 64, 9_000, 300_000];
-        run_without_a_call([
+        let patterns: [Hits; 4] = [
             Box::new(move || touch(&same, 4096)),
             Box::new(move || mixed.into_iter().for_each(|len| touch(&mix, len))),
             Box::new(move || {
@@ -158,7 +157,8 @@ fn a_hit_makes_no_system_call() {
                 touch(&first, 4096);
                 touch(&second, 4096);
             }),
-        ]);
+        ];
+        run_without_a_call(patterns, LASTS);
     });
 }
 
@@ -167,6 +167,6 @@ fn a_hit_of_the_tensorflow_preset_makes_no_system_call() {
     alone(|| {
         let builder = Pool::builder().without_env().preset(Preset::TensorFlow).backend(Backend::Heap);
         let pool = builder.build().unwrap();
-        run_without_a_call([Box::new(move || touch(&pool, 4096))]);
+        run_without_a_call([Box::new(move || touch(&pool, 4096))], LASTS);
     });
 }

@@ -3,34 +3,16 @@
 use pinpool::unstable::config::env::{VARIABLES, report};
 use pinpool::unstable::config::text::parse_bytes;
 use pinpool::{Backend, Limit, Pool};
-use proptest::prelude::*;
 
 use crate::child::alone_with;
 
-const MIB: u64 = 1 << 20;
-const GIB: u64 = 1 << 30;
-
 #[test]
 fn a_size_is_read_as_people_write_it() {
+    // Next to what `all_spellings` combines: blanks, and groups of digits.
     for (text, bytes) in [
-        // One of 1024 stands alone or with an i, one of 1000 has a B and no i.
-        ("2G", 2 * GIB),
-        ("3tb", 3_000_000_000_000),
-        ("64k", 64 << 10),
-        ("7 MiB", 7 * MIB),
+        ("7 MiB", 7 << 20),
         (" 7 ", 7),
-        ("9B", 9),
-        // Fractions and exponents, with and without a unit.
-        ("1E9", 1_000_000_000),
-        ("1e+9", 1_000_000_000),
-        (".5G", GIB / 2),
-        ("2.G", 2 * GIB),
-        ("0.9", 0),
-        ("0e99", 0),
-        // Groups of digits.
         ("1_0.2_5K", 10_496),
-        // The largest.
-        ("18446744073709551615", u64::MAX),
         ("18446744073709551615.9", u64::MAX),
         ("16777215.99T", 18_446_744_062_714_435_338),
     ] {
@@ -55,15 +37,6 @@ fn what_is_no_size_says_what_a_size_is() {
     {
         let error = parse_bytes(text).unwrap_err();
         assert!(error.problem().contains("more than 2^64 - 1 B"), "{text}: {error}");
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
-
-    #[test]
-    fn any_text_is_a_size_or_an_error(text in "[0-9._eE+ KMGTPBikmgtb-]{0,24}", other in ".{0,40}") {
-        let _ = (parse_bytes(&text), parse_bytes(&other));
     }
 }
 

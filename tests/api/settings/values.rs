@@ -5,20 +5,10 @@ use std::time::Duration;
 use pinpool::unstable::Rounding;
 use pinpool::unstable::config::Config;
 use pinpool::unstable::config::env::{VARIABLES, VariableReport, report, report_of};
-use pinpool::unstable::config::text::parse_duration;
 use pinpool::{Backend, Error, Limit, OnFull, Pool, PoolBuilder, Preset, Result};
 
 use crate::captured_log::{lines, listen};
 use crate::child::alone_with;
-
-#[test]
-fn times_are_read_as_written() {
-    for (text, micros) in [("30", 30_000_000), ("30s", 30_000_000), ("500ms", 500_000), ("0", 0), ("2min", 120_000_000)]
-    {
-        assert_eq!(parse_duration(text), Ok(Duration::from_micros(micros)), "{text}");
-    }
-    assert!(parse_duration("soon").is_err() && parse_duration("99999999999999h").is_err());
-}
 
 fn heap() -> PoolBuilder {
     Pool::builder().backend(Backend::Heap)
@@ -224,7 +214,7 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         ("PINPOOL_WAIT", "18446744073709551615us", |pool| pool.wait(MAX), "18446744073709551615us"),
         ("PINPOOL_IDLE_TIMEOUT", "none", |pool| pool.idle_timeout(None), "none"),
         ("PINPOOL_ON_FULL", "Pageable", |pool| pool.on_full(OnFull::Pageable), "pageable"),
-        ("PINPOOL_RESERVE", "none", |pool| pool.reserve_bytes(0), "0B"),
+        ("PINPOOL_RESERVE", "none", |pool| pool.reserve(0), "0B"),
         ("PINPOOL_TRACE", "none", |pool| pool.trace(None), "none"),
     ];
     for &(name, text, set, value) in same {
@@ -346,7 +336,7 @@ fn every_variable_that_cannot_be_read_is_named_in_the_error_and_code_that_sets_i
             let readable = || heap().idle_timeout(None).on_full(OnFull::Error).setting("zero", true);
             let text = readable().build().unwrap_err().to_string();
             assert!(text.starts_with("PINPOOL_AUTO_RESIZE=1: contradicts"), "{text}");
-            assert!(readable().setting("auto_resize", false).reserve_bytes(0).build().is_ok());
+            assert!(readable().setting("auto_resize", false).reserve(0).build().is_ok());
         },
     );
 }
@@ -380,8 +370,8 @@ fn a_rounding_implies_the_preset_that_it_belongs_to_and_contradicts_the_other() 
 
 #[test]
 fn a_reserve_needs_an_arena_and_fits_under_the_limit() {
-    let tight = refused(|pool| pool.reserve_bytes(2 << 30).max_bytes(1 << 30));
-    let plain = refused(|pool| pool.reserve_bytes(2 << 30).preset(Preset::TensorFlow));
+    let tight = refused(|pool| pool.reserve(2 << 30).max_bytes(1 << 30));
+    let plain = refused(|pool| pool.reserve(2 << 30).preset(Preset::TensorFlow));
     for error in [tight, plain] {
         assert!(error.to_string().contains("PINPOOL_RESERVE"), "{error}");
     }

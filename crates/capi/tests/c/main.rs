@@ -7,6 +7,7 @@
 //! | `closing` | pools that are closed with calls running and buffers out |
 //! | `threads` | many threads at once, on one pool and on many |
 //! | `logging` | the log callback |
+//! | `header` | `pinpool.h` is what the sources generate |
 //! | `library` | the files: exported names, SONAME, the header in C99 and C++11 |
 //! | `programs` | programs in C and C++ that link to the installed files |
 #![allow(unsafe_code)] // Calls functions of C.
@@ -14,6 +15,7 @@
 mod closing;
 mod fixture;
 mod gets;
+mod header;
 mod library;
 mod logging;
 mod misuse;

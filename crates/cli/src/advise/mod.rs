@@ -169,7 +169,7 @@ fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBa
         return Err(format!(
             "{failed} failed under the limit, and no replay shows what the program would have done with memory: \
              {}; then record it again",
-            diagnosis.advice.as_deref().unwrap_or("raise PINPOOL_MAX_BYTES")
+            diagnosis.remedy.as_deref().unwrap_or("raise PINPOOL_MAX_BYTES")
         )
         .into());
     }

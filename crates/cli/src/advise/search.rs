@@ -229,7 +229,7 @@ impl<'a> Search<'a> {
             }
             Ok(self.is_better(&cost, as_given).then_some(cost))
         };
-        let least = self.workload.peak_requested_bytes().max(replay.config()?.reserve_bytes);
+        let least = self.workload.peak_requested_bytes().max(replay.config()?.reserve);
         // Programs that waited are tried from the given limit upwards, others from their peak downwards.
         let peak = base.outcome.peak_pinned_bytes.max(least);
         let start = if as_given.outcome.waits > 0 { given.max_bytes.unwrap_or(peak).clamp(least, peak) } else { peak };

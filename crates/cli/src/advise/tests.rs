@@ -427,9 +427,11 @@ fn of_random(seed: u64) -> Result<Outcome, String> {
 
 #[test]
 fn advised_settings_cost_no_more_for_random_programs() {
+    // `ADVISE_SEEDS` sets another number.
+    let seeds: usize = std::env::var("ADVISE_SEEDS").map_or(24, |seeds| seeds.parse().unwrap());
     let mut counts = BTreeMap::<Outcome, usize>::new();
-    for seed in 0..60 {
+    for seed in 0..seeds as u64 {
         *counts.entry(of_random(seed).unwrap_or_else(|wrong| panic!("{wrong}"))).or_default() += 1;
     }
-    assert!(counts[&Outcome::Kept] > 0 && counts[&Outcome::Advised] > 10, "{counts:?}");
+    assert!(counts[&Outcome::Kept] > 0 && counts[&Outcome::Advised] > seeds / 6, "{counts:?}");
 }

@@ -108,7 +108,7 @@ fn timed(work: impl FnOnce()) -> Duration {
 }
 
 fn pin_once(bytes: u64) -> Result<Duration> {
-    let pool = Pool::builder().preset(Preset::Adaptive).reserve_bytes(0).setting("reserve_wait", true).build()?;
+    let pool = Pool::builder().preset(Preset::Adaptive).reserve(0).setting("reserve_wait", true).build()?;
     let begun = Instant::now();
     pool.reserve(bytes)?;
     Ok(begun.elapsed())

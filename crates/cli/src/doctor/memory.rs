@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pinpool::source::{PAGE_BYTES, Source};
+use pinpool::source::{PAGE_BYTES, Source, SourceError};
 use pinpool::unstable::backend::{self, Chosen, GRANULE_BYTES, HeapSource, lock_limit};
 use pinpool::unstable::config::Config;
 use pinpool::unstable::{Finding, Severity};
-use pinpool::{Backend, Preset, SourceError};
+use pinpool::{Backend, Preset};
 use pinpool_os::host::{self, HostMemory};
 use pinpool_os::words::{Size, Time};
 use serde_json::{Value, json};
@@ -74,7 +74,7 @@ pub(super) fn try_backends(config: &Config, gpu: &Answer, ask: impl Fn(&'static 
 /// The backend that a pool would use, and why better ones are not available.
 fn choice(config: &Config, Chosen { source, passed_over, findings, .. }: &Chosen) -> Finding {
     const CHECK: &str = "choice";
-    let kind = match (source.is_pinned(), source.needs_gpu()) {
+    let kind = match (source.pinned_by().is_some(), source.needs_gpu()) {
         (true, true) => "pinned for the GPU",
         (true, false) => "pinned, but not for a GPU",
         _ => "not pinned",
@@ -165,7 +165,7 @@ pub(super) fn plan_reserve(
     let mut findings = vec![match took {
         Ok(took) => {
             let rate = sample as f64 / took.as_secs_f64().max(1e-9) / 1e9;
-            let verb = if source.is_pinned() { "pins" } else { "allocates" };
+            let verb = if source.pinned_by().is_some() { "pins" } else { "allocates" };
             let (name, sample) = (source.name(), Size(sample as u64));
             Finding::ok("speed", format!("{name} {verb} {rate:.1} GB/s ({sample} in {})", Time(took)))
         }
@@ -227,7 +227,9 @@ pub(super) fn result(device: u32, gpu: &Finding, source: Option<&dyn Source>, wo
         Some(source) if gpu.severity == Severity::Ok => {
             no(format!("PINPOOL_BACKEND={} does not use its driver", source.name())).remedy("set PINPOOL_BACKEND=auto")
         }
-        Some(source) if source.is_pinned() => without_gpu(format!("{} does not pin for a GPU", source.name())),
+        Some(source) if source.pinned_by().is_some() => {
+            without_gpu(format!("{} does not pin for a GPU", source.name()))
+        }
         Some(source) => without_gpu(format!("{} does not pin", source.name())),
     }
 }

@@ -98,7 +98,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Box<dyn 
     findings.extend(backends.findings);
     let source = backends.chosen.as_deref();
     findings.extend(machine::examine(&config, source, backends.max_bytes));
-    let planned = args.reserve.unwrap_or(config.reserve_bytes);
+    let planned = args.reserve.unwrap_or(config.reserve);
     let plan = source.map(|source| memory::plan_reserve(source, &config, backends.max_bytes, planned));
     let (reserve, of_plan) = plan.unwrap_or_default();
     findings.extend(of_plan);
@@ -110,8 +110,8 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Box<dyn 
             "status": status.map_or_else(|error| error as u8, |()| 0),
             "device": config.device,
             "backend": source.map(|source| source.name()),
-            "pinned": source.is_some_and(|source| source.is_pinned()),
-            "gpu": backends.works && source.is_some_and(|source| source.is_pinned() && source.needs_gpu()),
+            "pinned": source.is_some_and(|source| source.pinned_by().is_some()),
+            "gpu": backends.works && source.is_some_and(|source| source.pinned_by().is_some() && source.needs_gpu()),
             "max_bytes": backends.max_bytes,
             "reserve": reserve,
             "findings": findings.iter().map(probe::encode).collect::<Vec<_>>(),

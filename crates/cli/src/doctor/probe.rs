@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
 use clap::Args;
-use pinpool::SourceError;
 use pinpool::source::Source;
+use pinpool::source::SourceError;
 use pinpool::unstable::backend::{self, Trial};
 use pinpool::unstable::{Finding, Severity};
 use pinpool_os::words::{Size, Time};
@@ -103,7 +103,7 @@ pub(crate) fn run_probe(args: &ProbeArgs, terminal: &Terminal) -> Result<(), Box
 pub(super) fn tried(name: &'static str, source: &dyn Source, device: u32, severity: Severity) -> Finding {
     match backend::try_out(source, device) {
         // The pages of unpinned memory are allocated at the first access, so the time says nothing.
-        Ok(Some(Trial { bytes, .. })) if !source.is_pinned() => {
+        Ok(Some(Trial { bytes, .. })) if source.pinned_by().is_none() => {
             Finding::ok(name, format!("allocated and released {}", Size(bytes as u64)))
         }
         Ok(Some(Trial { untested: Some(error), .. })) => Finding::note(name, format!("no test copy was made: {error}")),

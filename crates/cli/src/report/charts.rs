@@ -53,6 +53,7 @@ fn add(mut sum: Snapshot, of: &Snapshot) -> Snapshot {
     ] {
         *sum = sum.saturating_add(of);
     }
+    sum.most_held_bytes = sum.most_held_bytes.max(of.most_held_bytes);
     sum.max_bytes = sum.max_bytes.zip(of.max_bytes).map(|(one, other)| one.saturating_add(other));
     sum
 }
@@ -136,7 +137,7 @@ impl<'a> Charts<'a> {
 
     /// `None` if the bytes are unknown, as in a log.
     fn bytes_figure(&self) -> Option<Value> {
-        let held = self.peak(|of| of.held_bytes);
+        let held = self.peak(|of| of.held_bytes.max(of.most_held_bytes));
         if held == 0 {
             return None;
         }
@@ -146,7 +147,8 @@ impl<'a> Charts<'a> {
             self.line("idle", "area", |of| Some(of.idle_bytes)),
             self.line("free", "area", |of| Some(of.free_bytes)),
         ];
-        let max = self.samples.iter().filter_map(|(_, of)| of.max_bytes).max();
+        // Before its start and after its end a pool has none.
+        let max = self.samples.iter().filter_map(|(_, of)| of.max_bytes).max().filter(|&max| max > 0);
         // A limit far above the held bytes would make the areas flat.
         if max.is_some_and(|max| max / 4 <= held) {
             series.push(self.line("limit", "steps", |of| of.max_bytes));
@@ -243,7 +245,7 @@ impl<'a> Charts<'a> {
         if last.requests > 0 {
             facts.insert(1, ("hit rate", percent(last.requests.saturating_sub(last.misses), last.requests)));
         }
-        let held = self.peak(|of| of.held_bytes);
+        let held = self.peak(|of| of.held_bytes.max(of.most_held_bytes));
         if held > 0 {
             facts.extend([
                 ("time lost", seconds(lost_ns(last))),

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::tool::{Ran, finish, packed, pinpool, run, written};
 
@@ -13,9 +14,14 @@ pub(crate) fn recorded_load(dir: &Path, name: &str, args: &[&str]) -> PathBuf {
     path
 }
 
-/// A recorded load of a few hundred files.
+/// A recorded load of a few hundred files, packed if its name says so. Made once of each kind.
 pub(crate) fn recorded(dir: &Path, name: &str) -> PathBuf {
-    recorded_load(dir, name, &["--synthetic", "300", "--batch-bytes", "1MiB"])
+    static RECORDED: [OnceLock<Vec<u8>>; 2] = [const { OnceLock::new() }; 2];
+    let bytes = RECORDED[usize::from(name.ends_with("gz"))].get_or_init(|| {
+        let made = tempfile::tempdir().unwrap();
+        fs::read(recorded_load(made.path(), name, &["--synthetic", "300", "--batch-bytes", "1MiB"])).unwrap()
+    });
+    written(dir, name, bytes)
 }
 
 fn trace(path: &Path, args: &[&str]) -> Ran {

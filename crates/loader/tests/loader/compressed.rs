@@ -103,16 +103,6 @@ fn samples_of_compressed_archives_arrive_in_order() {
 }
 
 #[test]
-fn runs_copy_compressed_files_and_verify_them() {
-    let (_dir, paths) = shards(&[5, 9, 1, 6]);
-    let catalog = listed(&paths, false);
-    let (summary, observer) = run(&catalog, options(|options| options.epochs = 3), &mut FaultyDestination::new());
-    assert!(summary.is_clean(), "{:?}", observer.failed);
-    assert_eq!((summary.files, summary.samples, summary.batches), (4, 63, summary.verified_batches));
-    assert_eq!(summary.bytes, 3 * catalog.len_bytes());
-}
-
-#[test]
 fn a_compressed_plain_file_is_one_sample_and_long_ones_come_in_parts() {
     let dir = directory();
     let data: Vec<u8> = (0..100_000).map(|at| u8::try_from(at % 251).unwrap()).collect();
@@ -270,7 +260,7 @@ fn a_file_that_changes_between_listing_and_reading_fails_and_the_rest_arrives() 
 fn data_far_longer_than_the_pool_passes_through_it() {
     let dir = directory();
     for name in ["a.gz", "b.zst"] {
-        put(dir.path(), name, compress(name, &vec![7; 48 << 20]));
+        put(dir.path(), name, compress(name, &vec![7; 24 << 20]));
     }
     let paths = ["a.gz", "b.zst"].map(|name| dir.path().join(name));
     assert!(paths.iter().all(|path| fs::metadata(path).unwrap().len() < 1 << 20));
@@ -284,7 +274,7 @@ fn data_far_longer_than_the_pool_passes_through_it() {
         assert!(batch.failures.is_empty(), "{:?}", batch.failures);
         bytes += batch.buffer.len();
     }
-    assert_eq!(bytes, 96 << 20);
+    assert_eq!(bytes, 48 << 20);
     assert!(small.stats().memory.peak_held_bytes <= 8 << 20);
     // Without a limit of batches the limit of the pool applies.
     let (batches, failures) = batches_of(&small, &catalog, options(one_by_one));

@@ -94,17 +94,11 @@ fn long_tar_names_count_and_directories_do_not() {
 }
 
 #[test]
-fn an_empty_archive_has_no_samples() {
-    let catalog = open_tar(&tar_file(&[]));
-    assert_eq!((catalog.samples().len(), catalog.files()[0].samples), (0, 0));
-}
-
-#[test]
 fn an_archive_truncated_before_its_end_mark_is_refused() {
     let bytes = tar_file(&[("0.a", &[1; 700]), ("0.b", b""), ("1.a", &[2; 512])]);
     let mark = bytes.len() - 1024;
     assert_eq!(open_tar(&bytes[..mark + 512]).samples().len(), 2, "one block of zeros is a mark");
-    for len in (0..mark + 512).step_by(4).chain([1, 511, 513, mark - 1, mark, mark + 1]) {
+    for len in (0..mark + 512).step_by(32).chain([1, 511, 513, mark - 1, mark, mark + 1]) {
         assert!(tar_refusal(&bytes[..len]).starts_with("broken tar"), "cut to {len} bytes");
     }
 }

@@ -61,21 +61,6 @@ fn a_limit_of_one_batch_slows_the_run_but_does_not_end_it() {
 }
 
 #[test]
-fn a_run_holds_no_more_buffers_than_prefetch_and_lanes_allow() {
-    let (_dir, catalog) = numbered_files(&[100; 100]);
-    let pool = pool(1 << 30);
-    let options = options(|o| {
-        one_by_one(o);
-        o.epochs = 5;
-    });
-    let (summary, _) = run_in(&pool, &catalog, options, &mut FaultyDestination::new());
-    assert_eq!(summary.verified_batches, 500);
-    // All buffers have one class, so allocations count the buffers at once: four ahead and two on lanes.
-    let allocs = pool.stats().memory.pin.count;
-    assert!(allocs <= 6, "{allocs}");
-}
-
-#[test]
 fn a_batch_beyond_the_limit_is_skipped_and_the_rest_arrives() {
     let dir = directory();
     put(dir.path(), "a", [1; 1000]);

@@ -150,7 +150,7 @@ mod tests {
     fn a_recording_that_ends_with_a_failed_request_explains_it() {
         let failed = |at: u64| {
             series(30, move |second, now| {
-                let likely = LikelyCause { found: "all is in use".to_owned(), change: "put it back".to_owned() };
+                let likely = LikelyCause { found: "all is in use".to_owned(), remedy: "put it back".to_owned() };
                 Snapshot { failure: (second == at).then_some((Cause::LimitTooSmall, likely)), ..now }
             })
         };

@@ -110,8 +110,8 @@ fn is_short(shortage: &Shortage<'_>) -> bool {
 }
 
 impl LikelyCause {
-    fn new(found: impl Into<String>, change: impl Into<String>) -> Self {
-        Self { found: found.into(), change: change.into() }
+    fn new(found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { found: found.into(), remedy: remedy.into() }
     }
 }
 
@@ -199,12 +199,12 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     if in_flight_bytes > 0 && in_flight_bytes >= held_bytes / 2 {
         let oldest = oldest_copy
             .map_or_else(String::new, |(age, stream)| format!(", the oldest for {} on stream_id={stream}", Time(age)));
-        let change = match oldest_copy {
+        let remedy = match oldest_copy {
             Some((age, _)) if age >= STUCK_AFTER => "find what blocks the stream; no pool setting helps".to_owned(),
             _ => format!("find what slows the stream, or raise {limit}"),
         };
         let found = format!("copies do not complete, or complete slowly: most memory is in flight{oldest}");
-        return LikelyCause::new(found, change);
+        return LikelyCause::new(found, remedy);
     }
     if shortage.unused_bytes() > in_use_bytes {
         return LikelyCause::new(
@@ -222,10 +222,11 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
         );
     }
     // A diagnosis over minutes is better than the state of one moment.
-    if let Some(WindowDiagnosis { cause: Cause::Leak | Cause::SlowConsumer, found, advice: Some(advice), .. }) =
-        shortage.diagnosis
-    {
-        return LikelyCause::new(found, advice);
+    if let Some(WindowDiagnosis { cause, found, remedy: Some(remedy), .. }) = shortage.diagnosis {
+        let is_of_limit = matches!(cause, Cause::LimitTooSmall | Cause::OtherProcess) && shortage.refused.is_none();
+        if is_of_limit || matches!(cause, Cause::Leak | Cause::SlowConsumer) {
+            return LikelyCause::new(found, remedy);
+        }
     }
     let oldest = shortage.holders.iter().filter_map(|(holder, _)| Some((holder.oldest?, &holder.tag))).max();
     let oldest = oldest.map_or_else(
@@ -233,9 +234,11 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
         |(age, tag)| format!("; the oldest is {} old (tag {tag})", Time(age)),
     );
     let enough = shortage.raised_to(shortage.used_bytes().saturating_add(needed_bytes), needed_bytes);
+    // Without a request the need is unknown.
+    let to = if Some(enough.0) > shortage.max_bytes { format!(" to {enough}") } else { String::new() };
     LikelyCause::new(
         format!("nearly all memory is in use: buffers are returned late or never{oldest}"),
-        format!("return buffers sooner, lower the prefetch, or raise {limit} to {enough}"),
+        format!("return buffers sooner, lower the prefetch, or raise {limit}{to}"),
     )
 }
 
@@ -268,13 +271,6 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
-
-    #[test]
-    fn a_request_above_all_memory_is_not_blamed_on_other_programs() {
-        let host = HostMemory { total_bytes: 8 * GIB, available_bytes: GIB, origin: LimitOrigin::Machine };
-        assert_eq!(of_full_memory(&host, 9 * GIB).change, "request a smaller buffer");
-        assert!(of_full_memory(&host, 2 * GIB).change.contains("other programs"));
-    }
 
     fn free_host() -> HostMemory {
         HostMemory { total_bytes: 64 * GIB, available_bytes: 32 * GIB, origin: LimitOrigin::Machine }
@@ -310,9 +306,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn says(shortage: &Shortage<'_>, found: &str, change: &str) {
+    fn says(shortage: &Shortage<'_>, found: &str, remedy: &str) {
         let cause = likely_cause(shortage).unwrap();
-        assert!(cause.found.contains(found) && cause.change.contains(change), "{cause:?}");
+        assert!(cause.found.contains(found) && cause.remedy.contains(remedy), "{cause:?}");
     }
 
     #[test]
@@ -357,7 +353,12 @@ mod tests {
         let (group, machine) = (of_host(LimitOrigin::Cgroup("x".into())), of_host(LimitOrigin::Machine));
         says(&Shortage { host: Some(&group), ..in_use.clone() }, "the cgroup is full", "memory.max");
         let of_machine = Shortage { host: Some(&machine), ..by_source };
-        says(&of_machine, "the machine has only 1.0MiB of memory left", "PINPOOL_MAX_BYTES");
+        says(
+            &of_machine,
+            "the machine has only 1.0MiB of memory left",
+            "lower PINPOOL_MAX_BYTES, or stop other programs",
+        );
+        assert_eq!(of_full_memory(&machine, 9 * GIB).remedy, "request a smaller buffer");
         let says_why = refused(RefusedBy::Source { code: Some(12) }, "mmap failed", "raise vm.max_map_count");
         says(&full(&host, &says_why), "the driver or kernel refused, see above", "raise vm.max_map_count");
         says(&full(&host, &of_source(700)), "an error from earlier work (code 700)", "first CUDA error");
@@ -376,8 +377,9 @@ mod tests {
         says(&full(&host, &in_one_call), "the driver cannot pin this much in one call", "request a smaller buffer");
         let reserve = Shortage { is_reserve: true, ..full(&host, &in_one_call) };
         says(&reserve, "in one call", "lower PINPOOL_RESERVE");
-        assert!(!likely_cause(&reserve).unwrap().change.contains("RLIMIT_MEMLOCK"));
-        let too_large = by_limit(false);
+        assert!(!likely_cause(&reserve).unwrap().remedy.contains("RLIMIT_MEMLOCK"));
+        let (too_large, full_host) = (by_limit(false), HostMemory { available_bytes: 0, ..free_host() });
+        says(&full(&full_host, &ceiling), "nearly all memory is in use", "PINPOOL_MAX_BYTES");
         says(&full(&host, &too_large), "the request alone exceeds PINPOOL_MAX_BYTES", "request a smaller buffer");
     }
 
@@ -394,6 +396,15 @@ mod tests {
         }
         let diagnosis = monitor.latest();
         says(&Shortage { diagnosis, ..full(&host, &ceiling) }, "tag labels holds 50 buffers", "return these buffers");
+        // What requests waited for explains a full pool, but not this request.
+        let (requests, delayed_requests, limit) = (100, 100, Some("PINPOOL_MAX_BYTES".into()));
+        let short =
+            super::super::Snapshot { requests, delayed_requests, limit, needed_bytes: 6 * GIB, ..Default::default() };
+        let mut monitor = super::super::Monitor::default();
+        let diagnosis = monitor.add(10_000_000, short);
+        let refused = Shortage { diagnosis, ..full(&host, &ceiling) };
+        says(&refused, "nearly all memory is in use", "PINPOOL_MAX_BYTES to 5.0GiB");
+        says(&Shortage { refused: None, ..refused }, "100 of 100 requests waited", "PINPOOL_MAX_BYTES to 6.0GiB");
     }
 
     #[test]
@@ -403,16 +414,10 @@ mod tests {
             |in_use_bytes, idle_bytes| Shortage { refused: None, in_use_bytes, idle_bytes, ..full(&host, &ceiling) };
         assert_eq!(likely_cause(&at(GIB, 3 * GIB)), None);
         assert_eq!(likely_cause(&Shortage { in_flight_bytes: 3 * GIB, ..at(0, GIB) }), None);
-        assert!(likely_cause(&at(4 * GIB, 0)).is_some());
+        says(&at(4 * GIB, 0), "nearly all memory is in use", "or raise PINPOOL_MAX_BYTES");
+        assert!(!likely_cause(&at(4 * GIB, 0)).unwrap().remedy.contains(" to "), "that limit is set already");
         assert!(likely_cause(&Shortage { pageable_bytes: 1, ..at(GIB, 0) }).is_some());
         let copy = |seconds| Shortage { oldest_copy: Some((Duration::from_secs(seconds), 1)), ..at(GIB, 0) };
         assert!(likely_cause(&copy(29)).is_none() && likely_cause(&copy(30)).is_some());
-    }
-
-    #[test]
-    fn a_full_machine_is_not_blamed_for_a_pool_limit() {
-        let ceiling = by_limit(true);
-        let host = HostMemory { available_bytes: 0, ..free_host() };
-        says(&full(&host, &ceiling), "nearly all memory is in use", "PINPOOL_MAX_BYTES");
     }
 }

@@ -67,6 +67,8 @@ pub struct Snapshot {
     pub pageable_bytes: u64,
     /// The most bytes in use and requested at one time since the last window, while memory was short.
     pub needed_bytes: u64,
+    /// Variables that the program sets in its code, separated by spaces.
+    pub set_in_code: String,
     /// The name of the limit to raise for more bytes; `None` without a limit.
     pub limit: Option<Cow<'static, str>>,
     pub max_bytes: Option<u64>,

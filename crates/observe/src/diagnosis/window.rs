@@ -96,20 +96,22 @@ impl<'a> Window<'a> {
         let max = now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", Size(bytes)));
         let (held, buffers) = (Size(now.held_bytes), counted(now.used, "buffer"));
         let evidence = vec![
-            format!("this window: {requests}, {} misses; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
+            format!("this window: {requests}, {} missed; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
             format!("{held} held{max}: {used} in {buffers}, {in_flight} in flight, {idle} idle, {free} free"),
         ];
-        WindowDiagnosis { cause, is_alarm: false, found, evidence, advice: None, setting: None, lost: *lost, size: 0 }
+        let (remedy, setting, is_in_code) = (None, None, false);
+        WindowDiagnosis { cause, is_alarm: false, found, evidence, remedy, setting, is_in_code, lost: *lost, size: 0 }
     }
 
-    fn alarm(&self, cause: Cause, found: String, advice: impl Into<String>) -> WindowDiagnosis {
-        WindowDiagnosis { is_alarm: true, advice: Some(advice.into()), ..self.diagnosis(cause, found) }
+    fn alarm(&self, cause: Cause, found: String, remedy: impl Into<String>) -> WindowDiagnosis {
+        WindowDiagnosis { is_alarm: true, remedy: Some(remedy.into()), ..self.diagnosis(cause, found) }
     }
 
     /// An alarm that this value of a setting ends.
-    fn alarm_for(&self, cause: Cause, found: String, advice: String, (name, size): (&str, u64)) -> WindowDiagnosis {
+    fn alarm_for(&self, cause: Cause, found: String, remedy: String, (name, size): (&str, u64)) -> WindowDiagnosis {
         let setting = SETTINGS.into_iter().find(|known| *known == name).map(|name| (name, size));
-        WindowDiagnosis { setting, size, ..self.alarm(cause, found, advice) }
+        let is_in_code = self.now.set_in_code.split(' ').any(|set| set == name);
+        WindowDiagnosis { setting, is_in_code, size, ..self.alarm(cause, found, remedy) }
     }
 
     /// The owner of most bytes.
@@ -154,8 +156,8 @@ impl<'a> Window<'a> {
                 "; request buffers through tagged(), or set call_stacks(100) (Rust, C), to see who holds them"
             }
         };
-        let advice = format!("return these buffers or drop their owner; a higher limit only delays the failure{hint}");
-        let mut diagnosis = self.alarm(Cause::Leak, found, advice);
+        let remedy = format!("return these buffers or drop their owner; a higher limit only delays the failure{hint}");
+        let mut diagnosis = self.alarm(Cause::Leak, found, remedy);
         let per_minute = more_buffers.saturating_mul(60_000) / over_ms;
         diagnosis
             .evidence
@@ -185,12 +187,12 @@ impl<'a> Window<'a> {
             let (own, others) = (Size(now.held_bytes), Size(others_bytes));
             let found = format!("{short}: this pool holds {own} of the shared limit, other processes {others}");
             if let Some(holder) = self.hoarded().filter(|_| now.held_bytes > others_bytes) {
-                let advice = format!("return the buffers of {holder} sooner, or raise {limit} for all processes");
-                return Some(self.alarm(Cause::LimitTooSmall, found, advice));
+                let remedy = format!("return the buffers of {holder} sooner, or raise {limit} for all processes");
+                return Some(self.alarm(Cause::LimitTooSmall, found, remedy));
             }
-            let advice =
+            let remedy =
                 format!("raise {limit} for all of them, or reduce what they hold (`pinpool top --all` lists it)");
-            return Some(self.alarm(Cause::OtherProcess, found, advice));
+            return Some(self.alarm(Cause::OtherProcess, found, remedy));
         }
         // Threads that return what they requested, so that the waiting threads are the users of the buffers, wait for memory alone.
         let is_of_one_thread = self.delta.own_waits > delayed_requests / 2;
@@ -207,8 +209,8 @@ impl<'a> Window<'a> {
     }
 
     fn too_small(&self, short: String, limit: &str, needed_bytes: u64, purpose: &str) -> WindowDiagnosis {
-        let advice = format!("raise {limit} to {}{purpose}", RoundedUp(needed_bytes));
-        self.alarm_for(Cause::LimitTooSmall, short, advice, (limit, needed_bytes))
+        let remedy = format!("raise {limit} to {}{purpose}", RoundedUp(needed_bytes));
+        self.alarm_for(Cause::LimitTooSmall, short, remedy, (limit, needed_bytes))
     }
 
     /// A few requests wait long, while most find memory at once: the consumer keeps up and pauses now and then. The buffers that producers
@@ -231,12 +233,12 @@ impl<'a> Window<'a> {
     /// A full pool: ordinary if the consumer is always busy, as it may have been without signs of other causes.
     fn full(&self, short: &str, limit: &str) -> Option<WindowDiagnosis> {
         let found = format!("{short}, and {} buffers are returned per second", self.returns_per_second()?);
-        let advice = format!(
+        let remedy = format!(
             "if the consumer is always busy, do nothing: more memory only lengthens its queue; if it waits for buffers, raise {limit} \
              (`pinpool advise RECORDING` shows which)"
         );
         let lost = Lost { waiting_ns: 0, ..self.lost };
-        Some(WindowDiagnosis { advice: Some(advice), lost, ..self.diagnosis(Cause::PoolFull, found) })
+        Some(WindowDiagnosis { remedy: Some(remedy), lost, ..self.diagnosis(Cause::PoolFull, found) })
     }
 
     /// `None` if no buffer is returned.
@@ -265,10 +267,9 @@ impl<'a> Window<'a> {
         let (unused_bytes, held_bytes) = (self.now.idle_bytes + self.now.free_bytes, self.now.held_bytes);
         if unused_bytes > held_bytes / 2 {
             let (unused, held) = (Size(unused_bytes), Size(held_bytes));
-            let advice =
-                "lower PINPOOL_MAX_BYTES, so that requests release idle memory, or set PINPOOL_PRESET=adaptive";
+            let remedy = "lower PINPOOL_MAX_BYTES, so that requests release idle memory, or set PINPOOL_PRESET=adaptive without PINPOOL_ROUNDING";
             let found = format!("{short} although {unused} of {held} held are idle or free");
-            return self.alarm(Cause::IdleHoard, found, advice);
+            return self.alarm(Cause::IdleHoard, found, remedy);
         }
         self.alarm(Cause::MemoryRefused, format!("{short}: the backend refused memory"), OF_SYSTEM)
     }
@@ -289,8 +290,8 @@ impl<'a> Window<'a> {
         let of = self.largest_holder().map_or_else(String::new, |holder| format!(" (mostly tag {})", holder.tag));
         let (rate, out) = (self.returns_per_second()?, seconds(out_ns));
         let found = format!("{short}, and {rate} buffers are returned per second, each after {out}{of}");
-        let advice = "make the consumer faster, or queue fewer buffers; more memory lengthens the queue without raising throughput";
-        let mut diagnosis = self.alarm(Cause::SlowConsumer, found, advice);
+        let remedy = "make the consumer faster, or queue fewer buffers; more memory lengthens the queue without raising throughput";
+        let mut diagnosis = self.alarm(Cause::SlowConsumer, found, remedy);
         let more = percent(overhang_bytes, max_bytes);
         diagnosis.evidence.insert(0, format!("serving all waiting requests would use {more} more memory"));
         Some(diagnosis)
@@ -308,27 +309,27 @@ impl<'a> Window<'a> {
             // Buffers of sizes that do not recur do not help.
             if is_varied && *misses > requests / 10 * 8 {
                 let found = format!("{}, each with a pin call, because no idle buffer had their size", missed());
-                let advice = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes";
-                return Some(self.alarm(Cause::SizesNeverRecur, found, advice));
+                let remedy = "set PINPOOL_PRESET=adaptive without PINPOOL_ROUNDING, or batch to fewer sizes";
+                return Some(self.alarm(Cause::SizesNeverRecur, found, remedy));
             }
             let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(&self.delta.evicted));
             let found = format!("{} evicted buffers", missed());
-            let advice = format!("raise PINPOOL_POOL_SIZE_LIMIT to {needed}");
-            return Some(self.alarm_for(Cause::Thrashing, found, advice, ("PINPOOL_POOL_SIZE_LIMIT", needed)));
+            let remedy = format!("raise PINPOOL_POOL_SIZE_LIMIT to {needed}");
+            return Some(self.alarm_for(Cause::Thrashing, found, remedy, ("PINPOOL_POOL_SIZE_LIMIT", needed)));
         }
         if churned >= CHURNED {
             let (pinned, held) = (Size(self.delta.pinned_bytes), Size(self.cycled_bytes()));
             let found = format!("{pinned} pinned and unpinned to hold {held}");
-            let advice = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES";
-            return Some(self.alarm(Cause::Thrashing, found, advice));
+            let remedy = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES";
+            return Some(self.alarm(Cause::Thrashing, found, remedy));
         }
         if let Some(Repinned { bytes, each_ns, times, window_us }) = again {
             let (size, each, of) = (Size(bytes), seconds(each_ns), seconds(window_us.saturating_mul(1000)));
             let found = format!("{size} unpinned and pinned again {times} times in {of}, at {each} each time");
             // A longer idle timeout would not remove the first of these pin calls.
             let kept_bytes = now.most_held_bytes.max(bytes);
-            let advice = format!("set PINPOOL_RESERVE to {}, so that this memory stays pinned", RoundedUp(kept_bytes));
-            return Some(self.alarm_for(Cause::Thrashing, found, advice, ("PINPOOL_RESERVE", kept_bytes)));
+            let remedy = format!("set PINPOOL_RESERVE to {}, so that this memory stays pinned", RoundedUp(kept_bytes));
+            return Some(self.alarm_for(Cause::Thrashing, found, remedy, ("PINPOOL_RESERVE", kept_bytes)));
         }
         if *misses <= requests / 2 || self.is_warming_up() {
             return None;
@@ -339,9 +340,9 @@ impl<'a> Window<'a> {
         let is_costly = !self.is_growing() && calls_ns / 10 > self.lost.window_us.saturating_mul(COSTLY_PERCENT);
         if is_varied {
             let found = format!("{}: no idle buffer had their size, so they were carved from held memory", missed());
-            let advice = is_costly.then(|| "batch to fewer sizes".to_owned());
+            let remedy = is_costly.then(|| "batch to fewer sizes".to_owned());
             let diagnosis = self.diagnosis(Cause::SizesNeverRecur, found);
-            return Some(WindowDiagnosis { is_alarm: is_costly, advice, ..diagnosis });
+            return Some(WindowDiagnosis { is_alarm: is_costly, remedy, ..diagnosis });
         }
         let has_regrown = self.now.held_bytes > self.before.held_bytes + self.before.held_bytes / GROWTH_PART;
         (is_costly && !has_regrown).then(|| {
@@ -382,13 +383,16 @@ impl<'a> Window<'a> {
         }
         if !now.is_pinned && now.copies > 0 {
             let found = "copies use pageable memory, which the driver copies twice".to_owned();
-            let advice = "run `pinpool doctor` for the reason and the fix";
+            let remedy = "run `pinpool doctor` for the reason and the fix";
             // Without a GPU there is nothing to pin for.
-            return WindowDiagnosis { is_alarm: now.has_driver, ..self.alarm(Cause::NotPinned, found, advice) };
+            return WindowDiagnosis { is_alarm: now.has_driver, ..self.alarm(Cause::NotPinned, found, remedy) };
         }
         let Snapshot { requests, pin_calls, .. } = self.delta;
         let (served, held) = (requests.saturating_sub(pin_calls), Size(now.held_bytes));
-        let found = format!("{served} of {requests} requests were served immediately, {held} held");
+        let found = match requests {
+            0 => format!("no requests, {held} held"),
+            _ => format!("{served} of {requests} requests were served immediately, {held} held"),
+        };
         self.diagnosis(Cause::Healthy, found)
     }
 }

@@ -1,4 +1,4 @@
-//! The result of a diagnosis: a cause, the evidence, the advice and the seconds lost.
+//! The result of a diagnosis: a cause, the evidence, the remedy and the seconds lost.
 
 use std::fmt;
 
@@ -96,23 +96,25 @@ impl fmt::Display for Lost {
 #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
 pub struct LikelyCause {
     pub found: String,
-    pub change: String,
+    pub remedy: String,
 }
 
-/// A cause with its evidence and advice.
+/// A cause with its evidence and remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WindowDiagnosis {
     pub cause: Cause,
-    /// True for a problem that the advice fixes.
+    /// True for a problem that the remedy fixes.
     pub is_alarm: bool,
     /// The finding: one sentence without a full stop.
     pub found: String,
     /// Further findings, one sentence each.
     pub evidence: Vec<String>,
-    /// The advice; `None` if nothing needs to be done.
-    pub advice: Option<String>,
+    /// `None` if nothing needs to be done.
+    pub remedy: Option<String>,
     /// A setting that fixes the problem, with its value.
     pub setting: Option<(&'static str, u64)>,
+    /// The program sets it in its code, so that its variable has no effect.
+    pub(super) is_in_code: bool,
     pub lost: Lost,
     /// The recommended size in bytes or buffers: a larger one is logged again.
     pub(super) size: u64,
@@ -125,22 +127,23 @@ impl fmt::Display for WindowDiagnosis {
         if self.lost.total_ns() >= SHOWN_NS {
             write!(f, " ({})", self.lost.total())?;
         }
-        self.advice.as_ref().map_or(Ok(()), |advice| write!(f, "; {advice}"))
+        self.remedy.as_ref().map_or(Ok(()), |remedy| write!(f, "; {remedy}"))
     }
 }
 
 impl WindowDiagnosis {
     /// The same numbers with the cause of a failed request.
-    pub fn of_failure(self, cause: Cause, LikelyCause { found, change }: LikelyCause) -> Self {
-        Self { cause, is_alarm: true, found, advice: Some(change), setting: None, ..self }
+    pub fn of_failure(self, cause: Cause, LikelyCause { found, remedy }: LikelyCause) -> Self {
+        Self { cause, is_alarm: true, found, remedy: Some(remedy), setting: None, ..self }
     }
 
-    /// Cause, evidence and advice, one per line, as `why` prints them.
+    /// Cause, evidence and remedy, one per line, as `why` prints them.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("{}: {}", self.cause.name(), self.found), format!("  {}", self.lost)];
         lines.extend(self.evidence.iter().map(|line| format!("  {line}")));
-        lines.extend(self.advice.iter().map(|advice| format!("  to do: {advice}")));
-        lines.extend(self.setting.iter().map(|(name, value)| format!("  export {name}={value}")));
+        lines.extend(self.remedy.iter().map(|remedy| format!("  to do: {remedy}")));
+        let place = if self.is_in_code { "in the program's code:" } else { "export" };
+        lines.extend(self.setting.iter().map(|(name, value)| format!("  {place} {name}={value}")));
         lines
     }
 }

@@ -8,7 +8,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::control_group::{self, ControlGroup, GroupLimit};
+use super::cgroup::{self, Cgroup, GroupLimit};
 use super::files::Files;
 #[cfg(target_os = "linux")]
 use super::files::field;
@@ -52,7 +52,7 @@ pub fn memory(root: &Path) -> Option<HostMemory> {
 pub struct MemoryGauge {
     files: Files,
     machine_bytes: u64,
-    groups: Vec<ControlGroup>,
+    groups: Vec<Cgroup>,
 }
 
 impl MemoryGauge {
@@ -60,7 +60,7 @@ impl MemoryGauge {
     pub fn open(root: &Path) -> Option<Self> {
         let files = Files::below(root);
         let machine_bytes = machine(&files)?.total_bytes;
-        let groups = control_group::groups(&files);
+        let groups = cgroup::groups(&files);
         Some(Self { files, machine_bytes, groups })
     }
 
@@ -87,7 +87,7 @@ impl MemoryGauge {
     }
 
     /// The groups with a limit below the machine's memory, the nearest first.
-    fn limited(&self) -> impl Iterator<Item = (&ControlGroup, GroupLimit)> {
+    fn limited(&self) -> impl Iterator<Item = (&Cgroup, GroupLimit)> {
         let limits = self.groups.iter().filter_map(|group| Some((group, group.limit(&self.files)?)));
         limits.filter(|(_, limit)| limit.bytes < self.machine_bytes)
     }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn without_control_groups_the_machine_sets_the_total() {
+    fn without_cgroups_the_machine_sets_the_total() {
         let old = "MemTotal: 1024000 kB\nMemFree: 102400 kB\nCached: 204800 kB\nShmem: 51200 kB\n";
         for (meminfo, expected) in
             [(MEMINFO.1, MACHINE), (old, "1000 250 machine"), ("MemTotal: 1024000 kB", "1000 1000 machine")]

@@ -7,14 +7,14 @@
 //! | `pressure` | whether tasks wait for memory, whether a limit was hit | at most once a second |
 //! | `numa` | the NUMA node near a device, the memory of a node and the processors near it | once, at the start |
 //! | `huge_pages` | the huge pages that are set aside | if they are requested, and by `doctor` |
-//! | `control_group` | the groups that hold this process, and their files | for `memory` and `pressure` |
+//! | `cgroup` | the groups that hold this process, and their files | for `memory` and `pressure` |
 //! | `files` | bounded reads below a root | for all of these |
 //!
 //! Reads files and returns plain values. Decides nothing about pools, logs nothing and keeps no file open. What cannot be
 //! read or parsed counts as absent. By hand, since `procfs` would be a dependency of every user of the pool, and knows no cgroups
 //! below another root. Every entry point takes the root of the file system, which is `/` except in tests.
 
-mod control_group;
+mod cgroup;
 mod files;
 mod huge_pages;
 pub mod limits;

@@ -16,7 +16,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::control_group::{self, ControlGroup, LimitHits};
+use super::cgroup::{self, Cgroup, LimitHits};
 use super::files::Files;
 use super::memory;
 
@@ -51,7 +51,7 @@ pub struct PressureGauge {
     own: Option<PathBuf>,
     /// Stalls in this file count only on a machine that is nearly full.
     of_machine: Option<PathBuf>,
-    groups: Vec<(ControlGroup, LimitHits)>,
+    groups: Vec<(Cgroup, LimitHits)>,
 }
 
 const MACHINE: &str = "/proc/pressure/memory";
@@ -60,12 +60,12 @@ impl PressureGauge {
     /// A gauge of every sign below `root`; `None` if there is none.
     pub fn of_kernel(root: &Path) -> Option<Self> {
         let files = Files::below(root);
-        let groups = control_group::groups(&files);
+        let groups = cgroup::groups(&files);
         let has_stalls = |path: &PathBuf| files.read(path).is_some_and(|text| stall(&text).is_some());
         let machine = Some(PathBuf::from(MACHINE)).filter(has_stalls);
         let group = groups.iter().map(|group| group.file("memory.pressure")).find(has_stalls);
         let (own, of_machine) = if group.is_some() { (group, machine) } else { (machine, None) };
-        let counted = |group: ControlGroup| group.limit_hits(&files).map(|hits| (group, hits));
+        let counted = |group: Cgroup| group.limit_hits(&files).map(|hits| (group, hits));
         let groups: Vec<_> = groups.into_iter().filter_map(counted).collect();
         (own.is_some() || !groups.is_empty()).then_some(Self { files, own, of_machine, groups })
     }
@@ -110,7 +110,7 @@ impl PressureGauge {
     }
 }
 
-fn is_nearly_full(group: &ControlGroup, files: &Files) -> bool {
+fn is_nearly_full(group: &Cgroup, files: &Files) -> bool {
     group.limit(files).is_some_and(|limit| nearly_full(group.available_bytes(files, &limit), limit.bytes))
 }
 

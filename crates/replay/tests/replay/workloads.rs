@@ -142,9 +142,9 @@ fn check_targets(name: &str, target: &[f64], report: &ReplayReport) {
     assert_eq!(report.fallbacks, 0, "{name}");
 }
 
-/// Plays `workload`; also returns the alarms of the pool, which is diagnosed at about a thousand of its steps.
+/// Plays `workload`; also returns the alarms of the pool, which is diagnosed at about 250 of its steps: an alarm lasts longer.
 fn alarms(workload: &Workload, replay: &Replay) -> (ReplayReport, Vec<String>) {
-    let (mut alarms, mut step, every) = (Vec::new(), 0, (workload.gets / 1_000).max(1));
+    let (mut alarms, mut step, every) = (Vec::new(), 0, (workload.gets / 250).max(1));
     let mut observe = |pool: &Pool| {
         step += 1;
         if step % every == 0 {

@@ -206,7 +206,7 @@ impl SharedLimit {
         let Attached { slots, own, .. } = &*self.0;
         self.0.with(|place| match self.0.others_lack(place) {
             0 => 0,
-            bytes if shares::gives(&place.demand, &slots.demands_beside(*own), slots.max_bytes()) => bytes,
+            bytes if shares::gives(&place.demand, &slots.demands_of_others(*own), slots.max_bytes()) => bytes,
             _ => 0,
         })
     }
@@ -309,16 +309,16 @@ impl Attached {
     /// The bytes that this owner may claim, leaving what others want.
     fn claimable_bytes(&self, place: &Place, bytes: u64) -> u64 {
         let room_bytes = self.slots.room_bytes();
-        if self.slots.wanted_beside(self.own) == 0 {
+        if self.slots.wanted_by_others(self.own) == 0 {
             return room_bytes;
         }
-        let others = self.slots.demands_beside(self.own);
+        let others = self.slots.demands_of_others(self.own);
         shares::claimable_bytes(&place.demand, &others, self.slots.max_bytes(), room_bytes, bytes)
     }
 
     fn clear_dead(&self) -> bool {
         let has_cleared = self.slots.clear_dead(self.own);
-        if has_cleared && self.slots.wanted_beside(self.own) > 0 {
+        if has_cleared && self.slots.wanted_by_others(self.own) > 0 {
             self.slots.tell();
         }
         has_cleared
@@ -326,7 +326,7 @@ impl Attached {
 
     /// The bytes that other owners want, dead ones included; 0 after a loss, since they cannot claim this owner's.
     fn wanted_by_others(&self, place: &Place) -> u64 {
-        if place.loss.is_some() { 0 } else { self.slots.wanted_beside(self.own) }
+        if place.loss.is_some() { 0 } else { self.slots.wanted_by_others(self.own) }
     }
 
     /// The bytes that other owners want and the limit has no room for.

@@ -147,12 +147,12 @@ impl Slots {
     }
 
     /// The bytes that all owners except `own` want.
-    pub(super) fn wanted_beside(&self, own: usize) -> u64 {
+    pub(super) fn wanted_by_others(&self, own: usize) -> u64 {
         self.sum(WANTED, (0..SLOTS).filter(|&index| index != own))
     }
 
     /// The bytes that each owner except `own` holds and wants.
-    pub(super) fn demands_beside(&self, own: usize) -> Vec<Demand> {
+    pub(super) fn demands_of_others(&self, own: usize) -> Vec<Demand> {
         let demand = |index| {
             let [held_bytes, wanted_bytes, needed_bytes] = [HELD, WANTED, NEEDED].map(|word| self.get(index, word));
             Demand { held_bytes, wanted_bytes, needed_bytes, since: (self.get(index, SINCE), index) }

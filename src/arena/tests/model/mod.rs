@@ -585,7 +585,7 @@ const OPS_IN_A_CASE: usize = 500;
 /// Random operations of both tests together; `PINPOOL_MODEL_OPS` sets another number.
 fn ops_wanted() -> usize {
     let requested = std::env::var("PINPOOL_MODEL_OPS").ok().and_then(|ops| ops.parse().ok());
-    requested.unwrap_or(if cfg!(debug_assertions) { 250_000 } else { 1_000_000 })
+    requested.unwrap_or(100_000)
 }
 
 fn run(growth: GrowthMode, pages_max: usize) {

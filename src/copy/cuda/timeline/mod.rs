@@ -33,7 +33,7 @@ use cudarc::driver::sys;
 use super::context_fence::ContextWork;
 use crate::backend;
 use crate::driver::code::{Code, Failed};
-use crate::driver::{self, RelaxedCapture, calls, driver_watchdog};
+use crate::driver::{self, RelaxedCapture, calls, watchdog};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
 use pinpool_os::clock::monotonic_us;
@@ -247,7 +247,7 @@ impl DeviceHealth {
             let answer = Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
             return answer.map_err(|code| Failed { call: "cuStreamQuery", code });
         }
-        let answer = driver_watchdog::query(|| Self::query(context)).unwrap_or(Ok(()));
+        let answer = watchdog::query(|| Self::query(context)).unwrap_or(Ok(()));
         let failed = answer.err().filter(|failed| failed.code.is_permanent());
         self.answer.store(failed.map_or(0, |Failed { code, .. }| code.0.cast_unsigned()), Ordering::Relaxed);
         answer

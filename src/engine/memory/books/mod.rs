@@ -43,7 +43,7 @@ pub(in crate::engine) struct Books {
     /// The bytes that the system will hold for reserves in progress.
     pending_bytes: u64,
     /// The bytes that the system holds for reserves beyond their length.
-    reserve_overhead_bytes: u64,
+    pub(super) reserve_overhead_bytes: u64,
     largest_reserve_bytes: u64,
     /// The bytes of all requested reserves.
     pub(super) requested_bytes: u64,
@@ -234,7 +234,16 @@ impl Books {
         self.overdue_bytes
     }
 
-    /// Plans the release of `bytes` of free memory. Memory that is kept is released only if it exceeds the limit.
+    /// Returns whether evictions could add to the free memory that is released for `bytes`. Kept memory is released only if it
+    /// exceeds the limit, reserved regions never.
+    pub(in crate::engine) fn lacks_free(&self, bytes: u64) -> bool {
+        let over_bytes = self.budget.over_bytes().min(bytes);
+        let kept_bytes = if over_bytes > 0 { 0 } else { self.arena.kept_bytes() };
+        let most_bytes = self.arena.committed_outside_reserves().saturating_sub(kept_bytes);
+        bytes.min(most_bytes) > self.arena.releasable_bytes().max(over_bytes.min(self.arena.stats().idle_bytes))
+    }
+
+    /// Plans the release of `bytes` of free memory.
     pub(in crate::engine) fn plan_release_of(&mut self, bytes: u64) -> Option<Plan> {
         let over_bytes = self.budget.over_bytes().min(bytes);
         if over_bytes > self.arena.releasable_bytes() {

@@ -11,6 +11,7 @@ use crate::arena::{Plan, RANGE_BYTES_MAX};
 use crate::backend::{PAGE_BYTES, Region, SourceError};
 use crate::maintenance_thread::Pace;
 use crate::shared_limit::Want;
+use pinpool_os::words::Size;
 
 /// The pinning of reserves.
 #[derive(Debug, Default)]
@@ -52,8 +53,8 @@ impl Books {
         if !self.budget.could_hold(bytes) {
             return Err(self.budget.refusal(bytes).into());
         }
-        let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
-        Err(Refusal::Source(SourceError::new("arena", what)))
+        let what = format!("{} is more than one reserve may have: {}", Size(bytes), Size(RANGE_BYTES_MAX));
+        Err(Refusal::Source(SourceError::new("reserve", what)))
     }
 
     /// Requests a reserve of `bytes` more, if the limit has room for all reserves.
@@ -102,7 +103,7 @@ impl Books {
     pub(in crate::engine) fn plan_reserve_step(&mut self, step_bytes: u64) -> Result<Plan, Refusal> {
         let plan = self.arena.commit_next(step_bytes, self.budget.room_for(step_bytes)).map_err(|granule_bytes| {
             if granule_bytes == 0 {
-                let error = SourceError::new("arena", "no addresses are left for the reserve");
+                let error = SourceError::new("reserve", "no addresses are left for it");
                 let remedy = self.shape.address_remedy.unwrap_or("reserve less, or raise PINPOOL_MAX_BYTES");
                 return Refusal::Source(error.with_remedy(remedy));
             }

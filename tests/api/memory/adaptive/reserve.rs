@@ -27,7 +27,7 @@ fn a_reserve_is_pinned_by_as_many_threads_as_were_asked_for() {
     let cores = thread::available_parallelism().unwrap().get();
     for (asked, touching) in [(None, cores), (Some(3), 3), (Some(1), 1)] {
         let source = CountingSource::virtual_memory();
-        let mut builder = over(source.clone()).reserve_bytes(2 << 20);
+        let mut builder = over(source.clone()).reserve(2 << 20);
         if let Some(threads) = asked {
             builder = builder.unstable_code(|code| code.pin_threads = Some(threads));
         }

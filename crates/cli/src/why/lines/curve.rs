@@ -1,6 +1,7 @@
 //! A log's messages as a series of snapshots.
 
 use pinpool_cli::table::grouped;
+use pinpool_observe::diagnosis::Cause;
 
 use super::history::{History, PoolHistory};
 use super::message::LogContent;
@@ -24,6 +25,9 @@ pub(super) fn diagnoses(found: &LogContent, history: &History) -> Vec<DiagnosisT
         true => history.pools.iter().map(of_trend).collect(),
         false => found.diagnoses.values().cloned().collect(),
     };
+    // An unpinned pool next to pinned ones is a mistake, which a pool cannot detect.
+    let unpinned = all.iter_mut().filter(|one| found.has_pinned && one.cause == Cause::NotPinned.name());
+    unpinned.for_each(|one| one.is_alarm = true);
     all.sort_by_key(|one| !one.is_alarm);
     all
 }

@@ -127,6 +127,8 @@ impl Finder {
         let Some(Piece { line, bytes }) = self.whole_line(piece) else { return };
         let bytes = undecorated(bytes);
         self.origins.record_head(&bytes);
+        let text = String::from_utf8_lossy(&bytes);
+        self.found.has_pinned |= text.contains("] created: ") && text.contains(" pinned=yes ");
         if let Some(diagnosis) = crate::diagnosis::from_log_line(&bytes) {
             self.found.diagnoses.insert(diagnosis.pool.clone(), diagnosis);
         }

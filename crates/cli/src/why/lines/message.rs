@@ -92,6 +92,8 @@ pub(super) struct LogContent {
     pub(super) cut: u64,
     /// The reason, with the line number, if reading stopped early.
     pub(super) stopped: Option<String>,
+    /// True if a pool of the log is pinned.
+    pub(super) has_pinned: bool,
     /// The last diagnosis of each pool, if pinpool wrote the log.
     pub(super) diagnoses: BTreeMap<String, DiagnosisText>,
 }

@@ -1,11 +1,9 @@
 //! Programs that resemble a cause and are healthy.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use pinpool::unstable::Rounding;
 use pinpool::{PoolBuilder, Preset};
-use pinpool_testing::{SinkMem, SinkStream};
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};
 
@@ -51,86 +49,11 @@ fn a_data_set_that_is_read_for_half_a_minute_and_kept_is_no_leak() {
 }
 
 #[test]
-fn a_cache_that_fills_is_no_leak() {
-    let mut program = Program::one(|pool| pool);
-    let mut cache = Vec::new();
-    program.run(100, |program, step| {
-        let seconds = step / STEPS_IN_A_SECOND;
-        // Ever fewer entries are new.
-        let every = 1 << (seconds / 10).min(20);
-        let entry = program.must_get("cache", MIB);
-        if step % every == 0 { cache.push(entry) } else { drop(entry) }
-    });
-    program.diagnosed(cache).check_healthy();
-}
-
-#[test]
 fn a_working_set_that_is_taken_at_the_start_and_kept_is_no_leak() {
     let mut program = Program::one(|pool| pool);
     let weights: Vec<_> = (0..200).map(|_| program.must_get("weights", 2 * MIB)).collect();
     program.load(80, 4, |_, _| 4 * MIB);
     program.diagnosed(weights).check_healthy();
-}
-
-#[test]
-fn more_requests_at_once_are_no_leak() {
-    let mut program = Program::one(|pool| pool);
-    let mut requests = VecDeque::new();
-    program.run(80, |program, step| {
-        let load = 1 + step / (10 * STEPS_IN_A_SECOND);
-        for _ in 0..load {
-            requests.push_back(program.must_get("requests", MIB));
-        }
-        while requests.len() as u64 > 10 * load {
-            drop(requests.pop_front());
-        }
-    });
-    program.diagnosed(requests).check_calm(&["healthy", "warming_up"]);
-}
-
-#[test]
-fn a_burst_now_and_then_is_no_thrashing() {
-    let mut program = Program::one(|pool| pool);
-    let mut burst = Vec::new();
-    program.run(120, |program, step| {
-        drop(program.must_get("images", MIB));
-        match step % (40 * STEPS_IN_A_SECOND) {
-            20..40 => burst.push(program.must_get("burst", 16 * MIB)),
-            60 => std::mem::take(&mut burst).into_iter().for_each(drop),
-            _ => {}
-        }
-    });
-    program.diagnosed(burst).check_healthy();
-}
-
-#[test]
-fn one_epoch_and_silence_is_no_thrashing() {
-    let mut program = Program::one(|pool| pool.idle_timeout(Duration::from_secs(5)));
-    program.load(40, 4, |_, _| 4 * MIB);
-    program.pause(60);
-    program.diagnosed(()).check_healthy();
-}
-
-#[test]
-fn epochs_with_a_short_last_batch_and_an_evaluation_of_another_size_are_healthy() {
-    let mut program = Program::one(|pool| pool);
-    for _ in 0..4 {
-        program.load(20, 4, |_, step| if step % 100 == 99 { 3 * MIB / 2 } else { 8 * MIB });
-        program.load(5, 2, |_, _| 20 * MIB);
-    }
-    program.diagnosed(()).check_healthy();
-}
-
-#[test]
-fn a_checkpoint_now_and_then_is_no_hoard() {
-    let mut program = Program::one(|pool| pool.max_bytes(1 << 30));
-    for _ in 0..4 {
-        let shards: Vec<_> = (0..12).map(|_| program.must_get("checkpoint", 64 * MIB)).collect();
-        program.step();
-        shards.into_iter().for_each(drop);
-        program.load(25, 2, |_, _| 2 * MIB);
-    }
-    program.diagnosed(()).check_healthy();
 }
 
 #[test]
@@ -168,32 +91,4 @@ fn a_loader_before_a_busy_device_is_no_alarm_and_loses_nothing() {
         said.check("pool_full", false);
         assert!(said.causes_logged().iter().all(|cause| ["pool_full", "warming_up"].contains(cause)), "{said:?}");
     }
-}
-
-#[test]
-fn a_request_that_waits_once_needs_no_higher_limit() {
-    let mut program = Program::one(|pool| pool.max_bytes(64 << 20));
-    let mut held: Vec<_> = (0..4).map(|_| program.must_get("images", 16 * MIB)).collect();
-    assert!(program.get(1, "images", 16 * MIB).is_none());
-    program.step();
-    drop(held.pop());
-    held.extend(program.served().into_iter().map(|(_, buffer)| buffer));
-    held.into_iter().for_each(drop);
-    program.load(60, 2, |_, _| 16 * MIB);
-    program.diagnosed(()).check_healthy();
-}
-
-#[test]
-fn copies_that_take_seconds_are_not_stuck() {
-    let mut program = Program::one(|pool| pool);
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4 * MIB));
-    for _ in 0..5 {
-        let buffer = program.must_get("images", 4 * MIB);
-        let gate = Program::copy(buffer, &stream, &mut device);
-        program.load(15, 2, |_, _| 4 * MIB);
-        drop(gate);
-        stream.synchronize().unwrap();
-    }
-    // Simulated memory is not pinned.
-    program.diagnosed(stream).check_calm(&["not_pinned"]);
 }

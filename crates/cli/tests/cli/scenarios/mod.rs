@@ -145,10 +145,6 @@ impl Program {
         self.pools.iter().for_each(run_due);
     }
 
-    fn pause(&mut self, seconds: u64) {
-        (0..seconds * STEPS_IN_A_SECOND).for_each(|_| self.step());
-    }
-
     /// Calls `act` with the number of each step for this many seconds.
     fn run(&mut self, seconds: u64, mut act: impl FnMut(&mut Self, u64)) {
         for step in 0..seconds * STEPS_IN_A_SECOND {

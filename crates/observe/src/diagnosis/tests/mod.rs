@@ -88,6 +88,7 @@ fn a_pool_with_few_requests_is_warm_once_its_memory_stops_growing() {
     let mut monitor = Monitor::default();
     assert_eq!(monitor.add(WINDOW_US, few(50, GIB)).map(|seen| seen.cause), Some(Cause::WarmingUp));
     assert_eq!([19, 20].map(|second| cause(&monitor, second, few(50, GIB))), [Cause::WarmingUp, Cause::Healthy]);
+    assert_eq!(monitor.why(20_000_000, &few(50, GIB)).found, "no requests, 1.0GiB held");
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn recurring_sizes_are_healthy_unless_calls_take_time() {
         of.moving_ns += 600_000_000;
     });
     assert_eq!((diagnosis.cause, diagnosis.is_alarm), (Cause::Thrashing, true));
-    assert_eq!(diagnosis.advice.as_deref(), Some("raise PINPOOL_MAX_BYTES, or batch to fewer sizes"));
+    assert_eq!(diagnosis.remedy.as_deref(), Some("raise PINPOOL_MAX_BYTES, or batch to fewer sizes"));
     // Memory that was idle and released is pinned again.
     run.window(|of| of.held_bytes = GIB / 8);
     let again = |of: &mut Snapshot| {
@@ -87,7 +87,7 @@ fn repinning_every_half_minute_is_thrashing_if_it_costs_a_fiftieth_of_the_time()
     // Before it has happened twice, nothing is wrong: no other sizes took the memory, and no limit is near.
     assert!(all.iter().all(|one| !one.is_alarm || one.found.contains("pinned again")), "{all:?}");
     // Only the memory that the evaluations hold at their peak ends the pin calls.
-    assert_eq!(last.advice.as_deref(), Some("set PINPOOL_RESERVE to 768.0MiB, so that this memory stays pinned"));
+    assert_eq!(last.remedy.as_deref(), Some("set PINPOOL_RESERVE to 768.0MiB, so that this memory stays pinned"));
     assert_eq!(last.setting, Some(("PINPOOL_RESERVE", GIB * 3 / 4)));
     assert!(causes(10_000_000).iter().all(|diagnosis| diagnosis.cause != Cause::Thrashing));
 }

@@ -12,7 +12,11 @@ fn a_limit_too_small_names_the_need_rounded_up() {
     };
     let expected = "limit_too_small: 300 of 1000 requests waited; raise PINPOOL_MAX_BYTES to 6.2GiB";
     assert_eq!(run.logged(short).unwrap(), expected);
-    assert_eq!(run.window(short).setting, Some((LIMIT, 6 * GIB + 200 * MIB)));
+    let diagnosis = run.window(short);
+    assert_eq!(diagnosis.setting, Some((LIMIT, 6 * GIB + 200 * MIB)));
+    assert_eq!(diagnosis.lines().last().unwrap(), "  export PINPOOL_MAX_BYTES=6652166144");
+    run.now.set_in_code = "PINPOOL_NAME PINPOOL_MAX_BYTES".to_owned();
+    assert_eq!(run.window(short).lines()[5], "  in the program's code: PINPOOL_MAX_BYTES=6652166144");
     assert_eq!(run.logged(short), None);
     let more = |of: &mut Snapshot| {
         short(of);
@@ -37,7 +41,7 @@ fn a_slow_consumer_is_not_advised_to_use_more_memory() {
     let found =
         "190 of 200 requests waited, and 20.0 buffers are returned per second, each after 1.6s (mostly tag queue)";
     assert_eq!(diagnosis.found, found);
-    assert!(diagnosis.advice.as_ref().unwrap().contains("more memory lengthens the queue"));
+    assert!(diagnosis.remedy.as_ref().unwrap().contains("more memory lengthens the queue"));
     assert_eq!(diagnosis.evidence[0], "serving all waiting requests would use 3.1 % more memory");
     let other = |change: fn(&mut Snapshot)| {
         Run::new().cause(|of| {
@@ -118,7 +122,7 @@ fn a_pool_that_keeps_most_of_a_shared_limit_names_itself() {
     let diagnosis = run.window(|of| short(of, GIB, 30));
     assert_eq!((diagnosis.cause, diagnosis.is_alarm), (Cause::LimitTooSmall, true), "{diagnosis}");
     assert!(
-        diagnosis.advice.is_some_and(|advice| advice.starts_with("return the buffers of tag cache (3.0GiB) sooner"))
+        diagnosis.remedy.is_some_and(|advice| advice.starts_with("return the buffers of tag cache (3.0GiB) sooner"))
     );
     assert_eq!(run.cause(|of| short(of, GIB, 1)), Cause::OtherProcess, "its buffers return");
     assert_eq!(run.cause(|of| short(of, 4 * GIB, 30)), Cause::OtherProcess, "others hold more");

@@ -39,7 +39,7 @@ pub(super) enum CgroupVersion {
 
 /// A directory of a cgroup hierarchy.
 #[derive(Debug, Clone)]
-pub(super) struct ControlGroup {
+pub(super) struct Cgroup {
     pub(super) version: CgroupVersion,
     pub(super) dir: PathBuf,
 }
@@ -60,7 +60,7 @@ pub(super) struct LimitHits {
     pub(super) out_of_memory: u64,
 }
 
-impl ControlGroup {
+impl Cgroup {
     /// The tightest limit. Unlimited groups have none (version 2), or one that no machine reaches (version 1).
     pub(super) fn limit(&self, files: &Files) -> Option<GroupLimit> {
         let of_file = |name| Some(GroupLimit { bytes: files.number(self.file(name))?, file: self.file(name) });
@@ -122,7 +122,7 @@ impl ControlGroup {
 }
 
 /// The groups that hold this process and may account its memory, each chain from its own group upwards.
-pub(super) fn groups(files: &Files) -> Vec<ControlGroup> {
+pub(super) fn groups(files: &Files) -> Vec<Cgroup> {
     let memberships = files.read("/proc/self/cgroup").unwrap_or_default();
     let mounts = files.read("/proc/self/mountinfo").unwrap_or_default();
     let mounts: Vec<CgroupMount> = mounts.lines().filter_map(CgroupMount::parse).collect();
@@ -151,7 +151,7 @@ impl<'a> Membership<'a> {
         (path.starts_with('/') && path.len() <= PATH_BYTES_MAX).then(|| Self { version, path: Path::new(path) })
     }
 
-    fn chain(&self, mounts: &[CgroupMount], files: &Files) -> Vec<ControlGroup> {
+    fn chain(&self, mounts: &[CgroupMount], files: &Files) -> Vec<Cgroup> {
         let mut candidates = mounts.iter().filter(|mount| mount.version == self.version);
         // The mount that shows most ancestors; of equal mounts the last one hides the others.
         let shown = candidates.clone().filter_map(|mount| Some((mount, self.below(&mount.root)?)));
@@ -161,7 +161,7 @@ impl<'a> Membership<'a> {
 
         let mut chain = Vec::new();
         for ancestor in below.ancestors() {
-            let group = ControlGroup { version: self.version, dir: mount.point.join(ancestor) };
+            let group = Cgroup { version: self.version, dir: mount.point.join(ancestor) };
             // A group of version 1 may not account its descendants. The process's own group comes first and always counts.
             if !chain.is_empty() && !group.accounts_descendants(files) {
                 break;

@@ -1,4 +1,4 @@
-//! `include/pinpool.h` is what cbindgen makes of the crate: WRITE_HEADER=1 cargo test -p pinpool-capi --test header
+//! `include/pinpool.h` is what cbindgen makes of the crate: WRITE_HEADER=1 cargo test -p pinpool-capi header
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ fn the_header_is_up_to_date() {
         fs::write(&path, &fresh).unwrap();
     }
     let found = fs::read_to_string(&path).unwrap_or_default();
-    assert!(found == fresh, "stale: WRITE_HEADER=1 cargo test -p pinpool-capi --test header\n{fresh}");
+    assert!(found == fresh, "stale: WRITE_HEADER=1 cargo test -p pinpool-capi header\n{fresh}");
 }
 
 /// Those of the others are the ones that `pp_status` lists for all functions.
