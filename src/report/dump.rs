@@ -168,9 +168,7 @@ impl Dump {
             refused: self.request.as_ref().map(|request| &request.refused),
             is_reserve: self.request.as_ref().is_some_and(|request| request.is_reserve),
             limit: self.limit,
-            // Only the pool's limit is among the statistics, no other limits.
-            max_bytes: limits.max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE"),
-            own_max_bytes: limits.max_bytes,
+            max_bytes: limits.max_bytes,
             holders: &holders,
             diagnosis: self.diagnosis.as_ref(),
         })

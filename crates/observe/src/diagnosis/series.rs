@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::snapshot::Snapshot;
-use super::window_diagnosis::{Cause, Lost, WindowDiagnosis};
+use super::window_diagnosis::{Cause, WindowDiagnosis};
 use super::{Monitor, REQUESTS_MIN};
 use crate::record::{PoolDescription, Recording};
 
@@ -67,9 +67,7 @@ fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
         seen = Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, holders, ..seen };
         monitor.most_held_bytes = held_bytes;
     }
-    let Snapshot { waiting_ns, pinning_ns, moving_ns, .. } = *end;
-    let lost = Lost { window_us: *end_us, waiting_ns, pinning_ns, moving_ns };
-    Some(WindowDiagnosis { lost, ..monitor.why(*end_us, &seen) })
+    Some(WindowDiagnosis { lost: end.lost(*end_us), ..monitor.why(*end_us, &seen) })
 }
 
 #[cfg(test)]

@@ -83,11 +83,10 @@ pub struct Shortage<'a> {
     pub refused: Option<&'a Refused>,
     /// The request was for a reserve.
     pub is_reserve: bool,
-    /// The limit to raise for more, and its value if that is known.
+    /// The limit to raise for more.
     pub limit: &'static str,
-    pub max_bytes: Option<u64>,
     /// The pool's own limit.
-    pub own_max_bytes: Option<u64>,
+    pub max_bytes: Option<u64>,
     /// The holders, and the bytes that they requested.
     pub holders: &'a [(Holder, u64)],
     /// The pool's last diagnosis.
@@ -107,7 +106,7 @@ fn is_short(shortage: &Shortage<'_>) -> bool {
     shortage.pageable_bytes > 0
         || shortage.host.is_some_and(|host| host.available_bytes == 0)
         || shortage.oldest_copy.is_some_and(|(age, _)| age >= STUCK_AFTER)
-        || shortage.own_max_bytes.is_some_and(|max_bytes| shortage.used_bytes() >= max_bytes / 100 * SHORT_PERCENT)
+        || shortage.max_bytes.is_some_and(|max_bytes| shortage.used_bytes() >= max_bytes / 100 * SHORT_PERCENT)
 }
 
 impl LikelyCause {
@@ -127,7 +126,8 @@ impl Shortage<'_> {
 
     /// A limit that suffices for `enough_bytes`, and above the present one: only a higher limit helps.
     fn raised_to(&self, enough_bytes: u64, needed_bytes: u64) -> RoundedUp {
-        let max_bytes = self.max_bytes.unwrap_or(0);
+        // The value of PINPOOL_RESERVE is unknown here.
+        let max_bytes = self.max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE").unwrap_or(0);
         RoundedUp(if enough_bytes > max_bytes { enough_bytes } else { max_bytes.saturating_add(needed_bytes) })
     }
 }
@@ -300,7 +300,6 @@ mod tests {
             is_reserve: false,
             limit: "PINPOOL_MAX_BYTES",
             max_bytes: Some(4 * GIB),
-            own_max_bytes: Some(4 * GIB),
             holders: &[],
             diagnosis: None,
         }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use super::window_diagnosis::{Cause, LikelyCause};
+use super::window_diagnosis::{Cause, LikelyCause, Lost};
 
 /// A buffer this old counts as aged: bursts have ended by then.
 pub const AGED: Duration = Duration::from_secs(60);
@@ -95,6 +95,11 @@ impl Snapshot {
     /// The buffers of a tag.
     pub(super) fn holder(&self, tag: &str) -> Option<&Holder> {
         self.holders.iter().find(|holder| holder.tag == tag)
+    }
+
+    /// The time that its counters show as lost.
+    pub(super) fn lost(&self, window_us: u64) -> Lost {
+        Lost { window_us, waiting_ns: self.waiting_ns, pinning_ns: self.pinning_ns, moving_ns: self.moving_ns }
     }
 
     /// The differences of its counters to `before`.

@@ -59,8 +59,7 @@ fn is_high(part: u64, whole: u64) -> bool {
 impl<'a> Window<'a> {
     pub(super) fn between(before: &'a Snapshot, now: &'a Snapshot, window_us: u64, most_held_bytes: u64) -> Self {
         let delta = now.since(before);
-        let Snapshot { waiting_ns, pinning_ns, moving_ns, .. } = delta;
-        let lost = Lost { window_us, waiting_ns, pinning_ns, moving_ns };
+        let lost = delta.lost(window_us);
         Self { before, now, delta, most_held_bytes, lost }
     }
 

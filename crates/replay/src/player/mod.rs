@@ -136,13 +136,10 @@ impl<'a> Player<'a> {
 
     /// When a step is due or the head of the queue times out; `None` at the end.
     fn next_event_us(&mut self) -> Option<u64> {
-        if self.schedule.next_us().is_none() {
-            if !self.schedule.is_closed {
-                return None;
-            }
-            if !self.queue.is_empty() {
-                self.schedule.return_held(self.clock.now_us() * 1_000);
-            }
+        match (self.schedule.next_us(), self.schedule.is_closed) {
+            (None, false) => return None,
+            (None, true) if !self.queue.is_empty() => self.schedule.return_held(self.clock.now_us() * 1_000),
+            _ => {}
         }
         let events_us = [self.schedule.next_us(), self.expires_us()].into_iter().flatten();
         events_us.filter(|&event_us| event_us < u64::MAX).min()

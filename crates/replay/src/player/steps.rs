@@ -124,16 +124,22 @@ impl<'a> Schedule<'a> {
             if place >= thread.returns_until {
                 let returns = steps[place..].iter().take_while(|step| is_foreign_return(step)).count();
                 thread.returns_until = place + returns;
-                for (step, place) in steps[place..place + returns].iter().zip(place..) {
-                    if let Some(ready_ns) = self.followed_ns(step) {
-                        self.due.push(Reverse((ready_ns.max(now_ns), step.line, Due::Ready((at, place)))));
-                    }
-                }
+                (place..place + returns).for_each(|place| self.plan_ready((at, place), now_ns));
             }
         } else if let Some(followed_ns) = self.followed_ns(next) {
             self.due.push(self.threads[at].due(at, place, followed_ns));
         } else if let Some((name, _)) = next.follows {
             self.blocked.entry(name).or_default().push(at);
+        }
+    }
+
+    /// Schedules when the buffer of a return is filled, if it was requested and the thread has come to this return.
+    fn plan_ready(&mut self, (at, place): StepId, now_ns: u64) {
+        let Thread { steps, returns_until, .. } = self.threads[at];
+        if place < returns_until
+            && let Some(ready_ns) = self.followed_ns(&steps[place])
+        {
+            self.due.push(Reverse((ready_ns.max(now_ns), steps[place].line, Due::Ready((at, place)))));
         }
     }
 
@@ -149,13 +155,8 @@ impl<'a> Schedule<'a> {
     pub(super) fn served(&mut self, step: StepId, name: usize, now_ns: u64) {
         self.got_ns.insert(name, now_ns);
         self.finish(step, now_ns);
-        if let Some(&(thread, place)) = self.foreign_returns.get(&name)
-            && let Thread { steps, returns_until, .. } = &self.threads[thread]
-            && place < *returns_until
-        {
-            let step = &steps[place];
-            let ready_ns = self.followed_ns(step).unwrap_or(now_ns);
-            self.due.push(Reverse((ready_ns, step.line, Due::Ready((thread, place)))));
+        if let Some(&returned_by) = self.foreign_returns.get(&name) {
+            self.plan_ready(returned_by, now_ns);
         }
         for thread in self.blocked.remove(&name).unwrap_or_default() {
             self.plan(thread, now_ns);
