@@ -20,13 +20,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A copy through the pool takes the buffer, which returns to the pool when the copy has completed.
     let mut device = stream.alloc_zeros::<f32>(NUMBERS)?;
     let mut batch = pool.get(NUMBERS * size_of::<f32>())?;
-    batch.wait_cast_mut::<f32>()?.fill(1.5);
+    batch.wait_slice_as_mut::<f32>()?.fill(1.5);
     batch.copy_to(&stream, &mut device)?;
 
     // A copy through cudarc records an event on the buffer; the drop returns immediately, and the pool
     // reuses the memory only after that event.
     let mut batch = pool.get(NUMBERS * size_of::<f32>())?;
-    batch.wait_cast_mut::<f32>()?.fill(2.5);
+    batch.wait_slice_as_mut::<f32>()?.fill(2.5);
     stream.memcpy_htod(&batch.view_as::<f32>()?, &mut device)?;
     drop(batch);
 
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut results = pool.get(NUMBERS * size_of::<f32>())?;
     stream.memcpy_dtoh(&device, &mut results.view_as_mut::<f32>()?)?;
     results.wait()?;
-    let sum: f32 = results.wait_cast::<f32>()?.iter().sum();
+    let sum: f32 = results.wait_slice_as::<f32>()?.iter().sum();
     println!("sum {sum}, {} copies in flight", pool.stats().copies.in_flight);
     Ok(())
 }

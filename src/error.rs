@@ -120,7 +120,7 @@ predicates! {
     is_setting, Setting = Setting;
     /// A copy was refused before anything was enqueued, or memory has no address on a device.
     is_copy, Copy = Copy | Address;
-    /// The device failed: whether a copy completed is unknown.
+    /// The device failed, so it is unknown whether a copy has completed.
     is_device, Device = Device;
     /// The stream is capturing a graph: a copy was refused, or the end of other work is unknown.
     is_capture, Capture = Capture;

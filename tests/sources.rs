@@ -17,10 +17,10 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("benches", 185),
     ("crates/bench", 1496),
     ("crates/capi", 1179),
-    ("crates/cli", 5275),
+    ("crates/cli", 5274),
     ("crates/loader", 2400),
     ("crates/metrics", 363),
-    ("crates/observe", 2121),
+    ("crates/observe", 2126),
     ("crates/os", 1351),
     ("crates/preload", 1407),
     ("crates/replay", 1380),
@@ -36,7 +36,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/config", 731),
     ("src/copy", 1259),
     ("src/driver", 725),
-    ("src/engine", 6820),
+    ("src/engine", 6821),
     ("src/error", 217),
     ("src/in_flight", 536),
     ("src/lib", 49),
@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 38144),
-    ("sum of code and tests", 77704),
+    ("tests", 38149),
+    ("sum of code and tests", 77709),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_806;
+const MARKDOWN_BYTES: usize = 116_801;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

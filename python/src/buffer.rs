@@ -96,7 +96,8 @@ impl Buffer {
         self.memory.views()
     }
 
-    /// Releases the buffer. Its memory returns to the pool after the work that is enqueued on `stream` and on the recorded streams.
+    /// Releases the buffer. Its memory returns to the pool once the work already enqueued on `stream` and on the recorded streams has
+    /// completed.
     ///
     /// A second call does nothing.
     ///

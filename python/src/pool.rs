@@ -180,7 +180,7 @@ impl Pool {
     ///
     /// Args:
     ///     n: length in bytes, or text such as "64MiB".
-    ///     timeout: maximum wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
+    ///     timeout: maximum wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait for room (default: `wait`).
     ///
     /// Raises:
     ///     TimeoutError: the pool was full until the timeout.
@@ -210,7 +210,8 @@ impl Pool {
         served.map_err(|error| errors::for_request(&error, wait, taken))
     }
 
-    /// Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory.
+    /// Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory. Raises the errors of a bad call
+    /// that `get` raises.
     fn try_get(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<Option<Buffer>> {
         let len = size("n", n)?;
         py.detach(|| self.idle(len))

@@ -127,8 +127,8 @@ impl SharedPoolCore {
 
     fn pinned_by(&self) -> PyResult<&'static str> {
         Ok(match self.shared()?.pinned_by() {
-            Some(PinnedBy::Driver) => "register",
-            Some(PinnedBy::Kernel) => "mlock",
+            Some(PinnedBy::Driver) => "driver",
+            Some(_) => "kernel",
             None => "none",
         })
     }

@@ -333,7 +333,7 @@ def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with
         pool, stream = pool_of(backend="register", preset=None, background_thread=True), new_stream()
         before = cuda.mock_driver_calls(b"cuMemHostRegister_v2")
         shared = pinpool.SharedPool(SIZE, 2, pool=pool)
-        assert shared.pinned_by == "register" and cuda.mock_driver_calls(b"cuMemHostRegister_v2") == before + 1
+        assert shared.pinned_by == "driver" and cuda.mock_driver_calls(b"cuMemHostRegister_v2") == before + 1
         for value in range(20):
             filling = shared.get(SIZE)
             np.frombuffer(filling, np.uint8)[:] = value

@@ -140,8 +140,7 @@ fn node_ignored(source: &dyn Source, node: Option<u32>) -> Option<Finding> {
     let found =
         format!("backend {} cannot choose the NUMA node: PINPOOL_NUMA_NODE={node} has no effect", source.name());
     Some(
-        Finding::warning("memory-node", found)
-            .remedy("use vmm, register, mlock or heap, or leave PINPOOL_NUMA_NODE out"),
+        Finding::warning("numa-node", found).remedy("use vmm, register, mlock or heap, or leave PINPOOL_NUMA_NODE out"),
     )
 }
 

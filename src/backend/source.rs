@@ -13,6 +13,7 @@ use pinpool_os::host::PAGE_BYTES;
 
 /// The component that pins memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PinnedBy {
     /// The CUDA driver: `cuMemHostRegister`, `cuMemHostAlloc` or virtual memory.
     Driver,

@@ -302,7 +302,7 @@ impl PinnedBuf {
     ///
     /// The errors of [`wait_slice`](PinnedBuf::wait_slice), and [`Error::is_request`](crate::Error::is_request) if the length is
     /// not a multiple of the element's size, or the address is not aligned for it.
-    pub fn wait_cast<T: Pod>(&self) -> Result<&PinnedSlice<T>> {
+    pub fn wait_slice_as<T: Pod>(&self) -> Result<&PinnedSlice<T>> {
         slice::cast(self.wait_slice()?)
     }
 
@@ -311,16 +311,16 @@ impl PinnedBuf {
     /// ```
     /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
     /// let mut buf = pool.get(16)?;
-    /// buf.wait_cast_mut::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
-    /// assert_eq!(buf.wait_cast::<f32>()?[3], 4.0);
-    /// assert!(pool.get(15)?.wait_cast_mut::<f32>().is_err(), "15 bytes are not a whole number of f32");
+    /// buf.wait_slice_as_mut::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
+    /// assert_eq!(buf.wait_slice_as::<f32>()?[3], 4.0);
+    /// assert!(pool.get(15)?.wait_slice_as_mut::<f32>().is_err(), "15 bytes are not a whole number of f32");
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// The errors of [`wait_cast`](PinnedBuf::wait_cast).
-    pub fn wait_cast_mut<T: Pod>(&mut self) -> Result<&mut PinnedSlice<T>> {
+    /// The errors of [`wait_slice_as`](PinnedBuf::wait_slice_as).
+    pub fn wait_slice_as_mut<T: Pod>(&mut self) -> Result<&mut PinnedSlice<T>> {
         slice::cast_mut(self.wait_slice_mut()?)
     }
 

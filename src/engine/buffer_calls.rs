@@ -42,8 +42,7 @@ impl Block {
     #[inline]
     pub(crate) fn is_inaccessible(&self) -> bool {
         let is_kept_from_children = || match self.memory().adopted() {
-            // By a driver, as far as the pool can know.
-            Some(adopted) => adopted.pinned_by.is_some(),
+            Some(adopted) => adopted.pinned_by == Some(PinnedBy::Driver),
             None => {
                 let (source, config) = (self.owner().memory().source(), self.owner().config());
                 self.memory().is_from_source() && (source.needs_gpu() || config.hugetlb != HugeTlb::Off)

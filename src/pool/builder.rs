@@ -103,8 +103,8 @@ impl PoolBuilder {
     }
 
     /// Lets the process's maintenance thread serve the pool (the default), so that idle memory is released and statistics are current
-    /// while the program makes no calls. Without a background thread, call [`Pool::maintain`] periodically. Tasks that wait start their
-    /// threads all the same.
+    /// while the program makes no calls. Without a background thread, call [`Pool::maintain`] periodically. Tasks that wait still start
+    /// threads.
     pub fn background_thread(mut self, is_enabled: bool) -> Self {
         self.settings.code.background_thread = Some(is_enabled);
         self

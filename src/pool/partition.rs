@@ -38,7 +38,7 @@ impl fmt::Debug for Partition {
 }
 
 impl Pool {
-    /// A part of this pool with its own limit and wait queue, for a second use, such as evaluation during training, that must not
+    /// Creates a part of this pool with its own limit and wait queue, for a second use, such as evaluation during training, that must not
     /// take the memory of the first. `name` is the tag of its buffers. A `max_bytes` above the limit of the pool is allowed, and then
     /// the pool's limit applies, as it does with [`Limit::Unlimited`] and [`Limit::Auto`].
     ///

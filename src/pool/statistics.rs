@@ -6,7 +6,7 @@ use crate::report::{Diagnosis, Dump};
 use crate::stats::{ClassStats, Stats};
 
 impl Pool {
-    /// A text of about 20 lines: what the pool holds and for whom, what the system has left, and what to change if little is left.
+    /// Returns a text of about 20 lines: what the pool holds and for whom, what the system has left, and what to change if little is left.
     ///
     /// Does not wait for driver calls, except to [choose the backend](crate::PoolBuilder::build). Reads kernel files, at most
     /// once a second. In a forked child all numbers are 0.

@@ -31,6 +31,7 @@ pub struct Diagnosis {
 
 /// A variable and the value to give it. [`PoolBuilder::setting`](crate::PoolBuilder::setting) takes both.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SuggestedSetting {
     /// The variable, such as `PINPOOL_MAX_BYTES`.
     pub variable: &'static str,

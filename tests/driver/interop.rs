@@ -183,7 +183,7 @@ fn a_copy_back_that_fails_returns_no_bytes() {
     assert!(arriving.wait().unwrap_err().is_device());
     assert!(buf.wait().unwrap_err().is_device());
     assert!(buf.wait_slice().unwrap_err().is_device());
-    assert!(buf.wait_cast_mut::<u32>().unwrap_err().is_device());
+    assert!(buf.wait_slice_as_mut::<u32>().unwrap_err().is_device());
     assert!(buf.try_slice_mut().unwrap_err().is_device());
     assert_eq!(buf.len(), LEN, "the buffer does not appear empty");
     drop(buf);

@@ -152,12 +152,12 @@ fn typed_views_carry_their_elements_at_their_offset() {
     let (_driver, pool, stream, mut memory) = start();
     let mut buf = pool.get(LEN).unwrap();
     let values: Vec<f32> = (0..ELEMENTS).map(|index| index as f32).collect();
-    buf.wait_cast_mut::<f32>().unwrap().copy_from_slice(&values);
+    buf.wait_slice_as_mut::<f32>().unwrap().copy_from_slice(&values);
     let some = buf.view_as::<f32>().unwrap().slice(8..24).unwrap();
     stream.memcpy_htod(&some, &mut memory.floats).unwrap();
     let mut back = pool.get(64).unwrap();
     stream.memcpy_dtoh(&memory.floats.slice(..16), &mut back.view_as_mut::<f32>().unwrap()).unwrap();
-    assert_eq!(back.wait_cast::<f32>().unwrap(), &values[8..24]);
+    assert_eq!(back.wait_slice_as::<f32>().unwrap(), &values[8..24]);
     let error = buf.view_as::<f32>().unwrap().slice(1..=ELEMENTS).unwrap_err();
     assert!(error.is_request() && error.to_string().contains("16384 elements"), "{error}");
     buf.truncate(LEN - 1);

@@ -52,7 +52,7 @@ int main()
             pinpool::pool bad("max_bytes=lots");
             return 7;
         } catch (const pinpool::error &error) {
-            if (error.status() != PP_BAD_SETTING)
+            if (error.status() != PP_INVALID_SETTING)
                 return 8;
         }
         // Without a driver or a context there is no such stream, and the object keeps its buffer.

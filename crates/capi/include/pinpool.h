@@ -11,8 +11,10 @@
  *     fread(batch, 1, 1 << 20, file);
  *     cudaMemcpyAsync(device, batch, 1 << 20, cudaMemcpyHostToDevice, stream);
  *     // The buffer is reused once that work has completed.
- *     if (pp_put_after_stream(pool, batch, stream) != PP_OK)
- *         fprintf(stderr, "%s\n", pp_last_error(NULL));   // still yours: see pp_put_after_stream
+ *     if (pp_put_after_stream(pool, batch, stream) != PP_OK) {
+ *         fprintf(stderr, "%s\n", pp_last_error(NULL));
+ *         pp_put(pool, batch);   // not reused while work may still use it
+ *     }
  *     pp_pool_close(pool);
  *
  * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
@@ -43,7 +45,7 @@
 #define PP_VERSION_MINOR 1
 #define PP_VERSION_PATCH 0
 
-/** No limit, for pp_partition and pp_set_max_bytes. */
+/** No limit, for pp_partition_open and pp_set_max_bytes. */
 #define PP_NO_LIMIT UINT64_MAX
 
 /**
@@ -59,7 +61,7 @@ typedef enum {
   /** An argument is NULL, out of range or invalid UTF-8. */
   PP_INVALID_ARGUMENT = 1,
   /** A setting is unknown, invalid or contradicts another. */
-  PP_BAD_SETTING = 2,
+  PP_INVALID_SETTING = 2,
   /** No buffer in use of this pool begins at this address. */
   PP_UNKNOWN_POINTER = 3,
   /** The handle is invalid, or its pool was closed. */
@@ -182,7 +184,7 @@ pp_status pp_set_log(pp_log_fn callback,
  * All pools of a process share one thread, which releases idle memory, unless `background_thread=0`.
  *
  * - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
- * - PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another.
+ * - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
  * - PP_UNAVAILABLE: this machine does not have the backend that was set.
  * - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
  * - PP_LIMIT: the reserve exceeds the limit.
@@ -194,15 +196,15 @@ pp_status pp_pool_open(const char *config,
 /**
  * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
  * pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. pp_get_tagged,
- * pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition return PP_INVALID_ARGUMENT for a partition.
+ * pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition_open return PP_INVALID_ARGUMENT for a partition.
  *
  * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
  * - PP_INVALID_ARGUMENT: `name` is not UTF-8, or `pool` is a partition.
  */
-pp_status pp_partition(pp_pool *pool,
-                       const char *name,
-                       uint64_t max_bytes,
-                       pp_pool **partition);
+pp_status pp_partition_open(pp_pool *pool,
+                            const char *name,
+                            uint64_t max_bytes,
+                            pp_pool **partition);
 
 /**
  * Closes a pool. Running calls of other threads continue and succeed; later calls return PP_UNKNOWN_POOL.
@@ -220,7 +222,7 @@ pp_status pp_pool_close(pp_pool *pool);
  * adaptive.
  *
  * - PP_LIMIT: over the limit.
- * - PP_BAD_SETTING: the preset is tensorflow.
+ * - PP_INVALID_SETTING: the preset is tensorflow.
  * - PP_BACKEND: the driver or the kernel refused.
  */
 pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
@@ -298,12 +300,15 @@ pp_status pp_get_tagged(pp_pool *pool,
                         void **ptr);
 
 /**
- * Allocates as pp_get does, but waits up to `timeout_ms` milliseconds instead of PINPOOL_WAIT; 0 does not wait.
+ * Allocates as pp_get does, but waits up to `timeout_ms` milliseconds instead of PINPOOL_WAIT; 0 does not wait for room.
  *
  * - PP_LIMIT: over the limit after that time.
  * - The other codes of pp_get.
  */
-pp_status pp_get_timeout(pp_pool *pool, size_t bytes, uint64_t timeout_ms, void **ptr);
+pp_status pp_get_within(pp_pool *pool,
+                        size_t bytes,
+                        uint64_t timeout_ms,
+                        void **ptr);
 
 /**
  * Allocates as pp_get does if a buffer of this size class is idle; never pins and never waits.
@@ -318,7 +323,7 @@ pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
  * buffer: once device work with it has completed, the pool calls `on_return` with `ptr` and `user_data`. pp_is_pinned returns
  * `is_pinned` for it. The bytes do not count towards the limit.
  *
- * `ptr` must stay valid, and pinned if `is_pinned` is 1, until `on_return` is called.
+ * `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_return` is called.
  *
  * - PP_INVALID_ARGUMENT: 0 bytes, or a buffer at `ptr` is in use.
  *

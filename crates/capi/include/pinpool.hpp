@@ -93,7 +93,7 @@ public:
     std::size_t size() const noexcept { return size_; }
     explicit operator bool() const noexcept { return data_ != nullptr; }
 
-    /** Whether the memory is pinned; see pp_is_pinned. */
+    /** Whether the driver pinned the memory; see pp_is_pinned. */
     bool is_pinned() const
     {
         int is_pinned = 0;
@@ -190,10 +190,10 @@ public:
     }
 
     /** Waits up to `timeout` for memory under the limit. */
-    buffer get_timeout(std::size_t bytes, std::chrono::milliseconds timeout) const
+    buffer get_within(std::size_t bytes, std::chrono::milliseconds timeout) const
     {
         const auto wait = static_cast<std::uint64_t>(timeout.count() < 0 ? 0 : timeout.count());
-        return make(bytes, [&](void **data) { return pp_get_timeout(handle(), bytes, wait, data); });
+        return make(bytes, [&](void **data) { return pp_get_within(handle(), bytes, wait, data); });
     }
 
     /** An idle buffer, if there is one. */
@@ -220,11 +220,11 @@ public:
         return buffer(handle_, data, bytes);
     }
 
-    /** Opens a part of the pool with its own limit and wait queue; see pp_partition. */
+    /** Opens a part of the pool with its own limit and wait queue; see pp_partition_open. */
     pool partition(const std::string &name, std::uint64_t max_bytes) const
     {
         pp_pool *partition = nullptr;
-        detail::check(pp_partition(handle(), name.c_str(), max_bytes, &partition));
+        detail::check(pp_partition_open(handle(), name.c_str(), max_bytes, &partition));
         return pool(std::make_shared<detail::handle>(partition));
     }
 

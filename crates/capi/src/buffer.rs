@@ -107,7 +107,7 @@ pub unsafe extern "C" fn pp_get_tagged(
     })
 }
 
-/// Allocates as pp_get does, but waits up to `timeout_ms` milliseconds instead of PINPOOL_WAIT; 0 does not wait.
+/// Allocates as pp_get does, but waits up to `timeout_ms` milliseconds instead of PINPOOL_WAIT; 0 does not wait for room.
 ///
 /// - PP_LIMIT: over the limit after that time.
 /// - The other codes of pp_get.
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn pp_get_tagged(
 ///
 /// capi-P1.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pp_get_timeout(
+pub unsafe extern "C" fn pp_get_within(
     pool: *mut pp_pool,
     bytes: usize,
     timeout_ms: u64,
@@ -165,7 +165,7 @@ impl Adopted {
 /// buffer: once device work with it has completed, the pool calls `on_return` with `ptr` and `user_data`. pp_is_pinned returns
 /// `is_pinned` for it. The bytes do not count towards the limit.
 ///
-/// `ptr` must stay valid, and pinned if `is_pinned` is 1, until `on_return` is called.
+/// `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_return` is called.
 ///
 /// - PP_INVALID_ARGUMENT: 0 bytes, or a buffer at `ptr` is in use.
 ///

@@ -28,7 +28,7 @@ use crate::status::pp_status;
 /// All pools of a process share one thread, which releases idle memory, unless `background_thread=0`.
 ///
 /// - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
-/// - PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another.
+/// - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
 /// - PP_UNAVAILABLE: this machine does not have the backend that was set.
 /// - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
 /// - PP_LIMIT: the reserve exceeds the limit.
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 
 /// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
 /// pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. pp_get_tagged,
-/// pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition return PP_INVALID_ARGUMENT for a partition.
+/// pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition_open return PP_INVALID_ARGUMENT for a partition.
 ///
 /// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
 /// - PP_INVALID_ARGUMENT: `name` is not UTF-8, or `pool` is a partition.
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 ///
 /// capi-P1; `name` ends in 0.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pp_partition(
+pub unsafe extern "C" fn pp_partition_open(
     pool: *mut pp_pool,
     name: *const c_char,
     max_bytes: u64,
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn pp_partition(
     })
 }
 
-/// No limit, for pp_partition and pp_set_max_bytes.
+/// No limit, for pp_partition_open and pp_set_max_bytes.
 pub const PP_NO_LIMIT: u64 = u64::MAX;
 
 fn limit(max_bytes: u64) -> Limit {
@@ -115,7 +115,7 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
 /// adaptive.
 ///
 /// - PP_LIMIT: over the limit.
-/// - PP_BAD_SETTING: the preset is tensorflow.
+/// - PP_INVALID_SETTING: the preset is tensorflow.
 /// - PP_BACKEND: the driver or the kernel refused.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {

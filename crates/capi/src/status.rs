@@ -17,7 +17,7 @@ pub enum pp_status {
     /// An argument is NULL, out of range or invalid UTF-8.
     PP_INVALID_ARGUMENT = 1,
     /// A setting is unknown, invalid or contradicts another.
-    PP_BAD_SETTING = 2,
+    PP_INVALID_SETTING = 2,
     /// No buffer in use of this pool begins at this address.
     PP_UNKNOWN_POINTER = 3,
     /// The handle is invalid, or its pool was closed.
@@ -51,7 +51,7 @@ pub enum pp_status {
 const NAMES: [&CStr; 16] = [
     c"PP_OK",
     c"PP_INVALID_ARGUMENT",
-    c"PP_BAD_SETTING",
+    c"PP_INVALID_SETTING",
     c"PP_UNKNOWN_POINTER",
     c"PP_UNKNOWN_POOL",
     c"PP_LIMIT",
@@ -79,7 +79,7 @@ pub(crate) fn of_error(error: &Error) -> pp_status {
     match () {
         () if error.is_handle() => pp_status::PP_INVALID_HANDLE,
         () if error.is_request() => pp_status::PP_INVALID_ARGUMENT,
-        () if error.is_setting() => pp_status::PP_BAD_SETTING,
+        () if error.is_setting() => pp_status::PP_INVALID_SETTING,
         () if error.is_limit() => pp_status::PP_LIMIT,
         () if error.is_unavailable() => pp_status::PP_UNAVAILABLE,
         () if error.is_backend() => pp_status::PP_BACKEND,

@@ -32,7 +32,7 @@ fn tensor(batch: PinnedBuf, rows: usize, device: &Device) -> std::result::Result
         return Ok(on_gpu(batch, rows, device)?);
     }
     // The CPU copies before this returns, so nothing needs tracking.
-    let values = batch.wait_cast::<f32>()?;
+    let values = batch.wait_slice_as::<f32>()?;
     Ok(Tensor::from_slice(values, (rows, values.len() / rows), device)?)
 }
 
@@ -41,7 +41,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::builder().build()?;
 
     let mut batch = pool.get(1000 * size_of::<f32>())?;
-    batch.wait_cast_mut::<f32>()?.fill(0.5);
+    batch.wait_slice_as_mut::<f32>()?.fill(0.5);
     let tensor = tensor(batch, 10, &device)?;
 
     println!("sum {}", tensor.sum_all()?.to_scalar::<f32>()?);

@@ -59,7 +59,7 @@ fn through_device(batch: Bytes) -> Result<Bytes, Box<dyn std::error::Error>> {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::builder().build()?;
     let mut batch = pool.get(1000 * size_of::<f32>())?;
-    batch.wait_cast_mut::<f32>()?.fill(0.5);
+    batch.wait_slice_as_mut::<f32>()?.fill(0.5);
     let back = through_device(bytes(batch))?;
     println!("sum {}", bytemuck::cast_slice::<u8, f32>(&back).iter().sum::<f32>());
     drop(back);

@@ -69,7 +69,8 @@ class Buffer:
     def views(self) -> int:
         """Number of views: memoryviews, arrays and tensors through the buffer protocol or DLPack, and objects derived from them."""
     def release(self, stream: _Stream | None = None) -> None:
-        """Releases the buffer. Its memory returns to the pool after the work that is enqueued on `stream` and on the recorded streams.
+        """Releases the buffer. Its memory returns to the pool once the work already enqueued on `stream` and on the recorded streams has
+        completed.
 
         A second call does nothing.
 
@@ -197,7 +198,7 @@ class Pool:
 
         Args:
             n: length in bytes, or text such as "64MiB".
-            timeout: maximum wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait (default: the setting `wait`).
+            timeout: maximum wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait for room (default: `wait`).
 
         Raises:
             TimeoutError: the pool was full until the timeout.
@@ -208,7 +209,9 @@ class Pool:
             ForkError: the pool belongs to the parent of this process.
         """
     def try_get(self, n: _Size) -> Buffer | None:
-        """Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory."""
+        """Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory. Raises the errors of a bad call
+        that `get` raises.
+        """
     def aget(self, n: _Size, *, timeout: _Time | None = None) -> Coroutine[Any, Any, Buffer]:
         """`get` for asyncio: `buf = await pool.aget(n)`. Raises the same errors.
 

@@ -289,7 +289,7 @@ class SharedPool:
 
     @property
     def pinned_by(self) -> str:
-        """How the memory is pinned: "register" (by CUDA), "mlock" or "none"."""
+        """What pins the memory: "driver", "kernel" (`mlock`) or "none"."""
         return self._trainer().pinned_by()
 
     @property

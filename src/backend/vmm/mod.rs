@@ -226,7 +226,7 @@ unsafe impl Source for VmmSource {
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         // A granule takes the place of one that was not released. A reserve would come on top of it.
         self.release_refused()?;
-        // Relaxed: a hint, which spares touching memory that is then refused.
+        // Relaxed: a hint that avoids touching memory that the driver would refuse.
         if !self.registers_nothing.load(Ordering::Relaxed) {
             let acquired = self.reserves.acquire_fast(len_bytes, threads, progress);
             if !matches!(&acquired, Err(error) if error.code() == Some(Code::NOT_SUPPORTED.number())) {

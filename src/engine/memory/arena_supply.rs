@@ -119,7 +119,7 @@ impl Supply for ArenaSupply {
             let limits = self.limits(&books, &search);
             match books.plan_growth(bytes, limits) {
                 Ok(plan) if calls == SlowCalls::None => {
-                    books.give_up(plan);
+                    books.abandon(plan);
                     return Err(Stop::NeedsCall);
                 }
                 Ok(plan) => {

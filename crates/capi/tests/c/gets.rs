@@ -58,7 +58,7 @@ fn a_request_at_the_limit_waits_for_its_time_and_then_says_what_is_held() {
     let mut found = ptr::dangling_mut();
     for timeout_ms in [0, 1] {
         // SAFETY: a place for the address.
-        let status = unsafe { pp_get_timeout(pool.0, 4 << 20, timeout_ms, &raw mut found) };
+        let status = unsafe { pp_get_within(pool.0, 4 << 20, timeout_ms, &raw mut found) };
         assert_eq!((status, found), (pp_status::PP_LIMIT, ptr::null_mut()));
         let (code, text) = last_error();
         assert_eq!(code, pp_status::PP_LIMIT);
@@ -67,7 +67,7 @@ fn a_request_at_the_limit_waits_for_its_time_and_then_says_what_is_held() {
     put(pool, held).unwrap();
     // The longest wait there is: served at once.
     // SAFETY: a place for the address.
-    let status = unsafe { pp_get_timeout(pool.0, 4 << 20, u64::MAX, &raw mut found) };
+    let status = unsafe { pp_get_within(pool.0, 4 << 20, u64::MAX, &raw mut found) };
     assert_eq!(status, pp_status::PP_OK);
     put(pool, Address(found)).unwrap();
     close(pool);
@@ -117,9 +117,9 @@ fn a_config_sets_what_the_variables_set() {
 #[test]
 fn a_config_that_cannot_be_read_is_named() {
     for (config, status, words) in [
-        ("backend=heap; max_byte=1GiB", pp_status::PP_BAD_SETTING, "PINPOOL_MAX_BYTE:"),
-        ("max_bytes=lots", pp_status::PP_BAD_SETTING, "PINPOOL_MAX_BYTES=lots"),
-        ("backend=heap; reserve=2GiB; max_bytes=1GiB", pp_status::PP_BAD_SETTING, "PINPOOL_RESERVE"),
+        ("backend=heap; max_byte=1GiB", pp_status::PP_INVALID_SETTING, "PINPOOL_MAX_BYTE:"),
+        ("max_bytes=lots", pp_status::PP_INVALID_SETTING, "PINPOOL_MAX_BYTES=lots"),
+        ("backend=heap; reserve=2GiB; max_bytes=1GiB", pp_status::PP_INVALID_SETTING, "PINPOOL_RESERVE"),
         ("backend=cuda; device=99", pp_status::PP_UNAVAILABLE, "cuda"),
         ("A_ ; B_", pp_status::PP_INVALID_ARGUMENT, "two prefixes, `A_` and `B_`"),
         ("hello world", pp_status::PP_INVALID_ARGUMENT, "`hello world` is neither NAME=VALUE nor a prefix"),
@@ -187,7 +187,7 @@ fn a_partition_has_a_limit_of_its_own_and_keeps_its_pool() {
     let (pool, mut partition) =
         (open("backend=heap; max_bytes=16MiB; on_full=error; wait=0s; name=train"), ptr::null_mut());
     // SAFETY: a C string and a place for the handle, here and below.
-    let opened = unsafe { pp_partition(pool.0, c"eval".as_ptr(), 4 << 20, &raw mut partition) };
+    let opened = unsafe { pp_partition_open(pool.0, c"eval".as_ptr(), 4 << 20, &raw mut partition) };
     let partition = outcome(opened, Handle(partition)).unwrap();
     let held = get(partition, 1 << 20).unwrap();
     assert_eq!(get(partition, 6 << 20).unwrap_err().0, pp_status::PP_LIMIT);
@@ -202,10 +202,10 @@ fn a_partition_has_a_limit_of_its_own_and_keeps_its_pool() {
     let pool = open("backend=heap; preset=tensorflow");
     let mut partition = ptr::dangling_mut();
     // SAFETY: NULL is refused.
-    let refused = unsafe { pp_partition(pool.0, ptr::null(), 4 << 20, &raw mut partition) };
+    let refused = unsafe { pp_partition_open(pool.0, ptr::null(), 4 << 20, &raw mut partition) };
     assert_eq!((refused, partition.is_null()), (pp_status::PP_INVALID_ARGUMENT, true));
     // SAFETY: as above.
-    assert_eq!(unsafe { pp_partition(pool.0, c"eval".as_ptr(), 4 << 20, &raw mut partition) }, pp_status::PP_OK);
+    assert_eq!(unsafe { pp_partition_open(pool.0, c"eval".as_ptr(), 4 << 20, &raw mut partition) }, pp_status::PP_OK);
     close(Handle(partition));
     close(pool);
 }
@@ -236,7 +236,7 @@ fn every_status_has_its_name() {
     let all = [
         (pp_status::PP_OK, "PP_OK"),
         (pp_status::PP_INVALID_ARGUMENT, "PP_INVALID_ARGUMENT"),
-        (pp_status::PP_BAD_SETTING, "PP_BAD_SETTING"),
+        (pp_status::PP_INVALID_SETTING, "PP_INVALID_SETTING"),
         (pp_status::PP_UNKNOWN_POINTER, "PP_UNKNOWN_POINTER"),
         (pp_status::PP_UNKNOWN_POOL, "PP_UNKNOWN_POOL"),
         (pp_status::PP_LIMIT, "PP_LIMIT"),

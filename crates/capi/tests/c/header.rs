@@ -22,8 +22,10 @@ const TOP: &str = "\
  *     fread(batch, 1, 1 << 20, file);
  *     cudaMemcpyAsync(device, batch, 1 << 20, cudaMemcpyHostToDevice, stream);
  *     // The buffer is reused once that work has completed.
- *     if (pp_put_after_stream(pool, batch, stream) != PP_OK)
- *         fprintf(stderr, \"%s\\n\", pp_last_error(NULL));   // still yours: see pp_put_after_stream
+ *     if (pp_put_after_stream(pool, batch, stream) != PP_OK) {
+ *         fprintf(stderr, \"%s\\n\", pp_last_error(NULL));
+ *         pp_put(pool, batch);   // not reused while work may still use it
+ *     }
  *     pp_pool_close(pool);
  *
  * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver

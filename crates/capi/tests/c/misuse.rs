@@ -56,7 +56,7 @@ fn a_null_argument_is_named() {
         "pool": pp_get(no_pool, 1, &raw mut ptr);
         "ptr": pp_get(pool.0, 1, ptr::null_mut());
         "ptr": pp_get_aligned(pool.0, 1, 1, ptr::null_mut());
-        "ptr": pp_get_timeout(pool.0, 1, 0, ptr::null_mut());
+        "ptr": pp_get_within(pool.0, 1, 0, ptr::null_mut());
         "ptr": pp_try_get(pool.0, 1, ptr::null_mut());
         "pool": pp_put_after_stream(no_pool, no_ptr, ptr::null_mut());
         "pool": pp_put_after_event(no_pool, no_ptr, ptr::null_mut());

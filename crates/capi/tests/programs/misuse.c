@@ -25,11 +25,11 @@ int main(void)
 
     if (strcmp(pp_last_error(NULL), "") != 0 || strcmp(pp_version(), PP_VERSION) != 0)
         return 1;
-    EXPECT(pp_pool_open("max_byte=1GiB", &pool), PP_BAD_SETTING, "PINPOOL_MAX_BYTE:");
-    EXPECT(pp_pool_open("zero=ture", &pool), PP_BAD_SETTING, "PINPOOL_ZERO=ture: neither 0 ");
-    EXPECT(pp_pool_open("max_bytes=0", &pool), PP_BAD_SETTING, "PINPOOL_MAX_BYTES=0: not a limit");
-    EXPECT(pp_pool_open("log_every=0", &pool), PP_BAD_SETTING, "PINPOOL_LOG_EVERY=0: not a whole number");
-    EXPECT(pp_pool_open("max_bytes=1GiB; MAX_BYTES=2GiB", &pool), PP_BAD_SETTING,
+    EXPECT(pp_pool_open("max_byte=1GiB", &pool), PP_INVALID_SETTING, "PINPOOL_MAX_BYTE:");
+    EXPECT(pp_pool_open("zero=ture", &pool), PP_INVALID_SETTING, "PINPOOL_ZERO=ture: neither 0 ");
+    EXPECT(pp_pool_open("max_bytes=0", &pool), PP_INVALID_SETTING, "PINPOOL_MAX_BYTES=0: not a limit");
+    EXPECT(pp_pool_open("log_every=0", &pool), PP_INVALID_SETTING, "PINPOOL_LOG_EVERY=0: not a whole number");
+    EXPECT(pp_pool_open("max_bytes=1GiB; MAX_BYTES=2GiB", &pool), PP_INVALID_SETTING,
            "PINPOOL_MAX_BYTES=2GiB: already set to 1GiB; leave one of the two out");
     EXPECT(pp_pool_open("backend=heap", NULL), PP_INVALID_ARGUMENT, "`pool` is NULL");
     EXPECT(pp_get(NULL, 1, &ptr), PP_INVALID_ARGUMENT, "`pool` is NULL");
@@ -39,7 +39,7 @@ int main(void)
     EXPECT(pp_pool_open("backend=heap; max_bytes=8MiB", &other), PP_OK, NULL);
     EXPECT(pp_get(pool, 100, NULL), PP_INVALID_ARGUMENT, "`ptr` is NULL");
     EXPECT(pp_get(pool, SIZE_MAX, &ptr), PP_INVALID_ARGUMENT, "a buffer holds at most");
-    EXPECT(pp_get_timeout(pool, 16 << 20, 0, &ptr), PP_LIMIT, "PINPOOL_MAX_BYTES");
+    EXPECT(pp_get_within(pool, 16 << 20, 0, &ptr), PP_LIMIT, "PINPOOL_MAX_BYTES");
     EXPECT(pp_get(pool, 0, &ptr), PP_OK, NULL);
     if (ptr != NULL)
         return 2;

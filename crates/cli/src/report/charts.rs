@@ -53,7 +53,6 @@ fn add(mut sum: Snapshot, of: &Snapshot) -> Snapshot {
     ] {
         *sum = sum.saturating_add(of);
     }
-    sum.most_held_bytes = sum.most_held_bytes.max(of.most_held_bytes);
     sum.max_bytes = sum.max_bytes.zip(of.max_bytes).map(|(one, other)| one.saturating_add(other));
     sum
 }
@@ -137,7 +136,7 @@ impl<'a> Charts<'a> {
 
     /// `None` if the bytes are unknown, as in a log.
     fn bytes_figure(&self) -> Option<Value> {
-        let held = self.peak(|of| of.held_bytes.max(of.most_held_bytes));
+        let held = self.peak(|of| of.held_bytes);
         if held == 0 {
             return None;
         }
@@ -245,7 +244,7 @@ impl<'a> Charts<'a> {
         if last.requests > 0 {
             facts.insert(1, ("hit rate", percent(last.requests.saturating_sub(last.misses), last.requests)));
         }
-        let held = self.peak(|of| of.held_bytes.max(of.most_held_bytes));
+        let held = self.peak(|of| of.held_bytes);
         if held > 0 {
             facts.extend([
                 ("time lost", seconds(lost_ns(last))),

@@ -95,7 +95,7 @@ fn a_scrape_has_the_tools_metrics_with_the_pools_values() {
     expect("pinpool_limits_max_bytes", &labels, 8 << 20);
     expect("pinpool_owner_buffers", &["tag=\"images\""], 1);
     for cause in pinpool::Cause::NAMES {
-        let is_present = u64::from(cause == pool.diagnose().cause.name());
+        let is_present = u64::from(*cause == pool.diagnose().cause.name());
         expect("pinpool_cause", &[&format!("cause=\"{cause}\"")], is_present);
     }
     drop(held);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::snapshot::Snapshot;
 use super::window_diagnosis::{Cause, WindowDiagnosis};
 use super::{Monitor, REQUESTS_MIN};
-use crate::record::{PoolDescription, Recording};
+use crate::record::{PoolDescription, Recording, SET_IN_CODE};
 
 /// A pool of a recording.
 #[derive(Debug, Clone)]
@@ -30,7 +30,9 @@ pub fn diagnose_recording(recording: &Recording) -> Vec<PoolDiagnosis> {
     }
     let mut diagnoses: Vec<_> = pools
         .into_iter()
-        .filter_map(|(pool, series)| {
+        .filter_map(|(pool, mut series)| {
+            let set_in_code = recording.pool(pool).and_then(|pool| pool.fact(SET_IN_CODE)).unwrap_or_default();
+            series.iter_mut().for_each(|(_, snapshot)| snapshot.set_in_code = set_in_code.to_owned());
             let diagnosis = diagnose_series(&series)?;
             let Snapshot { requests, delayed_requests, .. } = series.last()?.1;
             let name = recording.pool(pool).map_or_else(|| format!("pool {pool}"), PoolDescription::name);

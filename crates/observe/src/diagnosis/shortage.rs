@@ -166,7 +166,7 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> Option<LikelyCause>
                 format!("{unused} of {held} held are idle or free, but in other sizes or pieces"),
                 format!(
                     "set PINPOOL_MAX_BYTES below {held}, so that requests release idle memory; or batch to fewer sizes \
-                     (PINPOOL_PRESET=adaptive has fewer); trim() releases it now"
+                     (PINPOOL_PRESET=adaptive without PINPOOL_ROUNDING has fewer); trim() releases it now"
                 ),
             )
         }
@@ -218,13 +218,15 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     if tagged_bytes > in_use_bytes / 2 && tagged_bytes >= asked_bytes.saturating_mul(WASTE_PERCENT) / 100 {
         return LikelyCause::new(
             format!("rounding: requests for {} take {}", Size(asked_bytes), Size(tagged_bytes)),
-            "set PINPOOL_PRESET=adaptive, or PINPOOL_ROUNDING=exact with the preset tensorflow",
+            "set PINPOOL_PRESET=adaptive without PINPOOL_ROUNDING, or PINPOOL_ROUNDING=exact with the preset tensorflow",
         );
     }
     // A diagnosis over minutes is better than the state of one moment.
-    if let Some(WindowDiagnosis { cause, found, remedy: Some(remedy), .. }) = shortage.diagnosis {
+    if let Some(WindowDiagnosis { cause, found, remedy: Some(remedy), setting, .. }) = shortage.diagnosis {
+        // The limit may have been raised since then.
+        let is_due = setting.is_none_or(|(_, bytes)| Some(bytes) > shortage.max_bytes);
         let is_of_limit = matches!(cause, Cause::LimitTooSmall | Cause::OtherProcess) && shortage.refused.is_none();
-        if is_of_limit || matches!(cause, Cause::Leak | Cause::SlowConsumer) {
+        if is_of_limit && is_due || matches!(cause, Cause::Leak | Cause::SlowConsumer) {
             return LikelyCause::new(found, remedy);
         }
     }
@@ -235,7 +237,7 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     );
     let enough = shortage.raised_to(shortage.used_bytes().saturating_add(needed_bytes), needed_bytes);
     // Without a request the need is unknown.
-    let to = if Some(enough.0) > shortage.max_bytes { format!(" to {enough}") } else { String::new() };
+    let to = if needed_bytes > 0 { format!(" to {enough}") } else { String::new() };
     LikelyCause::new(
         format!("nearly all memory is in use: buffers are returned late or never{oldest}"),
         format!("return buffers sooner, lower the prefetch, or raise {limit}{to}"),

@@ -67,7 +67,8 @@ pub struct Snapshot {
     pub pageable_bytes: u64,
     /// The most bytes in use and requested at one time since the last window, while memory was short.
     pub needed_bytes: u64,
-    /// Variables that the program sets in its code, separated by spaces.
+    /// Variables that the program sets in its code, separated by spaces. In a recording it is a fact of the pool.
+    #[cfg_attr(feature = "io", serde(skip))]
     pub set_in_code: String,
     /// The name of the limit to raise for more bytes; `None` without a limit.
     pub limit: Option<Cow<'static, str>>,

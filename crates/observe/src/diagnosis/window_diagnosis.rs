@@ -12,6 +12,7 @@ macro_rules! causes {
         /// The cause of lost time in a pool. From [`Thrashing`](Cause::Thrashing) on, each is a problem.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
+        #[non_exhaustive]
         pub enum Cause {
             $($(#[$doc])+ $cause,)+
         }
@@ -20,7 +21,7 @@ macro_rules! causes {
             /// All causes, in the order of the variants.
             pub const ALL: &[Self] = &[$(Self::$cause),+];
             /// Their names, in the same order.
-            pub const NAMES: [&str; Self::ALL.len()] = [$($name),+];
+            pub const NAMES: &[&str] = &[$($name),+];
 
             /// The name in log lines and statistics, such as `stuck_copy`.
             pub const fn name(self) -> &'static str {
@@ -142,7 +143,7 @@ impl WindowDiagnosis {
         let mut lines = vec![format!("{}: {}", self.cause.name(), self.found), format!("  {}", self.lost)];
         lines.extend(self.evidence.iter().map(|line| format!("  {line}")));
         lines.extend(self.remedy.iter().map(|remedy| format!("  to do: {remedy}")));
-        let place = if self.is_in_code { "in the program's code:" } else { "export" };
+        let place = if self.is_in_code { "set in the program:" } else { "export" };
         lines.extend(self.setting.iter().map(|(name, value)| format!("  {place} {name}={value}")));
         lines
     }

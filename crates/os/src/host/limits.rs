@@ -40,7 +40,7 @@ pub const LOCKED: &str =
     "raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=), grant CAP_IPC_LOCK, or set PINPOOL_BACKEND=heap";
 pub const OVERCOMMIT: &str = "the kernel promises no more memory than it has (vm.overcommit_memory=2): raise \
                                      vm.overcommit_ratio, or set vm.overcommit_memory=0";
-pub const CONTROL_GROUP: &str = "the cgroup is out of memory: raise its limit (memory.max, docker --memory, \
+pub const CGROUP: &str = "the cgroup is out of memory: raise its limit (memory.max, docker --memory, \
                                         MemoryMax=), or lower PINPOOL_MAX_BYTES";
 pub const MACHINE: &str = "the machine is out of memory: lower PINPOOL_MAX_BYTES, or end other programs";
 pub const MAPPINGS: &str = "the process has as many mappings as it may: raise vm.max_map_count";
@@ -78,7 +78,7 @@ pub fn memory_remedy(root: &Path, bytes: usize) -> &'static str {
     }
     if let Some(memory) = memory::memory(root).filter(|memory| memory.available_bytes < bytes) {
         return match memory.origin {
-            LimitOrigin::Cgroup(_) => CONTROL_GROUP,
+            LimitOrigin::Cgroup(_) => CGROUP,
             LimitOrigin::Machine => MACHINE,
         };
     }
@@ -212,7 +212,7 @@ mod tests {
             (2 * MIB, none.clone(), vec![("/proc/sys/vm/overcommit_memory", "2\n")], OVERCOMMIT),
             (2 * MIB, none.clone(), vec![("/proc/sys/vm/overcommit_memory", "0\n")], UNKNOWN),
             (small, none.clone(), vec![("/proc/sys/vm/overcommit_memory", "2\n")], UNKNOWN),
-            (11 * MIB, none.clone(), group.to_vec(), CONTROL_GROUP),
+            (11 * MIB, none.clone(), group.to_vec(), CGROUP),
             (9 * MIB, none.clone(), group.to_vec(), UNKNOWN),
             (801 * MIB, none.clone(), vec![], MACHINE),
             (MIB, none.clone(), vec![("/proc/sys/vm/max_map_count", "31"), ("/proc/self/maps", &many)], MAPPINGS),

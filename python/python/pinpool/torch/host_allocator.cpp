@@ -181,7 +181,7 @@ class HostAllocator final : public at::HostAllocator {
   size_t blocks_out() {
     put_deferred();
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
-    return blocks_.size() + deferred_.size();
+    return blocks_.size() + deferred_.size() + leaving_;
   }
 
   bool passes_on() const {
@@ -226,10 +226,11 @@ class HostAllocator final : public at::HostAllocator {
       const std::lock_guard<std::mutex> guard(blocks_mutex_);
       const auto found = blocks_.find(address);
       if (found == blocks_.end()) {
-        return; // Length 0.
+        return; // Not a block of this allocator.
       }
       block = std::move(found->second);
       blocks_.erase(found);
+      ++leaving_;
       requests_.decrease(1);
       bytes_.decrease(block.bytes);
     }
@@ -467,11 +468,13 @@ class HostAllocator final : public at::HostAllocator {
 #endif
   }
 
+  // The block is counted in `leaving_`.
   void put(Block block) noexcept {
     try {
       const auto streams = native(block.streams);
       // A fence on a capturing stream would become part of the graph.
       if (!is_capturing(block, streams) && functions_.put(block.handle, streams.data(), streams.size()) == 0) {
+        --leaving_;
         return;
       }
     } catch (const std::exception&) {
@@ -480,6 +483,7 @@ class HostAllocator final : public at::HostAllocator {
     // Kept until the capture ends, or the device responds again.
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
     deferred_.push_back(std::move(block));
+    --leaving_;
     any_deferred_.store(true, std::memory_order_release);
   }
 
@@ -491,6 +495,7 @@ class HostAllocator final : public at::HostAllocator {
     {
       const std::lock_guard<std::mutex> guard(blocks_mutex_);
       deferred.swap(deferred_);
+      leaving_ += deferred.size();
       any_deferred_.store(false, std::memory_order_release);
     }
     for (auto& block : deferred) {
@@ -507,6 +512,8 @@ class HostAllocator final : public at::HostAllocator {
   Blocks blocks_;
   std::vector<Block> deferred_;
   std::atomic<bool> any_deferred_{false};
+  // Blocks that a thread is returning: in neither of the two.
+  std::atomic<size_t> leaving_{0};
   c10::CachingAllocator::Stat requests_;
   c10::CachingAllocator::Stat bytes_;
   // Totals at the last reset.

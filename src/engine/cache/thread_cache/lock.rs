@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_micros(50);
 
 const FREE: u8 = 0;
 const HELD: u8 = 1;
-/// Free, and hits and puts must take the slow path.
+/// Free, and hits and returns must take the slow path.
 const SLOW: u8 = 2;
 
 #[repr(C)] // The state shares a cache line with the first fields of the content.
@@ -76,7 +76,7 @@ impl<T> Lock<T> {
         result
     }
 
-    /// Runs `section`, which returns whether hits and puts must take the slow path from now on. When it returns, no hit or
+    /// Runs `section`, which returns whether hits and returns must take the slow path from now on. When it returns, no hit or
     /// put that began before is still inside.
     pub(super) fn set_slow_path(&self, section: impl FnOnce(&mut T) -> bool) {
         let mut unlock = self.lock();
@@ -85,7 +85,7 @@ impl<T> Lock<T> {
         unlock.then = if requires_slow_path { SLOW } else { FREE };
     }
 
-    /// Returns whether hits and puts must take the slow path.
+    /// Returns whether hits and returns must take the slow path.
     pub(super) fn requires_slow_path(&self) -> bool {
         // Relaxed: only tests call this.
         self.state.load(Ordering::Relaxed) == SLOW

@@ -167,12 +167,12 @@ impl Books {
     fn claim_plan(&mut self, plan: Plan) -> Result<Plan, QuotaExceeded> {
         let Err(over) = self.update_claim() else { return Ok(plan) };
         // Another claimant was faster.
-        self.give_up(plan);
+        self.abandon(plan);
         Err(over)
     }
 
-    /// Gives up a plan before its first step. The lock has been held since it was made.
-    pub(in crate::engine) fn give_up(&mut self, plan: Plan) {
+    /// Abandons a plan before its first step. The lock has been held since it was made.
+    pub(in crate::engine) fn abandon(&mut self, plan: Plan) {
         let _not_granted = self.arena.finish_plan(plan, &[], 0);
         self.lower_claim();
     }
@@ -238,8 +238,8 @@ impl Books {
     /// exceeds the limit, reserved regions never.
     pub(in crate::engine) fn lacks_free(&self, bytes: u64) -> bool {
         let over_bytes = self.budget.over_bytes().min(bytes);
-        let kept_bytes = if over_bytes > 0 { 0 } else { self.arena.kept_bytes() };
-        let most_bytes = self.arena.committed_outside_reserves().saturating_sub(kept_bytes);
+        let committed_bytes = self.arena.committed_outside_reserves();
+        let most_bytes = committed_bytes.saturating_sub(self.arena.kept_bytes()).max(over_bytes.min(committed_bytes));
         bytes.min(most_bytes) > self.arena.releasable_bytes().max(over_bytes.min(self.arena.stats().idle_bytes))
     }
 

@@ -110,8 +110,12 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.partition("eval", Some(16 * MIB), Some(8 * MIB)));
     add(&|| log.waiting(500_000, 524_288));
     add(&|| log.waited(500_000, Duration::from_micros(5_130), true));
-    add(&|| log.full(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
-    add(&|| log.refused(500_000, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
+    add(&|| {
+        log.full(500_000, "the pool limit of 24.0MiB is reached (PINPOOL_MAX_BYTES): return buffers sooner or raise PINPOOL_MAX_BYTES", &usage)
+    });
+    add(&|| {
+        log.refused(500_000, "the pool limit of 24.0MiB is reached (PINPOOL_MAX_BYTES): return buffers sooner or raise PINPOOL_MAX_BYTES", &usage)
+    });
     add(&|| log.shortage_ended(Duration::from_secs(3), 2, Duration::from_millis(1_500), 0));
     add(&|| log.pageable(500_000, 10, 2 * MIB, Some(24 * MIB)));
     add(&|| log.out_of_memory(&dump));

@@ -16,7 +16,7 @@ use pinpool_os::call_stack::Frame;
 /// The first bytes of a recording.
 pub(super) const MAGIC: [u8; 8] = *b"PINPOOLT";
 /// The version that this code reads and writes.
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 4;
 /// Bytes of the head.
 pub(super) const HEAD_BYTES: usize = 12;
 /// Bytes before the items of a block.
