@@ -6,7 +6,7 @@ use std::thread;
 use crate::fixture::{Address, HEAP, bytes, close, get, open, put, stats};
 
 const THREADS: u8 = 8;
-const ROUNDS: usize = 50;
+const ROUNDS: usize = if cfg!(miri) { 4 } else { 50 };
 
 /// Half of the buffers are checked and put by a thread that did not get them.
 #[test]
