@@ -6,9 +6,11 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use pinpool::source::{PAGE_BYTES, Source, SourceError};
 use pinpool::unstable::backend::{AddressRange, HeapSource, VirtualMemory};
+use pinpool::{Backend, OnFull, PinnedBuf, PinnedBy, Pool};
 
 use crate::child::alone;
 
@@ -155,6 +157,22 @@ fn mlock_locks_granules_and_releases_them() {
         pages.decommit(count / 2, count / 2).unwrap();
         assert_eq!(pages.kib(), [0; 3]);
         pages.unreserve();
+    });
+}
+
+#[test]
+fn memory_that_mlock_locks_is_pinned_by_the_kernel() {
+    const MAX_BYTES: u64 = 4 << 20;
+    // The limit is the process's.
+    alone(|| {
+        let builder = Pool::builder().without_env().backend(Backend::Mlock).max_bytes(MAX_BYTES);
+        let pool = builder.on_full(OnFull::Pageable).wait(Duration::ZERO).build().unwrap();
+        if pool.stats().limits.max_bytes < Some(MAX_BYTES) {
+            println!("skipped: this process may not lock {MAX_BYTES} B");
+            return;
+        }
+        let held = [(); 2].map(|()| pool.get(3 << 20).unwrap());
+        assert_eq!(held.each_ref().map(PinnedBuf::pinned_by), [Some(PinnedBy::Kernel), None]);
     });
 }
 

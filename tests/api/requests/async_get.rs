@@ -211,6 +211,21 @@ fn a_task_in_the_queue_does_not_pin_on_its_thread_what_it_has_room_for_later() {
     assert_eq!((stats.requests.waits, stats.requests.failed), (1, 0));
 }
 
+#[test]
+fn a_pool_that_ends_while_its_thread_pin_calls_releases_that_memory() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = over(source.clone(), 64 << 20).build().unwrap();
+    let gate = source.hold(SourceCall::Acquire);
+    let mut get = Box::pin(pool.get_async(4 * MIB));
+    assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+    gate.wait_for(1);
+    drop((get, pool));
+    drop(gate);
+    while source.calls(SourceCall::Release) == 0 {
+        thread::yield_now();
+    }
+}
+
 /// Two tasks fail after `wait`, one in a hanging driver call and one behind it. Returns false if they were late before that.
 fn fail_at_their_deadline(preset: usize, wait: Duration) -> bool {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));

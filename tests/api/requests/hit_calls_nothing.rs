@@ -91,8 +91,12 @@ fn run_without_a_call<const N: usize>(patterns: [Hits; N], lasts: Duration) -> b
                 REFUSED.fetch_add(1, Ordering::SeqCst);
                 return;
             }
-            while !STOP.load(Ordering::Relaxed) {
+            // At least once, also if this thread began late.
+            loop {
                 (0..100).for_each(|_| hits());
+                if STOP.load(Ordering::Relaxed) {
+                    break;
+                }
             }
             DONE.fetch_add(1, Ordering::SeqCst);
             // SAFETY: ends this thread at once. Its stack and thread-locals leak, which is harmless in a dedicated process.

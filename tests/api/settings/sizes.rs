@@ -8,10 +8,11 @@ use crate::child::alone_with;
 
 #[test]
 fn a_size_is_read_as_people_write_it() {
-    // Next to what `all_spellings` combines: blanks, and groups of digits.
+    // Next to what `all_spellings` combines: blanks, groups of digits, and a zero times a large power.
     for (text, bytes) in [
         ("7 MiB", 7 << 20),
         (" 7 ", 7),
+        ("0e99", 0),
         ("1_0.2_5K", 10_496),
         ("18446744073709551615.9", u64::MAX),
         ("16777215.99T", 18_446_744_062_714_435_338),

@@ -6,7 +6,7 @@ use std::ptr;
 use pinpool_c::*;
 
 use crate::fixture::{
-    Address, HEAP, Handle, bytes, close, get, last_error, open, outcome, put, stats, try_get, try_open,
+    Address, HEAP, Handle, bytes, close, get, last_error, open, outcome, put, skipped, stats, try_get, try_open,
 };
 
 #[test]
@@ -101,6 +101,22 @@ fn a_buffer_says_whether_it_is_pinned() {
     // SAFETY: as above.
     let status = unsafe { pp_is_pinned(pool.0, held.0, &raw mut is_pinned) };
     assert_eq!(status, pp_status::PP_UNKNOWN_POINTER);
+    close(pool);
+}
+
+#[test]
+fn a_buffer_that_the_kernel_pins_is_not_pinned_by_the_driver() {
+    let pool = open("backend=mlock; max_bytes=4MiB");
+    if stats(pool)["limits"]["max_bytes"].as_u64() < Some(4 << 20) {
+        skipped("this process may not lock 4 MiB");
+    } else {
+        let held = get(pool, 4096).unwrap();
+        let mut is_pinned = 7;
+        // SAFETY: a place for the answer.
+        let status = unsafe { pp_is_pinned(pool.0, held.0, &raw mut is_pinned) };
+        assert_eq!((status, is_pinned), (pp_status::PP_OK, 0));
+        put(pool, held).unwrap();
+    }
     close(pool);
 }
 

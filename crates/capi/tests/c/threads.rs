@@ -1,8 +1,47 @@
 //! Many threads at once, on one pool and on many.
 
+use std::sync::mpsc;
 use std::thread;
 
-use crate::fixture::{HEAP, close, get, open, put};
+use crate::fixture::{Address, HEAP, bytes, close, get, open, put, stats};
+
+const THREADS: u8 = 8;
+const ROUNDS: usize = 50;
+
+/// Half of the buffers are checked and put by a thread that did not get them.
+#[test]
+fn no_two_threads_hold_the_same_bytes() {
+    let pool = open(HEAP);
+    let check_and_put = move |(held, len, mark): (Address, usize, u8)| {
+        assert!(bytes(held, len).iter().all(|&byte| byte == mark), "written to by another");
+        put(pool, held).unwrap();
+    };
+    let (sender, receiver) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || receiver.into_iter().for_each(check_and_put));
+        for thread in 0..THREADS {
+            let sender = sender.clone();
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let len = 1 + (round * 7919 + usize::from(thread) * 104_729) % (128 << 10);
+                    let held = get(pool, len).unwrap();
+                    let mark = thread.wrapping_mul(31).wrapping_add(u8::try_from(round).unwrap());
+                    bytes(held, len).fill(mark);
+                    thread::yield_now();
+                    if round % 2 == 0 {
+                        check_and_put((held, len, mark));
+                    } else {
+                        sender.send((held, len, mark)).unwrap();
+                    }
+                }
+            });
+        }
+        drop(sender);
+    });
+    let found = stats(pool);
+    assert_eq!(found["requests"]["returned"], usize::from(THREADS) * ROUNDS, "{found}");
+    close(pool);
+}
 
 #[test]
 fn of_many_threads_that_put_one_buffer_one_succeeds() {

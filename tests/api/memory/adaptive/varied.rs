@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use log::{Level, LevelFilter};
-use pinpool::Pool;
 use pinpool::unstable::window;
+use pinpool::{PinnedBuf, Pool};
 use pinpool_replay::SimSource;
 use pinpool_testing::{SinkMem, SinkStream};
 
@@ -126,4 +126,36 @@ fn regions_hold_four_of_the_largest_that_missed_during_copies_too() {
     assert_eq!(valid_stats(&pool).memory.held_bytes, 80 << 20, "not 8 MiB");
     drop((gate, held));
     copy.wait().unwrap();
+}
+
+/// Buffers of one granule in use, and as many holes of one granule between them, while sizes vary.
+fn scattered(pool: &Pool, granules: usize) -> Vec<PinnedBuf> {
+    vary(pool);
+    let mut held: Vec<_> = (0..2 * granules).map(|_| pool.get(2 * MIB).unwrap()).collect();
+    let mut index = 0;
+    held.retain(|_| {
+        index += 1;
+        index % 2 == 0
+    });
+    held
+}
+
+#[test]
+fn a_poll_moves_granules_together_before_a_request_needs_them() {
+    let (pool, _clock) = with_manual_clock(over_virtual_memory());
+    let held = scattered(&pool, 12);
+    let before = valid_stats(&pool);
+    assert_eq!(before.memory.remap.count, 0);
+    pool.maintain();
+    let prepared = valid_stats(&pool);
+    assert!(prepared.memory.remap.count >= 2, "{prepared:?}");
+    assert_eq!((prepared.memory.held_bytes, prepared.memory.in_use), (before.memory.held_bytes, 12));
+    let _large = pool.get(16 * MIB).unwrap();
+    let after = valid_stats(&pool);
+    assert!(
+        after.memory.remap.count - prepared.memory.remap.count <= 2
+            && after.memory.held_bytes == before.memory.held_bytes,
+        "{after:?}"
+    );
+    drop(held);
 }

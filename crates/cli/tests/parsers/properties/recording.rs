@@ -5,10 +5,15 @@ use pinpool_replay::{Event, Recording, Workload};
 
 use super::written;
 
-/// The first byte selects the meaning of the others: a file, or the items of a block with a valid frame.
+/// The file of an input. The first byte selects the meaning of the others: a file, or the items of a block with a
+/// valid frame.
+pub(crate) fn file(how: u8, data: &[u8]) -> Vec<u8> {
+    if how.is_multiple_of(2) { data.to_vec() } else { framed(data) }
+}
+
 pub(crate) fn recording(data: &[u8]) {
     let Some((&how, data)) = data.split_first() else { return };
-    let file = if how % 2 == 0 { data.to_vec() } else { framed(data) };
+    let file = file(how, data);
     let Ok(recording) = Recording::open(&written("recording", &file)) else { return };
     assert!(recording.records.is_sorted_by_key(|record| record.time_ns));
     let gets = recording.records.iter().filter(|record| matches!(record.event, Event::Get { bytes: 1.., .. })).count();
