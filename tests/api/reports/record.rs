@@ -167,7 +167,7 @@ fn another_version_and_another_file_are_refused_by_name() {
     bytes[8..12].copy_from_slice(&9_u32.to_le_bytes());
     fs::write(&path, &bytes).unwrap();
     let error = Recording::open(&path).unwrap_err().to_string();
-    assert!(error.contains("version 9") && error.contains("reads version 5"), "{error}");
+    assert!(error.contains("version 9") && error.contains("reads version 4"), "{error}");
     fs::write(&path, "a 1 4096\n").unwrap();
     assert!(Recording::open(&path).unwrap_err().to_string().contains("not a recording"));
 }

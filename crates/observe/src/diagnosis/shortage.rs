@@ -406,6 +406,8 @@ mod tests {
         let diagnosis = monitor.add(10_000_000, short);
         let refused = Shortage { diagnosis, ..full(&host, &ceiling) };
         says(&refused, "nearly all memory is in use", "PINPOOL_MAX_BYTES to 5.0GiB");
+        let raised = Shortage { refused: None, max_bytes: Some(8 * GIB), in_use_bytes: 8 * GIB, ..refused.clone() };
+        says(&raised, "nearly all memory is in use", "or raise PINPOOL_MAX_BYTES");
         says(&Shortage { refused: None, ..refused }, "100 of 100 requests waited", "PINPOOL_MAX_BYTES to 6.0GiB");
     }
 

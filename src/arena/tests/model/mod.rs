@@ -580,7 +580,7 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
     ]
 }
 
-const OPS_IN_A_CASE: usize = 500;
+const OPS_IN_A_CASE: usize = if cfg!(miri) { 20 } else { 500 };
 
 /// Random operations of both tests together; `PINPOOL_MODEL_OPS` sets another number.
 fn ops_wanted() -> usize {
