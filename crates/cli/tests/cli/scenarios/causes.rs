@@ -48,7 +48,7 @@ fn threads_that_wait_for_each_other_need_a_higher_limit() {
     let held = throttled(&mut program);
     // A variable would have no effect: the program sets the limit.
     let (said, dump) = (program.pools[0].diagnose().to_string(), program.pools[0].dump().to_string());
-    assert!(said.ends_with("program's code: PINPOOL_MAX_BYTES=100663296"), "{said}");
+    assert!(said.ends_with("set in the program: PINPOOL_MAX_BYTES=100663296"), "{said}");
     assert!(dump.ends_with("to do: raise PINPOOL_MAX_BYTES to 96.0MiB"), "{dump}");
     program.diagnosed(held).check("limit_too_small", true);
 }
