@@ -13,12 +13,23 @@ use pinpool_os::host::PAGE_BYTES;
 
 /// The component that pins memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum PinnedBy {
     /// The CUDA driver: `cuMemHostRegister`, `cuMemHostAlloc` or virtual memory.
     Driver,
     /// The kernel: `mlock`. CUDA copies such memory as pageable memory.
     Kernel,
+}
+
+impl PinnedBy {
+    /// Its name in log lines and JSON: `driver` or `kernel`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "driver",
+            Self::Kernel => "kernel",
+        }
+    }
 }
 
 /// Memory that a source returned and has not taken back.

@@ -354,17 +354,23 @@ fn the_wait_is_short_where_other_memory_may_be_given_and_a_full_pool_is_an_error
 }
 
 #[test]
-fn a_rounding_implies_the_preset_that_it_belongs_to_and_contradicts_the_other() {
-    let exact = resolved(|pool| pool.setting("rounding", Rounding::Exact)).unwrap();
+fn a_rounding_belongs_to_one_preset() {
+    let tensorflow = resolved(|pool| pool.preset(Preset::TensorFlow)).unwrap();
     assert_eq!(
-        (exact.preset, exact.max_bytes, exact.wait),
-        (Preset::TensorFlow, Limit::Unlimited, Some(Duration::ZERO))
+        (tensorflow.rounding, tensorflow.max_bytes, tensorflow.wait),
+        (Rounding::Pow2, Limit::Unlimited, Some(Duration::ZERO))
     );
-    assert_eq!(resolved(|pool| pool.preset(Preset::TensorFlow)).unwrap().rounding, Rounding::Pow2);
-    assert_eq!(resolved(|pool| pool).unwrap().preset, Preset::Adaptive);
-    for (preset, rounding) in [(Preset::Adaptive, Rounding::Pow2), (Preset::TensorFlow, Rounding::Eighths)] {
-        let error = refused(|pool| pool.preset(preset).setting("rounding", rounding));
-        assert!(error.to_string().contains("PINPOOL_ROUNDING"), "{error}");
+    for (preset, rounding) in [
+        (None, Rounding::Exact),
+        (Some(Preset::Adaptive), Rounding::Pow2),
+        (Some(Preset::TensorFlow), Rounding::Eighths),
+    ] {
+        let error = refused(|pool| {
+            let pool = pool.setting("rounding", rounding);
+            if let Some(preset) = preset { pool.preset(preset) } else { pool }
+        });
+        let text = error.to_string();
+        assert!(text.contains("PINPOOL_ROUNDING") && text.contains("PINPOOL_PRESET"), "{text}");
     }
 }
 
