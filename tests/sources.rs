@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 502),
     ("src/unstable", 53),
-    ("tests", 38276),
-    ("sum of code and tests", 77836),
+    ("tests", 38277),
+    ("sum of code and tests", 77837),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_803;
+const MARKDOWN_BYTES: usize = 116_812;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

@@ -226,7 +226,6 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         ("PINPOOL_NUMA_NODE", "auto", "auto"),
         ("PINPOOL_POOL_SIZE_LIMIT", "0", "0"),
         ("PINPOOL_AUTO_RESIZE", "off", "0"),
-        ("PINPOOL_ROUNDING", "noop", "exact"),
         ("PINPOOL_MAX_IDLE_BYTES", "0", "0B"),
         ("PINPOOL_RESERVE_WAIT", "no", "0"),
         ("PINPOOL_HUGETLB", "2m", "2MiB"),
@@ -360,6 +359,8 @@ fn a_rounding_belongs_to_one_preset() {
         (tensorflow.rounding, tensorflow.max_bytes, tensorflow.wait),
         (Rounding::Pow2, Limit::Unlimited, Some(Duration::ZERO))
     );
+    let exact = resolved(|pool| pool.preset(Preset::TensorFlow).setting("rounding", "noop")).unwrap();
+    assert_eq!(exact.rounding, Rounding::Exact);
     let implied = refused(|pool| pool.setting("rounding", Rounding::Exact));
     let other = refused(|pool| pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Eighths));
     for text in [implied, other].map(|error| error.to_string()) {
