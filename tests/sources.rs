@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 502),
     ("src/unstable", 53),
-    ("tests", 38277),
-    ("sum of code and tests", 77837),
+    ("tests", 38274),
+    ("sum of code and tests", 77834),
 ];
 
 /// Bytes of all Markdown files.

@@ -50,7 +50,7 @@ fn every_check_is_reported_once_with_a_level_and_a_remedy_if_needed() {
         assert!(finding["remedy"].is_string() || ["ok", "note"].contains(&level), "nothing to do: {finding}");
     }
     let keys: Vec<_> = diagnosis.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(keys.join(" "), "status device backend pinned gpu max_bytes reserve findings");
+    assert_eq!(keys.join(" "), "status device backend pinned_by gpu max_bytes reserve findings");
     assert_eq!(diagnosis["max_bytes"], 64 << 20);
     let reserve = &diagnosis["reserve"];
     assert_eq!((&reserve["bytes"], &reserve["fits"]), (&Value::from(1 << 20), &Value::from(true)), "{diagnosis}");
