@@ -13,7 +13,6 @@ use pinpool_os::host::PAGE_BYTES;
 
 /// The component that pins memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum PinnedBy {
     /// The CUDA driver: `cuMemHostRegister`, `cuMemHostAlloc` or virtual memory.
@@ -23,7 +22,7 @@ pub enum PinnedBy {
 }
 
 impl PinnedBy {
-    /// Its name in log lines and JSON: `driver` or `kernel`.
+    /// Its name in statistics, log lines and JSON: `driver` or `kernel`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Driver => "driver",

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::Histogram;
 use super::entry::{Entry, Kind, Statistic};
-use crate::backend::PinnedBy;
 use crate::policy::Preset;
 
 /// Declares a group of statistics: for each its help text (the first line), more documentation, the name, the type, and whether it is
@@ -79,8 +78,8 @@ pub struct Stats {
     pub preset: Preset,
     /// Name of the backend, as in `PINPOOL_BACKEND`.
     pub backend: &'static str,
-    /// The component that pins the backend's memory; `None` for `heap`.
-    pub pinned_by: Option<PinnedBy>,
+    /// Name of the [`PinnedBy`](crate::PinnedBy) of the backend's memory; `None` for `heap`.
+    pub pinned_by: Option<&'static str>,
     /// Requests for buffers.
     pub requests: RequestStats,
     /// Buffers and bytes by state, and driver calls.

@@ -11,6 +11,7 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use super::Core;
+use crate::backend::PinnedBy;
 use crate::copy;
 use crate::engine::meter;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
@@ -126,7 +127,7 @@ impl Core {
     /// The statistics of a pool or partition that has counted nothing.
     pub(super) fn empty_stats(&self, name: Option<String>, number: u64) -> Stats {
         let (preset, source) = (self.config.preset, self.memory.source());
-        let (backend, pinned_by) = (source.name(), source.pinned_by());
+        let (backend, pinned_by) = (source.name(), source.pinned_by().map(PinnedBy::name));
         Stats { name, number, preset, backend, pinned_by, ..Stats::default() }
     }
 
