@@ -143,6 +143,7 @@ fn open(path: &Path, pool: Option<&str>, terminal: &Terminal) -> Result<Workload
             terminal.message(named(path, &format_args!("it has {pools} pools; the advice is for {name}{why}")));
             recording.pools.retain(|pool| pool.number == *number);
             recording.records.retain(|record| record.pool == *number);
+            recording.snapshots.retain(|taken| taken.pool == *number);
         }
         Ok(())
     };
