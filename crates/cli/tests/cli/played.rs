@@ -30,7 +30,7 @@ fn several_pools_are_advised_one_by_one() {
         .without_env()
         .backend(Backend::Heap)
         .name("quiet")
-        .background_thread(false)
+        .maintenance_thread(false)
         .trace(path.clone())
         .build()
         .unwrap();

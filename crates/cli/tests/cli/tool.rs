@@ -231,7 +231,7 @@ fn a_pool_that_evicts_logs_tensorflows_lines() {
     for number in 1..=1300 {
         fs::write(dir.path().join(format!("{number:04}")), vec![7; number]).unwrap();
     }
-    let ran = load(&dir, &["--batch-files", "1", "--set", "ROUNDING=exact", "--set", "POOL_SIZE_LIMIT=10"]);
+    let ran = load(&dir, &["--batch-files", "1", "--set", "PRESET=tensorflow,ROUNDING=exact,POOL_SIZE_LIMIT=10"]);
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let line = ran.stderr.lines().find(|line| line.contains("PoolAllocator: After ")).expect(&ran.stderr);
     ran.check_stderr("] Raising pool_size_limit_ from 10 to ");
