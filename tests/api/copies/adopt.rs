@@ -40,7 +40,7 @@ impl Frames {
 }
 
 fn pools() -> [Pool; 3] {
-    let heap = || Pool::builder().without_env().backend(Backend::Heap).background_thread(false);
+    let heap = || Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false);
     [heap().build(), heap().preset(Preset::TensorFlow).build(), heap().setting("zero", true).build()]
         .map(Result::unwrap)
 }
@@ -142,7 +142,7 @@ fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
 fn a_recording_has_no_word_of_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
-    let pool = Pool::builder().without_env().backend(Backend::Heap).background_thread(false).trace(path.clone());
+    let pool = Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false).trace(path.clone());
     let pool = pool.build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
     let frames = Frames::default();
@@ -164,7 +164,7 @@ struct Pages([u8; 8192]);
 #[test]
 fn pinned_memory_is_under_the_limit_until_its_owner_is_gone() {
     let builder =
-        || Pool::builder().without_env().backend(Backend::Heap).max_bytes(16_384_u64).background_thread(false);
+        || Pool::builder().without_env().backend(Backend::Heap).max_bytes(16_384_u64).maintenance_thread(false);
     for pool in [builder().build().unwrap(), builder().preset(Preset::TensorFlow).build().unwrap()] {
         memory_is_locked_under_the_limit_of(&pool);
     }
@@ -204,7 +204,7 @@ fn locked(pool: &Pool) -> Result<pinpool::UserMemory<Box<Pages>>, pinpool::Error
 #[test]
 fn idle_memory_makes_room_whichever_pool_keeps_it() {
     let builder =
-        || Pool::builder().without_env().backend(Backend::Heap).max_bytes(32_768_u64).background_thread(false);
+        || Pool::builder().without_env().backend(Backend::Heap).max_bytes(32_768_u64).maintenance_thread(false);
     let direct = builder().preset(Preset::TensorFlow).build().unwrap();
     let first = locked(&direct).unwrap();
     drop(direct.get(12_000).unwrap());
@@ -215,7 +215,7 @@ fn idle_memory_makes_room_whichever_pool_keeps_it() {
 
 #[test]
 fn idle_memory_makes_room_for_a_reserve_next_to_an_earlier_pin() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64_u64 << 20).background_thread(false);
+    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64_u64 << 20).maintenance_thread(false);
     let pool = pool.build().unwrap();
     let pinned = locked(&pool).unwrap();
     drop(pool.get(56 << 20).unwrap());
@@ -305,7 +305,7 @@ impl Drop for Panicking {
 
 #[test]
 fn an_owner_that_panics_in_its_drop_does_not_keep_a_waiting_request_from_the_room() {
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8192_u64).background_thread(false);
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8192_u64).maintenance_thread(false);
     let pool = builder.build().unwrap();
     let mut pages = Box::new(Pages([3; 8192]));
     let memory = NonNull::from(pages.0.as_mut_slice());

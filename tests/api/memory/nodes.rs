@@ -21,7 +21,7 @@ fn on(root: &TempDir, node: u32) -> PoolBuilder {
         .without_env()
         .backend(Backend::Heap)
         .unstable_host_root(root.path())
-        .background_thread(false)
+        .maintenance_thread(false)
         .setting("numa_node", node)
 }
 

@@ -11,7 +11,7 @@ use crate::valid_stats::valid_stats;
 
 fn sampling(every: u64) -> PoolBuilder {
     // The drop of the last handle ends a pool without a maintenance thread, and so its recording.
-    let builder = Pool::builder().without_env().backend(Backend::Heap).background_thread(false);
+    let builder = Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false);
     builder.max_bytes(64 << 20).call_stacks(every)
 }
 
