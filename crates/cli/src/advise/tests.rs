@@ -10,8 +10,8 @@ use pinpool_replay::{Event, PoolDescription, Record, Recording, Replay, Workload
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::costs::{Column, Costs};
 use super::search::Search;
-use crate::replay::{Column, Costs};
 
 const MS: u64 = 1_000_000;
 const MIB: u64 = 1 << 20;

@@ -222,7 +222,7 @@ fn a_driver_that_crashes_or_hangs_is_a_finding() {
     };
     let of_vmm = with("MOCK_DRIVER_ABORT", "cuMemCreate");
     let (level, text, remedy) = finding(&of_vmm, "vmm");
-    assert!(level == "error" && text.contains("was ended by signal 6 SIGABRT"), "{text}");
+    assert!(level == "error" && text.contains("was ended by signal: 6 (SIGABRT)"), "{text}");
     assert!(remedy.contains("PINPOOL_BACKEND=register"), "{remedy}");
     assert_eq!((finding(&of_vmm, "register").0, finding(&of_vmm, "cuda").0), ("ok", "ok"));
     assert_eq!((&of_vmm["status"], &of_vmm["backend"]), (&1.into(), &"register".into()), "auto would end the process");

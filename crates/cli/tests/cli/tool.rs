@@ -268,7 +268,7 @@ fn a_replay_prints_a_table_for_each_workload_or_json() {
     );
     assert_eq!((row("requests  ")[0].as_str(), row("limit  ")[0].as_str()), ("20,000", "none"), "{}", two.stdout);
 
-    let ceiled = ["replay", "--json", "--source", "walls", "--max-ratio", "1.25", "--set", "WAIT=1s", &cosmoflow];
+    let ceiled = ["replay", "--json", "--source", "walls", "--set", "MAX_BYTES=60MiB,WAIT=1s", &cosmoflow];
     let printed = run(&ceiled).figures();
     assert_eq!((&printed["workload"], &printed["source"]), (&"cosmoflow".into(), &"walls".into()));
     assert_eq!((&printed["gets"], &printed["fallbacks"]), (&20_000.into(), &0.into()));
