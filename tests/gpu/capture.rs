@@ -10,9 +10,10 @@ use pinpool::{Pool, Request};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, Lane, Rig, filled, wait_until};
+use crate::device::{self, Lane, Rig, filled};
 use crate::events_only::EventsOnly;
 use crate::memory::{LIMIT, fill_granules};
+use crate::until::until;
 
 /// Captures on `stream` while `run` runs; the capture must survive it.
 fn captured(what: &str, stream: &CudaStream, run: impl FnOnce()) {
@@ -111,7 +112,7 @@ fn use_pool(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
         thread::yield_now();
     }
     // The maintenance thread may be querying the copy: then a poll passes over it.
-    wait_until("the copy is over", || {
+    until("the copy is over", || {
         pool.maintain();
         pool.stats().copies.in_flight == 0
     });

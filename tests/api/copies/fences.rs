@@ -7,15 +7,15 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::fixture::MIB;
+use crate::fixture::{MIB, heap};
 use crate::until::in_time;
 use crate::valid_stats::valid_stats;
 use pinpool::copy::{CopyStream, Fence};
-use pinpool::{Backend, Pool, PoolBuilder, Result};
+use pinpool::{PoolBuilder, Result};
 
 /// Pools with fences that only the tests' calls query.
 fn builder() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap).background_thread(false)
+    heap().background_thread(false)
 }
 
 type Answer = dyn Fn() -> Result<bool> + Send + Sync;

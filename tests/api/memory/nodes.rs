@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use pinpool::{Backend, Pool, PoolBuilder};
+use pinpool::PoolBuilder;
 use tempfile::TempDir;
 
-use crate::fixture::MIB;
+use crate::fixture::{MIB, heap};
 
 /// A machine with this list of nodes.
 fn machine(nodes: &str) -> TempDir {
@@ -17,12 +17,7 @@ fn machine(nodes: &str) -> TempDir {
 }
 
 fn on(root: &TempDir, node: u32) -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Heap)
-        .unstable_host_root(root.path())
-        .background_thread(false)
-        .setting("numa_node", node)
+    heap().unstable_host_root(root.path()).background_thread(false).setting("numa_node", node)
 }
 
 #[test]

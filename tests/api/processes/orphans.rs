@@ -6,14 +6,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 
-use pinpool::{Backend, Pool, PoolBuilder};
 use pinpool_observe::record::Recording;
 
 use crate::child::{Child, alone};
-
-fn heap() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap)
-}
+use crate::fixture::heap;
 
 /// A process that has `made` something, is forked and is killed; its child lives on while `test` runs.
 fn with_an_orphan<T>(made: impl FnOnce() -> T, test: impl FnOnce()) {

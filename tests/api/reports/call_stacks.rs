@@ -3,16 +3,16 @@
 use std::path::Path;
 
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
+use pinpool::{PinnedBuf, Pool, PoolBuilder};
 use pinpool_observe::record::{Event, Recording};
 
 use crate::captured_log::{lines_with_levels, listen};
+use crate::fixture::heap;
 use crate::valid_stats::valid_stats;
 
 fn sampling(every: u64) -> PoolBuilder {
     // The drop of the last handle ends a pool without a maintenance thread, and so its recording.
-    let builder = Pool::builder().without_env().backend(Backend::Heap).background_thread(false);
-    builder.max_bytes(64 << 20).call_stacks(every)
+    heap().background_thread(false).max_bytes(64 << 20).call_stacks(every)
 }
 
 #[inline(never)]

@@ -10,6 +10,7 @@ use pinpool_observe::record::{Event, Recording};
 
 use super::record::alternates;
 use crate::fixture::{faulty_heap, over, recorded};
+use crate::until::until;
 
 /// Requests and returns of each pool in the file; for one buffer they alternate.
 fn gets_and_puts(path: &Path) -> Vec<(u64, u64)> {
@@ -50,9 +51,7 @@ fn a_return_that_serves_a_request_in_the_queue_is_recorded_once() {
         let held = pool.get(1 << 20).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| drop(pool.get(1 << 20).unwrap()));
-            while pool.stats().requests.waiting == 0 {
-                thread::yield_now();
-            }
+            until("it waits", || pool.stats().requests.waiting > 0);
             drop(held);
         });
     }

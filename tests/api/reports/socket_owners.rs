@@ -6,15 +6,16 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use pinpool::{Backend, Pool};
+use pinpool::Pool;
 
 use crate::captured_log::{count, lines, listen};
+use crate::fixture::heap;
 
 #[test]
 fn the_socket_tells_the_owners_the_largest_first() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("stats.sock");
-    let pool = Pool::builder().without_env().backend(Backend::Heap).setting("socket", path.display()).build().unwrap();
+    let pool = heap().setting("socket", path.display()).build().unwrap();
     let _images = pool.tagged("images").get(1 << 20).unwrap();
     let _labels = [4096, 4096].map(|bytes| pool.tagged("labels").get(bytes).unwrap());
     let mut line = String::new();
@@ -28,7 +29,7 @@ fn the_socket_tells_the_owners_the_largest_first() {
 }
 
 fn served(path: &Path) -> Pool {
-    Pool::builder().without_env().backend(Backend::Heap).setting("socket", path.display()).build().unwrap()
+    heap().setting("socket", path.display()).build().unwrap()
 }
 
 #[test]

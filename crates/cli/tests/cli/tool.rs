@@ -137,19 +137,6 @@ fn a_strict_run_stops_at_the_first_failure() {
 }
 
 #[test]
-fn a_batch_beyond_the_limit_is_named_with_the_numbers() {
-    let dir = tree();
-    fs::write(dir.path().join("large"), vec![1; 3 << 20]).unwrap();
-    let ran = load(&dir, &["--set", "MAX_BYTES=2MiB", "--batch-files", "1"]);
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("large: cannot allocate 3.0MiB");
-    ran.check_stderr("PINPOOL_MAX_BYTES");
-    let printed = ran.figures();
-    assert_eq!((printed["failed_files"].as_u64(), printed["files"].as_u64()), (Some(1), Some(200)));
-    assert!(of_pool(&printed, "/memory/peak_held_bytes") <= 2 << 20);
-}
-
-#[test]
 fn a_bad_variable_and_a_contradiction_are_errors_and_an_unknown_name_is_a_warning() {
     let dir = tree();
     for variable in ["PINPOOL_WAIT", "PINPOOL_ZERO", "PINPOOL_ON_FULL", "PINPOOL_MAX_BYTES"] {
