@@ -272,6 +272,7 @@ fn children_forked_amid_everything_that_pools_share_use_it_themselves() {
             for number in 0..forks() / 6 {
                 let mut child = Child::new(|| {
                     assert!(parents.stats().limits.shared.is_none(), "the child owns nothing of its parent's limit");
+                    assert!(parents.dump().owners().is_empty() && !parents.diagnose().is_alarm);
                     let own = pool_with_everything(dir.path(), &ledger);
                     use_everything(&own);
                     valid_stats(&own);
