@@ -58,10 +58,8 @@ fn a_launcher_that_builds_a_pool_and_only_forks_leaves_its_children_with_cuda() 
         let driver = mock_driver::MockDriver::load();
         let pool = Pool::builder().without_env().build().unwrap();
         assert_eq!(pool.name(), None);
-        assert_eq!(
-            format!("{pool:?}"),
-            r#"Pool { name: None, backend: "auto", preset: Adaptive, max_bytes: Auto, .. }"#
-        );
+        let text = r#"Pool { name: None, backend: "auto", preset: Adaptive, max_bytes: Auto, .. }"#;
+        assert_eq!(format!("{pool:?}"), text);
         drop(pool.get_async(4096));
         assert_eq!(driver.calls("cuInit"), 0);
         in_a_child(|| {

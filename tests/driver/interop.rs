@@ -245,10 +245,8 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
     pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "nothing was enqueued");
     driver.fail("cuMemcpyHtoDAsync_v2", 1, Code(9999));
-    assert!(
-        filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().error().is_device(),
-        "a code that no header lists"
-    );
+    // A code that no header lists.
+    assert!(filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().error().is_device());
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Waker};
 
 use crate::fixture::heap;
+use crate::scratch::scratch;
 use crate::until::until;
 use crate::valid_stats::valid_stats;
 use pinpool::{Backend, PinnedBuf, PinnedBy, Pool, Preset, Request, Stats};
@@ -132,8 +133,7 @@ fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
 #[cfg(feature = "observe")]
 #[test]
 fn a_recording_has_no_word_of_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.trace");
+    let (_dir, path) = scratch("t.trace");
     let pool = heap().background_thread(false).trace(path.clone()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
     let frames = Frames::default();

@@ -6,11 +6,11 @@ use pinpool::PoolBuilder;
 use tempfile::TempDir;
 
 use crate::fixture::{MIB, heap};
+use crate::scratch::scratch;
 
 /// A machine with this list of nodes.
 fn machine(nodes: &str) -> TempDir {
-    let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("sys/devices/system/node");
+    let (root, folder) = scratch("sys/devices/system/node");
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("online"), nodes).unwrap();
     root

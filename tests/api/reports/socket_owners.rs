@@ -10,11 +10,11 @@ use pinpool::Pool;
 
 use crate::captured_log::{count, lines, listen};
 use crate::fixture::heap;
+use crate::scratch::scratch;
 
 #[test]
 fn the_socket_tells_the_owners_the_largest_first() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("stats.sock");
+    let (_dir, path) = scratch("stats.sock");
     let pool = heap().setting("socket", path.display()).build().unwrap();
     let _images = pool.tagged("images").get(1 << 20).unwrap();
     let _labels = [4096, 4096].map(|bytes| pool.tagged("labels").get(bytes).unwrap());
