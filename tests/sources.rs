@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37529),
-    ("sum of code and tests", 77089),
+    ("tests", 37468),
+    ("sum of code and tests", 77028),
 ];
 
 /// Bytes of all Markdown files.

@@ -38,11 +38,16 @@ fn what_is_no_socket_of_this_user_stays_and_the_log_says_what_it_is() {
     let at = |name: &str| dir.path().join(name);
     fs::write(at("file"), "precious").unwrap();
     symlink(at("file"), at("link")).unwrap();
+    symlink(at("nothing"), at("dangling")).unwrap();
     fs::create_dir(at("directory")).unwrap();
+    drop(UnixListener::bind(at("left-behind")).unwrap());
+    symlink(at("left-behind"), at("link-to-a-socket")).unwrap();
     drop(UnixListener::bind(at("other")).unwrap());
     let mut cases = vec![
         ("file", "there is a file that is no socket"),
         ("link", "there is a symbolic link that is no socket"),
+        ("dangling", "there is a symbolic link that is no socket"),
+        ("link-to-a-socket", "there is a symbolic link that is no socket"),
         ("directory", "there is a directory that is no socket"),
     ];
     if std::os::unix::fs::chown(at("other"), Some(65_534), None).is_ok() {
@@ -58,7 +63,7 @@ fn what_is_no_socket_of_this_user_stays_and_the_log_says_what_it_is() {
         let after = fs::symlink_metadata(at(name)).unwrap();
         assert_eq!((before.ino(), before.len(), before.mtime()), (after.ino(), after.len(), after.mtime()), "{name}");
     }
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 4);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 7);
 }
 
 #[cfg(all(target_os = "linux", not(miri)))]
