@@ -63,8 +63,8 @@ pub(crate) enum ErrorKind {
     Limit(NoMemory),
     #[error("{0}")]
     Backend(NoMemory),
-    #[error("backend `{backend}` is unavailable: {why}")]
-    Unavailable { backend: &'static str, why: String },
+    #[error("{what} is unavailable: {why}")]
+    Unavailable { what: String, why: String },
     #[error("{name}={value}: {why}")]
     Setting { name: &'static str, value: String, why: String },
     #[error("unsuitable memory: {why}")]

@@ -17,26 +17,26 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("benches", 185),
     ("crates/bench", 1496),
     ("crates/capi", 1179),
-    ("crates/cli", 5274),
+    ("crates/cli", 5225),
     ("crates/loader", 2400),
     ("crates/metrics", 363),
-    ("crates/observe", 2126),
+    ("crates/observe", 2129),
     ("crates/os", 1351),
     ("crates/preload", 1407),
-    ("crates/replay", 1380),
+    ("crates/replay", 1379),
     ("crates/shared_buffers", 1049),
     ("crates/shared_limit", 900),
     ("crates/testing", 658),
     ("examples", 396),
     ("fuzz", 8),
-    ("python", 2103),
+    ("python", 2099),
     ("src/arena", 1370),
-    ("src/backend", 1934),
+    ("src/backend", 1942),
     ("src/buffer", 635),
-    ("src/config", 731),
+    ("src/config", 726),
     ("src/copy", 1259),
     ("src/driver", 725),
-    ("src/engine", 6821),
+    ("src/engine", 6822),
     ("src/error", 217),
     ("src/in_flight", 536),
     ("src/lib", 49),
@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37468),
-    ("sum of code and tests", 77028),
+    ("tests", 37472),
+    ("sum of code and tests", 76985),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_823;
+const MARKDOWN_BYTES: usize = 116_812;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

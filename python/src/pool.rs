@@ -23,7 +23,7 @@ use crate::lines;
 use crate::wait::PendingRequest;
 
 /// The name of a setting that has no variable.
-const BACKGROUND_THREAD: &str = "background_thread";
+const MAINTENANCE_THREAD: &str = "maintenance_thread";
 
 /// A pool of pinned host memory.
 ///
@@ -64,7 +64,7 @@ const BACKGROUND_THREAD: &str = "background_thread";
 ///     hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
 ///     growth: whether the pool may pin more than its reserve (the default).
 ///     zero: whether buffers are zeroed before reuse (default False).
-///     background_thread: whether a thread reclaims buffers and releases idle memory (the default). Without it, call `maintain()`
+///     maintenance_thread: whether a thread reclaims buffers and releases idle memory (the default). Without it, call `maintain()`
 ///         periodically.
 ///
 /// Raises:
@@ -296,7 +296,7 @@ impl Pool {
         self.call(py, |pool| pool.clear())
     }
 
-    /// Reclaims buffers after completed copies and releases idle memory that is due, as the background thread does.
+    /// Reclaims buffers after completed copies and releases idle memory that is due, as the maintenance thread does.
     fn maintain(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, |pool| pool.maintain())
     }
@@ -366,7 +366,7 @@ impl Pool {
 }
 
 fn setting_names() -> impl Iterator<Item = String> {
-    VARIABLES.iter().map(|variable| keyword(variable.name)).chain([BACKGROUND_THREAD.to_owned()])
+    VARIABLES.iter().map(|variable| keyword(variable.name)).chain([MAINTENANCE_THREAD.to_owned()])
 }
 
 fn keyword(variable: &str) -> String {
@@ -375,7 +375,7 @@ fn keyword(variable: &str) -> String {
 
 /// The setting of a keyword.
 fn variable(name: &str) -> PyResult<String> {
-    let full = if name == BACKGROUND_THREAD { name.to_owned() } else { format!("{PREFIX}{}", name.to_uppercase()) };
+    let full = if name == MAINTENANCE_THREAD { name.to_owned() } else { format!("{PREFIX}{}", name.to_uppercase()) };
     let found = Some(full).filter(|full| is_known(full) && name == name.to_lowercase());
     found.ok_or_else(|| {
         let advice = nearest(name).map_or_else(

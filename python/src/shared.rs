@@ -126,11 +126,7 @@ impl SharedPoolCore {
     }
 
     fn pinned_by(&self) -> PyResult<&'static str> {
-        Ok(match self.shared()?.pinned_by() {
-            Some(PinnedBy::Driver) => "driver",
-            Some(_) => "kernel",
-            None => "none",
-        })
+        Ok(self.shared()?.pinned_by().map_or("none", PinnedBy::name))
     }
 
     fn is_hugetlb(&self) -> PyResult<bool> {

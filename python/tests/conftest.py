@@ -20,7 +20,7 @@ def heap(**settings):
 @pytest.fixture
 def pool():
     """No thread moves the idle buffers of this pool, and its wait only bounds a hang."""
-    return heap(wait="300s", background_thread=False)
+    return heap(wait="300s", maintenance_thread=False)
 
 
 def run_python(*command, expect=0, **settings):

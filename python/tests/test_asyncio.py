@@ -10,7 +10,7 @@ from conftest import heap, in_use
 
 @pytest.fixture
 def pool():
-    return heap(wait="300s")  # Tasks need its background thread.
+    return heap(wait="300s")  # Tasks need its maintenance thread.
 
 
 def run(task):

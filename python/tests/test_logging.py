@@ -29,7 +29,7 @@ def test_a_warning_has_its_level(caplog):
 
 
 def test_a_raised_error_is_short_and_not_logged(caplog):
-    pool = heap(max_bytes="8MiB", name="small", background_thread=False)
+    pool = heap(max_bytes="8MiB", name="small", maintenance_thread=False)
     held = pool.tagged("loader").get("5MiB")
     for request in (lambda: pool.get("1GiB"), lambda: pool.get("5MiB", timeout=0.01)):
         with caplog.at_level(logging.INFO, "pinpool"), pytest.raises(pinpool.LimitError) as caught:

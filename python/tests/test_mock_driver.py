@@ -56,7 +56,7 @@ def hold(stream=0): cuda.mock_driver_hold_stream(stream, 1)
 def let_run(stream=0): cuda.mock_driver_hold_stream(stream, 0)
 
 def pool_of(**settings):
-    settings = {"backend": "cuda", "preset": "tensorflow", "background_thread": False} | settings
+    settings = {"backend": "cuda", "preset": "tensorflow", "maintenance_thread": False} | settings
     return pinpool.Pool(env=False, **settings)
 
 def held_back(pool):
@@ -330,7 +330,7 @@ def test_the_interpreter_ends_while_copies_run(with_mock_driver):
 
 def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with_mock_driver):
     with_mock_driver("""
-        pool, stream = pool_of(backend="register", preset=None, background_thread=True), new_stream()
+        pool, stream = pool_of(backend="register", preset=None, maintenance_thread=True), new_stream()
         before = cuda.mock_driver_calls(b"cuMemHostRegister_v2")
         shared = pinpool.SharedPool(SIZE, 2, pool=pool)
         assert shared.pinned_by == "driver" and cuda.mock_driver_calls(b"cuMemHostRegister_v2") == before + 1

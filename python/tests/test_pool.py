@@ -22,7 +22,7 @@ def test_settings_have_the_names_of_the_variables(tmp_path):
         max_bytes=8 * MIB,
         wait=datetime.timedelta(milliseconds=20),
         idle_timeout="2min",
-        background_thread=False,
+        maintenance_thread=False,
         trace=tmp_path / "t.trace",
         pool_size_limit=None,
     )
@@ -189,7 +189,7 @@ def test_a_reserve_in_the_background_is_pinned_while_the_program_runs():
     assert pool.reserve_fraction == 1
     assert pool.stats()["memory"]["reserve_bytes"] == pool.stats()["memory"]["reserve_target_bytes"] == 64 << 20
     assert pool.wait_reserved() and first.nbytes == 1 << 20
-    by_hand = heap(max_bytes="128MiB", reserve="64MiB", reserve_wait=0, background_thread=0)
+    by_hand = heap(max_bytes="128MiB", reserve="64MiB", reserve_wait=0, maintenance_thread=0)
     before = by_hand.reserve_fraction
     assert before < 1
     by_hand.maintain()

@@ -101,7 +101,7 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
 /// On systems other than Linux no memory is pinned.
 fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Result<Chosen> {
     let options = PinOptions { node: existing_node(options.root, options.node)?, ..options };
-    let unavailable = |why| ErrorKind::Unavailable { backend: backend.name(), why };
+    let unavailable = |why| ErrorKind::Unavailable { what: format!("backend `{}`", backend.name()), why };
     let mut chosen = match backend {
         Backend::Heap => Chosen::new(Arc::new(HeapSource::for_pool(&options, false))),
         Backend::Source(source) => Chosen::new(source.clone()),

@@ -21,6 +21,16 @@ pub enum PinnedBy {
     Kernel,
 }
 
+impl PinnedBy {
+    /// Its name in statistics, log lines and JSON: `driver` or `kernel`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "driver",
+            Self::Kernel => "kernel",
+        }
+    }
+}
+
 /// Memory that a source returned and has not taken back.
 ///
 /// A region does not own its memory. Dropping one leaks the memory on purpose: freeing it could pull it from under a

@@ -121,8 +121,8 @@ impl From<RemapError> for SourceError {
 ///    `start` are the caller's alone. `start` is a multiple of [`RANGE_ALIGN_BYTES`]. They hold no memory, and only
 ///    committed granules may be touched.
 /// 2. **vm-S2, ownership**: from a successful `commit` until `decommit` (or a `remap` away), the bytes are mapped, readable
-///    and writable, belong to the caller alone and keep their address, pinned if
-///    [`Source::pinned_by`](super::Source::pinned_by). They stay mapped, readable and writable if `decommit` fails.
+///    and writable, belong to the caller alone and keep their address, pinned by what
+///    [`Source::pinned_by`](super::Source::pinned_by) names. They stay mapped, readable and writable if `decommit` fails.
 /// 3. **vm-S3, initialized**: after `commit` and `remap` every byte has a value, as in source-C2.
 /// 4. **vm-S4, contiguity**: adjacent committed granules are one piece of memory, in whichever calls they were committed: a
 ///    buffer and a copy by any device may cross them, and `decommit` and `remap` take any of them, a part of one commit or

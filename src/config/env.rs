@@ -25,7 +25,7 @@ const RETIRED: [(&str, &str); 12] = [
     ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared-buffers shares buffers between processes"),
     ("MAX_FALLBACK_BYTES", "pageable memory is limited to as much as PINPOOL_MAX_BYTES"),
     ("PIN_THREADS", "the pool pins with one thread per core that the process may use"),
-    ("POLL", "set background_thread in code"),
+    ("POLL", "set maintenance_thread in code"),
     ("POOLS_PER_HOST", "share one limit with PINPOOL_LEDGER, or set PINPOOL_MAX_BYTES to a size"),
     ("PRESSURE", "the pool always follows the kernel's memory pressure"),
     ("RELEASE_POLICY", "register and cuda release memory in trim(), clear(), at the limit, and at the end"),
@@ -42,8 +42,8 @@ type ReadCode = fn(&mut CodeSettings, &str) -> Result<(), ParseError>;
 
 /// Settings that code can set from text but that have no variable.
 pub static IN_CODE: &[(&str, ReadCode)] = &[
-    ("background_thread", |code, text| {
-        (SWITCH.parse)(text).map(|is_enabled| code.background_thread = Some(is_enabled))
+    ("maintenance_thread", |code, text| {
+        (SWITCH.parse)(text).map(|is_enabled| code.maintenance_thread = Some(is_enabled))
     }),
     #[cfg(feature = "observe")]
     ("call_stacks", |code, text| (COUNT.parse)(text).map(|every| code.call_stacks = every)),

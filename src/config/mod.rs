@@ -73,7 +73,7 @@ pub enum OnFull {
 #[derive(Debug, Clone, Default)]
 pub struct CodeSettings {
     /// Use of the maintenance thread; `None` for yes.
-    pub background_thread: Option<bool>,
+    pub maintenance_thread: Option<bool>,
     /// The caller maintains the pool as that thread does, so requests do not.
     pub maintained_by_caller: bool,
     /// The call stack of one request in this many is kept; 0 for none.

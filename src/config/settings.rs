@@ -86,7 +86,7 @@ macro_rules! for_each_setting {
         /// Whether the limit on idle buffers grows with frequent evictions and misses: 0 or 1.
         "PINPOOL_AUTO_RESIZE" = true, auto_resize: bool as SWITCH;
 
-        /// Size classes: eighths under adaptive; pow2 (default) or exact select tensorflow, without a byte limit.
+        /// Size classes: eighths (adaptive), pow2 or exact (tensorflow, default pow2).
         "PINPOOL_ROUNDING" = Rounding::Eighths, rounding: Rounding as word();
 
         // TensorFlow's `should_log`.
@@ -150,13 +150,8 @@ impl Settings {
     /// `self`, else `env`, else what others of them imply, else the defaults.
     pub(super) fn resolve(self, env: Self) -> Config {
         let set = self.or(env);
-        let preset = set.preset.unwrap_or(match set.rounding {
-            Some(Rounding::Exact | Rounding::Pow2) => Preset::TensorFlow,
-            _ => Preset::Adaptive,
-        });
-        let is_tensorflow = preset == Preset::TensorFlow;
+        let is_tensorflow = set.preset == Some(Preset::TensorFlow);
         let implied = Self {
-            preset: Some(preset),
             rounding: is_tensorflow.then_some(Rounding::Pow2),
             max_bytes: is_tensorflow.then_some(Limit::Unlimited),
             wait: match set.on_full {
@@ -244,7 +239,7 @@ impl Config {
 
     /// Returns whether the maintenance thread serves the pool. Miri mistakes a thread that does not end for a leak.
     pub(crate) fn uses_maintenance_thread(&self) -> bool {
-        self.code.background_thread != Some(false) && !cfg!(miri)
+        self.code.maintenance_thread != Some(false) && !cfg!(miri)
     }
 
     /// `wait`, as a time.

@@ -103,10 +103,10 @@ impl PoolBuilder {
     }
 
     /// Lets the process's maintenance thread serve the pool (the default), so that idle memory is released and statistics are current
-    /// while the program makes no calls. Without a background thread, call [`Pool::maintain`] periodically. Tasks that wait still start
+    /// while the program makes no calls. Without a maintenance thread, call [`Pool::maintain`] periodically. Tasks that wait still start
     /// threads.
-    pub fn background_thread(mut self, is_enabled: bool) -> Self {
-        self.settings.code.background_thread = Some(is_enabled);
+    pub fn maintenance_thread(mut self, is_enabled: bool) -> Self {
+        self.settings.code.maintenance_thread = Some(is_enabled);
         self
     }
 
@@ -132,11 +132,11 @@ impl PoolBuilder {
     }
 
     /// Takes the time from `clock`, for replays and tests. The pool then has no maintenance thread unless
-    /// [`background_thread`](Self::background_thread) enables it.
+    /// [`maintenance_thread`](Self::maintenance_thread) enables it.
     #[doc(hidden)]
     pub fn unstable_clock(mut self, clock: ManualClock) -> Self {
         self.clock = Some(clock);
-        self.settings.code.background_thread.get_or_insert(false);
+        self.settings.code.maintenance_thread.get_or_insert(false);
         self
     }
 
@@ -218,7 +218,7 @@ macro_rules! setters {
             /// | --- | --- |
             $($(#[doc = concat!("| `", $variable, "` |", $doc, " |")])+)+
             ///
-            /// `background_thread` and `call_stacks`, which no variable sets, are accepted too. [`build`](Self::build) fails if there is
+            /// `maintenance_thread` and `call_stacks`, which no variable sets, are accepted too. [`build`](Self::build) fails if there is
             /// no such setting, its value is invalid, or code has set another value.
             ///
             /// ```

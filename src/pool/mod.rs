@@ -299,7 +299,7 @@ impl Pool {
 
     /// Returns the buffers with completed copies, and releases memory that has been idle too long; on `register` and `cuda`,
     /// where releases wait for the device, only if memory is short. The maintenance thread does this about ten times a second;
-    /// without it (`background_thread(false)`), only misses and returns with copies do.
+    /// without it (`maintenance_thread(false)`), only misses and returns with copies do.
     pub fn maintain(&self) {
         self.unless_forked(Core::maintain);
     }

@@ -33,7 +33,7 @@ impl Pool {
     /// Waits up to `timeout` until the whole reserve is pinned, and returns whether it is.
     ///
     /// Returns true at once if nothing was reserved or `PINPOOL_RESERVE_WAIT` is on. With
-    /// `background_thread(false)` the calling thread pins the reserve.
+    /// `maintenance_thread(false)` the calling thread pins the reserve.
     ///
     /// # Errors
     ///

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::on_host::pin_options;
 use crate::arena::Retention;
-use crate::backend::{self, Backend, Chosen, Source, VirtualMemory};
+use crate::backend::{self, Backend, Chosen, PinnedBy, Source, VirtualMemory};
 use crate::config::{Config, EnvReport, Limit, OnFull, Preset, SharedLimitName, env};
 use crate::engine::{
     ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, OneEach, Timekeeper, granule_bytes,
@@ -89,7 +89,7 @@ impl PoolStart {
         let facts = [
             ("preset", Some(config.preset.to_string())),
             ("backend", Some(source.name().to_owned())),
-            ("pinned", Some(if source.pinned_by().is_some() { "yes" } else { "no" }.to_owned())),
+            ("pinned", Some(source.pinned_by().map_or("no", PinnedBy::name).to_owned())),
             ("max", Some(limit_origin.to_owned())),
             ("granule", granules.map(|memory| Size(granule_of(memory)).to_string())),
             ("thp", limits::memory_rules(&self.host_root).huge_pages),
@@ -127,7 +127,7 @@ impl PoolStart {
     fn recorder(&self, config: &Config, source: &dyn Source) -> Result<Option<Arc<dyn Recorder>>> {
         let log = &self.log;
         let Some(path) = &config.trace else { return Ok(None) };
-        let pinned = if source.pinned_by().is_some() { "yes" } else { "no" };
+        let pinned = source.pinned_by().map_or("no", PinnedBy::name);
         let facts = [("backend", source.name()), ("pinned", pinned), (SET_IN_CODE, config.code.set_in_code.as_str())];
         let facts = facts.into_iter().chain(log.name.iter().map(|name| ("name", name.as_str())));
         let facts = facts.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -163,9 +163,9 @@ impl PoolStart {
             hugetlb: config.hugetlb,
             retention: Retention::after(idle_timeout_us),
         };
-        let (backend, pressure) = (source.name(), config.code.pressure.as_deref());
+        let (what, pressure) = (format!("backend `{}`", source.name()), config.code.pressure.as_deref());
         let arena = ArenaSupply::new(source, claim, settings, log, pressure)
-            .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() })?;
+            .map_err(|error| ErrorKind::Unavailable { what, why: error.to_string() })?;
         Ok(Memory::of_arena(arena, pageable))
     }
 

@@ -16,7 +16,7 @@ impl Pool {
 
     /// The main cause of lost time in the last window of at least 10 s and 20 requests, and a recommendation.
     ///
-    /// The background thread or [`maintain`](Pool::maintain) evaluates windows and logs changes of the diagnosis.
+    /// The maintenance thread or [`maintain`](Pool::maintain) evaluates windows and logs changes of the diagnosis.
     pub fn diagnose(&self) -> Diagnosis {
         self.core().diagnose().into()
     }
@@ -24,7 +24,7 @@ impl Pool {
     /// A snapshot of the statistics. Its [`Display`](std::fmt::Display) is a table.
     ///
     /// Takes a few microseconds and does not wait for driver calls, except to [choose the backend](crate::PoolBuilder::build).
-    /// Exact while no other thread uses the pool, the background thread included; otherwise the numbers may be a few operations apart.
+    /// Exact while no other thread uses the pool, the maintenance thread included; otherwise the numbers may be a few operations apart.
     ///
     /// A completed copy counts as in flight until the pool detects that: at once with timelines (`adaptive`); otherwise at the
     /// next miss, [`maintain`](Pool::maintain) or [`Completion::wait`](crate::Completion::wait), or within 0.1 s.

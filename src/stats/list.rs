@@ -78,8 +78,8 @@ pub struct Stats {
     pub preset: Preset,
     /// Name of the backend, as in `PINPOOL_BACKEND`.
     pub backend: &'static str,
-    /// True if the backend's memory is pinned, by the kernel (`mlock`) too.
-    pub is_pinned: bool,
+    /// Name of the [`PinnedBy`](crate::PinnedBy) of the backend's memory; `None` for `heap`.
+    pub pinned_by: Option<&'static str>,
     /// Requests for buffers.
     pub requests: RequestStats,
     /// Buffers and bytes by state, and driver calls.

@@ -36,7 +36,7 @@ pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> Pool
         .max_bytes(max_bytes)
         .wait(Duration::ZERO)
         .unstable_code(|code| code.pressure = Some("/dev/null".into()))
-        .background_thread(false)
+        .maintenance_thread(false)
         .unstable_log_sampler(LogSampler::new())
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn two_buffers(source: &Arc<FaultSource>) -> PoolBuilder {
         .backend(Backend::Source(source.clone()))
         .setting("pool_size_limit", 2)
         // These tests decide when copies are checked.
-        .background_thread(false)
+        .maintenance_thread(false)
         .setting("auto_resize", false)
 }
 

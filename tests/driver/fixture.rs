@@ -15,7 +15,7 @@ pub(crate) const MIB: usize = 1 << 20;
 
 pub(crate) fn builder(backend: Backend) -> PoolBuilder {
     // These tests say when copies are checked.
-    Pool::builder().without_env().backend(backend).background_thread(false)
+    Pool::builder().without_env().backend(backend).maintenance_thread(false)
 }
 
 pub(crate) fn tensorflow() -> PoolBuilder {

@@ -20,7 +20,7 @@ fn calls(driver: &MockDriver) -> [u64; 5] {
 
 /// A pool of eight granules, and the buffers on the granules in `kept`. The rest is idle.
 fn with_kept(driver: &MockDriver, kept: &[usize], has_thread: bool) -> (Pool, Vec<PinnedBuf>) {
-    let pool = builder(Backend::Vmm).background_thread(has_thread).max_bytes(8 * GRANULE as u64).build().unwrap();
+    let pool = builder(Backend::Vmm).maintenance_thread(has_thread).max_bytes(8 * GRANULE as u64).build().unwrap();
     let mut bufs: Vec<_> = (0..8).map(|byte| Some(filled(&pool, GRANULE, byte))).collect();
     bufs.sort_by_key(|buf| buf.as_ref().unwrap().as_ptr().addr());
     let kept = kept.iter().map(|&at| bufs[at].take().unwrap()).collect();

@@ -60,7 +60,7 @@ fn a_query_that_a_capture_forbids_loses_no_buffer() {
         for has_events in [true, false] {
             let (driver, stream, mut memory) = on_a_stream(4096);
             let _events = has_events.then(EventsOnly::begin);
-            let pool = builder(Backend::Vmm).background_thread(false).build().unwrap();
+            let pool = builder(Backend::Vmm).maintenance_thread(false).build().unwrap();
             let gate = driver.hold(stream.cu_stream());
             let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
             driver.fail_from("cuEventQuery", 1, code);
@@ -92,7 +92,7 @@ fn a_release_that_a_capture_forbids_keeps_the_memory_and_is_made_later() {
         for code in OF_A_CAPTURE {
             let driver = MockDriver::load();
             let before = held(&driver);
-            let pool = builder(backend.clone()).background_thread(false).build().unwrap();
+            let pool = builder(backend.clone()).maintenance_thread(false).build().unwrap();
             drop(pool.get(3 * MIB).unwrap());
             driver.fail(call, 1, code);
             pool.trim(0);

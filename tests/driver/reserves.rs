@@ -66,7 +66,7 @@ fn a_limit_below_the_reserve_evicts_nothing_that_is_not_released() {
     // Made while the pool is in use, a reserve consists of granules, which a lower limit takes.
     for is_in_granules in [false, true] {
         let driver = MockDriver::load();
-        let builder = builder(Backend::Vmm).max_bytes(16 << 20).reserve(12 << 20).background_thread(false);
+        let builder = builder(Backend::Vmm).max_bytes(16 << 20).reserve(12 << 20).maintenance_thread(false);
         let pool = builder.setting("reserve_wait", !is_in_granules).build().unwrap();
         drop(pool.get(1 << 20).unwrap());
         (0..100).for_each(|_| pool.maintain());

@@ -80,7 +80,7 @@ fn requests_that_wait_in_the_queue_at_a_reset_fail_before_their_wait_is_over() {
         let pool = builder(Backend::Vmm)
             .max_bytes(4 << 20)
             .wait(Duration::from_secs(60))
-            .background_thread(true)
+            .maintenance_thread(true)
             .build()
             .unwrap();
         let held = pool.get(4 * MIB).unwrap();

@@ -96,7 +96,7 @@ fn a_pool_that_starts_with_its_first_request_takes_the_gpu_in_use_then() {
         let driver = MockDriver::load();
         driver.set_device_count(4);
         let build = |device: Option<u32>| {
-            let builder = pinpool::Pool::builder().without_env().background_thread(false);
+            let builder = pinpool::Pool::builder().without_env().maintenance_thread(false);
             device.into_iter().fold(builder, PoolBuilder::device).build().unwrap()
         };
         let (default, named) = (build(None), build(Some(2)));

@@ -70,7 +70,7 @@ fn a_pool_for_the_gpu_takes_the_best_of_its_backends_or_none() {
         let builder = || Pool::builder().without_env().backend(Backend::Gpu);
         let pool = builder().build().unwrap();
         let stats = pool.stats();
-        assert_eq!((stats.backend, stats.is_pinned), ("vmm", true));
+        assert_eq!((stats.backend, stats.pinned_by), ("vmm", Some("driver")));
         assert!(pool.get(4096).unwrap().pinned_by() == Some(PinnedBy::Driver));
         assert_eq!(builder().preset(Preset::TensorFlow).build().unwrap().stats().backend, "cuda");
         driver.fail_from("cuMemCreate", 1, Code::NOT_SUPPORTED);

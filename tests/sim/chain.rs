@@ -32,7 +32,7 @@ fn pool(root: &Path, draw: &mut Draw) -> Pool {
         .preset(draw.pick(&[Preset::Adaptive, Preset::TensorFlow]))
         .unstable_code(|code| code.pressure = Some("/dev/null".into()))
         .unstable_host_root(root)
-        .background_thread(false)
+        .maintenance_thread(false)
         .wait(Duration::ZERO)
         .max_bytes(Limit::Auto)
         .build()

@@ -110,7 +110,7 @@ fn ledger(world: &World, stats: &Stats) -> Check {
         return Err(format!("the peak is {} B, and {} B were held", stats.memory.peak_held_bytes, memory.peak_bytes));
     }
     equal("bytes in transit at rest", stats.memory.transit_bytes, 0)?;
-    if stats.backend != "simulated" || !stats.is_pinned {
+    if stats.backend != "simulated" || stats.pinned_by.is_none() {
         return Err("another backend".to_owned());
     }
     if world.setup.tensorflow == 0 && world.setup.extra_page == 0 {

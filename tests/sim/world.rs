@@ -195,7 +195,7 @@ impl World {
             .setting("pool_size_limit", setup.limit)
             .wait(Duration::ZERO)
             .unstable_code(|code| code.close_wait = Some(Duration::ZERO))
-            .background_thread(false)
+            .maintenance_thread(false)
             .setting("reserve_wait", setup.background == 0)
             .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })
             .idle_timeout((setup.idle_seconds > 0).then(|| Duration::from_secs(setup.idle_seconds)))

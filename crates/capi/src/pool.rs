@@ -17,7 +17,7 @@ use crate::status::pp_status;
 ///
 /// - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
 ///   overrides the environment: "max_bytes=2GiB; wait=2s". docs/settings.md lists the variables.
-/// - `background_thread=0` starts no background thread; `call_stacks=100` keeps the call stack of one request in 100.
+/// - `maintenance_thread=0` starts no maintenance thread; `call_stacks=100` keeps the call stack of one request in 100.
 /// - `name=loader` names the pool in its log lines.
 /// - An item without `=` is a prefix, of A to Z, digits and `_`, which ends in `_`: variables that begin with it are read in
 ///   place of those that begin with PINPOOL_. With "EVAL_PINPOOL_" the limit is EVAL_PINPOOL_MAX_BYTES.
@@ -25,7 +25,7 @@ use crate::status::pp_status;
 /// With NULL or "" only the PINPOOL_* variables of the environment apply. Everything else has its default.
 ///
 /// May take seconds: it pins the reserve and may test the backends (else the first call that needs memory does).
-/// All pools of a process share one thread, which releases idle memory, unless `background_thread=0`.
+/// All pools of a process share one thread, which releases idle memory, unless `maintenance_thread=0`.
 ///
 /// - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
 /// - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
@@ -164,7 +164,7 @@ pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     })
 }
 
-/// Detects completed copies and releases memory that has been idle for long. Call it periodically with `background_thread=0`.
+/// Detects completed copies and releases memory that has been idle for long. Call it periodically with `maintenance_thread=0`.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
     call(|| {

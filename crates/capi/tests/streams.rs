@@ -27,7 +27,7 @@ fn start() -> (MockDriver, Arc<CudaContext>, Arc<CudaStream>, Handle) {
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     stream.synchronize().unwrap();
-    (driver, context, stream, open("backend=cuda; preset=tensorflow; background_thread=0"))
+    (driver, context, stream, open("backend=cuda; preset=tensorflow; maintenance_thread=0"))
 }
 
 fn put_after_stream(pool: Handle, held: Address, stream: &CudaStream) -> Result<(), (pp_status, String)> {

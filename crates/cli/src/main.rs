@@ -8,7 +8,6 @@ mod input;
 mod interrupt;
 mod load;
 mod pages;
-mod replay;
 mod report;
 #[cfg(target_os = "linux")]
 mod run;
@@ -56,12 +55,13 @@ describes it in full.
 ";
 
 /// Former commands, and the commands with flags that replace them.
-const RENAMED: [(&str, &[&str]); 6] = [
+const RENAMED: [(&str, &[&str]); 7] = [
     ("bench", &["doctor", "--bench"]),
     ("diff", &["why"]),
     ("dump", &["top", "--once"]),
     ("env", &["doctor", "--settings"]),
     ("inspect", &["why", "--lines"]),
+    ("replay", &["advise", "--replay"]),
     ("stats", &["top", "--once"]),
 ];
 /// Former commands, and what to do instead.
@@ -105,8 +105,6 @@ enum Command {
     Report(report::ReportArgs),
     Advise(advise::AdviseArgs),
     Trace(trace::TraceArgs),
-    #[command(hide = true)]
-    Replay(replay::ReplayArgs),
     #[command(hide = true)]
     Completions(pages::CompletionsArgs),
     #[command(hide = true)]
@@ -156,7 +154,6 @@ fn main() -> ExitCode {
         Command::Report(args) => report::run(&args, &terminal),
         Command::Advise(args) => advise::run(&args, verbosity, &terminal),
         Command::Trace(args) => trace::run(&args, &terminal),
-        Command::Replay(args) => replay::run(&args, &terminal),
         Command::Completions(args) => pages::completions(&args, Cli::command()),
         Command::Man(args) => pages::man(&args, Cli::command()),
     });

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use pinpool_cli::table::grouped;
 use pinpool_loader::StopFlag;
 use pinpool_observe::diagnosis::{Snapshot, diagnose_recording};
-use pinpool_replay::{Event, Recording};
+use pinpool_replay::{PoolDescription, Recording};
 use serde_json::Value;
 
 use crate::diagnosis::{DiagnosisText, from_process, from_recording};
@@ -48,27 +48,23 @@ pub(crate) struct Series {
 
 impl Series {
     pub(crate) fn of_recording(recording: &Recording) -> Self {
-        let (mut pools, mut ended_pools) = (Vec::new(), Vec::new());
-        for description in &recording.pools {
-            let number = description.number;
-            let of = recording.snapshots.iter().filter(|taken| taken.pool == number);
+        let ends = recording.ends();
+        let pool = |pool: &PoolDescription| {
+            let of = recording.snapshots.iter().filter(|taken| taken.pool == pool.number);
             let mut points: Vec<_> = of.map(|taken| (taken.time_ns as f64 * 1e-9, (*taken.snapshot).clone())).collect();
-            let mut latest = recording.records.iter().rev();
-            let end = latest.find(|record| record.pool == number && record.event == Event::End);
-            ended_pools.extend(end.map(|_| number));
-            if let (Some(end), Some((_, last))) = (end, points.last()) {
-                points.push((end.time_ns as f64 * 1e-9, ended(last)));
+            if let (Some(end_ns), Some((_, last))) = (ends.get(&pool.number), points.last()) {
+                points.push((*end_ns as f64 * 1e-9, ended(last)));
             }
-            pools.push(PoolSeries { name: description.name(), points, ..PoolSeries::default() });
-        }
+            PoolSeries { name: pool.name(), points, ..PoolSeries::default() }
+        };
         let diagnoses = diagnose_recording(recording);
         let fact = |fact: &str| recording.pools.first()?.fact(fact);
         let (backend, version) = (fact("backend").unwrap_or("?"), fact("version").unwrap_or("?"));
         let records = grouped(recording.records.len() as u64);
         let lost = (recording.lost > 0).then(|| format!("{} records were lost.", grouped(recording.lost)));
         Self {
-            pools,
-            diagnoses: diagnoses.iter().map(|one| from_recording(one, ended_pools.contains(&one.pool))).collect(),
+            pools: recording.pools.iter().map(pool).collect(),
+            diagnoses: diagnoses.iter().map(|one| from_recording(one, ends.contains_key(&one.pool))).collect(),
             clock: fact("time").and_then(|time| time.parse().ok()),
             has_time: true,
             source: format!("{records} records, backend {backend}, recorded by pinpool {version}"),

@@ -9,7 +9,7 @@ use super::format::TraceError;
 use super::player::{Observe, Player};
 use super::report::ReplayReport;
 use super::sim::{SimSource, SourceKind};
-use super::workload::{MAX_BYTES, POLICY, Workload};
+use super::workload::{MAX_BYTES, PRESET, ROUNDING, Workload};
 use pinpool::unstable::config::{Config, env};
 use pinpool::unstable::{CheckReport, LogSampler, ManualClock};
 use pinpool::{Backend, Error, Limit, OnFull, Pool, PoolBuilder};
@@ -20,8 +20,8 @@ const NO_MACHINE: &str = "/dev/null";
 
 /// Variables that a replay follows.
 const FOLLOWED: [&str; 10] = [
-    "PINPOOL_PRESET",
-    "PINPOOL_ROUNDING",
+    PRESET,
+    ROUNDING,
     "PINPOOL_POOL_SIZE_LIMIT",
     "PINPOOL_AUTO_RESIZE",
     MAX_BYTES,
@@ -59,9 +59,8 @@ impl Replay {
     ///
     /// The errors of [`under`](Replay::under).
     pub fn as_recorded(workload: &Workload, variables: &[(String, String)]) -> Result<Self, String> {
-        let sets_policy = variables.iter().any(|(name, _)| POLICY.contains(&&**name));
-        let is_set =
-            |name: &str| variables.iter().any(|(set, _)| set == name) || (sets_policy && POLICY.contains(&name));
+        // A rounding that was recorded fits the recorded preset alone.
+        let is_set = |name: &str| variables.iter().any(|(set, _)| set == name || *set == PRESET && name == ROUNDING);
         let recorded = workload.settings().iter().filter(|(name, _)| FOLLOWED.contains(&&**name) && !is_set(name));
         Self::under(&recorded.chain(variables).cloned().collect::<Vec<_>>())
     }

@@ -15,8 +15,9 @@ use pinpool_observe::diagnosis::{PoolDiagnosis, diagnose_recording};
 use pinpool_observe::record::{Event, Record, Recording, SET_IN_CODE};
 
 pub(super) const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
-/// Each of the two implies the other.
-pub(super) const POLICY: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
+/// Each rounding belongs to one preset.
+pub(super) const PRESET: &str = "PINPOOL_PRESET";
+pub(super) const ROUNDING: &str = "PINPOOL_ROUNDING";
 
 /// A trace in which every return has its request.
 #[derive(Debug, Clone, Default)]
@@ -125,10 +126,10 @@ impl Workload {
         if self.pools.len() > 1 { &[] } else { &self.settings }
     }
 
-    /// Returns whether the variable has no effect because the program sets it in its code. Preset and rounding imply each other.
+    /// Returns whether the variable has no effect because the program sets it, or one that it must fit, in its code.
     pub fn is_set_in_code(&self, name: &str) -> bool {
         let is_set = |name: &str| self.set_in_code.iter().any(|set| set == name);
-        is_set(name) || POLICY.contains(&name) && POLICY.into_iter().any(is_set)
+        is_set(name) || [PRESET, ROUNDING].contains(&name) && (is_set(PRESET) || is_set(ROUNDING))
     }
 
     /// The workload of the same program if backend calls took no time and no thread queued behind another thread that waits for

@@ -156,7 +156,7 @@ class Pool:
         hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
         growth: whether the pool may pin more than its reserve (the default).
         zero: whether buffers are zeroed before reuse (default False).
-        background_thread: whether a thread reclaims buffers and releases idle memory (the default). Without it, call `maintain()`
+        maintenance_thread: whether a thread reclaims buffers and releases idle memory (the default). Without it, call `maintain()`
             periodically.
 
     Raises:
@@ -191,7 +191,7 @@ class Pool:
         hugetlb: Literal["off", "auto", "2MiB", "1GiB"] | None = ...,
         growth: _Switch | None = ...,
         zero: _Switch | None = ...,
-        background_thread: _Switch | None = ...,
+        maintenance_thread: _Switch | None = ...,
     ) -> Self: ...
     def get(self, n: _Size, *, timeout: _Time | None = None) -> Buffer:
         """Returns a buffer: an idle one, or newly pinned memory. When the pool is full, waits for a release.
@@ -293,7 +293,7 @@ class Pool:
     def clear(self) -> None:
         """Releases all idle memory to the system, as `trim(0)` does, and restarts the counters of the preset "tensorflow"."""
     def maintain(self) -> None:
-        """Reclaims buffers after completed copies and releases idle memory that is due, as the background thread does."""
+        """Reclaims buffers after completed copies and releases idle memory that is due, as the maintenance thread does."""
     def set_max_bytes(self, max_bytes: _Size) -> None:
         """Changes the limit: a size in bytes, text such as "2GiB", "auto" or "none". Buffers in use stay valid."""
     def tagged(self, tag: str) -> Pool:

@@ -302,7 +302,7 @@ class SharedPool:
         return self._open_pool().stats()
 
     def maintain(self) -> None:
-        """Reclaims buffers after completed copies, as the background thread does."""
+        """Reclaims buffers after completed copies, as the maintenance thread does."""
         self._open_pool().maintain()
 
     def close(self) -> None:

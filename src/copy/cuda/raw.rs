@@ -253,9 +253,9 @@ pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Op
 ///
 /// This machine has no CUDA driver, or it does not start.
 pub(crate) fn require_driver() -> Result<()> {
-    let unavailable = |why| Error::from(ErrorKind::Unavailable { backend: "cuda", why });
+    let unavailable = |why| Error::from(ErrorKind::Unavailable { what: "the CUDA driver".to_owned(), why });
     if !driver::is_present() {
-        return Err(unavailable("no CUDA driver (libcuda.so.1) on this machine, so no stream and no event".to_owned()));
+        return Err(unavailable("no libcuda.so.1 on this machine".to_owned()));
     }
     driver::state::init().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
 }

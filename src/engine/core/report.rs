@@ -11,6 +11,7 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use super::Core;
+use crate::backend::PinnedBy;
 use crate::copy;
 use crate::engine::meter;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
@@ -126,8 +127,8 @@ impl Core {
     /// The statistics of a pool or partition that has counted nothing.
     pub(super) fn empty_stats(&self, name: Option<String>, number: u64) -> Stats {
         let (preset, source) = (self.config.preset, self.memory.source());
-        let (backend, is_pinned) = (source.name(), source.pinned_by().is_some());
-        Stats { name, number, preset, backend, is_pinned, ..Stats::default() }
+        let (backend, pinned_by) = (source.name(), source.pinned_by().map(PinnedBy::name));
+        Stats { name, number, preset, backend, pinned_by, ..Stats::default() }
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -281,9 +282,9 @@ impl Core {
             oldest_copy: stats.copies.oldest_age,
             oldest_copy_stream: stats.copies.oldest_stream_id,
             copies,
-            is_pinned: stats.is_pinned,
+            is_pinned: stats.pinned_by.is_some(),
             #[cfg(feature = "cuda")]
-            has_driver: copies > 0 && !stats.is_pinned && crate::driver::is_mapped(),
+            has_driver: copies > 0 && stats.pinned_by.is_none() && crate::driver::is_mapped(),
             #[cfg(not(feature = "cuda"))]
             has_driver: false,
             failure: if self.is_forked() { None } else { self.diagnosis.failure.lock().clone() },

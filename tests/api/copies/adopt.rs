@@ -43,7 +43,7 @@ impl Frames {
 }
 
 fn pools() -> [Pool; 3] {
-    let heap = || heap().background_thread(false);
+    let heap = || heap().maintenance_thread(false);
     [heap().build(), heap().preset(Preset::TensorFlow).build(), heap().setting("zero", true).build()]
         .map(Result::unwrap)
 }
@@ -134,7 +134,7 @@ fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
 #[test]
 fn a_recording_has_no_word_of_it() {
     let (_dir, path) = scratch("t.trace");
-    let pool = heap().background_thread(false).trace(path.clone()).build().unwrap();
+    let pool = heap().maintenance_thread(false).trace(path.clone()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
     let frames = Frames::default();
     drop(frames.adopted(&pool, 1, true));
@@ -154,7 +154,7 @@ struct Pages([u8; 8192]);
 
 #[test]
 fn pinned_memory_is_under_the_limit_until_its_owner_is_gone() {
-    let builder = || heap().max_bytes(16_384_u64).background_thread(false);
+    let builder = || heap().max_bytes(16_384_u64).maintenance_thread(false);
     for pool in [builder().build().unwrap(), builder().preset(Preset::TensorFlow).build().unwrap()] {
         drop(pool.get(12_000).unwrap());
         let locked = lock(&pool, 0).expect("idle memory makes room");
@@ -183,7 +183,7 @@ fn lock(pool: &Pool, from: usize) -> Result<pinpool::UserMemory<Box<Pages>>, pin
 
 #[test]
 fn idle_memory_makes_room_whichever_pool_keeps_it() {
-    let builder = heap().max_bytes(32_768_u64).background_thread(false);
+    let builder = heap().max_bytes(32_768_u64).maintenance_thread(false);
     let direct = builder.preset(Preset::TensorFlow).build().unwrap();
     let first = lock(&direct, 0).unwrap();
     drop(direct.get(12_000).unwrap());
@@ -194,7 +194,7 @@ fn idle_memory_makes_room_whichever_pool_keeps_it() {
 
 #[test]
 fn idle_memory_makes_room_for_a_reserve_next_to_an_earlier_pin() {
-    let pool = heap().max_bytes(64_u64 << 20).background_thread(false).build().unwrap();
+    let pool = heap().max_bytes(64_u64 << 20).maintenance_thread(false).build().unwrap();
     let pinned = lock(&pool, 0).unwrap();
     drop(pool.get(56 << 20).unwrap());
     pool.reserve(16 << 20).unwrap();
@@ -283,7 +283,7 @@ impl Drop for Panicking {
 
 #[test]
 fn an_owner_that_panics_in_its_drop_does_not_keep_a_waiting_request_from_the_room() {
-    let pool = heap().max_bytes(8192_u64).background_thread(false).build().unwrap();
+    let pool = heap().max_bytes(8192_u64).maintenance_thread(false).build().unwrap();
     let mut pages = Box::new(Pages([3; 8192]));
     let memory = NonNull::from(pages.0.as_mut_slice());
     // SAFETY: mapped as long as `pages`, which nothing else uses.

@@ -15,7 +15,7 @@ use pinpool::{PoolBuilder, Result, Stats};
 
 /// Pools with fences that only the tests' calls query.
 fn builder() -> PoolBuilder {
-    heap().background_thread(false)
+    heap().maintenance_thread(false)
 }
 
 type Answer = dyn Fn() -> Result<bool> + Send + Sync;
@@ -127,7 +127,7 @@ fn a_fence_that_blocks_delays_neither_figures_nor_failing_gets_nor_other_streams
 #[test]
 fn the_end_of_a_pool_does_not_wait_for_a_thread_in_a_fence() {
     let pool = builder()
-        .background_thread(true)
+        .maintenance_thread(true)
         .unstable_code(|code| code.close_wait = Some(Duration::from_millis(50)))
         .build()
         .unwrap();
@@ -158,7 +158,7 @@ fn a_fence_that_panics_takes_its_own_buffer_out_of_use_and_no_other() {
 
 #[test]
 fn a_fence_may_use_its_pool() {
-    let pool = builder().background_thread(false).max_bytes(8 << 20).wait(Duration::from_millis(5)).build().unwrap();
+    let pool = builder().maintenance_thread(false).max_bytes(8 << 20).wait(Duration::from_millis(5)).build().unwrap();
     let is_inside = Arc::new(AtomicBool::new(false));
     let (inner, entered) = (pool.clone(), is_inside.clone());
     let act = move || {

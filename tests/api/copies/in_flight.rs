@@ -33,7 +33,7 @@ fn a_buffer_in_flight_is_not_reused_until_its_copy_completes() {
 
 #[test]
 fn a_copy_that_was_waited_for_is_in_flight_no_more() {
-    let pool = two_buffers(&faulty_heap()).background_thread(false).build().unwrap();
+    let pool = two_buffers(&faulty_heap()).maintenance_thread(false).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
     let waits: [fn(&Completion); 2] =
         [|copy| copy.wait().unwrap(), |copy| assert!(copy.wait_timeout(Duration::from_secs(60)).unwrap())];
@@ -47,7 +47,7 @@ fn a_copy_that_was_waited_for_is_in_flight_no_more() {
 
 #[test]
 fn statistics_do_not_count_a_finished_copy_as_in_flight() {
-    let pool = heap().background_thread(false).build().unwrap();
+    let pool = heap().maintenance_thread(false).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
     until("the copy is complete", || copy.is_complete().unwrap());
@@ -225,7 +225,7 @@ fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
     // A close that waited would exceed the time of any test.
     let pool = two_buffers(&source)
         .unstable_code(|code| code.close_wait = Some(Duration::from_secs(3600)))
-        .background_thread(false)
+        .maintenance_thread(false)
         .build()
         .unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));

@@ -303,7 +303,7 @@ fn two_pools_at_one_process_limit_that_wait_for_each_other_are_both_served() {
     for (preset, has_thread) in
         [(Preset::Adaptive, true), (Preset::Adaptive, false), (Preset::TensorFlow, true), (Preset::TensorFlow, false)]
     {
-        let of = || automatic(root.path()).preset(preset).background_thread(has_thread).wait(LONG).build().unwrap();
+        let of = || automatic(root.path()).preset(preset).maintenance_thread(has_thread).wait(LONG).build().unwrap();
         let pools = [of(), of()];
         pools.iter().for_each(|pool| drop(fill(pool, 10 * MIB, 3)));
         thread::scope(|scope| {

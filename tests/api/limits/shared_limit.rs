@@ -343,7 +343,7 @@ fn a_reserve_beside_the_pool_takes_the_idle_memory_of_others() {
 fn a_reserve_is_not_shown_as_idle() {
     let named = Named::new("kept");
     for waits in [true, false] {
-        let builder = named.builder(64).reserve(32 << 20).setting("reserve_wait", waits).background_thread(false);
+        let builder = named.builder(64).reserve(32 << 20).setting("reserve_wait", waits).maintenance_thread(false);
         let pool = builder.build().unwrap();
         assert!(pool.wait_reserved(LONG).unwrap());
         drop(pool.get(8 * MIB).unwrap());

@@ -35,7 +35,7 @@ fn by_steps(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder
 }
 
 fn by_a_thread(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
-    over(source, max_bytes).reserve(bytes).setting("reserve_wait", false).background_thread(true)
+    over(source, max_bytes).reserve(bytes).setting("reserve_wait", false).maintenance_thread(true)
 }
 
 #[allow(clippy::float_cmp)] // Shares of powers of two.

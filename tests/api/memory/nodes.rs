@@ -17,7 +17,7 @@ fn machine(nodes: &str) -> TempDir {
 }
 
 fn on(root: &TempDir, node: u32) -> PoolBuilder {
-    heap().unstable_host_root(root.path()).background_thread(false).setting("numa_node", node)
+    heap().unstable_host_root(root.path()).maintenance_thread(false).setting("numa_node", node)
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn check_resident_memory(backend: Backend) {
         drop(written(&pool));
         let full = resident_bytes();
         assert!(full + NOISE >= before + BYTES, "{name}: {before} B before, {full} B with {BYTES} B written");
-        assert!(!pool.stats().is_pinned || locked_bytes() >= BYTES, "{name}: {} B locked", locked_bytes());
+        assert!(pool.stats().pinned_by.is_none() || locked_bytes() >= BYTES, "{name}: {} B locked", locked_bytes());
         release();
         let after = resident_bytes();
         assert!(after + BYTES <= full + NOISE, "{name}, {way}: {full} B full, {after} B after");

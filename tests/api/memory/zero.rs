@@ -42,9 +42,9 @@ fn dirty(pool: &Pool, len: usize) -> PinnedBuf {
 
 #[test]
 fn a_request_returns_zeros_whether_its_memory_is_fresh_reused_or_carved_again() {
-    for background_thread in [false, true] {
+    for maintenance_thread in [false, true] {
         for pool in pools(|builder| {
-            builder.background_thread(background_thread).setting("pool_size_limit", 2).setting("auto_resize", false)
+            builder.maintenance_thread(maintenance_thread).setting("pool_size_limit", 2).setting("auto_resize", false)
         }) {
             // More lengths than the pool keeps, so that buffers are evicted and carved from used memory.
             for round in 0..6 {
@@ -63,8 +63,8 @@ fn a_request_returns_zeros_whether_its_memory_is_fresh_reused_or_carved_again() 
 
 #[test]
 fn idle_memory_keeps_no_bytes() {
-    for background_thread in [false, true] {
-        for pool in pools(|builder| builder.background_thread(background_thread)) {
+    for maintenance_thread in [false, true] {
+        for pool in pools(|builder| builder.maintenance_thread(maintenance_thread)) {
             let buf = dirty(&pool, 10_000);
             let (start, capacity) = (buf.as_ptr(), buf.capacity());
             drop(buf);

@@ -55,7 +55,7 @@ fn copies_that_ended_leave_the_figures_while_the_program_is_silent() {
 #[test]
 fn without_the_thread_nothing_happens_by_itself() {
     for source in sources() {
-        let pool = hasty(source.clone()).background_thread(false).build().unwrap();
+        let pool = hasty(source.clone()).maintenance_thread(false).build().unwrap();
         let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
         // Returned last: a later request would release what has been idle for long, however slow this test runs.
         let large = pool.get(2 * MIB).unwrap();
@@ -79,7 +79,7 @@ fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance()
 
     let clock = ManualClock::default();
     let other = heap().unstable_code(|code| code.pressure = Some("/dev/null".into()));
-    let other = other.unstable_clock(clock.clone()).background_thread(true).build().unwrap();
+    let other = other.unstable_clock(clock.clone()).maintenance_thread(true).build().unwrap();
     drop(other.get(4096).unwrap());
     clock.advance_us(20_000_000);
     drop(other.get(8192).unwrap());

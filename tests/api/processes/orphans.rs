@@ -43,7 +43,7 @@ fn a_recording_is_begun_anew() {
     alone(|| {
         let (_dir, path) = scratch("t.trace");
         let record = |name: &str| {
-            let pool = heap().background_thread(false).trace(path.clone()).name(name).build().unwrap();
+            let pool = heap().maintenance_thread(false).trace(path.clone()).name(name).build().unwrap();
             drop(pool.get(4096).unwrap());
             pool
         };

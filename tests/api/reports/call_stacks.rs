@@ -13,7 +13,7 @@ use crate::valid_stats::valid_stats;
 
 fn sampling(every: u64) -> PoolBuilder {
     // The drop of the last handle ends a pool without a maintenance thread, and so its recording.
-    heap().background_thread(false).max_bytes(64 << 20).call_stacks(every)
+    heap().maintenance_thread(false).max_bytes(64 << 20).call_stacks(every)
 }
 
 #[inline(never)]

@@ -125,7 +125,7 @@ fn growth_is_logged_at_each_doubling_from_64_mib_on() {
 
 #[test]
 fn debug_and_trace_say_more_of_pin_calls_and_of_gets_that_wait() {
-    let pool = heap().max_bytes(1 << 20).wait(Duration::from_millis(1)).background_thread(false).build().unwrap();
+    let pool = heap().max_bytes(1 << 20).wait(Duration::from_millis(1)).maintenance_thread(false).build().unwrap();
     listen_from(LevelFilter::Trace);
     let held = pool.get(1 << 20).unwrap();
     assert!(pool.get(4096).is_err());
@@ -185,7 +185,7 @@ fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
 
 #[test]
 fn a_miss_that_is_served_from_held_memory_is_traced() {
-    let pool = heap().background_thread(false).build().unwrap();
+    let pool = heap().maintenance_thread(false).build().unwrap();
     let _first = pool.get(4096).unwrap();
     listen_from(LevelFilter::Trace);
     let _second = pool.get(8192).unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use log::Level;
 use pinpool::unstable::ManualClock;
 use pinpool::unstable::Rounding;
-use pinpool::{Backend, Limit, Pool, PoolBuilder};
+use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::fixture::MIB;
@@ -74,9 +74,10 @@ fn the_block_is_logged_at_the_first_failure_and_at_each_power_of_ten() {
 
 #[test]
 fn a_refusal_of_the_backend_says_its_words_and_its_cause() {
-    for rounding in [Rounding::Eighths, Rounding::Exact] {
+    for (preset, rounding) in [(Preset::Adaptive, Rounding::Eighths), (Preset::TensorFlow, Rounding::Exact)] {
         let root = machine();
         let pool = pool_of(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(2 << 20))))
+            .preset(preset)
             .setting("rounding", rounding)
             .max_bytes(Limit::Unlimited)
             .unstable_host_root(root.path());

@@ -192,7 +192,7 @@ fn without_a_logger_stderr_has_each_warning_once() {
             return;
         }
         for pool in &pools {
-            assert!(!pool.stats().is_pinned);
+            assert!(pool.stats().pinned_by.is_none());
         }
         // What was asked for is no warning.
         drop(heap().build().unwrap());

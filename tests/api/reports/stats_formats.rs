@@ -13,7 +13,7 @@ use crate::valid_stats::valid_stats;
 /// A pool that has something to show in each row, and its copies still in flight.
 fn busy() -> (Pool, Stats) {
     let builder = over(Arc::new(SimSource::new(1 << 40)), 8 << 20).name("train").on_full(OnFull::Pageable);
-    let pool = builder.wait(Duration::from_millis(1)).background_thread(false).build().unwrap();
+    let pool = builder.wait(Duration::from_millis(1)).maintenance_thread(false).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     let gate = stream.hold();
     drop(pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap());

@@ -31,8 +31,8 @@ fn of(tag: &str, buffers: u64, bytes: u64) -> (String, u64, u64) {
 
 #[test]
 fn each_tag_counts_what_its_handles_hold() {
-    for rounding in [Rounding::Eighths, Rounding::Exact] {
-        let pool = builder().setting("rounding", rounding).build().unwrap();
+    for (preset, rounding) in [(Preset::Adaptive, Rounding::Eighths), (Preset::TensorFlow, Rounding::Exact)] {
+        let pool = builder().preset(preset).setting("rounding", rounding).build().unwrap();
         let (images, labels) = (pool.tagged("loader/images"), pool.tagged("loader/labels"));
         assert_eq!((images.tag(), images.name()), (Some("loader/images"), None));
         let held: Vec<_> = (0..3).map(|_| images.clone().get(MIB).unwrap()).collect();
@@ -101,7 +101,7 @@ fn tasks_and_aligned_gets_carry_the_tag() {
 fn a_buffer_that_is_lost_is_nobodys() {
     let pool = builder()
         .unstable_code(|code| code.close_wait = Some(Duration::ZERO))
-        .background_thread(false)
+        .maintenance_thread(false)
         .build()
         .unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));

@@ -11,7 +11,7 @@ use crate::fixture::{MIB, over_sim, poll, run};
 use crate::valid_stats::valid_stats;
 
 fn pool(max_bytes: u64) -> Pool {
-    over_sim(max_bytes).background_thread(true).build().unwrap()
+    over_sim(max_bytes).maintenance_thread(true).build().unwrap()
 }
 
 fn check_at_rest(pool: &Pool) {

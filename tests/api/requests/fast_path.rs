@@ -275,7 +275,7 @@ const MUCH: usize = 2 << 20;
 
 /// A pool of 8 MiB without automatic maintenance, filled until only small buffers are left.
 fn full_pool() -> (Pool, Vec<PinnedBuf>) {
-    let builder = builder(Preset::Adaptive).max_bytes(8 << 20).wait(LONG).background_thread(false);
+    let builder = builder(Preset::Adaptive).max_bytes(8 << 20).wait(LONG).maintenance_thread(false);
     let pool = builder.build().unwrap();
     let small = pool.get(LEN).unwrap();
     let held: Vec<_> =
@@ -302,7 +302,7 @@ fn a_hit_takes_the_fast_path_but_while_a_request_waits() {
 #[test]
 fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
     let clock = ManualClock::default();
-    let pool = builder(Preset::Adaptive).unstable_clock(clock.clone()).background_thread(false).build().unwrap();
+    let pool = builder(Preset::Adaptive).unstable_clock(clock.clone()).maintenance_thread(false).build().unwrap();
     drop((pool.get(LEN).unwrap(), pool.get(LEN).unwrap()));
     // An hour of hits of one of the two buffers; no one reads the clock meanwhile.
     for _ in 0..3600 {

@@ -28,7 +28,7 @@ fn a_copy_serves(waiting: &impl Requests, held: PinnedBuf) {
 fn a_copy_that_begins_while_a_request_waits_serves_it() {
     for has_thread in [false, true] {
         for builder in both_presets(1 << 20) {
-            let pool = builder.background_thread(has_thread).build().unwrap();
+            let pool = builder.maintenance_thread(has_thread).build().unwrap();
             let held = pool.get(MIB).unwrap();
             a_copy_serves(&pool, held);
         }

@@ -204,7 +204,6 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         ("PINPOOL_NUMA_NODE", "auto", "auto"),
         ("PINPOOL_POOL_SIZE_LIMIT", "0", "0"),
         ("PINPOOL_AUTO_RESIZE", "off", "0"),
-        ("PINPOOL_ROUNDING", "noop", "exact"),
         ("PINPOOL_MAX_IDLE_BYTES", "0", "0B"),
         ("PINPOOL_RESERVE_WAIT", "no", "0"),
         ("PINPOOL_HUGETLB", "2m", "2MiB"),
@@ -328,15 +327,15 @@ fn the_wait_is_short_where_other_memory_may_be_given_and_a_full_pool_is_an_error
 }
 
 #[test]
-fn a_rounding_implies_the_preset_that_it_belongs_to_and_contradicts_the_other() {
-    let exact = resolved(|pool| pool.setting("rounding", Rounding::Exact)).unwrap();
-    assert_eq!((exact.preset, exact.max_bytes), (Preset::TensorFlow, Limit::Unlimited));
-    assert_eq!(exact.wait, Some(Duration::ZERO));
-    assert_eq!(resolved(|pool| pool.preset(Preset::TensorFlow)).unwrap().rounding, Rounding::Pow2);
-    assert_eq!(resolved(|pool| pool).unwrap().preset, Preset::Adaptive);
-    for (preset, rounding) in [(Preset::Adaptive, Rounding::Pow2), (Preset::TensorFlow, Rounding::Eighths)] {
-        let error = refused(|pool| pool.preset(preset).setting("rounding", rounding));
-        assert!(error.to_string().contains("PINPOOL_ROUNDING"), "{error}");
+fn a_rounding_belongs_to_one_preset() {
+    let tensorflow = resolved(|pool| pool.preset(Preset::TensorFlow)).unwrap();
+    assert_eq!((tensorflow.max_bytes, tensorflow.wait), (Limit::Unlimited, Some(Duration::ZERO)));
+    let exact = resolved(|pool| pool.preset(Preset::TensorFlow).setting("rounding", "noop")).unwrap();
+    assert_eq!((tensorflow.rounding, exact.rounding), (Rounding::Pow2, Rounding::Exact));
+    let implied = refused(|pool| pool.setting("rounding", Rounding::Exact));
+    let other = refused(|pool| pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Eighths));
+    for text in [implied, other].map(|error| error.to_string()) {
+        assert!(text.contains("PINPOOL_ROUNDING") && text.contains("PINPOOL_PRESET"), "{text}");
     }
 }
 

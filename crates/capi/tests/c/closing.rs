@@ -39,7 +39,7 @@ fn the_handle_of_a_closed_pool_is_never_one_of_a_later_pool() {
 fn pools_that_are_closed_leave_their_places_to_others() {
     // More than may be open at once.
     for _ in 0..3 {
-        let pools: Vec<_> = (0..40).map(|_| open("backend=heap; background_thread=0")).collect();
+        let pools: Vec<_> = (0..40).map(|_| open("backend=heap; maintenance_thread=0")).collect();
         let held: Vec<_> = pools.iter().map(|&pool| get(pool, 4096).unwrap()).collect();
         pools.iter().for_each(|&pool| close(pool));
         for (&pool, &held) in pools.iter().zip(&held) {

@@ -125,7 +125,7 @@ fn a_callback_that_was_unset_is_called_no_more_and_has_returned() {
         for _ in 0..3 {
             scope.spawn(|| {
                 while !is_over.load(Ordering::SeqCst) {
-                    close(open("backend=heap; background_thread=0; name=unset"));
+                    close(open("backend=heap; maintenance_thread=0; name=unset"));
                 }
             });
         }

@@ -63,7 +63,7 @@ fn pools_open_and_close_in_many_threads() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..25 {
-                    let pool = open("backend=heap; background_thread=0");
+                    let pool = open("backend=heap; maintenance_thread=0");
                     let held = get(pool, 1 << 20).unwrap();
                     close(pool);
                     put(pool, held).unwrap();

@@ -3,11 +3,15 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `search.rs` | replays under other settings, and the smallest limit that suffices |
+//! | `tries.rs` | `--try`: the costs of named settings |
+//! | `costs.rs` | the cost of a replay |
 //! | `tests.rs` | programs recorded under several limits, with their advice replayed |
 
+mod costs;
 mod search;
 #[cfg(test)]
 mod tests;
+mod tries;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -17,13 +21,13 @@ use clap::Args;
 use indicatif::ProgressBar;
 use pinpool_observe::diagnosis::words::counted;
 use pinpool_observe::diagnosis::{Cause, Lost, PoolDiagnosis, diagnose_recording};
-use pinpool_replay::{Recording, Replay, Workload};
+use pinpool_replay::{Recording, Replay, SourceKind, Workload};
 use serde_json::json;
 
+use self::costs::table;
 use self::search::{Advice, BetterSettings, Search};
 use crate::files::named;
 use crate::input;
-use crate::replay::{self, ReplayArgs, table};
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
@@ -54,6 +58,14 @@ pub(crate) struct AdviseArgs {
     #[arg(long = "try", value_name = "SETTINGS", conflicts_with_all = ["set", "pool"])]
     tries: Vec<Set>,
 
+    /// Show the costs of each --set, or of the given settings (the former command `replay`)
+    #[arg(long, hide = true, conflicts_with = "pool")]
+    replay: bool,
+
+    /// Memory below a replayed pool: one virtual range, or separate regions [default: span]
+    #[arg(long, hide = true, value_enum, requires = "replay")]
+    source: Option<SourceKind>,
+
     /// Fix a setting (IDLE_TIMEOUT=5min); repeatable
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<Set>,
@@ -72,9 +84,8 @@ const NO_GAIN: &str = "no timeout or reserve saves a tenth of the lost time, no 
 const NO_SOONER: &str = "with more memory the program would end less than 10 % sooner";
 
 pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
-    if !args.tries.is_empty() {
-        let (workloads, set) = (args.traces.clone(), args.tries.clone());
-        return replay::run(&ReplayArgs { workloads, json: args.json, set, ..ReplayArgs::default() }, terminal);
+    if args.replay || !args.tries.is_empty() {
+        return args.show_costs(terminal);
     }
     let set = Set::all(&args.set)?;
     // Invalid settings are refused before any file is read.
@@ -143,6 +154,7 @@ fn open(path: &Path, pool: Option<&str>, terminal: &Terminal) -> Result<Workload
             terminal.message(named(path, &format_args!("it has {pools} pools; the advice is for {name}{why}")));
             recording.pools.retain(|pool| pool.number == *number);
             recording.records.retain(|record| record.pool == *number);
+            recording.snapshots.retain(|taken| taken.pool == *number);
         }
         Ok(())
     };

@@ -11,7 +11,7 @@ use pinpool::Preset;
 use pinpool_replay::{Replay, Workload};
 use serde::Serialize;
 
-use crate::replay::{Column, Costs};
+use super::costs::{Column, Costs};
 
 const IDLE_TIMEOUT: &str = "PINPOOL_IDLE_TIMEOUT";
 const RESERVE: &str = "PINPOOL_RESERVE";

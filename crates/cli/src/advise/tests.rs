@@ -10,8 +10,8 @@ use pinpool_replay::{Event, PoolDescription, Record, Recording, Replay, Workload
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::costs::{Column, Costs};
 use super::search::Search;
-use crate::replay::{Column, Costs};
 
 const MS: u64 = 1_000_000;
 const MIB: u64 = 1 << 20;
@@ -327,7 +327,7 @@ fn settings_made_in_code_are_not_advised_as_variables() {
     };
     let all = "export PINPOOL_PRESET=adaptive\nexport PINPOOL_ROUNDING=eighths\nexport PINPOOL_MAX_BYTES=7\n";
     assert_eq!((lines(""), lines("PINPOOL_BACKEND PINPOOL_TRACE")), (all.to_owned(), all.to_owned()));
-    // Each of preset and rounding implies the other.
+    // Each rounding belongs to one preset.
     let (variables, in_code) =
         ("export PINPOOL_MAX_BYTES=7\n", "# PINPOOL_PRESET=adaptive\n# PINPOOL_ROUNDING=eighths\n");
     for set_in_code in ["PINPOOL_PRESET", "PINPOOL_ROUNDING PINPOOL_BACKEND"] {

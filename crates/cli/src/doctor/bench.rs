@@ -62,7 +62,7 @@ fn measure(bytes: u64, size: u64) -> Result<Value> {
     let ([copy_pinned], [copy_ordinary]) = (copy(&pool)?, copy(&ordinary)?);
     let stats = pool.stats();
     Ok(json!({
-        "backend": stats.backend, "is_pinned": stats.is_pinned, "device": to.describe(), "bytes": bytes, "size": size,
+        "backend": stats.backend, "pinned_by": stats.pinned_by, "device": to.describe(), "bytes": bytes, "size": size,
         "pin_gb_s": pin, "driver_gb_s": (driver > 0.0).then_some(driver), "ordinary_gb_s": touch,
         "hit_ns": hit, "malloc_ns": malloc, "copy_gb_s": copy_pinned, "ordinary_copy_gb_s": copy_ordinary,
     }))
@@ -77,7 +77,7 @@ fn table(measured: &Value) -> String {
     let rates = ["pin_gb_s", "driver_gb_s", "ordinary_gb_s", "copy_gb_s", "ordinary_copy_gb_s"];
     let [pin, driver, touch, copy, ordinary_copy] = rates.map(|name| number(name, "GB/s"));
     let [hit, malloc] = ["hit_ns", "malloc_ns"].map(|name| number(name, "ns"));
-    let pinned = if measured["is_pinned"] == true { "" } else { ", not pinned" };
+    let pinned = if measured["pinned_by"].is_null() { ", not pinned" } else { "" };
     let rows = [
         [String::new(), format!("pool on {backend}{pinned}"), "without the pool".to_owned()],
         [format!("pin {bytes}"), pin, format!("driver {driver}, pageable memory {touch}")],

@@ -110,7 +110,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Box<dyn 
             "status": status.map_or_else(|error| error as u8, |()| 0),
             "device": config.device,
             "backend": source.map(|source| source.name()),
-            "pinned": source.is_some_and(|source| source.pinned_by().is_some()),
+            "pinned_by": source.and_then(|source| source.pinned_by()).map(pinpool::PinnedBy::name),
             "gpu": backends.works && source.is_some_and(|source| source.pinned_by().is_some() && source.needs_gpu()),
             "max_bytes": backends.max_bytes,
             "reserve": reserve,

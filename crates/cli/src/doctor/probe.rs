@@ -3,7 +3,7 @@
 //! A driver that crashes that process or hangs is a finding, and is not used in this process.
 
 use std::error::Error;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
@@ -73,16 +73,8 @@ fn run_apart(name: &str, device: Option<u32>, timeout: Duration) -> Result<Strin
     let output = child.wait_with_output().map_err(not_started)?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(format!("was ended by {}", cause(output.status))),
+        false => Err(format!("was ended by {}", output.status)),
     }
-}
-
-fn cause(status: ExitStatus) -> String {
-    use std::os::unix::process::ExitStatusExt;
-    let Some(signal) = status.signal() else { return status.to_string() };
-    let name = [(4, "SIGILL"), (6, "SIGABRT"), (7, "SIGBUS"), (8, "SIGFPE"), (9, "SIGKILL"), (11, "SIGSEGV")];
-    let name = name.iter().find(|(number, _)| *number == signal).map_or("", |(_, name)| name);
-    format!("signal {signal} {name}").trim_end().to_owned()
 }
 
 /// Runs a query in this process, which the driver may end, and prints the answer.

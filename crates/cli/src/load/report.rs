@@ -16,7 +16,7 @@ pub(super) fn json(summary: &LoadSummary, stats: &Stats) -> Value {
     };
     json!({
         "backend": stats.backend,
-        "pinned": stats.is_pinned,
+        "pinned_by": stats.pinned_by,
         "ended": ended,
         "epochs": summary.epochs,
         "files": summary.files,
@@ -36,7 +36,7 @@ pub(super) fn json(summary: &LoadSummary, stats: &Stats) -> Value {
 pub(super) fn table(report: &Value, stats: &Stats) -> String {
     let count = |name: &str| grouped(report[name].as_u64().unwrap_or(0));
     let number = |name: &str| report[name].as_f64().unwrap_or(0.0);
-    let pinned = if stats.is_pinned { "pinned" } else { "not pinned" };
+    let pinned = if stats.pinned_by.is_some() { "pinned" } else { "not pinned" };
     let is_verified = report["verify"] == true;
     let rows = [
         ("copied to", report["sink"].as_str().unwrap_or_default().to_owned()),

@@ -23,38 +23,25 @@ const ROWS_MAX: usize = 20;
 /// Less lost time than this is not drawn.
 const LOST_MIN_NS: u64 = 1_000_000;
 
+/// An x, and the latest snapshot of each pool that has begun by then, with its name.
+type Sample<'a> = (f64, Vec<(&'a str, &'a Snapshot)>);
 /// Bytes at each sample, by the name of a tag or a pool.
 type Lanes<'a> = BTreeMap<&'a str, Vec<f64>>;
 
 /// A series with its samples.
 pub(super) struct Charts<'a> {
     series: &'a Series,
-    /// The sums over all pools.
-    samples: Vec<(f64, Snapshot)>,
-    tags: Lanes<'a>,
-    pools: Lanes<'a>,
+    samples: Vec<Sample<'a>>,
 }
 
-/// `sum` with the bytes and counters of another pool.
-fn add(mut sum: Snapshot, of: &Snapshot) -> Snapshot {
-    for (sum, of) in [
-        (&mut sum.used_bytes, of.used_bytes),
-        (&mut sum.in_flight_bytes, of.in_flight_bytes),
-        (&mut sum.idle_bytes, of.idle_bytes),
-        (&mut sum.free_bytes, of.free_bytes),
-        (&mut sum.held_bytes, of.held_bytes),
-        (&mut sum.requests, of.requests),
-        (&mut sum.misses, of.misses + of.failed_requests),
-        (&mut sum.evicted, of.evicted),
-        (&mut sum.pin_calls, of.pin_calls),
-        (&mut sum.waiting_ns, of.waiting_ns),
-        (&mut sum.pinning_ns, of.pinning_ns),
-        (&mut sum.moving_ns, of.moving_ns),
-    ] {
-        *sum = sum.saturating_add(of);
-    }
-    sum.max_bytes = sum.max_bytes.zip(of.max_bytes).map(|(one, other)| one.saturating_add(other));
-    sum
+/// The sum over all pools.
+fn sum((_, pools): &Sample<'_>, value: impl Fn(&Snapshot) -> u64) -> u64 {
+    pools.iter().map(|(_, of)| value(of)).fold(0, u64::saturating_add)
+}
+
+/// The sum of the limits; `None` if a pool has none.
+fn limit((_, pools): &Sample<'_>) -> Option<u64> {
+    pools.iter().try_fold(0_u64, |sum, (_, of)| Some(sum.saturating_add(of.max_bytes?)))
 }
 
 fn in_use(of: &Snapshot) -> u64 {
@@ -82,33 +69,37 @@ impl<'a> Charts<'a> {
     pub(super) fn new(series: &'a Series) -> Self {
         let points = series.pools.iter().flat_map(|pool| &pool.points).map(|(x, _)| *x);
         let (begin, end) = (points.clone().fold(f64::INFINITY, f64::min), points.fold(0.0, f64::max));
-        let mut charts = Self { series, samples: Vec::new(), tags: Lanes::new(), pools: Lanes::new() };
-        for part in 0..=PARTS {
-            let x = if part == PARTS { end } else { begin + (end - begin) * part as f64 / PARTS as f64 };
-            let mut sum = Snapshot { max_bytes: Some(0), ..Snapshot::default() };
-            for pool in &series.pools {
+        let latest = |x: f64| {
+            let pools = series.pools.iter().filter_map(|pool| {
                 let until = pool.points.partition_point(|(at, _)| *at <= x);
-                let Some((_, of)) = pool.points[..until].last() else { continue };
-                sum = add(sum, of);
-                let new = || vec![0.0; PARTS + 1];
-                charts.pools.entry(&pool.name).or_insert_with(new)[part] += of.used_bytes as f64;
-                for holder in &of.holders {
-                    charts.tags.entry(&holder.tag).or_insert_with(new)[part] += holder.bytes as f64;
-                }
+                Some((&*pool.name, &pool.points[..until].last()?.1))
+            });
+            (x, pools.collect())
+        };
+        let part = |part| if part == PARTS { end } else { begin + (end - begin) * part as f64 / PARTS as f64 };
+        Self { series, samples: (0..=PARTS).map(part).map(latest).collect() }
+    }
+
+    fn lanes(&self, parts: impl Fn(&(&'a str, &'a Snapshot)) -> Vec<(&'a str, u64)>) -> Lanes<'a> {
+        let mut lanes = Lanes::new();
+        for (at, (_, pools)) in self.samples.iter().enumerate() {
+            for (name, bytes) in pools.iter().flat_map(&parts) {
+                lanes.entry(name).or_insert_with(|| vec![0.0; PARTS + 1])[at] += bytes as f64;
             }
-            charts.samples.push((x, sum));
         }
-        charts
+        lanes
     }
 
     pub(super) fn report(self, title: &str, source: &str) -> Value {
-        let has_tags = self.tags.keys().any(|tag| *tag != "(untagged)");
+        let tags = self.lanes(|(_, of)| of.holders.iter().map(|holder| (&*holder.tag, holder.bytes)).collect());
+        let pools = self.lanes(|(pool, of)| vec![(pool, of.used_bytes)]);
+        let has_tags = tags.keys().any(|tag| *tag != "(untagged)");
         let charts = [
             self.bytes_figure(),
             self.lost_figure(),
             self.limit_figure(),
-            has_tags.then(|| self.lanes("tags", "Owners", &self.tags)),
-            (self.pools.len() > 1).then(|| self.lanes("pools", "Pools", &self.pools)),
+            has_tags.then(|| self.lanes_figure("tags", "Owners", &tags)),
+            (pools.len() > 1).then(|| self.lanes_figure("pools", "Pools", &pools)),
         ];
         let missing = self.series.warning.iter().map(|warning| format!("A part is missing: {warning}."));
         json!({
@@ -126,12 +117,12 @@ impl<'a> Charts<'a> {
         json!({ "id": id, "title": title, "description": description, "x": x, "panels": panels })
     }
 
-    fn line(&self, name: &str, shape: &str, value: impl Fn(&Snapshot) -> Option<u64>) -> Value {
-        line(name, shape, self.samples.iter().filter_map(|(x, of)| Some((*x, value(of)? as f64))))
+    fn line(&self, name: &str, shape: &str, value: impl Fn(&Snapshot) -> u64) -> Value {
+        line(name, shape, self.samples.iter().map(|sample| (sample.0, sum(sample, &value) as f64)))
     }
 
     fn peak(&self, value: impl Fn(&Snapshot) -> u64) -> u64 {
-        self.samples.iter().map(|(_, of)| value(of)).max().unwrap_or(0)
+        self.samples.iter().map(|sample| sum(sample, &value)).max().unwrap_or(0)
     }
 
     /// `None` if the bytes are unknown, as in a log.
@@ -141,21 +132,23 @@ impl<'a> Charts<'a> {
             return None;
         }
         let mut series = vec![
-            self.line("in use", "area", |of| Some(in_use(of))),
-            self.line("in flight", "area", |of| Some(of.in_flight_bytes)),
-            self.line("idle", "area", |of| Some(of.idle_bytes)),
-            self.line("free", "area", |of| Some(of.free_bytes)),
+            self.line("in use", "area", in_use),
+            self.line("in flight", "area", |of| of.in_flight_bytes),
+            self.line("idle", "area", |of| of.idle_bytes),
+            self.line("free", "area", |of| of.free_bytes),
         ];
         // Before its start and after its end a pool has none.
-        let max = self.samples.iter().filter_map(|(_, of)| of.max_bytes).max().filter(|&max| max > 0);
+        let max = self.samples.iter().filter_map(limit).max().filter(|&max| max > 0);
         // A limit far above the held bytes would make the areas flat.
         if max.is_some_and(|max| max / 4 <= held) {
-            series.push(self.line("limit", "steps", |of| of.max_bytes));
+            let limits = self.samples.iter().filter_map(|sample| Some((sample.0, limit(sample)? as f64)));
+            series.push(line("limit", "steps", limits));
         }
         let mut mark = |name, shape, ns: fn(&Snapshot) -> u64| {
             let mut before = 0;
-            let grown = self.samples.iter().filter(|(_, of)| std::mem::replace(&mut before, ns(of)) < ns(of));
-            series.push(line(name, shape, grown.map(|(x, of)| (*x, of.held_bytes as f64))));
+            let grown =
+                self.samples.iter().filter(|sample| std::mem::replace(&mut before, sum(sample, ns)) < sum(sample, ns));
+            series.push(line(name, shape, grown.map(|sample| (sample.0, sum(sample, |of| of.held_bytes) as f64))));
         };
         mark("wait", "discs", |of| of.waiting_ns);
         mark("pin or unpin", "rings", |of| of.pinning_ns);
@@ -166,19 +159,19 @@ impl<'a> Charts<'a> {
 
     /// Seconds lost in each part of the time; `None` if nothing was.
     fn lost_figure(&self) -> Option<Value> {
-        let last = self.samples.last().map(|(_, last)| last).filter(|last| lost_ns(last) >= LOST_MIN_NS)?;
+        let last = self.samples.last().filter(|last| sum(last, lost_ns) >= LOST_MIN_NS)?;
         type Part = (&'static str, fn(&Snapshot) -> u64);
         let parts: [Part; 3] =
             [("waiting", |of| of.waiting_ns), ("pinning", |of| of.pinning_ns), ("remapping", |of| of.moving_ns)];
-        let parts = parts.into_iter().filter(|(_, ns)| ns(last) > 0);
-        let words: Vec<_> = parts.clone().map(|(name, ns)| format!("{name} {}", seconds(ns(last)))).collect();
+        let parts = parts.into_iter().filter(|(_, ns)| sum(last, ns) > 0);
+        let words: Vec<_> = parts.clone().map(|(name, ns)| format!("{name} {}", seconds(sum(last, ns)))).collect();
         let sums: Vec<_> = self.samples.iter().step_by(LOST_PARTS).collect();
         let grown = |(name, ns): Part| {
-            let seconds = |pair: &[&(f64, Snapshot)]| ns(&pair[1].1).saturating_sub(ns(&pair[0].1)) as f64 * 1e-9;
+            let seconds = |pair: &[&Sample<'_>]| sum(pair[1], ns).saturating_sub(sum(pair[0], ns)) as f64 * 1e-9;
             line(name, "area", sums.windows(2).map(|pair| (pair[0].0, seconds(pair))))
         };
         let series: Vec<_> = parts.map(grown).collect();
-        let words = format!("All threads together lost {}: {}.", seconds(lost_ns(last)), words.join(", "));
+        let words = format!("All threads together lost {}: {}.", seconds(sum(last, lost_ns)), words.join(", "));
         let name = format!("lost in each {}th of the time", PARTS / LOST_PARTS);
         Some(self.figure("lost", "Time lost", words, vec![panel(&name, "seconds", &series, false)]))
     }
@@ -201,13 +194,13 @@ impl<'a> Charts<'a> {
         lines.push(line("raise", "discs", raises));
         let panels = vec![
             panel("limit on idle buffers", "count", &lines, false),
-            panel("evictions so far", "count", &[self.line("evictions", "steps", |of| Some(of.evicted))], false),
+            panel("evictions so far", "count", &[self.line("evictions", "steps", |of| of.evicted)], false),
         ];
         Some(self.figure("limit", "Limit and evictions", format!("{words}{} evictions.", grouped(evicted)), panels))
     }
 
     /// A panel for each of the largest owners, the largest first.
-    fn lanes(&self, id: &str, title: &str, of: &Lanes<'_>) -> Value {
+    fn lanes_figure(&self, id: &str, title: &str, of: &Lanes<'_>) -> Value {
         let peak = |bytes: &[f64]| bytes.iter().copied().fold(0.0, f64::max);
         let mut lanes: Vec<_> = of.iter().collect();
         lanes.sort_by(|one, other| peak(other.1).total_cmp(&peak(one.1)));
@@ -239,22 +232,23 @@ impl<'a> Charts<'a> {
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
-        let Some((end, last)) = self.samples.last() else { return Vec::new() };
-        let mut facts = vec![("requests", grouped(last.requests)), ("evictions", grouped(last.evicted))];
-        if last.requests > 0 {
-            facts.insert(1, ("hit rate", percent(last.requests.saturating_sub(last.misses), last.requests)));
+        let Some(last) = self.samples.last() else { return Vec::new() };
+        let (requests, misses) = (sum(last, |of| of.requests), sum(last, |of| of.misses + of.failed_requests));
+        let mut facts = vec![("requests", grouped(requests)), ("evictions", grouped(sum(last, |of| of.evicted)))];
+        if requests > 0 {
+            facts.insert(1, ("hit rate", percent(requests.saturating_sub(misses), requests)));
         }
         let held = self.peak(|of| of.held_bytes);
         if held > 0 {
             facts.extend([
-                ("time lost", seconds(lost_ns(last))),
-                ("pin calls", grouped(last.pin_calls)),
+                ("time lost", seconds(sum(last, lost_ns))),
+                ("pin calls", grouped(sum(last, |of| of.pin_calls))),
                 ("most held", Size(held).to_string()),
                 ("most in use", Size(self.peak(in_use)).to_string()),
             ]);
         }
         if self.series.has_time {
-            facts.push(("duration", Time(Duration::from_secs_f64(*end)).to_string()));
+            facts.push(("duration", Time(Duration::from_secs_f64(last.0)).to_string()));
         }
         facts
     }

@@ -36,7 +36,7 @@ fn an_unpinned_pool_among_pinned_ones_is_named_before_any_setting() {
     let (_dir, path) = scratch("t.gz");
     let build = |name, backend| {
         let builder =
-            Pool::builder().without_env().name(name).backend(backend).background_thread(false).trace(path.clone());
+            Pool::builder().without_env().name(name).backend(backend).maintenance_thread(false).trace(path.clone());
         builder.max_bytes(4 << 20).build().unwrap()
     };
     let pools = [build("train", Backend::Mlock), build("eval", Backend::Heap)];
@@ -217,7 +217,7 @@ fn the_given_settings_are_those_of_the_recording() {
 fn a_recording_names_the_settings_made_in_code() {
     let (_dir, path) = scratch("run.gz");
     let builder = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::TensorFlow);
-    drop(builder.background_thread(false).trace(path.clone()).build().unwrap().get(8 << 20).unwrap());
+    drop(builder.maintenance_thread(false).trace(path.clone()).build().unwrap().get(8 << 20).unwrap());
     let text = finish(pinpool(&["trace"]).arg(&path)).stdout;
     assert!(text.contains("set_in_code=PINPOOL_BACKEND PINPOOL_TRACE PINPOOL_PRESET\n"), "{text}");
 }
@@ -226,7 +226,7 @@ fn a_recording_names_the_settings_made_in_code() {
 fn after_a_failed_request_why_and_advise_name_the_missing_memory() {
     let (_dir, path) = scratch("run.gz");
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8 << 20);
-    let pool = builder.background_thread(false).wait(Duration::from_millis(200)).trace(path.clone()).build().unwrap();
+    let pool = builder.maintenance_thread(false).wait(Duration::from_millis(200)).trace(path.clone()).build().unwrap();
     (0..50).for_each(|_| drop(pool.get(1 << 20).unwrap()));
     let held: Vec<_> = (0..6).map(|_| pool.get(1 << 20).unwrap()).collect();
     assert!(pool.get(3 << 20).unwrap_err().is_limit());

@@ -11,7 +11,7 @@ fn bench_measures_the_pool_and_its_alternatives() {
     for name in ["pin_gb_s", "ordinary_gb_s", "hit_ns", "malloc_ns", "copy_gb_s", "ordinary_copy_gb_s"] {
         assert!(printed[name].as_f64().is_some_and(|number| number > 0.0), "{name}: {printed}");
     }
-    assert_eq!((&printed["backend"], &printed["is_pinned"]), (&"heap".into(), &false.into()));
+    assert_eq!((&printed["backend"], &printed["pinned_by"]), (&"heap".into(), &serde_json::Value::Null));
     let text = run(&SHORT).stdout;
     for words in ["pool on heap, not pinned", "pin 8.0MiB", "malloc and free", "host sink (no GPU)"] {
         assert!(text.contains(words), "{words}: {text}");

@@ -13,7 +13,7 @@ fn recorded(path: PathBuf, is_slow: bool) -> PathBuf {
         .without_env()
         .backend(Backend::Heap)
         .name("train")
-        .background_thread(false)
+        .maintenance_thread(false)
         .trace(path.clone())
         .wait(Duration::ZERO);
     let builder = if is_slow {

@@ -15,7 +15,7 @@ use crate::tool::{finish, pinpool, run, scratch};
 /// A pool of this process with a buffer in use, served at the socket that `PINPOOL_SOCKET=1` would create in `dir`.
 fn served(dir: &Path) -> (Pool, pinpool::PinnedBuf) {
     let socket = dir.join(format!("pinpool-{}.sock", std::process::id()));
-    let builder = Pool::builder().without_env().backend(Backend::Heap).background_thread(false).name("train");
+    let builder = Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false).name("train");
     let pool = builder.setting("socket", socket.display()).build().unwrap();
     let held = pool.tagged("loader/labels").get(1 << 20).unwrap();
     (0..30).for_each(|_| drop(pool.get(4096).unwrap()));

@@ -213,7 +213,8 @@ fn a_pool_that_evicts_logs_tensorflows_lines() {
     for number in 1..=1300 {
         fs::write(dir.path().join(format!("{number:04}")), vec![7; number]).unwrap();
     }
-    let ran = load(&dir, &["--batch-files", "1", "--set", "ROUNDING=exact", "--set", "POOL_SIZE_LIMIT=10"]).exits(0);
+    let set = "PRESET=tensorflow,ROUNDING=exact,POOL_SIZE_LIMIT=10";
+    let ran = load(&dir, &["--batch-files", "1", "--set", set]).exits(0);
     let line = ran.stderr.lines().find(|line| line.contains("PoolAllocator: After ")).expect(&ran.stderr);
     ran.check_stderr("] Raising pool_size_limit_ from 10 to ");
     let printed = ran.figures();
@@ -245,7 +246,7 @@ fn a_replay_prints_a_table_for_each_workload_or_json() {
     assert_eq!((row("pins  "), row("not served in time")), (vec!["24", "7"], vec!["0", "0"]));
     assert_eq!((row("requests  ")[0], row("limit  ")[0]), ("20,000", "none"), "{}", two.stdout);
 
-    let ceiled = ["replay", "--json", "--source", "walls", "--max-ratio", "1.25", "--set", "WAIT=1s", &cosmoflow];
+    let ceiled = ["replay", "--json", "--source", "walls", "--set", "MAX_BYTES=60MiB,WAIT=1s", &cosmoflow];
     let printed = run(&ceiled).figures();
     assert_eq!((&printed["workload"], &printed["source"]), (&"cosmoflow".into(), &"walls".into()));
     assert_eq!((&printed["gets"], &printed["fallbacks"]), (&20_000.into(), &0.into()));

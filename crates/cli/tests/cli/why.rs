@@ -18,7 +18,7 @@ fn why(target: &Path, args: &[&str]) -> Ran {
 /// A recording of threads that wait for each other at a limit of two buffers.
 pub(crate) fn throttled(path: &Path) {
     let builder = Pool::builder().without_env().backend(pinpool::Backend::Heap).name("train").max_bytes(8 << 20);
-    let pool = builder.background_thread(false).trace(path.to_owned()).wait(Duration::from_secs(60)).build().unwrap();
+    let pool = builder.maintenance_thread(false).trace(path.to_owned()).wait(Duration::from_secs(60)).build().unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -70,7 +70,7 @@ fn the_last_diagnosis_of_each_pool_in_a_log_counts_and_alarms_come_first() {
     assert!(all.ends_with("a: healthy: 9 of 9\npool 2: healthy: 5 of 5\n"), "{all}");
     // An unpinned pool is an alarm next to a pinned one.
     let unpinned = "INFO pool[c] diagnosis: not_pinned: copies use pageable memory\n";
-    for (created, code) in [("", 0), ("INFO pool[a] created: backend=mlock pinned=yes max=1.0GiB\n", 1)] {
+    for (created, code) in [("", 0), ("INFO pool[a] created: backend=mlock pinned=kernel max=1.0GiB\n", 1)] {
         fs::write(&path, format!("{created}{unpinned}")).unwrap();
         assert_eq!(why(&path, &[]).code(), code, "{created}");
     }

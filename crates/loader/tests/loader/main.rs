@@ -116,8 +116,8 @@ fn pool(max_bytes: u64) -> Pool {
 }
 
 fn pool_with_wait(max_bytes: u64, wait: Duration) -> Pool {
-    // No background thread returns buffers while a test counts them.
-    let builder = Pool::builder().without_env().backend(Backend::Heap).background_thread(false);
+    // No maintenance thread returns buffers while a test counts them.
+    let builder = Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false);
     builder.max_bytes(max_bytes).wait(wait).build().unwrap()
 }
 

@@ -23,7 +23,7 @@ const MIB: usize = 1 << 20;
 
 fn pool() -> Pool {
     let builder = Pool::builder().without_env().backend(Backend::Heap).name("train").max_bytes(8 << 20);
-    builder.wait(Duration::from_millis(1)).on_full(OnFull::Pageable).background_thread(false).build().unwrap()
+    builder.wait(Duration::from_millis(1)).on_full(OnFull::Pageable).maintenance_thread(false).build().unwrap()
 }
 
 /// Hits, misses, a wait that times out, a pageable buffer, evictions and releases.

@@ -23,7 +23,7 @@ fn each_way_to_the_driver_gives_the_same_output_with_fewer_pin_calls() {
         assert!(served.pin_calls() <= 8, "{way:?}: {served:?}");
         assert_eq!(served.calls("cuMemFreeHost"), 0, "{way:?}: {served:?}");
         assert_eq!(served.calls("cuCtxRecordEvent"), 24, "{way:?}: {served:?}");
-        assert!(log.contains("preset=adaptive backend=cuda pinned=yes"), "{way:?}: {log}");
+        assert!(log.contains("preset=adaptive backend=cuda pinned=driver"), "{way:?}: {log}");
     }
 }
 
@@ -39,7 +39,7 @@ fn run_starts_the_program_with_its_memory_served_and_its_output_as_it_was() {
     let (alone, served, log) = (ran(&mut built.command(Way::Dlsym, "steps")), ran(&mut command), log_of(&log));
     assert_eq!(alone.out, served.out);
     assert!(served.pin_calls() <= 8, "{served:?}");
-    for line in ["backend=cuda pinned=yes", "PINPOOL_MAX_BYTES=64MiB (variable)", "requests: served=24 "] {
+    for line in ["backend=cuda pinned=driver", "PINPOOL_MAX_BYTES=64MiB (variable)", "requests: served=24 "] {
         assert!(log.contains(line), "no `{line}` in {log}");
     }
 }
@@ -104,7 +104,7 @@ fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() 
     let (alone, served, log) = both(built, Way::ProcAddress, "reset");
     assert_eq!(alone.out, served.out, "{log}");
     assert!(log.contains("has ended, and its memory with it"), "{log}");
-    assert_eq!(log.matches("backend=cuda pinned=yes").count(), 2, "{log}");
+    assert_eq!(log.matches("backend=cuda pinned=driver").count(), 2, "{log}");
     assert!(served.pin_calls() <= 16, "{served:?}");
 }
 

@@ -15,7 +15,7 @@ const MIB: usize = 1 << 20;
 
 fn recorded(path: &Path) -> Pool {
     let heap = Backend::Source(Arc::new(HeapSource::new()));
-    Pool::builder().without_env().backend(heap).background_thread(false).trace(path.to_owned()).build().unwrap()
+    Pool::builder().without_env().backend(heap).maintenance_thread(false).trace(path.to_owned()).build().unwrap()
 }
 
 fn count(recording: &Recording, is: impl Fn(&Event) -> bool) -> u64 {
@@ -92,7 +92,7 @@ fn a_slow_consumer_ends_no_earlier_with_more_memory() {
     let builder = Pool::builder()
         .without_env()
         .backend(heap)
-        .background_thread(false)
+        .maintenance_thread(false)
         .trace(path.clone())
         .wait(Duration::from_secs(60));
     let pool = builder.max_bytes(4 << 20).build().unwrap();

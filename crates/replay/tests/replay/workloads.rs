@@ -180,7 +180,7 @@ fn a_file_gives_the_same_numbers_on_every_thread() {
 #[test]
 fn a_replay_under_tensorflows_policy_costs_as_much_as_tensorflows_pool() {
     let seed = read("conformance/seed.trace");
-    let replay = with("ROUNDING=exact");
+    let replay = with("PRESET=tensorflow,ROUNDING=exact");
     let report = replay.play(&seed).unwrap();
     // The statistics match seed.expected, recorded from TensorFlow's pool.
     assert_eq!((report.preset, report.page_locks, report.bytes_locked), (Preset::TensorFlow, 11_256, 507_645_600));
@@ -243,7 +243,7 @@ fn a_limit_below_a_granule_is_kept() {
 
 #[test]
 fn late_pin_calls_come_after_half_of_the_requests() {
-    let replay = with("ROUNDING=exact");
+    let replay = with("PRESET=tensorflow,ROUNDING=exact");
     let report = play("a 1 10\na 2 20\na 3 30\na 4 40\na 5 0\nf 1\na 1 10\nf 1\nf 2\nf 3\nf 4\nf 5\n", &replay);
     assert_eq!((report.gets, report.front_hits), (5, 1));
     assert_eq!((report.page_locks, report.late_page_locks), (4, 2));

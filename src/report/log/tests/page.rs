@@ -24,7 +24,7 @@ fn examples() -> Vec<captured::Line> {
     let mut usage = Stats::default();
     (usage.memory.held_bytes, usage.memory.in_use_bytes) = (24 * MIB, 24 * MIB);
     usage.limits.max_bytes = Some(24 * MIB);
-    let facts = "preset=adaptive backend=mlock pinned=yes max=24.0MiB granule=128.0KiB thp=madvise numa_node=1 version=0.1.0 \
+    let facts = "preset=adaptive backend=mlock pinned=kernel max=24.0MiB granule=128.0KiB thp=madvise numa_node=1 version=0.1.0 \
                  pid=18721; PINPOOL_MAX_BYTES=24MiB (builder) (skipped vmm, cuda: no GPU)";
     let diagnosed = |now: Snapshot| {
         let mut monitor = Monitor::default();

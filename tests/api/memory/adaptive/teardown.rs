@@ -50,7 +50,7 @@ fn the_maintenance_thread_releases_by_itself_and_ends_after_the_last_pool() {
         let source = CountingSource::virtual_memory();
         let clock = ManualClock::default();
         let builder =
-            || over(source.clone()).idle_timeout(Duration::ZERO).background_thread(true).unstable_clock(clock.clone());
+            || over(source.clone()).idle_timeout(Duration::ZERO).maintenance_thread(true).unstable_clock(clock.clone());
         let (pool, other) = (builder().build().unwrap(), builder().build().unwrap());
         assert_eq!(maintenance_threads(), 0, "nothing needs it yet");
         drop((pool.get(2 * MIB).unwrap(), other.get(2 * MIB).unwrap()));

@@ -128,7 +128,7 @@ impl Finder {
         let bytes = undecorated(bytes);
         self.origins.record_head(&bytes);
         let text = String::from_utf8_lossy(&bytes);
-        self.found.has_pinned |= text.contains("] created: ") && text.contains(" pinned=yes ");
+        self.found.has_pinned |= text.contains("] created: ") && !text.contains(" pinned=no ");
         if let Some(diagnosis) = crate::diagnosis::from_log_line(&bytes) {
             self.found.diagnoses.insert(diagnosis.pool.clone(), diagnosis);
         }

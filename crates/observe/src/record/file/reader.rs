@@ -3,7 +3,7 @@
 //! In a truncated file, the intact records of the last block are read as well, and the truncation is reported. Bytes and records are
 //! bounded, so that a small compressed file cannot exhaust memory.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -176,11 +176,16 @@ impl Recording {
         Ok(())
     }
 
+    /// The time of the end of each pool that has ended, by its number.
+    pub fn ends(&self) -> HashMap<u32, u64> {
+        let ends = self.records.iter().filter(|record| record.event == Event::End);
+        ends.map(|record| (record.pool, record.time_ns)).collect()
+    }
+
     /// Pools without a recorded end: their process was killed, or exited while they lived.
     pub fn unended_pools(&self) -> Vec<&PoolDescription> {
-        let ended: HashSet<u32> =
-            self.records.iter().filter(|record| record.event == Event::End).map(|record| record.pool).collect();
-        self.pools.iter().filter(|pool| pool.fact("process").is_some() && !ended.contains(&pool.number)).collect()
+        let ends = self.ends();
+        self.pools.iter().filter(|pool| pool.fact("process").is_some() && !ends.contains_key(&pool.number)).collect()
     }
 
     /// The pool of that number.

@@ -8,7 +8,7 @@ use pinpool_cli::table::{columns, grouped};
 
 /// The estimated cost of driver calls, and its origin.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Costs {
+pub(super) struct Costs {
     pin: CallCost,
     unpin: CallCost,
     /// Factor on the time of a remap on a device.
@@ -20,7 +20,7 @@ pub(crate) struct Costs {
 
 impl Costs {
     /// Costs fitted or scaled to the calls of the trace, or assumed ones.
-    pub(crate) fn of(workload: &Workload) -> Self {
+    pub(super) fn of(workload: &Workload) -> Self {
         let (pins, unpins) = (&*workload.pins, &*workload.unpins);
         let fitted = CallCost::fitted(pins, CallCost::ASSUMED_PIN);
         let (pin, unpin, origin) = match fitted {
@@ -39,7 +39,7 @@ impl Costs {
     }
 
     /// Seconds lost if each pin call were as short as the shortest of the trace, and as long as the longest.
-    pub(crate) fn lost_range(&self, Column { outcome, .. }: &Column) -> (f64, f64) {
+    pub(super) fn lost_range(&self, Column { outcome, .. }: &Column) -> (f64, f64) {
         let (least, most) = self.pin_range.unwrap_or((1.0, 1.0));
         let seconds = |share: f64| {
             let pin = CallCost { call_ns: self.pin.call_ns * share, byte_ns: self.pin.byte_ns * share };
@@ -64,20 +64,20 @@ fn origin_of(calls: &[TimedCall]) -> String {
 
 /// The costs of a replay under some settings.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Column {
-    pub(crate) set: String,
+pub(super) struct Column {
+    pub(super) set: String,
     #[serde(flatten)]
-    pub(crate) outcome: ReplayReport,
-    pub(crate) misses: u64,
-    pub(crate) driver_calls: u64,
-    pub(crate) driver_seconds: f64,
-    pub(crate) lost_seconds: f64,
-    pub(crate) waste_bytes: u64,
-    pub(crate) mean_requested_bytes: Option<u64>,
+    pub(super) outcome: ReplayReport,
+    pub(super) misses: u64,
+    pub(super) driver_calls: u64,
+    pub(super) driver_seconds: f64,
+    pub(super) lost_seconds: f64,
+    pub(super) waste_bytes: u64,
+    pub(super) mean_requested_bytes: Option<u64>,
 }
 
 impl Column {
-    pub(crate) fn play(set: &str, workload: &Workload, replay: &Replay, costs: &Costs) -> Result<Self, TraceError> {
+    pub(super) fn play(set: &str, workload: &Workload, replay: &Replay, costs: &Costs) -> Result<Self, TraceError> {
         let outcome = replay.play(workload)?;
         let driver_seconds = outcome.driver_seconds(costs.pin, costs.unpin, costs.move_scale);
         Ok(Self {
@@ -115,7 +115,7 @@ const ROWS: [(&str, Cell); 12] = [
 ];
 
 /// A column for each of the settings.
-pub(crate) fn table(of: &[&Column]) -> String {
+pub(super) fn table(of: &[&Column]) -> String {
     let row = |head: &str, cell: Cell| std::iter::once(head.to_owned()).chain(of.iter().map(|c| cell(c))).collect();
     let heads = std::iter::once(&("", (|c| c.set.clone()) as Cell));
     columns(&heads.chain(&ROWS).map(|&(head, cell)| row(head, cell)).collect::<Vec<_>>())
