@@ -112,12 +112,12 @@ impl Worker {
         }
     }
 
-    /// Takes a buffer of so many MiB.
+    /// Takes a buffer of `mib` MiB.
     pub(crate) fn hold(&mut self, mib: usize) {
         assert_eq!(self.ask(&format!("get {}", mib * MIB)), "held");
     }
 
-    /// Has so many MiB idle.
+    /// Has `mib` MiB idle.
     pub(crate) fn idle(&mut self, mib: usize) {
         self.hold(mib);
         assert_eq!(self.ask("put"), "put");
