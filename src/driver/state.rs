@@ -213,11 +213,8 @@ mod tests {
             ("libcuda.so.1: file too short", None, Severity::Warning, "file too short"),
         ] {
             let found = absent(why, sign);
-            assert_eq!(
-                (found.severity, found.remedy.is_some()),
-                (severity, severity == Severity::Warning),
-                "{found:?}"
-            );
+            assert_eq!(found.severity, severity, "{found:?}");
+            assert_eq!(found.remedy.is_some(), severity == Severity::Warning, "{found:?}");
             assert!(found.found.contains(word), "{found:?}");
         }
     }

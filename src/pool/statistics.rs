@@ -29,7 +29,7 @@ impl Pool {
     /// A completed copy counts as in flight until the pool detects that: at once with timelines (`adaptive`); otherwise at the
     /// next miss, [`maintain`](Pool::maintain) or [`Completion::wait`](crate::Completion::wait), or within 0.1 s.
     pub fn stats(&self) -> Stats {
-        self.core().complete_by_loads();
+        self.unless_forked(|core| core.complete_by_loads());
         self.core().stats()
     }
 

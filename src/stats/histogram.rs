@@ -124,22 +124,17 @@ mod tests {
     #[test]
     fn percentiles_are_bounds_that_the_share_did_not_pass() {
         let mut times = Histogram::default();
-        assert_eq!(
-            (times.percentile(0.5), times.max(), times.mean()),
-            (Duration::ZERO, Duration::ZERO, Duration::ZERO)
-        );
+        assert_eq!([times.percentile(0.5), times.max(), times.mean()], [Duration::ZERO; 3]);
         (0..990).for_each(|_| times.record(nanos(1000)));
         (0..9).for_each(|_| times.record(nanos(5000)));
         times.record(nanos(1_000_000));
         assert_eq!((times.count(), times.min(), times.max()), (1000, nanos(1000), nanos(1_000_000)));
         assert_eq!(times.total(), nanos(990_000 + 45_000 + 1_000_000));
         assert_eq!(times.mean(), nanos(2035));
-        assert_eq!(
-            (times.percentile(0.0), times.percentile(0.5), times.percentile(0.99)),
-            (nanos(1024), nanos(1024), nanos(1024))
-        );
-        assert_eq!((times.percentile(0.995), times.percentile(0.999)), (nanos(8192), nanos(8192)));
-        assert_eq!((times.percentile(0.9991), times.percentile(1.0)), (nanos(1_000_000), nanos(1_000_000)));
+        for (share, bound) in [(0.0, 1024), (0.5, 1024), (0.99, 1024), (0.995, 8192), (0.999, 8192)] {
+            assert_eq!(times.percentile(share), nanos(bound), "{share}");
+        }
+        assert_eq!([0.9991, 1.0].map(|share| times.percentile(share)), [nanos(1_000_000); 2]);
     }
 
     #[test]

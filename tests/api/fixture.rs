@@ -5,7 +5,6 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::thread;
 use std::time::Duration;
 
 use pinpool::source::Source;
@@ -16,12 +15,18 @@ use pinpool::{Backend, Error, GetFuture, Limit, Partition, PinnedBuf, Pool, Pool
 use pinpool_replay::SimSource;
 use pinpool_testing::FaultSource;
 
+use crate::until::until;
 use crate::valid_stats::HasStats;
 
 pub(crate) const MIB: usize = 1 << 20;
 
 /// Longer than any test may take: a test that waits this long has failed.
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
+
+/// A pool over the heap, without the environment.
+pub(crate) fn heap() -> PoolBuilder {
+    Pool::builder().without_env().backend(Backend::Heap)
+}
 
 /// A pool with non-blocking requests and its own log, which is maintained only by what a test calls.
 pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> PoolBuilder {
@@ -80,9 +85,7 @@ requests!(Pool Partition);
 
 /// Returns when this many requests have waited.
 pub(crate) fn until_waits(pool: &impl Requests, waits: u64) {
-    while pool.stats().requests.waits < waits {
-        thread::yield_now();
-    }
+    until("requests wait", || pool.stats().requests.waits >= waits);
 }
 
 pub(crate) fn poll(get: &mut GetFuture) -> Poll<Result<PinnedBuf, Error>> {
@@ -102,8 +105,17 @@ pub(crate) fn status_kib(name: &str) -> u64 {
     line.map_or(0, |line| line.trim().trim_end_matches(" kB").parse().unwrap())
 }
 
+pub(crate) fn faulty(source: impl Source + 'static) -> Arc<FaultSource> {
+    Arc::new(FaultSource::around(Arc::new(source)))
+}
+
 pub(crate) fn faulty_heap() -> Arc<FaultSource> {
-    Arc::new(FaultSource::around(Arc::new(HeapSource::new())))
+    faulty(HeapSource::new())
+}
+
+/// Simulated memory with a virtual range.
+pub(crate) fn faulty_sim() -> Arc<FaultSource> {
+    faulty(SimSource::new(1 << 40))
 }
 
 /// A pool over the heap that records to `path`.

@@ -34,6 +34,8 @@ mod pressure_file;
 mod processes;
 mod reports;
 mod requests;
+#[path = "../common/scratch.rs"]
+mod scratch;
 mod settings;
 #[path = "../common/until.rs"]
 mod until;

@@ -4,6 +4,7 @@
 
 use std::any::type_name;
 use std::env;
+use std::ffi::OsStr;
 use std::process::Command;
 
 /// Names the test that a process was started for.
@@ -16,12 +17,12 @@ pub(crate) fn alone<F: FnOnce()>(test: F) {
 }
 
 /// Runs `test` as [`alone`] does, in an environment with `vars` as its only pinpool variables.
-pub(crate) fn alone_with<F: FnOnce()>(vars: impl FnOnce() -> Vec<(&'static str, String)>, test: F) {
+pub(crate) fn alone_with<F: FnOnce()>(vars: impl IntoIterator<Item = (&'static str, impl AsRef<OsStr>)>, test: F) {
     let mut command = Command::new(env::current_exe().unwrap());
     env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PINPOOL_")).for_each(|(name, _)| {
         command.env_remove(name);
     });
-    command.envs(vars());
+    command.envs(vars);
     alone_in(command, test);
 }
 

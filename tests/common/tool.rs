@@ -23,12 +23,27 @@ impl Ran {
         self.status.code().unwrap_or_else(|| panic!("ended by a signal: {:?}\n{}", self.status, self.stderr))
     }
 
+    /// Checks the exit status.
+    #[track_caller]
+    pub(crate) fn exits(self, code: i32) -> Self {
+        assert_eq!(self.code(), code, "{}{}", self.stdout, self.stderr);
+        self
+    }
+
+    /// Checks the exit status of a run that has no result.
+    #[track_caller]
+    pub(crate) fn refuses(self, code: i32) -> Self {
+        assert_eq!(self.stdout, "", "{}", self.stderr);
+        self.exits(code)
+    }
+
     /// The one JSON object on stdout.
     pub(crate) fn figures(&self) -> Value {
         assert_eq!(self.stdout.lines().count(), 1, "{}{}", self.stdout, self.stderr);
         serde_json::from_str(&self.stdout).unwrap()
     }
 
+    #[track_caller]
     pub(crate) fn check_stderr(&self, words: &str) {
         assert!(self.stderr.contains(words), "no \"{words}\" in:\n{}", self.stderr);
     }

@@ -17,6 +17,15 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Waits until `thread` has ended; returns false if it hangs. Unlike a join, this lets a test release what the thread waits for.
+pub(crate) fn ends<T>(thread: &thread::ScopedJoinHandle<'_, T>) -> bool {
+    let begun = Instant::now();
+    while !thread.is_finished() && begun.elapsed() < HANGS {
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread.is_finished()
+}
+
 /// Runs `act` on another thread: a hang is reported, not waited for.
 pub(crate) fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
     let (done, result) = channel();

@@ -8,7 +8,7 @@ use mock_driver::{Code, MockDriver};
 use pinpool::{Backend, PinnedBuf, PinnedBy, Pool, UserMemory};
 
 use super::child::{alone, in_a_child};
-use super::fixture::{MIB, builder, held, stream_and_memory};
+use super::fixture::{MIB, builder, held, maintain_until, stream_and_memory};
 use crate::valid_stats::valid_stats;
 
 #[repr(align(4096))]
@@ -31,10 +31,7 @@ fn lent(pool: &Pool, locked: &Arc<UserMemory<(Box<Pages>, Arc<()>)>>) -> PinnedB
 fn on_each_backend(test: impl Fn(&MockDriver, &Pool)) {
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
         let driver = MockDriver::load();
-        let pool = builder(backend.clone()).build().unwrap();
-        test(&driver, &pool);
-        drop(pool);
-        assert_eq!(driver.wrong_uses(), Vec::<String>::new(), "{backend:?}");
+        test(&driver, &builder(backend).build().unwrap());
     }
 }
 
@@ -51,17 +48,12 @@ fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
         let copy = lent(pool, &locked).copy_to(&stream, &mut memory).unwrap();
         drop(locked);
         pool.maintain();
-        assert_eq!(
-            (pool.stats().copies.in_flight, held(driver).registrations, Arc::strong_count(&alive)),
-            (1, before + 1, 2)
-        );
+        let registered_and_alive = || (held(driver).registrations, Arc::strong_count(&alive));
+        assert_eq!((pool.stats().copies.in_flight, registered_and_alive()), (1, (before + 1, 2)));
         drop(waits);
         copy.wait().unwrap();
         pool.maintain();
-        assert_eq!(
-            (pool.stats().requests.adopted, held(driver).registrations, Arc::strong_count(&alive)),
-            (0, before, 1)
-        );
+        assert_eq!((pool.stats().requests.adopted, registered_and_alive()), (0, (before, 1)));
         assert_eq!(pool.stats().memory.user_memory_bytes, 0);
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![9; MIB]);
     });
@@ -78,9 +70,7 @@ fn memory_that_a_device_may_still_use_is_never_returned() {
     lent(&pool, &locked(&pool, &alive)).copy_to(&stream, &mut memory).unwrap();
     driver.lose_device(Code::LAUNCH_FAILED);
     drop(held_copy);
-    while pool.stats().memory.quarantined == 0 {
-        pool.maintain();
-    }
+    maintain_until(&pool, |stats| stats.memory.quarantined > 0);
     let stats = valid_stats(&pool);
     assert_eq!((stats.memory.quarantined, stats.requests.adopted, stats.memory.user_memory_bytes), (1, 1, MIB as u64));
     drop(pool);

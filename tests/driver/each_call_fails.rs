@@ -21,6 +21,7 @@ use crate::captured_log::{lines_with_levels, listen};
 use crate::draw::Draw;
 use crate::events_only::EventsOnly;
 use crate::fixture::{Held, MIB, builder, held};
+use crate::until::until;
 use crate::valid_stats::valid_stats;
 
 /// Each call fails at each of this many first times; after the first five at every third of them, unless everything is tried.
@@ -141,9 +142,7 @@ fn run(driver: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
     // At its end a script has one failure left at most.
     let served = lane.round_trip(&pool, 9).or_else(|_| lane.round_trip(&pool, 10));
     assert!(served.is_ok(), "it does not serve again: {served:?}");
-    while driver.counts().work_in_flight > 0 {
-        thread::yield_now();
-    }
+    until("the work is over", || driver.counts().work_in_flight == 0);
     pool.trim(0);
     // The mock driver's work is over shortly before its events are. What is never over is a hang, which is reported.
     while pool.stats().copies.in_flight > 0 || is_well_at_end && pool.stats().memory.quarantined > 0 {
@@ -156,28 +155,20 @@ fn run(driver: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
     assert_eq!((stats.memory.in_use, stats.copies.in_flight), (0, 0));
     if is_well_at_end {
         let kept_bytes = stats.memory.held_bytes - stats.memory.reserve_bytes;
-        assert_eq!(
-            (stats.memory.quarantined, kept_bytes),
-            (0, stats.memory.quarantined_bytes),
-            "{stats}\n{:?}",
-            lines_with_levels()
-        );
+        let expected = (0, stats.memory.quarantined_bytes);
+        assert_eq!((stats.memory.quarantined, kept_bytes), expected, "{stats}\n{:?}", lines_with_levels());
     }
-    {
-        let pinned_bytes = held(driver).pinned_bytes - before.pinned_bytes;
-        // A granule that was refused to be released is no longer the pool's, and the first that it commits again.
-        let refused = if calls.iter().any(|(name, _)| name == "cuMemRelease") { 2 << 20 } else { 0 };
-        let told = stats.memory.held_bytes..=stats.memory.held_bytes + refused;
-        assert!(told.contains(&pinned_bytes), "{pinned_bytes} B are pinned, the pool says {}", stats.memory.held_bytes);
-    }
+    let pinned_bytes = held(driver).pinned_bytes - before.pinned_bytes;
+    // A granule that was refused to be released is no longer the pool's, and the first that it commits again.
+    let refused = if calls.iter().any(|(name, _)| name == "cuMemRelease") { 2 << 20 } else { 0 };
+    let told = stats.memory.held_bytes..=stats.memory.held_bytes + refused;
+    assert!(told.contains(&pinned_bytes), "{pinned_bytes} B are pinned, the pool says {}", stats.memory.held_bytes);
     lines_with_levels();
     drop(pool);
     let (after, lines) = (held(driver), lines_with_levels());
     let is_said = lines.iter().any(|(level, line)| *level == Level::Error && line.contains("until the process ends"));
-    assert!(
-        is_nothing_left(&after, &before) || is_said,
-        "left behind without a word: {after:?}, not {before:?}; {lines:?}"
-    );
+    let is_clean = is_nothing_left(&after, &before);
+    assert!(is_clean || is_said, "left behind without a word: {after:?}, not {before:?}; {lines:?}");
     wrong_uses.extend(driver.wrong_uses());
     assert!(wrong_uses.is_empty(), "{wrong_uses:?}");
     let calls_at_end = driver.all_calls();

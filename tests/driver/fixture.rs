@@ -7,7 +7,9 @@ use std::thread;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use mock_driver::{Counts, HeldStream, MockDriver};
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, Stats};
+
+use crate::until::until;
 
 pub(crate) const MIB: usize = 1 << 20;
 
@@ -70,6 +72,19 @@ pub(crate) fn held(driver: &MockDriver) -> Held {
     Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations }
 }
 
+pub(crate) fn in_flight_and_quarantined(pool: &Pool) -> (u64, u64) {
+    let stats = pool.stats();
+    (stats.copies.in_flight, stats.memory.quarantined)
+}
+
+/// Maintains the pool until its statistics are so.
+pub(crate) fn maintain_until(pool: &Pool, is_so: impl Fn(&Stats) -> bool) {
+    until("the pool is maintained", || {
+        pool.maintain();
+        is_so(&pool.stats())
+    });
+}
+
 pub(crate) fn begin_capture(stream: &CudaStream, mode: CUstreamCaptureMode) {
     // SAFETY: a live stream; each test ends its capture.
     unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
@@ -101,9 +116,7 @@ pub(crate) fn ends_only_after<R: Send>(driver: &MockDriver, gate: HeldStream<'_>
     let waits = driver.calls("cuEventSynchronize");
     thread::scope(|scope| {
         let waiting = scope.spawn(run);
-        while driver.calls("cuEventSynchronize") == waits && !waiting.is_finished() {
-            thread::yield_now();
-        }
+        until("it waits", || driver.calls("cuEventSynchronize") > waits || waiting.is_finished());
         assert!(!waiting.is_finished(), "it does not wait for the work");
         drop(gate);
         waiting.join().unwrap()

@@ -35,7 +35,7 @@ fn without_values_written_by_streams_events_detect_the_end_of_copies() {
 #[test]
 fn without_stream_ids_events_detect_the_end_of_copies_and_a_copy_waits_for_the_one_before() {
     alone(|| {
-        let driver = MockDriver::load_without(&["cuStreamGetId", "cuEventElapsedTime_v2"]);
+        let driver = MockDriver::load_without(&["cuStreamGetId"]);
         let (pool, stream, mut memory) = copy_without_a_timeline(&driver);
         // A copy into the buffer and one from it, on a stream that a later one with its handle cannot be distinguished from.
         let (mut buf, waits) = (filled(&pool, 4096, 0), driver.calls("cuEventSynchronize"));

@@ -1,7 +1,6 @@
 //! Pools over `vmm`, `register` and `cuda` alongside copies: data is checked on the device, and no release waits for a copy.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaSlice, CudaStream};
@@ -9,7 +8,7 @@ use mock_driver::MockDriver;
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool};
 
-use crate::fixture::{MIB, builder, filled, held, on_a_stream};
+use crate::fixture::{MIB, builder, filled, held, maintain_until, on_a_stream};
 use crate::pressure_file::PressureFile;
 use crate::valid_stats::valid_stats;
 
@@ -43,11 +42,10 @@ fn a_release_due_under_pressure_runs_on_its_own_thread() {
         held_call.wait_for(1);
         valid_stats(&pool);
         drop(held_call);
-        while driver.counts().pinned_bytes > at_start.pinned_bytes {
+        maintain_until(&pool, |_| {
             clock.advance_us(60_000_000);
-            pool.maintain();
-            thread::yield_now();
-        }
+            driver.counts().pinned_bytes <= at_start.pinned_bytes
+        });
         drop(pool);
         driver.reset();
     }

@@ -184,31 +184,25 @@ fn check_that_cudarc_gets_the_stub() {
 #[test]
 fn with_a_stub_first_in_the_path_pools_work_over_the_driver() {
     let Some(folders) = Folders::new(&["libcuda.so"], DRIVER) else { return };
-    alone_with(
-        || folders.path(),
-        || {
-            let found = gpu(0);
-            assert_eq!(found.severity, Severity::Ok, "{found}");
-            for words in ["GPU 0 of 1", "/driver/libcuda.so.1", "/stub/libcuda.so instead"] {
-                assert!(found.found.contains(words), "no {words} in: {found}");
-            }
-            check_pools(open(Path::new("libcuda.so.1")));
-            check_that_cudarc_gets_the_stub();
-        },
-    );
+    alone_with(folders.path(), || {
+        let found = gpu(0);
+        assert_eq!(found.severity, Severity::Ok, "{found}");
+        for words in ["GPU 0 of 1", "/driver/libcuda.so.1", "/stub/libcuda.so instead"] {
+            assert!(found.found.contains(words), "no {words} in: {found}");
+        }
+        check_pools(open(Path::new("libcuda.so.1")));
+        check_that_cudarc_gets_the_stub();
+    });
 }
 
 #[test]
 fn a_driver_that_the_program_has_loaded_already_is_taken() {
     let Some(folders) = Folders::new(&["libcuda.so", "libcuda.so.1"], DRIVER) else { return };
-    alone_with(
-        || folders.path(),
-        || {
-            let driver = open(&folders.driver());
-            check_pools(driver);
-            check_that_cudarc_gets_the_stub();
-        },
-    );
+    alone_with(folders.path(), || {
+        let driver = open(&folders.driver());
+        check_pools(driver);
+        check_that_cudarc_gets_the_stub();
+    });
 }
 
 /// The stub's file for [`check_that_a_loaded_stub_is_passed_over`], and the path.
@@ -230,26 +224,23 @@ fn check_that_a_loaded_stub_is_passed_over(soname: &CStr) {
 #[test]
 fn a_stub_that_the_program_has_loaded_is_passed_over() {
     let Some(folders) = Folders::new(&["libcuda.so"], "libcuda.so") else { return };
-    alone_with(|| with_the_stub(&folders, "libcuda.so"), || check_that_a_loaded_stub_is_passed_over(c"libcuda.so"));
+    alone_with(with_the_stub(&folders, "libcuda.so"), || check_that_a_loaded_stub_is_passed_over(c"libcuda.so"));
 }
 
 #[test]
 fn a_stub_under_the_drivers_own_name_is_passed_over_for_a_driver_under_another() {
     let Some(folders) = Folders::new(&["libcuda.so.1"], DRIVER) else { return };
     fs::rename(folders.driver(), folders.of_driver().join("libcuda.so")).unwrap();
-    alone_with(|| with_the_stub(&folders, "libcuda.so.1"), || check_that_a_loaded_stub_is_passed_over(c"libcuda.so.1"));
+    alone_with(with_the_stub(&folders, "libcuda.so.1"), || check_that_a_loaded_stub_is_passed_over(c"libcuda.so.1"));
 }
 
 #[test]
 fn a_stub_without_a_driver_is_named() {
     let Some(folders) = Folders::new(&["libcuda.so", "libcuda.so.1"], DRIVER) else { return };
-    alone_with(
-        || folders.path(),
-        || {
-            let found = gpu(0);
-            assert_eq!(found.severity, Severity::Warning, "{found}");
-            assert!(found.found.contains("stub") && found.found.contains("(34)"), "{found}");
-            assert!(found.to_string().contains("hides the driver of the same name"), "{found}");
-        },
-    );
+    alone_with(folders.path(), || {
+        let found = gpu(0);
+        assert_eq!(found.severity, Severity::Warning, "{found}");
+        assert!(found.found.contains("stub") && found.found.contains("(34)"), "{found}");
+        assert!(found.to_string().contains("hides the driver of the same name"), "{found}");
+    });
 }

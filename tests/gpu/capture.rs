@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaStream, result};
-use pinpool::{Pool, Request};
+use pinpool::{Pool, Request, Stats};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, Lane, Rig, filled, wait_until};
+use crate::device::{self, Lane, Rig, filled};
 use crate::events_only::EventsOnly;
 use crate::memory::{LIMIT, fill_granules};
+use crate::until::until;
 
 /// Captures on `stream` while `run` runs; the capture must survive it.
 fn captured(what: &str, stream: &CudaStream, run: impl FnOnce()) {
@@ -44,22 +45,14 @@ fn a_stream_that_captures_is_refused() {
             assert!(refused.is_capture(), "{name}: {refused}");
             let refused = pool.get(MIB).unwrap().copy_from(&lane.stream, &lane.memory).unwrap_err();
             assert!(refused.is_capture(), "{name}: {refused}");
-            let stats = pool.stats();
-            assert_eq!(
-                (stats.memory.idle, stats.copies.in_flight, stats.memory.quarantined),
-                (1, 0, 0),
-                "{name}: the buffer is put back"
-            );
+            let Stats { memory, copies, .. } = pool.stats();
+            assert_eq!((memory.idle, copies.in_flight, memory.quarantined), (1, 0, 0), "{name}: it is put back");
             // Each launch of the graph would read these buffers again.
             assert!(pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().error().is_capture(), "{name}");
             lane.stream.memcpy_htod(&pool.get(MIB).unwrap(), &mut lane.memory).unwrap();
             pool.maintain();
-            let stats = pool.stats();
-            assert_eq!(
-                (stats.memory.idle, stats.copies.in_flight, stats.memory.quarantined),
-                (0, 0, 2),
-                "{name}: never reused"
-            );
+            let Stats { memory, copies, .. } = pool.stats();
+            assert_eq!((memory.idle, copies.in_flight, memory.quarantined), (0, 0, 2), "{name}: never reused");
         });
     });
 }
@@ -111,7 +104,7 @@ fn use_pool(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
         thread::yield_now();
     }
     // The maintenance thread may be querying the copy: then a poll passes over it.
-    wait_until("the copy is over", || {
+    until("the copy is over", || {
         pool.maintain();
         pool.stats().copies.in_flight == 0
     });

@@ -5,16 +5,17 @@ use pinpool::{PinnedBuf, Pool};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until, wait_until_put};
+use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until_put};
 use crate::events_only::EventsOnly;
 use crate::methods::METHODS;
+use crate::until::until;
 
 const LEN: usize = 3 * MIB + 1;
 
 /// The buffer of this length, once it is idle.
 fn wait_for_idle(pool: &Pool, len: usize) -> PinnedBuf {
     let mut found = None;
-    wait_until("the buffer is put", || {
+    until("the buffer is put", || {
         found = pool.try_get(len).unwrap();
         found.is_some()
     });
@@ -118,7 +119,7 @@ fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
                     drop(filled(&pool, batch).copy_to(&stream, &mut lane.memory).unwrap());
                     drop(stream);
                     if let Some(hold) = hold {
-                        wait_until("the other copies are complete", || {
+                        until("the other copies are complete", || {
                             pool.maintain();
                             pool.stats().copies.in_flight <= 1
                         });

@@ -16,13 +16,12 @@ use pinpool::unstable::backend::CudaSource;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
 
 use crate::batch::Batch;
+use crate::until::until;
 
 /// Longest hold of a stream: a test that waits for it by mistake fails instead of hanging.
 const LONGEST_HOLD: Duration = Duration::from_secs(20);
 /// A process that takes longer is killed, and its test fails.
 const LONGEST_PROCESS: Duration = Duration::from_secs(40);
-/// Longest wait for a condition.
-const LONGEST_WAIT: Duration = Duration::from_secs(20);
 
 /// Held by one test at a time: captures, and facts about the whole device, need the device alone.
 static EXCLUSIVE: Mutex<()> = Mutex::new(());
@@ -178,18 +177,9 @@ pub(crate) fn in_a_process(test: &str, (variable, value): (&str, &str)) -> &'sta
     }
 }
 
-/// Waits until the condition holds.
-pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < LONGEST_WAIT, "not within {LONGEST_WAIT:?}: {what}");
-        thread::sleep(Duration::from_micros(50));
-    }
-}
-
 /// Waits until no copy is in flight.
 pub(crate) fn wait_until_put(pool: &Pool) {
-    wait_until("every buffer is put", || {
+    until("every buffer is put", || {
         pool.maintain();
         pool.stats().copies.in_flight == 0
     });

@@ -13,8 +13,9 @@ use pinpool::Request;
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, HeldStream, filled, print_uncaptured, wait_until};
+use crate::device::{self, HeldStream, filled, print_uncaptured};
 use crate::memory::{LIMIT, fill_granules};
+use crate::until::until;
 use crate::valid_stats::valid_stats;
 
 /// `spin` runs until the word is set, at most for this many nanoseconds. `copy` copies words, one block, any threads.
@@ -162,7 +163,7 @@ fn memory_is_pinned_moved_and_released_while_a_kernel_runs() {
             running.end();
             pool.clear();
         }
-        wait_until("all memory is released", || {
+        until("all memory is released", || {
             pool.maintain();
             pool.clear();
             pool.stats().memory.held_bytes == 0
@@ -185,7 +186,7 @@ fn a_kernel_reads_a_buffer_in_place() {
         kernels.launch("copy", 256, &lane.stream, &mut [to, address, (batch.len / 4) as u64]);
         buf.release_after(&lane.stream).unwrap();
         lane.check(batch);
-        wait_until("the buffer is put", || {
+        until("the buffer is put", || {
             pool.maintain();
             pool.stats().copies.in_flight == 0
         });

@@ -49,6 +49,8 @@ mod events_only;
 mod kernels;
 mod memory;
 mod methods;
+#[path = "../common/until.rs"]
+mod until;
 #[path = "../common/valid_stats.rs"]
 mod valid_stats;
 

@@ -7,7 +7,8 @@ use pinpool::{PinnedBuf, Pool, Request};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until, wait_until_put};
+use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until_put};
+use crate::until::until;
 use crate::valid_stats::valid_stats;
 
 /// Ten granules; the largest buffers here are three.
@@ -114,7 +115,7 @@ fn memory_is_released_during_a_copy_or_waits_for_it() {
             });
         }
         lane.check(batch);
-        wait_until("the rest is released", || {
+        until("the rest is released", || {
             pool.maintain();
             pool.clear();
             pool.stats().memory.held_bytes == 0

@@ -109,10 +109,7 @@ mod tests {
             .map(|(_, count)| count)
             .collect();
         assert_eq!((counts[0], counts[1], counts[30], counts[31]), ("1", "3", "3", "4"), "{text}");
-        assert!(
-            text.contains("le=\"0.000000256\"")
-                && text.contains("pinpool_requests_wait_time_seconds_count{pool_name=\"t\"} 4"),
-            "{text}"
-        );
+        assert!(text.contains("le=\"0.000000256\""), "{text}");
+        assert!(text.contains("pinpool_requests_wait_time_seconds_count{pool_name=\"t\"} 4"), "{text}");
     }
 }

@@ -156,11 +156,8 @@ mod tests {
         for max_bytes in [1 << 20, 64 << 20, 2 << 30] {
             assert!(reserve_addresses(refuse, Some(max_bytes), GRANULE_BYTES).is_err());
         }
-        assert!(
-            asked.get() * 4096 <= (1 << 47) / 2 && asked.get() >= (2 << 30) * ADDRESSES_PER_BYTE,
-            "{}",
-            asked.get()
-        );
+        let asked = asked.get();
+        assert!(asked * 4096 <= (1 << 47) / 2 && asked >= (2 << 30) * ADDRESSES_PER_BYTE, "{asked}");
     }
 
     #[test]

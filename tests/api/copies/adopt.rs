@@ -9,8 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Waker};
 
+use crate::fixture::heap;
+use crate::scratch::scratch;
+use crate::until::until;
 use crate::valid_stats::valid_stats;
-use pinpool::{Backend, PinnedBuf, PinnedBy, Pool, Preset, Request};
+use pinpool::{Backend, PinnedBuf, PinnedBy, Pool, Preset, Request, Stats};
 use pinpool_testing::{SinkMem, SinkStream};
 
 const BYTES: usize = 10_000;
@@ -40,7 +43,7 @@ impl Frames {
 }
 
 fn pools() -> [Pool; 3] {
-    let heap = || Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false);
+    let heap = || heap().maintenance_thread(false);
     [heap().build(), heap().preset(Preset::TensorFlow).build(), heap().setting("zero", true).build()]
         .map(Result::unwrap)
 }
@@ -53,11 +56,8 @@ fn memory_of_a_user_is_a_buffer_until_it_is_dropped() {
         assert_eq!(*buf.wait_slice().unwrap(), [7; BYTES]);
         buf.wait_slice_mut().unwrap().fill(8);
         assert_eq!((buf.len(), buf.capacity(), buf.pinned_by().is_some(), buf.id()), (BYTES, BYTES, true, None));
-        let stats = valid_stats(&pool);
-        assert_eq!(
-            (stats.requests.adopted, stats.memory.in_use, stats.requests.served, stats.memory.held_bytes),
-            (1, 1, 0, 0)
-        );
+        let Stats { requests, memory, .. } = valid_stats(&pool);
+        assert_eq!((requests.adopted, memory.in_use, requests.served, memory.held_bytes), (1, 1, 0, 0));
         assert!(frames.adopted(&pool, 1, false).pinned_by().is_none());
         assert_eq!(frames.returned(), 1);
         drop(buf);
@@ -75,11 +75,9 @@ fn it_comes_back_when_its_last_copy_has_ended_and_not_before() {
         let held = stream.hold();
         let copy = frames.adopted(&pool, 5, true).copy_to(&stream, &mut device).unwrap();
         pool.maintain();
-        let stats = valid_stats(&pool);
-        assert_eq!(
-            (frames.returned(), stats.requests.adopted, stats.copies.in_flight, stats.copies.in_flight_bytes),
-            (0, 1, 1, 0)
-        );
+        let Stats { requests, copies, .. } = valid_stats(&pool);
+        let counts = (frames.returned(), requests.adopted, copies.in_flight, copies.in_flight_bytes);
+        assert_eq!(counts, (0, 1, 1, 0));
         drop(held);
         copy.wait().unwrap();
         pool.maintain();
@@ -123,12 +121,7 @@ fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
     let returned = frames.returned.clone();
     let none = NonNull::slice_from_raw_parts(NonNull::dangling(), 0);
     // SAFETY: no bytes.
-    let buf = unsafe {
-        pool.adopt(none, None, move || {
-            returned.fetch_add(1, Ordering::SeqCst);
-        })
-    }
-    .unwrap();
+    let buf = unsafe { pool.adopt(none, None, move || _ = returned.fetch_add(1, Ordering::SeqCst)) }.unwrap();
     assert!(buf.is_empty() && frames.returned() == 0);
     drop(buf);
     assert_eq!(frames.returned(), 1);
@@ -140,10 +133,8 @@ fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
 #[cfg(feature = "observe")]
 #[test]
 fn a_recording_has_no_word_of_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.trace");
-    let pool = Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false).trace(path.clone());
-    let pool = pool.build().unwrap();
+    let (_dir, path) = scratch("t.trace");
+    let pool = heap().maintenance_thread(false).trace(path.clone()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
     let frames = Frames::default();
     drop(frames.adopted(&pool, 1, true));
@@ -163,61 +154,48 @@ struct Pages([u8; 8192]);
 
 #[test]
 fn pinned_memory_is_under_the_limit_until_its_owner_is_gone() {
-    let builder =
-        || Pool::builder().without_env().backend(Backend::Heap).max_bytes(16_384_u64).maintenance_thread(false);
+    let builder = || heap().max_bytes(16_384_u64).maintenance_thread(false);
     for pool in [builder().build().unwrap(), builder().preset(Preset::TensorFlow).build().unwrap()] {
-        memory_is_locked_under_the_limit_of(&pool);
+        drop(pool.get(12_000).unwrap());
+        let locked = lock(&pool, 0).expect("idle memory makes room");
+        assert_eq!((locked.pinned_by(), locked.memory().len()), (None, 8192));
+        assert_eq!(locked.owner().0[0], 3);
+        assert!(pool.get_with(Request::new(12_000).timeout(std::time::Duration::ZERO)).unwrap_err().is_limit());
+        let other = lock(&pool, 0).unwrap();
+        let error = lock(&pool, 0).unwrap_err();
+        assert!(error.is_limit() && error.to_string().contains("user memory 16.0KiB"), "{error}");
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.memory.user_memory_bytes, stats.memory.held_bytes), (16_384, 0));
+        let error = lock(&pool, 1).unwrap_err();
+        assert!(error.is_request() && error.to_string().contains("4096"), "{error}");
+        drop((locked, other));
+        pool.get(12_000).unwrap();
     }
 }
 
-fn memory_is_locked_under_the_limit_of(pool: &Pool) {
-    drop(pool.get(12_000).unwrap());
-    let lock = |pool: &Pool, from: usize| {
-        let mut pages = Box::new(Pages([3; 8192]));
-        let memory = NonNull::from(&mut pages.0[from..]);
-        // SAFETY: mapped as long as `pages`, which nothing else uses.
-        unsafe { pool.pin(memory, pages) }
-    };
-    let locked = lock(pool, 0).expect("idle memory makes room");
-    assert_eq!((locked.pinned_by(), locked.memory().len()), (None, 8192));
-    assert_eq!(locked.owner().0[0], 3);
-    assert!(pool.get_with(Request::new(12_000).timeout(std::time::Duration::ZERO)).unwrap_err().is_limit());
-    let other = lock(pool, 0).unwrap();
-    let error = lock(pool, 0).unwrap_err();
-    assert!(error.is_limit() && error.to_string().contains("user memory 16.0KiB"), "{error}");
-    let stats = valid_stats(pool);
-    assert_eq!((stats.memory.user_memory_bytes, stats.memory.held_bytes), (16_384, 0));
-    let error = lock(pool, 1).unwrap_err();
-    assert!(error.is_request() && error.to_string().contains("4096"), "{error}");
-    drop((locked, other));
-    pool.get(12_000).unwrap();
-}
-
-/// Two pages, pinned as memory of `pool`.
-fn locked(pool: &Pool) -> Result<pinpool::UserMemory<Box<Pages>>, pinpool::Error> {
+/// Two pages without their first `from` bytes, pinned as memory of `pool`.
+fn lock(pool: &Pool, from: usize) -> Result<pinpool::UserMemory<Box<Pages>>, pinpool::Error> {
     let mut pages = Box::new(Pages([3; 8192]));
-    let memory = NonNull::from(pages.0.as_mut_slice());
+    let memory = NonNull::from(&mut pages.0[from..]);
     // SAFETY: mapped as long as `pages`, which nothing else uses.
     unsafe { pool.pin(memory, pages) }
 }
 
 #[test]
 fn idle_memory_makes_room_whichever_pool_keeps_it() {
-    let builder =
-        || Pool::builder().without_env().backend(Backend::Heap).max_bytes(32_768_u64).maintenance_thread(false);
-    let direct = builder().preset(Preset::TensorFlow).build().unwrap();
-    let first = locked(&direct).unwrap();
+    let builder = heap().max_bytes(32_768_u64).maintenance_thread(false);
+    let direct = builder.preset(Preset::TensorFlow).build().unwrap();
+    let first = lock(&direct, 0).unwrap();
     drop(direct.get(12_000).unwrap());
     assert_eq!(direct.stats().memory.idle_bytes, 16_384);
-    let rest = [(); 2].map(|()| locked(&direct).expect("idle memory next to an earlier pin makes room"));
+    let rest = [(); 2].map(|()| lock(&direct, 0).expect("idle memory next to an earlier pin makes room"));
     drop((first, rest));
 }
 
 #[test]
 fn idle_memory_makes_room_for_a_reserve_next_to_an_earlier_pin() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64_u64 << 20).maintenance_thread(false);
-    let pool = pool.build().unwrap();
-    let pinned = locked(&pool).unwrap();
+    let pool = heap().max_bytes(64_u64 << 20).maintenance_thread(false).build().unwrap();
+    let pinned = lock(&pool, 0).unwrap();
     drop(pool.get(56 << 20).unwrap());
     pool.reserve(16 << 20).unwrap();
     let stats = valid_stats(&pool);
@@ -305,8 +283,7 @@ impl Drop for Panicking {
 
 #[test]
 fn an_owner_that_panics_in_its_drop_does_not_keep_a_waiting_request_from_the_room() {
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8192_u64).maintenance_thread(false);
-    let pool = builder.build().unwrap();
+    let pool = heap().max_bytes(8192_u64).maintenance_thread(false).build().unwrap();
     let mut pages = Box::new(Pages([3; 8192]));
     let memory = NonNull::from(pages.0.as_mut_slice());
     // SAFETY: mapped as long as `pages`, which nothing else uses.
@@ -314,7 +291,5 @@ fn an_owner_that_panics_in_its_drop_does_not_keep_a_waiting_request_from_the_roo
     let mut get = pin!(pool.get_async(8192));
     assert!(get.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert!(catch_unwind(AssertUnwindSafe(|| drop(locked))).is_err());
-    while get.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-        std::thread::yield_now();
-    }
+    until("it is served", || get.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
 }

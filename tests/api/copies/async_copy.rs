@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use pinpool::{Backend, Pool};
+use pinpool::Pool;
 use pinpool_testing::{SinkMem, SinkStream};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::fixture::filled;
+use crate::fixture::{filled, heap};
 
 fn pool() -> Pool {
-    Pool::builder().without_env().backend(Backend::Heap).build().unwrap()
+    heap().build().unwrap()
 }
 
 /// Tasks that share one thread: one that blocks stops the other.

@@ -7,15 +7,15 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::fixture::MIB;
+use crate::fixture::{MIB, heap};
 use crate::until::in_time;
 use crate::valid_stats::valid_stats;
 use pinpool::copy::{CopyStream, Fence};
-use pinpool::{Backend, Pool, PoolBuilder, Result};
+use pinpool::{PoolBuilder, Result, Stats};
 
 /// Pools with fences that only the tests' calls query.
 fn builder() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false)
+    heap().maintenance_thread(false)
 }
 
 type Answer = dyn Fn() -> Result<bool> + Send + Sync;
@@ -151,11 +151,8 @@ fn a_fence_that_panics_takes_its_own_buffer_out_of_use_and_no_other() {
         let pool = pool.clone();
         move || pool.maintain()
     });
-    let stats = valid_stats(&pool);
-    assert_eq!(
-        (stats.memory.quarantined, stats.copies.in_flight, stats.memory.in_use, stats.memory.idle),
-        (1, 0, 0, 1)
-    );
+    let Stats { memory, copies, .. } = valid_stats(&pool);
+    assert_eq!((memory.quarantined, copies.in_flight, memory.in_use, memory.idle), (1, 0, 0, 1));
     drop(pool);
 }
 

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use pinpool::{Backend, Completion, Pool};
+use pinpool::Completion;
 use pinpool_testing::SourceCall;
 use pinpool_testing::{SinkMem, SinkStream};
 
-use crate::fixture::{faulty_heap, filled, two_buffers};
+use crate::fixture::{faulty_heap, filled, heap, two_buffers};
+use crate::until::until;
 use crate::valid_stats::valid_stats;
 
 #[test]
@@ -46,12 +47,10 @@ fn a_copy_that_was_waited_for_is_in_flight_no_more() {
 
 #[test]
 fn statistics_do_not_count_a_finished_copy_as_in_flight() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false).build().unwrap();
+    let pool = heap().maintenance_thread(false).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
-    while !copy.is_complete().unwrap() {
-        std::thread::yield_now();
-    }
+    until("the copy is complete", || copy.is_complete().unwrap());
     let stats = valid_stats(&pool);
     assert_eq!((stats.copies.in_flight, stats.requests.returned, stats.memory.idle), (0, 1, 1));
 }
@@ -89,10 +88,8 @@ fn a_return_and_its_eviction_happen_when_the_copy_is_found_complete() {
     stream.synchronize().unwrap();
     pool.maintain();
     let after = pool.stats();
-    assert_eq!(
-        (after.requests.returned, after.memory.evictions.over_limit, after.copies.in_flight, after.memory.idle),
-        (3, 1, 0, 2)
-    );
+    assert_eq!((after.requests.returned, after.memory.evictions.over_limit), (3, 1));
+    assert_eq!((after.copies.in_flight, after.memory.idle), (0, 2));
     assert!(pool.try_get(1_000).unwrap().is_none(), "the buffer of the first copy was evicted");
 }
 
@@ -216,11 +213,8 @@ fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
     filled(&pool, 100, 1).copy_to(&stuck, &mut first).unwrap();
     filled(&pool, 100, 2).copy_to(&fine, &mut second).unwrap().wait().unwrap();
     drop(pool);
-    assert_eq!(
-        (source.calls(SourceCall::Acquire), source.calls(SourceCall::Release)),
-        (2, 1),
-        "the memory of the stuck copy is kept"
-    );
+    let calls = (source.calls(SourceCall::Acquire), source.calls(SourceCall::Release));
+    assert_eq!(calls, (2, 1), "the memory of the stuck copy is kept");
     drop(gate);
     assert!(first.read().iter().all(|&byte| byte == 1), "the copy read intact memory");
 }
@@ -250,7 +244,7 @@ fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
 
 #[test]
 fn many_threads_and_streams_under_churn_never_send_a_wrong_byte() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).setting("pool_size_limit", 3).build().unwrap();
+    let pool = heap().setting("pool_size_limit", 3).build().unwrap();
     let rounds = if cfg!(miri) { 5 } else { 400 };
     std::thread::scope(|scope| {
         for thread in 0..4_u8 {

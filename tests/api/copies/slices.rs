@@ -1,10 +1,10 @@
 //! Slices of a buffer: casts to elements, and indexing of pinned slices.
 
-use pinpool::{Backend, Pool};
+use crate::fixture::heap;
 
 #[test]
 fn a_cast_that_does_not_fit_names_length_size_and_alignment() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+    let pool = heap().build().unwrap();
     let mut buf = pool.get(10).unwrap();
     assert_eq!(buf.wait_slice_as_mut::<u16>().unwrap().len(), 5);
     let error = buf.wait_slice_as_mut::<f64>().unwrap_err();
@@ -19,7 +19,7 @@ fn a_cast_that_does_not_fit_names_length_size_and_alignment() {
 
 #[test]
 fn a_pinned_slice_is_indexed_as_a_plain_one() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+    let pool = heap().build().unwrap();
     let mut buf = pool.get(4).unwrap();
     let bytes = buf.wait_slice_mut().unwrap();
     bytes.copy_from_slice(&[1, 2, 3, 4]);

@@ -8,11 +8,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Backend, OnFull, PinnedBuf, Pool, Preset};
+use pinpool::{OnFull, PinnedBuf, Pool, Preset};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::draw::{Draw, number_from};
-use crate::fixture::Requests;
+use crate::fixture::{Requests, heap};
 use crate::valid_stats::{stats_when, valid_stats};
 
 const THREADS: u64 = if cfg!(miri) { 2 } else { 6 };
@@ -79,7 +79,7 @@ fn work(
 }
 
 fn stress(preset: Preset) {
-    let builder = Pool::builder().without_env().preset(preset).backend(Backend::Heap).on_full(OnFull::Error);
+    let builder = heap().preset(preset).on_full(OnFull::Error);
     // Less than the threads could hold, so that gets wait, idle buffers are reclaimed and some gets fail.
     let max_bytes = THREADS * 500_000;
     let pool =

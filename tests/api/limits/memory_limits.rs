@@ -13,7 +13,8 @@ use tempfile::TempDir;
 
 use crate::captured_log::{count, lines, listen};
 use crate::counting::CountingSource;
-use crate::fixture::{LONG, MIB, over_sim, run};
+use crate::fixture::{LONG, MIB, over_sim, run, until_waits};
+use crate::until::until;
 use crate::valid_stats::valid_stats;
 
 fn builder() -> PoolBuilder {
@@ -50,13 +51,9 @@ fn a_lower_limit_releases_what_is_idle_and_takes_no_buffer_away() {
         assert!(stats.memory.held_bytes <= before.memory.held_bytes / 2, "{stats:?}");
         held.iter_mut().for_each(|buffer| buffer.wait_slice_mut().unwrap()[0] = 1);
         let more = fill(&pool, 2 * MIB - 4096, 100);
-        assert_eq!(
-            valid_stats(&pool).memory.held_bytes,
-            stats.memory.held_bytes,
-            "no get adds to what is over the limit"
-        );
-        drop(more);
-        drop(held);
+        let held_bytes = valid_stats(&pool).memory.held_bytes;
+        assert_eq!(held_bytes, stats.memory.held_bytes, "no get adds to what is over the limit");
+        drop((more, held));
         pool.maintain();
         assert!(valid_stats(&pool).memory.held_bytes <= 4 << 20, "what came back was released: {:?}", pool.stats());
         assert_eq!(pool.get(2 * MIB - 4096).unwrap().len(), 2 * MIB - 4096);
@@ -69,9 +66,7 @@ fn a_higher_limit_serves_the_requests_that_wait() {
         let held = pool.get(2 * MIB).unwrap();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| pool.get(3 * MIB).unwrap().len());
-            while pool.stats().requests.waits == 0 {
-                thread::yield_now();
-            }
+            until_waits(&pool, 1);
             pool.set_max_bytes(16 << 20).unwrap();
             assert_eq!(waiting.join().unwrap(), 3 * MIB);
         });
@@ -253,11 +248,8 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     assert!(pools[8].get(101 * MIB).unwrap_err().to_string().contains("Request a smaller buffer"));
     drop(all);
     drop(pools);
-    assert_eq!(
-        fill(&automatic(root.path()).build().unwrap(), 10 * MIB, 100).len(),
-        10,
-        "what ended pools held is free"
-    );
+    let later = fill(&automatic(root.path()).build().unwrap(), 10 * MIB, 100);
+    assert_eq!(later.len(), 10, "what ended pools held is free");
 }
 
 /// No thread and no poll releases anything here.
@@ -295,9 +287,7 @@ fn a_request_at_the_process_limit_is_woken_by_a_return_to_another_pool() {
         assert!(text.contains(&format!("(full holds {})", Size(bytes))), "{text}");
         thread::scope(|scope| {
             let get = scope.spawn(|| lacking.get_with(Request::new(15 * MIB).timeout(LONG)));
-            while valid_stats(&lacking).requests.waiting == 0 {
-                thread::yield_now();
-            }
+            until("it waits", || valid_stats(&lacking).requests.waiting > 0);
             held.truncate(held.len() - 2);
             assert!(get.join().unwrap().is_ok());
         });

@@ -16,10 +16,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pinpool::unstable::shared_limit::{self, SharedLimitReport};
-use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
+use pinpool::{Pool, PoolBuilder, Preset, Request};
 
 use crate::child;
 use crate::draw::Draw;
+use crate::fixture::heap;
 use crate::until::until;
 
 pub(crate) const MIB: usize = 1 << 20;
@@ -41,8 +42,8 @@ impl Named {
     }
 
     pub(crate) fn builder(&self, mib: usize) -> PoolBuilder {
-        let builder = Pool::builder().without_env().backend(Backend::Heap).wait(LONG).idle_timeout(None);
-        builder.max_bytes((mib * MIB) as u64).setting("PINPOOL_LEDGER", &self.0)
+        let max_bytes = (mib * MIB) as u64;
+        heap().wait(LONG).idle_timeout(None).max_bytes(max_bytes).setting("PINPOOL_LEDGER", &self.0)
     }
 
     pub(crate) fn report(&self) -> SharedLimitReport {
@@ -74,14 +75,21 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn start(named: &Named, pool: &str, mib: usize) -> Self {
-        Self::start_with(named, pool, mib, &[])
+    /// Returns when it has built its pool.
+    pub(crate) fn start(named: &Named, pool: &str) -> Self {
+        Self::start_with(named, pool, &[])
     }
 
-    pub(crate) fn start_with(named: &Named, pool: &str, mib: usize, vars: &[(&str, &str)]) -> Self {
+    pub(crate) fn start_with(named: &Named, pool: &str, vars: &[(&str, &str)]) -> Self {
+        let mut worker = Self::spawn(named, pool, vars);
+        assert_eq!(worker.answer(), "ready");
+        worker
+    }
+
+    fn spawn(named: &Named, pool: &str, vars: &[(&str, &str)]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "limits::shared_limit::worker", "--nocapture"]);
-        command.env("LEDGER_WORKER", pool).env("LEDGER_NAME", &named.0).env("LEDGER_MIB", mib.to_string());
+        command.env("LEDGER_WORKER", pool).env("LEDGER_NAME", &named.0);
         command.envs(vars.iter().copied());
         let mut process =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
@@ -102,6 +110,17 @@ impl Worker {
                 return answer.to_owned();
             }
         }
+    }
+
+    /// Takes a buffer of `mib` MiB.
+    pub(crate) fn hold(&mut self, mib: usize) {
+        assert_eq!(self.ask(&format!("get {}", mib * MIB)), "held");
+    }
+
+    /// Has `mib` MiB idle.
+    pub(crate) fn idle(&mut self, mib: usize) {
+        self.hold(mib);
+        assert_eq!(self.ask("put"), "put");
     }
 
     pub(crate) fn ask(&mut self, order: &str) -> String {
@@ -183,8 +202,7 @@ fn worker() {
     unsafe { libc::alarm(300) };
     let variable = |name: &str| std::env::var(name).unwrap();
     let named = Named(variable("LEDGER_NAME"));
-    let mib: usize = variable("LEDGER_MIB").parse().unwrap();
-    let build = || named.builder(mib).name(&name).build().unwrap();
+    let build = || named.builder(64).name(&name).build().unwrap();
     let mut pool = build();
     let mut held = Vec::new();
     let mut cycling = None;
@@ -202,13 +220,11 @@ fn worker() {
                 Err(error) => println!("> {}", error.to_string().replace('\n', "|")),
             },
             "try" => {
-                let got = pool
-                    .get_with(Request::new(usize::try_from(number).unwrap()).timeout(Duration::from_millis(20)))
-                    .map(drop);
-                println!(
-                    "> {}",
-                    got.err().map_or_else(|| "got".to_owned(), |error| error.to_string().replace('\n', "|"))
-                );
+                let request = Request::new(usize::try_from(number).unwrap()).timeout(Duration::from_millis(20));
+                match pool.get_with(request) {
+                    Ok(_) => println!("> got"),
+                    Err(error) => println!("> {}", error.to_string().replace('\n', "|")),
+                }
             }
             "put" => {
                 held.clear();
@@ -248,7 +264,7 @@ fn worker() {
                             pool = build();
                         }
                         2..=9 => {
-                            let len = 1 + draw.below((mib * MIB / 6) as u64);
+                            let len = 1 + draw.below((64 * MIB / 6) as u64);
                             // The bytes of other processes may leave no room.
                             held.extend(pool.get_with(
                                 Request::new(usize::try_from(len).unwrap()).timeout(Duration::from_millis(2)),
@@ -276,9 +292,8 @@ fn a_request_waits_until_another_process_returns_a_buffer_or_is_killed() {
     for is_killed in [false, true] {
         let named = Named::new("wait");
         let pool = named.builder(64).name("own").build().unwrap();
-        let mut other = Worker::start(&named, "other", 64);
-        other.answer();
-        assert_eq!(other.ask(&format!("get {}", 48 * MIB)), "held");
+        let mut other = Worker::start(&named, "other");
+        other.hold(48);
         std::thread::scope(|scope| {
             let get = scope.spawn(|| pool.get(32 * MIB).map(drop));
             named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
@@ -299,11 +314,9 @@ fn a_request_takes_the_idle_memory_of_others_beside_idle_memory_of_its_own() {
         for (own, others, needed) in [(15, 47, 50), (10, 50, 60), (15, 47, 37), (24, 36, 50)] {
             let named = Named::new("both");
             let pool = named.builder(64).preset(preset).build().unwrap();
-            let mut other = Worker::start(&named, "other", 64);
-            other.answer();
+            let mut other = Worker::start(&named, "other");
             drop(pool.get(own * MIB).unwrap());
-            assert_eq!(other.ask(&format!("get {}", others * MIB)), "held");
-            assert_eq!(other.ask("put"), "put");
+            other.idle(others);
             let got = pool.get(needed * MIB);
             let own_bytes = pool.stats().limits.shared.unwrap().own_bytes;
             assert!(got.is_ok() && own_bytes >= (needed * MIB) as u64, "{preset:?} {own} {others} {needed}: {got:?}");
@@ -315,9 +328,8 @@ fn a_request_takes_the_idle_memory_of_others_beside_idle_memory_of_its_own() {
 fn a_reserve_beside_the_pool_takes_the_idle_memory_of_others() {
     for filled in [56, 64] {
         let named = Named::new("other");
-        let mut other = Worker::start(&named, "other", 64);
-        other.answer();
-        assert_eq!(other.ask(&format!("get {}", filled * MIB)), "held");
+        let mut other = Worker::start(&named, "other");
+        other.hold(filled);
         let pool = named.builder(64).reserve(48 << 20).setting("reserve_wait", false).name("own").build().unwrap();
         // Nothing is idle yet: the shared limit records what it wants until memory arrives.
         named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
@@ -350,9 +362,8 @@ fn a_reserve_is_not_shown_as_idle() {
 fn a_request_that_finds_no_room_names_the_shared_limit_and_who_holds_it() {
     let named = Named::new("full");
     let pool = named.builder(64).wait(Duration::ZERO).on_full(pinpool::OnFull::Error).build().unwrap();
-    let mut other = Worker::start(&named, "holder", 64);
-    other.answer();
-    assert_eq!(other.ask(&format!("get {}", 48 * MIB)), "held");
+    let mut other = Worker::start(&named, "holder");
+    other.hold(48);
     let error = pool.get(32 * MIB).unwrap_err();
     assert!(error.is_limit());
     let text = error.to_string();
@@ -374,10 +385,8 @@ fn a_request_that_finds_no_room_names_the_shared_limit_and_who_holds_it() {
 #[test]
 fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
     let named = Named::new("reserve");
-    let mut other = Worker::start(&named, "other", 64);
-    other.answer();
-    assert_eq!(other.ask(&format!("get {}", 60 * MIB)), "held");
-    assert_eq!(other.ask("put"), "put");
+    let mut other = Worker::start(&named, "other");
+    other.idle(60);
     let pool = named.builder(64).reserve(32 << 20).build().unwrap();
     let shared = pool.stats().limits.shared.unwrap();
     assert!(shared.own_bytes >= 32 << 20 && shared.held_bytes <= 64 << 20, "{shared:?}");
@@ -385,7 +394,7 @@ fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
     let text = other.ask(&format!("try {}", 40 * MIB));
     assert!(text.contains("Return buffers in these processes"), "{text}");
     drop(pool);
-    assert_eq!(other.ask(&format!("get {}", 40 * MIB)), "held");
+    other.hold(40);
     let balance = other.ask("balance");
     let figures: Vec<_> = balance.split(' ').collect();
     assert_eq!(figures[0], figures[1]);
@@ -395,38 +404,12 @@ fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
 fn auto_joins_where_torchrun_shows_several_processes() {
     let mut named = Named("auto".to_owned());
     let vars = |ranks| [("LOCAL_WORLD_SIZE", ranks), ("RANK", "0"), ("LOCAL_RANK", "0")];
-    let mut rank = Worker::start_with(&named, "rank", 64, &vars("2"));
-    assert_eq!(rank.answer(), "ready");
+    let mut rank = Worker::start_with(&named, "rank", &vars("2"));
     assert!(rank.ask("balance").ends_with(" auto"));
     rank.end();
     // Not removed: the file of this name is every process's. The text is freed.
     drop(std::mem::take(&mut named.0));
     std::mem::forget(named);
-}
-
-#[test]
-fn a_child_of_fork_owns_nothing() {
-    child::alone(|| {
-        let named = Named::new("fork");
-        let pool = named.builder(64).build().unwrap();
-        let held = pool.get(8 * MIB).unwrap();
-        let before = named.report();
-        child::in_a_child(|| {
-            // SAFETY: the copy of the parent's object, which the parent drops in its own process.
-            let buf = unsafe { std::ptr::read(&raw const held) };
-            // SAFETY: as above.
-            let copy = unsafe { std::ptr::read(&raw const pool) };
-            let is_apart = copy.stats().limits.shared.is_none();
-            drop((buf, copy));
-            vec![("no shared limit in the statistics", is_apart)]
-        });
-        assert_eq!(named.report(), before);
-        drop(held);
-        pool.trim(0);
-        assert_eq!(named.report().held_bytes, 0);
-        drop(pool);
-        named.wait_until_removed();
-    });
 }
 
 /// The least of several looks: threads of the pool open one for a moment now and then.
@@ -451,7 +434,7 @@ fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
         let mut gone = Vec::new();
         for kill in 0..kills {
             while workers.len() < 3 {
-                let mut worker = Worker::start(&named, "victim", 64);
+                let mut worker = Worker::spawn(&named, "victim", &[]);
                 worker.order(&format!("churn {}", 2 * draw.below(1 << 30)));
                 workers.push(worker);
             }
@@ -488,8 +471,7 @@ fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
 #[test]
 fn four_processes_never_pass_their_limit_and_one_is_served_by_the_others() {
     let named = Named::new("four");
-    let mut workers = [1, 2, 3, 4].map(|rank| Worker::start(&named, &format!("rank{rank}"), 64));
-    workers.iter_mut().for_each(|worker| assert_eq!(worker.answer(), "ready"));
+    let mut workers = [1, 2, 3, 4].map(|rank| Worker::start(&named, &format!("rank{rank}")));
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let sampler = scope.spawn(|| {
@@ -507,9 +489,8 @@ fn four_processes_never_pass_their_limit_and_one_is_served_by_the_others() {
         for round in 0..4 {
             workers.iter_mut().for_each(|worker| assert_eq!(worker.ask("put"), "put"));
             // One process fills nearly all of the shared limit and is then idle; the next one needs an eighth, or half of it.
-            assert_eq!(workers[round].ask(&format!("get {}", 60 * MIB)), "held");
-            assert_eq!(workers[round].ask("put"), "put");
-            assert_eq!(workers[(round + 1) % 4].ask(&format!("get {}", [8, 32][round % 2] * MIB)), "held");
+            workers[round].idle(60);
+            workers[(round + 1) % 4].hold([8, 32][round % 2]);
         }
         is_over.store(true, Ordering::Relaxed);
         assert!(sampler.join().unwrap() > 0);

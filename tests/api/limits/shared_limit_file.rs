@@ -9,10 +9,9 @@ use super::shared_limit::{LONG, MIB, Named, Worker};
 fn a_pool_whose_shared_limit_is_removed_keeps_its_buffers_and_refuses_growth_alone() {
     let named = Named::new("rm");
     let pool = named.builder(64).wait(Duration::ZERO).build().unwrap();
-    let mut other = Worker::start(&named, "other", 64);
-    other.answer();
+    let mut other = Worker::start(&named, "other");
     let mut held = pool.get(20 * MIB).unwrap();
-    assert_eq!(other.ask(&format!("get {}", 20 * MIB)), "held");
+    other.hold(20);
     fs::remove_file(named.path()).unwrap();
     held.wait_slice_mut().unwrap().fill(7);
     let text = pool.get(8 * MIB).unwrap_err().to_string();
@@ -42,11 +41,8 @@ fn a_pool_whose_shared_limit_is_removed_keeps_its_buffers_and_refuses_growth_alo
 fn a_shared_limit_whose_file_is_truncated_or_overwritten_at_any_moment_kills_nobody() {
     let named = Named::new("cut");
     let vars = [("LEDGER_LEN", "1000000"), ("LEDGER_HOLD_US", "100")];
-    let mut workers = ["one", "two"].map(|pool| Worker::start_with(&named, pool, 64, &vars));
-    for worker in &mut workers {
-        assert_eq!(worker.answer(), "ready");
-        assert_eq!(worker.ask("cycle 2"), "cycling");
-    }
+    let mut workers = ["one", "two"].map(|pool| Worker::start_with(&named, pool, &vars));
+    workers.iter_mut().for_each(|worker| assert_eq!(worker.ask("cycle 2"), "cycling"));
     for round in 0..60 {
         let file = OpenOptions::new().write(true).open(named.path()).unwrap();
         file.set_len([0, 8, 1 << 20][round % 3]).unwrap();

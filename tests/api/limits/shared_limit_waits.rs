@@ -12,8 +12,7 @@ use crate::until::until;
 fn cycling(named: &Named, pool: &str, threads: usize, mib: usize, hold_us: u64) -> Worker {
     let vars = [("LEDGER_LEN", (mib * MIB).to_string()), ("LEDGER_HOLD_US", hold_us.to_string())];
     let vars = vars.each_ref().map(|(name, value)| (*name, value.as_str()));
-    let mut worker = Worker::start_with(named, pool, 64, &vars);
-    assert_eq!(worker.answer(), "ready");
+    let mut worker = Worker::start_with(named, pool, &vars);
     assert_eq!(worker.ask(&format!("cycle {threads}")), "cycling");
     wait_for_each_thread(&mut worker);
     worker
@@ -99,8 +98,6 @@ fn a_reserve_that_can_never_fit_takes_nothing_from_others() {
     let large = named.builder(256).build().unwrap();
     let error = large.reserve((100 * MIB) as u64).unwrap_err().to_string();
     assert!(error.contains("Request a smaller buffer, or restart all its processes"), "{error}");
-    assert_eq!(
-        (first.stats().memory.held_bytes, named.report().owners.iter().map(|owner| owner.wanted_bytes).sum::<u64>()),
-        (kept, 0)
-    );
+    let wanted_bytes: u64 = named.report().owners.iter().map(|owner| owner.wanted_bytes).sum();
+    assert_eq!((first.stats().memory.held_bytes, wanted_bytes), (kept, 0));
 }

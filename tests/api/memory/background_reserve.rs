@@ -4,7 +4,6 @@
 
 use pinpool_os::words::Size;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::captured_log::{lines, listen};
 use crate::child::{alone, in_a_child};
-use crate::fixture::{MIB, over};
+use crate::fixture::{self, MIB, over};
 use crate::until::until;
 use crate::valid_stats::valid_stats;
 
@@ -27,8 +26,7 @@ const STEP: u64 = 8 * MI;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn faulty(discrete: bool) -> Arc<FaultSource> {
-    let sim = if discrete { SimSource::discrete(1 << 44) } else { SimSource::new(1 << 44) };
-    Arc::new(FaultSource::around(Arc::new(sim)))
+    fixture::faulty(if discrete { SimSource::discrete(1 << 44) } else { SimSource::new(1 << 44) })
 }
 
 /// A pool that pins a reserve of `bytes` by steps of `poll`.
@@ -50,11 +48,8 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
     for discrete in [false, true] {
         let source = faulty(discrete);
         let pool = by_steps(source.clone(), 256 * MI, 64 * MI).build().unwrap();
-        let stats = valid_stats(&pool);
-        assert_eq!(
-            (stats.memory.held_bytes, stats.memory.reserve_bytes, stats.memory.reserve_target_bytes),
-            (STEP, STEP, 64 * MI)
-        );
+        let memory = valid_stats(&pool).memory;
+        assert_eq!((memory.held_bytes, memory.reserve_bytes, memory.reserve_target_bytes), (STEP, STEP, 64 * MI));
         assert_eq!(source.calls(SourceCall::Acquire), 1);
         assert!(fraction_is(&pool, 0.125));
         let mut before = pool.stats().memory.reserve_fraction();
@@ -89,11 +84,8 @@ fn a_request_beyond_what_is_there_is_served_and_counts_as_reserve() {
         let source = faulty(false);
         let pool = by_steps(source.clone(), 256 * MI, 64 * MI).setting("growth", growth).build().unwrap();
         let buf = pool.get(20 * MIB).unwrap();
-        let stats = valid_stats(&pool);
-        assert!(
-            stats.memory.reserve_bytes >= 20 * MI && stats.memory.reserve_bytes == stats.memory.held_bytes,
-            "{stats:?}"
-        );
+        let memory = valid_stats(&pool).memory;
+        assert!(memory.reserve_bytes >= 20 * MI && memory.reserve_bytes == memory.held_bytes, "{memory:?}");
         assert!(pool.wait_reserved(PATIENCE).unwrap());
         assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI, "no more than was asked for");
         drop(buf);
@@ -211,7 +203,10 @@ fn a_thread_pins_the_rest_step_by_step_and_a_request_is_served_while_a_step_hang
     assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
     assert_eq!(source.calls(SourceCall::Acquire), 8);
     let gate = source.hold(SourceCall::Acquire);
-    pool.reserve_in_a_thread(64 * MI);
+    let reserving = thread::spawn({
+        let pool = pool.clone();
+        move || pool.reserve(64 * MI).unwrap()
+    });
     // The first step of the next reserve hangs in the backend.
     gate.wait_for(1);
     // Available memory is served, and statistics are available.
@@ -223,27 +218,10 @@ fn a_thread_pins_the_rest_step_by_step_and_a_request_is_served_while_a_step_hang
     drop(gate);
     assert!(pool.wait_reserved(PATIENCE).unwrap());
     until("both are there", || pool.stats().memory.reserve_bytes == 128 * MI);
+    reserving.join().unwrap();
     drop(held);
     pool.trim(0);
     assert_eq!(valid_stats(&pool).memory.held_bytes, 128 * MI);
-}
-
-/// `reserve` on a separate thread, since its first step may be held.
-trait InAThread {
-    fn reserve_in_a_thread(&self, bytes: u64);
-}
-
-impl InAThread for Pool {
-    fn reserve_in_a_thread(&self, bytes: u64) {
-        let pool = self.clone();
-        let asked = Arc::new(AtomicBool::new(false));
-        let told = asked.clone();
-        thread::spawn(move || {
-            told.store(true, Ordering::SeqCst);
-            pool.reserve(bytes).unwrap();
-        });
-        until("asked", || asked.load(Ordering::SeqCst));
-    }
 }
 
 /// Ends a pool with a hanging step, which continues after `patience`. Returns whether no other step was made.

@@ -1,21 +1,18 @@
 //! A pool has few mappings, however large it is.
 
-use std::time::Duration;
+use std::sync::Arc;
 
-use pinpool::{Backend, Pool};
+use pinpool::Pool;
+use pinpool_replay::SimSource;
 
+use crate::fixture::over;
 use crate::valid_stats::valid_stats;
 
 const GIB: usize = 1 << 30;
 const TIB: u64 = 1 << 40;
 
 fn pool(max_bytes: u64) -> Pool {
-    let builder = Pool::builder()
-        .without_env()
-        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(max_bytes))))
-        .max_bytes(max_bytes);
-    // Nobody puts anything back.
-    builder.wait(Duration::ZERO).build().unwrap()
+    over(Arc::new(SimSource::new(max_bytes)), max_bytes).build().unwrap()
 }
 
 #[test]
@@ -23,12 +20,8 @@ fn a_pool_of_a_terabyte_makes_at_most_8192_mappings() {
     let pool = pool(TIB);
     let held: Vec<_> = std::iter::from_fn(|| pool.get(3 * GIB).ok()).collect();
     let stats = pool.stats();
-    assert!(
-        stats.memory.held_bytes > TIB - (4 * GIB) as u64,
-        "{} B in {} buffers",
-        stats.memory.held_bytes,
-        held.len()
-    );
+    let held_bytes = stats.memory.held_bytes;
+    assert!(held_bytes > TIB - (4 * GIB) as u64, "{held_bytes} B in {} buffers", held.len());
     assert!((4096..=8192).contains(&stats.memory.mappings), "{} mappings", stats.memory.mappings);
     drop(held);
     pool.clear();

@@ -2,27 +2,22 @@
 
 use std::fs;
 
-use pinpool::{Backend, Pool, PoolBuilder};
+use pinpool::PoolBuilder;
 use tempfile::TempDir;
 
-use crate::fixture::MIB;
+use crate::fixture::{MIB, heap};
+use crate::scratch::scratch;
 
 /// A machine with this list of nodes.
 fn machine(nodes: &str) -> TempDir {
-    let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("sys/devices/system/node");
+    let (root, folder) = scratch("sys/devices/system/node");
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("online"), nodes).unwrap();
     root
 }
 
 fn on(root: &TempDir, node: u32) -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Heap)
-        .unstable_host_root(root.path())
-        .maintenance_thread(false)
-        .setting("numa_node", node)
+    heap().unstable_host_root(root.path()).maintenance_thread(false).setting("numa_node", node)
 }
 
 #[test]

@@ -4,7 +4,8 @@
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
 use pinpool_testing::{SinkMem, SinkStream};
 
-use crate::fixture::filled;
+use crate::fixture::{filled, heap};
+use crate::until::until;
 use crate::valid_stats::stats_when;
 
 fn backends() -> [Backend; 3] {
@@ -68,10 +69,7 @@ fn idle_memory_keeps_no_bytes() {
             let (start, capacity) = (buf.as_ptr(), buf.capacity());
             drop(buf);
             pool.maintain();
-            // The thread may be at it.
-            while pool.stats().memory.idle == 0 {
-                std::thread::yield_now();
-            }
+            until("the thread has zeroed it", || pool.stats().memory.idle > 0);
             // SAFETY: idle memory stays mapped, and no thread uses it.
             let bytes = unsafe { std::slice::from_raw_parts(start, capacity) };
             assert!(bytes.iter().all(|&byte| byte == 0));
@@ -110,7 +108,7 @@ fn memory_that_stands_in_for_a_full_pool_is_zero_too() {
 
 #[test]
 fn without_the_setting_a_buffer_keeps_its_bytes() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+    let pool = heap().build().unwrap();
     drop(filled(&pool, 100, 7));
     assert_eq!(*pool.get(100).unwrap().wait_slice().unwrap(), [7; 100]);
 }

@@ -16,7 +16,8 @@ use pinpool_testing::SourceCall;
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::{Child, alone, in_a_child};
-use crate::fixture::faulty_heap;
+use crate::fixture::{faulty_heap, heap};
+use crate::until::until;
 use crate::valid_stats::valid_stats;
 
 #[test]
@@ -64,7 +65,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
                 checks.push(("dump", dump.owners().is_empty() && dump.to_string().contains("held 0B, in use 0B")));
                 drop(childs_pool);
                 checks.push(("calls", source.calls(SourceCall::Acquire) + source.calls(SourceCall::Release) == calls));
-                let fresh = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+                let fresh = heap().build().unwrap();
                 drop(fresh.get(10_000).unwrap());
                 checks.push(("fresh", fresh.get(10_000).is_ok() && fresh.stats().requests.hits == 1));
                 checks
@@ -86,7 +87,7 @@ fn a_child_forked_while_the_first_pool_of_its_parent_is_built_builds_its_own() {
     // No pool has been built in this process, so each child below builds its first.
     alone(|| {
         let build_and_use = || {
-            let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+            let pool = heap().build().unwrap();
             drop(pool.get(10_000).unwrap());
             drop(pool.get(10_000).unwrap());
             assert_eq!(pool.stats().requests.hits, 1);
@@ -115,18 +116,14 @@ fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
         let released = || source.calls(SourceCall::Release);
         let parents = hasty();
         drop(parents.get(10_000).unwrap());
-        while released() == 0 {
-            std::thread::yield_now();
-        }
+        until("the buffer is released", || released() > 0);
         let _held = parents.get(10_000).unwrap();
         let mut child = Child::new(|| {
             let before = released();
             let own = hasty();
             drop(own.get(10_000).unwrap());
             // The pool counts a release when the call has returned.
-            while released() == before || own.stats().memory.held_bytes > 0 {
-                std::thread::yield_now();
-            }
+            until("its own is released", || released() > before && own.stats().memory.held_bytes == 0);
         });
         assert_eq!(child.wait(), 0);
     });
@@ -134,8 +131,7 @@ fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
 
 /// A pool with requests that often wait for each other.
 fn narrow_pool() -> Pool {
-    let builder = Pool::builder().without_env().backend(Backend::Heap);
-    builder.max_bytes(8_u64 << 20).wait(Duration::from_millis(200)).build().unwrap()
+    heap().max_bytes(8_u64 << 20).wait(Duration::from_millis(200)).build().unwrap()
 }
 
 /// Three pools after each other, each used by four threads that wait in line.
@@ -197,7 +193,7 @@ fn children_of_a_process_whose_threads_sleep_or_wait_in_the_queue_use_pools_of_t
 #[cfg(all(feature = "observe", target_os = "linux"))]
 fn pool_with_everything(dir: &Path, ledger: &str) -> Pool {
     let own = |kind: &str| dir.join(format!("{}.{kind}", std::process::id()));
-    let builder = Pool::builder().without_env().backend(Backend::Heap).wait(Duration::from_secs(60));
+    let builder = heap().wait(Duration::from_secs(60));
     let builder = builder
         .max_bytes(64_u64 << 20)
         .setting("PINPOOL_LEDGER", ledger)
@@ -225,7 +221,7 @@ fn use_everything(pool: &Pool) {
 #[test]
 fn a_fork_while_requests_wait_in_a_partition_leaves_the_child_nothing_to_wait_for() {
     alone(|| {
-        let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8_u64 << 20).build().unwrap();
+        let pool = heap().max_bytes(8_u64 << 20).build().unwrap();
         let part = pool.partition("part", 1 << 20).unwrap();
         let held = part.get(1 << 20).unwrap();
         let waiting = std::thread::spawn({
@@ -272,11 +268,11 @@ fn children_forked_amid_everything_that_pools_share_use_it_themselves() {
                     }
                 });
             }
-            while begun.load(Ordering::Relaxed) < 3 {
-                std::thread::yield_now();
-            }
+            until("all have begun", || begun.load(Ordering::Relaxed) >= 3);
             for number in 0..forks() / 6 {
                 let mut child = Child::new(|| {
+                    assert!(parents.stats().limits.shared.is_none(), "the child owns nothing of its parent's limit");
+                    assert!(parents.dump().owners().is_empty() && !parents.diagnose().is_alarm);
                     let own = pool_with_everything(dir.path(), &ledger);
                     use_everything(&own);
                     valid_stats(&own);

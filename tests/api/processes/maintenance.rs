@@ -1,7 +1,7 @@
 //! What the maintenance thread does while the program makes no calls, and what nobody does without it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
 use crate::counting::CountingSource;
-use crate::fixture::{MIB, filled};
+use crate::fixture::{MIB, faulty, faulty_sim, filled, heap};
 use crate::manual_copies::{ManualStream, Nowhere};
 use crate::until::until;
 
@@ -30,9 +30,7 @@ fn hasty(source: Arc<dyn Source>) -> PoolBuilder {
 }
 
 fn sources() -> [Arc<FaultSource>; 3] {
-    let sources: [Arc<dyn Source>; 3] =
-        [Arc::new(HeapSource::new()), Arc::new(SimSource::new(1 << 40)), Arc::new(SimSource::discrete(1 << 40))];
-    sources.map(|source| Arc::new(FaultSource::around(source)))
+    [faulty(HeapSource::new()), faulty_sim(), faulty(SimSource::discrete(1 << 40))]
 }
 
 fn releases(source: &FaultSource) -> u64 {
@@ -42,7 +40,7 @@ fn releases(source: &FaultSource) -> u64 {
 #[test]
 fn copies_that_ended_leave_the_figures_while_the_program_is_silent() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        let pool = Pool::builder().without_env().preset(preset).backend(Backend::Heap).build().unwrap();
+        let pool = heap().preset(preset).build().unwrap();
         let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
         let gate = stream.hold();
         filled(&pool, 4096, 1).copy_to(&stream, &mut device).unwrap();
@@ -73,18 +71,15 @@ fn without_the_thread_nothing_happens_by_itself() {
 
 #[test]
 fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance() {
-    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let source = faulty_sim();
     let hanging = hasty(source.clone()).build().unwrap();
     let gate = source.hold(SourceCall::Release);
     drop(hanging.get(2 * MIB).unwrap());
     gate.wait_for(1);
 
     let clock = ManualClock::default();
-    let builder = Pool::builder()
-        .without_env()
-        .backend(Backend::Heap)
-        .unstable_code(|code| code.pressure = Some("/dev/null".into()));
-    let other = builder.unstable_clock(clock.clone()).maintenance_thread(true).build().unwrap();
+    let other = heap().unstable_code(|code| code.pressure = Some("/dev/null".into()));
+    let other = other.unstable_clock(clock.clone()).maintenance_thread(true).build().unwrap();
     drop(other.get(4096).unwrap());
     clock.advance_us(20_000_000);
     drop(other.get(8192).unwrap());
@@ -114,7 +109,7 @@ fn a_pool_of_which_nothing_is_in_use_is_looked_at_once_a_second() {
 fn idle_pools_of_a_process_read_the_kernels_files_together() {
     const POOLS: u64 = 100;
     alone(|| {
-        let build = |_| Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+        let build = |_| heap().build().unwrap();
         let pools: Vec<_> = (0..POOLS).map(build).inspect(|pool| drop(pool.get(4096).unwrap())).collect();
         let reads = || {
             let counts = std::fs::read_to_string("/proc/self/io").unwrap();
@@ -131,7 +126,7 @@ fn idle_pools_of_a_process_read_the_kernels_files_together() {
 
 #[test]
 fn a_pool_that_is_over_is_looked_at_no_more() {
-    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let source = faulty_sim();
     let pool = hasty(source.clone()).build().unwrap();
     let held = pool.get(2 * MIB).unwrap();
     drop(pool);
@@ -145,23 +140,20 @@ fn a_pool_that_is_over_is_looked_at_no_more() {
 
 #[test]
 fn the_end_of_a_pool_waits_for_what_the_thread_releases() {
-    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let source = faulty_sim();
     let pool = hasty(source.clone()).preset(Preset::TensorFlow).build().unwrap();
     let stream = ManualStream::default();
     drop(pool.get(MIB).unwrap().copy_to(&stream, &mut Nowhere).unwrap());
     let gate = source.hold(SourceCall::Release);
     stream.0.is_over.store(true, Ordering::SeqCst);
     gate.wait_for(1);
-    let ended = AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(|| {
-            drop(pool);
-            ended.store(true, Ordering::SeqCst);
-            assert_eq!(Arc::strong_count(&source), 1, "the pool keeps nothing");
-        });
+        let ending = scope.spawn(|| drop(pool));
         thread::sleep(Duration::from_millis(20));
-        assert!(!ended.load(Ordering::SeqCst), "its memory is not released yet");
+        assert!(!ending.is_finished(), "its memory is not released yet");
         drop(gate);
+        ending.join().unwrap();
+        assert_eq!(Arc::strong_count(&source), 1, "the pool keeps nothing");
     });
 }
 

@@ -6,14 +6,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 
-use pinpool::{Backend, Pool, PoolBuilder};
 use pinpool_observe::record::Recording;
 
 use crate::child::{Child, alone};
-
-fn heap() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap)
-}
+use crate::fixture::heap;
+use crate::scratch::scratch;
 
 /// A process that has `made` something, is forked and is killed; its child lives on while `test` runs.
 fn with_an_orphan<T>(made: impl FnOnce() -> T, test: impl FnOnce()) {
@@ -44,8 +41,7 @@ fn with_an_orphan<T>(made: impl FnOnce() -> T, test: impl FnOnce()) {
 #[test]
 fn a_recording_is_begun_anew() {
     alone(|| {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("t.trace");
+        let (_dir, path) = scratch("t.trace");
         let record = |name: &str| {
             let pool = heap().maintenance_thread(false).trace(path.clone()).name(name).build().unwrap();
             drop(pool.get(4096).unwrap());
@@ -64,8 +60,7 @@ fn a_recording_is_begun_anew() {
 #[test]
 fn statistics_are_served_anew() {
     alone(|| {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("stats.sock");
+        let (_dir, path) = scratch("stats.sock");
         let served = || {
             let pool = heap().setting("socket", path.display()).build().unwrap();
             first_line(&path);
@@ -88,8 +83,7 @@ fn first_line(socket: &Path) -> String {
 #[test]
 fn a_childs_end_leaves_the_sockets_of_its_parent() {
     alone(|| {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("stats.sock");
+        let (_dir, path) = scratch("stats.sock");
         let mut pool = Some(heap().setting("socket", path.display()).build().unwrap());
         let mut child = Child::new(|| {
             drop(pool.take());
@@ -110,8 +104,7 @@ fn a_childs_end_leaves_the_sockets_of_its_parent() {
 #[test]
 fn forks_while_pools_are_built_and_end_hang_in_no_lock() {
     alone(|| {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("stats.sock");
+        let (dir, path) = scratch("stats.sock");
         let build = || drop(heap().setting("socket", path.display()).build().unwrap());
         thread::scope(|scope| {
             let building = scope.spawn(|| (0..200).for_each(|_| build()));

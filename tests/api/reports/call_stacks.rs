@@ -3,16 +3,17 @@
 use std::path::Path;
 
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
+use pinpool::{PinnedBuf, Pool, PoolBuilder};
 use pinpool_observe::record::{Event, Recording};
 
 use crate::captured_log::{lines_with_levels, listen};
+use crate::fixture::heap;
+use crate::scratch::scratch;
 use crate::valid_stats::valid_stats;
 
 fn sampling(every: u64) -> PoolBuilder {
     // The drop of the last handle ends a pool without a maintenance thread, and so its recording.
-    let builder = Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false);
-    builder.max_bytes(64 << 20).call_stacks(every)
+    heap().maintenance_thread(false).max_bytes(64 << 20).call_stacks(every)
 }
 
 #[inline(never)]
@@ -74,8 +75,7 @@ fn the_end_of_a_pool_lists_where_what_is_out_was_got() {
 #[test]
 #[inline(never)] // Without debug information an inlined function has no frame.
 fn a_recording_has_each_stack_once_and_each_sampled_get() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.trace");
+    let (_dir, path) = scratch("t.trace");
     let pool = sampling(1).trace(path.clone()).build().unwrap();
     (0..100).for_each(|_| drop(get_for_ever(&pool)));
     drop(pool);
@@ -89,8 +89,7 @@ fn a_recording_has_each_stack_once_and_each_sampled_get() {
 
 #[test]
 fn a_pool_that_does_not_sample_records_no_stack_and_keeps_the_fast_path() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.trace");
+    let (_dir, path) = scratch("t.trace");
     let pool = sampling(0).trace(path.clone()).build().unwrap();
     drop((pool.tagged("labels").get(4096).unwrap(), pool));
     assert_eq!((sampled(&path), Recording::open(&path).unwrap().stacks.len()), (Vec::new(), 0));
@@ -105,8 +104,7 @@ fn a_pool_that_does_not_sample_records_no_stack_and_keeps_the_fast_path() {
 
 #[test]
 fn samples_are_as_many_as_asked_for_and_rows_end_with_their_buffers() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.trace");
+    let (_dir, path) = scratch("t.trace");
     let pool = sampling(10).trace(path.clone()).build().unwrap();
     (0..2_000).for_each(|_| drop(pool.get(4096).unwrap()));
     assert_eq!(valid_stats(&pool).memory.in_use, 0);

@@ -10,7 +10,7 @@ use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
 use crate::child::alone;
-use crate::fixture::LONG;
+use crate::fixture::{LONG, heap, over_sim, poll};
 
 fn evicting_pool() -> PoolBuilder {
     Pool::builder()
@@ -28,7 +28,7 @@ fn churn(pool: &Pool, sizes: std::ops::Range<usize>) {
 #[test]
 fn a_record_names_the_file_and_line_of_the_call_that_logs_it() {
     listen();
-    let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+    let pool = heap().build().unwrap();
     let (file, line) = last_place();
     let source = std::fs::read_to_string(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
     let call = source.lines().nth(line as usize - 1).unwrap();
@@ -53,14 +53,9 @@ fn one_check_in_ten_of_the_process_is_logged_in_tensorflows_words() {
         kept.extend(lines_with_levels());
         assert_eq!(silent_so_far, 2, "{kept:?}");
         assert!(kept.iter().all(|(level, _)| *level == Level::Info));
-        assert_eq!(
-            kept[..2].iter().map(|(_, line)| line.as_str()).collect::<Vec<_>>(),
-            [
-                "PoolAllocator: After 1100 get requests, put_count=1100 evicted_count=1000 eviction_rate=0.909091 and \
-             unsatisfied allocation rate=1",
-                "Raising pool_size_limit_ from 100 to 110",
-            ]
-        );
+        let first = "PoolAllocator: After 1100 get requests, put_count=1100 evicted_count=1000 eviction_rate=0.909091 \
+                     and unsatisfied allocation rate=1";
+        assert_eq!((&*kept[0].1, &*kept[1].1), (first, "Raising pool_size_limit_ from 100 to 110"));
         assert_eq!(kept.len(), 4, "the eleventh check of the process is printed: {kept:?}");
         assert_eq!(kept[3].1, "Raising pool_size_limit_ from 110 to 121");
     });
@@ -69,13 +64,7 @@ fn one_check_in_ten_of_the_process_is_logged_in_tensorflows_words() {
 #[test]
 fn a_stuck_copy_is_warned_of_once() {
     let clock = ManualClock::default();
-    let pool = Pool::builder()
-        .without_env()
-        .preset(Preset::TensorFlow)
-        .backend(Backend::Heap)
-        .unstable_clock(clock.clone())
-        .build()
-        .unwrap();
+    let pool = heap().preset(Preset::TensorFlow).unstable_clock(clock.clone()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
     let _gate = stream.hold();
     listen();
@@ -92,17 +81,15 @@ fn a_stuck_copy_is_warned_of_once() {
     let [(Level::Warn, line), (Level::Warn, verdict)] = kept.as_slice() else {
         panic!("one warning, of the first copy alone, and the verdict: {kept:?}")
     };
-    assert!(
-        line.contains(" stuck: ") && line.contains(" stream_id=") && line.contains(" in_flight_for=40.0s; find"),
-        "{line}"
-    );
+    assert!(line.contains(" stuck: ") && line.contains(" stream_id="), "{line}");
+    assert!(line.contains(" in_flight_for=40.0s; find"), "{line}");
     assert!(verdict.contains(" diagnosis: stuck_copy: a copy on stream_id="), "{verdict}");
 }
 
 #[test]
 fn the_start_says_where_each_limit_comes_from() {
     listen();
-    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).name("loader").build().unwrap();
+    let pool = heap().max_bytes(1 << 20).name("loader").build().unwrap();
     let kept = lines_with_levels();
     let [(Level::Info, started)] = kept.as_slice() else { panic!("one line: {kept:?}") };
     let start = "pool[loader] created: preset=adaptive backend=heap pinned=no max=1.0MiB granule=128.0KiB";
@@ -111,7 +98,7 @@ fn the_start_says_where_each_limit_comes_from() {
     let process = format!(" version={} pid={}", env!("CARGO_PKG_VERSION"), std::process::id());
     assert!(started.contains(&process), "{started}");
     drop(pool);
-    let _tensorflow = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::TensorFlow).build().unwrap();
+    let _tensorflow = heap().preset(Preset::TensorFlow).build().unwrap();
     let kept = lines_with_levels();
     let started = &kept.last().unwrap().1;
     assert!(started.contains("PINPOOL_MAX_BYTES=none (implied)"), "{started}");
@@ -120,15 +107,7 @@ fn the_start_says_where_each_limit_comes_from() {
 #[test]
 fn growth_is_logged_at_each_doubling_from_64_mib_on() {
     let clock = ManualClock::default();
-    let backend = Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 30)));
-    let pool = Pool::builder()
-        .without_env()
-        .backend(backend)
-        .unstable_clock(clock.clone())
-        .max_bytes(Limit::Unlimited)
-        .name("p")
-        .build()
-        .unwrap();
+    let pool = over_sim(Limit::Unlimited).unstable_clock(clock.clone()).name("p").build().unwrap();
     listen();
     let mut held = Vec::new();
     for _ in 0..40 {
@@ -146,8 +125,7 @@ fn growth_is_logged_at_each_doubling_from_64_mib_on() {
 
 #[test]
 fn debug_and_trace_say_more_of_pin_calls_and_of_gets_that_wait() {
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20);
-    let pool = builder.wait(Duration::from_millis(1)).maintenance_thread(false).build().unwrap();
+    let pool = heap().max_bytes(1 << 20).wait(Duration::from_millis(1)).maintenance_thread(false).build().unwrap();
     listen_from(LevelFilter::Trace);
     let held = pool.get(1 << 20).unwrap();
     assert!(pool.get(4096).is_err());
@@ -166,8 +144,8 @@ fn debug_and_trace_say_more_of_pin_calls_and_of_gets_that_wait() {
 #[test]
 fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
     let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).wait(Duration::ZERO);
-    let pool = builder.on_full(pinpool::OnFull::Pageable).unstable_clock(clock.clone()).build().unwrap();
+    let pool = heap().max_bytes(1 << 20).wait(Duration::ZERO);
+    let pool = pool.on_full(pinpool::OnFull::Pageable).unstable_clock(clock.clone()).build().unwrap();
     listen();
     let _all = pool.get(1 << 20).unwrap();
     for _ in 0..110 {
@@ -178,31 +156,25 @@ fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
     }
     let kept = lines_with_levels();
     let begin_with = |part: &str| kept.iter().filter(|(_, line)| line.contains(part)).count();
-    assert_eq!(
-        (begin_with(" pageable: "), begin_with(" refused: "), begin_with(" shortage_ended: ")),
-        (3, 3, 3),
-        "{kept:?}"
-    );
+    assert_eq!([" pageable: ", " refused: ", " shortage_ended: "].map(begin_with), [3; 3], "{kept:?}");
     assert!(kept.iter().any(|(_, line)| line.contains("request=4.0KiB count=10 pageable=4.0KiB")), "{kept:?}");
 }
 
 #[test]
 fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
     let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).wait(LONG);
-    let pool = builder.unstable_clock(clock.clone()).build().unwrap();
+    let pool = heap().max_bytes(1 << 20).wait(LONG).unstable_clock(clock.clone()).build().unwrap();
     listen();
     let held = pool.get(1 << 20).unwrap();
-    let mut waiting = Box::pin(pool.get_async(1 << 20));
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    assert!(waiting.as_mut().poll(&mut context).is_pending());
+    let mut waiting = pool.get_async(1 << 20);
+    assert!(poll(&mut waiting).is_pending());
     clock.advance_us(3_000_000);
     pool.maintain();
     let kept = lines_with_levels();
     let [(Level::Info, line)] = kept.as_slice() else { panic!("one line: {kept:?}") };
     assert!(line.contains(" full: request=1.0MiB held=1.0MiB "), "{line}");
     drop(held);
-    assert!(waiting.as_mut().poll(&mut context).is_ready());
+    assert!(poll(&mut waiting).is_ready());
     clock.advance_us(3_000_000);
     pool.maintain();
     let kept = lines_with_levels();
@@ -213,7 +185,7 @@ fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
 
 #[test]
 fn a_miss_that_is_served_from_held_memory_is_traced() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false).build().unwrap();
+    let pool = heap().maintenance_thread(false).build().unwrap();
     let _first = pool.get(4096).unwrap();
     listen_from(LevelFilter::Trace);
     let _second = pool.get(8192).unwrap();
@@ -225,8 +197,7 @@ fn a_miss_that_is_served_from_held_memory_is_traced() {
 #[test]
 fn in_steady_state_nothing_repeats() {
     let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20).name("p");
-    let pool = builder.unstable_clock(clock.clone()).build().unwrap();
+    let pool = heap().max_bytes(64 << 20).name("p").unstable_clock(clock.clone()).build().unwrap();
     listen();
     // An hour of eight buffers in turn, of sizes that recur.
     for second in 0..3600 {
@@ -240,17 +211,14 @@ fn in_steady_state_nothing_repeats() {
     let kept: Vec<_> = lines_with_levels().into_iter().map(|(_, line)| line).collect();
     let [warming, healthy] = kept.as_slice() else { panic!("two lines: {kept:?}") };
     assert!(warming.starts_with("pool[p] diagnosis: warming_up: held 0B->"), "{warming}");
-    assert!(
-        healthy.starts_with("pool[p] diagnosis: healthy: 80 of 80 requests were served immediately, "),
-        "{healthy}"
-    );
+    let start = "pool[p] diagnosis: healthy: 80 of 80 requests were served immediately, ";
+    assert!(healthy.starts_with(start), "{healthy}");
 }
 
 #[test]
 fn a_pool_that_is_too_small_says_how_much_it_needs() {
     let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20).wait(Duration::ZERO);
-    let pool = builder.unstable_clock(clock.clone()).build().unwrap();
+    let pool = heap().max_bytes(64 << 20).wait(Duration::ZERO).unstable_clock(clock.clone()).build().unwrap();
     listen();
     for _ in 0..60 {
         let held: Vec<_> = (0..4).map(|_| pool.get(16 << 20).unwrap()).collect();
@@ -262,15 +230,12 @@ fn a_pool_that_is_too_small_says_how_much_it_needs() {
     let kept = lines_with_levels();
     let verdicts: Vec<_> = kept.iter().filter(|(_, line)| line.contains(" diagnosis: ")).collect();
     let [(Level::Warn, line)] = verdicts[..] else { panic!("one verdict: {kept:?}") };
-    assert!(
-        line.contains(" diagnosis: limit_too_small: ") && line.contains("raise PINPOOL_MAX_BYTES to 72.0MiB"),
-        "{line}"
-    );
+    assert!(line.contains(" limit_too_small: ") && line.contains("raise PINPOOL_MAX_BYTES to 72.0MiB"), "{line}");
 }
 
 #[test]
 fn a_pool_without_a_window_says_why_of_the_time_so_far() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).build().unwrap();
+    let pool = heap().max_bytes(1 << 20).build().unwrap();
     let why = pool.diagnose();
     assert_eq!((why.cause.name(), why.is_alarm, why.remedy.as_deref()), ("healthy", false, None));
     assert!(why.to_string().starts_with("healthy: no requests, 0B held"), "{why}");

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use pinpool::Pool;
 use pinpool_observe::record::{Event, Recording};
@@ -158,29 +158,6 @@ fn a_recording_that_is_damaged_ends_before_the_damage() {
     assert!(recording.records.len() < all);
     let warning = recording.warning.unwrap();
     assert!(warning.contains("damaged") && warning.contains("at byte"), "{warning}");
-}
-
-#[test]
-fn another_version_and_another_file_are_refused_by_name() {
-    let (_dir, path) = a_recording("t.trace");
-    let mut bytes = fs::read(&path).unwrap();
-    bytes[8..12].copy_from_slice(&9_u32.to_le_bytes());
-    fs::write(&path, &bytes).unwrap();
-    let error = Recording::open(&path).unwrap_err().to_string();
-    assert!(error.contains("version 9") && error.contains("reads version 4"), "{error}");
-    fs::write(&path, "a 1 4096\n").unwrap();
-    assert!(Recording::open(&path).unwrap_err().to_string().contains("not a recording"));
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn a_full_disk_ends_the_file_and_not_the_pool() {
-    crate::captured_log::listen();
-    let pool = recorded(Path::new("/dev/full")).build().unwrap();
-    use_pool(&pool);
-    drop(pool);
-    let lines = crate::captured_log::lines();
-    assert_eq!(crate::captured_log::count(&lines, "trace_incomplete: path=/dev/full"), 1, "{lines:#?}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use pinpool_observe::record::Recording;
 
 use crate::captured_log::{count, lines, listen};
 use crate::fixture::recorded;
+use crate::scratch::scratch;
 
 fn record(path: &Path, name: &str) {
     let pool: Pool = recorded(path).name(name).build().unwrap();
@@ -94,8 +95,7 @@ fn no_link_is_followed() {
 
 #[test]
 fn directories_sockets_and_devices_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("s");
+    let (dir, socket) = scratch("s");
     let _listener = UnixListener::bind(&socket).unwrap();
     for (path, what) in [
         (dir.path(), "it is a directory; name a file in it"),
@@ -112,18 +112,15 @@ fn a_file_of_another_user_is_refused_and_stays() {
     if !is_root() {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.trace");
+    let (dir, path) = scratch("t.trace");
     earlier(&path, "first");
     let recording = fs::read(&path).unwrap();
     for bytes in [recording, Vec::new()] {
         fs::write(&path, &bytes).unwrap();
         chown(&path, Some(65_534), None).unwrap();
         let text = refusal(&path);
-        assert!(
-            text.contains("it belongs to user 65534, and this process to user 0; name a file of your own"),
-            "{text}"
-        );
+        let words = "it belongs to user 65534, and this process to user 0; name a file of your own";
+        assert!(text.contains(words), "{text}");
         assert_eq!(fs::read(&path).unwrap(), bytes);
     }
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
@@ -145,25 +142,14 @@ fn a_new_file_is_for_its_user_alone_and_an_empty_one_keeps_its_mode() {
 #[test]
 fn the_recording_of_an_earlier_process_is_kept_beside_the_new_one_and_that_is_logged() {
     for name in ["t.trace", "t.trace.gz"] {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(name);
+        let (dir, path) = scratch(name);
         let old = PathBuf::from(format!("{}.old", path.display()));
         earlier(&path, "first");
         listen();
         record(&path, "second");
-        let said = lines();
-        assert_eq!(
-            count(
-                &said,
-                &format!(
-                    "trace_renamed: the previous recording was renamed, path={} renamed={};",
-                    path.display(),
-                    old.display()
-                )
-            ),
-            1,
-            "{said:#?}"
-        );
+        let (said, paths) = (lines(), format!("path={} renamed={};", path.display(), old.display()));
+        let renamed = format!("trace_renamed: the previous recording was renamed, {paths}");
+        assert_eq!(count(&said, &renamed), 1, "{said:#?}");
         assert_eq!((name_in(&old), name_in(&path)), ("first".to_owned(), "second".to_owned()));
         // The next one takes its place.
         // Open, so that no other file gets its inode.

@@ -10,6 +10,8 @@ use pinpool_observe::record::{Event, Recording};
 
 use super::record::alternates;
 use crate::fixture::{faulty_heap, over, recorded};
+use crate::scratch::scratch;
+use crate::until::until;
 
 /// Requests and returns of each pool in the file; for one buffer they alternate.
 fn gets_and_puts(path: &Path) -> Vec<(u64, u64)> {
@@ -24,8 +26,7 @@ const PAIRS: u64 = if cfg!(miri) { 30 } else { 500 };
 
 #[test]
 fn pools_that_record_and_one_that_does_not_serve_a_thread_in_turn() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.trace");
+    let (_dir, path) = scratch("t.trace");
     let pools: Vec<_> = (0..3).map(|_| recorded(&path).build().unwrap()).collect();
     let other = over(faulty_heap(), pinpool::Limit::Unlimited).build().unwrap();
     for round in 0..PAIRS {
@@ -42,17 +43,14 @@ fn pools_that_record_and_one_that_does_not_serve_a_thread_in_turn() {
 
 #[test]
 fn a_return_that_serves_a_request_in_the_queue_is_recorded_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.trace");
+    let (_dir, path) = scratch("t.trace");
     let pool: Pool = recorded(&path).max_bytes(1 << 20).wait(Duration::from_secs(60)).build().unwrap();
     drop(pool.get(1 << 20).unwrap());
     for _ in 0..5 {
         let held = pool.get(1 << 20).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| drop(pool.get(1 << 20).unwrap()));
-            while pool.stats().requests.waiting == 0 {
-                thread::yield_now();
-            }
+            until("it waits", || pool.stats().requests.waiting > 0);
             drop(held);
         });
     }

@@ -16,6 +16,7 @@ use pinpool_observe::record::{Event, Recording};
 use crate::captured_log;
 use crate::child::alone;
 use crate::fixture::{recorded, status_kib};
+use crate::scratch::scratch;
 
 /// A named pipe.
 #[allow(unsafe_code)] // A call of the system.
@@ -32,8 +33,7 @@ fn pairs(pool: &Pool, pairs: u64) {
 
 #[test]
 fn a_pipe_that_nobody_reads_is_refused_at_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("pipe");
+    let (_dir, path) = scratch("pipe");
     pipe(&path);
     let error = recorded(&path).build().unwrap_err();
     assert!(error.is_setting() && error.to_string().contains("cannot be written"), "{error}");
@@ -44,8 +44,7 @@ fn while_a_pipe_is_full_threads_that_come_and_go_lose_records_and_the_loss_is_to
     // The memory of the whole process is measured.
     alone(|| {
         captured_log::listen();
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("pipe");
+        let (_dir, path) = scratch("pipe");
         pipe(&path);
         // Both ends, so that it is open, and read later.
         let reader = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();

@@ -11,10 +11,10 @@ use pinpool::{Backend, OnFull, Pool, PoolBuilder, Preset, Request};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
-use crate::fixture::{LONG, MIB, Requests, until_waits};
+use crate::fixture::{LONG, MIB, Requests, heap, until_waits};
 
-fn heap() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap).wait(Duration::ZERO).on_full(OnFull::Error)
+fn builder() -> PoolBuilder {
+    heap().wait(Duration::ZERO).on_full(OnFull::Error)
 }
 
 /// The error text of a request for `len` bytes while a buffer of `held` bytes is in use.
@@ -27,9 +27,9 @@ fn refusal(pool: &impl Requests, held: usize, len: usize) -> String {
 
 #[test]
 fn the_remedy_of_a_refusal_is_the_one_that_helps() {
-    let adaptive = || heap().max_bytes(4 << 20).build().unwrap();
-    let tensorflow = || heap().preset(Preset::TensorFlow).max_bytes(4 << 20).build().unwrap();
-    let fixed = || heap().max_bytes(8 << 20).reserve(4 << 20).setting("growth", false).build().unwrap();
+    let adaptive = || builder().max_bytes(4 << 20).build().unwrap();
+    let tensorflow = || builder().preset(Preset::TensorFlow).max_bytes(4 << 20).build().unwrap();
+    let fixed = || builder().max_bytes(8 << 20).reserve(4 << 20).setting("growth", false).build().unwrap();
     for (case, pool, held, len, helps, never) in [
         ("full", adaptive(), 4 * MIB, 4096, "Return buffers sooner or raise PINPOOL_MAX_BYTES", "exceeds"),
         ("never fits", adaptive(), 1, 5 * MIB, "Request a smaller buffer or raise PINPOOL_MAX_BYTES", "eturn buffers"),
@@ -81,7 +81,7 @@ fn cause(text: &str) -> (&str, &str) {
 
 #[test]
 fn a_request_behind_a_large_one_in_the_queue_names_it_and_advises_a_limit_above_the_present_one() {
-    let pool = heap().max_bytes(64 << 20).build().unwrap();
+    let pool = builder().max_bytes(64 << 20).build().unwrap();
     let held = pool.get(10 * MIB).unwrap();
     thread::scope(|scope| {
         let large = scope.spawn(|| pool.get_with(Request::new(60 * MIB).timeout(LONG)).map(drop));
@@ -100,16 +100,14 @@ fn a_request_behind_a_large_one_in_the_queue_names_it_and_advises_a_limit_above_
 
 #[test]
 fn the_log_line_of_a_shortage_has_the_same_remedy() {
-    let pool = heap().max_bytes(8 << 20).reserve(4 << 20).setting("growth", false).build().unwrap();
+    let pool = builder().max_bytes(8 << 20).reserve(4 << 20).setting("growth", false).build().unwrap();
     listen();
     refusal(&pool, 4 * MIB, 4096);
     let kept = lines_with_levels();
     let [(Level::Warn, line), (Level::Warn, report)] = kept.as_slice() else { panic!("two lines: {kept:?}") };
     assert!(report.contains(" out_of_memory: "), "{report}");
-    assert!(
-        line.contains("raise PINPOOL_RESERVE (all of it is in use)") && !line.contains("PINPOOL_MAX_BYTES"),
-        "{line}"
-    );
+    assert!(line.contains("raise PINPOOL_RESERVE (all of it is in use)"), "{line}");
+    assert!(!line.contains("PINPOOL_MAX_BYTES"), "{line}");
 }
 
 /// Lowers the limit of locked memory, and takes from root what would make it exempt.
@@ -175,7 +173,7 @@ fn auto_without_pinned_memory_warns_once_and_says_why() {
         }
         // What was asked for is no warning.
         listen();
-        drop(Pool::builder().without_env().backend(Backend::Heap).build().unwrap());
+        drop(heap().build().unwrap());
         assert!(lines_with_levels().iter().all(|(level, _)| *level == Level::Info));
     });
 }
@@ -197,7 +195,7 @@ fn without_a_logger_stderr_has_each_warning_once() {
             assert!(pool.stats().pinned_by.is_none());
         }
         // What was asked for is no warning.
-        drop(Pool::builder().without_env().backend(Backend::Heap).build().unwrap());
+        drop(heap().build().unwrap());
         let mut text = String::new();
         written.seek(SeekFrom::Start(0)).unwrap();
         written.read_to_string(&mut text).unwrap();

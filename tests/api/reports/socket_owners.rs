@@ -6,15 +6,16 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use pinpool::{Backend, Pool};
+use pinpool::Pool;
 
 use crate::captured_log::{count, lines, listen};
+use crate::fixture::heap;
+use crate::scratch::scratch;
 
 #[test]
 fn the_socket_tells_the_owners_the_largest_first() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("stats.sock");
-    let pool = Pool::builder().without_env().backend(Backend::Heap).setting("socket", path.display()).build().unwrap();
+    let (_dir, path) = scratch("stats.sock");
+    let pool = heap().setting("socket", path.display()).build().unwrap();
     let _images = pool.tagged("images").get(1 << 20).unwrap();
     let _labels = [4096, 4096].map(|bytes| pool.tagged("labels").get(bytes).unwrap());
     let mut line = String::new();
@@ -28,7 +29,7 @@ fn the_socket_tells_the_owners_the_largest_first() {
 }
 
 fn served(path: &Path) -> Pool {
-    Pool::builder().without_env().backend(Backend::Heap).setting("socket", path.display()).build().unwrap()
+    heap().setting("socket", path.display()).build().unwrap()
 }
 
 #[test]
@@ -37,11 +38,16 @@ fn what_is_no_socket_of_this_user_stays_and_the_log_says_what_it_is() {
     let at = |name: &str| dir.path().join(name);
     fs::write(at("file"), "precious").unwrap();
     symlink(at("file"), at("link")).unwrap();
+    symlink(at("nothing"), at("dangling")).unwrap();
     fs::create_dir(at("directory")).unwrap();
+    drop(UnixListener::bind(at("left-behind")).unwrap());
+    symlink(at("left-behind"), at("link-to-a-socket")).unwrap();
     drop(UnixListener::bind(at("other")).unwrap());
     let mut cases = vec![
         ("file", "there is a file that is no socket"),
         ("link", "there is a symbolic link that is no socket"),
+        ("dangling", "there is a symbolic link that is no socket"),
+        ("link-to-a-socket", "there is a symbolic link that is no socket"),
         ("directory", "there is a directory that is no socket"),
     ];
     if std::os::unix::fs::chown(at("other"), Some(65_534), None).is_ok() {
@@ -57,7 +63,7 @@ fn what_is_no_socket_of_this_user_stays_and_the_log_says_what_it_is() {
         let after = fs::symlink_metadata(at(name)).unwrap();
         assert_eq!((before.ino(), before.len(), before.mtime()), (after.ino(), after.len(), after.mtime()), "{name}");
     }
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 4);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 7);
 }
 
 #[cfg(all(target_os = "linux", not(miri)))]

@@ -6,15 +6,15 @@ use std::time::Duration;
 use log::Level;
 use pinpool::unstable::ManualClock;
 use pinpool::unstable::Rounding;
-use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
+use pinpool::{Pool, PoolBuilder, Preset, Request};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{lines_with_levels, listen};
-use crate::fixture::MIB;
+use crate::fixture::{MIB, heap};
 use crate::valid_stats::valid_stats;
 
-fn heap() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20)
+fn builder() -> PoolBuilder {
+    heap().max_bytes(64 << 20)
 }
 
 /// Tag, buffers and bytes of all owners.
@@ -32,7 +32,7 @@ fn of(tag: &str, buffers: u64, bytes: u64) -> (String, u64, u64) {
 #[test]
 fn each_tag_counts_what_its_handles_hold() {
     for (preset, rounding) in [(Preset::Adaptive, Rounding::Eighths), (Preset::TensorFlow, Rounding::Exact)] {
-        let pool = heap().preset(preset).setting("rounding", rounding).build().unwrap();
+        let pool = builder().preset(preset).setting("rounding", rounding).build().unwrap();
         let (images, labels) = (pool.tagged("loader/images"), pool.tagged("loader/labels"));
         assert_eq!((images.tag(), images.name()), (Some("loader/images"), None));
         let held: Vec<_> = (0..3).map(|_| images.clone().get(MIB).unwrap()).collect();
@@ -56,7 +56,7 @@ fn each_tag_counts_what_its_handles_hold() {
 
 #[test]
 fn a_buffer_counts_until_its_copy_is_over_also_if_another_thread_drops_it() {
-    let pool = heap().build().unwrap();
+    let pool = builder().build().unwrap();
     let images = pool.tagged("images");
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     let gate = stream.hold();
@@ -79,7 +79,7 @@ fn a_buffer_counts_until_its_copy_is_over_also_if_another_thread_drops_it() {
 
 #[test]
 fn tasks_and_aligned_gets_carry_the_tag() {
-    let pool = heap().max_bytes(4 << 20).build().unwrap();
+    let pool = builder().max_bytes(4 << 20).build().unwrap();
     let tagged = pool.tagged("t");
     let aligned = tagged.get_with(Request::new(4096).align(1 << 16)).unwrap();
     let other = tagged.get(MIB).unwrap();
@@ -99,8 +99,11 @@ fn tasks_and_aligned_gets_carry_the_tag() {
 
 #[test]
 fn a_buffer_that_is_lost_is_nobodys() {
-    let pool =
-        heap().unstable_code(|code| code.close_wait = Some(Duration::ZERO)).maintenance_thread(false).build().unwrap();
+    let pool = builder()
+        .unstable_code(|code| code.close_wait = Some(Duration::ZERO))
+        .maintenance_thread(false)
+        .build()
+        .unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     stream.fail();
     let _copy = pool.tagged("t").get(MIB).unwrap().copy_to(&stream, &mut device);
@@ -111,7 +114,7 @@ fn a_buffer_that_is_lost_is_nobodys() {
 #[test]
 fn at_the_end_the_log_has_totals_and_what_is_still_out() {
     let clock = ManualClock::default();
-    let pool = heap().name("p").unstable_clock(clock.clone()).build().unwrap();
+    let pool = builder().name("p").unstable_clock(clock.clone()).build().unwrap();
     listen();
     let images = pool.tagged("images");
     let old = images.get(MIB).unwrap();

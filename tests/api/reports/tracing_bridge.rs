@@ -3,10 +3,10 @@
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
-use pinpool::{Backend, Pool, PoolBuilder};
 use tracing::Level;
 
 use crate::child::alone;
+use crate::fixture::heap;
 
 /// Text that a subscriber writes.
 #[derive(Clone, Default)]
@@ -31,8 +31,7 @@ fn a_subscriber_gets_the_lines_with_level_target_and_name_of_the_pool() {
         let writer = written.clone();
         let subscriber = tracing_subscriber::fmt().with_max_level(Level::DEBUG).with_ansi(false).without_time();
         subscriber.with_writer(move || writer.clone()).init();
-        let pool =
-            Pool::builder().without_env().backend(Backend::Heap).name("loader").max_bytes(1 << 20).build().unwrap();
+        let pool = heap().name("loader").max_bytes(1 << 20).build().unwrap();
         drop(pool.get(4096).unwrap());
         drop(pool);
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
@@ -54,8 +53,7 @@ fn a_filter_selects_one_kind_of_event() {
             .parse_filters("off,pinpool::shortage=warn")
             .target(env_logger::Target::Pipe(Box::new(written.clone())))
             .init();
-        let builder = PoolBuilder::default().without_env().backend(Backend::Heap).max_bytes(1 << 20);
-        let pool = builder.wait(std::time::Duration::ZERO).build().unwrap();
+        let pool = heap().max_bytes(1 << 20).wait(std::time::Duration::ZERO).build().unwrap();
         pool.get(2 << 20).unwrap_err();
         drop(pool);
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();

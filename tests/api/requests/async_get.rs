@@ -9,10 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pinpool::{Backend, GetFuture, OnFull, Pool, Preset, Request};
-use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
-use crate::fixture::{LONG, MIB, over, over_sim, run, until_waits};
+use crate::fixture::{LONG, MIB, faulty_sim, over, over_sim, run, until_waits};
+use crate::until::until;
 use crate::valid_stats::valid_stats;
 
 /// A wait that a test sees the end of.
@@ -134,7 +134,7 @@ fn over_both_presets(source: &Arc<FaultSource>) -> [Pool; 2] {
 fn a_miss_that_pin_calls_does_so_on_another_thread_and_the_runtime_goes_on() {
     const BEATS: usize = 1000;
     for preset in 0..2 {
-        let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+        let source = faulty_sim();
         let pool = over_both_presets(&source)[preset].clone();
         let held = Arc::new(Mutex::new(Some(source.hold(SourceCall::Acquire))));
         // Opens the gate of a blocked runtime: the test fails then, and does not hang.
@@ -174,7 +174,7 @@ fn a_miss_that_pin_calls_does_so_on_another_thread_and_the_runtime_goes_on() {
 #[test]
 fn pinned_memory_for_a_future_that_is_dropped_serves_the_next_get() {
     for preset in 0..2 {
-        let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+        let source = faulty_sim();
         let pool = over_both_presets(&source)[preset].clone();
         let held = source.hold(SourceCall::Acquire);
         let mut get = Box::pin(pool.get_async(4 * MIB));
@@ -184,9 +184,7 @@ fn pinned_memory_for_a_future_that_is_dropped_serves_the_next_get() {
         assert!(poll(behind.as_mut(), Waker::noop()).is_pending());
         drop((get, behind));
         drop(held);
-        while pool.stats().memory.idle == 0 {
-            thread::yield_now();
-        }
+        until("the memory is idle", || pool.stats().memory.idle > 0);
         assert_eq!(valid_stats(&pool).memory.in_use, 0);
         drop(pool.try_get(4 * MIB).unwrap().expect("it is idle"));
         assert_eq!(source.calls(SourceCall::Acquire), 1, "nothing was done for the request behind it");
@@ -195,7 +193,7 @@ fn pinned_memory_for_a_future_that_is_dropped_serves_the_next_get() {
 
 #[test]
 fn a_task_in_the_queue_does_not_pin_on_its_thread_what_it_has_room_for_later() {
-    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let source = faulty_sim();
     let pool = over(source.clone(), 2 << 20).wait(LONG).build().unwrap();
     let _held = pool.get(2 * MIB).unwrap();
     let mut get = pin!(pool.get_async(2 * MIB));
@@ -213,7 +211,7 @@ fn a_task_in_the_queue_does_not_pin_on_its_thread_what_it_has_room_for_later() {
 
 #[test]
 fn a_pool_that_ends_while_its_thread_pin_calls_releases_that_memory() {
-    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let source = faulty_sim();
     let pool = over(source.clone(), 64 << 20).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);
     let mut get = Box::pin(pool.get_async(4 * MIB));
@@ -221,14 +219,12 @@ fn a_pool_that_ends_while_its_thread_pin_calls_releases_that_memory() {
     gate.wait_for(1);
     drop((get, pool));
     drop(gate);
-    while source.calls(SourceCall::Release) == 0 {
-        thread::yield_now();
-    }
+    until("it is released", || source.calls(SourceCall::Release) > 0);
 }
 
 /// Two tasks fail after `wait`, one in a hanging driver call and one behind it. Returns false if they were late before that.
 fn fail_at_their_deadline(preset: usize, wait: Duration) -> bool {
-    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let source = faulty_sim();
     let pool = over_both_presets(&source)[preset].clone();
     let gate = source.hold(SourceCall::Acquire);
     let mut own = pin!(pool.get_async(Request::new(4 * MIB).timeout(wait)));
@@ -249,9 +245,7 @@ fn fail_at_their_deadline(preset: usize, wait: Duration) -> bool {
     }
     assert_eq!(pool.stats().requests.failed, 2);
     drop(gate);
-    while pool.stats().memory.idle == 0 {
-        thread::yield_now();
-    }
+    until("the memory is idle", || pool.stats().memory.idle > 0);
     drop(pool.try_get(4 * MIB).unwrap().expect("the late result serves the next request"));
     assert_eq!((source.calls(SourceCall::Acquire), valid_stats(&pool).memory.in_use), (1, 0));
     true
@@ -267,7 +261,7 @@ fn a_task_fails_at_its_deadline_though_the_call_of_another_task_or_its_own_does_
 
 #[test]
 fn a_task_whose_call_does_not_return_falls_back_at_its_deadline() {
-    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let source = faulty_sim();
     let pool = over(source.clone(), 64 << 20).on_full(OnFull::Pageable).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);
     assert!(run(pool.get_async(Request::new(4 * MIB).timeout(SHORT))).unwrap().pinned_by().is_none());

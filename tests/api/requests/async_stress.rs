@@ -5,21 +5,13 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Backend, GetFuture, Pool, Request};
+use pinpool::{GetFuture, Pool, Request};
 
-use crate::fixture::{LONG, MIB, poll, run};
+use crate::fixture::{MIB, over_sim, poll, run};
 use crate::valid_stats::valid_stats;
 
 fn pool(max_bytes: u64) -> Pool {
-    let builder = Pool::builder()
-        .without_env()
-        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))));
-    builder
-        .max_bytes(max_bytes)
-        .wait(LONG)
-        .unstable_code(|code| code.pressure = Some("/dev/null".into()))
-        .build()
-        .unwrap()
+    over_sim(max_bytes).maintenance_thread(true).build().unwrap()
 }
 
 fn check_at_rest(pool: &Pool) {

@@ -1,16 +1,14 @@
 //! `Pool::close`: requests that wait and later ones fail, and buffers in use stay valid.
 
-use std::sync::Arc;
 use std::task::Poll;
 use std::thread;
 
-use pinpool::{Backend, OnFull, Request};
-use pinpool_replay::SimSource;
-use pinpool_testing::{FaultSource, SourceCall};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool::{Backend, OnFull, Request, Stats};
+use pinpool_testing::{SinkMem, SinkStream, SourceCall};
 
 use crate::captured_log;
-use crate::fixture::{LONG, MIB, both_presets, over_sim, poll, until_waits};
+use crate::fixture::{LONG, MIB, both_presets, faulty_sim, over_sim, poll, until_waits};
+use crate::until::until;
 use crate::valid_stats::{stats_when, valid_stats};
 
 #[test]
@@ -51,17 +49,9 @@ fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
         assert!(matches!(poll(&mut pool.get_async(MIB)), Poll::Ready(Err(error)) if error.is_closed()));
         pool.close();
         drop(held);
-        let stats = valid_stats(&pool);
-        assert_eq!(
-            (
-                stats.memory.in_use,
-                stats.memory.idle,
-                stats.requests.timeouts,
-                stats.requests.waiting,
-                stats.requests.pageable
-            ),
-            (0, 0, 0, 0, 0)
-        );
+        let Stats { memory, requests, .. } = valid_stats(&pool);
+        assert_eq!((memory.in_use, memory.idle), (0, 0));
+        assert_eq!((requests.timeouts, requests.waiting, requests.pageable), (0, 0, 0));
     }
 }
 
@@ -103,7 +93,7 @@ fn a_pool_closes_its_partitions_and_a_partition_not_its_pool() {
 
 #[test]
 fn a_task_whose_driver_call_runs_fails_and_the_memory_of_the_call_is_not_kept() {
-    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let source = faulty_sim();
     let pool = over_sim(8 << 20).backend(Backend::Source(source.clone())).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);
     let mut get = pool.get_async(MIB);
@@ -112,9 +102,7 @@ fn a_task_whose_driver_call_runs_fails_and_the_memory_of_the_call_is_not_kept() 
     let closing = thread::scope(|scope| {
         // Idle memory is released by this call, which waits for the driver.
         let closing = scope.spawn(|| pool.close());
-        while !matches!(poll(&mut get), Poll::Ready(Err(ref error)) if error.is_closed()) {
-            thread::yield_now();
-        }
+        until("the task fails", || matches!(poll(&mut get), Poll::Ready(Err(ref error)) if error.is_closed()));
         drop(gate);
         closing.join()
     });

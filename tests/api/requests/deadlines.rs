@@ -10,27 +10,12 @@ use pinpool::source::{Region, Source, SourceError};
 use pinpool::unstable::ManualClock;
 use pinpool::{PinnedBy, Pool, Request};
 use pinpool_replay::SimSource;
-use pinpool_testing::{FaultSource, SourceCall};
+use pinpool_testing::SourceCall;
 
-use crate::fixture::{MIB, over};
+use crate::fixture::{MIB, faulty, faulty_sim, over};
 use crate::pressure_file::PressureFile;
+use crate::until::ends;
 use crate::valid_stats::valid_stats;
-
-/// No call that this file waits for takes as long, unless it hangs.
-const HANGS: Duration = Duration::from_secs(60);
-
-fn faulty(source: impl Source + 'static) -> Arc<FaultSource> {
-    Arc::new(FaultSource::around(Arc::new(source)))
-}
-
-/// Waits until `thread` has ended; returns false if that takes too long.
-fn ends<T>(thread: &thread::ScopedJoinHandle<'_, T>) -> bool {
-    let begun = Instant::now();
-    while !thread.is_finished() && begun.elapsed() < HANGS {
-        thread::sleep(Duration::from_millis(1));
-    }
-    thread.is_finished()
-}
 
 #[test]
 fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
@@ -69,8 +54,7 @@ fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
 fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
     let pressure = PressureFile::new();
     let clock = ManualClock::default();
-    let source = faulty(SimSource::new(1 << 40));
-    let pool = over(source.clone(), 64 << 20)
+    let pool = over(faulty_sim(), 64 << 20)
         .unstable_code(|code| code.pressure = Some(pressure.path()))
         .unstable_clock(clock.clone())
         .build()

@@ -8,22 +8,17 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::unstable::{ManualClock, fast_path};
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, Request};
+use pinpool::{PinnedBuf, Pool, PoolBuilder, Preset, Request, Stats};
 
+use crate::fixture::{LONG, heap};
 use crate::until::until;
 use crate::valid_stats::valid_stats;
 
 const PRESETS: [Preset; 2] = [Preset::Adaptive, Preset::TensorFlow];
 const LEN: usize = 5_000;
-/// Longer than any test may take.
-const LONG: Duration = Duration::from_secs(3600);
 
 fn builder(preset: Preset) -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .preset(preset)
-        .backend(Backend::Heap)
-        .unstable_code(|code| code.pressure = Some("/dev/null".into()))
+    heap().preset(preset).unstable_code(|code| code.pressure = Some("/dev/null".into()))
 }
 
 fn pool(preset: Preset) -> Pool {
@@ -45,13 +40,9 @@ fn pools_used_in_turn_give_each_its_own_buffers() {
                 }
             }
             for pool in &pools {
-                let stats = valid_stats(pool);
-                assert_eq!(
-                    (stats.memory.in_use, stats.requests.served - stats.requests.hits),
-                    (0, stats.requests.misses),
-                    "{preset:?}"
-                );
-                assert!(stats.requests.hits >= 100 && stats.requests.misses <= 3, "{stats:?}");
+                let Stats { memory, requests, .. } = valid_stats(pool);
+                assert_eq!((memory.in_use, requests.served), (0, requests.hits + requests.misses), "{preset:?}");
+                assert!(requests.hits >= 100 && requests.misses <= 3, "{requests:?}");
             }
         }
     }
@@ -128,12 +119,9 @@ fn thread_locals_of_a_user_may_hold_buffers_and_pools() {
             .unwrap();
             assert_eq!(received.iter().collect::<Vec<_>>(), [true, true]);
             if let Some(pool) = lasting {
-                let stats = valid_stats(&pool);
-                assert_eq!(
-                    (stats.requests.served, stats.requests.returned, stats.requests.hits, stats.memory.idle),
-                    (5, 5, 2, 3),
-                    "{preset:?}"
-                );
+                let Stats { memory, requests, .. } = valid_stats(&pool);
+                assert_eq!((requests.served, requests.returned), (5, 5), "{preset:?}");
+                assert_eq!((requests.hits, memory.idle), (2, 3), "{preset:?}");
             }
         }
     }
@@ -236,14 +224,9 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
             let mut before = pool.stats();
             for look in 0..looks {
                 let now = pool.stats();
-                let counts = |stats: &pinpool::Stats| {
-                    [
-                        stats.requests.served,
-                        stats.requests.hits,
-                        stats.requests.misses,
-                        stats.requests.returned,
-                        stats.memory.evictions.over_limit,
-                    ]
+                let counts = |Stats { memory, requests, .. }: &Stats| {
+                    let evicted = memory.evictions.over_limit;
+                    [requests.served, requests.hits, requests.misses, requests.returned, evicted]
                 };
                 let (old, new) = (counts(&before), counts(&now));
                 // Ends the threads also if this fails.

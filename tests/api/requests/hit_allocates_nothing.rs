@@ -1,8 +1,8 @@
 //! A hit touches the heap not at all: a global allocator counts.
 
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, Pool};
 
+use crate::fixture::heap;
 use crate::heap_calls;
 
 #[test]
@@ -10,7 +10,7 @@ fn hits_allocate_nothing_on_the_heap() {
     // Some hits read the clock, and maintenance, which is due every 10 ms, may allocate. The clock stands still, so that
     // hits alone are counted.
     let clock = ManualClock::default();
-    let pool = Pool::builder().without_env().backend(Backend::Heap).unstable_clock(clock).build().unwrap();
+    let pool = heap().unstable_clock(clock).build().unwrap();
     let lens = [100, 5_000, 100_000, 1 << 20];
     // Once round, so that every class has its buffer and every table its size.
     let round = || {

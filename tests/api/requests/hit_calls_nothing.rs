@@ -11,10 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Backend, Pool, Preset};
+use pinpool::{Pool, Preset};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
+use crate::fixture::heap;
+use crate::until::until;
 
 /// How long each pattern of hits runs, all at once. The kernel's pressure files used to be read once a second.
 const LASTS: Duration = Duration::from_millis(1200);
@@ -23,7 +25,7 @@ const LASTS: Duration = Duration::from_millis(1200);
 static CAUGHT: AtomicU64 = AtomicU64::new(0);
 static FIRST: AtomicI64 = AtomicI64::new(-1);
 
-/// The outcomes of the threads, which end without a word.
+/// The outcomes of the threads, which end without a word. Each test has a process, and runs its threads once.
 static REFUSED: AtomicUsize = AtomicUsize::new(0);
 static DONE: AtomicUsize = AtomicUsize::new(0);
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -79,11 +81,6 @@ type Hits = Box<dyn Fn() + Send>;
 /// Runs each of `patterns` again and again, all at once, each on a dedicated thread that may make no call. False where the
 /// kernel has no such filter.
 fn run_without_a_call<const N: usize>(patterns: [Hits; N], lasts: Duration) -> bool {
-    STOP.store(false, Ordering::SeqCst);
-    FIRST.store(-1, Ordering::SeqCst);
-    CAUGHT.store(0, Ordering::SeqCst);
-    DONE.store(0, Ordering::SeqCst);
-    REFUSED.store(0, Ordering::SeqCst);
     for hits in patterns {
         thread::spawn(move || {
             (0..1000).for_each(|_| hits());
@@ -105,11 +102,7 @@ fn run_without_a_call<const N: usize>(patterns: [Hits; N], lasts: Duration) -> b
     }
     thread::sleep(lasts);
     STOP.store(true, Ordering::SeqCst);
-    let begun = std::time::Instant::now();
-    while DONE.load(Ordering::SeqCst) + REFUSED.load(Ordering::SeqCst) < N {
-        assert!(begun.elapsed() < Duration::from_secs(60), "a thread hangs");
-        thread::sleep(Duration::from_millis(1));
-    }
+    until("all threads end", || DONE.load(Ordering::SeqCst) + REFUSED.load(Ordering::SeqCst) == N);
     if REFUSED.load(Ordering::SeqCst) > 0 {
         println!("skipped: the kernel takes no filter");
         return false;
@@ -140,7 +133,7 @@ fn touch(pool: &Pool, len: usize) {
 #[test]
 fn a_hit_makes_no_system_call() {
     alone(|| {
-        let pool = || Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+        let pool = || heap().build().unwrap();
         let (same, mix, held) = (pool(), pool(), pool());
         let (first, second) = (pool(), pool());
         // The maintenance thread has something to do meanwhile.
@@ -169,8 +162,7 @@ fn a_hit_makes_no_system_call() {
 #[test]
 fn a_hit_of_the_tensorflow_preset_makes_no_system_call() {
     alone(|| {
-        let builder = Pool::builder().without_env().preset(Preset::TensorFlow).backend(Backend::Heap);
-        let pool = builder.build().unwrap();
+        let pool = heap().preset(Preset::TensorFlow).build().unwrap();
         run_without_a_call([Box::new(move || touch(&pool, 4096))], LASTS);
     });
 }

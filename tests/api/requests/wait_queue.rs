@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::unstable::Rounding;
-use pinpool::{PoolBuilder, Preset, Request};
+use pinpool::{PoolBuilder, Preset, Request, Stats};
 
 use crate::fixture::{LONG, MIB, over_sim, until_waits};
 use crate::valid_stats::valid_stats;
@@ -31,11 +31,8 @@ fn a_return_hands_its_buffer_to_the_waiting_request_and_the_next_request_of_the_
             assert!(pool.try_get(len).unwrap().is_none(), "the buffer belongs to the waiting request");
             assert_eq!(waiting.join().unwrap().id(), id, "the same memory, without a call of the backend");
         });
-        let stats = valid_stats(&pool);
-        assert_eq!(
-            (stats.requests.served, stats.requests.hits, stats.requests.returned, stats.memory.idle),
-            (2, 1, 2, 1)
-        );
+        let Stats { memory, requests, .. } = valid_stats(&pool);
+        assert_eq!((requests.served, requests.hits, requests.returned, memory.idle), (2, 1, 2, 1));
     }
 }
 
@@ -54,11 +51,9 @@ fn a_return_of_another_class_makes_room_for_the_request_that_waits_and_for_no_ot
             assert!(pool.try_get(MIB + MIB / 4).unwrap().is_none(), "its memory is room for the head of the queue");
             waiting.join().unwrap();
         });
-        let stats = valid_stats(&pool);
-        assert_eq!(
-            (stats.requests.served, stats.requests.hits, stats.requests.returned, stats.memory.evictions.reclaimed),
-            (3, 0, 3, 2)
-        );
+        let Stats { memory, requests, .. } = valid_stats(&pool);
+        assert_eq!((requests.served, requests.hits, requests.returned), (3, 0, 3));
+        assert_eq!(memory.evictions.reclaimed, 2);
     }
 }
 

@@ -43,20 +43,13 @@ fn what_is_no_size_says_what_a_size_is() {
 
 #[test]
 fn an_empty_variable_is_not_set() {
-    alone_with(
-        || {
-            VARIABLES
-                .iter()
-                .map(|variable| (variable.name, if variable.name.len() % 2 == 0 { "" } else { " " }.to_owned()))
-                .collect()
-        },
-        || {
-            let report = report();
-            assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
-            for entry in report.variables {
-                assert_eq!((&entry.value, entry.origin), (&entry.default, "default"), "{}", entry.name);
-            }
-            assert_eq!(Pool::builder().backend(Backend::Heap).build().unwrap().config().max_bytes, Limit::Auto);
-        },
-    );
+    let blanks = VARIABLES.iter().map(|variable| (variable.name, if variable.name.len() % 2 == 0 { "" } else { " " }));
+    alone_with(blanks, || {
+        let report = report();
+        assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
+        for entry in report.variables {
+            assert_eq!((&entry.value, entry.origin), (&entry.default, "default"), "{}", entry.name);
+        }
+        assert_eq!(Pool::builder().backend(Backend::Heap).build().unwrap().config().max_bytes, Limit::Auto);
+    });
 }

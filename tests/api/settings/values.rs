@@ -27,7 +27,7 @@ fn refused(set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Error {
 
 #[test]
 fn every_default_in_the_table_is_the_default_that_holds() {
-    alone_with(Vec::new, || {
+    alone_with([("PINPOOL_ZERO", ""); 0], || {
         let report = report();
         assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
         for entry in report.variables {
@@ -38,13 +38,10 @@ fn every_default_in_the_table_is_the_default_that_holds() {
 
 #[test]
 fn every_default_can_be_set_explicitly() {
-    alone_with(
-        || VARIABLES.iter().map(|variable| (variable.name, variable.default())).collect(),
-        || {
-            let report = report();
-            assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
-        },
-    );
+    alone_with(VARIABLES.iter().map(|variable| (variable.name, variable.default())), || {
+        let report = report();
+        assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
+    });
 }
 
 #[test]
@@ -52,39 +49,28 @@ fn nonsense_in_any_variable_is_an_error_that_names_its_value_and_the_default() {
     // A file or a shared limit may have any name.
     let has_any = |name: &str| ["PINPOOL_TRACE", "PINPOOL_LEDGER"].contains(&name);
     let others = || VARIABLES.iter().filter(|variable| !has_any(variable.name));
-    alone_with(
-        || others().map(|variable| (variable.name, "purple".to_owned())).collect(),
-        || {
-            let errors = report().errors;
-            assert_eq!(errors.len(), others().count());
-            for variable in others() {
-                let of_it = |text: &&String| text.starts_with(&format!("{}=", variable.name));
-                let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();
-                let text = texts.iter().find(of_it).map(String::as_str).unwrap_or_default();
-                for part in ["purple", &variable.default()] {
-                    assert!(text.contains(part), "{}: {text}", variable.name);
-                }
+    alone_with(others().map(|variable| (variable.name, "purple")), || {
+        let errors = report().errors;
+        assert_eq!(errors.len(), others().count());
+        for variable in others() {
+            let of_it = |text: &&String| text.starts_with(&format!("{}=", variable.name));
+            let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();
+            let text = texts.iter().find(of_it).map(String::as_str).unwrap_or_default();
+            for part in ["purple", &variable.default()] {
+                assert!(text.contains(part), "{}: {text}", variable.name);
             }
-        },
-    );
-}
-
-/// `vars` as [`alone_with`] takes them.
-fn owned(vars: &[(&'static str, &str)]) -> Vec<(&'static str, String)> {
-    vars.iter().map(|&(name, value)| (name, value.to_owned())).collect()
+        }
+    });
 }
 
 #[test]
 fn unknown_variables_of_ours_are_named_and_others_left_alone() {
-    alone_with(
-        || owned(&[("PINPOOL_MAXBYTES", "1"), ("PINPOOLX", "1")]),
-        || {
-            let report = report();
-            assert!(report.errors.is_empty());
-            let text = "PINPOOL_MAXBYTES=1: unknown and ignored; did you mean PINPOOL_MAX_BYTES?";
-            assert_eq!(report.warnings, [text]);
-        },
-    );
+    alone_with([("PINPOOL_MAXBYTES", "1"), ("PINPOOLX", "1")], || {
+        let report = report();
+        assert!(report.errors.is_empty());
+        let text = "PINPOOL_MAXBYTES=1: unknown and ignored; did you mean PINPOOL_MAX_BYTES?";
+        assert_eq!(report.warnings, [text]);
+    });
 }
 
 /// Two of the retired names; the table is in `config`.
@@ -109,17 +95,14 @@ fn a_retired_name_is_a_warning_that_names_what_replaces_it() {
 
 #[test]
 fn another_prefix_is_kept_in_warnings_and_errors() {
-    alone_with(
-        || owned(&[("EVAL_STUCK_AFTER", "5s"), ("BAD_MAX_BYTES", "lots")]),
-        || {
-            listen();
-            heap().env_prefix("EVAL_").build().unwrap();
-            let expected = "EVAL_STUCK_AFTER=5s: retired and ignored; a copy in flight for 30s is reported as stuck";
-            assert!(lines().iter().any(|line| line.ends_with(expected)));
-            let text = heap().env_prefix("BAD_").build().unwrap_err().to_string();
-            assert!(text.contains("PINPOOL_MAX_BYTES=lots: ") && text.contains("(from BAD_MAX_BYTES)"), "{text}");
-        },
-    );
+    alone_with([("EVAL_STUCK_AFTER", "5s"), ("BAD_MAX_BYTES", "lots")], || {
+        listen();
+        heap().env_prefix("EVAL_").build().unwrap();
+        let expected = "EVAL_STUCK_AFTER=5s: retired and ignored; a copy in flight for 30s is reported as stuck";
+        assert!(lines().iter().any(|line| line.ends_with(expected)));
+        let text = heap().env_prefix("BAD_").build().unwrap_err().to_string();
+        assert!(text.contains("PINPOOL_MAX_BYTES=lots: ") && text.contains("(from BAD_MAX_BYTES)"), "{text}");
+    });
 }
 
 #[test]
@@ -137,25 +120,23 @@ fn an_unknown_variable_and_a_value_that_cannot_be_read_are_errors_that_say_what_
 #[test]
 fn a_setting_given_twice_with_different_values_is_named() {
     // The environment and code: code wins, with a warning. The same value twice is none.
-    alone_with(
-        || owned(&[("PINPOOL_WAIT", "5s"), ("PINPOOL_ZERO", "on"), ("EVAL_WAIT", "7s"), ("PINPOOL_LOG_EVERY", "x")]),
-        || {
-            let warned = |builder: PoolBuilder| {
-                listen();
-                builder.wait(Duration::from_secs(2)).setting("zero", true).setting("log_every", 3).build().unwrap();
-                let lines = lines().into_iter().filter_map(|line| Some(line.split_once(" setting: ")?.1.to_owned()));
-                lines.collect::<Vec<_>>()
-            };
-            let in_code = |name, value, code| {
-                format!("{name}={value}: ignored; the program sets {code} in code, which takes precedence")
-            };
-            let expected = [in_code("PINPOOL_LOG_EVERY", "x", "3"), in_code("PINPOOL_WAIT", "5s", "2s")];
-            assert_eq!(warned(heap()), expected);
-            // Another prefix replaces the usual one; variables with the usual prefix are not read.
-            assert_eq!(warned(heap().env_prefix("EVAL_")), [in_code("EVAL_WAIT", "7s", "2s")]);
-            assert_eq!(warned(heap().without_env()), [""; 0]);
-        },
-    );
+    let variables = [("PINPOOL_WAIT", "5s"), ("PINPOOL_ZERO", "on"), ("EVAL_WAIT", "7s"), ("PINPOOL_LOG_EVERY", "x")];
+    alone_with(variables, || {
+        let warned = |builder: PoolBuilder| {
+            listen();
+            builder.wait(Duration::from_secs(2)).setting("zero", true).setting("log_every", 3).build().unwrap();
+            let lines = lines().into_iter().filter_map(|line| Some(line.split_once(" setting: ")?.1.to_owned()));
+            lines.collect::<Vec<_>>()
+        };
+        let in_code = |name, value, code| {
+            format!("{name}={value}: ignored; the program sets {code} in code, which takes precedence")
+        };
+        let expected = [in_code("PINPOOL_LOG_EVERY", "x", "3"), in_code("PINPOOL_WAIT", "5s", "2s")];
+        assert_eq!(warned(heap()), expected);
+        // Another prefix replaces the usual one; variables with the usual prefix are not read.
+        assert_eq!(warned(heap().env_prefix("EVAL_")), [in_code("EVAL_WAIT", "7s", "2s")]);
+        assert_eq!(warned(heap().without_env()), [""; 0]);
+    });
     // Two texts in code, as in the string that C opens a pool with.
     let twice = |texts: [&str; 2]| {
         heap().without_env().setting("max_bytes", texts[0]).setting("PINPOOL_MAX_BYTES", texts[1]).build()
@@ -167,18 +148,15 @@ fn a_setting_given_twice_with_different_values_is_named() {
 
 #[test]
 fn the_report_says_where_a_value_comes_from() {
-    alone_with(
-        || owned(&[("PINPOOL_POOL_SIZE_LIMIT", "0"), ("PINPOOL_LOG_EVERY", "x")]),
-        || {
-            let report = report();
-            let is = |name| move |entry: &&VariableReport| entry.name == name;
-            let origin = |name| report.variables.iter().find(is(name)).map(|entry| entry.origin);
-            assert_eq!(origin("PINPOOL_POOL_SIZE_LIMIT"), Some("variable"));
-            assert_eq!(origin("PINPOOL_AUTO_RESIZE"), Some("implied"));
-            assert_eq!(origin("PINPOOL_LOG_EVERY"), Some("default"));
-            assert_eq!(report.errors.len(), 1);
-        },
-    );
+    alone_with([("PINPOOL_POOL_SIZE_LIMIT", "0"), ("PINPOOL_LOG_EVERY", "x")], || {
+        let report = report();
+        let is = |name| move |entry: &&VariableReport| entry.name == name;
+        let origin = |name| report.variables.iter().find(is(name)).map(|entry| entry.origin);
+        assert_eq!(origin("PINPOOL_POOL_SIZE_LIMIT"), Some("variable"));
+        assert_eq!(origin("PINPOOL_AUTO_RESIZE"), Some("implied"));
+        assert_eq!(origin("PINPOOL_LOG_EVERY"), Some("default"));
+        assert_eq!(report.errors.len(), 1);
+    });
 }
 
 /// The value that holds once code has set `set`, or the text of the error.
@@ -310,34 +288,30 @@ fn default_of(name: &str) -> String {
 
 #[test]
 fn every_variable_that_cannot_be_read_is_named_in_the_error_and_code_that_sets_it_wins() {
-    alone_with(
-        || {
-            owned(&[
-                ("PINPOOL_ZERO", "ture"),
-                ("PINPOOL_ON_FULL", "eror"),
-                ("PINPOOL_IDLE_TIMEOUT", "soon"),
-                ("PINPOOL_POOL_SIZE_LIMIT", "0"),
-                ("PINPOOL_AUTO_RESIZE", "1"),
-                ("PINPOOL_RESERVE", "2MiB"),
-                ("PINPOOL_MAX_BYTES", "1MiB"),
-            ])
-        },
-        || {
-            let found = report();
-            assert_eq!((found.errors.len(), found.warnings.len()), (5, 0), "{found:?}");
-            let text = heap().build().unwrap_err().to_string();
-            let (first, others) = text.split_once("; also wrong: ").unwrap();
-            assert!(first.starts_with("PINPOOL_IDLE_TIMEOUT=soon: not a time"), "{text}");
-            assert!(first.contains("leave it out for the default"), "{text}");
-            assert!(found.errors.iter().any(|error| error.to_string() == first), "the text of the report");
-            assert_eq!(found.variables.len(), VARIABLES.len());
-            assert_eq!(others, "PINPOOL_ON_FULL, PINPOOL_ZERO, PINPOOL_AUTO_RESIZE, PINPOOL_RESERVE");
-            let readable = || heap().idle_timeout(None).on_full(OnFull::Error).setting("zero", true);
-            let text = readable().build().unwrap_err().to_string();
-            assert!(text.starts_with("PINPOOL_AUTO_RESIZE=1: contradicts"), "{text}");
-            assert!(readable().setting("auto_resize", false).reserve(0).build().is_ok());
-        },
-    );
+    let variables = [
+        ("PINPOOL_ZERO", "ture"),
+        ("PINPOOL_ON_FULL", "eror"),
+        ("PINPOOL_IDLE_TIMEOUT", "soon"),
+        ("PINPOOL_POOL_SIZE_LIMIT", "0"),
+        ("PINPOOL_AUTO_RESIZE", "1"),
+        ("PINPOOL_RESERVE", "2MiB"),
+        ("PINPOOL_MAX_BYTES", "1MiB"),
+    ];
+    alone_with(variables, || {
+        let found = report();
+        assert_eq!((found.errors.len(), found.warnings.len()), (5, 0), "{found:?}");
+        let text = heap().build().unwrap_err().to_string();
+        let (first, others) = text.split_once("; also wrong: ").unwrap();
+        assert!(first.starts_with("PINPOOL_IDLE_TIMEOUT=soon: not a time"), "{text}");
+        assert!(first.contains("leave it out for the default"), "{text}");
+        assert!(found.errors.iter().any(|error| error.to_string() == first), "the text of the report");
+        assert_eq!(found.variables.len(), VARIABLES.len());
+        assert_eq!(others, "PINPOOL_ON_FULL, PINPOOL_ZERO, PINPOOL_AUTO_RESIZE, PINPOOL_RESERVE");
+        let readable = || heap().idle_timeout(None).on_full(OnFull::Error).setting("zero", true);
+        let text = readable().build().unwrap_err().to_string();
+        assert!(text.starts_with("PINPOOL_AUTO_RESIZE=1: contradicts"), "{text}");
+        assert!(readable().setting("auto_resize", false).reserve(0).build().is_ok());
+    });
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn run_counted(name: &str, kind: Kind, body: impl FnOnce() -> Outcome) -> Outcom
         // The first call of a program is of this kind, so scripted failures count from here. `cuInit` reports errors.
         let _reported_later = settings::read();
     }
-    if settings::get().abort == Some(name) {
+    if settings::get().abort.as_deref() == Some(name) {
         std::process::abort();
     }
     let scripted = faults::count_call(name);

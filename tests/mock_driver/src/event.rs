@@ -130,8 +130,8 @@ driver_call! { Device fn cuEventDestroy_v2(handle: usize) {
     Ok(())
 }}
 
-/// Returns whether there is a time between two events; the time itself is always 0.
-fn elapsed(out: Out<f32>, from: usize, to: usize) -> Outcome {
+// The time itself is always 0.
+driver_call! { Device fn cuEventElapsedTime(out: Out<f32>, from: usize, to: usize) {
     context::current()?;
     let events = [find(from)?, find(to)?];
     if events.iter().any(|event| !event.is_timed || event.record.is_none()) {
@@ -139,14 +139,6 @@ fn elapsed(out: Out<f32>, from: usize, to: usize) -> Outcome {
     }
     let is_complete = |event: &Event| matches!(&event.record, Some(Enqueued::Live(work)) if work.iter().copied().all(stream::is_complete));
     if events.iter().all(is_complete) { out.put(0.0) } else { Err(Code::NOT_READY) }
-}
-
-driver_call! { Device fn cuEventElapsedTime(out: Out<f32>, from: usize, to: usize) {
-    elapsed(out, from, to)
-}}
-
-driver_call! { Device fn cuEventElapsedTime_v2(out: Out<f32>, from: usize, to: usize) {
-    elapsed(out, from, to)
 }}
 
 driver_call! { Enqueue fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_int) {

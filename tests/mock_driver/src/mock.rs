@@ -107,9 +107,11 @@ impl MockDriver {
 }
 
 impl Drop for MockDriver {
-    /// Opens the gates that a test left closed.
+    /// Opens the gates that a test left closed. Fails if the driver was used wrongly since the last reset.
     fn drop(&mut self) {
+        let wrong_uses = self.wrong_uses();
         self.reset();
+        assert!(std::thread::panicking() || wrong_uses.is_empty(), "{wrong_uses:?}");
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
 
 use crate::adversarial::{self, Deviation};
@@ -16,18 +16,19 @@ use crate::{counts, faults};
 const PREFIX: &str = "MOCK_DRIVER_";
 
 /// The parsed settings; tests get the default.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(crate) struct Settings {
     /// Delay of each copy.
     pub(crate) copy_delay: Duration,
     /// Report counts at the end of the process.
-    pub(crate) report: bool,
+    report: bool,
     /// A call of this name ends the process.
-    pub(crate) abort: Option<&'static str>,
+    pub(crate) abort: Option<String>,
     /// A call of this name never returns.
-    pub(crate) hang: Option<&'static str>,
+    hang: Option<String>,
     /// Switches that are on, a bit each.
     pub(crate) deviations: u64,
+    failures: Vec<Failure>,
 }
 
 static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
@@ -35,9 +36,9 @@ static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
 /// Reads the environment once; fails each time if it cannot be parsed.
 pub(crate) fn read() -> Outcome {
     let settings = SETTINGS.get_or_init(|| {
-        let (settings, failures) = parse(env::vars_os()).inspect_err(|why| eprintln!("mock driver: {why}"))?;
-        for (name, nth, times, code) in failures {
-            faults::fail(&name, nth, times, code);
+        let settings = parse(env::vars_os()).inspect_err(|why| eprintln!("mock driver: {why}"))?;
+        for (name, nth, times, code) in &settings.failures {
+            faults::fail(name, *nth, *times, *code);
         }
         // At a gate that nobody opens.
         settings.hang.iter().for_each(|name| faults::hold(name, true));
@@ -54,15 +55,16 @@ pub(crate) fn read() -> Outcome {
 }
 
 /// The settings that were read; the default before that.
-pub(crate) fn get() -> Settings {
-    SETTINGS.get().and_then(|settings| settings.as_ref().ok()).copied().unwrap_or_default()
+pub(crate) fn get() -> &'static Settings {
+    static DEFAULT: LazyLock<Settings> = LazyLock::new(Settings::default);
+    SETTINGS.get().and_then(|settings| settings.as_ref().ok()).unwrap_or(&DEFAULT)
 }
 
 /// The name of a function, the number of the first call that fails, how many fail, and their code.
 type Failure = (String, u64, u64, Code);
 
-fn parse(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<(Settings, Vec<Failure>), String> {
-    let (mut settings, mut failures) = (Settings::default(), Vec::new());
+fn parse(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Settings, String> {
+    let mut settings = Settings::default();
     for (name, value) in variables {
         let Some(name) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
         let text = value.to_string_lossy();
@@ -71,14 +73,13 @@ fn parse(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<(S
             match name {
                 "COPY_DELAY" => settings.copy_delay = Duration::from_millis(text.parse().ok()?),
                 "REPORT" if text == "stderr" => settings.report = true,
-                "FAIL" => failures = each().map(failure).collect::<Option<_>>()?,
+                "FAIL" => settings.failures = each().map(failure).collect::<Option<_>>()?,
                 "ADVERSARIAL" => {
                     settings.deviations =
                         each().map(|one| Deviation::named(one).map(Deviation::bit)).sum::<Option<_>>()?
                 }
-                // Leaked once per process.
-                "ABORT" => settings.abort = Some(text.to_string().leak()),
-                "HANG" => settings.hang = Some(text.to_string().leak()),
+                "ABORT" => settings.abort = Some(text.to_string()),
+                "HANG" => settings.hang = Some(text.to_string()),
                 _ => return None,
             }
             Some(())
@@ -87,7 +88,7 @@ fn parse(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<(S
             format!("{PREFIX}{name}={text}: no such setting or value; see the documentation of the crate")
         })?;
     }
-    Ok((settings, failures))
+    Ok(settings)
 }
 
 /// `NAME:N=CODE` for one call, `NAME:N+=CODE` for it and all later ones.

@@ -82,11 +82,8 @@ fn pin_defaults_to_the_threads_and_bytes_of_the_machine() {
 /// Checks the results of `stall` for one backend.
 fn check_stall(of: &Value, step_bytes: f64) {
     let phases = of["phases"].as_array().unwrap();
-    assert_eq!(
-        phases.iter().map(|each| each["phase"].as_str().unwrap()).collect::<Vec<_>>(),
-        ["rest", "grow", "shrink"]
-    );
     let [rest, grow, shrink] = phases.as_slice() else { panic!("{of}") };
+    assert_eq!([&rest["phase"], &grow["phase"], &shrink["phase"]], ["rest", "grow", "shrink"]);
     // Enqueues at rest balance the others when a round ends.
     let work = number(&grow["enqueues"]) + number(&shrink["enqueues"]);
     assert!(number(&rest["enqueues"]) >= work.max(1.0), "{of}");
@@ -102,10 +99,8 @@ fn check_stall(of: &Value, step_bytes: f64) {
         assert!(of["shrink_stall_us"].is_null(), "{of}");
     }
     // Each round releases what it grew.
-    assert!(
-        number(&of["rounds"]) >= 1.0 && number(&of["grown_bytes"]) >= number(&of["rounds"]) * step_bytes / 2.0,
-        "{of}"
-    );
+    let rounds = number(&of["rounds"]);
+    assert!(rounds >= 1.0 && number(&of["grown_bytes"]) >= rounds * step_bytes / 2.0, "{of}");
 }
 
 #[test]
@@ -171,10 +166,8 @@ fn missing_backends_are_listed_and_without_another_the_benchmark_fails() {
     for bench in ["pin", "stall", "copy"] {
         let ran = output(&[bench, "--backend", "vmm"], &env);
         let stderr = String::from_utf8(ran.stderr).unwrap();
-        assert!(
-            ran.status.code() == Some(1) && stderr.starts_with("pinpool: vmm: ") && ran.stdout.is_empty(),
-            "{bench}: {stderr}"
-        );
+        assert_eq!((ran.status.code(), ran.stdout.len()), (Some(1), 0), "{bench}: {stderr}");
+        assert!(stderr.starts_with("pinpool: vmm: "), "{bench}: {stderr}");
     }
 }
 
@@ -204,9 +197,7 @@ fn invalid_values_are_refused_by_the_parser() {
     }
     for (bench, argument) in [("pin", "--bytes"), ("copy", "--size"), ("stall", "--step")] {
         let (code, stderr) = refused(&[bench, argument, "0"]);
-        assert!(
-            code == Some(2) && stderr.contains(argument) && stderr.contains("less than "),
-            "{bench} {argument}: {stderr}"
-        );
+        assert_eq!(code, Some(2), "{bench} {argument}: {stderr}");
+        assert!(stderr.contains(argument) && stderr.contains("less than "), "{bench}: {stderr}");
     }
 }

@@ -73,6 +73,13 @@ pub(crate) fn last_error() -> (pp_status, String) {
     (status, unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned())
 }
 
+pub(crate) fn is_pinned(pool: Handle, ptr: Address) -> Result<i32, (pp_status, String)> {
+    let mut is_pinned = 7;
+    // SAFETY: a place for the answer.
+    let status = unsafe { pp_is_pinned(pool.0, ptr.0, &raw mut is_pinned) };
+    outcome(status, is_pinned)
+}
+
 /// The statistics.
 pub(crate) fn stats(pool: Handle) -> serde_json::Value {
     let mut json = ptr::null_mut();

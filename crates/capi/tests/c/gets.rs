@@ -6,7 +6,8 @@ use std::ptr;
 use pinpool_c::*;
 
 use crate::fixture::{
-    Address, HEAP, Handle, bytes, close, get, last_error, open, outcome, put, skipped, stats, try_get, try_open,
+    Address, HEAP, Handle, bytes, close, get, is_pinned, last_error, open, outcome, put, skipped, stats, try_get,
+    try_open,
 };
 
 #[test]
@@ -93,14 +94,9 @@ fn a_reserve_is_held_and_a_trim_gives_the_rest_back() {
 fn a_buffer_says_whether_it_is_pinned() {
     let pool = open(HEAP);
     let held = get(pool, 1).unwrap();
-    let mut is_pinned = 7;
-    // SAFETY: a place for the answer.
-    let status = unsafe { pp_is_pinned(pool.0, held.0, &raw mut is_pinned) };
-    assert_eq!((status, is_pinned), (pp_status::PP_OK, 0));
+    assert_eq!(is_pinned(pool, held), Ok(0));
     put(pool, held).unwrap();
-    // SAFETY: as above.
-    let status = unsafe { pp_is_pinned(pool.0, held.0, &raw mut is_pinned) };
-    assert_eq!(status, pp_status::PP_UNKNOWN_POINTER);
+    assert_eq!(is_pinned(pool, held).unwrap_err().0, pp_status::PP_UNKNOWN_POINTER);
     close(pool);
 }
 
@@ -111,10 +107,7 @@ fn a_buffer_that_the_kernel_pins_is_not_pinned_by_the_driver() {
         skipped("this process may not lock 4 MiB");
     } else {
         let held = get(pool, 4096).unwrap();
-        let mut is_pinned = 7;
-        // SAFETY: a place for the answer.
-        let status = unsafe { pp_is_pinned(pool.0, held.0, &raw mut is_pinned) };
-        assert_eq!((status, is_pinned), (pp_status::PP_OK, 0));
+        assert_eq!(is_pinned(pool, held), Ok(0));
         put(pool, held).unwrap();
     }
     close(pool);
@@ -184,13 +177,8 @@ fn adopted_memory_is_returned_as_a_buffer_once() {
         let (status, text) = result.unwrap_err();
         assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains(word), "{text}");
     }
-    assert_eq!(
-        (stats(pool)["requests"]["adopted"].as_u64(), stats(pool)["memory"]["held_bytes"].as_u64()),
-        (Some(1), Some(0))
-    );
-    let mut is_pinned = 0;
-    // SAFETY: a place for the result.
-    assert_eq!((unsafe { pp_is_pinned(pool.0, ptr, &raw mut is_pinned) }, is_pinned), (pp_status::PP_OK, 1));
+    assert_eq!((&stats(pool)["requests"]["adopted"], &stats(pool)["memory"]["held_bytes"]), (&1.into(), &0.into()));
+    assert_eq!(is_pinned(pool, Address(ptr)), Ok(1));
     assert_eq!(pp_put(pool.0, ptr), pp_status::PP_OK);
     assert_eq!(pp_put(pool.0, ptr), pp_status::PP_UNKNOWN_POINTER);
     // SAFETY: nobody else has the counter now.

@@ -84,10 +84,8 @@ fn a_null_argument_is_named() {
 fn lengths_and_alignments_out_of_range_are_named() {
     let pool = open(HEAP);
     let error = get(pool, usize::MAX).unwrap_err();
-    assert!(
-        error.0 == pp_status::PP_INVALID_ARGUMENT && error.1.contains("cannot allocate 16777216.0TiB"),
-        "{error:?}"
-    );
+    assert_eq!(error.0, pp_status::PP_INVALID_ARGUMENT);
+    assert!(error.1.contains("cannot allocate 16777216.0TiB"), "{error:?}");
     let mut ptr = ptr::null_mut();
     for alignment in [0, 3, 1 << 31] {
         // SAFETY: a place for the address.

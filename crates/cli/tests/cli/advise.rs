@@ -8,7 +8,7 @@ use pinpool::{Backend, Pool, Preset};
 use pinpool_testing::{SinkMem, SinkStream};
 use serde_json::Value;
 
-use crate::tool::{Ran, finish, number, pinpool, written};
+use crate::tool::{Ran, finish, number, pinpool, scratch, written};
 
 fn advise(path: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&["advise"]).arg(path).args(args))
@@ -33,8 +33,7 @@ fn batches(rounds: usize, held: usize, sizes: &[u64]) -> String {
 
 #[test]
 fn an_unpinned_pool_among_pinned_ones_is_named_before_any_setting() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.gz");
+    let (_dir, path) = scratch("t.gz");
     let build = |name, backend| {
         let builder =
             Pool::builder().without_env().name(name).backend(backend).maintenance_thread(false).trace(path.clone());
@@ -47,9 +46,7 @@ fn an_unpinned_pool_among_pinned_ones_is_named_before_any_setting() {
         stream.synchronize().unwrap();
     }
     drop(pools);
-    let ran = advise(&path, &[]);
-    assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
-    ran.check_stderr("t.gz: no setting of eval helps: not_pinned: ");
+    advise(&path, &[]).refuses(1).check_stderr("t.gz: no setting of eval helps: not_pinned: ");
     let why = finish(pinpool(&["why"]).arg(&path));
     assert!(why.code() == 1 && why.stdout.starts_with("eval: not_pinned: "), "{}", why.stdout);
 }
@@ -67,8 +64,7 @@ fn each_setting_has_a_column() {
         "--set",
         "MAX_BYTES=6MiB",
     ];
-    let ran = replay(&sets);
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let ran = replay(&sets).exits(0);
     for row in ["misses", "driver seconds", "most held", "waits"] {
         assert!(ran.stdout.contains(row), "no {row} in\n{}", ran.stdout);
     }
@@ -145,8 +141,7 @@ fn advised(advice: &Value) -> Option<String> {
 /// A replay under the advised settings costs what the advice says: no more time than the given settings, and no more memory unless it
 /// gains time.
 fn check(path: &Path) -> Value {
-    let ran = advise(path, &["--json"]);
-    assert_eq!(ran.code(), 0, "{}{}", ran.stdout, ran.stderr);
+    let ran = advise(path, &["--json"]).exits(0);
     let advice = ran.figures();
     let set = advised(&advice).unwrap_or_else(|| panic!("nothing is advised: {advice}"));
     let played = finish(pinpool(&["replay", "--json", "--set", &set]).arg(path)).figures();
@@ -206,26 +201,21 @@ fn a_reserve_is_advised_if_a_program_pins_the_same_memory_again_after_each_pause
 
 #[test]
 fn the_given_settings_are_those_of_the_recording() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.gz");
+    let (_dir, path) = scratch("t.gz");
     let set = "PRESET=tensorflow,ROUNDING=exact,POOL_SIZE_LIMIT=1,AUTO_RESIZE=0,MAX_BYTES=1GiB";
     let args = ["load", "--json", "--synthetic", "300", "--batch-bytes", "1MiB", "--set", set];
-    let ran = finish(pinpool(&args).arg("--record").arg(&path));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    finish(pinpool(&args).arg("--record").arg(&path)).exits(0);
     // Each returned buffer is released, and each request pins memory.
     let advice = advise(&path, &["--json"]).figures();
     assert!(advice["as_given"]["page_locks"].as_u64() > Some(30), "{advice}");
-    assert_eq!(
-        (&advice["as_given"]["max_bytes"], &advice["tried"]),
-        (&(1_u64 << 30).into(), &Value::Array(Vec::new()))
-    );
+    assert_eq!(advice["as_given"]["max_bytes"], 1 << 30);
+    assert!(advice["tried"].as_array().unwrap().is_empty(), "{advice}");
     assert!(advise(&path, &[]).stdout.contains("keep what you have: no timeout or reserve saves"), "{advice}");
 }
 
 #[test]
 fn a_recording_names_the_settings_made_in_code() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("run.gz");
+    let (_dir, path) = scratch("run.gz");
     let builder = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::TensorFlow);
     drop(builder.maintenance_thread(false).trace(path.clone()).build().unwrap().get(8 << 20).unwrap());
     let text = finish(pinpool(&["trace"]).arg(&path)).stdout;
@@ -234,8 +224,7 @@ fn a_recording_names_the_settings_made_in_code() {
 
 #[test]
 fn after_a_failed_request_why_and_advise_name_the_missing_memory() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("run.gz");
+    let (_dir, path) = scratch("run.gz");
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8 << 20);
     let pool = builder.maintenance_thread(false).wait(Duration::from_millis(200)).trace(path.clone()).build().unwrap();
     (0..50).for_each(|_| drop(pool.get(1 << 20).unwrap()));
@@ -246,8 +235,7 @@ fn after_a_failed_request_why_and_advise_name_the_missing_memory() {
     for part in ["limit_too_small: nearly all memory is in use", "raise PINPOOL_MAX_BYTES to 9.0MiB"] {
         assert!(why.contains(part), "no {part} in\n{why}");
     }
-    let ran = advise(&path, &[]);
-    assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
+    let ran = advise(&path, &[]).refuses(1);
     ran.check_stderr("1 request failed under the limit, and no replay shows");
     ran.check_stderr("raise PINPOOL_MAX_BYTES to 9.0MiB; then record it again");
 }

@@ -25,8 +25,7 @@ fn bomb(dir: &TempDir) -> PathBuf {
 fn a_compressed_line_without_an_end_is_refused_by_its_length() {
     let dir = TempDir::new().unwrap();
     let path = bomb(&dir);
-    let ran = on(&["inspect"], &path);
-    assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
+    let ran = on(&["inspect"], &path).refuses(1);
     ran.check_stderr("bomb.gz");
     ran.check_stderr("line 1 is longer than 64 MiB");
 }
@@ -40,8 +39,7 @@ fn of_a_compressed_log_that_is_cut_off_the_rest_is_shown() {
         (0..20_000_u32).flat_map(|n| format!("{}\n", n.wrapping_mul(2_654_435_761)).into_bytes()).collect();
     let other = packed(&other);
     let path = written(dir.path(), "cut.gz", [&whole[..], &other[..other.len() / 2]].concat());
-    let ran = on(&["inspect"], &path);
-    assert_eq!(ran.code(), 1);
+    let ran = on(&["inspect"], &path).exits(1);
     assert!(ran.stdout.contains("3 messages in"), "{}", ran.stdout);
     ran.check_stderr("cut.gz: read up to line ");
     ran.check_stderr("the compressed data is truncated");
@@ -50,9 +48,7 @@ fn of_a_compressed_log_that_is_cut_off_the_rest_is_shown() {
     assert!(json.stdout.contains("\"stopped\":\"read up to line "), "{}", json.stdout);
 
     let page = dir.path().join("page.html");
-    let ran = on(&["report", "-o", page.to_str().unwrap()], &path);
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("the report covers the part before");
+    on(&["report", "-o", page.to_str().unwrap()], &path).exits(1).check_stderr("the report covers the part before");
     assert!(fs::read_to_string(&page).unwrap().contains("A part is missing: read up to line "));
 }
 
@@ -60,12 +56,10 @@ fn of_a_compressed_log_that_is_cut_off_the_rest_is_shown() {
 fn inspect_names_the_commands_for_a_recording_and_for_a_trace() {
     let dir = TempDir::new().unwrap();
     for name in ["t.trace", "t.gz"] {
-        let ran = on(&["inspect"], &recorded(dir.path(), name));
-        assert_eq!(ran.code(), 1);
+        let ran = on(&["inspect"], &recorded(dir.path(), name)).exits(1);
         ran.check_stderr("this is a recording, not a log: use `pinpool why` without --lines");
     }
-    let ran = on(&["inspect"], &written(dir.path(), "w", "# limit 5\na 1 4096\nf 1\n"));
-    assert_eq!(ran.code(), 1);
+    let ran = on(&["inspect"], &written(dir.path(), "w", "# limit 5\na 1 4096\nf 1\n")).exits(1);
     ran.check_stderr("`pinpool advise` reads traces of requests");
 }
 
@@ -83,12 +77,8 @@ fn a_recording_of_a_newer_version_is_named_everywhere() {
         &["diff", path.to_str().unwrap()],
     ] {
         let ran = on(args, &path);
-        assert_eq!(
-            (ran.code(), ran.stdout.as_str(), ran.stderr.lines().count()),
-            (1, "", 1),
-            "{args:?}: {}",
-            ran.stderr
-        );
+        let lines = ran.stderr.lines().count();
+        assert_eq!((ran.code(), ran.stdout.as_str(), lines), (1, "", 1), "{args:?}: {}", ran.stderr);
         ran.check_stderr("format version 4294967295");
     }
 }
@@ -149,7 +139,5 @@ fn a_log_of_more_pools_than_can_be_told_apart_is_an_error_that_names_the_limit()
         .rev()
         .map(|n| format!("Raising pool_size_limit_ from {} to {}\n", 1_000 + n, (1_000 + n) * 11 / 10))
         .collect();
-    let ran = on(&["inspect"], &written(dir.path(), "log", raises));
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("more than 1000 pools");
+    on(&["inspect"], &written(dir.path(), "log", raises)).exits(1).check_stderr("more than 1000 pools");
 }

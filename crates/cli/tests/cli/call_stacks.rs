@@ -9,7 +9,7 @@ use pinpool_observe::diagnosis::{Cause, diagnose_recording};
 use pinpool_replay::{Event, Recording};
 
 use crate::report::report;
-use crate::tool::{finish, pinpool, until};
+use crate::tool::{finish, pinpool, scratch, until};
 
 const GETS: usize = 1200;
 
@@ -43,8 +43,7 @@ fn leaking(path: &Path) -> Recording {
 
 #[test]
 fn a_leak_is_named_by_the_function_that_got_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.trace");
+    let (dir, path) = scratch("t.trace");
     let recording = leaking(&path);
 
     let page = dir.path().join("report.html");
@@ -55,8 +54,7 @@ fn a_leak_is_named_by_the_function_that_got_it() {
 
     let converted = |format: &str| {
         let out = dir.path().join(format);
-        let ran = finish(pinpool(&["trace", "--format", format, "-o"]).arg(&out).arg(&path));
-        assert_eq!(ran.code(), 0, "{}", ran.stderr);
+        finish(pinpool(&["trace", "--format", format, "-o"]).arg(&out).arg(&path)).exits(0);
         String::from_utf8_lossy(&fs::read(out).unwrap()).into_owned()
     };
     let text = converted("text");
@@ -73,11 +71,9 @@ fn a_leak_is_named_by_the_function_that_got_it() {
 
 #[test]
 fn load_keeps_call_stacks_if_asked_and_a_retired_setting_is_a_warning() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.trace");
+    let (_dir, path) = scratch("t.trace");
     let load = ["load", "--synthetic", "2", "--call-stacks", "1", "--set", "CALL_STACKS=7,BACKEND=heap", "--record"];
-    let ran = finish(pinpool(&load).arg(&path));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let ran = finish(pinpool(&load).arg(&path)).exits(0);
     ran.check_stderr(
         "PINPOOL_CALL_STACKS=7: retired and ignored; set call_stacks in Rust or C, or use `pinpool load --call-stacks`",
     );

@@ -51,7 +51,5 @@ fn a_file_that_is_not_a_recording_is_refused_by_name() {
     let fast = recorded(dir.path().join("a.gz"), false);
     let other = dir.path().join("w.trace");
     std::fs::write(&other, "a 1 4096\nf 1\n").unwrap();
-    let ran = diff(&fast, &other, &[]);
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("w.trace: not a recording");
+    diff(&fast, &other, &[]).exits(1).check_stderr("w.trace: not a recording");
 }

@@ -8,9 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Stdio};
 use std::{ptr, thread};
 
-use tempfile::TempDir;
-
-use crate::tool::{ended, finish, pinpool, until};
+use crate::tool::{ended, finish, pinpool, scratch, until};
 
 /// Both ends of a terminal.
 #[allow(unsafe_code)]
@@ -38,8 +36,7 @@ fn modes(terminal: &File) -> (libc::tcflag_t, libc::tcflag_t, libc::tcflag_t) {
 
 /// `top` in a terminal, and the connection from which it reads.
 fn top(inner: &File, stderr: Stdio) -> (Child, UnixStream) {
-    let dir = TempDir::new().unwrap();
-    let path = dir.path().join("s");
+    let (_dir, path) = scratch("s");
     let listener = UnixListener::bind(&path).unwrap();
     let end = || Stdio::from(inner.try_clone().unwrap());
     let mut command = pinpool(&["top"]);
@@ -95,8 +92,7 @@ const NO_STACK: &str = "70368744177664";
 #[test]
 fn a_load_that_gets_no_threads_ends_with_an_error() {
     let dir = crate::tool::tree();
-    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("RUST_MIN_STACK", NO_STACK));
-    assert_eq!(ran.code(), 1, "{}", ran.stderr);
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("RUST_MIN_STACK", NO_STACK)).exits(1);
     assert!(!ran.stderr.contains(" quarantined: "), "{}", ran.stderr);
     ran.check_stderr("cannot start a thread to read with: ");
     ran.check_stderr("ulimit -u");

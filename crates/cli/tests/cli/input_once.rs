@@ -8,7 +8,7 @@ use std::thread;
 
 use crate::record::recorded;
 use crate::tf_lines::{AFTER, RAISE};
-use crate::tool::{Ran, ended, finish, number, packed, pinpool};
+use crate::tool::{Ran, ended, finish, number, packed, pinpool, scratch};
 
 const WORKLOAD: &str = "# limit 100\na 1 5000\nt 10\nf 1\na 2 5000\nf 2\n";
 
@@ -42,8 +42,7 @@ fn traces(dir: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn every_kind_of_trace_is_read_from_a_pipe_as_from_a_file() {
-    let dir = tempfile::tempdir().unwrap();
-    let page = dir.path().join("page.html");
+    let (dir, page) = scratch("page.html");
     for path in traces(dir.path()) {
         let bytes = fs::read(&path).unwrap();
         let gets = number(&finish(pinpool(&["replay", "--json"]).arg(&path)).figures(), "gets");
@@ -66,8 +65,7 @@ fn every_kind_of_trace_is_read_from_a_pipe_as_from_a_file() {
 
 #[test]
 fn a_log_is_read_from_a_pipe_as_from_a_file() {
-    let dir = tempfile::tempdir().unwrap();
-    let page = dir.path().join("page.html");
+    let (_dir, page) = scratch("page.html");
     let log = format!("{AFTER}\n{RAISE}\n").into_bytes();
     for bytes in [packed(&log), log] {
         for name in ["-", "/dev/stdin"] {
@@ -82,8 +80,7 @@ fn a_log_is_read_from_a_pipe_as_from_a_file() {
 
 #[test]
 fn a_named_pipe_is_opened_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let pipe = dir.path().join("pipe");
+    let (dir, pipe) = scratch("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let page = dir.path().join("page.html");
     let page = page.to_str().unwrap();

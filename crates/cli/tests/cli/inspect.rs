@@ -142,11 +142,8 @@ fn check(name: &str, rows: &[Row], ran: &Ran) -> (usize, usize) {
     for (row, message) in rows.iter().zip(&messages) {
         let line = row.message();
         if row.is_raise() {
-            assert_eq!(
-                (message["from"].as_u64(), message["to"].as_u64()),
-                (row.number(0), row.number(1)),
-                "{name}: {line}"
-            );
+            let (from, to) = (message["from"].as_u64(), message["to"].as_u64());
+            assert_eq!((from, to), (row.number(0), row.number(1)), "{name}: {line}");
             assert_eq!(message["limit"].as_u64(), row.number(0), "{name}: {line}");
             continue;
         }
@@ -250,9 +247,7 @@ fn gzip_and_stdin_are_read() {
     // Cut in the middle.
     let bytes = fs::read(&packed).unwrap();
     fs::write(&packed, &bytes[..bytes.len() / 2]).unwrap();
-    let ran = inspect(&[packed], &[]);
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("log.gz");
+    inspect(&[packed], &[]).exits(1).check_stderr("log.gz");
 }
 
 #[test]

@@ -118,8 +118,6 @@ fn a_log_in_another_compression_is_named_with_what_unpacks_it() {
     {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), bytes).unwrap();
-        let ran = finish(pinpool(&["inspect"]).arg(file.path()));
-        assert_eq!(ran.code(), 1);
-        ran.check_stderr(name);
+        finish(pinpool(&["inspect"]).arg(file.path())).exits(1).check_stderr(name);
     }
 }

@@ -213,11 +213,8 @@ fn a_rate_that_is_cut_at_the_end_of_a_line_is_joined_or_decides_nothing() {
     let next = ["", raise, "2017-07-03 09:45:08.178166: I x:259] Epoch\n", "42 steps\n"];
     let texts: Vec<_> = parts.iter().flat_map(|parts| next.map(|next| format!("{LATER}{parts}\n{next}"))).collect();
     for (text, (messages, _)) in texts.iter().zip(all_inspected(&texts)) {
-        assert_eq!(
-            (&messages[0]["unsatisfied_rate"], &messages[0]["limit"]),
-            (&0.016_043_3.into(), &493.into()),
-            "{text}"
-        );
+        assert_eq!(messages[0]["unsatisfied_rate"], 0.016_043_3, "{text}");
+        assert_eq!(messages[0]["limit"], 493, "{text}");
     }
     // As sure as the whole rate, and cut.
     let chance = after("8980", "12319", "6000", "0.487053", "0.30\n9131\n");

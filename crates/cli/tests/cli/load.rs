@@ -28,15 +28,10 @@ fn without_a_gpu_a_load_warns_and_with_require_gpu_fails() {
         return;
     }
     let dir = tree();
-    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    assert!(
-        ran.stderr.lines().any(|line| line.contains(": W ") && line.contains("no GPU to copy to")),
-        "{}",
-        ran.stderr
-    );
-    let ran = finish(pinpool(&["load", "--json", "--require-gpu"]).arg(dir.path()));
-    assert_eq!((ran.code(), ran.stdout.as_str()), (3, ""), "{}", ran.stderr);
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path())).exits(0);
+    let warned = ran.stderr.lines().any(|line| line.contains(": W ") && line.contains("no GPU to copy to"));
+    assert!(warned, "{}", ran.stderr);
+    let ran = finish(pinpool(&["load", "--json", "--require-gpu"]).arg(dir.path())).refuses(3);
     ran.check_stderr("--require-gpu: no GPU to copy to: ");
 }
 
@@ -54,18 +49,14 @@ fn require_gpu_is_met_only_by_memory_that_is_pinned_for_the_gpu() {
         let printed = ran.figures();
         assert!(printed["destination"].as_str().unwrap().starts_with("CUDA device"), "{printed}");
     }
-    let ran = load("heap", &["--require-gpu"]);
-    assert_eq!(ran.code(), 3, "{}", ran.stderr);
+    let ran = load("heap", &["--require-gpu"]).exits(3);
     ran.check_stderr("--require-gpu: the backend heap does not pin memory for the GPU");
-    let ran = load("heap", &[]);
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let ran = load("heap", &[]).exits(0);
     assert_eq!(lines(&ran.stderr, ": W "), 1, "{}", ran.stderr);
     ran.check_stderr("the backend heap does not pin memory for the GPU");
     let mut command = pinpool(&["load", "--json", "--require-gpu", "--set", "BACKEND=cuda,WAIT=0,ON_FULL=pageable"]);
     command.arg(dir.path()).env("LD_LIBRARY_PATH", &lib).env("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1+=2");
-    let ran = finish(&mut command);
-    assert_eq!(ran.code(), 3, "{}", ran.stderr);
-    ran.check_stderr("--require-gpu: 1 batches used pageable memory");
+    finish(&mut command).exits(3).check_stderr("--require-gpu: 1 batches used pageable memory");
 }
 
 #[test]
@@ -74,8 +65,7 @@ fn repeated_failures_are_grouped_by_cause() {
     for number in 0..500 {
         symlink("nowhere", dir.path().join(format!("gone{number:03}"))).unwrap();
     }
-    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()));
-    assert_eq!(ran.code(), 1);
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path())).exits(1);
     assert_eq!(lines(&ran.stderr, "No such file or directory"), 11, "ten and their sum: {}", ran.stderr);
     ran.check_stderr("500 failed: No such file or directory (os error 2)\n");
     let printed = ran.figures();
@@ -94,8 +84,7 @@ fn files_that_are_skipped_or_loaded_as_plain_bytes_are_named() {
     let _socket = UnixListener::bind(dir.path().join("socket")).unwrap();
     let fifo = dir.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path())).exits(0);
     let at = |name: &str| dir.path().join(name).display().to_string();
     ran.check_stderr(&format!("skipped 2 pipes, sockets or devices: {}, {}", at("fifo"), at("socket")));
     let plain = format!(
@@ -124,7 +113,7 @@ fn quiet_prints_errors_only_and_verbose_every_batch() {
 #[test]
 fn an_empty_filter_of_the_log_hides_no_warning() {
     let dir = tree();
-    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_PURPLE", "1").env("RUST_LOG", ""));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let ran =
+        finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_PURPLE", "1").env("RUST_LOG", "")).exits(0);
     ran.check_stderr("PINPOOL_PURPLE=1");
 }

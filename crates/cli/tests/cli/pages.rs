@@ -16,8 +16,7 @@ fn completions_know_every_command_and_flag() {
 
 #[test]
 fn a_removed_command_is_answered_with_its_replacement() {
-    let ran = run(&["keep", "weights", "--bytes", "4GiB"]);
-    assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""));
+    let ran = run(&["keep", "weights", "--bytes", "4GiB"]).refuses(2);
     assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
     ran.check_stderr("`pinpool keep` was removed: reserve memory at the start of each process (PINPOOL_RESERVE)");
     run(&["ledger", "job7"]).check_stderr("`pinpool ledger` was removed: `pinpool top --all` shows");
@@ -33,9 +32,7 @@ fn the_manual_has_a_page_for_the_tool_and_for_each_command() {
     for word in ["require\\-gpu", "Exits with 0 only if everything arrived"] {
         assert!(load.stdout.contains(word), "{word}: {}", load.stdout);
     }
-    let unknown = run(&["man", "purple"]);
-    assert_eq!(unknown.code(), 1);
-    unknown.check_stderr("man purple: unknown command");
+    run(&["man", "purple"]).exits(1).check_stderr("man purple: unknown command");
 }
 
 #[test]

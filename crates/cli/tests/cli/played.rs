@@ -20,9 +20,7 @@ fn several_pools_are_advised_one_by_one() {
     }
     let path = written(dir.path(), "two.trace", &text);
     // Without names there is nothing to choose by.
-    let refused = ran("advise", &path, &[]);
-    assert_eq!((refused.code(), refused.stdout.as_str()), (1, ""));
-    refused.check_stderr("two.trace: it has 2 pools, and advice is for one");
+    ran("advise", &path, &[]).refuses(1).check_stderr("two.trace: it has 2 pools, and advice is for one");
     finish(pinpool(&["replay"]).arg(&path)).check_stderr("two.trace: it has 2 pools, which are played as one");
 
     let path = dir.path().join("t.gz");
@@ -52,8 +50,7 @@ fn several_pools_are_advised_one_by_one() {
 fn a_replay_that_runs_out_of_memory_has_the_same_error_on_every_machine() {
     let dir = tempfile::tempdir().unwrap();
     let path = written(dir.path(), "w.trace", "a 1 31457280\na 2 31457280\na 3 304294967295000\n");
-    let ran = ran("replay", &path, &[]);
-    assert_eq!(ran.code(), 1, "{}", ran.stdout);
+    let ran = ran("replay", &path, &[]).exits(1);
     ran.check_stderr("w.trace: cannot allocate 276.8TiB");
     assert!(!ran.stderr.contains("system:") && !ran.stderr.contains(" bytes are free"), "{}", ran.stderr);
 }

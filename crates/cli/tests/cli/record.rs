@@ -9,8 +9,7 @@ use crate::tool::{Ran, finish, packed, pinpool, run, written};
 /// A recorded load with these arguments.
 pub(crate) fn recorded_load(dir: &Path, name: &str, args: &[&str]) -> PathBuf {
     let path = dir.join(name);
-    let ran = finish(pinpool(&["load", "--json"]).args(args).arg("--record").arg(&path));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    finish(pinpool(&["load", "--json"]).args(args).arg("--record").arg(&path)).exits(0);
     path
 }
 
@@ -40,8 +39,7 @@ fn the_text_of_a_recording_is_replayed_like_the_recording() {
         fs::write(&text, &ran.stdout).unwrap();
         let play = |path: &Path| {
             // A text has no limit.
-            let ran = finish(pinpool(&["replay", "--json", "--set", "MAX_BYTES=none"]).arg(path));
-            assert_eq!(ran.code(), 0, "{}", ran.stderr);
+            let ran = finish(pinpool(&["replay", "--json", "--set", "MAX_BYTES=none"]).arg(path)).exits(0);
             let mut printed = ran.figures();
             // A text has no pin calls to fit the costs to.
             for key in ["workload", "costs", "driver_seconds", "lost_seconds"] {
@@ -88,10 +86,7 @@ fn unreadable_and_unwritable_files_are_errors_with_their_names() {
         ran.check_stderr("cut.trace: the recording is truncated");
         ran.check_stderr(" records before that are read");
     }
-    let ran = trace(&cut, &["-o", "/no/such/folder/out"]);
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("/no/such/folder/out: ");
-    let ran = run(&["load", "--synthetic", "1", "--record", "/no/such/folder/t.gz"]);
-    assert_eq!(ran.code(), 2, "{}", ran.stderr);
+    trace(&cut, &["-o", "/no/such/folder/out"]).exits(1).check_stderr("/no/such/folder/out: ");
+    let ran = run(&["load", "--synthetic", "1", "--record", "/no/such/folder/t.gz"]).exits(2);
     ran.check_stderr("/no/such/folder/t.gz: cannot be written");
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 
 use tempfile::TempDir;
 
-use crate::tool::{finish, pinpool};
+use crate::tool::{finish, pinpool, scratch};
 
 const LOAD: [&str; 5] = ["load", "--synthetic", "20", "--batch-bytes", "1MiB"];
 
@@ -16,35 +16,27 @@ fn a_full_disk_fails_the_load_whose_recording_it_was_to_take() {
         pinpool(&LOAD).env("PINPOOL_TRACE", "/dev/full"),
         pinpool(&LOAD).args(["--quiet", "--record", "/dev/full"]),
     ] {
-        let ran = finish(command);
-        assert_eq!(ran.code(), 1, "{}", ran.stderr);
+        let ran = finish(command).exits(1);
         ran.check_stderr("trace_incomplete: path=/dev/full");
         ran.check_stderr("the requested recording is missing or incomplete");
     }
-    let whole = finish(pinpool(&LOAD).arg("--record").arg(dir.path().join("t.gz")));
-    assert_eq!(whole.code(), 0, "{}", whole.stderr);
+    finish(pinpool(&LOAD).arg("--record").arg(dir.path().join("t.gz"))).exits(0);
 }
 
 #[test]
 fn a_file_that_another_process_writes_fails_the_load() {
-    let dir = TempDir::new().unwrap();
-    let path = dir.path().join("t.gz");
+    let (_dir, path) = scratch("t.gz");
     let file = File::create(&path).unwrap();
     file.lock().unwrap();
-    let ran = finish(pinpool(&LOAD).arg("--record").arg(&path));
-    assert_eq!(ran.code(), 1, "{}", ran.stderr);
-    ran.check_stderr("another process writes it");
+    finish(pinpool(&LOAD).arg("--record").arg(&path)).exits(1).check_stderr("another process writes it");
 }
 
 #[test]
 fn the_flag_is_named_where_its_file_cannot_be_written() {
     let dir = TempDir::new().unwrap();
     let folder = dir.path().to_str().unwrap();
-    let ran = finish(pinpool(&LOAD).args(["--record", folder]));
-    assert_eq!(ran.code(), 2);
+    let ran = finish(pinpool(&LOAD).args(["--record", folder])).exits(2);
     ran.check_stderr(&format!("pinpool: --record {folder}: cannot be written"));
     assert!(!ran.stderr.contains("pinpool: PINPOOL_TRACE"), "{}", ran.stderr);
-    let ran = finish(pinpool(&LOAD).env("PINPOOL_TRACE", folder));
-    assert_eq!(ran.code(), 2);
-    ran.check_stderr("PINPOOL_TRACE");
+    finish(pinpool(&LOAD).env("PINPOOL_TRACE", folder)).exits(2).check_stderr("PINPOOL_TRACE");
 }

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::TREND;
 use crate::record::recorded_load;
 use crate::tf_lines::{AFTER, RAISE, after, public_rows};
-use crate::tool::{Ran, finish, pinpool, run, written};
+use crate::tool::{Ran, finish, pinpool, run, scratch, written};
 
 pub(crate) fn report(input: &Path, output: &Path) -> Ran {
     finish(pinpool(&["report"]).arg(input).arg("-o").arg(output))
@@ -17,8 +17,7 @@ pub(crate) fn report(input: &Path, output: &Path) -> Ran {
 
 /// The page of `input`.
 fn page(input: &Path) -> String {
-    let dir = tempfile::tempdir().unwrap();
-    let output = dir.path().join("report.html");
+    let (_dir, output) = scratch("report.html");
     let ran = report(input, &output);
     assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
     fs::read_to_string(output).unwrap()
@@ -112,13 +111,9 @@ fn a_recording_that_was_cut_off_is_drawn_up_to_its_end_and_the_page_says_so() {
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 7]).unwrap();
     let output = dir.path().join("cut.html");
-    let ran = report(&path, &output);
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("the report covers the part before");
+    report(&path, &output).exits(1).check_stderr("the report covers the part before");
     assert!(fs::read_to_string(&output).unwrap().contains("A part is missing: "));
     // In its first bytes there is nothing to draw.
     fs::write(&path, &bytes[..12]).unwrap();
-    let ran = report(&path, &dir.path().join("report.html"));
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("trace: nothing to draw: ");
+    report(&path, &dir.path().join("report.html")).exits(1).check_stderr("trace: nothing to draw: ");
 }

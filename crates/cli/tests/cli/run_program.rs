@@ -9,6 +9,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use super::tool::{finish, pinpool};
+use crate::tool::scratch;
 
 /// `pinpool run` with a library that does nothing.
 fn run(arguments: &[&str]) -> Command {
@@ -64,34 +65,25 @@ fn the_help_names_frameworks_that_are_not_served() {
 #[test]
 fn a_program_that_cannot_run_has_the_exit_status_of_a_shell() {
     let folder = tempfile::tempdir().unwrap();
-    let ran = finish(&mut run(&["--", "no-such-program-anywhere"]));
-    assert_eq!(ran.code(), 127);
+    let ran = finish(&mut run(&["--", "no-such-program-anywhere"])).exits(127);
     ran.check_stderr("no-such-program-anywhere: No such file");
     let plain = script(&folder, "#!/bin/sh\n", 0o644);
-    let ran = finish(&mut run(&["--", &plain]));
-    assert_eq!(ran.code(), 126);
-    ran.check_stderr("Permission denied");
-    let ran = finish(&mut run(&["--", "./no/such/path"]));
-    assert_eq!(ran.code(), 127);
+    finish(&mut run(&["--", &plain])).exits(126).check_stderr("Permission denied");
+    finish(&mut run(&["--", "./no/such/path"])).exits(127);
 }
 
 #[test]
 fn wrong_settings_and_a_missing_library_start_nothing() {
-    let ran = finish(&mut run(&["max_byte=2GiB", "--", "echo", "started"]));
-    assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""));
-    ran.check_stderr("MAX_BYTE");
-    let ran = finish(&mut run(&["echo", "--", "echo", "started"]));
-    assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""));
-    let ran = finish(run(&["--", "echo", "started"]).env("PINPOOL_PRELOAD_LIB", "/nowhere/lib.so"));
-    assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
+    finish(&mut run(&["max_byte=2GiB", "--", "echo", "started"])).refuses(2).check_stderr("MAX_BYTE");
+    finish(&mut run(&["echo", "--", "echo", "started"])).refuses(2);
+    let ran = finish(run(&["--", "echo", "started"]).env("PINPOOL_PRELOAD_LIB", "/nowhere/lib.so")).refuses(1);
     ran.check_stderr("PINPOOL_PRELOAD_LIB=/nowhere/lib.so: No such file");
-    let folder = tempfile::tempdir().unwrap();
-    let copy = folder.path().join("pinpool");
+    let (_folder, copy) = scratch("pinpool");
     fs::hard_link(env!("CARGO_BIN_EXE_pinpool"), &copy)
         .or_else(|_| fs::copy(Path::new(env!("CARGO_BIN_EXE_pinpool")), &copy).map(drop))
         .unwrap();
-    let ran = finish(Command::new(&copy).args(["run", "--", "echo", "started"]).env_remove("PINPOOL_PRELOAD_LIB"));
-    assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
+    let ran =
+        finish(Command::new(&copy).args(["run", "--", "echo", "started"]).env_remove("PINPOOL_PRELOAD_LIB")).refuses(1);
     ran.check_stderr("cargo build --release -p pinpool-preload");
 }
 
@@ -112,8 +104,7 @@ fn a_program_that_preloads_nothing_runs_with_a_warning() {
     if !output.status.success() {
         return;
     }
-    let ran = finish(&mut run(&["--", folder.path().join("static").to_str().unwrap()]));
-    assert_eq!(ran.code(), 5);
+    let ran = finish(&mut run(&["--", folder.path().join("static").to_str().unwrap()])).exits(5);
     ran.check_stderr("it is statically linked, or built for another machine: its memory is not served from the pool");
 }
 
@@ -125,8 +116,7 @@ fn source(folder: &TempDir) -> std::path::PathBuf {
 
 #[test]
 fn a_log_that_cannot_be_written_is_refused_before_the_program_starts() {
-    let folder = tempfile::tempdir().unwrap();
-    let started = folder.path().join("started");
+    let (folder, started) = scratch("started");
     let missing = folder.path().join("missing/log");
     for log in [missing.to_str().unwrap(), folder.path().to_str().unwrap(), "/proc/self/status/log"] {
         let ran = finish(&mut run(&["--log", log, "--", "touch", started.to_str().unwrap()]));
@@ -134,16 +124,13 @@ fn a_log_that_cannot_be_written_is_refused_before_the_program_starts() {
         ran.check_stderr("cannot be written: ");
         assert!(!started.exists(), "{log}");
     }
-    let ran = finish(&mut run(&["--log", folder.path().join("log-%p").to_str().unwrap(), "--", "true"]));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    finish(&mut run(&["--log", folder.path().join("log-%p").to_str().unwrap(), "--", "true"])).exits(0);
 }
 
 #[test]
 fn an_unknown_setting_names_the_options() {
     for setting in ["log=x", "verbose"] {
-        let ran = finish(&mut run(&[setting, "--", "true"]));
-        assert_eq!(ran.code(), 2);
-        ran.check_stderr("--log FILE, --stats and --sync");
+        finish(&mut run(&[setting, "--", "true"])).exits(2).check_stderr("--log FILE, --stats and --sync");
     }
 }
 

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use pinpool::{Backend, Pool};
 
-use crate::tool::{finish, pinpool, run};
+use crate::tool::{finish, pinpool, run, scratch};
 
 /// A pool of this process with a buffer in use, served at the socket that `PINPOOL_SOCKET=1` would create in `dir`.
 fn served(dir: &Path) -> (Pool, pinpool::PinnedBuf) {
@@ -35,13 +35,9 @@ fn the_texts_of_a_pool_come_from_outside_as_the_program_would_print_them() {
     let process = std::process::id().to_string();
     // `stats` and `dump` are former names.
     for args in [&["top", "--once"][..], &["stats"], &["dump"]] {
-        let once = finish(&mut on_host(dir.path(), &[args, &[process.as_str()]].concat()));
-        assert_eq!(once.code(), 0, "{}", once.stderr);
-        assert!(
-            once.stdout.starts_with("train: warming_up") || once.stdout.starts_with("train: healthy"),
-            "{}",
-            once.stdout
-        );
+        let once = finish(&mut on_host(dir.path(), &[args, &[process.as_str()]].concat())).exits(0);
+        let words = ["train: warming_up", "train: healthy"];
+        assert!(words.iter().any(|words| once.stdout.starts_with(words)), "{}", once.stdout);
         assert!(once.stdout.contains(&pool.stats().to_string()), "{}", once.stdout);
         assert!(once.stdout.contains("  1.0MiB loader/labels (1 buffer, the oldest "), "{}", once.stdout);
     }
@@ -55,16 +51,12 @@ fn the_texts_of_a_pool_come_from_outside_as_the_program_would_print_them() {
 fn the_metrics_of_all_processes_are_a_text_that_promtool_takes() {
     let dir = tempfile::tempdir().unwrap();
     let (pool, _held) = served(dir.path());
-    let ran = finish(&mut on_host(dir.path(), &["metrics", "--all"]));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let ran = finish(&mut on_host(dir.path(), &["metrics", "--all"])).exits(0);
     let labels = format!("{{pid=\"{}\",pool_name=\"train\",backend=\"heap\"", std::process::id());
     let hits = format!("pinpool_requests_hits_total{labels}}} {}\n", pool.stats().requests.hits);
     assert!(ran.stdout.contains(&hits), "{}", ran.stdout);
-    assert!(
-        ran.stdout.contains(&format!("pinpool_owner_buffers{labels},tag=\"loader/labels\"}} 1\n")),
-        "{}",
-        ran.stdout
-    );
+    let owner = format!("pinpool_owner_buffers{labels},tag=\"loader/labels\"}} 1\n");
+    assert!(ran.stdout.contains(&owner), "{}", ran.stdout);
     let checked =
         Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
     // Where promtool is not installed, the text is checked in pinpool-metrics alone.
@@ -110,8 +102,7 @@ fn top_of_all_processes_is_one_table() {
     let (_pool, _held) = served(dir.path());
     // What a process left behind that was killed.
     std::fs::write(dir.path().join("pinpool-4194305.sock"), "").unwrap();
-    let ran = finish(&mut on_host(dir.path(), &["top", "--all"]));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let ran = finish(&mut on_host(dir.path(), &["top", "--all"])).exits(0);
     let lines: Vec<_> = ran.stdout.lines().collect();
     assert!(lines[0].starts_with("pid ") && lines[1].starts_with(&std::process::id().to_string()), "{}", ran.stdout);
     assert!(lines[1].contains("train") && lines[1].contains("loader/labels"), "{}", ran.stdout);
@@ -124,8 +115,7 @@ fn the_report_of_a_process_shows_its_owners_and_its_diagnosis() {
     let process = std::process::id().to_string();
     let output = dir.path().join("p.html");
     let mut command = on_host(dir.path(), &["report", &process, "--seconds", "2", "-o"]);
-    let ran = finish(command.arg(&output));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    finish(command.arg(&output)).exits(0);
     let page = std::fs::read_to_string(&output).unwrap();
     for text in
         [&*format!("{process}: a process"), "\"name\":\"loader/labels\"", "\"clock\":1", pool.diagnose().cause.name()]
@@ -157,12 +147,8 @@ fn all_refuse(target: &str, words: &str, set: impl Fn(&mut Command)) {
         let mut command = pinpool(args);
         set(command.arg(target));
         let ran = finish(&mut command);
-        assert_eq!(
-            (ran.code(), ran.stdout.as_str(), ran.stderr.lines().count()),
-            (1, "", 1),
-            "{args:?}: {}",
-            ran.stderr
-        );
+        let lines = ran.stderr.lines().count();
+        assert_eq!((ran.code(), ran.stdout.as_str(), lines), (1, "", 1), "{args:?}: {}", ran.stderr);
         ran.check_stderr(words);
     }
 }
@@ -173,8 +159,7 @@ fn a_process_that_serves_nothing_is_named() {
     all_refuse("4194305", serves, |_| ());
     // It runs, and has no pool.
     all_refuse(&std::os::unix::process::parent_id().to_string(), serves, |_| ());
-    let dir = tempfile::tempdir().unwrap();
-    let dead = dir.path().join("s");
+    let (dir, dead) = scratch("s");
     drop(UnixListener::bind(&dead).unwrap());
     all_refuse(dead.to_str().unwrap(), serves, |_| ());
     let none = dir.path().join("none");
@@ -189,9 +174,7 @@ fn a_process_that_serves_nothing_is_named() {
         assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{args:?}");
         ran.check_stderr("the process has no pool now");
     }
-    let ran = run(&["metrics", "--all", "--listen", "nonsense"]);
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("--listen nonsense");
+    run(&["metrics", "--all", "--listen", "nonsense"]).exits(1).check_stderr("--listen nonsense");
 }
 
 #[test]

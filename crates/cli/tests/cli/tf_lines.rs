@@ -60,8 +60,7 @@ pub(crate) fn objects(ran: &Ran) -> (Vec<Value>, Vec<Value>) {
 pub(crate) fn inspected(text: impl AsRef<[u8]>) -> (Vec<Value>, Value) {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), text).unwrap();
-    let ran = finish(pinpool(&["inspect", "--json"]).arg(file.path()));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let ran = finish(pinpool(&["inspect", "--json"]).arg(file.path())).exits(0);
     let (messages, mut summaries) = objects(&ran);
     (messages, summaries.remove(0))
 }

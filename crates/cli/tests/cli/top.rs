@@ -9,17 +9,15 @@ use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
-use crate::tool::{ended, finish, pinpool, until};
+use crate::tool::{ended, finish, pinpool, scratch, until};
 
 /// The error of `top --json` if the server calls `serve` with its first connection.
 fn top_of(serve: impl FnOnce(UnixStream) + Send) -> String {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("s");
+    let (_dir, path) = scratch("s");
     let listener = UnixListener::bind(&path).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| serve(listener.accept().unwrap().0));
-        let ran = finish(pinpool(&["top", "--json"]).arg(&path));
-        assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
+        let ran = finish(pinpool(&["top", "--json"]).arg(&path)).refuses(1);
         ran.check_stderr(path.to_str().unwrap());
         ran.stderr
     })
@@ -45,16 +43,13 @@ fn a_server_that_never_ends_its_line_ends_top() {
 #[test]
 #[allow(unsafe_code)] // Makes a queue of connections short.
 fn a_server_that_accepts_nothing_ends_top() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("s");
+    let (_dir, path) = scratch("s");
     let listener = UnixListener::bind(&path).unwrap();
     // SAFETY: the descriptor is open.
     assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
     // The next one waits until this one is accepted.
     let _waiting = UnixStream::connect(&path).unwrap();
-    let ran = finish(pinpool(&["top", "--json"]).arg(&path));
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("has sent no whole line for 5 s");
+    finish(pinpool(&["top", "--json"]).arg(&path)).exits(1).check_stderr("has sent no whole line for 5 s");
 }
 
 /// The names in a directory.
@@ -123,8 +118,7 @@ fn commands_that_only_look_open_no_socket_and_no_recording() {
 #[test]
 fn a_socket_path_that_is_too_long_is_refused_with_the_limit() {
     let long = format!("/tmp/{}", "x".repeat(120));
-    let ran = finish(&mut pinpool(&["top", "--json", &long]));
-    assert_eq!(ran.code(), 1);
+    let ran = finish(&mut pinpool(&["top", "--json", &long])).exits(1);
     ran.check_stderr("the path has 125 bytes; a socket path has at most 107");
     finish(pinpool(&["load", "--synthetic", "1"]).env("PINPOOL_SOCKET", long))
         .check_stderr("the path is too long by 18 bytes");

@@ -38,7 +38,7 @@ fn version_0_and_traces_of_nothing_are_refused_and_nothing_is_written() {
     let version_0 = [&whole[..8], &[0; 4], &whole[12..]].concat();
     let out = dir.path().join("out.json");
     for (name, bytes, why) in [
-        ("zero.trace", version_0.as_slice(), "format version 0"),
+        ("zero.trace", version_0.as_slice(), "format version 0, and this build reads version 4"),
         ("head.trace", &whole[..12], "nothing to print"),
         ("half.trace", &whole[..10], "truncated in its head"),
         ("empty", b"", "not a recording"),

@@ -9,7 +9,7 @@ use pinpool::Pool;
 
 use crate::record::recorded;
 use crate::tf_lines::{AFTER, RAISE, after};
-use crate::tool::{Ran, finish, pinpool, until};
+use crate::tool::{Ran, finish, pinpool, scratch, until};
 
 fn why(target: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&["why"]).arg(target).args(args))
@@ -34,11 +34,9 @@ pub(crate) fn throttled(path: &Path) {
 
 #[test]
 fn a_recording_is_given_the_advice_of_its_pool() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.gz");
+    let (_dir, path) = scratch("t.gz");
     throttled(&path);
-    let ran = why(&path, &[]);
-    assert_eq!(ran.code(), 1, "{}{}", ran.stdout, ran.stderr);
+    let ran = why(&path, &[]).exits(1);
     assert!(ran.stdout.starts_with("limit_too_small: "), "{}", ran.stdout);
     for line in ["\n  to do: raise PINPOOL_MAX_BYTES to ", "\n  all threads lost "] {
         assert!(ran.stdout.contains(line), "{}", ran.stdout);
@@ -47,8 +45,7 @@ fn a_recording_is_given_the_advice_of_its_pool() {
 
 #[test]
 fn a_killed_process_has_no_recorded_end() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.trace");
+    let (_dir, path) = scratch("t.trace");
     let mut load = pinpool(&["load", "--synthetic", "60", "--batch-files", "1", "--idle", "60"]);
     let mut load = load.env("PINPOOL_TRACE", &path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until("the gets are recorded", || why(&path, &[]).stdout.contains("60 requests"));
@@ -60,14 +57,12 @@ fn a_killed_process_has_no_recorded_end() {
 
 #[test]
 fn the_last_diagnosis_of_each_pool_in_a_log_counts_and_alarms_come_first() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("run.log");
+    let (_dir, path) = scratch("run.log");
     let log = "INFO pool[a] diagnosis: warming_up: held 0B->1.0GiB\nWARN pool[b] diagnosis: limit_too_small: 300 of 1000 requests \
                waited (all threads lost 9.5s in 10.0s); raise PINPOOL_MAX_BYTES to 6.2GiB\nINFO pool[a] diagnosis: healthy: 9 of 9\nINFO pool[2] \
                diagnosis: healthy: 5 of 5\n";
     fs::write(&path, log).unwrap();
-    let ran = why(&path, &[]);
-    assert_eq!(ran.code(), 1);
+    let ran = why(&path, &[]).exits(1);
     let lines: Vec<_> = ran.stdout.lines().collect();
     assert!(lines[0].starts_with("b: limit_too_small: 300 of 1000"), "{lines:?}");
     assert_eq!(lines[1..], ["  to do: raise PINPOOL_MAX_BYTES to 6.2GiB", "2 healthy: a, pool 2"]);
@@ -99,8 +94,7 @@ fn diagnoses_in_a_log_have_priority() {
 
 #[test]
 fn lines_of_tensorflow_are_diagnosed() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("tf.log");
+    let (_dir, path) = scratch("tf.log");
     fs::write(&path, after("9000", "8990", "0", "0", "0.001")).unwrap();
     let ran = why(&path, &["--json"]);
     assert_eq!((ran.code(), &ran.figures()["pools"][0]["cause"]), (0, &"steady".into()), "{}", ran.stderr);
@@ -136,23 +130,16 @@ fn a_clock_that_jumps_during_a_log_changes_only_the_printed_times() {
 
 #[test]
 fn a_target_without_diagnosis_is_refused_with_the_reason() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("few.log");
+    let (dir, path) = scratch("few.log");
     fs::write(&path, "hello\n").unwrap();
-    let ran = why(&path, &[]);
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("no complete message of the pool in 1 lines");
+    why(&path, &[]).exits(1).check_stderr("no complete message of the pool in 1 lines");
     finish(pinpool(&["top"]).arg(&path)).check_stderr("few.log: a file, not a process: `pinpool why`");
     let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();
     fs::write(dir.path().join("cut.trace"), &whole[..40]).unwrap();
-    let ran = why(&dir.path().join("cut.trace"), &[]);
-    assert_eq!(ran.code(), 1);
+    let ran = why(&dir.path().join("cut.trace"), &[]).exits(1);
     ran.check_stderr("too few requests for a diagnosis: at least 20 are needed; the recording is truncated");
     // No process has this number.
-    let ran = why(Path::new("4194305"), &[]);
-    assert_eq!(ran.code(), 1);
+    let ran = why(Path::new("4194305"), &[]).exits(1);
     ran.check_stderr("no process serves its statistics there; start it with PINPOOL_SOCKET=1");
-    let ran = why(&dir.path().join("nothing"), &[]);
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("nothing: ");
+    why(&dir.path().join("nothing"), &[]).exits(1).check_stderr("nothing: ");
 }

@@ -119,9 +119,6 @@ fn a_destination_that_refuses_ends_the_run_and_names_the_batch() {
     let LoadOutcome::Failed(error) = &summary.outcome else { panic!("{summary:?}") };
     assert!(error.to_string().contains("the device is gone"), "{error}");
     assert_eq!((summary.batches, summary.files, summary.failed_files), (2, 8, 4));
-    assert!(
-        observer.failed[0].starts_with("batch 2 (4 samples, the first synthetic-5/00000008): "),
-        "{:?}",
-        observer.failed
-    );
+    let failed = &observer.failed[0];
+    assert!(failed.starts_with("batch 2 (4 samples, the first synthetic-5/00000008): "), "{failed}");
 }

@@ -134,11 +134,8 @@ fn durations_are_reported_once_and_partitions_are_separate_pools() {
         let (series, label) = (format!("pinpool_requests_{result}_total"), format!("pool_name=\"{name}\""));
         assert_eq!(value(&text, &series, &[&label]), Some(requests), "{name} {result}: {text}");
     }
-    assert_eq!(
-        value(&text, "pinpool_memory_pin_bytes_total", &["pool_name=\"train/eval\""]),
-        Some(0.0),
-        "counted once"
-    );
+    let pinned = value(&text, "pinpool_memory_pin_bytes_total", &["pool_name=\"train/eval\""]);
+    assert_eq!(pinned, Some(0.0), "counted once");
     drop(pool.get(2 * MIB).unwrap());
     metrics::with_local_recorder(&recorder, || reporter.report());
     let text = recorder.handle().render();

@@ -110,14 +110,8 @@ mod tests {
         ];
         let nodes = memory_nodes(tree::of(&files).path());
         let node = |id, memory_bytes, cpus| MemoryNode { id, memory_bytes, cpus };
-        assert_eq!(
-            nodes,
-            [
-                node(0, Some(24_684_096 << 10), Some(vec![0, 1, 2, 3])),
-                node(1, Some(0), Some(vec![])),
-                node(2, None, None)
-            ]
-        );
+        let first = node(0, Some(24_684_096 << 10), Some(vec![0, 1, 2, 3]));
+        assert_eq!(nodes, [first, node(1, Some(0), Some(vec![])), node(2, None, None)]);
         assert_eq!(memory_nodes(tree::of(&files[1..]).path()), [], "nodes that are not listed");
     }
 

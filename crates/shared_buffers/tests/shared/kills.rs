@@ -56,10 +56,8 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
         let receive = |wait| {
             let Some((ticket, buf)) = shared.next(wait).unwrap() else { return false };
             let bytes = buf.wait_slice().unwrap();
-            assert!(
-                bytes.len() == BYTES && bytes.iter().all(|&byte| byte == ticket.tag().to_le_bytes()[0]),
-                "{ticket:?}"
-            );
+            assert_eq!(bytes.len(), BYTES, "{ticket:?}");
+            assert!(bytes.iter().all(|&byte| byte == ticket.tag().to_le_bytes()[0]), "{ticket:?}");
             assert!(shared.receive(&ticket).unwrap_err().is_ticket(), "received once");
             true
         };

@@ -29,11 +29,8 @@ fn failed_releases_hold_back_no_other_and_are_logged_once() {
         }
         let logged = lines();
         assert_eq!(count(&logged, "release_delayed"), 1, "{logged:?}");
-        assert!(
-            counting.held_bytes() < before && source.calls(SourceCall::Release) > 7,
-            "{} releases",
-            source.calls(SourceCall::Release)
-        );
+        let releases = source.calls(SourceCall::Release);
+        assert!(counting.held_bytes() < before && releases > 7, "{releases} releases");
         for _ in 0..200 {
             after_seconds(&clock, &pool, 1);
         }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::{MIB, over_virtual_memory, valid_stats};
 use crate::captured_log::{lines_with_levels, listen};
-use crate::fixture::{LONG, until_waits};
-use pinpool::{Backend, Limit, Pool, Preset, Request};
+use crate::fixture::{LONG, heap, until_waits};
+use pinpool::{Limit, Preset, Request, Stats};
 
 #[test]
 fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
@@ -18,29 +18,20 @@ fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
     assert!(error.is_limit() && error.to_string().contains("the partition is full; held 4.0MiB"), "{error}");
     assert!(eval.get(5 * MIB).unwrap_err().to_string().contains("partition"));
     assert!(eval.try_get(2 * MIB).unwrap().is_none());
-    let (of_eval, of_all) = (valid_stats(&eval), valid_stats(&pool));
-    assert_eq!(
-        (of_eval.memory.in_use_bytes, of_eval.memory.held_bytes, of_eval.limits.max_bytes),
-        (4 << 20, 4 << 20, Some(4 << 20))
-    );
-    assert_eq!(
-        (of_eval.requests.served, of_eval.requests.misses, of_eval.requests.failed, of_eval.is_partition),
-        (2, 2, 2, true)
-    );
-    assert_eq!(
-        (of_all.requests.served, of_all.memory.in_use, of_all.memory.in_use_bytes, of_all.memory.held_bytes),
-        (2, 2, 4 << 20, 4 << 20)
-    );
+    let Stats { memory, requests, limits, is_partition, .. } = valid_stats(&eval);
+    assert_eq!((memory.in_use_bytes, memory.held_bytes, limits.max_bytes), (4 << 20, 4 << 20, Some(4 << 20)));
+    assert_eq!((requests.served, requests.misses, requests.failed, is_partition), (2, 2, 2, true));
+    let Stats { memory, requests, .. } = valid_stats(&pool);
+    assert_eq!((requests.served, memory.in_use), (2, 2));
+    assert_eq!((memory.in_use_bytes, memory.held_bytes), (4 << 20, 4 << 20));
     assert!(pool.dump().to_string().contains("4.0MiB eval (2 buffers"), "{}", pool.dump());
     drop(held);
     assert_eq!((eval.stats().memory.in_use_bytes, valid_stats(&pool).memory.idle_bytes), (0, 4 << 20));
     drop(pool.get(2 * MIB).expect("what was of the partition is idle in the pool"));
     assert_eq!((pool.stats().requests.hits, pool.partition_stats().len()), (1, 1));
     drop(eval.try_get(2 * MIB).unwrap().unwrap());
-    assert_eq!(
-        (eval.stats().requests.hits, eval.stats().memory.in_use_bytes, eval.stats().memory.peak_held_bytes),
-        (1, 0, 4 << 20)
-    );
+    let Stats { memory, requests, .. } = eval.stats();
+    assert_eq!((requests.hits, memory.in_use_bytes, memory.peak_held_bytes), (1, 0, 4 << 20));
     assert_eq!((eval.name(), eval.stats().name.as_deref()), ("train/eval", Some("train/eval")));
     drop(eval);
     assert!(pool.partition_stats().is_empty());
@@ -48,9 +39,8 @@ fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
 
 #[test]
 fn a_full_partition_delays_nobody_else_and_its_requests_are_served_in_order() {
-    let builder = || Pool::builder().without_env().backend(Backend::Heap).wait(LONG);
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        let pool = builder().preset(preset).max_bytes(64 << 20).build().unwrap();
+        let pool = heap().wait(LONG).preset(preset).max_bytes(64 << 20).build().unwrap();
         let eval = pool.partition("eval", 8 << 20).unwrap();
         let held = [(); 2].map(|()| eval.get(3 * MIB).unwrap());
         let (order, expected) = (AtomicUsize::new(0), [6 * MIB, 3 * MIB]);
@@ -58,13 +48,9 @@ fn a_full_partition_delays_nobody_else_and_its_requests_are_served_in_order() {
             for (at, len) in expected.into_iter().enumerate() {
                 let (eval, order) = (&eval, &order);
                 scope.spawn(move || {
-                    let got = eval.get(len).unwrap();
-                    assert_eq!(
-                        order.fetch_add(1, Ordering::SeqCst),
-                        at,
-                        "a small request does not overtake a large one"
-                    );
-                    drop(got);
+                    let _got = eval.get(len).unwrap();
+                    let served = order.fetch_add(1, Ordering::SeqCst);
+                    assert_eq!(served, at, "a small request does not overtake a large one");
                 });
                 until_waits(eval, at as u64 + 1);
             }
@@ -76,11 +62,9 @@ fn a_full_partition_delays_nobody_else_and_its_requests_are_served_in_order() {
             assert_eq!(order.load(Ordering::SeqCst), 0, "one buffer is no room for the first");
             drop(second);
         });
-        let stats = eval.stats();
-        assert_eq!(
-            (stats.requests.waits, stats.requests.waiting, stats.requests.wait_time.count(), stats.memory.in_use_bytes),
-            (2, 0, 2, 0)
-        );
+        let Stats { memory, requests, .. } = eval.stats();
+        assert_eq!((requests.waits, requests.waiting, requests.wait_time.count()), (2, 0, 2));
+        assert_eq!(memory.in_use_bytes, 0);
     }
 }
 
@@ -105,15 +89,10 @@ fn a_partition_above_its_pool_is_allowed_and_both_say_which_limit_applies() {
 fn the_limit_of_a_partition_changes_within_the_limit_of_its_pool() {
     let pool = over_virtual_memory().max_bytes(16 << 20).wait(LONG).build().unwrap();
     let eval = pool.partition("eval", 2 << 20).unwrap();
-    let fill = |count: usize| {
-        (0..count).map(|_| eval.get_with(Request::new(MIB).timeout(Duration::ZERO))).filter(Result::is_ok).count()
-    };
-    let all = || {
-        let held: Vec<_> =
-            std::iter::from_fn(|| eval.get_with(Request::new(MIB).timeout(Duration::ZERO)).ok()).collect();
-        held.len()
-    };
-    assert_eq!((fill(3), all()), (3, 2), "one after the other, and at once");
+    let get = || eval.get_with(Request::new(MIB).timeout(Duration::ZERO)).ok();
+    let all = || std::iter::from_fn(get).collect::<Vec<_>>().len();
+    let in_turn = (0..3).filter_map(|_| get()).count();
+    assert_eq!((in_turn, all()), (3, 2), "one after the other, and at once");
     let held = eval.get(2 * MIB).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| eval.get(MIB).map(drop));

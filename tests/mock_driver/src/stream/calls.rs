@@ -1,6 +1,5 @@
 //! Driver calls on streams: create, destroy, wait, query, and work that signals the host.
 
-use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,7 +14,7 @@ use crate::{capture, context};
 /// The handle of a green context, which no thread may make current.
 const GREEN: usize = 0x6000_0000;
 
-fn create(out: Out<usize>, flags: u32) -> Outcome {
+driver_call! { Device fn cuStreamCreate(out: Out<usize>, flags: u32) {
     let context = context::current()?;
     if flags & !NON_BLOCKING != 0 {
         return Err(Code::INVALID_VALUE);
@@ -23,14 +22,6 @@ fn create(out: Out<usize>, flags: u32) -> Outcome {
     let mut streams = lock_streams();
     let number = streams.open(context, Some(flags))?;
     out.put(streams.assign_handle(number))
-}
-
-driver_call! { Device fn cuStreamCreate(out: Out<usize>, flags: u32) {
-    create(out, flags)
-}}
-
-driver_call! { Device fn cuStreamCreateWithPriority(out: Out<usize>, flags: u32, _priority: c_int) {
-    create(out, flags)
 }}
 
 driver_call! { Device fn cuStreamDestroy_v2(handle: usize) {

@@ -185,5 +185,6 @@ fn memory_freed_under_a_copy_is_a_fault_and_not_a_crash() {
     drop(gate);
     assert_eq!(code(stream.synchronize()), Code::ILLEGAL_ADDRESS.0);
     assert_eq!(driver.wrong_uses().len(), 1);
+    driver.reset();
     std::mem::forget(device);
 }

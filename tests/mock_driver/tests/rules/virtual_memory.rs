@@ -141,4 +141,5 @@ fn granules_past_the_limit_are_refused_and_misuse_is_counted() {
     // SAFETY: an unknown handle, refused.
     let unknown = unsafe { result::event::destroy(std::ptr::null_mut()) };
     assert!(unknown.is_err());
+    driver.reset();
 }

@@ -176,13 +176,11 @@ impl Program {
         let at = |file: &str| self.dir.path().join(file);
         let (socket, page, trace) = (at("s"), at("page.html"), at("t.trace"));
         let report = |target: &Path| {
-            let ran = finish(pinpool(&["report", "--seconds", "1", "-o"]).args([&page, target]));
-            assert_eq!(ran.code(), 0, "{}", ran.stderr);
+            finish(pinpool(&["report", "--seconds", "1", "-o"]).args([&page, target])).exits(0);
             fs::read_to_string(&page).unwrap()
         };
         let (outside, live) = (why(&socket), report(&socket));
-        let top = finish(pinpool(&["top"]).arg(&socket));
-        assert_eq!(top.code(), 0, "{}", top.stderr);
+        let top = finish(pinpool(&["top"]).arg(&socket)).exits(0);
         let own: Vec<_> =
             self.pools.iter().map(|pool| (pool.stats().name.unwrap_or_default(), pool.diagnose())).collect();
         let log: Vec<_> = lines().into_iter().filter(|line| line.contains("] diagnosis: ")).collect();

@@ -1,0 +1,12 @@
+//! Files that end with their test.
+
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+/// A path in a new folder, which the first value removes.
+pub(crate) fn scratch(name: &str) -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(name);
+    (dir, path)
+}
