@@ -1,7 +1,4 @@
-//! Errors.
-//!
-//! [`Error`] is opaque: its text is for people and may change, its methods are for code. Every text is one line;
-//! [`report`](Error::report) adds the holders of memory.
+//! Errors. Every text is one line; [`report`](Error::report) adds the holders of memory.
 
 use std::time::Duration;
 use std::{fmt, io};

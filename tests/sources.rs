@@ -31,7 +31,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("fuzz", 8),
     ("python", 2099),
     ("src/arena", 1370),
-    ("src/backend", 1942),
+    ("src/backend", 1946),
     ("src/buffer", 635),
     ("src/config", 726),
     ("src/copy", 1259),
@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 38272),
-    ("sum of code and tests", 77774),
+    ("tests", 38277),
+    ("sum of code and tests", 77783),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_812;
+const MARKDOWN_BYTES: usize = 116_770;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

@@ -71,18 +71,18 @@ impl Stream {
     pub(crate) fn fence(self, pool_device: u32) -> Result<Arc<dyn Fence>, Unfenced> {
         // SAFETY: the documentation requires a live stream.
         let stream = unsafe { raw(self.handle) };
-        let marked = match self.device {
+        let fence = match self.device {
             Some(device) => stream.on_device(device).record_fence(),
             // A default stream, on a thread without a current context.
             None => stream.record_fence().or_else(|error| {
-                if error.is_request() && self.handle <= PER_THREAD {
+                if error.is_handle() && self.handle <= PER_THREAD {
                     stream.on_device(pool_device).record_fence()
                 } else {
                     Err(error)
                 }
             }),
         };
-        marked.map_err(|error| {
+        fence.map_err(|error| {
             let may_run = !error.is_backend();
             let remedy = if may_run {
                 "pass a stream that is alive. The memory of this buffer is never reused, because the end of the work on \

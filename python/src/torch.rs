@@ -133,14 +133,14 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
         // SAFETY: the caller's array.
         let streams = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(streams, count) } };
         // SAFETY: torch never destroys its streams.
-        let marked =
+        let fences =
             streams.iter().map(|stream| unsafe { stream.as_raw() }.record_fence()).collect::<Result<Vec<_>, _>>();
         let warn = |why: &pinpool::Error| {
             WARNED.call_once(|| {
                 log::warn!("torch waiting: a freed block is kept, because its stream cannot be recorded: {why}")
             })
         };
-        let Ok(mut others) = marked.inspect_err(warn) else { return 1 };
+        let Ok(mut others) = fences.inspect_err(warn) else { return 1 };
         // SAFETY: a box from `get` that the caller no longer uses.
         let buf = unsafe { Box::from_raw(block) };
         match others.pop() {
@@ -157,7 +157,7 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
 /// `pool` comes from [`Functions`].
 unsafe extern "C" fn trim(pool: *const Pool) {
     // SAFETY: leaked by `_torch_functions`.
-    let _panic = catch_unwind(AssertUnwindSafe(|| unsafe { &*pool }.clear()));
+    let _panic = catch_unwind(AssertUnwindSafe(|| unsafe { &*pool }.trim(0)));
 }
 
 /// # Safety

@@ -18,6 +18,7 @@ use super::source::Region;
 use crate::error::SourceError;
 use crate::report::Finding;
 use pinpool_os::host::{PAGE_BYTES, huge_pages};
+use pinpool_os::words::Size;
 
 /// The huge pages that memory is taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,10 +73,10 @@ impl HugeTlb {
     }
 
     /// The lack of pages of the requested size, for a log line, if fewer than `wanted_bytes` are in them.
-    pub(crate) fn lack(self, had_bytes: impl FnOnce() -> u64, wanted_bytes: u64) -> Option<SourceError> {
+    pub(crate) fn lack(self, had_bytes: impl FnOnce() -> u64, wanted_bytes: u64) -> Option<String> {
         let had_bytes = self.is_required().then(had_bytes).filter(|&had_bytes| had_bytes < wanted_bytes)?;
-        let what = format!("{had_bytes} of {wanted_bytes} B are in huge pages of {self}: PINPOOL_HUGETLB={self}");
-        Some(SourceError::new("mmap", what).with_remedy(self.remedy()))
+        let [had, wanted] = [had_bytes, wanted_bytes].map(Size);
+        Some(format!("{had} of {wanted} are in pages of {self}; {}", self.remedy()))
     }
 
     /// A region of `len_bytes`, all present, and whether it is in such pages. If there are too few of them, it is in others, which

@@ -16,6 +16,7 @@
 use std::path::Path;
 
 use pinpool_os::host::{self, MemoryNode};
+use pinpool_os::words::Size;
 
 /// The first driver branch that supports machines with unequal nodes.
 const FIRST_SAFE_BRANCH: u32 = 595;
@@ -80,7 +81,8 @@ impl Machine {
             }
             let (one, other) = (first.memory_bytes.unwrap_or(0), node.memory_bytes.unwrap_or(0));
             if one.abs_diff(other) > one.max(other) / LIKENESS {
-                return Some(format!("node {} has {one} B and node {} {other} B", first.id, node.id));
+                let [one, other] = [one, other].map(Size);
+                return Some(format!("node {} has {one} and node {} {other}", first.id, node.id));
             }
             let [one, other] = [first, node].map(|node| node.cpus.as_ref().map_or(0, Vec::len));
             (one != other).then(|| format!("node {} has {one} processors and node {} {other}", first.id, node.id))

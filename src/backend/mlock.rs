@@ -11,6 +11,7 @@ use super::mapping;
 use super::source::Region;
 use crate::error::{Retry, SourceError};
 use pinpool_os::host::limits;
+use pinpool_os::words::Size;
 
 /// The bytes that the process may lock, found by trying to lock one page more than `RLIMIT_MEMLOCK` allows; `None` if no
 /// limit binds it.
@@ -67,10 +68,9 @@ fn lock_error(call: &'static str, error: &SourceError, len_bytes: usize) -> Sour
     let Some(limit_bytes) = rlimit_memlock().filter(leaves_less) else {
         return mapping::with_memory_remedy(error.clone(), len_bytes);
     };
-    let so_far = locked_bytes.map_or_else(String::new, |bytes| format!(" ({bytes} B so far)"));
-    let what = format!(
-        "{len_bytes} B refused, RLIMIT_MEMLOCK is {limit_bytes} B for all locked memory of this process{so_far}"
-    );
+    let so_far = locked_bytes.map_or_else(String::new, |bytes| format!(" ({} so far)", Size(bytes)));
+    let [len, limit] = [len_bytes as u64, limit_bytes].map(Size);
+    let what = format!("{len} refused, RLIMIT_MEMLOCK is {limit} for all locked memory of this process{so_far}");
     let refused = SourceError::new(call, what).with_code(error.code().unwrap_or_default());
     refused.with_remedy(limits::LOCKED).with_retry(Retry::Never)
 }

@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys;
 
-use crate::driver::code::{Code, Failed};
+use crate::driver::code::{Code, FailedCall};
 use crate::driver::device::Device;
-use crate::driver::{calls, twice};
+use crate::driver::{calls, with_one_retry};
 use crate::error::SourceError;
 
 const WORD_BYTES: usize = size_of::<u64>();
@@ -40,7 +40,7 @@ unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> Result<Option<S
     // SAFETY: a live stream. Freeing this memory does not wait for the device.
     let word = match unsafe { calls::device_alloc_async(WORD_BYTES, stream) } {
         Ok(word) => word,
-        Err(failed @ Failed { code: Code::OUT_OF_MEMORY | Code::NOT_SUPPORTED | Code::NOT_FOUND, .. }) => {
+        Err(failed @ FailedCall { code: Code::OUT_OF_MEMORY | Code::NOT_SUPPORTED | Code::NOT_FOUND, .. }) => {
             return Ok(Some(failed.into()));
         }
         Err(failed) => return Err((failed.into(), true)),
@@ -59,7 +59,7 @@ unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> Result<Option<S
     let _gone = unsafe { calls::device_free_async(word, stream) };
     // The device uses the words until the stream has completed, even if one of the copies was refused.
     // SAFETY: a live stream.
-    let completed = twice(|| unsafe { calls::stream_synchronize(stream) });
+    let completed = with_one_retry(|| unsafe { calls::stream_synchronize(stream) });
     there.and(and_back).and(completed).map_err(|failed| (failed.into(), completed.is_ok()))?;
     // SAFETY: the caller's promise, and the device is done with it.
     let arrived = unsafe { back.read_volatile() };

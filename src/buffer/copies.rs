@@ -248,7 +248,7 @@ impl PinnedBuf {
     /// captured a graph.
     #[cfg(feature = "cuda")]
     pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<(), CopyError> {
-        self.release_behind(|| crate::driver::twice(|| copy::cuda::fence_behind_event(event)))
+        self.release_behind(|| crate::driver::with_one_retry(|| copy::cuda::fence_behind_event(event)))
     }
 
     /// Records that the work enqueued so far on another library's stream uses the buffer, which returns to the pool only when that
@@ -258,7 +258,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_request`]: the driver knows no such stream, or null without a current context,
+    /// - [`Error::is_handle`]: the driver knows no such stream, or null without a current context,
     /// - [`Error::is_backend`]: there is no driver,
     /// - [`Error::is_device`], [`Error::is_capture`]: no fence can be recorded on the stream, or it is capturing a graph.
     ///

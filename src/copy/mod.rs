@@ -116,7 +116,7 @@ pub unsafe trait CopyStream {
     /// # Errors
     ///
     /// [`Error::is_device`] if no fence can be recorded, [`Error::is_capture`] if the stream is capturing a graph; of a
-    /// [`RawStream`](cuda::RawStream) also [`Error::is_request`] for an invalid handle, and [`Error::is_unavailable`] without a driver.
+    /// [`RawStream`](cuda::RawStream) also [`Error::is_handle`] for an invalid handle, and [`Error::is_unavailable`] without a driver.
     fn record_fence(&self) -> Result<Arc<dyn Fence>>;
 }
 

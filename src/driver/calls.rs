@@ -1,5 +1,5 @@
 //! The functions of the driver that this crate calls, found by name in the driver that [`symbol`](super::symbol) knows, with
-//! results that are numbers. An error names its call ([`Failed`]).
+//! results that are numbers. An error names its call ([`FailedCall`]).
 //!
 //! Not by cudarc's bindings: their results are an enumeration ([`code`](super::code)), and they are looked up in a library of their
 //! own, which may be a toolkit's stub. cudarc itself still calls the driver when its objects are created or used: streams, events
@@ -13,7 +13,7 @@ use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
 
-use super::code::{Code, Failed};
+use super::code::{Code, FailedCall};
 
 /// `CU_STREAM_NON_BLOCKING`, `CU_EVENT_DISABLE_TIMING`, `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub(crate) const NON_BLOCKING: c_uint = 1;
@@ -31,8 +31,8 @@ macro_rules! calls {
         /// # Safety
         ///
         /// The driver's manual states the conditions of this call.
-        $vis unsafe fn $function($($arg: $type),*) -> Result<(), super::code::Failed> {
-            use super::code::{Code, Failed};
+        $vis unsafe fn $function($($arg: $type),*) -> Result<(), super::code::FailedCall> {
+            use super::code::{Code, FailedCall};
             type Call = unsafe extern "C" fn($($type),*) -> c_int;
             /// `None` if this driver does not have the function.
             static FOUND: std::sync::OnceLock<Option<Call>> = std::sync::OnceLock::new();
@@ -46,7 +46,7 @@ macro_rules! calls {
             };
             // SAFETY: the caller's promise.
             let answer = call.map_or(Err(Code::NOT_FOUND), |call| Code::check(unsafe { call($($arg),*) }));
-            answer.map_err(|code| Failed::new($name, code))
+            answer.map_err(|code| FailedCall::new($name, code))
         }
     )*};
 }
@@ -58,7 +58,7 @@ pub(super) use calls;
 macro_rules! values {
     ($($(#[$doc:meta])* $vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),*) -> $value:ty;)*) => {$(
         $(#[$doc])*
-        $vis fn $function($($arg: $type),*) -> Result<$value, super::code::Failed> {
+        $vis fn $function($($arg: $type),*) -> Result<$value, super::code::FailedCall> {
             super::calls::calls! { call = $name(value: *mut $value $(, $arg: $type)*); }
             // SAFETY: all of these types are numbers or raw pointers, which may be zero.
             let mut value: $value = unsafe { std::mem::zeroed() };
@@ -133,7 +133,7 @@ calls! {
 }
 
 /// Returns whether the device has a primary context; makes none.
-pub(crate) fn is_primary_active(device: CUdevice) -> Result<bool, Failed> {
+pub(crate) fn is_primary_active(device: CUdevice) -> Result<bool, FailedCall> {
     let (mut flags, mut is_active) = (0, 0);
     // SAFETY: both take results; the driver refuses a device that it does not know.
     unsafe { primary_state(device, &raw mut flags, &raw mut is_active) }.map(|()| is_active != 0)
@@ -153,7 +153,7 @@ impl fmt::Display for Code {
 }
 
 /// Sets this thread's capture mode and returns the one before.
-pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, Failed> {
+pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, FailedCall> {
     // SAFETY: `mode` is one that the driver knows or refuses; it is read and overwritten.
     unsafe { exchange_capture_mode_call(&raw mut mode) }.map(|()| mode)
 }
@@ -163,7 +163,7 @@ pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, Failed> {
 /// # Safety
 ///
 /// It is alive.
-pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, Failed> {
+pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, FailedCall> {
     let mut status = CAPTURES_NOTHING;
     // SAFETY: the caller's promise; `status` takes the result.
     unsafe { is_capturing_call(stream, &raw mut status) }.map(|()| status != CAPTURES_NOTHING)
@@ -175,12 +175,12 @@ pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, Failed> {
 /// # Safety
 ///
 /// It is alive.
-pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, GreenContext), Failed> {
+pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, GreenContext), FailedCall> {
     let (mut context, mut green) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: the caller's promise; two valid out-pointers.
     match unsafe { stream_contexts_call(stream, &raw mut context, &raw mut green) } {
         // SAFETY: as above.
-        Err(Failed { code: Code::NOT_FOUND, .. }) => unsafe { stream_context_call(stream, &raw mut context) },
+        Err(FailedCall { code: Code::NOT_FOUND, .. }) => unsafe { stream_context_call(stream, &raw mut context) },
         answer => answer,
     }
     .map(|()| (context, green))
@@ -188,7 +188,7 @@ pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, Gree
 
 /// The address at which the device of the current context sees memory that the driver knows, also virtual memory. Nothing is read
 /// there.
-pub(crate) fn pointer_device_pointer(start: *const c_void) -> Result<CUdeviceptr, Failed> {
+pub(crate) fn pointer_device_pointer(start: *const c_void) -> Result<CUdeviceptr, FailedCall> {
     /// `CU_POINTER_ATTRIBUTE_DEVICE_POINTER`.
     const DEVICE_POINTER: c_int = 3;
     let mut address: CUdeviceptr = 0;
@@ -202,7 +202,7 @@ pub(crate) fn pointer_device_pointer(start: *const c_void) -> Result<CUdeviceptr
 /// # Safety
 ///
 /// The stream is alive.
-pub(crate) unsafe fn device_alloc_async(bytes: usize, stream: CUstream) -> Result<CUdeviceptr, Failed> {
+pub(crate) unsafe fn device_alloc_async(bytes: usize, stream: CUstream) -> Result<CUdeviceptr, FailedCall> {
     let mut address = 0;
     // SAFETY: the caller's promise; `address` takes the result.
     unsafe { device_alloc_async_call(&raw mut address, bytes, stream) }.map(|()| address)

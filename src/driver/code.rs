@@ -47,12 +47,12 @@ impl Code {
     }
 
     /// Returns whether this is one of CUDA's errors about stream capture, 900 to 908.
-    pub(crate) fn is_of_capture(self) -> bool {
+    pub(crate) fn is_capture_error(self) -> bool {
         matches!(self.0, 900..=908)
     }
 
     /// Returns whether the context has ended.
-    pub(crate) fn is_of_ended_context(self) -> bool {
+    pub(crate) fn is_context_ended(self) -> bool {
         matches!(self, Self::INVALID_CONTEXT | Self::CONTEXT_IS_DESTROYED)
     }
 
@@ -71,25 +71,25 @@ impl Code {
         // MPS_CLIENT_TERMINATED, EXTERNAL_DEVICE.
         let ends_process = matches!(self.0, 226 | 700 | 702 | 710 | 714..=719 | 721 | 810 | 911);
         let is_in_graph = self.0 == 907;
-        ends_process || is_in_graph || self.is_of_ended_context() || self == Self::INVALID_HANDLE
+        ends_process || is_in_graph || self.is_context_ended() || self == Self::INVALID_HANDLE
     }
 }
 
 /// A driver call that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Failed {
+pub(crate) struct FailedCall {
     pub(crate) call: &'static str,
     pub(crate) code: Code,
 }
 
-impl Failed {
+impl FailedCall {
     /// The failure of the function with this name. A version at the end of the name (`_v2`) is left out.
     pub(crate) fn new(name: &'static CStr, code: Code) -> Self {
         Self { call: name.to_str().unwrap_or_default().trim_end_matches("_v2"), code }
     }
 }
 
-impl fmt::Display for Failed {
+impl fmt::Display for FailedCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { call, code } = self;
         write!(f, "{call} failed: {code} (code {})", code.number())?;
@@ -98,15 +98,15 @@ impl fmt::Display for Failed {
     }
 }
 
-impl From<Failed> for Error {
-    fn from(failed: Failed) -> Self {
+impl From<FailedCall> for Error {
+    fn from(failed: FailedCall) -> Self {
         Self::device_failed(failed.to_string())
     }
 }
 
 /// Adds a remedy if the call pins memory and memory is short.
-impl From<Failed> for SourceError {
-    fn from(Failed { call, code }: Failed) -> Self {
+impl From<FailedCall> for SourceError {
+    fn from(FailedCall { call, code }: FailedCall) -> Self {
         let retry = match code {
             Code::INVALID_VALUE => Retry::Never,
             code if code.is_forbidden_by_capture() => Retry::Soon,
@@ -120,7 +120,7 @@ impl From<Failed> for SourceError {
 }
 
 /// An error of a call that cudarc itself made.
-impl From<DriverError> for Failed {
+impl From<DriverError> for FailedCall {
     fn from(error: DriverError) -> Self {
         Self { call: "a cudarc call", code: Code(error.0 as c_int) }
     }

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
 
-use super::code::{Code, Failed};
+use super::code::{Code, FailedCall};
 use super::{Context, CurrentContext, RelaxedCapture, calls, watchdog};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
@@ -35,8 +35,8 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// The device number `ordinal`, the one that this process has found before; creates nothing on it. After a reset of the device it
-    /// is another object, since the pools of the old one have lost their memory.
+    /// Returns the device with this ordinal: the object found earlier, or another one after a reset of the device, since the pools of
+    /// the old one have lost their memory. Creates nothing on the device.
     pub(crate) fn find(ordinal: u32) -> Result<Arc<Self>, SourceError> {
         if !super::is_present() {
             return Err(SourceError::new("dlopen", "no CUDA driver (libcuda.so.1) on this machine"));
@@ -76,7 +76,7 @@ impl Device {
             }
         };
         let refused = |error| match error {
-            Failed { code: Code::CONTEXT_IS_DESTROYED, .. } => was_reset(),
+            FailedCall { code: Code::CONTEXT_IS_DESTROYED, .. } => was_reset(),
             failed => failed.into(),
         };
         // SAFETY: the context is retained and never released.
@@ -87,7 +87,7 @@ impl Device {
     pub(crate) fn loss(&self) -> Option<SourceError> {
         let context = self.context.get()?;
         let has_ended =
-            watchdog::query(|| matches!(context.check(), Err(Failed { code: Code::CONTEXT_IS_DESTROYED, .. })));
+            watchdog::query(|| matches!(context.check(), Err(FailedCall { code: Code::CONTEXT_IS_DESTROYED, .. })));
         has_ended.unwrap_or(false).then(was_reset)
     }
 

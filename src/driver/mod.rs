@@ -23,7 +23,7 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use self::code::{Code, Failed};
+use self::code::{Code, FailedCall};
 
 pub(crate) mod calls;
 pub(crate) mod code;
@@ -55,7 +55,7 @@ pub(crate) struct Context {
 
 impl Context {
     /// The context that has this handle now.
-    pub(crate) fn new(handle: sys::CUcontext) -> Result<Self, Failed> {
+    pub(crate) fn new(handle: sys::CUcontext) -> Result<Self, FailedCall> {
         Ok(Self { handle: Handle(handle), id: context_id(handle).transpose()? })
     }
 
@@ -64,12 +64,12 @@ impl Context {
     }
 
     /// Fails if the context has ended, or if the driver does not say whether it has.
-    pub(crate) fn check(self) -> Result<(), Failed> {
+    pub(crate) fn check(self) -> Result<(), FailedCall> {
         match (self.id, context_id(self.handle())) {
             (None, _) | (_, None) => Ok(()),
             (Some(id), Some(Ok(now))) if now == id => Ok(()),
-            (_, Some(Err(failed))) if !failed.code.is_of_ended_context() => Err(failed),
-            _ => Err(Failed { call: "cuCtxGetId", code: Code::CONTEXT_IS_DESTROYED }),
+            (_, Some(Err(failed))) if !failed.code.is_context_ended() => Err(failed),
+            _ => Err(FailedCall { call: "cuCtxGetId", code: Code::CONTEXT_IS_DESTROYED }),
         }
     }
 
@@ -92,34 +92,34 @@ impl Context {
     /// # Safety
     ///
     /// The context is retained for as long as the result lives.
-    pub(crate) unsafe fn enter(self) -> Result<CurrentContext, Failed> {
+    pub(crate) unsafe fn enter(self) -> Result<CurrentContext, FailedCall> {
         self.check()?;
         // SAFETY: the caller's promise.
         unsafe { CurrentContext::enter(self.handle()) }
     }
 }
 
-/// Makes `call`, and once more if it fails: the driver may refuse a call once and accept it the next time.
-pub(crate) fn twice<R, E>(mut call: impl FnMut() -> Result<R, E>) -> Result<R, E> {
+/// Makes `call`, and once more if it fails: a call may return an error of earlier asynchronous work, and the next its own result.
+pub(crate) fn with_one_retry<R, E>(mut call: impl FnMut() -> Result<R, E>) -> Result<R, E> {
     call().or_else(|_| call())
 }
 
 /// The number of a context; `None` if the driver has no numbers.
-fn context_id(context: sys::CUcontext) -> Option<Result<u64, Failed>> {
+fn context_id(context: sys::CUcontext) -> Option<Result<u64, FailedCall>> {
     let mut id = 0;
     // SAFETY: `id` takes the result. The driver refuses invalid handles.
     let mut query = || unsafe { calls::context_id(context, &raw mut id) };
-    // As `twice`, unless the context has ended.
-    let answer = query().or_else(|failed| if failed.code.is_of_ended_context() { Err(failed) } else { query() });
+    // As `with_one_retry`, unless the context has ended.
+    let answer = query().or_else(|failed| if failed.code.is_context_ended() { Err(failed) } else { query() });
     match answer {
-        Err(Failed { code: Code::NOT_FOUND | Code::NOT_SUPPORTED, .. }) => None,
+        Err(FailedCall { code: Code::NOT_FOUND | Code::NOT_SUPPORTED, .. }) => None,
         answer => Some(answer.map(|()| id)),
     }
 }
 
 /// Returns whether the driver has been started in this process.
 pub(crate) fn is_started() -> bool {
-    !matches!(calls::current_context(), Err(Failed { code: Code::NOT_INITIALIZED, .. }))
+    !matches!(calls::current_context(), Err(FailedCall { code: Code::NOT_INITIALIZED, .. }))
 }
 
 /// Makes a context current on this thread; dropping it restores the previous one.
@@ -140,7 +140,7 @@ impl CurrentContext {
     /// # Safety
     ///
     /// `context` is retained for as long as the result lives.
-    pub(crate) unsafe fn enter(context: sys::CUcontext) -> Result<Self, Failed> {
+    pub(crate) unsafe fn enter(context: sys::CUcontext) -> Result<Self, FailedCall> {
         let previous = calls::current_context()?;
         if previous == context {
             return Ok(Self { previous: None });

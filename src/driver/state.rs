@@ -6,7 +6,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 use super::calls;
-use super::code::{Code, Failed};
+use super::code::{Code, FailedCall};
 use crate::report::Finding;
 use pinpool_os::host::limits;
 
@@ -16,7 +16,7 @@ const CHECK: &str = "gpu";
 /// `cuInit`. On failure returns the meaning and the driver's code.
 pub(crate) fn init() -> Result<(), (&'static str, c_int)> {
     // SAFETY: may be called at any time, any number of times; 0 is the only flag there is.
-    unsafe { calls::init(0) }.map_err(|Failed { code: Code(code), .. }| (meaning(code), code))
+    unsafe { calls::init(0) }.map_err(|FailedCall { code: Code(code), .. }| (meaning(code), code))
 }
 
 /// The meaning of an error code of `cuInit`.

@@ -9,7 +9,7 @@
 use std::ffi::c_int;
 
 use super::calls::{calls, values};
-use super::code::Failed;
+use super::code::FailedCall;
 use super::library::symbol;
 
 /// `CUmemGenericAllocationHandle`: one physical granule.
@@ -126,11 +126,11 @@ calls! {
 }
 
 /// The smallest granule of this kind, which is the unit of lengths and addresses.
-pub(crate) fn granularity(location: MemoryLocation) -> Result<usize, Failed> {
+pub(crate) fn granularity(location: MemoryLocation) -> Result<usize, FailedCall> {
     granularity_call(&AllocationProperties::pinned(location), GRANULARITY_MINIMUM)
 }
 
 /// Creates a granule of `bytes` without an address. A context must be current.
-pub(crate) fn create(bytes: usize, location: MemoryLocation) -> Result<GranuleHandle, Failed> {
+pub(crate) fn create(bytes: usize, location: MemoryLocation) -> Result<GranuleHandle, FailedCall> {
     create_call(bytes, &AllocationProperties::pinned(location), 0)
 }

@@ -183,7 +183,7 @@ impl PoolBuilder {
     pub fn build(self) -> Result<Pool> {
         let mut settings = self.examine();
         let log = PoolLog { number: PoolLog::next_number(), log_every: settings.config.log_every, ..self.log };
-        log.unused_variables(&settings.warnings);
+        log.ineffective_settings(&settings.warnings);
         if let Some(error) = Error::first_of(mem::take(&mut settings.errors)) {
             return Err(error);
         }

@@ -151,7 +151,7 @@ group! {
     idle: u64 = Gauge,
     /// Bytes of the idle buffers.
     idle_bytes: u64 = Gauge,
-    /// Buffers that cannot be reused, because the driver does not tell whether their copy has completed.
+    /// Buffers that cannot be reused, because the driver does not tell whether their copy has completed; leaked ones included.
     ///
     /// If only the query failed, it is repeated ten times a second, and the buffer is reused once the copy has completed.
     quarantined: u64 = Gauge,

@@ -195,7 +195,7 @@ fn on_memory_nodes_that_are_not_alike_an_old_driver_is_not_asked_unless_the_user
     for (nodes, why) in [
         (MEMORYLESS, "node 1 has no memory"),
         (WITHOUT_CPUS, "node 1 has no processors"),
-        (ASYMMETRIC, "node 0 has 549755813888 B and node 1 137438953472 B"),
+        (ASYMMETRIC, "node 0 has 512.0GiB and node 1 128.0GiB"),
     ] {
         let root = machine(nodes, &[]);
         let created = driver.calls("cuMemCreate");

@@ -12,8 +12,8 @@
  *     pinpool::memory_resource pinned(pool);
  *     std::pmr::vector<float> values(1024, &pinned);
  *
- * Functions throw pinpool::error for every status but PP_OK; destructors do not throw. A pool may be used by several
- * threads concurrently; a buffer by one thread at a time.
+ * Functions that fail throw pinpool::error, but memory_resource throws std::bad_alloc, and put() and destructors throw nothing. A
+ * pool may be used by several threads concurrently; a buffer by one thread at a time.
  */
 #ifndef PINPOOL_HPP
 #define PINPOOL_HPP

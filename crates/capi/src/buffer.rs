@@ -163,7 +163,7 @@ impl Adopted {
 
 /// Makes `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any other
 /// buffer: once device work with it has completed, the pool calls `on_return` with `ptr` and `user_data`. pp_is_pinned returns
-/// `is_pinned` for it. The bytes do not count towards the limit.
+/// `is_pinned` for it. The bytes do not count towards the limit. `user_data` may be NULL.
 ///
 /// `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_return` is called.
 ///

@@ -93,7 +93,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Load(load::Args),
+    Load(load::LoadArgs),
     #[cfg(target_os = "linux")]
     Run(run::RunArgs),
     Doctor(doctor::DoctorArgs),

@@ -43,7 +43,8 @@ class SharedPool:
 
     Create it in the trainer, which pins the memory once. It is passed to `multiprocessing` workers like any object (fork, spawn or
     forkserver), as an argument, in a `functools.partial`, or as an attribute of a dataset: workers receive a descriptor of the memory,
-    not its bytes. A module-level function cannot refer to it with spawn or forkserver (the default from Python 3.14).
+    not its bytes. A module-level function cannot refer to it with spawn or forkserver (the default from Python 3.14). A worker that
+    attaches it raises glibc's thresholds for returning freed memory to the kernel (`mallopt`), so its heap may stay larger.
 
     Args:
         buffer_bytes: length of each buffer: bytes, or text such as "40MiB". A longer batch is pickled and copied, with a warning.

@@ -34,10 +34,10 @@ use super::source::{PinnedBy, Region, RegionIds, Source};
 use super::trial;
 use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 use crate::arena::GranuleSizes;
-use crate::driver::code::{Code, Failed};
+use crate::driver::code::{Code, FailedCall};
 use crate::driver::device::Device;
 use crate::driver::vmm::{self as driver, MemoryLocation};
-use crate::driver::{CurrentContext, RelaxedCapture, twice};
+use crate::driver::{CurrentContext, RelaxedCapture, with_one_retry};
 use crate::error::SourceError;
 use crate::report::Finding;
 use pinpool_os::host::GRANULE_BYTES;
@@ -49,6 +49,7 @@ mod old_places;
 mod table;
 
 use old_places::OldPlaces;
+use pinpool_os::words::Size;
 pub(crate) use table::ensure_access;
 use table::{Granule, GranuleRun, GranuleTable, bytes_of, placed};
 
@@ -88,7 +89,7 @@ impl VmmSource {
     }
 
     /// New granules of these lengths, all of them or none.
-    fn create(&self, lengths: impl Iterator<Item = usize>) -> Result<Vec<Granule>, Failed> {
+    fn create(&self, lengths: impl Iterator<Item = usize>) -> Result<Vec<Granule>, FailedCall> {
         let mut created = Vec::new();
         for bytes in lengths {
             let unreleased = {
@@ -109,7 +110,7 @@ impl VmmSource {
     }
 
     /// Releases granules that are mapped nowhere. Returns a refusal of the driver; what it refused is released later.
-    fn release_granules(&self, granules: &[Granule]) -> Result<(), Failed> {
+    fn release_granules(&self, granules: &[Granule]) -> Result<(), FailedCall> {
         let mut released = Ok(());
         for &granule in granules {
             // SAFETY: it came from `create`, and only the owner of its run releases it, here.
@@ -129,9 +130,9 @@ impl VmmSource {
         }
         let _entered = self.enter()?;
         let refused = std::mem::take(&mut *self.unreleased.lock());
-        self.release_granules(&refused).map_err(|Failed { call, code }| {
+        self.release_granules(&refused).map_err(|FailedCall { call, code }| {
             let bytes: usize = self.unreleased.lock().iter().map(|granule| granule.bytes).sum();
-            let what = format!("{code}; {bytes} B stay pinned");
+            let what = format!("{code}; {} stays pinned", Size(bytes as u64));
             SourceError::new(call, what).with_code(code.number())
         })
     }
@@ -139,7 +140,7 @@ impl VmmSource {
     /// The committed run of `bytes` at `offset`.
     fn run_at(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<GranuleRun, SourceError> {
         let run = self.granules.run_at(address(range.at(offset, bytes)?), bytes);
-        run.ok_or_else(|| SourceError::new("vmm", "granules that were never committed, or a part of one"))
+        run.ok_or_else(|| SourceError::new("vmm", "the range is not one of committed granules"))
     }
 
     /// Maps `granules` from `start` on, readable and writable, or commits nothing there.
@@ -266,7 +267,7 @@ unsafe impl Source for VmmSource {
     }
 
     fn findings(&self) -> Vec<Finding> {
-        let finding = |(device, failed): (u32, Failed)| {
+        let finding = |(device, failed): (u32, FailedCall)| {
             Finding::warning("gpu", format!("GPU {device} cannot copy from this memory: {failed}"))
                 .remedy("create a separate pool for that GPU (PINPOOL_DEVICE), or use PINPOOL_BACKEND=register")
         };
@@ -359,7 +360,7 @@ unsafe impl VirtualMemory for VmmSource {
             Err(SourceError::new("cuMemUnmap", "granules are still mapped at these addresses"))
         } else {
             // SAFETY: the caller's promise: it came from `reserve`, and it is unused; nothing is mapped there any more.
-            twice(|| unsafe { driver::unreserve(start, bytes) }).map_err(SourceError::from)
+            with_one_retry(|| unsafe { driver::unreserve(start, bytes) }).map_err(SourceError::from)
         };
         unmapped.and(unreserved).and(self.release_refused())
     }

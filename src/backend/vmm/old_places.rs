@@ -16,7 +16,7 @@
 use std::ops::Range;
 
 use super::table::{Granule, bytes_of};
-use crate::driver::code::Failed;
+use crate::driver::code::FailedCall;
 use crate::driver::vmm as driver;
 use pinpool_os::sync::{Condvar, Mutex};
 
@@ -60,7 +60,7 @@ impl OldPlaces {
 
     /// Unmaps what is mapped in `addresses`, adjacent granules in one call. Waits for threads that do the same.
     /// After a refusal the rest stays mapped, for the next call.
-    pub(super) fn unmap(&self, addresses: &Range<u64>) -> Result<(), Failed> {
+    pub(super) fn unmap(&self, addresses: &Range<u64>) -> Result<(), FailedCall> {
         let mut runs = self.runs.lock();
         loop {
             if let Some(taken) = take(&mut runs, addresses) {

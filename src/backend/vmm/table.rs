@@ -20,7 +20,7 @@ use std::ffi::c_int;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Weak};
 
-use crate::driver::code::Failed;
+use crate::driver::code::FailedCall;
 use crate::driver::device::Device;
 use crate::driver::vmm::{self as driver, AccessDescriptor, GranuleHandle, MemoryLocation};
 use crate::error::SourceError;
@@ -64,7 +64,7 @@ pub(super) struct GranuleTable {
     devices: u32,
     mapped: Mutex<BTreeMap<u64, Granule>>,
     /// Refused devices, each with the driver's answer.
-    pub(super) refused: Mutex<Vec<(u32, Failed)>>,
+    pub(super) refused: Mutex<Vec<(u32, FailedCall)>>,
 }
 
 /// The tables of all sources.
@@ -114,7 +114,7 @@ impl GranuleTable {
     /// # Safety
     ///
     /// They are mapped there.
-    pub(super) unsafe fn set_access(&self, start: u64, granules: &[Granule]) -> Result<(), Failed> {
+    pub(super) unsafe fn set_access(&self, start: u64, granules: &[Granule]) -> Result<(), FailedCall> {
         let is_other = |&device: &u32| device != self.device.ordinal && !self.is_refused(device);
         let others: Vec<_> = (0..self.devices).filter(is_other).collect();
         let all: Vec<_> = self.own.into_iter().chain(others.iter().map(|&device| of_device(device))).collect();
@@ -166,7 +166,7 @@ impl GranuleTable {
     }
 
     /// Gives `device`, if it was refused, access to the granules that the addresses from `start` to `end` touch.
-    fn ensure_access(&self, device: u32, start: u64, end: u64) -> Result<(), Failed> {
+    fn ensure_access(&self, device: u32, start: u64, end: u64) -> Result<(), FailedCall> {
         if !self.is_refused(device) {
             return Ok(());
         }
@@ -192,7 +192,7 @@ fn of_device(device: u32) -> AccessDescriptor {
 /// # Safety
 ///
 /// Granules are mapped at these addresses.
-unsafe fn set(start: u64, bytes: usize, access: &[AccessDescriptor]) -> Result<(), Failed> {
+unsafe fn set(start: u64, bytes: usize, access: &[AccessDescriptor]) -> Result<(), FailedCall> {
     // SAFETY: the caller's promise; `access` has the length passed.
     unsafe { driver::set_access(start, bytes, access.as_ptr(), access.len()) }
 }

@@ -21,8 +21,8 @@ use super::context_fence::{CAPTURE_PAUSE, ContextWork};
 use super::own_context::OwnContext;
 use super::stream::id_number;
 use super::timeline::TimelinePages;
-use crate::driver::code::Failed;
-use crate::driver::{Context, CurrentContext, Handle, RelaxedCapture, calls, twice, watchdog};
+use crate::driver::code::FailedCall;
+use crate::driver::{Context, CurrentContext, Handle, RelaxedCapture, calls, watchdog, with_one_retry};
 use crate::error::Result;
 use crate::in_flight::StreamId;
 use pinpool_os::fork::OfProcess;
@@ -50,7 +50,7 @@ pub(super) type Event = Handle<sys::CUevent_st>;
 
 impl ContextState {
     /// The state of a context, created at the first call; the code of `cuCtxGetId` if that is refused.
-    pub(super) fn for_context(context: &Arc<CudaContext>) -> Result<&'static Self, Failed> {
+    pub(super) fn for_context(context: &Arc<CudaContext>) -> Result<&'static Self, FailedCall> {
         match Self::find(|state| state.is_of(context.cu_ctx())) {
             Some(state) => Ok(state),
             None => Self::find_or_create(context.cu_ctx(), context.cu_device(), Some(context.clone())),
@@ -62,7 +62,7 @@ impl ContextState {
     /// # Safety
     ///
     /// The context is alive, and is not destroyed while copies through its state run.
-    pub(super) unsafe fn for_handle(handle: sys::CUcontext) -> Result<&'static Self, Failed> {
+    pub(super) unsafe fn for_handle(handle: sys::CUcontext) -> Result<&'static Self, FailedCall> {
         if let Some(state) = Self::find(|state| state.is_of(handle)) {
             return Ok(state);
         }
@@ -86,7 +86,7 @@ impl ContextState {
         handle: sys::CUcontext,
         device: sys::CUdevice,
         object: Option<Arc<CudaContext>>,
-    ) -> Result<&'static Self, Failed> {
+    ) -> Result<&'static Self, FailedCall> {
         // A state without a known number would also be mistaken for the state of the next context.
         let context = Context::new(handle)?;
         let mut states = CONTEXTS.get().lock();
@@ -119,7 +119,7 @@ impl ContextState {
 
     /// The state of a context, which is current on this thread until the guard is dropped. One call of the driver if it was current
     /// before.
-    pub(super) fn enter_of(context: &Arc<CudaContext>) -> Result<(&'static Self, CurrentContext), Failed> {
+    pub(super) fn enter_of(context: &Arc<CudaContext>) -> Result<(&'static Self, CurrentContext), FailedCall> {
         let known = Self::find(|state| state.work.context.handle() == context.cu_ctx());
         if let Some(state) = known.filter(|state| state.work.context.is_current()) {
             return Ok((state, CurrentContext::unchanged()));
@@ -128,26 +128,26 @@ impl ContextState {
         state.enter().map(|current| (state, current))
     }
 
-    pub(super) fn enter(&self) -> Result<CurrentContext, Failed> {
+    pub(super) fn enter(&self) -> Result<CurrentContext, FailedCall> {
         self.work.enter()
     }
 
     /// The identity of a stream of this context; the context is current.
     pub(super) fn stream_id(&self, stream: sys::CUstream) -> Option<StreamId> {
-        let number = twice(|| id_number(stream)).ok()?;
+        let number = with_one_retry(|| id_number(stream)).ok()?;
         Some(self.work.stream_id(number))
     }
 
     /// Returns whether the event has completed. Also queries a stalled driver.
-    pub(super) fn query_now(&self, event: Event) -> Result<bool, Failed> {
+    pub(super) fn query_now(&self, event: Event) -> Result<bool, FailedCall> {
         // SAFETY: a live event (context-I2).
         self.work.query(|| unsafe { calls::event_query(event.0) })
     }
 
     /// Returns whether the event of a fence has completed. `false` if the driver is stalled, or if a capture forbids the query.
-    pub(super) fn is_complete(&self, event: Event) -> Result<bool, Failed> {
+    pub(super) fn is_complete(&self, event: Event) -> Result<bool, FailedCall> {
         match watchdog::query(|| self.query_now(event)).unwrap_or(Ok(false)) {
-            Err(Failed { code, .. }) if code.is_forbidden_by_capture() => Ok(false),
+            Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => Ok(false),
             answer => answer,
         }
     }
@@ -159,14 +159,14 @@ impl ContextState {
             // SAFETY: an event of a live fence.
             match unsafe { calls::event_synchronize(event.0) } {
                 // Until the capture ends.
-                Err(Failed { code, .. }) if code.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
+                Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
                 waited => return Ok(waited?),
             }
         }
     }
 
     /// Pinpool's own cudarc context object.
-    pub(super) fn own(&self) -> Result<&OwnContext, Failed> {
+    pub(super) fn own(&self) -> Result<&OwnContext, FailedCall> {
         match self.own.get() {
             Some(own) => Ok(own),
             None => {
@@ -182,7 +182,7 @@ impl ContextState {
 
 /// Takes a reference to the primary context of the device if `handle` is that one: it is never released (context-I1). A context
 /// that other code created remains its owner's.
-fn keep_if_primary(device: sys::CUdevice, handle: sys::CUcontext) -> Result<(), Failed> {
+fn keep_if_primary(device: sys::CUdevice, handle: sys::CUcontext) -> Result<(), FailedCall> {
     if calls::is_primary_active(device)? && calls::primary_retain(device)? != handle {
         // SAFETY: taken above, released once.
         unsafe { calls::release_primary(device) }?;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys;
 
 use super::stream::{OwnStream, is_default};
-use crate::driver::code::{Code, Failed};
+use crate::driver::code::{Code, FailedCall};
 use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, watchdog};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
@@ -25,7 +25,7 @@ use pinpool_os::threads;
 
 const LONGEST_STREAM_WAIT: Duration = Duration::from_millis(500);
 const QUERY_PAUSE: Duration = Duration::from_micros(50);
-const NOT_READY: Failed = Failed { call: "cuStreamQuery", code: Code::NOT_READY };
+const NOT_READY: FailedCall = FailedCall { call: "cuStreamQuery", code: Code::NOT_READY };
 /// Pause between two attempts to wait while a capture forbids the wait.
 pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 
@@ -35,7 +35,7 @@ pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 ///
 /// The driver refuses, does not answer, or the work takes too long. Always fails for a default stream: a query of the legacy stream
 /// would invalidate the captures of all streams that are ordered with it.
-pub(super) fn wait_for(stream: sys::CUstream) -> Result<(), Failed> {
+pub(super) fn wait_for(stream: sys::CUstream) -> Result<(), FailedCall> {
     if is_default(stream.addr()) {
         return Err(NOT_READY);
     }
@@ -67,7 +67,7 @@ impl ContextWork {
     }
 
     /// Makes the context current on this thread until the guard is dropped. Fails if it has ended.
-    pub(super) fn enter(&self) -> Result<CurrentContext, Failed> {
+    pub(super) fn enter(&self) -> Result<CurrentContext, FailedCall> {
         // SAFETY: context-I1.
         unsafe { self.context.enter() }
     }
@@ -79,7 +79,7 @@ impl ContextWork {
 
     /// A stream on which no work ever runs, so that a query of it shows at once whether the device works. The context is current at
     /// the first call.
-    pub(super) fn idle_stream(&self) -> Result<OwnStream, Failed> {
+    pub(super) fn idle_stream(&self) -> Result<OwnStream, FailedCall> {
         if let Some(stream) = self.idle_stream.get() {
             return Ok(*stream);
         }
@@ -94,21 +94,21 @@ impl ContextWork {
 
     /// Queries the driver whether something has completed. Neither an error nor "not ready" counts as completed. According to
     /// the driver API reference, this needs no current context; if a driver requires one, it gets one.
-    pub(super) fn query(&self, query: impl Fn() -> Result<(), Failed>) -> Result<bool, Failed> {
+    pub(super) fn query(&self, query: impl Fn() -> Result<(), FailedCall>) -> Result<bool, FailedCall> {
         let _relaxed = RelaxedCapture::enter();
         let mut answer = self.context.check().and_then(|()| query());
-        if matches!(answer, Err(Failed { code: Code::INVALID_CONTEXT, .. })) {
+        if matches!(answer, Err(FailedCall { code: Code::INVALID_CONTEXT, .. })) {
             let _current = self.enter()?;
             answer = query();
         }
         match answer {
-            Err(Failed { code: Code::NOT_READY, .. }) => Ok(false),
+            Err(FailedCall { code: Code::NOT_READY, .. }) => Ok(false),
             answer => answer.map(|()| true),
         }
     }
 
     /// Waits for all work of the context so far.
-    fn wait_for_all(&self) -> Result<(), Failed> {
+    fn wait_for_all(&self) -> Result<(), FailedCall> {
         let mut waits = self.waits.lock();
         waits.begun += 1;
         let number = waits.begun;
@@ -119,7 +119,7 @@ impl ContextWork {
         let mut waits = self.waits.lock();
         match waited {
             Ok(()) => waits.ended = waits.ended.max(number),
-            Err(Failed { code, .. }) if code.is_forbidden_by_capture() => waits.refused = waits.refused.max(number),
+            Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => waits.refused = waits.refused.max(number),
             Err(_) => {}
         }
         waited

@@ -21,8 +21,8 @@ use cudarc::driver::{CudaEvent, sys};
 use super::context::{ContextState, Event};
 use super::final_status::FinalStatus;
 use super::stream::OwnStream;
-use crate::driver::code::Failed;
-use crate::driver::{Handle, RelaxedCapture, calls, twice};
+use crate::driver::code::FailedCall;
+use crate::driver::{Handle, RelaxedCapture, calls};
 use crate::error::Result;
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
@@ -40,7 +40,7 @@ pub(super) struct EventFence {
 
 impl EventFence {
     /// With an event not yet recorded, for a stream with this id if it is known. The stream's context is current.
-    pub(super) fn new(stream_id: Option<StreamId>, context: &'static ContextState) -> Result<Self, Failed> {
+    pub(super) fn new(stream_id: Option<StreamId>, context: &'static ContextState) -> Result<Self, FailedCall> {
         Ok(Self::of(calls::event_create(calls::WITHOUT_TIMING)?, stream_id, context))
     }
 
@@ -50,7 +50,7 @@ impl EventFence {
     }
 
     /// Records the event behind all work so far on the stream.
-    pub(super) fn record(&self, stream: sys::CUstream) -> Result<(), Failed> {
+    pub(super) fn record(&self, stream: sys::CUstream) -> Result<(), FailedCall> {
         // SAFETY: both are alive, and of one context.
         unsafe { calls::event_record(self.event.0, stream) }
     }
@@ -103,7 +103,7 @@ pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence
 /// The event is alive.
 pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     // Not waited for without an answer: it may be one of a capture, which a wait would invalidate.
-    if twice(|| context.query_now(Handle(event)))? {
+    if context.query_now(Handle(event))? {
         return Ok(None);
     }
     // SAFETY: the caller's promise.

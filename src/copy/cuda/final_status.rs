@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::driver::code::Failed;
+use crate::driver::code::FailedCall;
 use crate::error::{Error, Result};
 
 /// Empty while the answer may still change. The driver is not queried again once a copy has completed or after a permanent error: the
@@ -26,7 +26,7 @@ impl FinalStatus {
     }
 
     /// Returns the final answer, or the driver's answer to `query`.
-    pub(super) fn or_query(&self, query: impl FnOnce() -> Result<bool, Failed>) -> Result<bool> {
+    pub(super) fn or_query(&self, query: impl FnOnce() -> Result<bool, FailedCall>) -> Result<bool> {
         if let Some(known) = self.known() {
             return known.map(|()| true);
         }
@@ -44,7 +44,7 @@ impl FinalStatus {
     }
 
     /// The driver refused a call. The answer is final if the [error is permanent](crate::driver::code::Code::is_permanent).
-    pub(super) fn refused(&self, failed: Failed) -> Error {
+    pub(super) fn refused(&self, failed: FailedCall) -> Error {
         if failed.code.is_permanent() {
             let _known = self.0.set(Err(failed.to_string()));
         }
@@ -57,8 +57,8 @@ mod tests {
     use super::*;
     use crate::driver::code::Code;
 
-    fn refuses(code: i32) -> Result<bool, Failed> {
-        Err(Failed { call: "cuEventQuery", code: Code(code) })
+    fn refuses(code: i32) -> Result<bool, FailedCall> {
+        Err(FailedCall { call: "cuEventQuery", code: Code(code) })
     }
 
     #[test]

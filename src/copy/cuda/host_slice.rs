@@ -33,8 +33,8 @@ use super::context_fence::{CAPTURE_PAUSE, ContextFence};
 use super::event::EventFence;
 use super::stream::SavedError;
 use crate::copy::UnknownEnd;
-use crate::driver::code::{Code, Failed};
-use crate::driver::{Handle, RelaxedCapture, calls, twice};
+use crate::driver::code::{Code, FailedCall};
+use crate::driver::{Handle, RelaxedCapture, calls, with_one_retry};
 use crate::error::{ErrorKind, Result};
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
@@ -50,7 +50,7 @@ impl HostSliceFence {
     /// copy into a graph has a fence that is never complete.
     pub(crate) fn new(stream: &CudaStream) -> Option<Self> {
         let _saved = SavedError::take(stream.context());
-        match twice(|| TrackedCopy::new(stream)).ok()?.map(Arc::new) {
+        match with_one_retry(|| TrackedCopy::new(stream)).ok()?.map(Arc::new) {
             Some(tracked) => Some(Self { shared: tracked.clone(), tracked: Some(tracked) }),
             None => Some(Self { shared: Arc::new(UnknownEnd(ErrorKind::Capture.to_string())), tracked: None }),
         }
@@ -96,7 +96,7 @@ enum Record {
 
 impl TrackedCopy {
     /// `None` for a stream that captures. Fails if no fence can cover the copy.
-    fn new(stream: &CudaStream) -> Result<Option<Self>, Failed> {
+    fn new(stream: &CudaStream) -> Result<Option<Self>, FailedCall> {
         let (context, _current) = ContextState::enter_of(stream.context())?;
         // SAFETY: a live stream.
         if unsafe { calls::is_capturing(stream.cu_stream()) }? {
@@ -123,12 +123,12 @@ impl TrackedCopy {
         let (Handle(event), mut milliseconds) = (self.fence.event, 0.0);
         // SAFETY: a live event, and memory for a number.
         let record = match unsafe { calls::event_elapsed(&raw mut milliseconds, event, event) } {
-            Ok(()) | Err(Failed { code: Code::NOT_READY, .. }) => Record::Present,
-            Err(Failed { code: Code::INVALID_HANDLE, .. }) => {
+            Ok(()) | Err(FailedCall { code: Code::NOT_READY, .. }) => Record::Present,
+            Err(FailedCall { code: Code::INVALID_HANDLE, .. }) => {
                 let why = "cudarc recorded no event behind its copy".to_owned();
                 Record::Missing(ContextFence::new(&self.fence.context.work, why, false))
             }
-            Err(Failed { code, .. }) if code.is_forbidden_by_capture() => return Ok(None),
+            Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => return Ok(None),
             Err(failed) => return Err(self.fence.answer.refused(failed)),
         };
         Ok(Some(self.record.get_or_init(|| record)))

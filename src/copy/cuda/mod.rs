@@ -36,8 +36,8 @@ use self::event::EventFence;
 use self::stream::SavedError;
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::backend;
-use crate::driver::code::{Code, Failed};
-use crate::driver::{calls, twice};
+use crate::driver::code::{Code, FailedCall};
+use crate::driver::{calls, with_one_retry};
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::SharedFence;
 
@@ -89,7 +89,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
 unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     fn record_fence(&self) -> Result<SharedFence> {
         let stream = self.borrow();
-        let (context, _current) = twice(|| ContextState::enter_of(stream.context()))?;
+        let (context, _current) = with_one_retry(|| ContextState::enter_of(stream.context()))?;
         fence_behind_work(stream.cu_stream(), context)
     }
 }
@@ -98,7 +98,7 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
 /// stream is capturing, the call fails permanently: each launch of the graph uses the memory, even after the capture has ended.
 fn fence_behind_work(stream: sys::CUstream, context: &'static ContextState) -> Result<SharedFence> {
     // SAFETY: the stream is alive.
-    if twice(|| unsafe { calls::is_capturing(stream) })? {
+    if with_one_retry(|| unsafe { calls::is_capturing(stream) })? {
         return Err(ErrorKind::Capture.into());
     }
     Ok(enqueue_fence(stream, context))
@@ -114,7 +114,7 @@ pub(crate) fn ensure_access(ordinal: usize, start: *const u8, len: usize) -> Res
 /// The device address of pinned memory in this context.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let no_address = |why| Error::from(ErrorKind::Address { len, why });
-    let failed = |failed: Failed| no_address(failed.to_string());
+    let failed = |failed: FailedCall| no_address(failed.to_string());
     ensure_access(context.ordinal(), start, len).map_err(no_address)?;
     let state = ContextState::for_context(context).map_err(failed)?;
     let _current = state.enter().map_err(failed)?;
@@ -148,17 +148,17 @@ unsafe fn copy_on<'a>(
     let (context, _current) = entered.map_err(|failed| refused(len, failed))?;
     let wait = || {
         let (address, record) = wait();
-        (address, record, stream.context().check_err().map_err(Failed::from))
+        (address, record, stream.context().check_err().map_err(FailedCall::from))
     };
     // SAFETY: the caller's promise.
     unsafe { copy_behind((stream.cu_stream(), context), host, len, may_wait, wait) }
 }
 
 /// A refusal before anything is enqueued.
-fn refused(len: usize, failed: Failed) -> CopyFailure {
-    let Failed { code, .. } = failed;
+fn refused(len: usize, failed: FailedCall) -> CopyFailure {
+    let FailedCall { code, .. } = failed;
     // After capture errors, and without memory, the device continues to work.
-    let is_of_device = !(precedes_enqueue(code) || code == Code::OUT_OF_MEMORY || code.is_of_capture());
+    let is_of_device = !(precedes_enqueue(code) || code == Code::OUT_OF_MEMORY || code.is_capture_error());
     CopyFailure::Refused(if is_of_device { failed.into() } else { Error::copy_refused(len, failed.to_string()) })
 }
 
@@ -172,7 +172,7 @@ unsafe fn copy_behind<R>(
     host: HostSide,
     len: usize,
     may_wait: bool,
-    wait: impl FnOnce() -> (sys::CUdeviceptr, R, Result<(), Failed>),
+    wait: impl FnOnce() -> (sys::CUdeviceptr, R, Result<(), FailedCall>),
 ) -> Result<SharedFence, CopyFailure> {
     let refused = |failed| refused(len, failed);
     // SAFETY: the stream is alive.

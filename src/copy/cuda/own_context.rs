@@ -13,7 +13,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice};
 use cudarc::driver::{CudaContext, CudaStream};
 
 use crate::driver::calls;
-use crate::driver::code::Failed;
+use crate::driver::code::FailedCall;
 use pinpool_os::leaked;
 
 /// The object. It holds its own reference to a primary context, so that no failure while it is made can destroy the user's.
@@ -30,7 +30,7 @@ impl OwnContext {
     /// # Safety
     ///
     /// The context is alive, of this device and current.
-    pub(super) unsafe fn new(device: CUdevice, handle: CUcontext) -> Result<Self, Failed> {
+    pub(super) unsafe fn new(device: CUdevice, handle: CUcontext) -> Result<Self, FailedCall> {
         // SAFETY: the caller's promise; the object is never dropped, except as below.
         let (context, is_primary) = unsafe { object_of(device, handle) }?;
         let context = ManuallyDrop::new(context);
@@ -62,7 +62,7 @@ impl OwnContext {
 ///
 /// The context is alive, of this device and current. Unless it is primary, the object must never be dropped: that would
 /// destroy it.
-unsafe fn object_of(device: CUdevice, handle: CUcontext) -> Result<(Arc<CudaContext>, bool), Failed> {
+unsafe fn object_of(device: CUdevice, handle: CUcontext) -> Result<(Arc<CudaContext>, bool), FailedCall> {
     let ordinal = usize::try_from(device).unwrap_or_default();
     // An error does not count as inactive: the object of a context that is not primary must never be dropped.
     let primary = if calls::is_primary_active(device)? { Some(CudaContext::new(ordinal)?) } else { None };

@@ -20,9 +20,9 @@ use super::stream::{id_number, is_default};
 use super::timeline::Timeline;
 use super::{HostSide, copy_behind, fence_behind_work, refused};
 use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
-use crate::driver::code::Failed;
+use crate::driver::code::FailedCall;
 use crate::driver::device::Device;
-use crate::driver::{self, CurrentContext, calls, twice};
+use crate::driver::{self, CurrentContext, calls, with_one_retry};
 use crate::error::{Error, ErrorKind, Result, SourceError};
 use crate::in_flight::SharedFence;
 
@@ -57,8 +57,8 @@ impl RawStream {
         Self { handle: handle.cast(), device: None }
     }
 
-    /// The GPU with this ordinal, for the default stream of its primary context, whatever context is current. If that is a green
-    /// context of the GPU, the calls are refused.
+    /// Selects the GPU of a default stream: its primary context is used, whatever context is current. Has no effect on other
+    /// streams. If a green context of that GPU is current, calls with a default stream fail.
     #[must_use]
     pub fn on_device(self, ordinal: u32) -> Self {
         Self { device: Some(ordinal), ..self }
@@ -70,7 +70,7 @@ impl RawStream {
     pub fn is_capturing(self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         // SAFETY: alive (`new`).
-        unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|Failed { code, .. }| code.is_of_capture())
+        unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|FailedCall { code, .. }| code.is_capture_error())
     }
 
     /// Makes the primary context of the selected GPU current for a default stream, unless a green context of it is current:
@@ -191,7 +191,7 @@ pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<Shared
     }
     // SAFETY: the caller's promise.
     let context = unsafe { context_of(stream) }?;
-    let _current = twice(|| context.enter())?;
+    let _current = with_one_retry(|| context.enter())?;
     fence_behind_work(stream, context)
 }
 
@@ -260,7 +260,7 @@ pub(crate) fn require_driver() -> Result<()> {
     driver::state::init().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
 }
 
-fn unusable(failed: Failed) -> Error {
+fn unusable(failed: FailedCall) -> Error {
     wrong(failed.to_string())
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 
 use cudarc::driver::{CudaContext, DriverError, sys};
 
-use crate::driver::code::Failed;
+use crate::driver::code::FailedCall;
 use crate::driver::{Handle, calls};
 use crate::in_flight::WorkId;
 
@@ -37,14 +37,14 @@ pub(super) type OwnStream = Handle<sys::CUstream_st>;
 
 impl OwnStream {
     /// A stream of the context that is current.
-    pub(super) fn new() -> Result<Self, Failed> {
+    pub(super) fn new() -> Result<Self, FailedCall> {
         calls::stream_create(calls::NON_BLOCKING).map(Self)
     }
 }
 
 /// The number of the stream's identity, which is unique for the life of the process. Queried each time, since the handle may belong
 /// to another stream by now. The context is current.
-pub(super) fn id_number(stream: sys::CUstream) -> Result<u64, Failed> {
+pub(super) fn id_number(stream: sys::CUstream) -> Result<u64, FailedCall> {
     let mut id = 0;
     // SAFETY: a live stream, and memory for a number.
     unsafe { calls::stream_id(stream, &raw mut id) }.map(|()| id)

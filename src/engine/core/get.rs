@@ -25,10 +25,10 @@ use pinpool_os::sync::process::Ordering;
 /// milliseconds, as its own call would.
 pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
-/// What found no memory.
+/// What memory is needed for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Failed {
-    /// The request of this number among those that failed.
+pub(super) enum Purpose {
+    /// The request of this number among those that fail.
     Request(u64),
     Reserve,
     UserMemory,
@@ -215,11 +215,11 @@ impl Core {
         }
         let nth = self.counters.failed_requests.add(1);
         let late = || ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into();
-        Err(refusal.map_or_else(late, |refusal| self.refused(wanted, refusal, Failed::Request(nth))))
+        Err(refusal.map_or_else(late, |refusal| self.refused(wanted, refusal, Purpose::Request(nth))))
     }
 
     /// The error of what failed. Logs the first request that fails and each power of ten.
-    pub(super) fn refused(&self, wanted: &BlockRequest, refusal: Refusal, failed: Failed) -> Error {
+    pub(super) fn refused(&self, wanted: &BlockRequest, refusal: Refusal, purpose: Purpose) -> Error {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
@@ -230,12 +230,12 @@ impl Core {
         let refused = self.memory.explain(&refusal, wanted.class);
         let tag = wanted.tag.as_ref().map(|tag| tag.name().to_owned());
         let request =
-            FailedRequest { asked_bytes, tag, is_reserve: failed == Failed::Reserve, refused: refused.clone() };
+            FailedRequest { asked_bytes, tag, is_reserve: purpose == Purpose::Reserve, refused: refused.clone() };
         let mut dump = self.dump_of(&stats, Some(request));
         if is_by_partition {
             dump.limit = self.memory.limit_name(LimitLevel::Partition);
         }
-        if let Failed::Request(nth) = failed {
+        if let Purpose::Request(nth) = purpose {
             *self.diagnosis.failure.lock() = dump.likely_cause().map(|likely| (refused.cause(), likely));
             if is_power_of_ten(nth) {
                 self.log.out_of_memory(&dump);

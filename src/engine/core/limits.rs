@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Block, BlockRequest, Core, Failed};
+use super::{Block, BlockRequest, Core, Purpose};
 use crate::config::Limit;
 use crate::engine::memory::{PoolView, Refusal, SlowCalls};
 use crate::engine::wait_queue::deadline;
@@ -274,13 +274,13 @@ impl Core {
     pub(super) fn add_within_limits<R>(
         &self,
         bytes: u64,
-        failed: Failed,
+        purpose: Purpose,
         mut add: impl FnMut() -> Result<R, Refusal>,
     ) -> error::Result<R> {
         let until = deadline(Instant::now(), self.config.longest_wait());
         let want = Want::default();
         // A reserve in the background is refused for what is requested, not for what is held.
-        let may_trim = failed != Failed::Reserve || self.config.reserve_wait;
+        let may_trim = purpose != Purpose::Reserve || self.config.reserve_wait;
         let added = loop {
             let mut added = add();
             let refusal = added.as_ref().err().filter(|_| may_trim);
@@ -301,7 +301,7 @@ impl Core {
         if want.bytes() > 0 {
             self.memory.budget.set_want(&want, 0, 0);
         }
-        added.map_err(|refusal| self.refused(&BlockRequest::of(bytes), refusal, failed))
+        added.map_err(|refusal| self.refused(&BlockRequest::of(bytes), refusal, purpose))
     }
 
     /// The report of the shared limit.

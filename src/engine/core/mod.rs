@@ -76,7 +76,7 @@ mod tick;
 
 pub(crate) use fast_path::CachedShard;
 pub(super) use fast_path::KeptCore;
-use get::Failed;
+use get::Purpose;
 pub(crate) use limits::AutoLimit;
 pub(crate) use partition::{BlockRequest, PartitionCore};
 use queue::{Backoff, SlowPathFlag};
@@ -296,7 +296,7 @@ impl Core {
     /// Pins `bytes` and keeps them (policy-R10). Makes slow calls.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
         let Some(arena) = self.memory.arena().filter(|_| bytes > 0) else { return Ok(()) };
-        self.add_within_limits(bytes, Failed::Reserve, || {
+        self.add_within_limits(bytes, Purpose::Reserve, || {
             if self.config.reserve_wait { arena.reserve_now(bytes, self) } else { arena.begin_reserve(bytes, self) }
         })?;
         self.resume_reserve();
@@ -308,20 +308,20 @@ impl Core {
         let Some(arena) = self.memory.arena() else { return Ok(true) };
         let unthreaded = self.thread.is_none().then_some(self as &dyn PoolView);
         let bytes = || self.stats().memory.reserve_target_bytes;
-        let refused = |error| self.refused(&BlockRequest::of(bytes()), Refusal::Source(error), Failed::Reserve);
+        let refused = |error| self.refused(&BlockRequest::of(bytes()), Refusal::Source(error), Purpose::Reserve);
         arena.await_reserve(until, unthreaded).map_err(refused)
     }
 
     /// Claims `bytes` under the limits for memory other than buffers. Makes slow calls.
     pub(crate) fn claim_user_memory(&self, bytes: u64) -> Result<Claim> {
-        let claim = self.add_within_limits(bytes, Failed::UserMemory, || Ok(self.memory.budget.claim(bytes)?))?;
+        let claim = self.add_within_limits(bytes, Purpose::UserMemory, || Ok(self.memory.budget.claim(bytes)?))?;
         self.counters.user_memory_bytes.add(bytes);
         Ok(claim)
     }
 
     /// The error of a source that refused to pin `bytes` of a user's memory.
     pub(crate) fn user_memory_refused(&self, bytes: u64, error: SourceError) -> Error {
-        self.refused(&BlockRequest::of(bytes), Refusal::Source(error), Failed::UserMemory)
+        self.refused(&BlockRequest::of(bytes), Refusal::Source(error), Purpose::UserMemory)
     }
 
     /// Releases `claim`, which makes room for waiting requests.

@@ -11,7 +11,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Block, Core, Failed};
+use super::{Block, Core, Purpose};
 use crate::engine::memory::Refusal;
 use crate::engine::meter::owners::Tag;
 use crate::engine::meter::{Counter, Times};
@@ -170,7 +170,7 @@ impl PartitionCore {
             return ErrorKind::Closed.into();
         }
         let nth = self.core.counters.failed_requests.add(1);
-        let error = self.core.refused(wanted, refusal, Failed::Request(nth));
+        let error = self.core.refused(wanted, refusal, Purpose::Request(nth));
         self.core.record_outcome(&Err::<Block, _>(()), wanted, None);
         error
     }

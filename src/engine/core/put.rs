@@ -346,7 +346,7 @@ impl Core {
     /// Waiting and later requests fail. Idle blocks are released now, others when they are returned.
     pub(crate) fn refuse_requests(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
-        self.end_memory(SourceError::new("the pool", "is closed"));
+        self.end_memory(SourceError::new("the request", "the pool is closed"));
         if let Some(arena) = self.memory.arena() {
             arena.cancel_reserve();
         }

@@ -1,9 +1,9 @@
 //! The search of one request for memory of the arena, in the loop of [`ArenaSupply::find`](super::Supply::find): growth, room that is
 //! made, what the limits permit, and the reason that nothing was found.
 //!
-//! - find-I1: no more idle blocks are released than were idle at the start, or when copies were swept for the first time. So a
+//! - search-I1: no more idle blocks are released than were idle at the start, or when copies were swept for the first time. So a
 //!   search ends although other threads return blocks meanwhile.
-//! - find-I2: a request is refused for lack of room only after a sweep, and with no idle block left that would help.
+//! - search-I2: a request is refused for lack of room only after a sweep, and with no idle block left that would help.
 
 use std::time::Instant;
 
@@ -94,7 +94,7 @@ impl ArenaSupply {
             Ok(is_granted) => {
                 books.smaller_regions += u64::from(search.commit == CommitSize::OneBuffer && self.shape.is_discrete);
                 let memory = buffer.filter(|_| is_granted).and_then(|buffer| books.memory_at(buffer));
-                let not_granted = || Refusal::Source(SourceError::new("allocation", "a plan was made and not granted"));
+                let not_granted = || Refusal::Source(SourceError::new("allocation", "the plan was not granted"));
                 return memory.map(Some).ok_or_else(not_granted);
             }
             Err(error) => error,

@@ -155,8 +155,8 @@ lines! {
     Warn(reserve) reserve_stopped(pinned: u64 as Size, of: u64 as Size, error: &SourceError)
         "pinned={pinned} of={of}: {error}; fix this and call reserve(), or lower PINPOOL_RESERVE";
 
-    /// There are too few huge pages, and others are used. To do: reserve more as the line says, or set `PINPOOL_HUGETLB=auto`.
-    Warn(reserve) huge_pages(lack: &SourceError) "too few; other pages are used: {lack}";
+    /// There are too few huge pages, and others are used. To do: follow the remedy in the line.
+    Warn(reserve) huge_pages(lack: &str) "too few, so other pages are used: {lack}";
 
     /// The pool joined a shared limit (`PINPOOL_LEDGER`). To do: nothing.
     Info(shared_limit) shared_limit_joined(name: &str, max: Option<u64> as limit_text, held: u64 as Size, others: usize)
@@ -189,7 +189,7 @@ lines! {
     /// The driver can never tell whether a copy has completed. To do: if a graph captured the copy, keep the buffer until the last
     /// launch; else check the device.
     Error(copies) leaked(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
-        "never reused, because a device may still use it, bytes={bytes} leaked={buffers}{keeps_all}: {error}";
+        "never reused, because a device may still use it, bytes={bytes} quarantined={buffers}{keeps_all}: {error}";
 
     /// The device responds again. To do: nothing.
     Info(copies) quarantine_ended(buffers: u64, bytes: u64 as Size)

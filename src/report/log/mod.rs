@@ -85,7 +85,7 @@ impl PoolLog {
 
     /// Logs settings without effect; without a logger, once to standard error.
     #[track_caller]
-    pub(crate) fn unused_variables(&self, unused: &[String]) {
+    pub(crate) fn ineffective_settings(&self, unused: &[String]) {
         for unused in unused {
             self.setting(unused);
         }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use pinpool::source::{PAGE_BYTES, Source, SourceError};
 use pinpool::unstable::backend::{AddressRange, HeapSource, VirtualMemory};
 use pinpool::{Backend, OnFull, PinnedBuf, PinnedBy, Pool};
+use pinpool_os::words::Size;
 
 use crate::child::alone;
 
@@ -197,7 +198,7 @@ fn a_lock_over_the_limit_names_the_limit_and_changes_nothing() {
         [refusal, source.acquire_fast(over_bytes, 2, &progress).unwrap_err().to_string()]
     });
     for refusal in refusals.join().unwrap() {
-        let expected = format!("{over_bytes} B refused, RLIMIT_MEMLOCK is {limit_bytes} B");
+        let expected = format!("{} refused, RLIMIT_MEMLOCK is {}", Size(over_bytes as u64), Size(limit_bytes as u64));
         assert!(refusal.contains(&expected), "{refusal}");
     }
 }

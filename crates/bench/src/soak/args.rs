@@ -22,7 +22,7 @@ pub(crate) struct SoakArgs {
     pub(super) ops: Option<u64>,
 
     /// End after this time
-    #[arg(long, value_name = "SECONDS", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(super) seconds: Option<Duration>,
 
     /// Threads [default: one for each core]

@@ -47,7 +47,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 #[derive(Debug, clap::Args)]
 #[command(help_template = "{about-with-newline}\n{usage-heading} {usage}\n\n{options}{after-help}")]
 #[command(after_help = "Example: pinpool load --verify --record t.gz /data/images")]
-pub(crate) struct Args {
+pub(crate) struct LoadArgs {
     /// Files and directories; without one, a synthetic data set
     paths: Vec<PathBuf>,
 
@@ -100,7 +100,7 @@ pub(crate) struct Args {
     require_gpu: bool,
 
     /// Wait between the last batch and the report
-    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_duration, hide_short_help = true)]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_duration, hide_short_help = true)]
     idle: Duration,
 
     /// Print one JSON object
@@ -124,7 +124,7 @@ fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
     NonZeroU64::new(parse_bytes(text)?).ok_or_else(|| ParseError::new(text, "less than 1B"))
 }
 
-pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &LoadArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let stop = stop_at_interrupt(terminal);
     let set = Set::all(&args.set)?;
     let mut builder = set.builder().call_stacks(args.call_stacks);
@@ -156,7 +156,7 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     let stats = pool.stats();
     let pageable = stats.requests.pageable;
     let mut report = report::json(&summary, &stats);
-    report["sink"] = destination.describe().into();
+    report["destination"] = destination.describe().into();
     report["verify"] = args.verify.into();
     report["listing_seconds"] = listing.as_secs_f64().into();
     report["pinned_bytes"] = pinned_bytes.into();
@@ -204,7 +204,7 @@ fn conclude(summary: &LoadSummary) -> Result<(), Box<dyn Error>> {
     }
 }
 
-impl Args {
+impl LoadArgs {
     fn catalog(&self, stop: &StopFlag) -> Catalog {
         if self.paths.is_empty() {
             Catalog::synthetic(self.synthetic.unwrap_or(SYNTHETIC_FILES), 0)

@@ -39,7 +39,7 @@ pub(super) fn table(report: &Value, stats: &Stats) -> String {
     let pinned = if stats.pinned_by.is_some() { "pinned" } else { "not pinned" };
     let is_verified = report["verify"] == true;
     let rows = [
-        ("copied to", report["sink"].as_str().unwrap_or_default().to_owned()),
+        ("copied to", report["destination"].as_str().unwrap_or_default().to_owned()),
         ("epochs", count("epochs")),
         ("files", count("files")),
         ("failed files", count("failed_files")),

@@ -154,7 +154,7 @@ fn a_low_limit_of_locked_memory_is_named_with_its_remedy() {
     let (level, text, _) = finding(&diagnosis, "locked-memory");
     assert!(level == "warning" && text.contains("64.0KiB"), "{text}");
     let (level, text, remedy) = finding(&diagnosis, "mlock");
-    assert!(level == "warning" && text.contains("RLIMIT_MEMLOCK is 65536 B") && remedy.contains("ulimit -l"), "{text}");
+    assert!(level == "warning" && text.contains("RLIMIT_MEMLOCK is 64.0KiB") && remedy.contains("ulimit -l"), "{text}");
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn require_gpu_is_met_only_by_memory_that_is_pinned_for_the_gpu() {
         let ran = load(backend, &["--require-gpu"]);
         assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
         let printed = ran.figures();
-        assert!(printed["sink"].as_str().unwrap().starts_with("CUDA device"), "{printed}");
+        assert!(printed["destination"].as_str().unwrap().starts_with("CUDA device"), "{printed}");
     }
     let ran = load("heap", &["--require-gpu"]);
     assert_eq!(ran.code(), 3, "{}", ran.stderr);

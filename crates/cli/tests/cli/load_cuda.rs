@@ -17,7 +17,7 @@ fn check(ran: &Ran, backend: &str, files: u64) {
     assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
     let printed = ran.figures();
     assert_eq!((&printed["backend"], &printed["pinned_by"]), (&backend.into(), &"driver".into()));
-    assert!(printed["sink"].as_str().unwrap().starts_with("CUDA device"), "{printed}");
+    assert!(printed["destination"].as_str().unwrap().starts_with("CUDA device"), "{printed}");
     assert_eq!((number(&printed, "files"), number(&printed, "samples")), (files, files));
     assert_eq!(
         (&printed["failed_files"], &printed["stats"]["requests"]["pageable"]),

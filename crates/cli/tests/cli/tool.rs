@@ -86,8 +86,8 @@ fn a_tree_is_loaded_verified_and_reported() {
         assert!(printed[name].as_f64().unwrap() > 0.0, "{name}: {printed}");
     }
     // Without a GPU the tool reports that it has none.
-    if !printed["sink"].as_str().unwrap().starts_with("CUDA device") {
-        assert!(printed["sink"].as_str().unwrap().contains("host sink"));
+    if !printed["destination"].as_str().unwrap().starts_with("CUDA device") {
+        assert!(printed["destination"].as_str().unwrap().contains("host sink"));
         ran.check_stderr("copying to a host sink");
     }
     ran.check_stderr("loop leads back");

@@ -8,8 +8,8 @@ use super::window_diagnosis::{Cause, LikelyCause, WindowDiagnosis};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time};
 use pinpool_os::host::{HostMemory, LimitOrigin};
 
-/// Errors of the driver (`CUresult`) that belong to earlier work: once a context has failed, its later calls return them too.
-const OF_EARLIER_WORK: [i64; 12] = [700, 701, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999];
+/// Errors of the driver (`CUresult`) that belong to earlier work: once a process has one, later calls return it too.
+const OF_EARLIER_WORK: [i64; 13] = [226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911];
 /// Held bytes per requested byte, in percent, from which rounding is a cause.
 const WASTE_PERCENT: u64 = 150;
 
@@ -364,6 +364,8 @@ mod tests {
         let says_why = refused(RefusedBy::Source { code: Some(12) }, "mmap failed", "raise vm.max_map_count");
         says(&full(&host, &says_why), "the driver or kernel refused, see above", "raise vm.max_map_count");
         says(&full(&host, &of_source(700)), "an error from earlier work (code 700)", "first CUDA error");
+        let reset = refused(RefusedBy::Source { code: Some(709) }, "cuCtxGetId failed", "build a new pool");
+        says(&full(&host, &reset), "the driver or kernel refused, see above", "build a new pool");
         let in_pieces = Shortage {
             in_use_bytes: 2 * GIB,
             free_bytes: 2 * GIB,

@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#define PINPOOL_TORCH_HAS_HISTORY (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15))
+#define PINPOOL_TORCH_2_15 (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15))
 
 namespace {
 
@@ -71,7 +71,7 @@ struct pinpool_torch_functions {
 
 namespace {
 
-#if PINPOOL_TORCH_HAS_HISTORY
+#if PINPOOL_TORCH_2_15
 using c10::CachingDeviceAllocator::CreateContextFn;
 using c10::CachingDeviceAllocator::RecordContext;
 using c10::CachingDeviceAllocator::TraceEntry;
@@ -107,7 +107,7 @@ struct Block {
   std::shared_ptr<c10::GatheredContext> context;
 };
 
-#if PINPOOL_TORCH_HAS_HISTORY
+#if PINPOOL_TORCH_2_15
 class History {
  public:
   void set(bool enabled, CreateContextFn recorder, size_t max_entries, RecordContext when, bool clear) {
@@ -351,7 +351,7 @@ class HostAllocator final : public at::HostAllocator {
     own_->release_pool(pool);
   }
 
-#if PINPOOL_TORCH_HAS_HISTORY
+#if PINPOOL_TORCH_2_15
   void record_history(bool enabled, CreateContextFn recorder, size_t max_entries, RecordContext when, bool clear) override {
     history_.set(enabled, recorder, max_entries, when, clear);
     own_->record_history(enabled, recorder, max_entries, when, clear);
@@ -457,7 +457,7 @@ class HostAllocator final : public at::HostAllocator {
 
   // torch's device guard reports it from 2.15 on, before that the driver.
   bool is_capturing([[maybe_unused]] const Block& block, [[maybe_unused]] const std::vector<pinpool_torch_stream>& streams) const {
-#if PINPOOL_TORCH_HAS_HISTORY
+#if PINPOOL_TORCH_2_15
     if (block.streams.empty()) {
       return false;
     }

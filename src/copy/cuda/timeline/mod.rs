@@ -6,8 +6,9 @@
 //!   fence 18 is complete once the word has reached 18
 //! ```
 //!
-//! One load covers all earlier copies of the stream. The words serve all pools of the process. Events are used instead for a stream
-//! without an [id](super::stream::id_number), and if the driver lacks or refuses `cuStreamWriteValue32_v2`.
+//! One load covers all earlier copies of the stream. The words serve all pools of the process. Events are used instead for
+//! cudarc's own copies, for a stream without an [id](super::stream::id_number), and if the driver lacks or refuses
+//! `cuStreamWriteValue32_v2`.
 //!
 //! Invariants:
 //!
@@ -32,7 +33,7 @@ use cudarc::driver::sys;
 
 use super::context_fence::ContextWork;
 use crate::backend;
-use crate::driver::code::{Code, Failed};
+use crate::driver::code::{Code, FailedCall};
 use crate::driver::{self, RelaxedCapture, calls, watchdog};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
@@ -238,22 +239,22 @@ impl TimelinePages {
 
 impl DeviceHealth {
     /// Queries the device if a query is due, and fails if the last query failed (timeline-I3).
-    fn check(&self, context: &ContextWork) -> Result<(), Failed> {
+    fn check(&self, context: &ContextWork) -> Result<(), FailedCall> {
         // Relaxed, here and below: elects one caller, and a code without other data.
         let (now_us, queried_us) = (monotonic_us(), self.queried_us.load(Ordering::Relaxed));
         let is_due = now_us >= queried_us.saturating_add(HEALTH_EVERY_US);
         let elect = || self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed);
         if !is_due || elect().is_err() {
             let answer = Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
-            return answer.map_err(|code| Failed { call: "cuStreamQuery", code });
+            return answer.map_err(|code| FailedCall { call: "cuStreamQuery", code });
         }
         let answer = watchdog::query(|| Self::query(context)).unwrap_or(Ok(()));
         let failed = answer.err().filter(|failed| failed.code.is_permanent());
-        self.answer.store(failed.map_or(0, |Failed { code, .. }| code.0.cast_unsigned()), Ordering::Relaxed);
+        self.answer.store(failed.map_or(0, |FailedCall { code, .. }| code.0.cast_unsigned()), Ordering::Relaxed);
         answer
     }
 
-    fn query(context: &ContextWork) -> Result<(), Failed> {
+    fn query(context: &ContextWork) -> Result<(), FailedCall> {
         let idle_stream = context.idle_stream()?;
         // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
         match context.query(|| unsafe { calls::stream_query(idle_stream.0) }) {

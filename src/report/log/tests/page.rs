@@ -20,7 +20,7 @@ const MIB: u64 = 1 << 20;
 /// Every line once.
 fn examples() -> Vec<captured::Line> {
     let log = PoolLog { name: Some("loader".to_owned()), ..PoolLog::default() };
-    let path = Path::new("/tmp/t.gz");
+    let [path, socket] = ["/tmp/t.gz", "/tmp/pinpool-18721.sock"].map(Path::new);
     let mut usage = Stats::default();
     (usage.memory.held_bytes, usage.memory.in_use_bytes) = (24 * MIB, 24 * MIB);
     usage.limits.max_bytes = Some(24 * MIB);
@@ -96,7 +96,7 @@ fn examples() -> Vec<captured::Line> {
             &Finding::error("gpu", "the GPU is not used: the driver does not start (code 999)"),
         )
     });
-    add(&|| log.setting("PINPOOL_NAME=x: unknown setting"));
+    add(&|| log.setting("PINPOOL_MAX_BYTE=8GiB: unknown and ignored; did you mean PINPOOL_MAX_BYTES?"));
     add(&|| log.no_maintenance_thread(&io::ErrorKind::WouldBlock.into()));
     add(&|| log.grew(0, 16 * MIB, Some(24 * MIB), 1, Duration::from_micros(36_100)));
     add(&|| log.acquired(15_728_640, 0, 16 * MIB, 1, Duration::from_micros(36_100)));
@@ -127,7 +127,9 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.reserve_pinned(24 * MIB, || 16 * MIB, Some(1)));
     add(&|| log.reserve_paused(8 * MIB, 64 * MIB, Some(24 * MIB)));
     add(&|| log.reserve_stopped(8 * MIB, 64 * MIB, &mlock));
-    add(&|| log.huge_pages(&SourceError::new("mmap", "cannot allocate memory").with_code(12)));
+    add(&|| {
+        log.huge_pages("16.0MiB of 24.0MiB are in pages of 2MiB; set pages aside with `sysctl vm.nr_hugepages=N`, N times 2 MiB; or PINPOOL_HUGETLB=auto")
+    });
     add(&|| log.shared_limit_joined("job", Some(64 * MIB), 0, 0));
     add(&|| log.shared_limit_differs("job", Some(64 * MIB), 24 * MIB));
     add(&|| log.shared_limit_unused("/dev/shm is full"));
@@ -141,11 +143,11 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.release_delayed(&refused));
     add(&|| log.release_failed(8 * MIB, &refused));
     add(&|| log.device_lost(&refused));
-    add(&|| log.socket_opened(path));
-    add(&|| log.socket_failed(path, "permission denied"));
+    add(&|| log.socket_opened(socket));
+    add(&|| log.socket_failed(socket, "permission denied"));
     add(&|| log.trace_started(path));
     add(&|| log.trace_renamed(path, Path::new("/tmp/t.gz.old")));
-    add(&|| log.trace_taken(path, "another process writes it"));
+    add(&|| log.trace_taken(path, "another process writes it; put %p (the process id) into the name"));
     add(&|| log.trace_complete(path, 120));
     add(&|| log.trace_records_lost(path, 120, 3));
     add(&|| log.trace_incomplete(path, 120, 3, "no space left on device"));
