@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37477),
-    ("sum of code and tests", 76994),
+    ("tests", 37478),
+    ("sum of code and tests", 76995),
 ];
 
 /// Bytes of all Markdown files.
