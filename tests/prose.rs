@@ -22,7 +22,7 @@ const PHRASES: &[(&str, &str, usize, usize)] = &[
     ("ledgers", "shared limits", 0, 0),
     ("beside", "while, next to, compared with", 0, 0),
     ("that of", "repeat the noun", 0, 0),
-    ("those of", "repeat the noun", 0, 2),
+    ("those of", "repeat the noun", 0, 1),
     ("where it", "if, when", 0, 3),
     ("where there", "if there", 0, 0),
     ("where no", "if no", 0, 1),

@@ -20,10 +20,10 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("crates/cli", 5225),
     ("crates/loader", 2400),
     ("crates/metrics", 363),
-    ("crates/observe", 2129),
+    ("crates/observe", 2125),
     ("crates/os", 1351),
     ("crates/preload", 1407),
-    ("crates/replay", 1379),
+    ("crates/replay", 1372),
     ("crates/shared_buffers", 1049),
     ("crates/shared_limit", 900),
     ("crates/testing", 658),
@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37478),
-    ("sum of code and tests", 76995),
+    ("tests", 37472),
+    ("sum of code and tests", 76978),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_770;
+const MARKDOWN_BYTES: usize = 116_735;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

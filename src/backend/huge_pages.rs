@@ -76,7 +76,7 @@ impl HugeTlb {
     pub(crate) fn lack(self, had_bytes: impl FnOnce() -> u64, wanted_bytes: u64) -> Option<String> {
         let had_bytes = self.is_required().then(had_bytes).filter(|&had_bytes| had_bytes < wanted_bytes)?;
         let [had, wanted] = [had_bytes, wanted_bytes].map(Size);
-        Some(format!("{had} of {wanted} are in pages of {self}; {}", self.remedy()))
+        Some(format!("{had} of {wanted} are in huge pages (PINPOOL_HUGETLB={self}); {}", self.remedy()))
     }
 
     /// A region of `len_bytes`, all present, and whether it is in such pages. If there are too few of them, it is in others, which

@@ -91,8 +91,7 @@ fn a_return_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
     let (driver, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();
     // SAFETY: refused, and no event with work that could use the buffer.
-    let wrong = unsafe { pp_put_after_event(pool.0, held.0, ptr::null_mut()) };
-    let (status, text) = outcome(wrong, ()).unwrap_err();
+    let (status, text) = outcome(unsafe { pp_put_after_event(pool.0, held.0, ptr::null_mut()) }, ()).unwrap_err();
     assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("`event` is NULL"), "{text}");
     bytes(held, LEN).fill(1);
     put(pool, held).unwrap();

@@ -28,16 +28,16 @@ pub(crate) fn read_recording(path: &Path, input: Input) -> Result<Recording, Str
     Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))
 }
 
-/// The requests in the open file at `path`, a recording or a trace of requests; `choose` may remove pools of a recording.
+/// The requests in the file at `path`, a recording or a trace of requests; `choose` may remove pools of a recording.
 ///
 /// # Errors
 ///
 /// If it cannot be read, or has no requests.
 pub(crate) fn read_workload(
     path: &Path,
-    input: Input,
     choose: impl FnOnce(&mut Recording) -> Result<(), String>,
 ) -> Result<Workload, String> {
+    let input = open(path)?;
     let workload = if Recording::is_begun_by(input.first()) {
         let mut recording = read_recording(path, input)?;
         choose(&mut recording)?;

@@ -11,7 +11,6 @@ use super::format::{MAX_DURATION_US, Trace, TraceError};
 use super::priced::move_ns;
 use super::threads::{Step, Threads};
 use pinpool_observe::diagnosis::words::counted;
-use pinpool_observe::diagnosis::{PoolDiagnosis, diagnose_recording};
 use pinpool_observe::record::{Event, Record, Recording, SET_IN_CODE};
 
 pub(super) const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
@@ -52,8 +51,6 @@ pub struct Workload {
     set_in_code: Vec<String>,
     /// Requests that failed when it was recorded; no replay contains them.
     pub failed_gets: u64,
-    /// The diagnoses of the pools of a recording, the worst first.
-    pub diagnoses: Vec<PoolDiagnosis>,
 }
 
 impl Workload {
@@ -68,9 +65,8 @@ impl Workload {
     }
 
     fn begun_at(begun_ns: u64, recording: &Recording, is_closed: bool) -> Result<Self, TraceError> {
-        let diagnoses = if is_closed { diagnose_recording(recording) } else { Vec::new() };
         let (mut threads, mut limit) = (Threads::default(), None);
-        let mut workload = Self { diagnoses, is_closed, ..Self::default() };
+        let mut workload = Self { is_closed, ..Self::default() };
         for (line, record) in (1..).zip(&recording.records) {
             let record = Record { time_ns: record.time_ns.saturating_sub(begun_ns), ..*record };
             match record.event {
@@ -184,12 +180,8 @@ impl Workload {
 
     /// A note about [`pools_merged`](Self::pools_merged) for users.
     pub fn pools_note(&self) -> Option<String> {
-        self.pools_merged().map(|pools| {
-            format!(
-                "it has {pools} pools, which are played as one: statistics and limits are those of one pool, whereas a PINPOOL_* \
-                 variable applies to each pool of a process separately"
-            )
-        })
+        self.pools_merged()
+            .map(|pools| format!("it has {pools} pools, which are played as one; PINPOOL_* variables apply to each"))
     }
 
     /// Mean bytes of a request; 0 without any.

@@ -125,7 +125,7 @@ fn a_return_behind_a_stream_without_a_driver_leaves_the_buffer_with_its_user() {
     // SAFETY: the default stream, which needs no object.
     let on_stream = unsafe { pp_put_after_stream(pool.0, held.0, ptr::null_mut()) };
     if on_stream == pp_status::PP_UNAVAILABLE {
-        refused(on_stream, pp_status::PP_UNAVAILABLE, "no CUDA driver");
+        refused(on_stream, pp_status::PP_UNAVAILABLE, "the CUDA driver is unavailable: no libcuda.so.1");
     } else {
         // A machine with a driver, where this thread has no context.
         assert_eq!(on_stream, pp_status::PP_INVALID_HANDLE, "{:?}", last_error());

@@ -20,7 +20,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::ProgressBar;
 use pinpool_observe::diagnosis::words::counted;
-use pinpool_observe::diagnosis::{Cause, Lost, PoolDiagnosis, diagnose_recording};
+use pinpool_observe::diagnosis::{Cause, Lost, PoolDiagnosis, WindowDiagnosis, diagnose_recording};
 use pinpool_replay::{Recording, Replay, SourceKind, Workload};
 use serde_json::json;
 
@@ -112,15 +112,25 @@ fn advise(
     let [path] = args.traces.as_slice() else {
         return Err(ExitError::Settings.because("several traces need --try: name one"));
     };
-    let workload = open(path, args.pool.as_deref(), terminal)?;
+    let (workload, diagnosis) = open(path, args.pool.as_deref(), terminal)?;
     workload.warning.iter().for_each(|warning| terminal.message(named(path, warning)));
+    if let Some(WindowDiagnosis { cause: Cause::LimitTooSmall, remedy: Some(remedy), .. }) = &diagnosis
+        && workload.failed_gets > 0
+    {
+        let failed = counted(workload.failed_gets, "request");
+        let why = format_args!(
+            "{failed} failed under the limit, and no replay shows what the program would have done with memory: \
+             {remedy}; then record it again"
+        );
+        return Err(named(path, &why).into());
+    }
     bar.enable_steady_tick(Duration::from_millis(100));
     let advice = search(&workload, &set.pairs, bar).map_err(|error| named(path, &error))?;
     // The user's settings are part of the advice.
     let settings = advice.advised.iter().flat_map(|better| set.pairs.iter().chain(&better.settings).cloned());
     let (exports, in_code) = exports(&workload, settings);
     let trace = path.display().to_string();
-    let recorded = workload.diagnoses.first().map(|one| &one.diagnosis.lost);
+    let recorded = diagnosis.as_ref().map(|diagnosis| &diagnosis.lost);
     let text = if args.json {
         let mut object = serde_json::to_value(&advice)?;
         object["trace"] = trace.into();
@@ -134,8 +144,9 @@ fn advise(
     Ok((text, workload.warning.is_none()))
 }
 
-/// The trace of one pool: the named one, or the one that lost most.
-fn open(path: &Path, pool: Option<&str>, terminal: &Terminal) -> Result<Workload, String> {
+/// The trace of one pool, the named one or the one that lost most, and its diagnosis.
+fn open(path: &Path, pool: Option<&str>, terminal: &Terminal) -> Result<(Workload, Option<WindowDiagnosis>), String> {
+    let mut diagnosis = None;
     let choose = |recording: &mut Recording| {
         let diagnoses = diagnose_recording(recording);
         let chosen = diagnoses.iter().find(|one| pool.is_none_or(|pool| one.name == pool));
@@ -154,16 +165,16 @@ fn open(path: &Path, pool: Option<&str>, terminal: &Terminal) -> Result<Workload
             terminal.message(named(path, &format_args!("it has {pools} pools; the advice is for {name}{why}")));
             recording.pools.retain(|pool| pool.number == *number);
             recording.records.retain(|record| record.pool == *number);
-            recording.snapshots.retain(|taken| taken.pool == *number);
         }
+        diagnosis = chosen.map(|one| one.diagnosis.clone());
         Ok(())
     };
-    let workload = input::read_workload(path, input::open(path)?, choose)?;
+    let workload = input::read_workload(path, choose)?;
     match workload.pools_merged() {
         Some(pools) => {
             Err(named(path, &format_args!("it has {pools} pools, and advice is for one: remove the others")))
         }
-        None => Ok(workload),
+        None => Ok((workload, diagnosis)),
     }
 }
 
@@ -171,20 +182,8 @@ fn open(path: &Path, pool: Option<&str>, terminal: &Terminal) -> Result<Workload
 ///
 /// # Errors
 ///
-/// If no setting helps the program, or its recording cannot be replayed faithfully.
+/// If the recording cannot be replayed faithfully.
 fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBar) -> Result<Advice, Box<dyn Error>> {
-    let is_too_small = |one: &&PoolDiagnosis| one.diagnosis.cause == Cause::LimitTooSmall;
-    if let Some(PoolDiagnosis { diagnosis, .. }) = workload.diagnoses.iter().find(is_too_small)
-        && workload.failed_gets > 0
-    {
-        let failed = counted(workload.failed_gets, "request");
-        return Err(format!(
-            "{failed} failed under the limit, and no replay shows what the program would have done with memory: \
-             {}; then record it again",
-            diagnosis.remedy.as_deref().unwrap_or("raise PINPOOL_MAX_BYTES")
-        )
-        .into());
-    }
     // Pools of a search are too small on purpose: their log lines mislead.
     let level = log::max_level();
     log::set_max_level(log::LevelFilter::Off);

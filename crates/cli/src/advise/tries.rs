@@ -42,7 +42,7 @@ impl AdviseArgs {
     /// Returns whether the trace is whole.
     fn play(&self, path: &Path, sets: &[Set], terminal: &Terminal) -> Result<bool, Box<dyn Error>> {
         let as_given = [Set { text: "as given".to_owned(), ..Set::default() }];
-        let workload = input::read_workload(path, input::open(path)?, |_| Ok(()))?;
+        let workload = input::read_workload(path, |_| Ok(()))?;
         // The file name up to the first dot.
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         let name = file.split('.').next().unwrap_or_default();

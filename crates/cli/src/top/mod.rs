@@ -116,8 +116,7 @@ fn show_host(is_json: bool, is_live: bool, stop: &StopFlag, terminal: &Terminal)
 /// Draws until a key, a signal or the end of the process.
 fn show(object: Value, objects: &Objects, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let mut session = Session::begin()?;
-    let (begun, mut series) = (Instant::now(), Series::default());
-    series.add(0.0, &object);
+    let (begun, mut series) = (Instant::now(), Series::once(&object));
     let (mut pool, mut has_table) = (0, series.pools.len() > 1);
     while !stop.is_raised() {
         if let Ok(next) = objects.try_recv() {

@@ -78,7 +78,9 @@ pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), Box<dyn E
 
 /// Names the first pools without a recorded end.
 fn unended(recording: &Recording) -> Option<String> {
-    let names: Vec<_> = recording.unended_pools().into_iter().map(PoolDescription::name).collect();
+    let ends = recording.ends();
+    let is_unended = |pool: &&PoolDescription| pool.fact("process").is_some() && !ends.contains_key(&pool.number);
+    let names: Vec<_> = recording.pools.iter().filter(is_unended).map(PoolDescription::name).collect();
     let (shown, rest) = names.split_at(names.len().min(UNENDED_SHOWN));
     let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
     let shown = shown.join(", ");

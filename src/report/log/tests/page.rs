@@ -128,7 +128,7 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.reserve_paused(8 * MIB, 64 * MIB, Some(24 * MIB)));
     add(&|| log.reserve_stopped(8 * MIB, 64 * MIB, &mlock));
     add(&|| {
-        log.huge_pages("16.0MiB of 24.0MiB are in pages of 2MiB; set pages aside with `sysctl vm.nr_hugepages=N`, N times 2 MiB; or PINPOOL_HUGETLB=auto")
+        log.huge_pages("16.0MiB of 24.0MiB are in huge pages (PINPOOL_HUGETLB=2MiB); set pages aside with `sysctl vm.nr_hugepages=N`, N times 2 MiB; or PINPOOL_HUGETLB=auto")
     });
     add(&|| log.shared_limit_joined("job", Some(64 * MIB), 0, 0));
     add(&|| log.shared_limit_differs("job", Some(64 * MIB), 24 * MIB));

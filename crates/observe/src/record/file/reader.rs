@@ -182,12 +182,6 @@ impl Recording {
         ends.map(|record| (record.pool, record.time_ns)).collect()
     }
 
-    /// Pools without a recorded end: their process was killed, or exited while they lived.
-    pub fn unended_pools(&self) -> Vec<&PoolDescription> {
-        let ends = self.ends();
-        self.pools.iter().filter(|pool| pool.fact("process").is_some() && !ends.contains_key(&pool.number)).collect()
-    }
-
     /// The pool of that number.
     pub fn pool(&self, number: u32) -> Option<&PoolDescription> {
         self.pools.iter().find(|pool| pool.number == number)
