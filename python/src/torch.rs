@@ -157,7 +157,7 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
 /// `pool` comes from [`Functions`].
 unsafe extern "C" fn trim(pool: *const Pool) {
     // SAFETY: leaked by `_torch_functions`.
-    let _panic = catch_unwind(AssertUnwindSafe(|| unsafe { &*pool }.trim(0)));
+    let _panic = catch_unwind(AssertUnwindSafe(|| unsafe { &*pool }.clear()));
 }
 
 /// # Safety

@@ -74,7 +74,7 @@ fn a_default_stream_is_known_by_null_and_a_stream_of_a_green_context_by_its_prim
         let (driver, context, pool) = start();
         let mut memory = stream_and_memory(&context, LEN).1;
         let (stream, mut buf) = (stream_of(&driver, &context), pool.get(LEN).unwrap());
-        let gate = driver.hold_all();
+        let gate = driver.hold(stream.cu_stream());
         untracked(&stream, &buf, &mut memory);
         record_stream(&mut buf, &stream).unwrap();
         returns_only_after(&pool, buf, gate);

@@ -58,9 +58,12 @@ impl Set {
         self.pairs.iter().fold(Pool::builder(), |builder, (name, value)| builder.setting(name, value))
     }
 
-    /// A replay under these settings.
-    pub(crate) fn replay(&self) -> Result<Replay, Box<dyn Error>> {
-        Replay::under(&self.pairs).map_err(|why| ExitError::Settings.because(why))
+    /// Refuses settings that no replay follows. A rounding alone may fit the preset that was recorded.
+    pub(crate) fn check_for_replay(&self) -> Result<(), Box<dyn Error>> {
+        let has_preset = self.pairs.iter().any(|(name, _)| name == "PINPOOL_PRESET");
+        let checked = self.pairs.iter().filter(|(name, _)| has_preset || name != "PINPOOL_ROUNDING");
+        let replay = Replay::under(&checked.cloned().collect::<Vec<_>>());
+        replay.map(drop).map_err(|why| ExitError::Settings.because(why))
     }
 }
 

@@ -220,7 +220,7 @@ unsafe fn context_of(stream: sys::CUstream) -> Result<&'static ContextState> {
     // SAFETY: the caller's promise.
     let (handle, green) = unsafe { calls::stream_context(stream) }.map_err(unusable)?;
     if is_default(stream.addr()) && !green.is_null() {
-        // No error of the request: callers retry those on the device's primary context.
+        // No error of the handle: callers retry those on the device's primary context.
         return Err(Error::device_failed(
             "a default stream of a green context has no fence: pass another of its streams",
         ));

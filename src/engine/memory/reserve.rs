@@ -9,7 +9,7 @@
 //!                       └─ refused: ends with a warning; the pool continues with what it has
 //! ```
 //!
-//! Without background threads (`maintenance_thread(false)`) each `Pool::maintain` makes one step.
+//! Without the maintenance thread (`maintenance_thread(false)`) each `Pool::maintain` makes one step.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -412,6 +412,31 @@ fn auto_joins_where_torchrun_shows_several_processes() {
     std::mem::forget(named);
 }
 
+#[test]
+fn a_child_of_fork_owns_nothing() {
+    child::alone(|| {
+        let named = Named::new("fork");
+        let pool = named.builder(64).build().unwrap();
+        let held = pool.get(8 * MIB).unwrap();
+        let before = named.report();
+        child::in_a_child(|| {
+            // SAFETY: the copy of the parent's object, which the parent drops in its own process.
+            let buf = unsafe { std::ptr::read(&raw const held) };
+            // SAFETY: as above.
+            let copy = unsafe { std::ptr::read(&raw const pool) };
+            let is_apart = copy.stats().limits.shared.is_none();
+            drop((buf, copy));
+            vec![("no shared limit in the statistics", is_apart)]
+        });
+        assert_eq!(named.report(), before);
+        drop(held);
+        pool.trim(0);
+        assert_eq!(named.report().held_bytes, 0);
+        drop(pool);
+        named.wait_until_removed();
+    });
+}
+
 /// The least of several looks: threads of the pool open one for a moment now and then.
 fn descriptors() -> usize {
     let looks = (0..20).map(|_| {

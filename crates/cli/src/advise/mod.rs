@@ -59,7 +59,7 @@ pub(crate) struct AdviseArgs {
     tries: Vec<Set>,
 
     /// Show the costs of each --set, or of the given settings (the former command `replay`)
-    #[arg(long, hide = true, conflicts_with = "pool")]
+    #[arg(long, hide = true, conflicts_with_all = ["pool", "tries"])]
     replay: bool,
 
     /// Memory below a replayed pool: one virtual range, or separate regions [default: span]
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) 
     }
     let set = Set::all(&args.set)?;
     // Invalid settings are refused before any file is read.
-    set.replay()?;
+    set.check_for_replay()?;
     let bar = terminal.steps(verbosity);
     let advised = advise(args, &set, &bar, terminal);
     bar.finish_and_clear();

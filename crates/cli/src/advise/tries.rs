@@ -31,7 +31,7 @@ impl AdviseArgs {
     pub(super) fn show_costs(&self, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
         let sets = if self.replay { &self.set } else { &self.tries };
         // Invalid settings are refused before any file is read.
-        sets.iter().try_for_each(|set| set.replay().map(drop))?;
+        sets.iter().try_for_each(Set::check_for_replay)?;
         let mut is_whole = true;
         for path in &self.traces {
             is_whole &= self.play(path, sets, terminal)?;

@@ -214,7 +214,11 @@ fn a_pool_that_evicts_logs_tensorflows_lines() {
         fs::write(dir.path().join(format!("{number:04}")), vec![7; number]).unwrap();
     }
     let set = "PRESET=tensorflow,ROUNDING=exact,POOL_SIZE_LIMIT=10";
-    let ran = load(&dir, &["--batch-files", "1", "--set", set]).exits(0);
+    let others = tempfile::tempdir().unwrap();
+    let recording = others.path().join("t.gz").display().to_string();
+    let ran = load(&dir, &["--batch-files", "1", "--set", set, "--record", &recording]).exits(0);
+    let tried = run(&["advise", &recording, "--try", "ROUNDING=pow2"]).exits(0);
+    assert!(tried.stdout.contains("ROUNDING=pow2"), "a rounding of the recorded preset: {}", tried.stdout);
     let line = ran.stderr.lines().find(|line| line.contains("PoolAllocator: After ")).expect(&ran.stderr);
     ran.check_stderr("] Raising pool_size_limit_ from 10 to ");
     let printed = ran.figures();
