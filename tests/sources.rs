@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37498),
-    ("sum of code and tests", 77007),
+    ("tests", 37499),
+    ("sum of code and tests", 77008),
 ];
 
 /// Bytes of all Markdown files.

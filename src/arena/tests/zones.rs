@@ -22,7 +22,8 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
         (seed >> 33) % below
     };
     let (mut decommits, mut moves) = (0, 0);
-    for _ in 0..60 {
+    let rounds = if cfg!(miri) { 3 } else { 60 };
+    for _ in 0..rounds {
         let mut arena = arena();
         let limit = SMALL * (8 + draw(120));
         let mut live: Vec<Extent> = Vec::new();
@@ -71,5 +72,5 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
         assert_eq!((arena.stats().committed_bytes, arena.stats().mappings), (0, 0));
         arena.validate().unwrap();
     }
-    assert!(decommits > 20 && moves > 20, "{decommits} decommits, {moves} moves");
+    assert!(3 * decommits > rounds && 3 * moves > rounds, "{decommits} decommits, {moves} moves");
 }
