@@ -46,7 +46,11 @@ impl Execution {
         while !rest.is_empty() && (self.error.is_none() || plan.is_release()) {
             let (now, later) = rest.split_at(steps_in_one_call(rest));
             rest = later;
-            let called = self.call(source, now);
+            let called = match *now {
+                [Step::Commit { extent }] => self.commit(source, extent).map_err(RemapError::Kept),
+                [Step::Decommit { extent }] => self.decommit(source, extent).map_err(RemapError::Kept),
+                _ => self.remap(source, now),
+            };
             let outcome = match called {
                 Ok(()) => StepOutcome::Made,
                 Err(RemapError::Kept(_)) => StepOutcome::Failed,
@@ -57,15 +61,6 @@ impl Execution {
                 // The first error is enough; the others have the same cause.
                 self.error.get_or_insert(error.into());
             }
-        }
-    }
-
-    /// One step, or several moves to adjoining targets.
-    fn call(&mut self, source: &CalledSource, steps: &[Step]) -> Result<(), RemapError> {
-        match *steps {
-            [Step::Commit { extent }] => self.commit(source, extent).map_err(RemapError::Kept),
-            [Step::Decommit { extent }] => self.decommit(source, extent).map_err(RemapError::Kept),
-            _ => self.remap(source, steps),
         }
     }
 
