@@ -68,7 +68,7 @@ pub(crate) enum ErrorKind {
     Memory { why: String },
     #[error("invalid stream or event: {why}")]
     Handle { why: String },
-    #[error("cannot copy {len} B: {why}")]
+    #[error("cannot copy {len}B: {why}")]
     Copy { len: usize, why: String },
     #[error("no device address for {} of memory: {why}", Size(*len as u64))]
     Address { len: usize, why: String },

@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37499),
-    ("sum of code and tests", 76999),
+    ("tests", 37496),
+    ("sum of code and tests", 76996),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_735;
+const MARKDOWN_BYTES: usize = 116_010;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

@@ -10,7 +10,6 @@
 //! there is one; the trials of `register` and `cuda` make one. A source that the user names is not tried before its first
 //! request, except for `vmm`.
 
-use pinpool_os::words::Size;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,6 +21,7 @@ use super::trial;
 use crate::error::{ErrorKind, Result};
 use crate::report::{Finding, Severity};
 use pinpool_os::host;
+use pinpool_os::words::Size;
 
 /// Below this much lockable memory `Auto` chooses `heap`: a pool of one or two batches is of no use.
 const LEAST_LOCKABLE_BYTES: u64 = 64 << 20;

@@ -175,7 +175,7 @@ impl PinnedBuf {
     {
         let len = range.end.saturating_sub(range.start);
         if range.start > range.end || range.end > self.len() {
-            let why = format!("range {}..{} is not inside a buffer of {} B", range.start, range.end, self.len());
+            let why = format!("range {}..{} is not inside a buffer of {}B", range.start, range.end, self.len());
             return Err(Error::copy_refused(len, why));
         }
         let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::completed()) };

@@ -152,14 +152,14 @@ pub(super) fn cast_mut<T: Pod>(bytes: &mut [u8]) -> Result<&mut PinnedSlice<T>> 
     Ok(PinnedSlice::from_mut(bytemuck::try_cast_slice_mut(bytes).unwrap_or_default()))
 }
 
-/// Are `len` bytes at `start` a whole number of aligned elements?
+/// Fails unless the `len` bytes at `start` are a whole number of aligned elements.
 pub(super) fn check_cast<T: Pod>(start: *const u8, len: usize) -> Result<()> {
     let (bytes, align) = (size_of::<T>(), align_of::<T>());
     if bytes > 0 && len.is_multiple_of(bytes) && start.addr().is_multiple_of(align) {
         return Ok(());
     }
     let why = format!(
-        "{len} B at {:#x} are not a slice of `{}`: elements have {bytes} B and alignment {align}",
+        "{len}B at {:#x} are not a slice of `{}`: elements have {bytes}B and alignment {align}",
         start.addr(),
         type_name::<T>(),
     );

@@ -7,11 +7,12 @@
 //! | a value other than the one that code sets | a warning: code wins |
 //! | an empty value | not set |
 
+use std::ffi::OsString;
+
 use super::settings::{Config, Settings, for_each_setting, setting_error};
 use super::text::*;
 use super::{Backend, CodeSettings};
 use crate::error::{Error, Result};
-use std::ffi::OsString;
 use strsim::levenshtein;
 
 /// The prefix of every variable.

@@ -133,6 +133,6 @@ pub enum CopyFailure {
 
 /// Refuses a copy of more bytes than the device memory has.
 pub(crate) fn check_len(len: usize, what: &str, bytes: usize) -> Result<(), CopyFailure> {
-    let why = || format!("the {what} has only {bytes} B; make it larger or request a shorter buffer");
+    let why = || format!("the {what} has only {bytes}B; make it larger or request a shorter buffer");
     if len <= bytes { Ok(()) } else { Err(CopyFailure::Refused(Error::copy_refused(len, why()))) }
 }

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarantined_item_leaves_when_its_fences_answer_and_at_the_end_is_asked_for_the_last_time() {
+    fn a_quarantined_item_leaves_when_its_fences_answer_and_is_queried_a_last_time_at_the_end() {
         let in_flight = InFlight::new();
         let broken = [1, 2, 3].map(|item| insert(&in_flight, item, item.into()));
         broken.iter().for_each(|fence| fence.fail());

@@ -237,7 +237,7 @@ macro_rules! setters {
             $($($(
                 #[doc = $doc]
                 ///
-                #[doc = concat!("Variable `", $variable, "`, default `", stringify!($default), "`.")]
+                #[doc = concat!("Variable `", $variable, "`.")]
                 pub fn $name(mut self, value: $argument) -> Self {
                     self.settings.$name = Some(value.into());
                     self

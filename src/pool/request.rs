@@ -36,8 +36,8 @@ impl Request {
     /// Sets the longest wait, in place of `PINPOOL_WAIT`; zero does not wait for room.
     ///
     /// It limits how long a thread waits for room. For driver calls of other threads a thread may wait 100 ms even with a shorter
-    /// timeout, and its own driver calls are not interrupted: if the driver hangs, so does the thread. [`Pool::get_async`](crate::Pool::get_async) makes its
-    /// driver calls on another thread and fails in time.
+    /// timeout, and its own driver calls are not interrupted: if the driver hangs, so does the thread.
+    /// [`Pool::get_async`](crate::Pool::get_async) makes its driver calls on another thread and fails in time.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout: Some(timeout), ..self }
     }

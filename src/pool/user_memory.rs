@@ -102,7 +102,7 @@ impl Pool {
         let (start, len) = (memory.cast::<u8>(), memory.len());
         if !start.addr().get().is_multiple_of(PAGE_BYTES) || !len.is_multiple_of(PAGE_BYTES) {
             let why = format!(
-                "{len} B at {start:p}: only whole pages of {PAGE_BYTES} B can be pinned; align the address and the length"
+                "{len}B at {start:p}: only whole pages of {PAGE_BYTES}B can be pinned; align the address and the length"
             );
             return Err(ErrorKind::Memory { why }.into());
         }

@@ -20,12 +20,12 @@
 
 mod process;
 
-use pinpool_os::words::Size;
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::shared_limit::{SharedLimit, SharedLimitReport, Want, describe_loss};
 use pinpool_os::leaked;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
+use pinpool_os::words::Size;
 pub(crate) use process::Member;
 use process::Process;
 

@@ -5,7 +5,6 @@
 //! served in the order in which they began to wait: later pools release what is returned to them, and claim nothing that an earlier
 //! pool wants.
 
-use pinpool_os::words::Size;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
@@ -15,6 +14,7 @@ use crate::shared_limit::Want;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
+use pinpool_os::words::Size;
 use pinpool_shared_limit::shared_limit::LISTED;
 
 /// All pools of this process, in order of creation.

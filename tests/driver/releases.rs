@@ -101,7 +101,7 @@ fn each_other_cause_releases() {
 
 /// Makes a copy on `stream`, which is held, and runs `release` until it is in the driver. A hit is served meanwhile. Then lets the
 /// device continue.
-fn release_beside_a_copy(
+fn release_during_a_copy(
     driver: &MockDriver,
     pool: &Pool,
     (stream, memory): (&Arc<CudaStream>, &mut CudaSlice<u8>),
@@ -135,7 +135,7 @@ fn a_trim_and_a_request_that_nothing_else_serves_release_regions_and_wait_for_th
         let pool = builder(backend).max_bytes(LIMIT).wait(Duration::ZERO).build().unwrap();
         drop(pool.get(4096).unwrap());
         drop(pool.get(3 * MIB).unwrap());
-        release_beside_a_copy(&driver, &pool, (&stream, &mut memory), release);
+        release_during_a_copy(&driver, &pool, (&stream, &mut memory), release);
         let most_bytes = driver.counts().peak_pinned_bytes - before_bytes;
         assert!(most_bytes <= LIMIT, "{most_bytes}");
         pool.trim(0);

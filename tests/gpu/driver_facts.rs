@@ -24,12 +24,12 @@ pub(crate) const FACTS: [(&str, Fact); 14] = [
     ("a_copy_stays_in_one_registration", a_copy_stays_in_one_registration),
     ("a_copy_from_pageable_memory_has_read_it", a_copy_from_pageable_memory_has_read_it),
     (
-        "a_query_beside_a_global_capture_invalidates_it_unless_relaxed",
-        a_query_beside_a_global_capture_invalidates_it_unless_relaxed,
+        "a_query_during_a_global_capture_invalidates_it_unless_relaxed",
+        a_query_during_a_global_capture_invalidates_it_unless_relaxed,
     ),
-    ("pinning_beside_a_global_capture_needs_relaxing_too", pinning_beside_a_global_capture_needs_relaxing_too),
+    ("pinning_during_a_global_capture_needs_relaxing_too", pinning_during_a_global_capture_needs_relaxing_too),
     ("a_capturing_stream_cannot_be_waited_for", a_capturing_stream_cannot_be_waited_for),
-    ("the_default_stream_is_not_asked_beside_a_capture", the_default_stream_is_not_asked_beside_a_capture),
+    ("the_default_stream_is_not_queried_during_a_capture", the_default_stream_is_not_queried_during_a_capture),
     ("events_are_queried_without_a_context", events_are_queried_without_a_context),
     ("only_an_event_that_was_recorded_has_a_time", only_an_event_that_was_recorded_has_a_time),
     ("a_stream_has_a_unique_id", a_stream_has_a_unique_id),
@@ -149,7 +149,7 @@ fn a_copy_from_pageable_memory_has_read_it(context: &Arc<CudaContext>) {
     }
 }
 
-fn a_query_beside_a_global_capture_invalidates_it_unless_relaxed(context: &Arc<CudaContext>) {
+fn a_query_during_a_global_capture_invalidates_it_unless_relaxed(context: &Arc<CudaContext>) {
     let (stream, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let event = other.record_event(None).unwrap();
     event.synchronize().unwrap();
@@ -168,7 +168,7 @@ fn a_query_beside_a_global_capture_invalidates_it_unless_relaxed(context: &Arc<C
     assert_eq!(end, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
-fn pinning_beside_a_global_capture_needs_relaxing_too(context: &Arc<CudaContext>) {
+fn pinning_during_a_global_capture_needs_relaxing_too(context: &Arc<CudaContext>) {
     let stream = context.new_stream().unwrap();
     let end = captured(&stream, || {
         on_a_fresh_thread(context, || {
@@ -187,7 +187,7 @@ fn pinning_beside_a_global_capture_needs_relaxing_too(context: &Arc<CudaContext>
 }
 
 /// Of a stream that is ordered with it. Whether one captures can be asked.
-fn the_default_stream_is_not_asked_beside_a_capture(context: &Arc<CudaContext>) {
+fn the_default_stream_is_not_queried_during_a_capture(context: &Arc<CudaContext>) {
     let mut stream = std::ptr::null_mut();
     // SAFETY: space for a handle; destroyed below.
     unsafe { sys::cuStreamCreate(&raw mut stream, 0) }.result().unwrap();

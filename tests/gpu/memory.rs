@@ -23,7 +23,7 @@ pub(crate) fn fill_granules(pool: &Pool, first: u64) -> Vec<(Batch, PinnedBuf)> 
 
 /// Requests three contiguous granules where every other one of ten is free, while copies from the rest are in flight. The pool
 /// must hold nothing.
-pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
+pub(crate) fn check_remap_during_copies(rig: &Rig<'_>, pool: &Pool) {
     let name = rig.name();
     let mut lanes: Vec<Lane> = (0..6).map(|number| rig.lane(number, 3 * GRANULE)).collect();
     let holds: Vec<HeldStream> = lanes[..5].iter().map(|lane| HeldStream::on(&lane.stream)).collect();
@@ -76,10 +76,10 @@ fn granules_are_remapped_during_copies_in_flight_and_regions_wait_for_them() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let pool = rig.builder().max_bytes(LIMIT).build().unwrap();
-        check_remap_beside_copies(rig, &pool);
+        check_remap_during_copies(rig, &pool);
         // Once more, with granules that were remapped before.
         pool.clear();
-        check_remap_beside_copies(rig, &pool);
+        check_remap_during_copies(rig, &pool);
         pool.clear();
         let stats = valid_stats(&pool);
         assert!(stats.memory.unpin.count > 0, "{}: {stats:?}", rig.name());

@@ -2,7 +2,7 @@
 //! seeded scheduler, in the time that it sets.
 //!
 //! ```text
-//!   actors ──steps──▶ world ──calls──▶ pool ──▶ memory (a source that keeps a ledger, and fails when told to)
+//!   actors ──steps──▶ world ──calls──▶ pool ──▶ memory (a source that checks each call, and fails on request)
 //!                       │                └────▶ device (streams with copies that end on command)
 //!                       ├── inside a call of the source: a step of another actor
 //!                       └── after each step: checks

@@ -155,7 +155,7 @@ fn resolve(handle: *const pp_pool) -> Result<(&'static Slot, usize), Failure> {
 
 #[cold]
 fn unknown(handle: *const pp_pool) -> Failure {
-    let text = format!("pool {handle:p}: closed already, or no handle of a pool; pp_pool_open gives one");
+    let text = format!("pool {handle:p}: closed already, or not a handle; pp_pool_open returns one");
     Failure::new(pp_status::PP_UNKNOWN_POOL, text)
 }
 
@@ -194,7 +194,7 @@ impl Buffers {
         let why = match why {
             Unknown::Returning => "another call is returning this buffer".to_owned(),
             Unknown::Inside(start, len) => {
-                format!("inside the buffer at {start:#x} of {len} B; pass that address")
+                format!("inside the buffer at {start:#x} of {len}B; pass that address")
             }
             Unknown::Nowhere if self.is_in_another_pool(address) => "another pool's buffer; return it there".to_owned(),
             Unknown::Nowhere => "not from this pool, or already returned".to_owned(),
@@ -361,7 +361,7 @@ mod tests {
         closed_with_nothing_out(&slot, first);
         let address = std::cell::Cell::new(0);
         slot.free_if(first, || {
-            // Another thread comes between the look and what follows from it.
+            // Another thread comes between the check and its consequence.
             slot.free_if_empty(first);
             let second = opened(&slot);
             address.set(got(&slot));
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_call_that_a_later_pool_was_closed_beside_ends_that_pool() {
+    fn a_refused_call_ends_the_later_pool_that_was_closed_meanwhile() {
         let slot = Slot::new();
         let first = opened(&slot);
         closed(&slot, first);

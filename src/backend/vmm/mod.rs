@@ -43,13 +43,13 @@ use crate::report::Finding;
 use pinpool_os::host::GRANULE_BYTES;
 use pinpool_os::sync::Mutex;
 use pinpool_os::sync::process::{AtomicBool, Ordering};
+use pinpool_os::words::Size;
 
 mod find;
 mod old_places;
 mod table;
 
 use old_places::OldPlaces;
-use pinpool_os::words::Size;
 pub(crate) use table::ensure_access;
 use table::{Granule, GranuleRun, GranuleTable, bytes_of, placed};
 

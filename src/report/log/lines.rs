@@ -53,7 +53,7 @@ lines! {
     Info(pool) created(facts: &str) "{facts}";
 
     /// The process may lock less memory than the pool's limit. To do: follow the remedy in the line, or lower the limit.
-    Warn(limit) lock_limit(max: u64 as Size) "RLIMIT_MEMLOCK lowers the pool limit max={max}; raise it (`ulimit -l`, \
+    Warn(limit) lock_limit(max: u64 as Size) "RLIMIT_MEMLOCK lowers the pool limit, max={max}; raise it (`ulimit -l`, \
         LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK";
 
     /// The GPU is not used, memory is not pinned, or similar; an error if the requested GPU or backend cannot be used. To do: see

@@ -140,7 +140,7 @@ fn a_refused_copy_gives_its_buffer_back() {
     let error = filled(&pool, 11, 5).copy_to(&stream, &mut device).unwrap_err();
     assert!(error.error().is_copy(), "{error}");
     assert_eq!(format!("{error:?}"), format!("Copy: {error}"));
-    for part in ["copy 11 B", "only 10 B"] {
+    for part in ["copy 11B", "only 10B"] {
         assert!(error.to_string().contains(part), "{error}");
     }
     assert_eq!((pool.stats().memory.idle, pool.stats().memory.in_use), (0, 1));

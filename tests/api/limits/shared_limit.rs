@@ -309,7 +309,7 @@ fn a_request_waits_until_another_process_returns_a_buffer_or_is_killed() {
 }
 
 #[test]
-fn a_request_takes_the_idle_memory_of_others_beside_idle_memory_of_its_own() {
+fn a_request_takes_the_idle_memory_of_others_and_its_own() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         for (own, others, needed) in [(15, 47, 50), (10, 50, 60), (15, 47, 37), (24, 36, 50)] {
             let named = Named::new("both");
@@ -325,7 +325,7 @@ fn a_request_takes_the_idle_memory_of_others_beside_idle_memory_of_its_own() {
 }
 
 #[test]
-fn a_reserve_beside_the_pool_takes_the_idle_memory_of_others() {
+fn a_background_reserve_takes_the_idle_memory_of_others() {
     for filled in [56, 64] {
         let named = Named::new("other");
         let mut other = Worker::start(&named, "other");

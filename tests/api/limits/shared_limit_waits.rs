@@ -29,7 +29,7 @@ fn wait_for_each_thread(worker: &mut Worker) {
 }
 
 /// Requests are served while a process of N threads runs, and all of these threads continue.
-fn are_served_beside(preset: Preset, gets: usize, (threads, mib, hold_us): (usize, usize, u64)) {
+fn are_served_next_to(preset: Preset, gets: usize, (threads, mib, hold_us): (usize, usize, u64)) {
     let named = Named::new(&format!("cycled-{preset:?}"));
     let mut other = cycling(&named, "other", threads, mib, hold_us);
     let pool = named.builder(64).preset(preset).name("own").build().unwrap();
@@ -45,14 +45,14 @@ fn are_served_beside(preset: Preset, gets: usize, (threads, mib, hold_us): (usiz
 #[test]
 fn a_request_is_served_though_another_process_cycles_its_buffers_without_a_pause() {
     for shape in [(4, 14, 0), (4, 14, 1_000), (4, 14, 5_000), (6, 14, 5_000), (1, 50, 0), (1, 50, 5_000)] {
-        are_served_beside(Preset::Adaptive, 20, shape);
+        are_served_next_to(Preset::Adaptive, 20, shape);
     }
 }
 
 #[test]
 fn a_request_of_the_preset_tensorflow_is_served_as_well() {
     for shape in [(4, 14, 0), (6, 14, 1_000), (1, 50, 0)] {
-        are_served_beside(Preset::TensorFlow, 20, shape);
+        are_served_next_to(Preset::TensorFlow, 20, shape);
     }
 }
 

@@ -140,7 +140,7 @@ fn a_new_file_is_for_its_user_alone_and_an_empty_one_keeps_its_mode() {
 }
 
 #[test]
-fn the_recording_of_an_earlier_process_is_kept_beside_the_new_one_and_that_is_logged() {
+fn the_recording_of_an_earlier_process_is_kept_next_to_the_new_one_and_that_is_logged() {
     for name in ["t.trace", "t.trace.gz"] {
         let (dir, path) = scratch(name);
         let old = PathBuf::from(format!("{}.old", path.display()));

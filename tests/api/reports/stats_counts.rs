@@ -78,7 +78,7 @@ fn waits_and_pageable_buffers_are_counted() {
 }
 
 #[test]
-fn a_wait_that_ends_without_room_is_timed_and_counted_as_run_out() {
+fn a_wait_that_ends_without_room_is_timed_and_counted_as_timed_out() {
     let pool = over_sim(4 << 20).wait(Duration::from_millis(2)).build().unwrap();
     let _held = pool.get(4 * MIB).unwrap();
     assert!(pool.get(MIB).unwrap_err().is_limit());

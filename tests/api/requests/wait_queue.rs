@@ -77,7 +77,7 @@ fn a_buffer_that_was_idle_before_the_queue_formed_is_hit_once() {
 }
 
 #[test]
-fn a_request_that_fits_beside_the_first_in_the_queue_is_served_and_does_not_delay_it() {
+fn a_request_that_fits_in_addition_to_the_first_in_the_queue_is_served_and_does_not_delay_it() {
     let pool = over_sim(64 << 20).build().unwrap();
     let held = pool.get(10 * MIB).unwrap();
     thread::scope(|scope| {

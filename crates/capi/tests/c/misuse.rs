@@ -22,7 +22,7 @@ fn addresses_from_elsewhere_are_named() {
     refused(pp_put(pool.0, (&raw mut local).cast()), unknown, "not from this pool, or already returned");
     let held = get(pool, 5000).unwrap();
     let inside = held.0.wrapping_byte_add(64);
-    let name = format!("{:#x}: inside the buffer at {:#x} of 5000 B", inside.addr(), held.0.addr());
+    let name = format!("{:#x}: inside the buffer at {:#x} of 5000B", inside.addr(), held.0.addr());
     refused(pp_put(pool.0, inside), unknown, &name);
     refused(pp_put(other.0, held.0), unknown, "another pool's buffer");
     // SAFETY: no stream is checked before the buffer is.
@@ -102,9 +102,9 @@ fn what_is_no_handle_is_never_followed() {
     for no_pool in [1_usize, 4096, 0xdead_beef, usize::MAX, (&raw const local).addr()] {
         let no_pool = Handle(ptr::without_provenance_mut(no_pool));
         // SAFETY: a place for the address.
-        refused(unsafe { pp_get(no_pool.0, 1, &raw mut ptr) }, pp_status::PP_UNKNOWN_POOL, "no handle of a pool");
-        refused(pp_put(no_pool.0, ptr), pp_status::PP_UNKNOWN_POOL, "no handle of a pool");
-        refused(pp_pool_close(no_pool.0), pp_status::PP_UNKNOWN_POOL, "no handle of a pool");
+        refused(unsafe { pp_get(no_pool.0, 1, &raw mut ptr) }, pp_status::PP_UNKNOWN_POOL, "not a handle");
+        refused(pp_put(no_pool.0, ptr), pp_status::PP_UNKNOWN_POOL, "not a handle");
+        refused(pp_pool_close(no_pool.0), pp_status::PP_UNKNOWN_POOL, "not a handle");
     }
 }
 

@@ -33,7 +33,7 @@ int main(void)
            "PINPOOL_MAX_BYTES=2GiB: already set to 1GiB; leave one of the two out");
     EXPECT(pp_pool_open("backend=heap", NULL), PP_INVALID_ARGUMENT, "`pool` is NULL");
     EXPECT(pp_get(NULL, 1, &ptr), PP_INVALID_ARGUMENT, "`pool` is NULL");
-    EXPECT(pp_get((pp_pool *)(void *)&local, 1, &ptr), PP_UNKNOWN_POOL, "no handle of a pool");
+    EXPECT(pp_get((pp_pool *)(void *)&local, 1, &ptr), PP_UNKNOWN_POOL, "not a handle");
 
     EXPECT(pp_pool_open("backend=heap; max_bytes=8MiB; on_full=error", &pool), PP_OK, NULL);
     EXPECT(pp_pool_open("backend=heap; max_bytes=8MiB", &other), PP_OK, NULL);

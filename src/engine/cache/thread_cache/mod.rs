@@ -9,14 +9,14 @@
 //! ```
 //!
 //! **Take**: the newest buffer of the class in the thread's own free list; else one from its remote list; else one from
-//! another shard that the occupancy bitmap names. **Put**: to the *owner shard*, which is the shard of the thread that took
+//! another shard that the occupancy bitmap names. **Return**: to the *owner shard*, which is the shard of the thread that took
 //! the buffer last: into the free list if that shard is the caller's own, else into its remote list. Loader threads take
-//! buffers and the copying thread puts them, so each buffer circulates between one loader's shard and the copying thread
+//! buffers and the copying thread returns them, so each buffer circulates between one loader's shard and the copying thread
 //! over a single cache line, and loader threads do not contend. **Limit**: a return only counts. A miss, a slow
-//! put or a tick calls [`ThreadCache::evict_over_limit`] until the cache is back at its limit. **Ages** are counted in
+//! return or a tick calls [`ThreadCache::evict_over_limit`] until the cache is back at its limit. **Ages** are counted in
 //! *ticks*: a return belongs to the tick that the user of the cache began last.
 //!
-//! A thread that has cached its shard takes and puts on the *fast path*: one exchange, one store, and no other check. The
+//! A thread that has cached its shard takes and returns on the *fast path*: one exchange, one store, and no other check. The
 //! fast path is closed while a request waits for a buffer, or once the cache is sealed.
 //!
 //! The cache never calls a backend, reads a clock, logs or allocates; victims leave by return value. No operation holds
@@ -51,6 +51,9 @@
 //! - a separate list for frees by other threads: `thread_free` of [mimalloc](https://github.com/microsoft/mimalloc), and
 //!   local and remote lists of [sharded-slab](https://docs.rs/sharded-slab); each is a Treiber stack (Treiber, 1986).
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+
 mod entry;
 mod free_list;
 mod lock;
@@ -63,8 +66,6 @@ pub(in crate::engine) use shard::Shard;
 use occupancy::Occupancy;
 use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
 use pinpool_os::sync::plain::Mutex;
-use std::collections::VecDeque;
-use std::sync::Arc;
 
 /// The occupancy bitmap keeps one bit for each shard in a 64-bit word.
 const SHARDS_MAX: usize = 64;
