@@ -18,7 +18,7 @@ use pinpool_testing::{SinkMem, SinkStream};
 const BYTES: usize = 4 << 20;
 const LONG: Duration = Duration::from_secs(30);
 
-/// The worker process. Its arguments are the process id and the descriptor of the trainer, and its standard input is a socket on which
+/// The worker process. Its arguments are the process ID and the descriptor of the trainer, and its standard input is a socket on which
 /// it receives batch numbers and sends tickets.
 fn work(trainer: &str, descriptor: &str, dies: bool) -> Result<(), Box<dyn Error>> {
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);

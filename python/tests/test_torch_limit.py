@@ -87,7 +87,7 @@ def test_cuda_pins_the_pool_of_torch_unless_a_backend_is_named(stand_in, monkeyp
     monkeypatch.setattr(pinpool.torch, "Pool", lambda **settings: built.append(settings) or pinpool.Pool(env=False, backend="heap"))
     for variable, settings, backend, device in [
         (None, {}, "gpu", None),
-        ("auto", {"device": None}, "gpu", None),
+        (" AUTO ", {"device": None}, "gpu", None),
         ("cuda", {}, None, None),
         (None, {"backend": "heap", "device": 1}, "heap", 1),
         ("cuda", {"env": False}, "gpu", 3),

@@ -189,7 +189,7 @@ impl PinnedBuf {
         self.track(checked.and_then(enqueue), CopyFences::record)
     }
 
-    /// Enqueues a copy that fills the buffer from the start of `source`, after earlier copies of the buffer. [`PendingBuf::wait`]
+    /// Waits for earlier copies of the buffer, then enqueues a copy that fills it from the start of `source`. [`PendingBuf::wait`]
     /// returns the buffer when the copy completes.
     ///
     /// ```
@@ -215,9 +215,8 @@ impl PinnedBuf {
             return Ok(PendingBuf { buf: self, copy: Completion::completed().into_future() });
         };
         block.check_process()?;
-        // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at its
-        // return.
-        let _failures_stay = block.copy_fences_mut().wait_for_all();
+        // Earlier copies must not see the new bytes, lent ones included.
+        block.copy_fences_mut().wait_for_all()?;
         let (start, len) = block.bytes();
         let checked = copy::check_len(len, "source", source.available_bytes());
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing touches the memory, nor does it

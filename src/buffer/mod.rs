@@ -235,7 +235,7 @@ impl PinnedBuf {
     pub fn wait_slice(&self) -> Result<&PinnedSlice<u8>> {
         if !self.is_plain() {
             self.check_reachable()?;
-            self.wait_for_copies()?;
+            self.wait_for_writes()?;
         }
         // SAFETY: no copy writes here: none was recorded (block-I2), or the wait returned `Ok` (buffer-I2).
         Ok(PinnedSlice::from_ref(unsafe { self.bytes() }))
@@ -261,7 +261,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`wait_slice`](PinnedBuf::wait_slice).
+    /// - [`Error::is_device`](crate::Error::is_device): a copy failed, and may still use the bytes,
+    /// - [`Error::is_forked`](crate::Error::is_forked): this is a forked child, and the memory belongs to a driver.
     #[inline]
     pub fn wait_slice_mut(&mut self) -> Result<&mut PinnedSlice<u8>> {
         if !self.is_plain() {
@@ -275,20 +276,14 @@ impl PinnedBuf {
     #[inline(never)]
     fn end_recorded_copies(&mut self) -> Result<()> {
         self.check_reachable()?;
-        if !self.is_free() {
-            self.wait_for_copies()?;
-            // Forgets them, so that a return needs no sweep. After a failure of the device they stay: their end is unknown.
-            let _is_free = self.is_free();
-        }
-        Ok(())
+        if self.is_free() { Ok(()) } else { self.wait() }
     }
 
     /// The bytes for writing, or `None` while a copy may be using them. Does not wait.
     ///
     /// # Errors
     ///
-    /// The errors of [`wait_slice`](PinnedBuf::wait_slice), and [`Error::is_device`](crate::Error::is_device) also after a copy
-    /// from the buffer failed.
+    /// The errors of [`wait_slice_mut`](PinnedBuf::wait_slice_mut).
     pub fn try_slice_mut(&mut self) -> Result<Option<&mut PinnedSlice<u8>>> {
         self.check_reachable()?;
         let is_complete = self.block.as_mut().map_or(Ok(true), |block| block.copy_fences_mut().is_complete())?;
@@ -319,7 +314,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`wait_slice_as`](PinnedBuf::wait_slice_as).
+    /// The errors of [`wait_slice_mut`](PinnedBuf::wait_slice_mut), and those of [`wait_slice_as`](PinnedBuf::wait_slice_as) about `T`.
     pub fn wait_slice_as_mut<T: Pod>(&mut self) -> Result<&mut PinnedSlice<T>> {
         slice::cast_mut(self.wait_slice_mut()?)
     }
@@ -362,12 +357,12 @@ impl PinnedBuf {
         self.block.as_mut().is_none_or(|block| is_free(block.copy_fences_mut()))
     }
 
-    /// Waits for all recorded copies except lent ones. Fails only if a copy into the buffer failed.
+    /// Waits for the recorded copies into the buffer.
     #[inline]
-    fn wait_for_copies(&self) -> Result<()> {
+    fn wait_for_writes(&self) -> Result<()> {
         match &*self.block {
             // No device uses a forked child's copy of the memory, and the threads that complete fences are not there.
-            Some(block) if block.copy_fences().any() && !block.is_forked() => block.copy_fences().wait(),
+            Some(block) if block.copy_fences().any() && !block.is_forked() => block.copy_fences().wait_for_writes(None),
             _ => Ok(()),
         }
     }

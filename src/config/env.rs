@@ -36,13 +36,13 @@ const RETIRED: [(&str, &str); 12] = [
 
 /// Prefixes of variables, without `PINPOOL_`, that do not configure a pool: the prefixes of `pinpool run`, of its preloaded library, and of
 /// the GPU tests.
-const OF_NO_POOL: [&str; 3] = ["PRELOAD_", "REQUIRE_GPU", "GPU_"];
+const OTHER_PREFIXES: [&str; 3] = ["PRELOAD_", "REQUIRE_GPU", "GPU_"];
 
 /// Reads a text into the settings of code.
 type ReadCode = fn(&mut CodeSettings, &str) -> Result<(), ParseError>;
 
 /// Settings that code can set from text but that have no variable.
-pub static IN_CODE: &[(&str, ReadCode)] = &[
+pub static WITHOUT_VARIABLE: &[(&str, ReadCode)] = &[
     ("maintenance_thread", |code, text| {
         (SWITCH.parse)(text).map(|is_enabled| code.maintenance_thread = Some(is_enabled))
     }),
@@ -107,7 +107,7 @@ fn find(name: &str) -> Option<&'static Variable> {
 
 /// The full name of the setting `name`, which may be in any case and without the prefix.
 pub(crate) fn full_name(name: &str) -> String {
-    if let Some((in_code, _)) = IN_CODE.iter().find(|(in_code, _)| name.eq_ignore_ascii_case(in_code)) {
+    if let Some((in_code, _)) = WITHOUT_VARIABLE.iter().find(|(in_code, _)| name.eq_ignore_ascii_case(in_code)) {
         return (*in_code).to_owned();
     }
     let name = name.to_uppercase();
@@ -117,14 +117,14 @@ pub(crate) fn full_name(name: &str) -> String {
 /// Returns whether a pool has the setting called `name`, or had it in an earlier version.
 pub fn is_known(name: &str) -> bool {
     find(name).is_some()
-        || IN_CODE.iter().any(|(in_code, _)| *in_code == name)
+        || WITHOUT_VARIABLE.iter().any(|(in_code, _)| *in_code == name)
         || name.strip_prefix(PREFIX).is_some_and(|word| retired(word).is_some())
 }
 
-/// Sets the setting of the variable `name`, or one of [`IN_CODE`], to `text`. Empty text sets nothing.
+/// Sets the setting of the variable `name`, or one of [`WITHOUT_VARIABLE`], to `text`. Empty text sets nothing.
 pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()> {
     let text = text.trim();
-    if let Some((name, read)) = IN_CODE.iter().find(|(known, _)| *known == name) {
+    if let Some((name, read)) = WITHOUT_VARIABLE.iter().find(|(known, _)| *known == name) {
         return read(&mut settings.code, text).map_err(|error| setting_error(name, text, error.problem()));
     }
     let Some(variable) = find(name) else {
@@ -252,7 +252,7 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
     for (name, value) in &pairs {
         let (word, value) = (&name[prefix.len()..], value.trim());
         let Some(variable) = VARIABLES.iter().find(|variable| &variable.name[PREFIX.len()..] == word) else {
-            if !OF_NO_POOL.iter().any(|other| word.starts_with(other)) {
+            if !OTHER_PREFIXES.iter().any(|other| word.starts_with(other)) {
                 let why = retired(word).unwrap_or_else(|| format!("unknown and ignored; {}", advice_for(word)));
                 warnings.push(format!("{name}={value}: {why}"));
             }

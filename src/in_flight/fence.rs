@@ -254,29 +254,20 @@ impl CopyFences {
         self.0.get().is_some()
     }
 
-    /// Waits until no copy but lent ones, which only read, uses the buffer.
-    ///
-    /// Fails if a copy *into* the buffer failed: its bytes are unknown and may still be written to. Bytes that a device
-    /// only reads are sound to touch after any failure.
-    pub(crate) fn wait(&self) -> Result<()> {
-        self.wait_for(|each| each.kind != AccessKind::Lent)
-    }
-
-    /// Waits until no copy uses the buffer. Fails as [`is_complete`](CopyFences::is_complete).
+    /// Waits until no copy uses the buffer. Fails if it is unknown whether one has completed.
     pub(crate) fn wait_for_all(&mut self) -> Result<()> {
-        let Some(accesses) = self.0.get_mut().map(|accesses| accesses.get_mut()) else { return Ok(()) };
-        // Each one is waited for, also after a failure of another.
-        accesses.iter().for_each(|each| drop(each.fence.wait()));
-        self.is_complete().map(drop)
+        let waited = self.wait_for(|_| true);
+        if self.is_complete()? { Ok(()) } else { waited }
     }
 
     /// Waits for the copies into the buffer that are not ordered before the next work of `stream`: copies on other streams,
-    /// or all copies if `stream` is unknown. Fails as [`wait`](CopyFences::wait).
+    /// or all copies if `stream` is unknown. Fails if one failed: the bytes are unknown and may still be written to. Bytes that a
+    /// device only reads can be read after any failure.
     pub(crate) fn wait_for_writes(&self, stream: Option<StreamId>) -> Result<()> {
         self.wait_for(|each| each.may_write() && !each.is_on(stream))
     }
 
-    /// Waits for every copy that is not on `stream`. Fails as [`wait`](CopyFences::wait).
+    /// Waits for every copy that is not on `stream`. Fails if one failed.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn wait_for_others(&mut self, stream: Option<StreamId>) -> Result<()> {
         let _failures_stay = self.is_complete();
@@ -292,7 +283,7 @@ impl CopyFences {
         // Each one is waited for, also after a failure of another.
         for each in accesses.iter().filter(|each| concerns(each)) {
             let waited = each.fence.wait();
-            if each.may_write() && outcome.is_ok() {
+            if outcome.is_ok() {
                 outcome = waited;
             }
         }
@@ -389,7 +380,7 @@ mod tests {
         fences[1].finish();
         assert!(!copies.is_complete().unwrap());
         fences[0].finish();
-        assert!(copies.wait().is_ok());
+        assert!(copies.wait_for_all().is_ok());
         assert!(copies.is_complete().unwrap() && copies.is_empty());
     }
 
@@ -400,7 +391,7 @@ mod tests {
         copies.record_write(write.clone());
         read.finish();
         write.fail();
-        assert!(copies.wait().is_err());
+        assert!(copies.wait_for_writes(None).is_err());
         assert!(copies.wait_for_writes(Some(StreamId::of_driver(0, 1))).is_err());
         let of_its_own_stream = copies.wait_for_writes(Some(StreamId::of_driver(0, 2)));
         assert!(of_its_own_stream.is_ok(), "later work of the same stream does not wait");

@@ -143,7 +143,7 @@ impl PoolStart {
             Err(Unrecorded::Failed(why)) => {
                 return Err(ErrorKind::Setting { name: "PINPOOL_TRACE", value: path.display().to_string(), why }.into());
             }
-            Err(Unrecorded::Taken) => "another process writes it; put %p (the process id) into the name",
+            Err(Unrecorded::Taken) => "another process writes it; put %p (the process ID) into the name",
             Err(_) => "another thread of this process was opening a recording for too long",
         };
         count_failed();

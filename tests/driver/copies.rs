@@ -10,6 +10,7 @@ use pinpool::{Backend, Completion, Pool};
 
 use crate::child::alone;
 use crate::driver_facts;
+use crate::events_only::EventsOnly;
 use crate::fixture::{
     MIB, begin_capture, end_capture, filled, in_flight_and_quarantined, maintain_until, start, stream_and_memory,
 };
@@ -81,6 +82,34 @@ fn a_copy_waits_for_work_on_its_target_although_an_error_is_stored() {
     copy.wait().unwrap();
     assert!(context.check_err().is_err());
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
+}
+
+/// Neither the host nor a second copy may write to bytes that the first copy may still read.
+#[test]
+fn a_refused_wait_for_a_copy_from_the_buffer_fails_each_call_that_would_write() {
+    let _events = EventsOnly::begin();
+    let (driver, context, pool) = start();
+    let ((stream, mut memory), (other, source)) =
+        (stream_and_memory(&context, 4096), stream_and_memory(&context, 4096));
+    let mut buf = filled(&pool, 4096, 1);
+    let gate = driver.hold(stream.cu_stream());
+    buf.copy_range_to(0..4096, &stream, &mut memory).unwrap();
+    assert_eq!(*buf.wait_slice().unwrap(), [1; 4096], "a read does not wait");
+    let refused = || driver.fail("cuEventSynchronize", 1, Code::OUT_OF_MEMORY);
+    refused();
+    assert!(buf.wait().unwrap_err().is_device());
+    refused();
+    assert!(buf.wait_slice_mut().unwrap_err().is_device());
+    refused();
+    other.memcpy_dtoh(&source, &mut buf).unwrap();
+    assert_eq!(context.check_err(), Err(DriverError(CUresult::CUDA_ERROR_NOT_PERMITTED)));
+    refused();
+    assert!(buf.copy_from(&other, &source).unwrap_err().is_device());
+    assert_eq!(pool.stats().copies.in_flight, 1);
+    drop(gate);
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), [1; 4096]);
+    pool.maintain();
+    assert_eq!((pool.stats().memory.idle, in_flight_and_quarantined(&pool)), (1, (0, 0)));
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub(crate) fn after_step(world: &World) -> Check {
         if world.setup.tensorflow == 0
             && matches!(pool, Handle::Pool(pool) if fast_path::is_open(pool) != (stats.requests.waiting == 0))
         {
-            return Err(format!("{} gets wait, and the fast path does not go by that", stats.requests.waiting));
+            return Err(format!("{} requests wait, but the fast path is open", stats.requests.waiting));
         }
         if stats.copies.in_flight == 0 {
             world.site.record_swept();

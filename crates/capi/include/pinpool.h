@@ -1,5 +1,5 @@
 /*
- * pinpool: a pool of pinned host memory for programs that feed GPUs.
+ * pinpool: a pool of pinned host memory for CUDA transfers.
  *
  *     pp_pool *pool;
  *     void *batch;

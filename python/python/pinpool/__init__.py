@@ -1,4 +1,4 @@
-"""A pool of pinned host memory for programs that feed GPUs.
+"""A pool of pinned host memory for CUDA transfers.
 
     pool = pinpool.Pool(max_bytes="2GiB", name="loader")
     with pool.get(1 << 20) as buf:           # an idle buffer, or newly pinned memory

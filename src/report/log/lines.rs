@@ -224,7 +224,7 @@ lines! {
     /// A recording of another process was at the path and was renamed. To do: put `%p` into the name to keep all.
     #[cfg(feature = "observe")]
     Warn(trace) trace_renamed(path: &Path as shown, earlier: &Path as shown) "the previous recording was renamed, path={path} \
-        renamed={earlier}; the next one replaces it; put %p (the process id) into the name to keep all";
+        renamed={earlier}; the next one replaces it; put %p (the process ID) into the name to keep all";
 
     /// Another process or thread writes the file, so nothing is recorded. To do: follow the remedy in the line.
     #[cfg(feature = "observe")]

@@ -10,7 +10,7 @@ const SOURCES: [&str; 7] = ["version", "status", "call", "log", "handle", "pool"
 
 const TOP: &str = "\
 /*
- * pinpool: a pool of pinned host memory for programs that feed GPUs.
+ * pinpool: a pool of pinned host memory for CUDA transfers.
  *
  *     pp_pool *pool;
  *     void *batch;

@@ -60,7 +60,7 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
     Args:
         pool: a `pinpool.Pool`; by default a new one.
         settings: settings of a new `pinpool.Pool`, with other defaults: `max_bytes` is three quarters of the memory of the cgroup or
-            machine, divided by `LOCAL_WORLD_SIZE` (a log line states it), so several processes of a launcher that does not set this
+            machine, divided by `LOCAL_WORLD_SIZE` (a log line states it), unless `PINPOOL_LEDGER` or `PINPOOL_PRESET` is set; so several processes of a launcher that does not set this
             variable need `max_bytes`; `backend` is "gpu" (with `on_full="pageable"` a full pool still gives pageable memory);
             `device` is torch's current GPU if torch has started CUDA, else the GPU of `LOCAL_RANK`, else 0.
 
@@ -117,7 +117,7 @@ def _new_pool(**settings: Any) -> Pool:
     environ = os.environ if settings.get("env", True) else {}
     if settings.get("device") is None and not environ.get("PINPOOL_DEVICE"):
         settings["device"] = _device()
-    if settings.get("backend") is None and environ.get("PINPOOL_BACKEND", "auto") in ("", "auto"):
+    if settings.get("backend") is None and environ.get("PINPOOL_BACKEND", "").strip().lower() in ("", "auto"):
         settings["backend"] = "gpu"
     chosen = _limit.choose(settings, os.environ, _pinpool._host_memory())
     if chosen is not None:
