@@ -9,7 +9,7 @@ use super::Unrecorded;
 use super::format::{Item, TimedSnapshot};
 use super::writer::{PATIENCE, Writer};
 use crate::diagnosis::Snapshot;
-use crate::record::{Event, PoolDescription, Record, Recorded, Recorder};
+use crate::record::{Event, PoolDescription, Recorded, Recorder};
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::fork::ForkGeneration;
 
@@ -54,7 +54,7 @@ impl Recorder for RecordedPool {
     }
 
     fn record(&self, event: Event) {
-        self.writer.push(Record { time_ns: self.writer.now_ns(), thread: 0, pool: self.pool, event });
+        self.writer.push(self.pool, event);
     }
 
     fn wants_snapshot(&self, now_us: u64) -> bool {
