@@ -41,7 +41,7 @@ pub(super) struct Opened {
 }
 
 /// Opens and locks `path`. The file that this process left is continued if its length is still the same.
-pub(super) fn open(path: &Path, left: Option<(FileId, u64)>) -> Result<Opened, Unrecorded> {
+pub(super) fn open_locked(path: &Path, left: Option<(FileId, u64)>) -> Result<Opened, Unrecorded> {
     let mut earlier = None;
     for _ in 0..TRIES {
         let kind = found_at(path)?.map(|found| found.file_type());

@@ -1,4 +1,4 @@
-//! The thread that writes a recording, and the files that are open.
+//! The pools that record, the thread that writes a recording, and the files that are open.
 //!
 //! Pools of one process that name the same file share it. A record goes into one bounded queue, which never waits: a record that
 //! finds no room is counted as lost. The thread takes what the queue holds every 50 ms, or when it is woken because the queue fills up or
@@ -14,33 +14,39 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::Unrecorded;
-use super::format::{BLOCK_BYTES, Item, add_item, block, head};
+use super::format::{BLOCK_BYTES, Item, TimedSnapshot, add_item, block, head};
 use super::names::Names;
-use super::open::{Opened, flock, open};
-use crate::record::{Event, Record, Recorded};
+use super::open::{Opened, flock, open_locked};
+use crate::diagnosis::Snapshot;
+use crate::record::{Event, PoolDescription, Record, Recorded, Recorder};
+use pinpool_os::call_stack::CallStack;
 use pinpool_os::exit::call_at_exit;
 use pinpool_os::file_id::FileId;
-use pinpool_os::fork::OfProcess;
+use pinpool_os::fork::{ForkGeneration, OfProcess};
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::threads;
 
 /// Time between two writes.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Longest wait for the writer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest delay of an exit, and of a pool that is built while another thread opens a file.
 const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 /// Records of the queue: 5 MiB.
 const CAPACITY: usize = 1 << 16;
 /// The writer is woken if the queue holds this many.
 const WAKE_AT: usize = 4096;
+/// Least time between two snapshots.
+const SNAPSHOT_US: u64 = 100_000;
+/// Later snapshots are further apart: the elapsed time divided by this number.
+const SNAPSHOT_PARTS: u64 = 200;
 
 thread_local! {
     /// The number of the thread in recordings; 0: none yet.
@@ -56,14 +62,14 @@ enum Command {
 
 /// A file that is being written.
 #[derive(Debug)]
-pub(super) struct Writer {
-    pub(super) path: PathBuf,
+struct Writer {
+    path: PathBuf,
     /// Time 0 of the recording.
-    pub(super) begun: Instant,
+    begun: Instant,
     queue: Sender<Command>,
     /// The thread, once it runs.
     thread: OnceLock<Thread>,
-    pub(super) names: Arc<Mutex<Names>>,
+    names: Arc<Mutex<Names>>,
     /// Records for which the queue had no room, since the last write.
     unqueued: AtomicU64,
     /// The state after the last write.
@@ -99,16 +105,17 @@ fn lock_until(files: &Mutex<TraceFiles>, until: Instant) -> Option<MutexGuard<'_
 
 impl TraceFile {
     /// Opens the file and starts its thread. Returns the new path of an earlier recording.
-    fn open(&mut self, path: &Path) -> Result<(Arc<Writer>, Option<PathBuf>), Unrecorded> {
-        let mut opened = open(path, self.left)?;
+    fn open(&mut self, path: PathBuf) -> Result<(Arc<Writer>, Option<PathBuf>), Unrecorded> {
+        let mut opened = open_locked(&path, self.left)?;
         let earlier = opened.earlier.take();
         let is_continued = self.pools > 0 && opened.bytes != Some(0);
         if !is_continued {
             *self = Self::default();
         }
         let (queue, received) = bounded(CAPACITY);
+        let is_compressed = path.extension().is_some_and(|extension| extension == "gz");
         let writer = Arc::new(Writer {
-            path: path.to_owned(),
+            path,
             begun: *self.begun.get_or_insert_with(Instant::now),
             queue,
             thread: OnceLock::new(),
@@ -120,7 +127,7 @@ impl TraceFile {
             writer: writer.clone(),
             received,
             opened,
-            is_compressed: path.extension().is_some_and(|extension| extension == "gz"),
+            is_compressed,
             head: if is_continued { Vec::new() } else { head() },
             items: Vec::new(),
             records: 0,
@@ -137,39 +144,117 @@ impl TraceFile {
     }
 }
 
-impl Writer {
-    /// The writer of `path`, the number of another pool in it, and the new path of an earlier recording if this pool opened the file.
-    pub(super) fn of(path: &Path) -> Result<(Arc<Self>, u32, Option<PathBuf>), Unrecorded> {
-        // Another thread holds it while a file is closed.
-        let mut files = lock_until(TRACE_FILES.get(), Instant::now() + SHORT_PATIENCE).ok_or(Unrecorded::Busy)?;
-        let file = files.entry(path.to_owned()).or_default();
-        let (writer, earlier) = match &file.writer {
-            Some(writer) => (writer.clone(), None),
-            None => file.open(path)?,
-        };
-        file.open_pools += 1;
-        file.pools += 1;
-        Ok((writer, file.pools - 1, earlier))
+/// One pool in a file.
+#[derive(Debug)]
+struct RecordedPool {
+    writer: Arc<Writer>,
+    pool: u32,
+    is_ended: AtomicBool,
+    /// Time of the next snapshot, by the clock of the pool.
+    next_us: AtomicU64,
+    generation: ForkGeneration,
+}
+
+/// Records a pool to `path`, in which `%p` is the process id. Also returns the new path of an earlier recording.
+pub fn open(path: &Path, facts: Vec<(String, String)>) -> Result<(Arc<dyn Recorder>, Option<PathBuf>), Unrecorded> {
+    let process = std::process::id().to_string();
+    let path = path.to_str().map_or_else(|| path.to_owned(), |text| text.replace("%p", &process).into());
+    // Another thread holds it while a file is closed.
+    let mut files = lock_until(TRACE_FILES.get(), Instant::now() + SHORT_PATIENCE).ok_or(Unrecorded::Busy)?;
+    let file = files.entry(path.clone()).or_default();
+    let (writer, earlier) = match &file.writer {
+        Some(writer) => (writer.clone(), None),
+        None => file.open(path)?,
+    };
+    let number = file.pools;
+    file.open_pools += 1;
+    file.pools += 1;
+    drop(files);
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let begun = since_1970.as_secs_f64() - writer.begun.elapsed().as_secs_f64();
+    let own =
+        [("process", process), ("version", env!("CARGO_PKG_VERSION").to_owned()), ("time", format!("{begun:.6}"))];
+    let facts = facts.into_iter().chain(own.map(|(name, value)| (name.to_owned(), value))).collect();
+    let _ = writer.queue.send_timeout(Command::Add(Item::Pool(PoolDescription { number, facts })), PATIENCE);
+    let (is_ended, next_us, generation) = (AtomicBool::new(false), AtomicU64::new(0), ForkGeneration::now());
+    Ok((Arc::new(RecordedPool { writer, pool: number, is_ended, next_us, generation }), earlier))
+}
+
+impl Recorder for RecordedPool {
+    fn name_tag(&self, name: &str) -> u32 {
+        self.writer.names.lock().tag(name)
     }
 
-    /// Adds a record of the calling thread; never waits.
-    #[inline]
-    pub(super) fn push(&self, pool: u32, event: Event) {
+    fn number_stack(&self, stack: &Arc<CallStack>) -> Option<u32> {
+        self.writer.names.lock().stack(stack)
+    }
+
+    fn record(&self, event: Event) {
         static THREADS: AtomicU32 = AtomicU32::new(1);
-        let time_ns = self.now_ns();
+        let (time_ns, pool, queue) = (self.writer.now_ns(), self.pool, &self.writer.queue);
         if THREAD.get() == 0 {
             // Relaxed: only unique.
             THREAD.set(THREADS.fetch_add(1, Ordering::Relaxed));
         }
         let record = Record { time_ns, thread: THREAD.get(), pool, event };
-        if self.queue.try_send(Command::Add(Item::Record(record))).is_err() {
+        if queue.try_send(Command::Add(Item::Record(record))).is_err() {
             // Relaxed: a sum.
-            self.unqueued.fetch_add(1, Ordering::Relaxed);
-        } else if self.queue.len() >= WAKE_AT {
-            self.wake();
+            self.writer.unqueued.fetch_add(1, Ordering::Relaxed);
+        } else if queue.len() >= WAKE_AT {
+            self.writer.wake();
         }
     }
 
+    fn wants_snapshot(&self, now_us: u64) -> bool {
+        // Relaxed: at worst two threads add one each.
+        let is_due = now_us >= self.next_us.load(Ordering::Relaxed);
+        if is_due {
+            self.next_us.store(now_us + SNAPSHOT_US.max(now_us / SNAPSHOT_PARTS), Ordering::Relaxed);
+        }
+        is_due
+    }
+
+    fn snapshot(&self, at_us: u64, snapshot: Snapshot) {
+        let (time_ns, pool, snapshot) = (self.writer.now_ns(), self.pool, Box::new(snapshot));
+        let item = Item::Snapshot(TimedSnapshot { time_ns, pool, at_us, snapshot });
+        let _ = self.writer.queue.try_send(Command::Add(item));
+    }
+
+    fn path(&self) -> &Path {
+        &self.writer.path
+    }
+
+    fn end(&self) -> Option<Recorded> {
+        // Relaxed: one caller ends it.
+        if self.is_ended.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        let Writer { queue, unqueued, recorded, .. } = &*self.writer;
+        let sent = self.writer.flush(Some(self.pool), PATIENCE).map_err(|error| error.is_timeout());
+        let answer = sent.and_then(|answered| answered.recv_timeout(PATIENCE).map_err(|error| error.is_timeout()));
+        let mut recorded = recorded.lock().clone();
+        if let Err(is_timeout) = answer {
+            recorded.failure = Some(match is_timeout {
+                true => format!("the disk has not taken the last records within {PATIENCE:?}"),
+                false => "the thread that writes it has ended".to_owned(),
+            });
+            // Including records that are neither written nor counted as lost.
+            recorded.lost += queue.len() as u64 + unqueued.load(Ordering::Relaxed);
+        }
+        Some(recorded)
+    }
+}
+
+/// If the pool could not be built.
+impl Drop for RecordedPool {
+    fn drop(&mut self) {
+        if !self.generation.is_stale() {
+            self.end();
+        }
+    }
+}
+
+impl Writer {
     /// Lets the thread write now.
     fn wake(&self) {
         if let Some(thread) = self.thread.get() {
@@ -177,13 +262,8 @@ impl Writer {
         }
     }
 
-    /// Adds an item, if the thread takes it within `patience`.
-    pub(super) fn add(&self, item: Item, patience: Duration) {
-        let _ = self.queue.send_timeout(Command::Add(item), patience);
-    }
-
     /// Time since the recording began.
-    pub(super) fn now_ns(&self) -> u64 {
+    fn now_ns(&self) -> u64 {
         u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
@@ -193,22 +273,6 @@ impl Writer {
         let sent = self.queue.send_timeout(Command::Flush(pool, answer), patience);
         self.wake();
         sent.map(|()| answered)
-    }
-
-    /// Waits until the records of the pool, which has ended, are in the file.
-    pub(super) fn end(&self, pool: u32) -> Recorded {
-        let sent = self.flush(Some(pool), PATIENCE).map_err(|error| error.is_timeout());
-        let answer = sent.and_then(|answered| answered.recv_timeout(PATIENCE).map_err(|error| error.is_timeout()));
-        let mut recorded = self.recorded.lock().clone();
-        if let Err(is_timeout) = answer {
-            recorded.failure = Some(match is_timeout {
-                true => format!("the disk has not taken the last records within {PATIENCE:?}"),
-                false => "the thread that writes it has ended".to_owned(),
-            });
-            // Including records that are neither written nor counted as lost.
-            recorded.lost += self.queue.len() as u64 + self.unqueued.load(Ordering::Relaxed);
-        }
-        recorded
     }
 }
 
@@ -283,10 +347,11 @@ impl Run {
         // not keep this thread in the loop.
         let lost = self.writer.unqueued.swap(0, Ordering::Relaxed);
         let mut flushes = Vec::new();
-        for command in self.received.clone().try_iter().take(CAPACITY) {
-            match command {
-                Command::Add(item) => self.add(&item),
-                Command::Flush(pool, answer) => flushes.push((pool, answer)),
+        for _ in 0..CAPACITY {
+            match self.received.try_recv() {
+                Ok(Command::Add(item)) => self.add(&item),
+                Ok(Command::Flush(pool, answer)) => flushes.push((pool, answer)),
+                Err(_) => break,
             }
         }
         // Taken after the records, so that the names of all records are included. Resolved without the lock, because this reads files.
