@@ -20,7 +20,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("crates/cli", 5228),
     ("crates/loader", 2400),
     ("crates/metrics", 363),
-    ("crates/observe", 2125),
+    ("crates/observe", 2072),
     ("crates/os", 1351),
     ("crates/preload", 1407),
     ("crates/replay", 1372),
@@ -32,29 +32,29 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("python", 2099),
     ("src/arena", 1370),
     ("src/backend", 1946),
-    ("src/buffer", 631),
+    ("src/buffer", 635),
     ("src/config", 726),
     ("src/copy", 1259),
     ("src/driver", 725),
-    ("src/engine", 6813),
+    ("src/engine", 6812),
     ("src/error", 217),
-    ("src/in_flight", 532),
+    ("src/in_flight", 536),
     ("src/lib", 49),
     ("src/maintenance_thread", 279),
     ("src/policy", 78),
     ("src/pool", 930),
     ("src/quota", 385),
-    ("src/report", 668),
+    ("src/report", 676),
     ("src/shared_limit", 21),
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37523),
-    ("sum of code and tests", 77015),
+    ("tests", 37498),
+    ("sum of code and tests", 76952),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 115_930;
+const MARKDOWN_BYTES: usize = 116_735;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;
