@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37498),
-    ("sum of code and tests", 76952),
+    ("tests", 37441),
+    ("sum of code and tests", 76661),
 ];
 
 /// Bytes of all Markdown files.
