@@ -1,7 +1,7 @@
 //! Truncated and damaged files, files of another kind, and files made to exhaust memory: each command ends with a message and an exit
 //! status, and prints the intact part.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
