@@ -17,7 +17,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("benches", 185),
     ("crates/bench", 1496),
     ("crates/capi", 1179),
-    ("crates/cli", 4994),
+    ("crates/cli", 4995),
     ("crates/loader", 2400),
     ("crates/metrics", 363),
     ("crates/observe", 2072),
@@ -50,7 +50,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/stats", 501),
     ("src/unstable", 53),
     ("tests", 37441),
-    ("sum of code and tests", 76661),
+    ("sum of code and tests", 76662),
 ];
 
 /// Bytes of all Markdown files.

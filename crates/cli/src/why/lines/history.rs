@@ -226,8 +226,8 @@ impl Process<'_> {
     }
 
     /// The pool that may print its next message at `limit`. If there are several: one with this limit and the closest lower
-    /// counters; else one with the highest limit, preferably after a check that had to raise it; then the one with the latest check, for
-    /// a check and its raise are printed together.
+    /// counters; else one with the highest limit, preferably after a check that had to raise it; then, for a raise, the one with the latest
+    /// check, which is printed together with it; then the latest.
     fn pool_at(&self, limit: u64, counters: Option<&Counters>) -> Option<usize> {
         let distance = |pool: &PoolHistory| {
             let is_due = pool.window.as_ref().is_some_and(may_raise);
@@ -238,8 +238,9 @@ impl Process<'_> {
                 (last, _) => self.raises_between(last, limit).filter(|&raises| raises > 0).map(|_| u128::from(!is_due)),
             }
         };
+        let checked_at = |pool: &PoolHistory| if counters.is_none() { pool.checked_at } else { 0 };
         let pools = self.pools.iter().enumerate();
-        let pools = pools.filter_map(|(at, pool)| Some((pool.limit, Reverse(distance(pool)?), pool.checked_at, at)));
+        let pools = pools.filter_map(|(at, pool)| Some((pool.limit, Reverse(distance(pool)?), checked_at(pool), at)));
         pools.max().map(|(.., at)| at)
     }
 
