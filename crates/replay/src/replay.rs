@@ -1,22 +1,16 @@
-//! The settings of a replay, and its pool on simulated memory.
+//! The settings of a replay.
 //!
 //! A replay has one thread and its own clock, so a file gives the same numbers on every machine.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::format::TraceError;
 use super::player::{Observe, Player};
 use super::report::ReplayReport;
-use super::sim::{SimSource, SourceKind};
+use super::sim::SourceKind;
 use super::workload::{MAX_BYTES, PRESET, ROUNDING, Workload};
 use pinpool::unstable::config::{Config, env};
-use pinpool::unstable::{CheckReport, LogSampler, ManualClock};
-use pinpool::{Backend, Error, Limit, OnFull, Pool, PoolBuilder};
-use pinpool_os::sync::plain::Mutex;
-
-/// A machine without files.
-const NO_MACHINE: &str = "/dev/null";
+use pinpool::{Error, Limit, Pool, PoolBuilder};
 
 /// Variables that a replay follows.
 const FOLLOWED: [&str; 10] = [
@@ -81,20 +75,17 @@ impl Replay {
         if is_set(WAIT) {
             replay.wait = config.wait.unwrap_or(Duration::MAX);
         }
-        if is_set(MAX_BYTES) {
-            replay.max_bytes = match config.max_bytes {
-                Limit::Bytes(bytes) => Some(bytes),
-                Limit::Auto => {
-                    return Err("PINPOOL_MAX_BYTES=auto depends on the machine; give a size or none".to_owned());
-                }
-                _ => None,
-            };
+        if let Limit::Bytes(bytes) = config.max_bytes {
+            replay.max_bytes = Some(bytes);
+        }
+        if is_set(MAX_BYTES) && config.max_bytes == Limit::Auto {
+            return Err("PINPOOL_MAX_BYTES=auto depends on the machine; give a size or none".to_owned());
         }
         replay.variables.retain(|(name, _)| ![MAX_BYTES, WAIT].contains(&&**name));
         Ok(replay)
     }
 
-    fn builder(&self) -> PoolBuilder {
+    pub(super) fn builder(&self) -> PoolBuilder {
         let builder = Pool::builder().without_env();
         self.variables.iter().fold(builder, |builder, (name, value)| builder.setting(name, value))
     }
@@ -123,31 +114,6 @@ impl Replay {
     ///
     /// The errors of [`play`](Replay::play).
     pub fn play_observed(&self, workload: &Workload, observe: Observe<'_>) -> Result<ReplayReport, TraceError> {
-        let (clock, checks) = (ManualClock::default(), Arc::<Mutex<(u64, Option<CheckReport>)>>::default());
-        let source = Arc::new(SimSource::of(self.source, SimSource::DEFAULT_TOTAL_BYTES));
-        let checked = checks.clone();
-        // Independent of the machine, the environment and the system clock, so that replays are repeatable.
-        let builder = self
-            .builder()
-            .unstable_host_root(NO_MACHINE)
-            .unstable_log_sampler(LogSampler::new())
-            .unstable_clock(clock.clone())
-            .unstable_code(|code| code.maintained_by_caller = workload.is_closed)
-            .unstable_on_check(move |check| {
-                let mut checks = checked.lock();
-                *checks = (checks.0 + 1, Some(*check));
-            })
-            .unstable_code(|code| code.pressure = Some(NO_MACHINE.into()))
-            .backend(Backend::Source(source.clone()))
-            .max_bytes(self.max_bytes.map_or(Limit::Unlimited, Limit::Bytes))
-            // The player queues requests: no virtual time passes while a thread sleeps.
-            .wait(Duration::ZERO)
-            .on_full(OnFull::Error);
-        let report = ReplayReport { source: self.source, max_bytes: self.max_bytes, ..ReplayReport::default() };
-        let pool = (builder.build()?, clock, source);
-        let mut report = Player::new(workload, pool, self.wait, report, observe).play()?;
-        let (count, last) = *checks.lock();
-        (report.checks, report.last_lines) = (count, last.map(|last| last.to_string()));
-        Ok(report)
+        Ok(Player::new(self, workload, observe)?.play()?)
     }
 }

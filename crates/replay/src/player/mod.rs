@@ -19,15 +19,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::steps::{Due, Schedule};
+use super::replay::Replay;
 use super::report::ReplayReport;
 use super::sim::SimSource;
 use super::workload::Workload;
 use crate::format::DEFAULT_ALIGN;
 use crate::threads::{Op, Step, StepId};
-use pinpool::unstable::{ManualClock, compaction_step, maintenance_period, run_due};
-use pinpool::{Error, PinnedBuf, Pool};
+use pinpool::unstable::{CheckReport, LogSampler, ManualClock, compaction_step, maintenance_period, run_due};
+use pinpool::{Backend, Error, Limit, PinnedBuf, Pool};
+use pinpool_os::sync::plain::Mutex;
 
 mod steps;
+
+/// A machine without files.
+const NO_MACHINE: &str = "/dev/null";
 
 /// Longest time between two polls of the pool.
 const POLL_EVERY_US: u64 = 1_000_000;
@@ -64,6 +69,8 @@ pub(super) struct Player<'a> {
     report: ReplayReport,
     page_locks_at_half: u64,
     pinned_byte_us: u128,
+    /// Number of checks, and the last one.
+    checks: Arc<Mutex<(u64, Option<CheckReport>)>>,
     /// Requested bytes of the held buffers.
     requested_bytes: u64,
     workload: &'a Workload,
@@ -82,17 +89,32 @@ struct Ticket {
 }
 
 impl<'a> Player<'a> {
-    /// Counts in `report`, which names the source and the limit of the pool.
-    pub(super) fn new(
-        workload: &'a Workload,
-        (pool, clock, source): (Pool, ManualClock, Arc<SimSource>),
-        wait: Duration,
-        report: ReplayReport,
-        observe: Observe<'a>,
-    ) -> Self {
-        let is_closed = workload.is_closed && (workload.has_waited || report.max_bytes.is_some());
-        Self {
-            pool,
+    /// A player with a new pool, which is independent of the machine, the environment and the system clock, so that replays are
+    /// repeatable.
+    pub(super) fn new(replay: &Replay, workload: &'a Workload, observe: Observe<'a>) -> Result<Self, Error> {
+        let Replay { source: kind, max_bytes, wait, .. } = *replay;
+        let source = Arc::new(SimSource::of(kind, SimSource::DEFAULT_TOTAL_BYTES));
+        let clock = ManualClock::default();
+        let checks = Arc::<Mutex<(u64, Option<CheckReport>)>>::default();
+        let checked = checks.clone();
+        let builder = replay
+            .builder()
+            .unstable_host_root(NO_MACHINE)
+            .unstable_log_sampler(LogSampler::new())
+            .unstable_clock(clock.clone())
+            .unstable_code(|code| code.maintained_by_caller = workload.is_closed)
+            .unstable_on_check(move |check| {
+                let mut checks = checked.lock();
+                *checks = (checks.0 + 1, Some(*check));
+            })
+            .unstable_code(|code| code.pressure = Some(NO_MACHINE.into()))
+            .backend(Backend::Source(source.clone()))
+            .max_bytes(max_bytes.map_or(Limit::Unlimited, Limit::Bytes))
+            // The player queues requests: no virtual time passes while a thread sleeps.
+            .wait(Duration::ZERO);
+        let is_closed = workload.is_closed && (workload.has_waited || max_bytes.is_some());
+        Ok(Self {
+            pool: builder.build()?,
             clock,
             source,
             next_poll_us: 0,
@@ -102,13 +124,14 @@ impl<'a> Player<'a> {
             queue: VecDeque::new(),
             schedule: Schedule::new(&workload.threads, is_closed),
             now_ns: 0,
-            report,
+            report: ReplayReport { source: kind, max_bytes, ..ReplayReport::default() },
             page_locks_at_half: 0,
             pinned_byte_us: 0,
+            checks,
             requested_bytes: 0,
             workload,
             observe,
-        }
+        })
     }
 
     /// Performs all of the workload.
@@ -278,9 +301,8 @@ impl<'a> Player<'a> {
     /// A buffer; `None` if the limit leaves no memory for it.
     fn try_get(&self, bytes: usize) -> Result<Option<PinnedBuf>, Error> {
         match self.pool.get(bytes) {
-            Ok(buffer) => Ok(Some(buffer)),
             Err(error) if error.is_limit() => Ok(None),
-            Err(error) => Err(error),
+            outcome => outcome.map(Some),
         }
     }
 
@@ -292,14 +314,12 @@ impl<'a> Player<'a> {
 
     /// Advances to a minute after the last return, unless the trace did, and completes the report.
     fn finish(mut self) -> Result<ReplayReport, Error> {
-        let lasted_us = u128::from(self.clock.now_us());
-        let mean_pinned_bytes = match self.pinned_byte_us.checked_div(lasted_us) {
-            Some(bytes) => u64::try_from(bytes).unwrap_or(u64::MAX),
-            None => self.pool.stats().memory.held_bytes,
-        };
+        let (lasted_us, held_bytes) = (self.clock.now_us(), self.pool.stats().memory.held_bytes);
+        let mean_pinned_bytes = self.pinned_byte_us.checked_div(lasted_us.into()).unwrap_or(held_bytes.into());
         self.advance_to(self.report.ended_us + SETTLING_US)?;
         let stats = self.pool.stats();
         let page_locks = stats.memory.pin.count;
+        let (checks, last) = *self.checks.lock();
         Ok(ReplayReport {
             preset: stats.preset,
             rounding: self.pool.config().rounding.to_string(),
@@ -308,7 +328,7 @@ impl<'a> Player<'a> {
             bytes_locked: stats.memory.pin.bytes,
             peak_pinned_bytes: stats.memory.peak_held_bytes,
             peak_requested_bytes: self.workload.peak_requested_bytes(),
-            mean_pinned_bytes,
+            mean_pinned_bytes: u64::try_from(mean_pinned_bytes).unwrap_or(u64::MAX),
             front_hits: stats.requests.hits,
             evicted: stats.memory.evictions.over_limit,
             reclaimed: stats.memory.evictions.reclaimed,
@@ -317,6 +337,8 @@ impl<'a> Player<'a> {
             pool_size_limit: stats.limits.max_idle_buffers,
             releases: stats.memory.unpin.count,
             released_bytes: stats.memory.unpin.bytes,
+            checks,
+            last_lines: last.map(|last| last.to_string()),
             ..self.report
         })
     }
