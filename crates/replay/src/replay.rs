@@ -28,22 +28,16 @@ const FOLLOWED: [&str; 10] = [
 const WAIT: &str = "PINPOOL_WAIT";
 
 /// Settings of a replay.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Replay {
     /// Kind of memory.
     pub source: SourceKind,
     /// Limit in bytes.
     pub max_bytes: Option<u64>,
-    /// Longest wait of a request at the limit, in virtual time.
-    pub wait: Duration,
+    /// Longest wait of a request at the limit, in virtual time; `None` for 100 ms.
+    pub wait: Option<Duration>,
     /// Other settings, as variables with valid values.
     pub variables: Vec<(String, String)>,
-}
-
-impl Default for Replay {
-    fn default() -> Self {
-        Self { source: Default::default(), max_bytes: None, wait: Duration::from_millis(100), variables: Vec::new() }
-    }
 }
 
 impl Replay {
@@ -72,12 +66,8 @@ impl Replay {
         let mut replay = Self { variables: variables.to_vec(), ..Self::default() };
         let config = replay.config().map_err(|error| error.to_string())?;
         let is_set = |name: &str| variables.iter().any(|(set, _)| set == name);
-        if is_set(WAIT) {
-            replay.wait = config.wait.unwrap_or(Duration::MAX);
-        }
-        if let Limit::Bytes(bytes) = config.max_bytes {
-            replay.max_bytes = Some(bytes);
-        }
+        replay.wait = is_set(WAIT).then(|| config.wait.unwrap_or(Duration::MAX));
+        replay.max_bytes = if let Limit::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
         if is_set(MAX_BYTES) && config.max_bytes == Limit::Auto {
             return Err("PINPOOL_MAX_BYTES=auto depends on the machine; give a size or none".to_owned());
         }

@@ -80,11 +80,7 @@ impl SimSource {
         sums.calls.pins += 1;
         (sums.pinned_bytes, sums.peak_bytes) = (pinned_bytes, sums.peak_bytes.max(pinned_bytes));
         drop(sums);
-        call().inspect_err(|_| self.unpin(bytes))
-    }
-
-    fn unpin(&self, bytes: usize) {
-        self.sums.lock().pinned_bytes -= bytes as u64;
+        call().inspect_err(|_| self.sums.lock().pinned_bytes -= bytes as u64)
     }
 }
 
@@ -110,8 +106,9 @@ unsafe impl Source for SimSource {
         let released = (region.id(), region.len_bytes());
         // SAFETY: the caller's promise: the region came from this source, hence from `heap`, and is unused.
         unsafe { self.heap.release(region) }?;
-        self.unpin(released.1);
-        self.sums.lock().calls.released.push(released);
+        let mut sums = self.sums.lock();
+        sums.pinned_bytes -= released.1 as u64;
+        sums.calls.released.push(released);
         Ok(())
     }
 
@@ -136,8 +133,9 @@ unsafe impl VirtualMemory for SimSource {
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         // SAFETY: the caller's promise.
         unsafe { self.heap.decommit(range, offset, bytes) }?;
-        self.sums.lock().unmap_within(&EVERYWHERE);
-        self.unpin(bytes);
+        let mut sums = self.sums.lock();
+        sums.unmap_within(&EVERYWHERE);
+        sums.pinned_bytes -= bytes as u64;
         Ok(())
     }
 

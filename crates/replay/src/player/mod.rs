@@ -34,6 +34,9 @@ mod steps;
 /// A machine without files.
 const NO_MACHINE: &str = "/dev/null";
 
+/// Longest wait of a replay that sets none.
+const DEFAULT_WAIT: Duration = Duration::from_millis(100);
+
 /// Longest time between two polls of the pool.
 const POLL_EVERY_US: u64 = 1_000_000;
 /// Shortest time between two polls of a recording: the pace of the maintenance thread while some memory is idle.
@@ -67,10 +70,8 @@ pub(super) struct Player<'a> {
     now_ns: u64,
     /// The player's counters; the pool provides the rest at the end.
     report: ReplayReport,
-    page_locks_at_half: u64,
     pinned_byte_us: u128,
-    /// Number of checks, and the last one.
-    checks: Arc<Mutex<(u64, Option<CheckReport>)>>,
+    checks: Arc<Mutex<Vec<CheckReport>>>,
     /// Requested bytes of the held buffers.
     requested_bytes: u64,
     workload: &'a Workload,
@@ -94,8 +95,7 @@ impl<'a> Player<'a> {
     pub(super) fn new(replay: &Replay, workload: &'a Workload, observe: Observe<'a>) -> Result<Self, Error> {
         let Replay { source: kind, max_bytes, wait, .. } = *replay;
         let source = Arc::new(SimSource::of(kind, SimSource::DEFAULT_TOTAL_BYTES));
-        let clock = ManualClock::default();
-        let checks = Arc::<Mutex<(u64, Option<CheckReport>)>>::default();
+        let (clock, checks) = (ManualClock::default(), Arc::<Mutex<Vec<CheckReport>>>::default());
         let checked = checks.clone();
         let builder = replay
             .builder()
@@ -103,10 +103,7 @@ impl<'a> Player<'a> {
             .unstable_log_sampler(LogSampler::new())
             .unstable_clock(clock.clone())
             .unstable_code(|code| code.maintained_by_caller = workload.is_closed)
-            .unstable_on_check(move |check| {
-                let mut checks = checked.lock();
-                *checks = (checks.0 + 1, Some(*check));
-            })
+            .unstable_on_check(move |check| checked.lock().push(*check))
             .unstable_code(|code| code.pressure = Some(NO_MACHINE.into()))
             .backend(Backend::Source(source.clone()))
             .max_bytes(max_bytes.map_or(Limit::Unlimited, Limit::Bytes))
@@ -119,13 +116,12 @@ impl<'a> Player<'a> {
             source,
             next_poll_us: 0,
             compacted_ns: 0,
-            wait_us: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX),
+            wait_us: u64::try_from(wait.unwrap_or(DEFAULT_WAIT).as_micros()).unwrap_or(u64::MAX),
             held: HashMap::new(),
             queue: VecDeque::new(),
             schedule: Schedule::new(&workload.threads, is_closed),
             now_ns: 0,
             report: ReplayReport { source: kind, max_bytes, ..ReplayReport::default() },
-            page_locks_at_half: 0,
             pinned_byte_us: 0,
             checks,
             requested_bytes: 0,
@@ -219,9 +215,12 @@ impl<'a> Player<'a> {
         self.count_calls(ticket.since_us);
         self.report.gets += 1;
         if self.report.gets == self.workload.gets / 2 {
-            self.page_locks_at_half = self.pool.stats().memory.pin.count;
+            self.report.page_locks = self.pool.stats().memory.pin.count;
         }
-        let waits = buffer.is_none() && self.wait_us > 0 && self.fits_limit(bytes)?;
+        // A request that an empty pool could not serve under the limit does not wait.
+        let class_bytes = self.pool.config().rounding.class_bytes(bytes, DEFAULT_ALIGN)? as u64;
+        let fits_limit = self.report.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes);
+        let waits = buffer.is_none() && self.wait_us > 0 && fits_limit;
         if !self.schedule.is_closed {
             self.schedule.served(step, name, self.now_ns);
         }
@@ -306,12 +305,6 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Returns whether an empty pool could serve the request under the limit.
-    fn fits_limit(&self, bytes: usize) -> Result<bool, Error> {
-        let class_bytes = self.pool.config().rounding.class_bytes(bytes, DEFAULT_ALIGN)? as u64;
-        Ok(self.report.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes))
-    }
-
     /// Advances to a minute after the last return, unless the trace did, and completes the report.
     fn finish(mut self) -> Result<ReplayReport, Error> {
         let (lasted_us, held_bytes) = (self.clock.now_us(), self.pool.stats().memory.held_bytes);
@@ -319,12 +312,13 @@ impl<'a> Player<'a> {
         self.advance_to(self.report.ended_us + SETTLING_US)?;
         let stats = self.pool.stats();
         let page_locks = stats.memory.pin.count;
-        let (checks, last) = *self.checks.lock();
+        let checks = self.checks.lock();
         Ok(ReplayReport {
             preset: stats.preset,
             rounding: self.pool.config().rounding.to_string(),
             page_locks,
-            late_page_locks: page_locks - self.page_locks_at_half,
+            // Until here the report has the calls of the first half.
+            late_page_locks: page_locks - self.report.page_locks,
             bytes_locked: stats.memory.pin.bytes,
             peak_pinned_bytes: stats.memory.peak_held_bytes,
             peak_requested_bytes: self.workload.peak_requested_bytes(),
@@ -337,8 +331,8 @@ impl<'a> Player<'a> {
             pool_size_limit: stats.limits.max_idle_buffers,
             releases: stats.memory.unpin.count,
             released_bytes: stats.memory.unpin.bytes,
-            checks,
-            last_lines: last.map(|last| last.to_string()),
+            checks: checks.len() as u64,
+            last_lines: checks.last().map(ToString::to_string),
             ..self.report
         })
     }
