@@ -19,7 +19,7 @@ use crate::stats::{MemoryStats, Stats};
 
 pub(crate) use pinpool_observe::diagnosis::shortage::{Refused, RefusedBy};
 use pinpool_observe::diagnosis::shortage::{Shortage, likely_cause};
-use pinpool_observe::diagnosis::{AGED, Holder, LikelyCause, WindowDiagnosis};
+use pinpool_observe::diagnosis::{AGED, Holder, LikelyCause, Snapshot, WindowDiagnosis};
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::host::HostMemory;
 use pinpool_os::words::{Size, Time};
@@ -82,6 +82,24 @@ impl Owner {
 /// Bytes held that are in no buffer.
 fn in_no_buffer(memory: &MemoryStats) -> u64 {
     memory.free_bytes + memory.transit_bytes + memory.overhead_bytes
+}
+
+/// What the pool holds, as the diagnosis reads it: a snapshot without its counters and holders.
+pub(crate) fn held_now(Stats { memory, copies, limits, .. }: &Stats) -> Snapshot {
+    Snapshot {
+        held_bytes: memory.held_bytes,
+        most_held_bytes: memory.peak_held_bytes,
+        used_bytes: memory.in_use_bytes + copies.in_flight_bytes,
+        used: memory.in_use + copies.in_flight,
+        in_flight_bytes: copies.in_flight_bytes,
+        idle_bytes: memory.idle_bytes,
+        free_bytes: in_no_buffer(memory),
+        pageable_bytes: memory.pageable_bytes,
+        max_bytes: limits.max_bytes,
+        oldest_copy: copies.oldest_age,
+        oldest_copy_stream: copies.oldest_stream_id,
+        ..Snapshot::default()
+    }
 }
 
 /// Bytes of a pool by state: four that are always shown, and others that are not 0.
@@ -154,21 +172,13 @@ impl Dump {
     /// Why the request failed, or the next ones may.
     pub(crate) fn likely_cause(&self) -> Option<LikelyCause> {
         let holders: Vec<_> = self.owners.iter().map(|owner| (owner.holder(), owner.requested_bytes)).collect();
-        let Stats { memory, copies, limits, .. } = &self.stats;
         likely_cause(&Shortage {
-            held_bytes: memory.held_bytes,
-            in_use_bytes: memory.in_use_bytes,
-            in_flight_bytes: copies.in_flight_bytes,
-            idle_bytes: memory.idle_bytes,
-            free_bytes: in_no_buffer(memory),
+            now: held_now(&self.stats),
             longest_free_bytes: self.longest_free_bytes,
-            pageable_bytes: memory.pageable_bytes,
-            oldest_copy: copies.oldest_age.zip(copies.oldest_stream_id),
             host: self.host.as_ref(),
             refused: self.request.as_ref().map(|request| &request.refused),
             is_reserve: self.request.as_ref().is_some_and(|request| request.is_reserve),
             limit: self.limit,
-            max_bytes: limits.max_bytes,
             holders: &holders,
             diagnosis: self.diagnosis.as_ref(),
         })

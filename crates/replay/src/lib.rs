@@ -29,7 +29,7 @@ mod workload;
 pub use cost::{CallCost, TimedCall};
 pub use format::{Trace, TraceError, TraceHeader};
 pub use input::Input;
-pub use pinpool_observe::record::{Event, PoolDescription, Record, Recording, RecordingError};
+pub use pinpool_observe::record::{Event, PoolDescription, Record, Recording};
 pub use replay::Replay;
 pub use report::ReplayReport;
 pub use sim::{SimSource, SourceKind};

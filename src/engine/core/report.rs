@@ -17,7 +17,7 @@ use crate::engine::meter;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
 use crate::policy::Window;
 use crate::quota::LimitLevel;
-use crate::report::{Dump, FailedRequest, Owner};
+use crate::report::{Dump, FailedRequest, Owner, held_now};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{CallStats, ClassStats, MemoryStats, Stats};
 use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
@@ -263,24 +263,13 @@ impl Core {
             unpinned_bytes: stats.memory.unpin.bytes,
             pinning_ns: nanos(pin) + nanos(unpin),
             moving_ns: nanos(remap),
-            held_bytes: stats.memory.held_bytes,
-            most_held_bytes: stats.memory.peak_held_bytes,
-            used_bytes: stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
-            used: stats.memory.in_use + stats.copies.in_flight,
-            in_flight_bytes: stats.copies.in_flight_bytes,
-            idle_bytes: stats.memory.idle_bytes,
-            free_bytes: stats.memory.free_bytes + stats.memory.transit_bytes + stats.memory.overhead_bytes,
-            pageable_bytes: stats.memory.pageable_bytes,
             needed_bytes,
             set_in_code: self.config.code.set_in_code.clone(),
             limit: has_limit.then_some(limit.into()),
-            max_bytes: stats.limits.max_bytes,
             others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),
             // Under `adaptive` an eviction returns memory to the arena and makes no driver call.
             pool_size_limit: is_direct.then_some(stats.limits.max_idle_buffers),
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
-            oldest_copy: stats.copies.oldest_age,
-            oldest_copy_stream: stats.copies.oldest_stream_id,
             copies,
             is_pinned: stats.pinned_by.is_some(),
             #[cfg(feature = "cuda")]
@@ -289,6 +278,7 @@ impl Core {
             has_driver: false,
             failure: if self.is_forked() { None } else { self.diagnosis.failure.lock().clone() },
             holders: self.owners_of(&stats).iter().map(holder).collect(),
+            ..held_now(&stats)
         }
     }
 }

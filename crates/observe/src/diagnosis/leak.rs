@@ -4,7 +4,6 @@
 //! returns its oldest buffers first, so that they do not age. A leak does none of these. Growth from the pool's start is a leak, and
 //! not a working set, if most requested buffers return and the tag holds most memory.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::snapshot::{Holder, Snapshot};
@@ -30,14 +29,14 @@ pub(super) struct Leak {
     /// The growth since the first of the windows, and the time since then.
     pub(super) more_buffers: u64,
     pub(super) more_bytes: u64,
-    pub(super) over: Duration,
+    pub(super) over_us: u64,
 }
 
 /// The state at the ends of the last windows.
 #[derive(Debug, Default)]
 pub(super) struct Growth {
     /// With the times in microseconds.
-    ends: VecDeque<(u64, Snapshot)>,
+    ends: Vec<(u64, Snapshot)>,
     found: Option<Leak>,
 }
 
@@ -45,11 +44,11 @@ impl Growth {
     /// Adds the end of a window. Returns the leak, if any; an earlier one persists until some of its buffers return.
     pub(super) fn add(&mut self, now_us: u64, now: &Snapshot) -> Option<Leak> {
         if self.ends.is_empty() {
-            self.ends.push_back(Default::default());
+            self.ends.push(Default::default());
         }
-        self.ends.push_back((now_us, now.clone()));
+        self.ends.push((now_us, now.clone()));
         if self.ends.len() > ENDS_MAX {
-            self.ends.pop_front();
+            self.ends.remove(0);
         }
         let leak = |holder| self.leak_of(holder, now.held_bytes).or_else(|| self.creeping_leak_of(holder));
         let fresh = now.holders.iter().filter_map(leak).max_by_key(|leak| leak.more_bytes);
@@ -63,20 +62,17 @@ impl Growth {
     }
 
     /// The last `count` ends of windows, in order; `None` if there are fewer.
-    fn last_ends(&self, count: usize) -> Option<Vec<&(u64, Snapshot)>> {
-        Some(self.ends.range(self.ends.len().checked_sub(count)?..).collect())
+    fn last_ends(&self, count: usize) -> Option<&[(u64, Snapshot)]> {
+        self.ends.get(self.ends.len().checked_sub(count)?..)
     }
 
     /// Below the bursts of a tag, the number of buffers older than a minute grows: bursts have none, and a full cache keeps their number.
     fn creeping_leak_of(&self, holder: &Holder) -> Option<Leak> {
         let ends = self.last_ends(ENDS_MAX)?;
-        let counts = |of: fn(&Holder) -> u64| -> Vec<_> {
-            ends.iter().map(|(_, end)| end.holder(&holder.tag).map_or(0, of)).collect()
-        };
-        let aged: Vec<_> = counts(|holder| holder.aged).into_iter().skip(1).step_by(2).collect();
+        let aged: Vec<_> = counts(ends, holder, |holder| holder.aged).into_iter().skip(1).step_by(2).collect();
         let more_buffers = growth(&aged)?;
         // The minimum grows as well: a full cache only ages.
-        let buffers = counts(|holder| holder.buffers);
+        let buffers = counts(ends, holder, |holder| holder.buffers);
         let low = |ends: &[u64]| ends.iter().copied().min().unwrap_or(0);
         let is_more =
             low(&buffers[buffers.len() - LOW_OF..]).saturating_sub(low(&buffers[..LOW_OF])) * 2 >= more_buffers;
@@ -84,18 +80,17 @@ impl Growth {
             holder: holder.clone(),
             more_buffers,
             more_bytes: holder.bytes / holder.buffers.max(1) * more_buffers,
-            over: time_between(ends[1], ends[ENDS_MAX - 1]),
+            over_us: ends[ENDS_MAX - 1].0 - ends[1].0,
         })
     }
 
     fn leak_of(&self, holder: &Holder, held_bytes: u64) -> Option<Leak> {
         let grown = if holder.oldest.is_some() { GROWN } else { GROWN_UNSEEN };
         let ends = self.last_ends(grown + 1)?;
-        let counts: Vec<_> =
-            ends.iter().map(|(_, end)| end.holder(&holder.tag).map_or(0, |holder| holder.buffers)).collect();
+        let counts = counts(ends, holder, |holder| holder.buffers);
         growth(&counts)?;
         let more_count = holder.buffers.saturating_sub(counts[0]);
-        let (begin, end) = (ends[0], ends[grown]);
+        let (begin, end) = (&ends[0], &ends[grown]);
         // More requests hold more buffers: growth that load explains by half is no leak.
         let requests = |window: usize| ends[window + 1].1.requests.saturating_sub(ends[window].1.requests);
         let (first_requests, more_requests) = (requests(0), requests(grown - 1).saturating_sub(requests(0)));
@@ -109,13 +104,13 @@ impl Growth {
             // The tag began with the pool, and its oldest buffer is from the first window.
             None if begin.0 == 0 && !is_built => {
                 let oldest = holder.oldest.map(|_| Duration::ZERO);
-                (ends[1], Holder { oldest, ..Holder::default() })
+                (&ends[1], Holder { oldest, ..Holder::default() })
             }
             None => return None,
         };
         // Ages are exact to about a second.
         let is_aging = match (before.oldest, holder.oldest) {
-            (Some(then), Some(now)) => now + Duration::from_secs(2) >= then + time_between(since, end),
+            (Some(then), Some(now)) => now + Duration::from_secs(2) >= then + Duration::from_micros(end.0 - since.0),
             (None, None) => true,
             _ => false,
         };
@@ -124,9 +119,14 @@ impl Growth {
             // Two holders may have one tag.
             more_buffers: holder.buffers.saturating_sub(before.buffers),
             more_bytes: holder.bytes.saturating_sub(before.bytes),
-            over: time_between(begin, end),
+            over_us: end.0 - begin.0,
         })
     }
+}
+
+/// The counts of this holder's tag at each end.
+fn counts(ends: &[(u64, Snapshot)], holder: &Holder, count: fn(&Holder) -> u64) -> Vec<u64> {
+    ends.iter().map(|(_, end)| end.holder(&holder.tag).map_or(0, count)).collect()
 }
 
 /// The growth over these counts, if each is larger than the one before and the growth slows down by half at most.
@@ -134,8 +134,4 @@ fn growth(counts: &[u64]) -> Option<u64> {
     let steps: Vec<_> = counts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
     let is_growing = steps.iter().all(|&step| step > 0) && steps.last()? * 2 >= *steps.first()?;
     is_growing.then(|| steps.iter().sum())
-}
-
-fn time_between((begin_us, _): &(u64, Snapshot), (end_us, _): &(u64, Snapshot)) -> Duration {
-    Duration::from_micros(end_us.saturating_sub(*begin_us))
 }

@@ -1,9 +1,9 @@
 //! The likely cause of a request that finds no memory, and what to change, decided by numbers.
 
 use std::fmt;
-use std::time::Duration;
 
-use super::snapshot::{Holder, STUCK_AFTER};
+use super::snapshot::{Holder, Snapshot};
+use super::window::is_stuck;
 use super::window_diagnosis::{Cause, LikelyCause, WindowDiagnosis};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time};
 use pinpool_os::host::{HostMemory, LimitOrigin};
@@ -67,17 +67,10 @@ impl fmt::Display for Refused {
 /// The memory of a pool, and the request.
 #[derive(Debug, Clone)]
 pub struct Shortage<'a> {
-    pub held_bytes: u64,
-    pub in_use_bytes: u64,
-    pub in_flight_bytes: u64,
-    /// In idle buffers.
-    pub idle_bytes: u64,
-    /// Bytes in no buffer, and the longest contiguous piece.
-    pub free_bytes: u64,
+    /// What the pool holds; without its counters and holders.
+    pub now: Snapshot,
+    /// The longest contiguous piece of the bytes in no buffer.
     pub longest_free_bytes: u64,
-    pub pageable_bytes: u64,
-    /// Age of the oldest copy in flight, and its stream.
-    pub oldest_copy: Option<(Duration, u64)>,
     pub host: Option<&'a HostMemory>,
     /// `None` if nothing was requested.
     pub refused: Option<&'a Refused>,
@@ -85,8 +78,6 @@ pub struct Shortage<'a> {
     pub is_reserve: bool,
     /// The limit to raise for more.
     pub limit: &'static str,
-    /// The pool's own limit.
-    pub max_bytes: Option<u64>,
     /// The holders, and the bytes that they requested.
     pub holders: &'a [(Holder, u64)],
     /// The pool's last diagnosis.
@@ -103,10 +94,11 @@ pub fn likely_cause(shortage: &Shortage<'_>) -> Option<LikelyCause> {
 
 /// Returns true if little is left: pageable buffers exist, the system is full, a copy is stuck, or nearly all of the limit is in use.
 fn is_short(shortage: &Shortage<'_>) -> bool {
-    shortage.pageable_bytes > 0
+    let now = &shortage.now;
+    now.pageable_bytes > 0
         || shortage.host.is_some_and(|host| host.available_bytes == 0)
-        || shortage.oldest_copy.is_some_and(|(age, _)| age >= STUCK_AFTER)
-        || shortage.max_bytes.is_some_and(|max_bytes| shortage.used_bytes() >= max_bytes / 100 * SHORT_PERCENT)
+        || is_stuck(now)
+        || now.max_bytes.is_some_and(|max_bytes| now.used_bytes >= max_bytes / 100 * SHORT_PERCENT)
 }
 
 impl LikelyCause {
@@ -116,27 +108,19 @@ impl LikelyCause {
 }
 
 impl Shortage<'_> {
-    fn used_bytes(&self) -> u64 {
-        self.in_use_bytes.saturating_add(self.in_flight_bytes)
-    }
-
-    fn unused_bytes(&self) -> u64 {
-        self.idle_bytes.saturating_add(self.free_bytes)
-    }
-
     /// A limit that suffices for `enough_bytes`, and above the present one: only a higher limit helps.
     fn raised_to(&self, enough_bytes: u64, needed_bytes: u64) -> RoundedUp {
         // The value of PINPOOL_RESERVE is unknown here.
-        let max_bytes = self.max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE").unwrap_or(0);
+        let max_bytes = self.now.max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE").unwrap_or(0);
         RoundedUp(if enough_bytes > max_bytes { enough_bytes } else { max_bytes.saturating_add(needed_bytes) })
     }
 }
 
 /// The cause that who refused shows, if it does.
 fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> Option<LikelyCause> {
-    let Shortage { held_bytes, free_bytes, longest_free_bytes, limit, host, .. } = *shortage;
+    let Shortage { ref now, longest_free_bytes, limit, host, .. } = *shortage;
     let Refused { by, needed_bytes, ref found, ref remedy } = *refused;
-    let (needed, held, unused) = (RoundedUp(needed_bytes), Size(held_bytes), Size(shortage.unused_bytes()));
+    let (needed, held, unused) = (RoundedUp(needed_bytes), Size(now.held_bytes), Size(now.unused_bytes()));
     let less = if shortage.is_reserve { "lower PINPOOL_RESERVE" } else { "request a smaller buffer" };
     Some(match by {
         RefusedBy::Source { code: Some(code) } if OF_EARLIER_WORK.contains(&code) => LikelyCause::new(
@@ -147,29 +131,27 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> Option<LikelyCause>
             format!("the request alone exceeds {limit}"),
             format!("request a smaller buffer, or raise {limit} to {needed}"),
         ),
-        RefusedBy::Limit { .. } if free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => LikelyCause::new(
-            format!("{} free, but the largest free piece is {}", Size(free_bytes), Size(longest_free_bytes)),
-            format!("raise {limit} to {}, or use fewer sizes", shortage.raised_to(0, needed_bytes)),
-        ),
+        RefusedBy::Limit { .. } if now.free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => {
+            LikelyCause::new(
+                format!("{} free, but the largest free piece is {}", Size(now.free_bytes), Size(longest_free_bytes)),
+                format!("raise {limit} to {}, or use fewer sizes", shortage.raised_to(0, needed_bytes)),
+            )
+        }
         RefusedBy::Queue { first_bytes } => {
-            let enough_bytes = shortage.used_bytes().saturating_add(first_bytes).saturating_add(needed_bytes);
+            let enough_bytes = now.used_bytes.saturating_add(first_bytes).saturating_add(needed_bytes);
             let (first, enough) = (Size(first_bytes), shortage.raised_to(enough_bytes, needed_bytes));
             LikelyCause::new(
                 format!("an earlier request for {first} has priority, and free memory is reserved for it"),
                 format!("wait longer (PINPOOL_WAIT), request a smaller buffer, or raise {limit} to {enough}"),
             )
         }
-        RefusedBy::Source { .. }
-            if shortage.unused_bytes() > held_bytes / 2 && shortage.unused_bytes() >= needed_bytes =>
-        {
-            LikelyCause::new(
-                format!("{unused} of {held} held are idle or free, but in other sizes or pieces"),
-                format!(
-                    "set PINPOOL_MAX_BYTES below {held}, so that requests release idle memory; or batch to fewer sizes \
+        RefusedBy::Source { .. } if now.is_mostly_unused() && now.unused_bytes() >= needed_bytes => LikelyCause::new(
+            format!("{unused} of {held} held are idle or free, but in other sizes or pieces"),
+            format!(
+                "set PINPOOL_MAX_BYTES below {held}, so that requests release idle memory; or batch to fewer sizes \
                      (PINPOOL_PRESET=adaptive without PINPOOL_ROUNDING has fewer); trim() releases it now"
-                ),
-            )
-        }
+            ),
+        ),
         RefusedBy::Shared { .. } => LikelyCause::new(found, remedy),
         RefusedBy::Source { .. } if !remedy.is_empty() => {
             LikelyCause::new("the driver or kernel refused, see above", format!("{remedy}; or {less}"))
@@ -192,21 +174,23 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> Option<LikelyCause>
 
 /// The cause that the state of the memory shows.
 fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
-    let Shortage { held_bytes, in_use_bytes, in_flight_bytes, limit, oldest_copy, .. } = *shortage;
+    let Shortage { now, limit, .. } = shortage;
+    let in_use_bytes = now.used_bytes.saturating_sub(now.in_flight_bytes);
     if let Some(host) = shortage.host.filter(|host| is_cgroup(host) && host.available_bytes <= needed_bytes) {
         return of_full_memory(host, needed_bytes);
     }
-    if in_flight_bytes > 0 && in_flight_bytes >= held_bytes / 2 {
-        let oldest = oldest_copy
+    if now.in_flight_bytes > 0 && now.in_flight_bytes >= now.held_bytes / 2 {
+        let oldest = now.oldest_copy.zip(now.oldest_copy_stream);
+        let oldest = oldest
             .map_or_else(String::new, |(age, stream)| format!(", the oldest for {} on stream_id={stream}", Time(age)));
-        let remedy = match oldest_copy {
-            Some((age, _)) if age >= STUCK_AFTER => "find what blocks the stream; no pool setting helps".to_owned(),
-            _ => format!("find what slows the stream, or raise {limit}"),
+        let remedy = match is_stuck(now) {
+            true => "find what blocks the stream; no pool setting helps".to_owned(),
+            false => format!("find what slows the stream, or raise {limit}"),
         };
         let found = format!("copies do not complete, or complete slowly: most memory is in flight{oldest}");
         return LikelyCause::new(found, remedy);
     }
-    if shortage.unused_bytes() > in_use_bytes {
+    if now.unused_bytes() > in_use_bytes {
         return LikelyCause::new(
             "most memory is idle or free, but in other sizes or pieces",
             "call trim(), lower PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES; or batch to fewer sizes",
@@ -224,7 +208,7 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     // A diagnosis over minutes is better than the state of one moment.
     if let Some(WindowDiagnosis { cause, found, remedy: Some(remedy), setting, .. }) = shortage.diagnosis {
         // The limit may have been raised since then.
-        let is_due = setting.is_none_or(|(_, bytes)| Some(bytes) > shortage.max_bytes);
+        let is_due = setting.is_none_or(|(_, bytes)| Some(bytes) > now.max_bytes);
         let is_of_limit = matches!(cause, Cause::LimitTooSmall | Cause::OtherProcess) && shortage.refused.is_none();
         if is_of_limit && is_due || matches!(cause, Cause::Leak | Cause::SlowConsumer) {
             return LikelyCause::new(found, remedy);
@@ -235,7 +219,7 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
         || "; request buffers through tagged() to see who holds them and for how long".to_owned(),
         |(age, tag)| format!("; the oldest is {} old (tag {tag})", Time(age)),
     );
-    let enough = shortage.raised_to(shortage.used_bytes().saturating_add(needed_bytes), needed_bytes);
+    let enough = shortage.raised_to(now.used_bytes.saturating_add(needed_bytes), needed_bytes);
     // Without a request the need is unknown.
     let to = if needed_bytes > 0 { format!(" to {enough}") } else { String::new() };
     LikelyCause::new(
@@ -271,6 +255,8 @@ fn of_full_memory(host: &HostMemory, needed_bytes: u64) -> LikelyCause {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::diagnosis::Monitor;
+    use std::time::Duration;
 
     const GIB: u64 = 1 << 30;
 
@@ -287,21 +273,18 @@ mod tests {
     }
 
     /// Four GiB are held, which is the limit.
+    fn held(used_bytes: u64, idle_bytes: u64) -> Snapshot {
+        Snapshot { held_bytes: 4 * GIB, used_bytes, idle_bytes, max_bytes: Some(4 * GIB), ..Snapshot::default() }
+    }
+
     fn full<'a>(host: &'a HostMemory, refused: &'a Refused) -> Shortage<'a> {
         Shortage {
-            held_bytes: 4 * GIB,
-            in_use_bytes: 4 * GIB,
-            in_flight_bytes: 0,
-            idle_bytes: 0,
-            free_bytes: 0,
+            now: held(4 * GIB, 0),
             longest_free_bytes: 0,
-            pageable_bytes: 0,
-            oldest_copy: None,
             host: Some(host),
             refused: Some(refused),
             is_reserve: false,
             limit: "PINPOOL_MAX_BYTES",
-            max_bytes: Some(4 * GIB),
             holders: &[],
             diagnosis: None,
         }
@@ -337,15 +320,18 @@ mod tests {
         let rounding = Shortage { holders: &wasted, ..in_use.clone() };
         says(&rounding, "rounding: requests for 2.0GiB take 4.0GiB", "PINPOOL_ROUNDING");
 
-        let idle = Shortage { in_use_bytes: GIB, idle_bytes: 3 * GIB, ..in_use.clone() };
+        let idle = Shortage { now: held(GIB, 3 * GIB), ..in_use.clone() };
         says(&idle, "most memory is idle or free", "PINPOOL_IDLE_TIMEOUT");
         let no_memory = of_source(2);
         let of_idle = Shortage { refused: Some(&no_memory), ..idle };
         says(&of_idle, "3.0GiB of 4.0GiB held are idle or free", "set PINPOOL_MAX_BYTES below");
         let copies = Shortage {
-            in_use_bytes: GIB,
-            in_flight_bytes: 3 * GIB,
-            oldest_copy: Some((Duration::from_secs(45), 16)),
+            now: Snapshot {
+                in_flight_bytes: 3 * GIB,
+                oldest_copy: Some(Duration::from_secs(45)),
+                oldest_copy_stream: Some(16),
+                ..held(4 * GIB, 0)
+            },
             ..in_use.clone()
         };
         says(&copies, "in flight, the oldest for 45.0s on stream_id=16", "no pool setting helps");
@@ -367,8 +353,7 @@ mod tests {
         let reset = refused(RefusedBy::Source { code: Some(709) }, "cuCtxGetId failed", "build a new pool");
         says(&full(&host, &reset), "the driver or kernel refused, see above", "build a new pool");
         let in_pieces = Shortage {
-            in_use_bytes: 2 * GIB,
-            free_bytes: 2 * GIB,
+            now: Snapshot { free_bytes: 2 * GIB, ..held(2 * GIB, 0) },
             longest_free_bytes: 1 << 20,
             ..full(&host, &ceiling)
         };
@@ -390,25 +375,25 @@ mod tests {
     #[test]
     fn a_diagnosis_over_minutes_takes_precedence_over_one_moment() {
         let (host, ceiling) = (free_host(), by_limit(true));
-        let mut monitor = super::super::Monitor::default();
+        let mut monitor = Monitor::default();
         for n in 1..=5 {
             let oldest = Some(Duration::from_secs(10 * n));
             let holder =
                 Holder { tag: "labels".to_owned(), buffers: 10 * n, bytes: n * GIB, oldest, aged: 0, place: None };
-            let now = super::super::Snapshot { requests: 1000 * n, holders: vec![holder], ..Default::default() };
+            let now = Snapshot { requests: 1000 * n, holders: vec![holder], ..Default::default() };
             monitor.add(10_000_000 * n, now);
         }
         let diagnosis = monitor.latest();
         says(&Shortage { diagnosis, ..full(&host, &ceiling) }, "tag labels holds 50 buffers", "return these buffers");
         // What requests waited for explains a full pool, but not this request.
         let (requests, delayed_requests, limit) = (100, 100, Some("PINPOOL_MAX_BYTES".into()));
-        let short =
-            super::super::Snapshot { requests, delayed_requests, limit, needed_bytes: 6 * GIB, ..Default::default() };
-        let mut monitor = super::super::Monitor::default();
+        let short = Snapshot { requests, delayed_requests, limit, needed_bytes: 6 * GIB, ..Default::default() };
+        let mut monitor = Monitor::default();
         let diagnosis = monitor.add(10_000_000, short);
         let refused = Shortage { diagnosis, ..full(&host, &ceiling) };
         says(&refused, "nearly all memory is in use", "PINPOOL_MAX_BYTES to 5.0GiB");
-        let raised = Shortage { refused: None, max_bytes: Some(8 * GIB), in_use_bytes: 8 * GIB, ..refused.clone() };
+        let more = Snapshot { max_bytes: Some(8 * GIB), ..held(8 * GIB, 0) };
+        let raised = Shortage { refused: None, now: more, ..refused.clone() };
         says(&raised, "nearly all memory is in use", "or raise PINPOOL_MAX_BYTES");
         says(&Shortage { refused: None, ..refused }, "100 of 100 requests waited", "PINPOOL_MAX_BYTES to 6.0GiB");
     }
@@ -416,14 +401,13 @@ mod tests {
     #[test]
     fn a_dump_of_a_healthy_pool_has_no_cause() {
         let (host, ceiling) = (free_host(), by_limit(true));
-        let at =
-            |in_use_bytes, idle_bytes| Shortage { refused: None, in_use_bytes, idle_bytes, ..full(&host, &ceiling) };
-        assert_eq!(likely_cause(&at(GIB, 3 * GIB)), None);
-        assert_eq!(likely_cause(&Shortage { in_flight_bytes: 3 * GIB, ..at(0, GIB) }), None);
-        says(&at(4 * GIB, 0), "nearly all memory is in use", "or raise PINPOOL_MAX_BYTES");
-        assert!(!likely_cause(&at(4 * GIB, 0)).unwrap().remedy.contains(" to "), "that limit is set already");
-        assert!(likely_cause(&Shortage { pageable_bytes: 1, ..at(GIB, 0) }).is_some());
-        let copy = |seconds| Shortage { oldest_copy: Some((Duration::from_secs(seconds), 1)), ..at(GIB, 0) };
+        let at = |now| Shortage { refused: None, now, ..full(&host, &ceiling) };
+        assert_eq!(likely_cause(&at(held(GIB, 3 * GIB))), None);
+        assert_eq!(likely_cause(&at(Snapshot { in_flight_bytes: 3 * GIB, ..held(3 * GIB, GIB) })), None);
+        says(&at(held(4 * GIB, 0)), "nearly all memory is in use", "or raise PINPOOL_MAX_BYTES");
+        assert!(!likely_cause(&at(held(4 * GIB, 0))).unwrap().remedy.contains(" to "), "that limit is set already");
+        assert!(likely_cause(&at(Snapshot { pageable_bytes: 1, ..held(GIB, 0) })).is_some());
+        let copy = |seconds| at(Snapshot { oldest_copy: Some(Duration::from_secs(seconds)), ..held(GIB, 0) });
         assert!(likely_cause(&copy(29)).is_none() && likely_cause(&copy(30)).is_some());
     }
 }

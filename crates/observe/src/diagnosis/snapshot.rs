@@ -98,6 +98,14 @@ impl Snapshot {
         self.holders.iter().find(|holder| holder.tag == tag)
     }
 
+    pub(super) fn unused_bytes(&self) -> u64 {
+        self.idle_bytes.saturating_add(self.free_bytes)
+    }
+
+    pub(super) fn is_mostly_unused(&self) -> bool {
+        self.unused_bytes() > self.held_bytes / 2
+    }
+
     /// The time that its counters show as lost.
     pub(super) fn lost(&self, window_us: u64) -> Lost {
         Lost { window_us, waiting_ns: self.waiting_ns, pinning_ns: self.pinning_ns, moving_ns: self.moving_ns }

@@ -129,17 +129,16 @@ impl<'a> Window<'a> {
     }
 
     fn leak(&self, leak: &Leak) -> WindowDiagnosis {
-        let Leak { holder, more_buffers, more_bytes, over } = leak;
+        let Leak { holder, more_buffers, more_bytes, over_us } = leak;
         let age = holder.oldest.map_or_else(String::new, |age| format!(", the oldest for {}", Time(age)));
-        let over_ms = u64::try_from(over.as_millis()).unwrap_or(u64::MAX).max(1);
-        let place =
-            holder.place.as_ref().map_or_else(String::new, |place| format!(" (most were allocated at {place})"));
+        let over_ms = (over_us / 1000).max(1);
+        let place = holder.place.as_ref().map(|place| format!(" (most were allocated at {place})")).unwrap_or_default();
         let found = format!(
             "tag {} holds {} ({}){age}, {more_buffers} more than {} ago, and none was returned{place}",
             holder.tag,
             counted(holder.buffers, "buffer"),
             Size(holder.bytes),
-            Time(*over)
+            seconds(over_us.saturating_mul(1000))
         );
         let forecast = self.now.max_bytes.map_or_else(
             || "the machine runs out of memory".to_owned(),
@@ -264,9 +263,8 @@ impl<'a> Window<'a> {
     }
 
     fn refused(&self, short: String) -> WindowDiagnosis {
-        let (unused_bytes, held_bytes) = (self.now.idle_bytes + self.now.free_bytes, self.now.held_bytes);
-        if unused_bytes > held_bytes / 2 {
-            let (unused, held) = (Size(unused_bytes), Size(held_bytes));
+        if self.now.is_mostly_unused() {
+            let (unused, held) = (Size(self.now.unused_bytes()), Size(self.now.held_bytes));
             let remedy = "lower PINPOOL_MAX_BYTES, so that requests release idle memory, or set PINPOOL_PRESET=adaptive without PINPOOL_ROUNDING";
             let found = format!("{short} although {unused} of {held} held are idle or free");
             return self.alarm(Cause::IdleHoard, found, remedy);

@@ -106,7 +106,7 @@ pub use event::{Event, PoolDescription, Record, SET_IN_CODE};
 mod file;
 
 #[cfg(feature = "io")]
-pub use file::{Recording, RecordingError, TimedSnapshot, Unrecorded, open};
+pub use file::{Recording, TimedSnapshot, Unrecorded, open};
 
 /// Records what one pool does. Without the feature `io` there is none.
 pub trait Recorder: Debug + Send + Sync {

@@ -4,21 +4,19 @@
 //! | --- | --- |
 //! | `format.rs` | the bytes of a block |
 //! | `reader.rs` | a recording read back, truncated or not |
-//! | `writer.rs` | the queue, the thread that writes, the open files, and the end of the process |
+//! | `writer.rs` | the pools that record, the queue, the thread that writes, the open files, and the end of the process |
+//! | `names.rs` | the tags and call stacks to which records refer |
 //! | `open.rs` | whether the file at a path may be written |
-//! | `output.rs` | one open file |
-//! | `recorder.rs` | one pool's part in a file |
 
 mod format;
+mod names;
 mod open;
-mod output;
 mod reader;
-mod recorder;
 mod writer;
 
 pub use format::TimedSnapshot;
-pub use reader::{Recording, RecordingError};
-pub use recorder::open;
+pub use reader::Recording;
+pub use writer::open;
 
 /// The reason that a pool records nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]

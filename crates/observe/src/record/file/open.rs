@@ -8,8 +8,10 @@
 //! | a pipe of this user with a reader; `/dev/null`, `/dev/full` | it is written |
 //! | anything else, including links | it is refused and left unchanged |
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, FileType, Metadata, OpenOptions};
+use std::io::ErrorKind::{NotFound, WouldBlock};
 use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -39,70 +41,67 @@ pub(super) struct Opened {
 }
 
 /// Opens and locks `path`. The file that this process left is continued if its length is still the same.
-pub(super) fn open(path: &Path, left: Option<(FileId, u64)>) -> Result<Opened, Unrecorded> {
+pub(super) fn open_locked(path: &Path, left: Option<(FileId, u64)>) -> Result<Opened, Unrecorded> {
     let mut earlier = None;
     for _ in 0..TRIES {
-        let file = match open_at(path, found_at(path)?) {
-            Ok(file) => file,
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => continue,
-            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
-                return Err(refused("it is a pipe without a reader", "start its reader first"));
-            }
-            Err(error) => return Err(failed(&error)),
-        };
-        let metadata = file.metadata().map_err(|error| failed(&error))?;
-        // Another file may have replaced the one that was found.
-        check(path, &metadata)?;
-        if !metadata.file_type().is_char_device()
-            && flock(&file, libc::LOCK_EX | libc::LOCK_NB).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
-        {
+        let kind = found_at(path)?.map(|found| found.file_type());
+        let file = open_at(path, kind)?;
+        let is_device = kind.is_some_and(|kind| kind.is_char_device());
+        if !is_device && flock(&file, libc::LOCK_EX | libc::LOCK_NB).is_err_and(|error| error.kind() == WouldBlock) {
             return Err(Unrecorded::Taken);
         }
+        // Another file may have replaced the one that was found, and the process that had it locked before may have written it.
+        let metadata = file.metadata().map_err(failed)?;
+        check(path, &metadata)?;
         if !metadata.is_file() {
             return Ok(Opened { file, bytes: None, earlier });
         }
-        // The process that had it locked before may have written it, or renamed it, meanwhile.
-        let metadata = file.metadata().map_err(|error| failed(&error))?;
         let (id, bytes) = (FileId::from_metadata(&metadata), metadata.len());
         if FileId::at(path).ok() != Some(id) {
             continue;
         }
         if bytes > 0 && !is_recording(&file) {
-            return Err(no_recording(path, bytes));
+            return Err(no_recording(path, bytes).into());
         }
         if bytes == 0 || left == Some((id, bytes)) {
             return Ok(Opened { file, bytes: Some(bytes), earlier });
         }
         earlier = Some(set_aside(path)?);
     }
-    Err(refused("other processes keep renaming it", "put %p (the process id) into the name"))
+    Err(refused("other processes keep renaming it", "put %p (the process id) into the name").into())
+}
+
+impl From<String> for Unrecorded {
+    fn from(why: String) -> Self {
+        Self::Failed(why)
+    }
 }
 
 /// The error text after the name of the setting.
-fn refused(what: impl std::fmt::Display, remedy: &str) -> Unrecorded {
-    Unrecorded::Failed(format!("cannot be written: {what}; {remedy}"))
+fn refused(what: impl std::fmt::Display, remedy: &str) -> String {
+    format!("cannot be written: {what}; {remedy}")
 }
 
-fn failed(error: &io::Error) -> Unrecorded {
+fn failed(error: io::Error) -> String {
     refused(error, "name a file in a writable directory, or omit it")
 }
 
-fn no_recording(path: &Path, bytes: u64) -> Unrecorded {
+fn no_recording(path: &Path, bytes: u64) -> String {
     let what = format!("{} holds {bytes} bytes that are not a recording", path.display());
     refused(what, "name another file, or remove this one")
 }
 
 /// What is at `path`, if it may be written.
-fn found_at(path: &Path) -> Result<Option<Metadata>, Unrecorded> {
+fn found_at(path: &Path) -> Result<Option<Metadata>, String> {
     match fs::symlink_metadata(path) {
         Ok(found) => check(path, &found).map(|()| Some(found)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(failed(&error)),
+        Err(error) if error.kind() == NotFound => Ok(None),
+        Err(error) => Err(failed(error)),
     }
 }
 
 /// Refuses what may not be written.
-fn check(path: &Path, found: &Metadata) -> Result<(), Unrecorded> {
+fn check(path: &Path, found: &Metadata) -> Result<(), String> {
     let kind = found.file_type();
     let (user, own) = (found.uid(), this_user());
     match kind {
@@ -118,18 +117,21 @@ fn check(path: &Path, found: &Metadata) -> Result<(), Unrecorded> {
     }
 }
 
-/// Opens what was `found` at `path`, or a new file.
-fn open_at(path: &Path, found: Option<Metadata>) -> io::Result<ParentOnly<File>> {
+/// Opens what was found at `path`, or a new file.
+fn open_at(path: &Path, found: Option<FileType>) -> Result<ParentOnly<File>, String> {
+    let is_pipe = found.is_some_and(|kind| kind.is_fifo());
     let mut options = OpenOptions::new();
     // Non-blocking, so that a pipe without a reader is refused at once.
-    options.append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let is_pipe = found.as_ref().is_some_and(|found| found.file_type().is_fifo());
-    options.read(!is_pipe).create_new(found.is_none());
+    options.append(true).read(!is_pipe).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let no_fork = fork::hold_off();
-    let file = options.open(path).and_then(|file| ParentOnly::new(file, &no_fork))?;
+    let opened = options.open(path).and_then(|file| ParentOnly::new(file, &no_fork));
     drop(no_fork);
-    set_blocking(&file)?;
-    Ok(file)
+    match opened.and_then(|file| set_blocking(&file).map(|()| file)) {
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
+            Err(refused("it is a pipe without a reader", "start its reader first"))
+        }
+        opened => opened.map_err(failed),
+    }
 }
 
 /// Returns true if the file begins as a recording, compressed or not.
@@ -142,46 +144,43 @@ fn is_recording(file: &File) -> bool {
 }
 
 /// Renames the recording at `path` and returns its new path, at which only a recording of this user is replaced.
-fn set_aside(path: &Path) -> Result<PathBuf, Unrecorded> {
+fn set_aside(path: &Path) -> Result<PathBuf, String> {
     let mut old = path.as_os_str().to_owned();
     old.push(".old");
     let old = PathBuf::from(old);
-    let file = || OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&old);
-    let in_the_way = match found_at(&old) {
-        Ok(Some(found)) if !found.is_file() => Some(refused("it is no file", "remove it")),
-        Ok(Some(found)) if found.len() > 0 && !file().is_ok_and(|file| is_recording(&file)) => {
-            Some(no_recording(&old, found.len()))
-        }
-        found => found.err(),
+    let renamed = match check_replaceable(&old) {
+        Ok(()) => fs::rename(path, &old).map_err(|error| format!("cannot be renamed to {}: {error};", old.display())),
+        Err(why) => Err(format!("would be renamed to {}, and that {why}; or", old.display())),
     };
-    let old_name = old.display();
-    let why = match in_the_way {
-        Some(Unrecorded::Failed(why)) => format!("would be renamed to {old_name}, and that {why}; or"),
-        _ => match fs::rename(path, &old) {
-            Ok(()) => return Ok(old),
-            Err(error) => format!("cannot be renamed to {old_name}: {error};"),
-        },
-    };
-    Err(Unrecorded::Failed(format!("holds a recording, which {why} name another file for this recording")))
+    renamed.map_err(|why| format!("holds a recording, which {why} name another file for this recording")).map(|()| old)
+}
+
+fn check_replaceable(old: &Path) -> Result<(), String> {
+    let Some(found) = found_at(old)? else { return Ok(()) };
+    let file = || OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(old);
+    match found.len() {
+        _ if !found.is_file() => Err(refused("it is no file", "remove it")),
+        bytes if bytes > 0 && !file().is_ok_and(|file| is_recording(&file)) => Err(no_recording(old, bytes)),
+        _ => Ok(()),
+    }
 }
 
 /// Makes writes block.
 #[allow(unsafe_code)]
 fn set_blocking(file: &File) -> io::Result<()> {
-    let descriptor = std::os::fd::AsRawFd::as_raw_fd(file);
     // SAFETY: `file` keeps the descriptor open.
-    let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
-    if flags < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let flags = done(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) })?;
     // SAFETY: as above.
-    let result = unsafe { libc::fcntl(descriptor, libc::F_SETFL, flags & !libc::O_NONBLOCK) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    done(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) }).map(drop)
 }
 
 #[allow(unsafe_code)]
 pub(super) fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
     // SAFETY: the descriptor is open as long as `file` is.
-    let result = unsafe { libc::flock(std::os::fd::AsRawFd::as_raw_fd(file), operation) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    done(unsafe { libc::flock(file.as_raw_fd(), operation) }).map(drop)
+}
+
+/// The result of a system call.
+fn done(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

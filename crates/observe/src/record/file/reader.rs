@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
@@ -29,7 +29,7 @@ pub struct Recording {
     pub records: Vec<Record>,
     pub pools: Vec<PoolDescription>,
     /// Owner tags by number; 0 is none.
-    pub tags: Vec<(u32, String)>,
+    pub tags: BTreeMap<u32, String>,
     /// Call stacks of sampled requests by number, innermost frame first.
     pub stacks: BTreeMap<u32, Vec<Frame>>,
     /// The pools' own states, in order of time.
@@ -38,22 +38,6 @@ pub struct Recording {
     pub lost: u64,
     /// The reason that it is incomplete: truncated, damaged, or longer than the limits.
     pub warning: Option<String>,
-}
-
-/// The error of a recording that cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum RecordingError {
-    /// The file could not be read.
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    /// It does not begin as a recording.
-    #[error("not a recording: it does not begin with `PINPOOLT`")]
-    NotARecording,
-    /// Another version of the library wrote it.
-    #[error(
-        "the recording has format version {found}, and this build reads version {VERSION}: use the pinpool that recorded it"
-    )]
-    OtherVersion { found: u32 },
 }
 
 impl Recording {
@@ -66,7 +50,7 @@ impl Recording {
     /// # Errors
     ///
     /// If it cannot be read, is not a recording, or has another version.
-    pub fn open(path: &Path) -> Result<Self, RecordingError> {
+    pub fn open(path: &Path) -> io::Result<Self> {
         let mut file = BufReader::new(File::open(path)?);
         let is_gzip = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
         if is_gzip { Self::read(MultiGzDecoder::new(file)) } else { Self::read(file) }
@@ -77,14 +61,12 @@ impl Recording {
     /// # Errors
     ///
     /// The errors of [`open`](Recording::open).
-    pub fn read(bytes: impl Read) -> Result<Self, RecordingError> {
+    pub fn read(bytes: impl Read) -> io::Result<Self> {
         let mut input = Input { bytes: BufReader::with_capacity(1 << 16, bytes), at: 0, error: None };
         let head = input.take(HEAD_BYTES);
         if !head.starts_with(&MAGIC) {
-            return match input.error {
-                Some(error) if head.is_empty() => Err(RecordingError::Io(error)),
-                _ => Err(RecordingError::NotARecording),
-            };
+            let other = invalid("not a recording: it does not begin with `PINPOOLT`".to_owned());
+            return Err(input.error.filter(|_| head.is_empty()).unwrap_or(other));
         }
         let mut recording = Self::default();
         let Some(found) = head[MAGIC.len()..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes)) else {
@@ -92,13 +74,14 @@ impl Recording {
             return Ok(recording);
         };
         if found != VERSION {
-            return Err(RecordingError::OtherVersion { found });
+            return Err(invalid(format!(
+                "the recording has format version {found}, and this build reads version {VERSION}: use the pinpool that recorded it"
+            )));
         }
         let ended = loop {
             match recording.read_block(&mut input) {
                 Ok(true) => {}
-                Ok(false) => break None,
-                Err(why) => break Some(why),
+                ended => break ended.err(),
             }
         };
         let records = recording.records.len();
@@ -163,7 +146,7 @@ impl Recording {
                 self.records.push(record);
             }
             Item::Pool(pool) => self.pools.push(pool),
-            Item::Tag(number, name) => self.tags.push((number, name)),
+            Item::Tag(number, name) => _ = self.tags.insert(number, name),
             Item::Stack(number, frames) => _ = self.stacks.insert(number, frames),
             Item::Snapshot(taken) => self.snapshots.push(taken),
         }
@@ -189,13 +172,17 @@ impl Recording {
 
     /// The tag of that number; `None` for 0.
     pub fn tag(&self, number: u32) -> Option<&str> {
-        self.tags.iter().find(|(known, _)| *known == number).map(|(_, name)| name.as_str())
+        self.tags.get(&number).map(String::as_str)
     }
 
     /// The innermost frame of a call stack; `None` for 0.
     pub fn place(&self, stack: u32) -> Option<String> {
         self.stacks.get(&stack)?.first().map(Frame::to_string)
     }
+}
+
+fn invalid(why: String) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, why)
 }
 
 fn has_more_than(most: impl Display) -> String {
