@@ -23,7 +23,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("crates/observe", 2072),
     ("crates/os", 1351),
     ("crates/preload", 1407),
-    ("crates/replay", 1300),
+    ("crates/replay", 1299),
     ("crates/shared_buffers", 1049),
     ("crates/shared_limit", 900),
     ("crates/testing", 658),
@@ -50,7 +50,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/stats", 501),
     ("src/unstable", 53),
     ("tests", 37495),
-    ("sum of code and tests", 76877),
+    ("sum of code and tests", 76876),
 ];
 
 /// Bytes of all Markdown files.

@@ -4,9 +4,6 @@
 
 use std::time::Duration;
 
-use super::format::TraceError;
-use super::player::{Observe, Player};
-use super::report::ReplayReport;
 use super::sim::SourceKind;
 use super::workload::{MAX_BYTES, PRESET, ROUNDING, Workload};
 use pinpool::unstable::config::{Config, env};
@@ -87,23 +84,5 @@ impl Replay {
     /// If settings contradict each other.
     pub fn config(&self) -> Result<Config, Error> {
         self.builder().config()
-    }
-
-    /// Replays all of `workload` on a new pool, then lets a minute pass.
-    ///
-    /// # Errors
-    ///
-    /// If the workload requests more than any pool can provide.
-    pub fn play(&self, workload: &Workload) -> Result<ReplayReport, TraceError> {
-        self.play_observed(workload, &mut |_| ())
-    }
-
-    /// Replays `workload` as [`play`](Replay::play) does, and calls `observe` with the pool after each step.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`play`](Replay::play).
-    pub fn play_observed(&self, workload: &Workload, observe: Observe<'_>) -> Result<ReplayReport, TraceError> {
-        Ok(Player::new(self, workload, observe)?.play()?)
     }
 }

@@ -23,7 +23,7 @@ use super::replay::Replay;
 use super::report::ReplayReport;
 use super::sim::SimSource;
 use super::workload::Workload;
-use crate::format::DEFAULT_ALIGN;
+use crate::format::{DEFAULT_ALIGN, TraceError};
 use crate::threads::{Op, Step, StepId};
 use pinpool::unstable::{CheckReport, LogSampler, ManualClock, compaction_step, maintenance_period, run_due};
 use pinpool::{Backend, Error, Limit, PinnedBuf, Pool};
@@ -52,7 +52,7 @@ const SLOW_NS: u64 = 500_000;
 const STARTED_US: u64 = 1_000_000;
 
 /// Plays a workload on a pool.
-pub(super) struct Player<'a> {
+struct Player<'a> {
     pool: Pool,
     clock: ManualClock,
     source: Arc<SimSource>,
@@ -79,7 +79,7 @@ pub(super) struct Player<'a> {
 }
 
 /// Called with the pool after each step.
-pub(super) type Observe<'a> = &'a mut dyn FnMut(&Pool);
+type Observe<'a> = &'a mut dyn FnMut(&Pool);
 
 /// A request.
 struct Ticket {
@@ -89,10 +89,30 @@ struct Ticket {
     step: StepId,
 }
 
+impl Replay {
+    /// Replays all of `workload` on a new pool, then lets a minute pass.
+    ///
+    /// # Errors
+    ///
+    /// If the workload requests more than any pool can provide.
+    pub fn play(&self, workload: &Workload) -> Result<ReplayReport, TraceError> {
+        self.play_observed(workload, &mut |_| ())
+    }
+
+    /// Replays `workload` as [`play`](Replay::play) does, and calls `observe` with the pool after each step.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`play`](Replay::play).
+    pub fn play_observed(&self, workload: &Workload, observe: Observe<'_>) -> Result<ReplayReport, TraceError> {
+        Ok(Player::new(self, workload, observe)?.play()?)
+    }
+}
+
 impl<'a> Player<'a> {
     /// A player with a new pool, which is independent of the machine, the environment and the system clock, so that replays are
     /// repeatable.
-    pub(super) fn new(replay: &Replay, workload: &'a Workload, observe: Observe<'a>) -> Result<Self, Error> {
+    fn new(replay: &Replay, workload: &'a Workload, observe: Observe<'a>) -> Result<Self, Error> {
         let Replay { source: kind, max_bytes, wait, .. } = *replay;
         let source = Arc::new(SimSource::of(kind, SimSource::DEFAULT_TOTAL_BYTES));
         let (clock, checks) = (ManualClock::default(), Arc::<Mutex<Vec<CheckReport>>>::default());
@@ -131,7 +151,7 @@ impl<'a> Player<'a> {
     }
 
     /// Performs all of the workload.
-    pub(super) fn play(mut self) -> Result<ReplayReport, Error> {
+    fn play(mut self) -> Result<ReplayReport, Error> {
         while let Some(next_us) = self.next_event_us() {
             let now_us = self.clock.now_us();
             if let Some((at_ns, due)) = self.schedule.pop(now_us) {
