@@ -153,7 +153,7 @@ fn main() -> ExitCode {
         Command::Why(args) => why::run(&args, &terminal),
         Command::Report(args) => report::run(&args, &terminal),
         Command::Advise(args) => advise::run(&args, verbosity, &terminal),
-        Command::Trace(args) => trace::run(&args, &terminal),
+        Command::Trace(args) => trace::run(&args),
         Command::Completions(args) => pages::completions(&args, Cli::command()),
         Command::Man(args) => pages::man(&args, Cli::command()),
     });

@@ -167,15 +167,10 @@ struct Parser {
 impl Parser {
     /// Adds a line: its bytes, and its text without the end.
     fn add(&mut self, bytes: &[u8], text: &str) -> Result<(), String> {
-        if self.line > MAX_LINES {
-            return Err(format!("a trace has at most {MAX_LINES} lines"));
-        }
-        if bytes.len() as u64 == LINE_BYTES_MAX && !bytes.ends_with(b"\n") {
-            return Err("too long for a line of a trace".to_owned());
-        }
-        if std::str::from_utf8(bytes).is_err() {
-            return Err("not UTF-8 text".to_owned());
-        }
+        let is_whole = bytes.len() as u64 != LINE_BYTES_MAX || bytes.ends_with(b"\n");
+        require(self.line <= MAX_LINES, || format!("a trace has at most {MAX_LINES} lines"))?;
+        require(is_whole, || "too long for a line of a trace".to_owned())?;
+        require(std::str::from_utf8(bytes).is_ok(), || "not UTF-8 text".to_owned())?;
         match text.strip_prefix('#') {
             _ if text.is_empty() || text.starts_with("##") => Ok(()),
             Some(setting) if !self.has_begun => self.set(setting.trim()),
@@ -192,10 +187,8 @@ impl Parser {
             Some(("rounder", "noop")) => header.rounding = Rounding::Exact,
             Some(("rounder", "pow2")) => header.rounding = Rounding::Pow2,
             Some(("pools", n)) => {
-                header.pools = number(n)
-                    .ok()
-                    .filter(|n| (1..=MAX_POOLS).contains(n))
-                    .ok_or_else(|| format!("a trace has 1 to {MAX_POOLS} pools"))?;
+                header.pools = number(n).unwrap_or(0);
+                require((1..=MAX_POOLS).contains(&header.pools), || format!("a trace has 1 to {MAX_POOLS} pools"))?;
             }
             _ => {
                 return Err("unknown setting; use limit N, auto_resize 0|1, rounder noop|pow2 or pools N".to_owned());
@@ -216,26 +209,21 @@ impl Parser {
             ["p", index] => {
                 self.pool = number(index)?;
                 let pools = self.trace.header.pools;
-                let is_known = (self.pool as usize) < pools;
-                if is_known { Ok(()) } else { Err(format!("there is no pool {index}, `# pools {pools}`")) }
+                require((self.pool as usize) < pools, || format!("there is no pool {index}, `# pools {pools}`"))
             }
             ["t", micros] => {
                 let now_ns = &mut self.trace.ended_ns;
                 *now_ns = now_ns.saturating_add(number::<u64>(micros)?.saturating_mul(1_000));
-                let is_long = *now_ns / 1_000 > MAX_DURATION_US;
-                if is_long { Err("the trace lasts longer than a year".to_owned()) } else { Ok(()) }
+                require(*now_ns / 1_000 <= MAX_DURATION_US, || "the trace lasts longer than a year".to_owned())
             }
             _ => Err("unknown operation; use a, f, r, s, c, p or t with the right number of fields".to_owned()),
         }
     }
 
     fn request(&mut self, id: u64, bytes: u64, align: usize) -> Result<(), String> {
-        if id == REPEATED_ID {
-            return Err(format!("buffer {id} is the buffer of `r` and `s` lines; use a smaller number"));
-        }
-        if self.held.contains_key(&id) {
-            return Err(format!("buffer {id} is held already"));
-        }
+        let reserved = || format!("buffer {id} is the buffer of `r` and `s` lines; use a smaller number");
+        require(id != REPEATED_ID, reserved)?;
+        require(!self.held.contains_key(&id), || format!("buffer {id} is held already"))?;
         self.get(id, bytes, align)
     }
 
@@ -270,11 +258,14 @@ impl Parser {
     }
 
     fn check_room(&self, records: u64) -> Result<(), String> {
-        match records > RECORDS_MAX - self.trace.records.len() as u64 {
-            true => Err(format!("the trace has more than {RECORDS_MAX} requests and returns")),
-            false => Ok(()),
-        }
+        let room = RECORDS_MAX - self.trace.records.len() as u64;
+        require(records <= room, || format!("the trace has more than {RECORDS_MAX} requests and returns"))
     }
+}
+
+/// Fails with the reason unless the condition is met.
+fn require(is_met: bool, why: impl FnOnce() -> String) -> Result<(), String> {
+    if is_met { Ok(()) } else { Err(why()) }
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {

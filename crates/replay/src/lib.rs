@@ -8,10 +8,9 @@
 //! | `input.rs` | a file that is read once, and its first bytes |
 //! | `threads.rs` | what each thread of a recording did |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
-//! | `priced.rs` | the time that remaps would take on a device |
-//! | `replay.rs` | the settings of a replay and its pool |
-//! | `sim.rs` | simulated memory |
-//! | `player/mod.rs`, `player/steps.rs` | the player: virtual time and counters; the schedule of the steps |
+//! | `replay.rs` | the settings of a replay |
+//! | `sim.rs` | simulated memory, and the time that its remaps would take on a device |
+//! | `player/mod.rs`, `player/steps.rs` | the player: the pool, virtual time and counters; the schedule of the steps |
 //! | `report.rs` | what a replay cost, and whether it matches the recording |
 //! | `cost.rs` | the duration of driver calls, fitted to a recording |
 
@@ -21,7 +20,6 @@ mod cost;
 mod format;
 mod input;
 mod player;
-mod priced;
 mod replay;
 mod report;
 mod sim;

@@ -1,22 +1,13 @@
-//! The settings of a replay, and its pool on simulated memory.
+//! The settings of a replay.
 //!
 //! A replay has one thread and its own clock, so a file gives the same numbers on every machine.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::format::TraceError;
-use super::player::{Observe, Player};
-use super::report::ReplayReport;
-use super::sim::{SimSource, SourceKind};
+use super::sim::SourceKind;
 use super::workload::{MAX_BYTES, PRESET, ROUNDING, Workload};
 use pinpool::unstable::config::{Config, env};
-use pinpool::unstable::{CheckReport, LogSampler, ManualClock};
-use pinpool::{Backend, Error, Limit, OnFull, Pool, PoolBuilder};
-use pinpool_os::sync::plain::Mutex;
-
-/// A machine without files.
-const NO_MACHINE: &str = "/dev/null";
+use pinpool::{Error, Limit, Pool, PoolBuilder};
 
 /// Variables that a replay follows.
 const FOLLOWED: [&str; 10] = [
@@ -34,22 +25,16 @@ const FOLLOWED: [&str; 10] = [
 const WAIT: &str = "PINPOOL_WAIT";
 
 /// Settings of a replay.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Replay {
     /// Kind of memory.
     pub source: SourceKind,
     /// Limit in bytes.
     pub max_bytes: Option<u64>,
-    /// Longest wait of a request at the limit, in virtual time.
-    pub wait: Duration,
+    /// Longest wait of a request at the limit, in virtual time; `None` for 100 ms.
+    pub wait: Option<Duration>,
     /// Other settings, as variables with valid values.
     pub variables: Vec<(String, String)>,
-}
-
-impl Default for Replay {
-    fn default() -> Self {
-        Self { source: Default::default(), max_bytes: None, wait: Duration::from_millis(100), variables: Vec::new() }
-    }
 }
 
 impl Replay {
@@ -78,23 +63,16 @@ impl Replay {
         let mut replay = Self { variables: variables.to_vec(), ..Self::default() };
         let config = replay.config().map_err(|error| error.to_string())?;
         let is_set = |name: &str| variables.iter().any(|(set, _)| set == name);
-        if is_set(WAIT) {
-            replay.wait = config.wait.unwrap_or(Duration::MAX);
-        }
-        if is_set(MAX_BYTES) {
-            replay.max_bytes = match config.max_bytes {
-                Limit::Bytes(bytes) => Some(bytes),
-                Limit::Auto => {
-                    return Err("PINPOOL_MAX_BYTES=auto depends on the machine; give a size or none".to_owned());
-                }
-                _ => None,
-            };
+        replay.wait = is_set(WAIT).then(|| config.wait.unwrap_or(Duration::MAX));
+        replay.max_bytes = if let Limit::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
+        if is_set(MAX_BYTES) && config.max_bytes == Limit::Auto {
+            return Err("PINPOOL_MAX_BYTES=auto depends on the machine; give a size or none".to_owned());
         }
         replay.variables.retain(|(name, _)| ![MAX_BYTES, WAIT].contains(&&**name));
         Ok(replay)
     }
 
-    fn builder(&self) -> PoolBuilder {
+    pub(super) fn builder(&self) -> PoolBuilder {
         let builder = Pool::builder().without_env();
         self.variables.iter().fold(builder, |builder, (name, value)| builder.setting(name, value))
     }
@@ -106,48 +84,5 @@ impl Replay {
     /// If settings contradict each other.
     pub fn config(&self) -> Result<Config, Error> {
         self.builder().config()
-    }
-
-    /// Replays all of `workload` on a new pool, then lets a minute pass.
-    ///
-    /// # Errors
-    ///
-    /// If the workload requests more than any pool can provide.
-    pub fn play(&self, workload: &Workload) -> Result<ReplayReport, TraceError> {
-        self.play_observed(workload, &mut |_| ())
-    }
-
-    /// Replays `workload` as [`play`](Replay::play) does, and calls `observe` with the pool after each step.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`play`](Replay::play).
-    pub fn play_observed(&self, workload: &Workload, observe: Observe<'_>) -> Result<ReplayReport, TraceError> {
-        let (clock, checks) = (ManualClock::default(), Arc::<Mutex<(u64, Option<CheckReport>)>>::default());
-        let source = Arc::new(SimSource::of(self.source, SimSource::DEFAULT_TOTAL_BYTES));
-        let checked = checks.clone();
-        // Independent of the machine, the environment and the system clock, so that replays are repeatable.
-        let builder = self
-            .builder()
-            .unstable_host_root(NO_MACHINE)
-            .unstable_log_sampler(LogSampler::new())
-            .unstable_clock(clock.clone())
-            .unstable_code(|code| code.maintained_by_caller = workload.is_closed)
-            .unstable_on_check(move |check| {
-                let mut checks = checked.lock();
-                *checks = (checks.0 + 1, Some(*check));
-            })
-            .unstable_code(|code| code.pressure = Some(NO_MACHINE.into()))
-            .backend(Backend::Source(source.clone()))
-            .max_bytes(self.max_bytes.map_or(Limit::Unlimited, Limit::Bytes))
-            // The player queues requests: no virtual time passes while a thread sleeps.
-            .wait(Duration::ZERO)
-            .on_full(OnFull::Error);
-        let report = ReplayReport { source: self.source, max_bytes: self.max_bytes, ..ReplayReport::default() };
-        let pool = (builder.build()?, clock, source);
-        let mut report = Player::new(workload, pool, self.wait, report, observe).play()?;
-        let (count, last) = *checks.lock();
-        (report.checks, report.last_lines) = (count, last.map(|last| last.to_string()));
-        Ok(report)
     }
 }

@@ -19,7 +19,7 @@
 //! A thread that starts after a wait follows that wait: another thread started it or handed work to it. Memory in use by a device
 //! becomes free as long after its return as recorded.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::mem;
 
 use pinpool_observe::record::{Event, Record};
@@ -32,8 +32,6 @@ const PAUSE_FACTOR: u64 = 16;
 
 /// A thread and the index of its step.
 pub(super) type StepId = (usize, usize);
-/// The step that returned a buffer with copies in flight, and its time.
-type Returned = (StepId, u64);
 
 /// An operation of a thread. Each buffer has a number.
 #[derive(Debug, Clone, Copy)]
@@ -63,15 +61,11 @@ pub(super) struct Step {
     pub(super) free_after_ns: Option<u64>,
 }
 
-/// A return of a buffer that another thread requested.
-#[derive(Debug, Clone, Copy)]
-struct ForeignReturn {
-    step: StepId,
-    name: usize,
-    got_ns: u64,
-    /// When the last step of the thread ended.
-    before_ns: u64,
-    put_ns: u64,
+impl Step {
+    /// Returns whether the step returns a buffer that another thread requested.
+    pub(super) fn is_foreign_return(&self) -> bool {
+        matches!(self.operation, Op::Put { .. }) && self.follows.is_some()
+    }
 }
 
 /// A thread while the recording is read.
@@ -90,8 +84,8 @@ struct Thread {
 #[derive(Debug)]
 struct Buffer {
     bytes: u64,
-    /// The thread that requested it, and when; `None` after its return.
-    got: Option<(u32, u64)>,
+    /// The thread that requested it, and when.
+    got: (u32, u64),
     /// When that thread began its next step.
     left_ns: Option<u64>,
     /// When another thread returned it.
@@ -101,15 +95,14 @@ struct Buffer {
 /// The threads of a recording while it is read.
 #[derive(Debug, Default)]
 pub(super) struct Threads {
-    threads: Vec<Thread>,
+    threads: BTreeMap<usize, Thread>,
     buffers: Vec<Buffer>,
-    /// The held buffers, by pool and memory.
-    held: HashMap<(u32, u64), (usize, Option<Returned>)>,
+    /// The held buffers, by pool and memory, and the step that returned each with copies in flight.
+    held: HashMap<(u32, u64), (usize, Option<StepId>)>,
     /// Sum of their bytes.
     pub(super) held_bytes: u64,
     /// When the last buffer was returned.
     pub(super) last_put_ns: u64,
-    taken: Vec<ForeignReturn>,
     /// Requests that waited, in the order in which they ended: start, end and buffer.
     waits: Vec<(u64, u64, usize)>,
     /// When the last request began.
@@ -121,45 +114,41 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    fn thread(&mut self, number: u32) -> &mut Thread {
-        let at = number as usize;
-        if self.threads.len() <= at {
-            self.threads.resize_with(at + 1, Thread::default);
-        }
-        &mut self.threads[at]
+    fn thread(&mut self, number: usize) -> &mut Thread {
+        self.threads.entry(number).or_default()
     }
 
     /// Adds a record, with its time since the recording began. Returns whether a buffer was requested or became free. If records were
     /// lost, a buffer that is requested again counts as returned, and a return without a request is ignored.
     pub(super) fn add(&mut self, line: u64, record: &Record) -> bool {
         let Record { time_ns, event, pool, thread } = *record;
-        let key = (pool, event.buffer().unwrap_or_default());
+        let (key, at) = ((pool, event.buffer().unwrap_or_default()), thread as usize);
         match event {
             Event::Get { bytes, took_ns, .. } => {
-                let began_ns = time_ns.saturating_sub(self.waited(thread, took_ns));
+                let began_ns = time_ns.saturating_sub(self.waited(at, took_ns));
                 self.free(line, record, key, began_ns);
                 let (name, bytes) = (self.buffers.len(), bytes.min(u64::MAX - self.held_bytes));
                 self.held_bytes += bytes;
                 self.held.insert(key, (name, None));
-                self.buffers.push(Buffer { bytes, got: Some((thread, time_ns)), left_ns: None, taken_ns: None });
+                self.buffers.push(Buffer { bytes, got: (thread, time_ns), left_ns: None, taken_ns: None });
                 self.push(line, record, began_ns, Op::Get { name, bytes });
                 return true;
             }
             Event::Put { in_flight: true, .. } => {
                 if let Some(&(name, _)) = self.held.get(&key) {
                     let step = self.push(line, record, time_ns, Op::Put { name });
-                    self.held.insert(key, (name, Some((step, time_ns))));
+                    self.held.insert(key, (name, Some(step)));
                 }
             }
             Event::Completed { .. } if self.held.get(&key).is_none_or(|(_, returned)| returned.is_none()) => {}
             Event::Put { .. } | Event::Completed { .. } | Event::Gone { .. } => {
                 return self.free(line, record, key, time_ns);
             }
-            Event::Waited => self.thread(thread).is_queued = true,
-            Event::Refused { took_ns, .. } => _ = self.waited(thread, took_ns),
+            Event::Waited => self.thread(at).is_queued = true,
+            Event::Refused { took_ns, .. } => _ = self.waited(at, took_ns),
             Event::Cleared => _ = self.push(line, record, time_ns, Op::Clear),
             Event::Pin { took_ns, .. } | Event::Unpin { took_ns, .. } | Event::Move { took_ns, .. } => {
-                self.thread(thread).called_ns += took_ns;
+                self.thread(at).called_ns += took_ns;
             }
             _ => {}
         }
@@ -170,14 +159,14 @@ impl Threads {
     fn free(&mut self, line: u64, record: &Record, key: (u32, u64), began_ns: u64) -> bool {
         let Some((name, returned)) = self.held.remove(&key) else { return false };
         self.held_bytes -= self.buffers[name].bytes;
-        let ((thread, at), put_ns) =
-            returned.unwrap_or_else(|| (self.push(line, record, began_ns, Op::Put { name }), record.time_ns));
-        self.threads[thread].steps[at].free_after_ns = Some(record.time_ns - put_ns);
+        let (thread, at) = returned.unwrap_or_else(|| self.push(line, record, began_ns, Op::Put { name }));
+        let step = &mut self.thread(thread).steps[at];
+        step.free_after_ns = Some(returned.map_or(0, |_| record.time_ns - step.at_ns));
         true
     }
 
     /// The time that a request waited, given its duration: driver calls of the thread do not count.
-    fn waited(&mut self, thread: u32, took_ns: u64) -> u64 {
+    fn waited(&mut self, thread: usize, took_ns: u64) -> u64 {
         let thread = self.thread(thread);
         let is_queued = mem::take(&mut thread.is_queued);
         let waited_ns = if is_queued { took_ns.saturating_sub(thread.called_ns) } else { 0 };
@@ -187,9 +176,9 @@ impl Threads {
 
     /// Adds a step that began at `began_ns` and ended with the record.
     fn push(&mut self, line: u64, record: &Record, began_ns: u64, operation: Op) -> StepId {
-        let time_ns = record.time_ns;
-        let thread = self.thread(record.thread);
-        let step = (record.thread as usize, thread.steps.len());
+        let (time_ns, at) = (record.time_ns, record.thread as usize);
+        let thread = self.thread(at);
+        let step = (at, thread.steps.len());
         let before_ns = mem::replace(&mut thread.ended_ns, time_ns);
         let (last_got, calls_ns) = (thread.last_got.take(), mem::take(&mut thread.called_ns));
         let mut gap_ns = began_ns.saturating_sub(before_ns);
@@ -212,21 +201,20 @@ impl Threads {
                 if time_ns > began_ns {
                     self.waits.push((began_ns, time_ns, name));
                 }
-                self.thread(record.thread).last_got = Some(name);
+                self.thread(at).last_got = Some(name);
             }
             Op::Put { name } => {
                 self.last_put_ns = time_ns;
                 let buffer = &mut self.buffers[name];
-                if let Some((_, got_ns)) = buffer.got.take().filter(|&(by, _)| by != record.thread) {
+                if buffer.got.0 != record.thread {
                     follows = Some((name, 0));
                     buffer.taken_ns = Some(time_ns);
-                    self.taken.push(ForeignReturn { step, name, got_ns, before_ns, put_ns: time_ns });
                 }
             }
             Op::Clear => {}
         }
         let done = Step { line, at_ns: began_ns, follows, gap_ns, queued_ns, calls_ns, operation, free_after_ns: None };
-        self.thread(record.thread).steps.push(done);
+        self.thread(at).steps.push(done);
         step
     }
 
@@ -237,28 +225,9 @@ impl Threads {
     }
 
     pub(super) fn into_steps(self) -> Vec<Vec<Step>> {
-        let Self { threads, buffers, taken, waits, concurrent, .. } = self;
-        let mut steps: Vec<_> = threads.into_iter().map(|thread| thread.steps).collect();
-        // A thread was busy if a buffer was handed over before its last step.
-        let left_ns = |taken: &ForeignReturn| buffers[taken.name].left_ns;
-        let busy_ns = |taken: &ForeignReturn| left_ns(taken).filter(|&left_ns| left_ns <= taken.before_ns);
-        let own_ns = medians(&taken, |taken| busy_ns(taken).map(|_| taken.put_ns - taken.before_ns));
-        let held_ns = medians(&taken, |taken| match busy_ns(taken) {
-            None => taken.put_ns.checked_sub(left_ns(taken)?),
-            Some(_) => None,
-        });
-        for taken in &taken {
-            let step = &mut steps[taken.step.0][taken.step.1];
-            let [held_ns, own_ns] = [&held_ns, &own_ns].map(|ns| ns.get(&taken.step.0).copied().unwrap_or(0));
-            let pause_ns = held_ns.max(own_ns).saturating_mul(PAUSE_FACTOR);
-            let is_pause = |&left_ns: &u64| pause_ns > 0 && taken.put_ns.saturating_sub(left_ns) > pause_ns;
-            let mut after_ns = taken.put_ns - taken.got_ns;
-            match busy_ns(taken).or_else(|| left_ns(taken).filter(is_pause)) {
-                Some(left_ns) => after_ns = after_ns.min(left_ns.saturating_sub(taken.got_ns) + held_ns),
-                None => step.gap_ns = step.gap_ns.min(own_ns),
-            }
-            step.follows = Some((taken.name, after_ns));
-        }
+        let Self { threads, buffers, waits, concurrent, .. } = self;
+        let mut steps: Vec<_> = threads.into_values().map(|thread| thread.steps).collect();
+        steps.iter_mut().for_each(|steps| follow_requests(steps, &buffers));
         if concurrent > waits.len() / CONCURRENT_PART {
             steps.iter_mut().flatten().for_each(|step| step.queued_ns = 0);
         }
@@ -266,13 +235,32 @@ impl Threads {
     }
 }
 
-/// The median of each thread.
-fn medians(taken: &[ForeignReturn], ns: impl Fn(&ForeignReturn) -> Option<u64>) -> HashMap<usize, u64> {
-    let mut all = HashMap::<usize, Vec<u64>>::new();
-    taken.iter().for_each(|taken| all.entry(taken.step.0).or_default().extend(ns(taken)));
-    let median = |(thread, mut all): (usize, Vec<u64>)| {
-        all.sort_unstable();
-        Some((thread, *all.get(all.len() / 2)?))
-    };
-    all.into_iter().filter_map(median).collect()
+/// Sets the own time of a thread before each return of another thread's buffer, and the time since the request.
+fn follow_requests(steps: &mut [Step], buffers: &[Buffer]) {
+    let left_ns = |step: &Step| buffers[step.follows?.0].left_ns;
+    // The thread was busy if the buffer was handed over before its last step.
+    let busy_ns = |step: &Step| left_ns(step).filter(|&left_ns| left_ns <= step.at_ns - step.gap_ns);
+    let returns = || steps.iter().filter(|step| step.is_foreign_return());
+    let own_ns = median(returns().filter(|step| busy_ns(step).is_some()).map(|step| step.gap_ns));
+    let idle = returns().filter(|step| busy_ns(step).is_none());
+    let held_ns = median(idle.filter_map(|step| step.at_ns.checked_sub(left_ns(step)?)));
+    let pause_ns = held_ns.max(own_ns).saturating_mul(PAUSE_FACTOR);
+    for step in steps.iter_mut().filter(|step| step.is_foreign_return()) {
+        let Some((name, _)) = step.follows else { continue };
+        let got_ns = buffers[name].got.1;
+        let is_pause = |&left_ns: &u64| pause_ns > 0 && step.at_ns.saturating_sub(left_ns) > pause_ns;
+        let mut after_ns = step.at_ns.saturating_sub(got_ns);
+        match busy_ns(step).or_else(|| left_ns(step).filter(is_pause)) {
+            Some(left_ns) => after_ns = after_ns.min(left_ns.saturating_sub(got_ns) + held_ns),
+            None => step.gap_ns = step.gap_ns.min(own_ns),
+        }
+        step.follows = Some((name, after_ns));
+    }
+}
+
+/// The middle value; 0 without any.
+fn median(values: impl Iterator<Item = u64>) -> u64 {
+    let mut values: Vec<_> = values.collect();
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or(0)
 }

@@ -8,7 +8,7 @@ use std::io;
 
 use super::cost::TimedCall;
 use super::format::{MAX_DURATION_US, Trace, TraceError};
-use super::priced::move_ns;
+use super::sim::move_ns;
 use super::threads::{Step, Threads};
 use pinpool_observe::diagnosis::words::counted;
 use pinpool_observe::record::{Event, Record, Recording, SET_IN_CODE};

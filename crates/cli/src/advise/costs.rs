@@ -38,14 +38,11 @@ impl Costs {
         Self { pin, unpin, move_scale: workload.move_scale(), pin_range, origin }
     }
 
-    /// Seconds lost if each pin call were as short as the shortest of the trace, and as long as the longest.
-    pub(super) fn lost_range(&self, Column { outcome, .. }: &Column) -> (f64, f64) {
-        let (least, most) = self.pin_range.unwrap_or((1.0, 1.0));
-        let seconds = |share: f64| {
-            let pin = CallCost { call_ns: self.pin.call_ns * share, byte_ns: self.pin.byte_ns * share };
-            outcome.driver_seconds(pin, self.unpin, self.move_scale) + outcome.waited_us as f64 / 1e6
-        };
-        (seconds(least), seconds(most))
+    /// Seconds lost if each pin call were as short as the shortest of the trace.
+    pub(super) fn least_lost(&self, Column { outcome, .. }: &Column) -> f64 {
+        let (share, _) = self.pin_range.unwrap_or((1.0, 1.0));
+        let pin = CallCost { call_ns: self.pin.call_ns * share, byte_ns: self.pin.byte_ns * share };
+        outcome.driver_seconds(pin, self.unpin, self.move_scale) + outcome.waited_us as f64 / 1e6
     }
 
     pub(super) fn line(&self) -> String {

@@ -195,20 +195,12 @@ fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBa
     advice
 }
 
-/// The rule that decided that nothing is advised, with the settings that it decided about.
-fn why_kept(Advice { as_given, frontier, grows, .. }: &Advice) -> String {
-    let lost = as_given.lost_seconds;
-    let least = frontier.iter().min_by(|one, other| one.lost_seconds.total_cmp(&other.lost_seconds));
-    match least.filter(|point| point.lost_seconds < lost) {
+/// The rule that decided that nothing is advised.
+fn why_kept(Advice { as_given, grows, .. }: &Advice) -> String {
+    match as_given.outcome.waits {
         _ if *grows => GROWS.to_owned(),
-        _ if as_given.outcome.waits == 0 => NO_GAIN.to_owned(),
-        Some(point) => {
-            let (left, limit) = (point.lost_seconds, point.max_bytes);
-            format!(
-                "MAX_BYTES={limit} would leave {left:.1} of {lost:.1} s lost, but {NO_SOONER}; --try MAX_BYTES={limit} shows it"
-            )
-        }
-        None => format!("requests wait, and {NO_SOONER}"),
+        0 => NO_GAIN.to_owned(),
+        _ => format!("requests wait, and {NO_SOONER}"),
     }
 }
 
@@ -242,10 +234,5 @@ fn in_words(advice: &Advice, recorded: Option<&Lost>, exports: &str) -> String {
             format!("\nthe limit is {percent:.0} % above the smallest that costs no more and adds no waits{no_gain}\n")
         }
     };
-    if let Some((least, most)) = advice.lost_seconds_range.filter(|(least, most)| least < most) {
-        text += &format!(
-            "between the fastest and the slowest recorded pin call, the advice loses {least:.3} to {most:.3} s\n"
-        );
-    }
     text + "\n" + exports
 }

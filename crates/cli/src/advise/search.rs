@@ -70,9 +70,6 @@ pub(super) struct Advice {
     /// The limits that were replayed, in ascending order.
     pub(super) frontier: Vec<Point>,
     pub(super) replays: u64,
-    /// Seconds lost under the advice if all pin calls were as short as the shortest of the recording, or as long as the longest.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) lost_seconds_range: Option<(f64, f64)>,
     /// Use grows until the end, so that no limit or reserve is advised.
     pub(super) grows: bool,
 }
@@ -132,7 +129,6 @@ impl<'a> Search<'a> {
             requests: self.workload.gets,
             peak_requested_bytes: self.workload.peak_requested_bytes(),
             as_given,
-            lost_seconds_range: advised.as_ref().map(|better: &BetterSettings| self.costs.lost_range(&better.cost)),
             advised,
             tried,
             frontier,
@@ -167,7 +163,7 @@ impl<'a> Search<'a> {
         let seconds = self.workload.duration_us as f64 / 1e6;
         let of_reserve = (seconds * RESERVE_GAIN_OF_TIME).min(as_given.lost_seconds * RESERVE_GAIN);
         cost.lost_seconds <= self.enough_gained(as_given)
-            && self.costs.lost_range(cost).0 <= self.costs.lost_range(as_given).0 * (1.0 - GAIN)
+            && self.costs.least_lost(cost) <= self.costs.least_lost(as_given) * (1.0 - GAIN)
             && (!is_reserve(setting) || cost.lost_seconds <= as_given.lost_seconds - of_reserve)
     }
 

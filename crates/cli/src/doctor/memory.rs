@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pinpool::source::{PAGE_BYTES, Source, SourceError};
-use pinpool::unstable::backend::{self, Chosen, GRANULE_BYTES, HeapSource, lock_limit};
+use pinpool::unstable::backend::{self, Chosen, GRANULE_BYTES, HeapSource};
 use pinpool::unstable::config::Config;
 use pinpool::unstable::{Finding, Severity};
 use pinpool::{Backend, Preset};
@@ -115,11 +115,7 @@ fn limit_finding(max_bytes: Option<u64>, limit: String) -> Finding {
 /// A description of the problem if `bytes` exceeds the available memory.
 fn too_much(bytes: u64, memory: &HostMemory) -> Option<String> {
     let [needed, total, available] = [bytes, memory.total_bytes, memory.available_bytes].map(Size);
-    match bytes {
-        _ if bytes > memory.total_bytes => Some(format!("{needed} exceeds the {total} of this machine")),
-        _ if bytes > memory.available_bytes => Some(format!("{needed} exceeds the available {available}")),
-        _ => None,
-    }
+    (bytes > memory.available_bytes).then(|| format!("{needed} exceeds the {available} that are available of {total}"))
 }
 
 /// The reason that a reserve of `bytes` does not fit, and the remedy.
@@ -128,25 +124,18 @@ fn reserve_problem(
     max_bytes: Option<u64>,
     memory: Option<&HostMemory>,
     bytes: u64,
-    is_lock_limit: bool,
 ) -> Option<(String, &'static str)> {
     // With a higher limit alone, the kernel would kill the process.
     const SCARCE: &str = "lower the reserve, free memory, or raise the limit of the cgroup";
-    match (max_bytes, memory.and_then(|memory| too_much(bytes, memory))) {
-        _ if bytes == 0 => None,
-        _ if config.preset == Preset::TensorFlow => {
-            Some(("the preset tensorflow has no reserve".to_owned(), "set PINPOOL_PRESET=adaptive"))
-        }
-        (Some(max_bytes), scarce) if bytes > max_bytes => {
-            let remedy = match scarce {
-                _ if is_lock_limit => "lower the reserve, or raise the limit of locked memory (`ulimit -l`)",
-                Some(_) => SCARCE,
-                None => "lower the reserve or raise PINPOOL_MAX_BYTES",
-            };
-            Some((format!("{} exceeds the limit of {}", Size(bytes), Size(max_bytes)), remedy))
-        }
-        (_, scarce) => scarce.map(|scarce| (scarce, SCARCE)),
+    const LIMITED: &str = "lower the reserve or raise PINPOOL_MAX_BYTES or `ulimit -l`";
+    if config.preset == Preset::TensorFlow {
+        return Some(("the preset tensorflow has no reserve".to_owned(), "set PINPOOL_PRESET=adaptive"));
     }
+    let scarce = memory.and_then(|memory| too_much(bytes, memory));
+    let remedy = if scarce.is_some() { SCARCE } else { LIMITED };
+    let limited = max_bytes.filter(|&max_bytes| bytes > max_bytes);
+    let limited = limited.map(|limit| format!("{} exceeds the limit of {}", Size(bytes), Size(limit)));
+    Some((limited.or(scarce)?, remedy))
 }
 
 /// Measures how fast `source` pins, and whether a reserve of `bytes` fits: for JSON, and as findings.
@@ -176,8 +165,7 @@ pub(super) fn plan_reserve(
         findings.push(none.remedy("set PINPOOL_RESERVE to what a step holds at once, for full speed from the start"));
         return (Value::Null, findings);
     }
-    let is_lock_limit = source.name() == "mlock" && max_bytes.is_some() && lock_limit() == max_bytes;
-    let problem = reserve_problem(config, max_bytes, memory.as_ref(), bytes, is_lock_limit);
+    let problem = reserve_problem(config, max_bytes, memory.as_ref(), bytes);
     let fits = problem.is_none() && estimate.is_some();
     findings.push(match (problem, estimate) {
         (Some((found, remedy)), _) => Finding::error(CHECK, found).remedy(remedy),
@@ -213,23 +201,21 @@ fn sample_bytes(max_bytes: Option<u64>, available_bytes: u64) -> usize {
 /// The last finding, which decides the exit status: pinned memory for the GPU is available or not.
 pub(super) fn result(device: u32, gpu: &Finding, source: Option<&dyn Source>, works: bool) -> Finding {
     const CHECK: &str = "result";
-    let no = |why: String| Finding::error(CHECK, format!("no pinned memory for GPU {device}: {why}"));
-    let without_gpu = |why: String| {
-        let other = || "run on a machine with a GPU; pinned memory only speeds up copies to a GPU".to_owned();
-        no(why).remedy(gpu.remedy.clone().unwrap_or_else(other))
-    };
-    match source {
-        None => no("no backend works".to_owned()).remedy("set PINPOOL_BACKEND=auto"),
-        Some(source) if !works => no(format!("{} provides no memory", source.name())).remedy("see the backend above"),
+    let (why, remedy) = match source.filter(|_| works) {
+        None => {
+            ("no backend provides memory".to_owned(), "see the backends above, or set PINPOOL_BACKEND=auto".to_owned())
+        }
         Some(source) if source.needs_gpu() => {
-            Finding::ok(CHECK, format!("pinned memory for GPU {device}, by {}", source.name()))
+            return Finding::ok(CHECK, format!("pinned memory for GPU {device}, by {}", source.name()));
         }
         Some(source) if gpu.severity == Severity::Ok => {
-            no(format!("PINPOOL_BACKEND={} does not use its driver", source.name())).remedy("set PINPOOL_BACKEND=auto")
+            let why = format!("PINPOOL_BACKEND={} does not use its driver", source.name());
+            (why, "set PINPOOL_BACKEND=auto".to_owned())
         }
-        Some(source) if source.pinned_by().is_some() => {
-            without_gpu(format!("{} does not pin for a GPU", source.name()))
+        Some(source) => {
+            let other = || "run on a machine with a GPU; pinned memory only speeds up copies to a GPU".to_owned();
+            (format!("{} does not pin for a GPU", source.name()), gpu.remedy.clone().unwrap_or_else(other))
         }
-        Some(source) => without_gpu(format!("{} does not pin", source.name())),
-    }
+    };
+    Finding::error(CHECK, format!("no pinned memory for GPU {device}: {why}")).remedy(remedy)
 }

@@ -44,7 +44,7 @@ pub(crate) use probe::{ProbeArgs, run_probe};
   gpu      ok     GPU 0 of 1, NVIDIA H100 80GB HBM3, CUDA 13.0, libcuda.so.1
   choice   ok     auto selects vmm: pinned for the GPU
   reserve  error  8.0GiB exceeds the limit of 4.0GiB
-                  -> lower the reserve or raise PINPOOL_MAX_BYTES")]
+                  -> lower the reserve or raise PINPOOL_MAX_BYTES or `ulimit -l`")]
 pub(crate) struct DoctorArgs {
     /// Ordinal of the GPU [default: PINPOOL_DEVICE]
     #[arg(long, value_name = "N")]
@@ -124,17 +124,18 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Box<dyn 
 
 /// The exit status and the last finding: `of_gpu`, unless one of `findings` is an error.
 fn conclude(findings: &[Finding], of_gpu: Finding) -> (Result<(), ExitError>, Finding) {
-    let errors = || findings.iter().filter(|finding| finding.severity == Severity::Error);
-    if errors().any(|error| error.check == settings::CHECK) {
-        let refused = Finding::error(of_gpu.check, "no pool can be built with these settings");
-        return (Err(ExitError::Settings), refused.remedy("correct the settings named above"));
-    }
-    match errors().next() {
-        Some(error) if of_gpu.severity == Severity::Ok => {
-            let failed = Finding::error(of_gpu.check, format!("{}, but {} failed", of_gpu.found, error.check));
-            (Err(ExitError::Failure), failed.remedy(format!("see {} above", error.check)))
+    let errors = findings.iter().filter(|finding| finding.severity == Severity::Error);
+    let errors: Vec<_> = errors.map(|error| error.check).collect();
+    match errors.first() {
+        _ if errors.contains(&settings::CHECK) => {
+            let refused = Finding::error(of_gpu.check, "no pool can be built with these settings");
+            (Err(ExitError::Settings), refused.remedy("correct the settings named above"))
         }
-        _ if of_gpu.severity == Severity::Ok => (Ok(()), of_gpu),
+        Some(check) if of_gpu.severity == Severity::Ok => {
+            let failed = Finding::error(of_gpu.check, format!("{}, but {check} failed", of_gpu.found));
+            (Err(ExitError::Failure), failed.remedy(format!("see {check} above")))
+        }
+        None if of_gpu.severity == Severity::Ok => (Ok(()), of_gpu),
         _ => (Err(ExitError::Failure), of_gpu),
     }
 }

@@ -18,8 +18,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::Pool;
 use pinpool::unstable::config::text::{ParseError, parse_bytes, parse_duration};
+use pinpool::{PinnedBy, Pool};
 use pinpool_loader::{Catalog, Destination, LoadOptions, LoadOutcome, LoadSummary, Loader, SinkDestination, StopFlag};
 use serde_json::json;
 
@@ -31,8 +31,6 @@ use pinpool_cli::terminal::{Terminal, Verbosity};
 
 /// Files of the synthetic data set: about 1.1 GB.
 const SYNTHETIC_FILES: u64 = 10_000;
-/// Backends with memory pinned by the driver.
-const PINNED_FOR_A_GPU: [&str; 3] = ["vmm", "register", "cuda"];
 /// Time between two checks for an interrupt.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
@@ -183,12 +181,8 @@ fn stay_idle(idle: Duration, stop: &StopFlag) {
         log::info!("idle for {} s", idle.as_secs_f64());
     }
     let started = Instant::now();
-    while !stop.is_raised() {
-        let left = idle.saturating_sub(started.elapsed());
-        if left.is_zero() {
-            return;
-        }
-        thread::sleep(left.min(CHECK_EVERY));
+    while !stop.is_raised() && started.elapsed() < idle {
+        thread::sleep(idle.min(CHECK_EVERY));
     }
 }
 
@@ -242,10 +236,9 @@ impl LoadArgs {
                 return Ok(Box::new(SinkDestination::new(lanes)?));
             }
         };
-        let backend = pool.stats().backend;
-        if !PINNED_FOR_A_GPU.contains(&backend) {
-            let why =
-                format!("the backend {backend} does not pin memory for the GPU ({})", PINNED_FOR_A_GPU.join(", "));
+        let stats = pool.stats();
+        if stats.pinned_by != Some(PinnedBy::Driver.name()) {
+            let why = format!("the backend {} does not pin memory for the GPU", stats.backend);
             if self.require_gpu {
                 return Err(ExitError::NoGpu.because(format_args!("--require-gpu: {why}")));
             }

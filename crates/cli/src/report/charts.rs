@@ -241,9 +241,7 @@ impl<'a> Charts<'a> {
         let held = self.peak(|of| of.held_bytes);
         if held > 0 {
             facts.extend([
-                ("time lost", seconds(sum(last, lost_ns))),
                 ("pin calls", grouped(sum(last, |of| of.pin_calls))),
-                ("most held", Size(held).to_string()),
                 ("most in use", Size(self.peak(in_use)).to_string()),
             ]);
         }

@@ -74,22 +74,9 @@ fn html(report: &Value) -> String {
         license = include_str!("uplot.LICENSE"),
         library = include_str!("uplot.js"),
         script = include_str!("page.js"),
-        data = embedded(&report.to_string()),
+        // Without `<` no name of a file, pool or tag can end the element.
+        data = report.to_string().replace('<', "\\u003c"),
     )
-}
-
-/// JSON as the content of a `script` element: ASCII without `<`, so that no name of a file, pool or tag can end the element.
-fn embedded(json: &str) -> String {
-    let mut safe = String::with_capacity(json.len());
-    for c in json.chars() {
-        match c {
-            '<' | '\u{7f}'.. => {
-                c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| safe += &format!("\\u{unit:04x}"));
-            }
-            c => safe.push(c),
-        }
-    }
-    safe
 }
 
 #[cfg(test)]
@@ -102,7 +89,7 @@ mod tests {
         let page = html(&Value::from(name));
         let (_, rest) = page.split_once("id=\"report\">").unwrap();
         let (data, _) = rest.split_once("</script>").unwrap();
-        assert!(data.is_ascii(), "{data}");
+        assert!(!data.contains('<'), "{data}");
         assert_eq!(serde_json::from_str::<String>(data).unwrap(), name);
         assert!(page.contains("Copyright (c) 2022 Leon Sorokin") && page.contains("MERCHANTABILITY"));
         for fetch in ["src=", "@import", "url(", "fetch(", "XMLHttpRequest", "innerHTML"] {

@@ -8,7 +8,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Stylize};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Paragraph, Sparkline};
+use ratatui::widgets::{Block, Paragraph, Sparkline, Wrap};
 
 use crate::series::{PoolSeries, Series, lost_ns};
 use pinpool_cli::table::grouped;
@@ -39,12 +39,30 @@ pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize) {
     let holders = holders(now);
     let area = frame.area();
     let room = usize::from(area.height.saturating_sub(HEIGHT)).saturating_sub(holders.len()).max(1);
-    let why_lines = why_lines(lines, usize::from(area.width), room);
+    let color = if diagnosis.is_some_and(|one| one.is_alarm) { Color::Red } else { Color::Green };
+    let paragraph = |is_shown: &dyn Fn(usize, &str) -> bool| {
+        let shown = lines.iter().enumerate().filter(|(at, line)| is_shown(*at, line));
+        let line = |(at, line): (usize, &String)| match at {
+            // Only the cause is colored.
+            0 => Line::from(one_line(line)).bold().fg(color),
+            _ => Line::from(one_line(line)),
+        };
+        Paragraph::new(shown.map(line).collect::<Vec<_>>()).wrap(Wrap { trim: false })
+    };
+    let rows = |of: &Paragraph<'_>| of.line_count(area.width);
+    let (cause, mut others) = (paragraph(&|at, _| at == 0), paragraph(&|at, _| at > 0));
+    if rows(&cause) + rows(&others) > room {
+        others = paragraph(&|at, line| at > 0 && line.starts_with(TO_DO));
+    }
+    // With two rows, one is for the recommendation.
+    let of_cause = rows(&cause).min(room.saturating_sub(rows(&others)).max(room - room / 2));
+    let of_others = rows(&others).min(room - of_cause);
     // The curves take the remaining rows.
     let length = |lines: usize| Constraint::Length(u16::try_from(lines).unwrap_or(u16::MAX));
-    let [head, why, bytes, curves, rates, rest, foot] = Layout::vertical([
+    let [head, why, more, bytes, curves, rates, rest, foot] = Layout::vertical([
         Constraint::Length(1),
-        length(why_lines.len()),
+        length(of_cause),
+        length(of_others),
         Constraint::Length(8),
         Constraint::Min(3),
         Constraint::Length(7),
@@ -56,14 +74,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize) {
     let process = series.process.unwrap_or(0);
     let title = format!(" {}: {}  process {process}{place}  observed for {elapsed}", pool.name, one_line(&pool.kind));
     frame.render_widget(Line::from(vec!["pinpool top".bold(), title.into()]), head);
-    let color = if diagnosis.is_some_and(|one| one.is_alarm) { Color::Red } else { Color::Green };
-    // Only the cause is colored.
-    let cause = lines.first().map_or(0, |cause| wrapped(cause, usize::from(area.width)).len());
-    let why_text = why_lines.into_iter().enumerate().map(|(at, line)| match at < cause {
-        true => Line::from(line).bold().fg(color),
-        false => Line::from(line),
-    });
-    frame.render_widget(Paragraph::new(why_text.collect::<Vec<_>>()), why);
+    frame.render_widget(cause, why);
+    frame.render_widget(others, more);
     draw_bytes(frame, bytes, now);
     draw_curves(frame, curves, pool, now);
     draw_rates(frame, rates, pool, now);
@@ -155,8 +167,6 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapsh
     let right = [
         format!("hit rate   {recent}, all {all}"),
         format!("max idle   {limit}"),
-        format!("used       {} buffers", grouped(now.used)),
-        format!("waiting    {}", grouped(now.waiting)),
         format!("failed     {}", grouped(now.failed_requests)),
     ];
     let [left_area, right_area] = Layout::horizontal([Constraint::Length(45), Constraint::Min(0)]).areas(inner);
@@ -166,41 +176,6 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapsh
 
 fn hits(now: &Snapshot) -> u64 {
     now.requests.saturating_sub(now.misses + now.failed_requests)
-}
-
-/// The diagnosis in `room` lines: all of it, or as much of the cause and recommendation as fits.
-fn why_lines(why: &[String], width: usize, room: usize) -> Vec<String> {
-    let wrap =
-        |lines: &mut dyn Iterator<Item = &String>| lines.flat_map(|line| wrapped(line, width)).collect::<Vec<_>>();
-    let all = wrap(&mut why.iter());
-    if all.len() <= room {
-        return if all.is_empty() { vec![String::new()] } else { all };
-    }
-    let (mut cause, to_do) =
-        (wrap(&mut why.iter().take(1)), wrap(&mut why.iter().filter(|line| line.starts_with(TO_DO))));
-    // With two lines, one is for the recommendation.
-    cause.truncate(room.saturating_sub(to_do.len()).max(room - room / 2));
-    cause.extend(to_do);
-    cause.truncate(room);
-    cause
-}
-
-/// Wraps the text at `width`; further lines are indented by two.
-fn wrapped(line: &str, width: usize) -> Vec<String> {
-    let line = one_line(line);
-    let blanks = line.chars().take_while(|&letter| letter == ' ').count();
-    let mut lines = vec![" ".repeat(blanks)];
-    for word in line.split_whitespace() {
-        let last = lines.last_mut().expect("there is a line");
-        let is_first = last.trim().is_empty();
-        if is_first || last.chars().count() + 1 + word.chars().count() <= width {
-            *last += if is_first { "" } else { " " };
-            *last += word;
-        } else {
-            lines.push(format!("  {word}"));
-        }
-    }
-    lines
 }
 
 /// The oldest copy and the owners.

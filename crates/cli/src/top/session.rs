@@ -29,11 +29,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// If stdout is not a terminal, or raw mode is refused.
+    /// If no keys can be read, or raw mode is refused.
     pub(super) fn begin() -> Result<Self, Box<dyn Error>> {
-        if !io::stdout().is_terminal() {
-            return Err("stdout is not a terminal; use --once".into());
-        }
         let stdin = io::stdin();
         let keys = if stdin.is_terminal() {
             stdin.as_fd().try_clone_to_owned()?

@@ -16,19 +16,15 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use pinpool_replay::{PoolDescription, Recording};
 
 use crate::files::{in_file, named};
 use crate::input;
-use pinpool_cli::terminal::{Terminal, write_stdout};
-
-/// Maximum number of pools named in a message.
-const UNENDED_SHOWN: usize = 5;
+use pinpool_cli::terminal::write_stdout;
 
 /// Print a recording, or convert it for PyTorch's memory_viz
 ///
 /// Reads recordings (PINPOOL_TRACE or `load --record`), plain or compressed. Exits with 1 if the recording is truncated; the intact part
-/// is printed. Names the pools without a recorded end: their process was killed, or exited while they lived.
+/// is printed.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool trace t.gz --format pytorch -o t.pickle
   Open t.pickle at https://pytorch.org/memory_viz")]
@@ -53,7 +49,7 @@ enum Format {
     Pytorch,
 }
 
-pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &TraceArgs) -> Result<(), Box<dyn Error>> {
     let recording = input::read_recording(&args.trace, input::open(&args.trace)?)?;
     if recording.records.is_empty() {
         let why = recording.warning.as_deref().unwrap_or("it has no records");
@@ -72,20 +68,7 @@ pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), Box<dyn E
         }
         None => write_stdout(write)?,
     }
-    unended(&recording).iter().for_each(|unended| terminal.message(named(&args.trace, unended)));
     recording.warning.map_or(Ok(()), |warning| Err(named(&args.trace, &warning).into()))
-}
-
-/// Names the first pools without a recorded end.
-fn unended(recording: &Recording) -> Option<String> {
-    let ends = recording.ends();
-    let is_unended = |pool: &&PoolDescription| pool.fact("process").is_some() && !ends.contains_key(&pool.number);
-    let names: Vec<_> = recording.pools.iter().filter(is_unended).map(PoolDescription::name).collect();
-    let (shown, rest) = names.split_at(names.len().min(UNENDED_SHOWN));
-    let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-    let shown = shown.join(", ");
-    (!shown.is_empty())
-        .then(|| format!("no recorded end of {shown}{more}: the process was killed, or exited without dropping them"))
 }
 
 /// Writing to the input would truncate it before it is read.

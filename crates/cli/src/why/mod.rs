@@ -27,8 +27,8 @@ use crate::served::names_process;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// Pools that are listed individually.
-const LISTED: usize = 8;
+/// Healthy pools that are named.
+const NAMED: usize = 8;
 
 /// Explain what a pool costs and what to change
 ///
@@ -51,7 +51,7 @@ pub(crate) struct WhyArgs {
     #[arg(long)]
     lines: bool,
 
-    /// List every pool; with --lines, every line
+    /// List every pool
     #[arg(long, conflicts_with = "json")]
     all: bool,
 
@@ -78,7 +78,7 @@ pub(crate) fn read_series(target: &Path, length: Duration, stop: &StopFlag) -> R
 
 pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let target = match args.targets.as_slice() {
-        targets if args.lines => return lines::run(targets, args.json, args.all, terminal),
+        targets if args.lines => return lines::run(targets, args.json, terminal),
         [before, after] => return diff::run(before, after, args.json, terminal),
         [target] => target,
         _ => return Err(ExitError::Settings.because("name one target, two recordings to compare, or --lines")),
@@ -106,17 +106,13 @@ fn in_words(diagnoses: &[DiagnosisText], all: bool) -> String {
     let is_brief = |one: &&DiagnosisText| !all && diagnoses.len() > 1 && one.cause == Cause::Healthy.name();
     let (brief, full): (Vec<_>, Vec<_>) = diagnoses.iter().partition(is_brief);
     let mut text = String::new();
-    for DiagnosisText { pool, lines, .. } in full.iter().take(if all { usize::MAX } else { LISTED }) {
+    for DiagnosisText { pool, lines, .. } in full {
         let name = if diagnoses.len() > 1 { format!("{pool}: ") } else { String::new() };
         text += &format!("{name}{}\n", lines.join("\n"));
     }
-    if !all && full.len() > LISTED {
-        let alarms = full.iter().skip(LISTED).filter(|one| one.is_alarm).count();
-        text += &format!("{} more pools, {alarms} of them with an alarm (--all lists them)\n", full.len() - LISTED);
-    }
     if !brief.is_empty() {
-        let names: Vec<_> = brief.iter().take(LISTED).map(|one| &*one.pool).collect();
-        let more = if brief.len() > LISTED { ", ..." } else { "" };
+        let names: Vec<_> = brief.iter().take(NAMED).map(|one| &*one.pool).collect();
+        let more = if brief.len() > NAMED { ", ..." } else { "" };
         text += &format!("{} healthy: {}{more}\n", brief.len(), names.join(", "));
     }
     text

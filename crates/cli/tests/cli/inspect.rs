@@ -272,13 +272,11 @@ fn the_verdict_tells_a_pool_that_has_its_size_from_one_that_never_will() {
 }
 
 #[test]
-fn the_table_is_for_people_and_leaves_out_the_middle_of_a_long_one() {
+fn the_table_is_for_people_and_has_a_row_for_each_line() {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), format!("{AFTER}\n{RAISE}\n").repeat(60)).unwrap();
-    let path = [file.path().to_owned()];
-    let short = inspect(&path, &[]);
-    let rows = |ran: &Ran| ran.stdout.lines().filter(|line| line.contains("63,521") || line.ends_with(" 110")).count();
-    assert!(short.stdout.contains("... 80 more (--all)"), "{}", short.stdout);
-    assert!(short.stdout.contains("120 messages in 120 lines"), "{}", short.stdout);
-    assert_eq!((rows(&short), rows(&inspect(&path, &["--all"]))), (40, 120), "{}", short.stdout);
+    let table = inspect(&[file.path().to_owned()], &[]).stdout;
+    assert!(table.contains("120 messages in 120 lines"), "{table}");
+    let rows = table.lines().filter(|line| line.contains("63,521") || line.ends_with(" 110")).count();
+    assert_eq!(rows, 120, "{table}");
 }

@@ -112,12 +112,8 @@ fn few_gets_decide_nothing_and_the_first_sentence_is_the_one_that_was_looked_for
 }
 
 #[test]
-fn a_log_in_another_compression_is_named_with_what_unpacks_it() {
-    for (bytes, name) in
-        [(&b"BZh91AY&SY"[..], "bzip2 -dc"), (b"\xfd7zXZ\0\0\x04", "xz -dc"), (b"\x28\xb5\x2f\xfd\x04", "zstd -dc")]
-    {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), bytes).unwrap();
-        finish(pinpool(&["inspect"]).arg(file.path())).exits(1).check_stderr(name);
-    }
+fn a_log_in_another_compression_is_refused_with_how_to_unpack_it() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), b"\xfd7zXZ\0\0\x04").unwrap();
+    finish(pinpool(&["inspect"]).arg(file.path())).exits(1).check_stderr("xz -dc FILE");
 }

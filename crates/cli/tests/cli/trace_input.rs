@@ -2,10 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use crate::record::recorded;
-use crate::tool::{Ran, finish, pinpool, until};
+use crate::tool::{Ran, finish, pinpool};
 
 fn trace(path: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&["trace"]).arg(path).args(args))
@@ -51,23 +50,4 @@ fn version_0_and_traces_of_nothing_are_refused_and_nothing_is_written() {
         ran.check_stderr(why);
         assert!(!ran.stderr.contains("out.json") && !out.exists(), "{name}: {}", ran.stderr);
     }
-}
-
-#[test]
-fn pools_whose_process_was_killed_are_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = recorded(dir.path(), "ended.trace");
-    assert_eq!(trace(&path, &[]).stderr, "");
-    let path = dir.path().join("killed.trace");
-    let mut load = pinpool(&["load", "--epochs", "1000000", "--synthetic", "50", "--batch-files", "1", "--record"]);
-    let mut child = load.arg(&path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    until("a block is written", || fs::metadata(&path).is_ok_and(|file| file.len() >= 2_000));
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let ran = trace(&path, &[]);
-    ran.check_stderr("killed.trace: no recorded end of ");
-    ran.check_stderr("the process was killed, or exited without dropping them");
-    assert!(ran.stdout.contains("\na "));
-    // Whole as far as it goes, unless the last block was cut off.
-    assert_eq!(ran.code(), i32::from(ran.stderr.contains("truncated")), "{}", ran.stderr);
 }

@@ -19,15 +19,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::steps::{Due, Schedule};
+use super::replay::Replay;
 use super::report::ReplayReport;
 use super::sim::SimSource;
 use super::workload::Workload;
-use crate::format::DEFAULT_ALIGN;
+use crate::format::{DEFAULT_ALIGN, TraceError};
 use crate::threads::{Op, Step, StepId};
-use pinpool::unstable::{ManualClock, compaction_step, maintenance_period, run_due};
-use pinpool::{Error, PinnedBuf, Pool};
+use pinpool::unstable::{CheckReport, LogSampler, ManualClock, compaction_step, maintenance_period, run_due};
+use pinpool::{Backend, Error, Limit, PinnedBuf, Pool};
+use pinpool_os::sync::plain::Mutex;
 
 mod steps;
+
+/// A machine without files.
+const NO_MACHINE: &str = "/dev/null";
+
+/// Longest wait of a replay that sets none.
+const DEFAULT_WAIT: Duration = Duration::from_millis(100);
 
 /// Longest time between two polls of the pool.
 const POLL_EVERY_US: u64 = 1_000_000;
@@ -44,7 +52,7 @@ const SLOW_NS: u64 = 500_000;
 const STARTED_US: u64 = 1_000_000;
 
 /// Plays a workload on a pool.
-pub(super) struct Player<'a> {
+struct Player<'a> {
     pool: Pool,
     clock: ManualClock,
     source: Arc<SimSource>,
@@ -62,8 +70,8 @@ pub(super) struct Player<'a> {
     now_ns: u64,
     /// The player's counters; the pool provides the rest at the end.
     report: ReplayReport,
-    page_locks_at_half: u64,
     pinned_byte_us: u128,
+    checks: Arc<Mutex<Vec<CheckReport>>>,
     /// Requested bytes of the held buffers.
     requested_bytes: u64,
     workload: &'a Workload,
@@ -71,7 +79,7 @@ pub(super) struct Player<'a> {
 }
 
 /// Called with the pool after each step.
-pub(super) type Observe<'a> = &'a mut dyn FnMut(&Pool);
+type Observe<'a> = &'a mut dyn FnMut(&Pool);
 
 /// A request.
 struct Ticket {
@@ -81,38 +89,69 @@ struct Ticket {
     step: StepId,
 }
 
+impl Replay {
+    /// Replays all of `workload` on a new pool, then lets a minute pass.
+    ///
+    /// # Errors
+    ///
+    /// If the workload requests more than any pool can provide.
+    pub fn play(&self, workload: &Workload) -> Result<ReplayReport, TraceError> {
+        self.play_observed(workload, &mut |_| ())
+    }
+
+    /// Replays `workload` as [`play`](Replay::play) does, and calls `observe` with the pool after each step.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`play`](Replay::play).
+    pub fn play_observed(&self, workload: &Workload, observe: Observe<'_>) -> Result<ReplayReport, TraceError> {
+        Ok(Player::new(self, workload, observe)?.play()?)
+    }
+}
+
 impl<'a> Player<'a> {
-    /// Counts in `report`, which names the source and the limit of the pool.
-    pub(super) fn new(
-        workload: &'a Workload,
-        (pool, clock, source): (Pool, ManualClock, Arc<SimSource>),
-        wait: Duration,
-        report: ReplayReport,
-        observe: Observe<'a>,
-    ) -> Self {
-        let is_closed = workload.is_closed && (workload.has_waited || report.max_bytes.is_some());
-        Self {
-            pool,
+    /// A player with a new pool, which is independent of the machine, the environment and the system clock, so that replays are
+    /// repeatable.
+    fn new(replay: &Replay, workload: &'a Workload, observe: Observe<'a>) -> Result<Self, Error> {
+        let Replay { source: kind, max_bytes, wait, .. } = *replay;
+        let source = Arc::new(SimSource::of(kind, SimSource::DEFAULT_TOTAL_BYTES));
+        let (clock, checks) = (ManualClock::default(), Arc::<Mutex<Vec<CheckReport>>>::default());
+        let checked = checks.clone();
+        let builder = replay
+            .builder()
+            .unstable_host_root(NO_MACHINE)
+            .unstable_log_sampler(LogSampler::new())
+            .unstable_clock(clock.clone())
+            .unstable_code(|code| code.maintained_by_caller = workload.is_closed)
+            .unstable_on_check(move |check| checked.lock().push(*check))
+            .unstable_code(|code| code.pressure = Some(NO_MACHINE.into()))
+            .backend(Backend::Source(source.clone()))
+            .max_bytes(max_bytes.map_or(Limit::Unlimited, Limit::Bytes))
+            // The player queues requests: no virtual time passes while a thread sleeps.
+            .wait(Duration::ZERO);
+        let is_closed = workload.is_closed && (workload.has_waited || max_bytes.is_some());
+        Ok(Self {
+            pool: builder.build()?,
             clock,
             source,
             next_poll_us: 0,
             compacted_ns: 0,
-            wait_us: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX),
+            wait_us: u64::try_from(wait.unwrap_or(DEFAULT_WAIT).as_micros()).unwrap_or(u64::MAX),
             held: HashMap::new(),
             queue: VecDeque::new(),
             schedule: Schedule::new(&workload.threads, is_closed),
             now_ns: 0,
-            report,
-            page_locks_at_half: 0,
+            report: ReplayReport { source: kind, max_bytes, ..ReplayReport::default() },
             pinned_byte_us: 0,
+            checks,
             requested_bytes: 0,
             workload,
             observe,
-        }
+        })
     }
 
     /// Performs all of the workload.
-    pub(super) fn play(mut self) -> Result<ReplayReport, Error> {
+    fn play(mut self) -> Result<ReplayReport, Error> {
         while let Some(next_us) = self.next_event_us() {
             let now_us = self.clock.now_us();
             if let Some((at_ns, due)) = self.schedule.pop(now_us) {
@@ -196,9 +235,12 @@ impl<'a> Player<'a> {
         self.count_calls(ticket.since_us);
         self.report.gets += 1;
         if self.report.gets == self.workload.gets / 2 {
-            self.page_locks_at_half = self.pool.stats().memory.pin.count;
+            self.report.page_locks = self.pool.stats().memory.pin.count;
         }
-        let waits = buffer.is_none() && self.wait_us > 0 && self.fits_limit(bytes)?;
+        // A request that an empty pool could not serve under the limit does not wait.
+        let class_bytes = self.pool.config().rounding.class_bytes(bytes, DEFAULT_ALIGN)? as u64;
+        let fits_limit = self.report.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes);
+        let waits = buffer.is_none() && self.wait_us > 0 && fits_limit;
         if !self.schedule.is_closed {
             self.schedule.served(step, name, self.now_ns);
         }
@@ -278,37 +320,29 @@ impl<'a> Player<'a> {
     /// A buffer; `None` if the limit leaves no memory for it.
     fn try_get(&self, bytes: usize) -> Result<Option<PinnedBuf>, Error> {
         match self.pool.get(bytes) {
-            Ok(buffer) => Ok(Some(buffer)),
             Err(error) if error.is_limit() => Ok(None),
-            Err(error) => Err(error),
+            outcome => outcome.map(Some),
         }
-    }
-
-    /// Returns whether an empty pool could serve the request under the limit.
-    fn fits_limit(&self, bytes: usize) -> Result<bool, Error> {
-        let class_bytes = self.pool.config().rounding.class_bytes(bytes, DEFAULT_ALIGN)? as u64;
-        Ok(self.report.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes))
     }
 
     /// Advances to a minute after the last return, unless the trace did, and completes the report.
     fn finish(mut self) -> Result<ReplayReport, Error> {
-        let lasted_us = u128::from(self.clock.now_us());
-        let mean_pinned_bytes = match self.pinned_byte_us.checked_div(lasted_us) {
-            Some(bytes) => u64::try_from(bytes).unwrap_or(u64::MAX),
-            None => self.pool.stats().memory.held_bytes,
-        };
+        let (lasted_us, held_bytes) = (self.clock.now_us(), self.pool.stats().memory.held_bytes);
+        let mean_pinned_bytes = self.pinned_byte_us.checked_div(lasted_us.into()).unwrap_or(held_bytes.into());
         self.advance_to(self.report.ended_us + SETTLING_US)?;
         let stats = self.pool.stats();
         let page_locks = stats.memory.pin.count;
+        let checks = self.checks.lock();
         Ok(ReplayReport {
             preset: stats.preset,
             rounding: self.pool.config().rounding.to_string(),
             page_locks,
-            late_page_locks: page_locks - self.page_locks_at_half,
+            // Until here the report has the calls of the first half.
+            late_page_locks: page_locks - self.report.page_locks,
             bytes_locked: stats.memory.pin.bytes,
             peak_pinned_bytes: stats.memory.peak_held_bytes,
             peak_requested_bytes: self.workload.peak_requested_bytes(),
-            mean_pinned_bytes,
+            mean_pinned_bytes: u64::try_from(mean_pinned_bytes).unwrap_or(u64::MAX),
             front_hits: stats.requests.hits,
             evicted: stats.memory.evictions.over_limit,
             reclaimed: stats.memory.evictions.reclaimed,
@@ -317,6 +351,8 @@ impl<'a> Player<'a> {
             pool_size_limit: stats.limits.max_idle_buffers,
             releases: stats.memory.unpin.count,
             released_bytes: stats.memory.unpin.bytes,
+            checks: checks.len() as u64,
+            last_lines: checks.last().map(ToString::to_string),
             ..self.report
         })
     }

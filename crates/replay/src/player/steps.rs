@@ -51,30 +51,14 @@ pub(super) struct Schedule<'a> {
     due: BinaryHeap<Reverse<(u64, u64, Due)>>,
     /// When each request was served.
     got_ns: HashMap<usize, u64>,
-    /// The step that returns a buffer of another thread.
-    foreign_returns: HashMap<usize, StepId>,
-    /// Threads that wait to follow a request that is not served yet.
-    blocked: HashMap<usize, Vec<usize>>,
-}
-
-/// Returns whether the step returns a buffer that another thread requested.
-fn is_foreign_return(step: &Step) -> bool {
-    matches!(step.operation, Op::Put { .. }) && step.follows.is_some()
+    /// Steps that follow a request that is not served yet.
+    blocked: HashMap<usize, Vec<StepId>>,
 }
 
 impl<'a> Schedule<'a> {
     pub(super) fn new(threads: &'a [Vec<Step>], is_closed: bool) -> Self {
-        let foreign_returns = threads.iter().enumerate().flat_map(|(thread, steps)| {
-            let steps = steps.iter().enumerate().filter(|(_, step)| is_foreign_return(step));
-            steps.filter_map(move |(place, step)| Some((step.follows?.0, (thread, place))))
-        });
         let thread = |steps: &'a Vec<Step>| Thread { steps, is_done: vec![false; steps.len()], ..Thread::default() };
-        let mut schedule = Self {
-            is_closed,
-            foreign_returns: foreign_returns.collect(),
-            threads: threads.iter().map(thread).collect(),
-            ..Self::default()
-        };
+        let mut schedule = Self { is_closed, threads: threads.iter().map(thread).collect(), ..Self::default() };
         (0..threads.len()).for_each(|thread| schedule.plan(thread, 0));
         schedule
     }
@@ -102,9 +86,15 @@ impl<'a> Schedule<'a> {
         self.plan(thread, now_ns);
     }
 
-    /// When the request that a step follows was served, plus the time in between; 0 if it follows none.
-    fn followed_ns(&self, step: &Step) -> Option<u64> {
-        step.follows.map_or(Some(0), |(name, after_ns)| Some(self.got_ns.get(&name)? + after_ns))
+    /// When the request that a step follows was served, plus the time in between; 0 if it follows none. `None` if the request is not
+    /// served yet: the step is then planned once it is.
+    fn followed_ns(&mut self, step: StepId) -> Option<u64> {
+        let Some((name, after_ns)) = self.threads[step.0].steps[step.1].follows else { return Some(0) };
+        let Some(got_ns) = self.got_ns.get(&name) else {
+            self.blocked.entry(name).or_default().push(step);
+            return None;
+        };
+        Some(got_ns + after_ns)
     }
 
     /// Schedules the next step of a thread, or marks it idle.
@@ -117,29 +107,25 @@ impl<'a> Schedule<'a> {
         let Some(next) = steps.get(place) else { return };
         if !self.is_closed {
             self.due.push(Reverse((next.at_ns, next.line, Due::Step((at, place)))));
-        } else if is_foreign_return(next) {
+        } else if next.is_foreign_return() {
             let ready = thread.ready.pop_first();
             thread.is_idle = ready.is_none();
             self.due.extend(ready.map(|ready| thread.due(at, ready, now_ns)));
             if place >= thread.returns_until {
-                let returns = steps[place..].iter().take_while(|step| is_foreign_return(step)).count();
+                let returns = steps[place..].iter().take_while(|step| step.is_foreign_return()).count();
                 thread.returns_until = place + returns;
                 (place..place + returns).for_each(|place| self.plan_ready((at, place), now_ns));
             }
-        } else if let Some(followed_ns) = self.followed_ns(next) {
+        } else if let Some(followed_ns) = self.followed_ns((at, place)) {
             self.due.push(self.threads[at].due(at, place, followed_ns));
-        } else if let Some((name, _)) = next.follows {
-            self.blocked.entry(name).or_default().push(at);
         }
     }
 
-    /// Schedules when the buffer of a return is filled, if it was requested and the thread has come to this return.
-    fn plan_ready(&mut self, (at, place): StepId, now_ns: u64) {
-        let Thread { steps, returns_until, .. } = self.threads[at];
-        if place < returns_until
-            && let Some(ready_ns) = self.followed_ns(&steps[place])
-        {
-            self.due.push(Reverse((ready_ns.max(now_ns), steps[place].line, Due::Ready((at, place)))));
+    /// Schedules when the buffer of a return is filled.
+    fn plan_ready(&mut self, step: StepId, now_ns: u64) {
+        if let Some(ready_ns) = self.followed_ns(step) {
+            let line = self.threads[step.0].steps[step.1].line;
+            self.due.push(Reverse((ready_ns.max(now_ns), line, Due::Ready(step))));
         }
     }
 
@@ -155,11 +141,11 @@ impl<'a> Schedule<'a> {
     pub(super) fn served(&mut self, step: StepId, name: usize, now_ns: u64) {
         self.got_ns.insert(name, now_ns);
         self.finish(step, now_ns);
-        if let Some(&returned_by) = self.foreign_returns.get(&name) {
-            self.plan_ready(returned_by, now_ns);
-        }
-        for thread in self.blocked.remove(&name).unwrap_or_default() {
-            self.plan(thread, now_ns);
+        for (thread, place) in self.blocked.remove(&name).unwrap_or_default() {
+            match self.threads[thread].steps[place].is_foreign_return() {
+                true => self.plan_ready((thread, place), now_ns),
+                false => self.plan(thread, now_ns),
+            }
         }
     }
 

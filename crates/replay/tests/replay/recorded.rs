@@ -108,7 +108,7 @@ fn a_slow_consumer_ends_no_earlier_with_more_memory() {
     });
     drop(pool);
     let workload = Workload::from_recording(&Recording::open(&path).unwrap()).unwrap();
-    let play = |mib: u64| Replay { max_bytes: Some(mib << 20), wait: Duration::MAX, ..Replay::default() };
+    let play = |mib: u64| Replay { max_bytes: Some(mib << 20), wait: Some(Duration::MAX), ..Replay::default() };
     let (as_recorded, ample) = (play(4).play(&workload).unwrap(), play(64).play(&workload).unwrap());
     assert!(as_recorded.waited_us > ample.waited_us, "{} and {}", as_recorded.waited_us, ample.waited_us);
     assert!(ample.ended_us >= as_recorded.ended_us * 9 / 10, "{} and {}", as_recorded.ended_us, ample.ended_us);
@@ -139,7 +139,7 @@ fn put_of(id: u64) -> Event {
 }
 
 fn under(limit_mib: Option<u64>) -> Replay {
-    Replay { max_bytes: limit_mib.map(|mib| mib << 20), wait: Duration::MAX, ..Replay::default() }
+    Replay { max_bytes: limit_mib.map(|mib| mib << 20), wait: Some(Duration::MAX), ..Replay::default() }
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn served_out_of_order() -> Workload {
 #[test]
 fn a_consumer_takes_a_ready_buffer_and_no_request_times_out() {
     let workload = served_out_of_order();
-    let replay = Replay { wait: Duration::from_secs(30), ..under(Some(4)) };
+    let replay = Replay { wait: Some(Duration::from_secs(30)), ..under(Some(4)) };
     let outcome = replay.play(&workload).unwrap();
     assert_eq!((outcome.fallbacks, workload.doubt(&outcome)), (0, None), "{outcome:?}");
     assert!((1_140_000..1_260_000).contains(&outcome.ended_us), "{}", outcome.ended_us);
@@ -222,7 +222,7 @@ fn a_thread_that_waits_for_a_buffer_returns_its_own_if_all_threads_wait() {
     let gets = [(40, 0, get_of(40, 0)), (42, 1, get_of(41, 0)), (45, 2, get_of(42, 4))];
     let puts = [(45, 0, put_of(41)), (46, 0, put_of(40)), (47, 0, put_of(42))];
     let workload = written(8, &alone.chain(gets).chain(puts).collect::<Vec<_>>());
-    let outcome = Replay { wait: Duration::from_secs(30), ..under(Some(8)) }.play(&workload).unwrap();
+    let outcome = Replay { wait: Some(Duration::from_secs(30)), ..under(Some(8)) }.play(&workload).unwrap();
     assert_eq!((outcome.fallbacks, workload.doubt(&outcome)), (0, None), "{outcome:?}");
 }
 
@@ -271,7 +271,7 @@ fn a_replay_with_another_end_or_with_timeouts_is_not_faithful() {
     let doubt = |replay: Replay| workload.doubt(&replay.play(&workload).unwrap()).unwrap_or_default();
     let ends_early = doubt(under(None));
     assert!(ends_early.contains("the replay ends after 51.0ms instead of 1.2s"), "{ends_early}");
-    let times_out = doubt(Replay { wait: Duration::from_millis(19), ..under(Some(4)) });
+    let times_out = doubt(Replay { wait: Some(Duration::from_millis(19)), ..under(Some(4)) });
     assert!(times_out.contains("of the replay time out"), "{times_out}");
     assert!(times_out.starts_with("this recording cannot be replayed faithfully: "), "{times_out}");
 }

@@ -220,7 +220,7 @@ fn the_return_of_a_buffer_ends_the_wait_for_it() {
 #[test]
 fn a_wait_of_zero_is_an_immediate_fallback() {
     let text = "a 1 3145728\na 2 3145728\nf 2\nf 1\n";
-    let report = play(text, &Replay { wait: Duration::ZERO, ..under(4 * MIB) });
+    let report = play(text, &Replay { wait: Some(Duration::ZERO), ..under(4 * MIB) });
     assert_eq!((report.waits, report.fallbacks), (0, 1));
 }
 

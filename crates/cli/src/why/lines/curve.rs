@@ -5,7 +5,7 @@ use pinpool_observe::diagnosis::Cause;
 
 use super::history::{History, PoolHistory};
 use super::message::LogContent;
-use super::trend::Trend;
+use super::trend::{THRASHING, trend};
 use crate::diagnosis::DiagnosisText;
 use crate::series::{PoolSeries, Series};
 
@@ -15,11 +15,11 @@ const NOTE: &str = "The counters in a log restart at each raise, and requests be
 /// The diagnoses in the log; without any, those from TensorFlow's lines. Alarms come first.
 pub(super) fn diagnoses(found: &LogContent, history: &History) -> Vec<DiagnosisText> {
     let of_trend = |pool: &PoolHistory| {
-        let Trend { name, is_alarm, advice } = Trend::of(pool);
+        let (name, advice) = trend(pool);
         let lines = format!("{name}: {}", advice.join("\n  ")).lines().map(str::to_owned).collect();
         let origin = pool.origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})"));
         let (pool, cause) = (format!("pool {}{origin}", pool.number), name.to_owned());
-        DiagnosisText { pool, cause, is_alarm, lines, ..DiagnosisText::default() }
+        DiagnosisText { pool, cause, is_alarm: name == THRASHING, lines, ..DiagnosisText::default() }
     };
     let mut all: Vec<_> = match found.diagnoses.is_empty() {
         true => history.pools.iter().map(of_trend).collect(),

@@ -3,8 +3,9 @@
 //! A message may start anywhere in a line, after a progress bar or another message, and may be wrapped over several lines at any
 //! position, including its prefix. Truncated and damaged messages are counted, and their numbers are not used.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, BufRead, BufReader, Read};
 use std::sync::LazyLock;
 
 use regex::bytes::{Captures, Regex};
@@ -13,7 +14,6 @@ use super::limits::Trust;
 use super::message::{LogContent, Message, Numbers};
 use super::origin::{self, Origins, compiled};
 use super::parts::{self, AFTER, FIRST_LETTERS, Match, Parts, RAISE, follow, frame, is_line_end};
-use super::text::{Piece, Pieces};
 use crate::files::why;
 
 /// Most lines of other text between two parts of a message.
@@ -23,8 +23,10 @@ const LONGEST_MESSAGE_BYTES: usize = 512;
 /// Longest prefix, and most lines that it is wrapped over.
 const LONGEST_PREFIX_BYTES: usize = 256;
 const PREFIX_LINES: usize = 8;
-/// Longest container log line that is assembled from parts.
-const LONGEST_LINE_BYTES: usize = 1 << 20;
+/// A file with longer lines is not a log: a saved notebook has a line for each line of its output.
+const LONGEST_LINE_BYTES: u64 = 64 << 20;
+/// Most of a line that is searched for the names of its process.
+const NAMES_BYTES: usize = 4 << 10;
 /// Maximum number of messages; only a malicious file has more.
 const MOST_MESSAGES: usize = 200_000;
 
@@ -32,34 +34,43 @@ const MOST_MESSAGES: usize = 200_000;
 const PREFIX: &str = r"(?:\[?(?<time>\d{4}-\d\d-\d\d[ T]?\d\d:\d\d:\d\d(?:\.\d+)?)Z?:?\s*)?[A-Z]+\s*(?:\S*pool_allocator\.cc:(?<at>\d+)|\S+?)\]\s*$";
 /// Insertions of terminals, web pages and markup: colors, links, special blanks and dashes, escapes.
 const DECORATION: &str = r"(?:\x1b|\\u001[bB])(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|&nbsp;|&#\d{1,3};|\xc2\xa0|\xc2\xad|\xe2\x80\x8b|\xe2\x80\x93|\xe2\x88\x92|\\_";
-/// The prefix that containerd writes before a line, or before a part of a line (`P`).
-const CONTAINER: &str = r"^\d{4}-\d\d-\d\dT\S+ std(?:out|err) (?<part>[PF]) ";
+/// The prefix that containerd writes before a line, and before each part of a long line.
+const CONTAINER: &str = r"^\d{4}-\d\d-\d\dT\S+ std(?:out|err) [PF] ";
 
 static CONTAINERS: LazyLock<Regex> = LazyLock::new(|| compiled(CONTAINER));
 static DECORATIONS: LazyLock<Regex> = LazyLock::new(|| compiled(DECORATION));
 static PREFIXES: LazyLock<Regex> = LazyLock::new(|| compiled(PREFIX));
 
 /// Finds all messages. [`LogContent::stopped`] is set if the log was not read to its end.
-pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> LogContent {
-    let mut finder = Finder::default();
+pub(super) fn find(log: impl io::Read) -> LogContent {
+    let (mut log, mut finder) = (BufReader::with_capacity(64 << 10, log), Finder::default());
     let stopped = loop {
-        match pieces.next() {
-            Ok(Some(piece)) => finder.search(piece),
-            Ok(None) => break None,
-            Err(error) => break Some(format!("read up to line {} only: {}", pieces.lines(), why(&error))),
-        }
-        if finder.found.messages.len() >= MOST_MESSAGES {
-            let line = pieces.lines();
-            break Some(format!(
-                "read up to line {line} only: {MOST_MESSAGES} messages are the most that are read from a log; split it \
-                 (`split -l {line} FILE`)"
-            ));
-        }
+        let (mut line, before) = (Vec::new(), finder.found.lines);
+        let why = match log.by_ref().take(LONGEST_LINE_BYTES).read_until(b'\n', &mut line) {
+            Ok(0) => break None,
+            Ok(read) if read as u64 == LONGEST_LINE_BYTES => format!(
+                "line {} is longer than {} MiB, the longest line that is read; split a notebook on one line with \
+                 `jq . FILE | pinpool why --lines -`",
+                before + 1,
+                LONGEST_LINE_BYTES >> 20
+            ),
+            Ok(_) if finder.found.messages.len() >= MOST_MESSAGES => format!(
+                "{MOST_MESSAGES} messages are the most that are read from a log; split it (`split -l {before} FILE`)"
+            ),
+            Ok(_) => {
+                finder.found.lines += 1;
+                // A progress bar overwrites its line.
+                line.split(|byte| matches!(byte, b'\n' | b'\r')).for_each(|piece| finder.search(before + 1, piece));
+                continue;
+            }
+            Err(error) => why(&error),
+        };
+        break Some(format!("read up to line {before} only: {why}"));
     };
     finder.close();
     let mut found = finder.found;
     origin::forget_numbers(&mut found.messages);
-    LogContent { lines: pieces.lines(), stopped, ..found }
+    LogContent { stopped, ..found }
 }
 
 #[derive(Default)]
@@ -69,8 +80,6 @@ struct Finder {
     /// The previous lines, for wrapped prefixes.
     recent: VecDeque<(u64, Vec<u8>)>,
     open: Option<OpenMessage>,
-    /// The first parts of a container log line, and its line number.
-    part: Option<(u64, Vec<u8>)>,
 }
 
 /// The prefix of a message.
@@ -120,12 +129,11 @@ impl OpenMessage {
 }
 
 impl Finder {
-    fn search(&mut self, piece: Piece) {
-        if piece.bytes.is_empty() {
+    fn search(&mut self, line: u64, piece: &[u8]) {
+        if piece.is_empty() {
             return;
         }
-        let Some(Piece { line, bytes }) = self.whole_line(piece) else { return };
-        let bytes = undecorated(bytes);
+        let bytes = undecorated(&piece[CONTAINERS.find(piece).map_or(0, |prefix| prefix.end())..]);
         self.origins.record_head(&bytes);
         let text = String::from_utf8_lossy(&bytes);
         self.found.has_pinned |= text.contains("] created: ") && !text.contains(" pinned=no ");
@@ -140,7 +148,7 @@ impl Finder {
         if self.recent.len() >= PREFIX_LINES {
             self.recent.pop_front();
         }
-        self.recent.push_back((line, if bytes.len() > LONGEST_PREFIX_BYTES { Vec::new() } else { bytes }));
+        self.recent.push_back((line, if bytes.len() > LONGEST_PREFIX_BYTES { Vec::new() } else { bytes.into_owned() }));
     }
 
     /// Opens or keeps the message that starts at `at`, if there is one; returns the number of bytes processed.
@@ -245,7 +253,7 @@ impl Finder {
             [_, text] = joined;
         }
         let head = head.unwrap_or(Head { line, time: None, is_tensorflow: false, origin: None });
-        Head { origin: self.origins.of(first), ..head }
+        Head { origin: self.origins.of(&first[..first.len().min(NAMES_BYTES)]), ..head }
     }
 
     /// The prefix at the end of `text` and its position, if there is one.
@@ -257,27 +265,13 @@ impl Finder {
         let is_tensorflow = captures.name("at").is_some();
         Some((start, Head { line, time: text("time").map(str::to_owned), is_tensorflow, origin: None }))
     }
-
-    /// A container log line after its last part; other pieces unchanged.
-    fn whole_line(&mut self, Piece { line, bytes }: Piece) -> Option<Piece> {
-        let Some(captures) = CONTAINERS.captures(&bytes) else { return Some(Piece { line, bytes }) };
-        let is_part = captures.name("part").is_some_and(|part| part.as_bytes() == b"P");
-        let text = &bytes[captures.get_match().end()..];
-        let (line, before) = self.part.take().unwrap_or((line, Vec::new()));
-        let whole = [before.as_slice(), text].concat();
-        if is_part && whole.len() <= LONGEST_LINE_BYTES {
-            self.part = Some((line, whole));
-            return None;
-        }
-        Some(Piece { line, bytes: whole })
-    }
 }
 
 /// The text without colors and escapes, with plain blanks and dashes.
-fn undecorated(bytes: Vec<u8>) -> Vec<u8> {
+fn undecorated(bytes: &[u8]) -> Cow<'_, [u8]> {
     // Few logs have any, and the search for these bytes is fast.
     if !bytes.iter().any(|byte| matches!(byte, 0x1b | b'&' | b'\\' | 0xc2 | 0xe2)) {
-        return bytes;
+        return bytes.into();
     }
     let plain = |found: &Captures<'_>| match found.get_match().as_bytes() {
         [b'&', b'#', number @ .., b';'] => {
@@ -288,7 +282,7 @@ fn undecorated(bytes: Vec<u8>) -> Vec<u8> {
         [b'\\', b'_'] => vec![b'_'],
         _ => Vec::new(),
     };
-    DECORATIONS.replace_all(&bytes, plain).into_owned()
+    DECORATIONS.replace_all(bytes, plain)
 }
 
 /// The beginning of a text, which may be long.

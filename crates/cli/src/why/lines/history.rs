@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use pinpool_observe::diagnosis::Snapshot;
 
-use super::limits::{Chain, Fit, allocated_by_rate};
+use super::limits::{Chain, Fit};
 use super::message::{Counters, Message, Numbers, START_LIMIT, TOLERABLE_RATE};
 
 /// Most starting limits that are distinguished.
@@ -112,6 +112,7 @@ impl History {
         for message in messages {
             processes.entry(&message.origin).or_default().messages.push(message);
         }
+        processes.values_mut().for_each(|process| process.chains = chains(&process.messages));
         let (mut entries, mut pools) = (Vec::new(), 0);
         for message in messages {
             entries.extend(processes.get_mut(&message.origin).and_then(|process| process.add_next(&mut pools)));
@@ -164,16 +165,11 @@ struct Process<'a> {
 impl Process<'_> {
     /// Adds the next message to its pool. A new pool is number `pools + 1` of the log.
     fn add_next(&mut self, pools: &mut usize) -> Option<Entry> {
-        if self.chains.is_empty() {
-            self.chains = chains(&self.messages);
-        }
         let numbers = self.messages.get(self.added)?.numbers;
         self.added += 1;
         let (at, limit, allocated) = match numbers {
             Numbers::After(counters) => self.check(&counters),
-            Numbers::Raise { from, .. } => {
-                (self.just_checked(from).or_else(|| self.pool_at(from, None)), Some(from), None)
-            }
+            Numbers::Raise { from, .. } => (self.pool_at(from, None), Some(from), None),
         };
         let at = at.unwrap_or_else(|| {
             *pools += 1;
@@ -199,10 +195,9 @@ impl Process<'_> {
 
     /// The pool of a check, if it is known, its limit, and the requests that went to the underlying allocator.
     fn check(&self, counters: &Counters) -> (Option<usize>, Option<u64>, Option<u64>) {
-        let (limit, allocated) = match self.fit(counters) {
-            Some(Fit { limit, allocated }) => (Some(limit), Some(allocated)),
-            None => (self.raise_after().filter(|_| self.fits(counters).is_empty()), allocated_by_rate(counters)),
-        };
+        let fit = self.fit(counters);
+        let by_raise = || self.raise_after().filter(|_| self.fits(counters).is_empty());
+        let (limit, allocated) = (fit.map(|fit| fit.limit).or_else(by_raise), fit.map(|fit| fit.allocated));
         (limit.map_or(self.last, |limit| self.pool_at(limit, Some(counters))), limit, allocated)
     }
 
@@ -223,52 +218,29 @@ impl Process<'_> {
         };
         let raised_from = self.raise_after();
         let continues = |limit| {
-            let is_window = |pool: &PoolHistory| {
-                pool.limit == Some(limit) && pool.window.is_none_or(|last| is_later(&last, counters))
-            };
+            let is_window =
+                |pool: &PoolHistory| pool.limit == Some(limit) && increase(pool.window.as_ref(), counters).is_some();
             self.pools.iter().any(is_window)
         };
-        let next = self.messages[self.added..].iter().find_map(|message| match &message.numbers {
-            Numbers::After(next) => Some(next),
-            Numbers::Raise { .. } => None,
-        });
-        let next = next.filter(|next| is_later(counters, next));
-        let next_limit = next.and_then(|next| match self.fits(next).as_slice() {
-            [fit] => Some(fit.limit),
-            _ => None,
-        });
-        only(&|_| true)
-            .or_else(|| only(&|limit| Some(limit) == raised_from))
-            .or_else(|| only(&continues))
-            .or_else(|| only(&|limit| Some(limit) == next_limit))
+        only(&|_| true).or_else(|| only(&|limit| Some(limit) == raised_from)).or_else(|| only(&continues))
     }
 
     /// The pool that may print its next message at `limit`. If there are several: one with this limit and the closest lower
-    /// counters; else one with the highest limit, preferably after a check that had to raise it; then the latest.
+    /// counters; else one with the highest limit, preferably after a check that had to raise it; then, for a raise, the one with the latest
+    /// check, which is printed together with it; then the latest.
     fn pool_at(&self, limit: u64, counters: Option<&Counters>) -> Option<usize> {
-        let distance = |pool: &PoolHistory| match pool.limit {
-            None => Some(0),
-            Some(last) if last == limit => {
-                let Some(counters) = counters else { return Some(0) };
-                increase(pool.window.as_ref(), counters)
-            }
-            Some(last) => {
-                let is_due = pool.window.as_ref().is_some_and(may_raise);
-                (last < limit && self.raises_between(pool.limit, limit).is_some()).then_some(u128::from(!is_due))
+        let distance = |pool: &PoolHistory| {
+            let is_due = pool.window.as_ref().is_some_and(may_raise);
+            match (pool.limit, counters) {
+                (None, _) => Some(0),
+                (Some(last), Some(counters)) if last == limit => increase(pool.window.as_ref(), counters),
+                (Some(last), None) if last == limit => Some(u128::from(!is_due)),
+                (last, _) => self.raises_between(last, limit).filter(|&raises| raises > 0).map(|_| u128::from(!is_due)),
             }
         };
-        let pools =
-            self.pools.iter().enumerate().filter_map(|(at, pool)| Some((pool.limit, Reverse(distance(pool)?), at)));
-        pools.max().map(|(.., at)| at)
-    }
-
-    /// The pool at `limit` with the latest check: a check and its raise are printed together.
-    fn just_checked(&self, limit: u64) -> Option<usize> {
-        let pools = self.pools.iter().enumerate().filter_map(|(at, pool)| {
-            let window = pool.window.as_ref().filter(|_| pool.limit == Some(limit))?;
-            // Other pools may print in between.
-            Some((may_raise(window), pool.checked_at, at))
-        });
+        let checked_at = |pool: &PoolHistory| if counters.is_none() { pool.checked_at } else { 0 };
+        let pools = self.pools.iter().enumerate();
+        let pools = pools.filter_map(|(at, pool)| Some((pool.limit, Reverse(distance(pool)?), checked_at(pool), at)));
         pools.max().map(|(.., at)| at)
     }
 
@@ -285,11 +257,6 @@ impl Process<'_> {
             Numbers::After(_) => None,
         }
     }
-}
-
-/// Returns true if `next` may follow `last` at the same limit.
-fn is_later(last: &Counters, next: &Counters) -> bool {
-    increase(Some(last), next).is_some()
 }
 
 /// The growth of the counters from `last`, or from 0 after a raise, to `next`; `None` if one of them is smaller, or if only the

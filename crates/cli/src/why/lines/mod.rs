@@ -2,8 +2,7 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `text.rs` | log text in pieces, with any line end |
-//! | `finder.rs` | the messages in these pieces, and the prefixes around them |
+//! | `finder.rs` | the messages in the lines, and the prefixes around them |
 //! | `parts.rs` | the parts of a message, and how lines continue |
 //! | `message.rs` | the two messages and their numbers |
 //! | `origin.rs` | the process of a line, named by a launcher |
@@ -21,7 +20,6 @@ mod message;
 mod origin;
 mod parts;
 mod report;
-mod text;
 mod trend;
 
 use std::error::Error;
@@ -38,13 +36,10 @@ use message::LogContent;
 use pinpool_cli::terminal::{Terminal, write_stdout};
 
 /// Lists the messages of each log.
-pub(super) fn run(logs: &[PathBuf], is_json: bool, all: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
-    let mut result = Ok(());
-    for path in logs {
-        // An error does not prevent the other logs from being read.
-        result = result.and(terminal.report(list(path, is_json, all)));
-    }
-    Ok(result?)
+pub(super) fn run(logs: &[PathBuf], is_json: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+    // An error does not prevent the other logs from being read.
+    let listed: Vec<_> = logs.iter().map(|path| terminal.report(list(path, is_json))).collect();
+    Ok(listed.into_iter().collect::<Result<(), _>>()?)
 }
 
 /// The pools of a log.
@@ -62,11 +57,8 @@ fn find(input: Input, needs_messages: bool) -> Result<(LogContent, History), Box
         let why = "this is a recording, not a log: use `pinpool why` without --lines, or `pinpool trace`";
         return Err(why.into());
     }
-    if let Some((format, unpack)) = packed_otherwise(input.first()) {
-        return Err(format!("{format} compression is not supported: `{unpack} FILE | pinpool why --lines -`").into());
-    }
     // PowerShell writes UTF-16, with a byte order mark.
-    let found = finder::find(text::Pieces::new(DecodeReaderBytes::new(input.into_bytes())));
+    let found = finder::find(DecodeReaderBytes::new(input.into_bytes()));
     if found.messages.is_empty() && (needs_messages || found.diagnoses.is_empty()) {
         return Err(none_found(&found).into());
     }
@@ -74,21 +66,11 @@ fn find(input: Input, needs_messages: bool) -> Result<(LogContent, History), Box
     Ok((found, history))
 }
 
-/// The name of an unsupported compression, and the command that unpacks it.
-fn packed_otherwise(first: &[u8]) -> Option<(&'static str, &'static str)> {
-    match first {
-        [b'B', b'Z', b'h', ..] => Some(("bzip2", "bzip2 -dc")),
-        [0xfd, b'7', b'z', b'X', b'Z', ..] => Some(("xz", "xz -dc")),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(("zstd", "zstd -dc")),
-        _ => None,
-    }
-}
-
-fn list(path: &Path, is_json: bool, all: bool) -> Result<(), Box<dyn Error>> {
+fn list(path: &Path, is_json: bool) -> Result<(), Box<dyn Error>> {
     let (found, history) = find(input::open(path)?, true).map_err(|error| named(path, &error))?;
     write_stdout(|out| match is_json {
         true => report::json(out, path, &found, &history),
-        false => out.write_all(report::table(path, &found, &history, all).as_bytes()),
+        false => out.write_all(report::table(path, &found, &history).as_bytes()),
     })?;
     found.stopped.map_or(Ok(()), |stopped| Err(named(path, &stopped).into()))
 }
@@ -98,8 +80,8 @@ fn none_found(found: &LogContent) -> String {
     let stopped = found.stopped.as_ref().map_or_else(String::new, |stopped| format!("{stopped}; "));
     format!(
         "{stopped}no complete message of the pool in {} lines{cut}: pinpool logs its diagnosis at level info (RUST_LOG=info), and \
-         TensorFlow's lines after 1000 evictions; TensorFlow printed them until mid-2017 (TF_CPP_MIN_LOG_LEVEL=0); `pinpool advise` \
-         reads traces of requests",
+         TensorFlow's lines after 1000 evictions; TensorFlow printed them until mid-2017 (TF_CPP_MIN_LOG_LEVEL=0); unpack other \
+         compressions than gzip first (`xz -dc FILE | pinpool why --lines -`); `pinpool advise` reads traces of requests",
         found.lines
     )
 }

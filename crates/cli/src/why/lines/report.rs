@@ -8,13 +8,10 @@ use serde_json::json;
 use super::curve::diagnoses;
 use super::history::{Entry, History, PoolHistory};
 use super::message::{Counters, LogContent, Message, Numbers};
-use super::trend::Trend;
+use super::trend::trend;
 use crate::diagnosis::DiagnosisText;
 use pinpool_cli::table::{columns, grouped};
 use pinpool_observe::diagnosis::words::counted;
-
-/// Without `--all`, the middle of a longer table is omitted.
-const ROWS: usize = 40;
 
 const INFORMATION: &str = "These lines are information, not errors.";
 
@@ -42,7 +39,7 @@ pub(super) fn json(out: &mut dyn Write, path: &Path, found: &LogContent, history
     // The pool of the last message.
     let last = history.entries.last().and_then(|entry| history.pools.get(entry.pool - 1));
     let pool = |pool: &PoolHistory| {
-        let Trend { name, advice, .. } = Trend::of(pool);
+        let (name, advice) = trend(pool);
         json!({
             "pool": pool.number, "origin": pool.origin, "verdict": name, "limit": pool.limit,
             "raises_printed": pool.printed_raises, "raises_silent": pool.silent_raises, "advice": advice,
@@ -51,26 +48,19 @@ pub(super) fn json(out: &mut dyn Write, path: &Path, found: &LogContent, history
     let summary = json!({
         "log": log, "kind": "summary", "lines": found.lines, "after": after, "raise": raise, "cut": found.cut,
         "stopped": found.stopped, "raises_printed": raise,
-        "raises_silent": raises_silent, "verdict": last.map_or("unknown", |pool| Trend::of(pool).name),
+        "raises_silent": raises_silent, "verdict": last.map_or("unknown", |pool| trend(pool).0),
         "limit": last.and_then(|pool| pool.limit), "pools": history.pools.iter().map(pool).collect::<Vec<_>>(),
     });
     writeln!(out, "{summary}")
 }
 
 /// A row for each message, and the conclusion.
-pub(super) fn table(path: &Path, found: &LogContent, history: &History, all: bool) -> String {
+pub(super) fn table(path: &Path, found: &LogContent, history: &History) -> String {
     let head =
         ["line", "pool", "requests", "allocated", "returns", "evicted", "missed", "limit", "raised to", "not printed"];
     let messages = found.messages.iter().zip(&history.entries).map(|(message, entry)| table_row(message, entry));
     let rows: Vec<_> = std::iter::once(head.map(str::to_owned).to_vec()).chain(messages).collect();
-    let table = columns(&rows);
-    let mut lines: Vec<_> = table.lines().map(str::to_owned).collect();
-    let left_out = if all { 0 } else { found.messages.len().saturating_sub(ROWS) };
-    if left_out > 0 {
-        let first = 1 + ROWS / 2;
-        lines.splice(first..first + left_out, [format!("... {} more (--all)", grouped(left_out as u64))]);
-    }
-    format!("{}\n{}\n{}", path.display(), lines.join("\n"), conclusion(found, history))
+    format!("{}\n{}{}", path.display(), columns(&rows), conclusion(found, history))
 }
 
 fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
@@ -97,9 +87,6 @@ fn conclusion(found: &LogContent, history: &History) -> String {
         counted(found.lines, "line"),
         counted(printed, "raise"),
     );
-    if let Some(stopped) = &found.stopped {
-        text += &format!("the log was not read to its end: {stopped}\n");
-    }
     if found.cut > 0 {
         text += &format!("truncated or damaged, and not used: {}\n", counted(found.cut, "message"));
     }
