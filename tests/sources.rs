@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37438),
-    ("sum of code and tests", 76586),
+    ("tests", 37435),
+    ("sum of code and tests", 76583),
 ];
 
 /// Bytes of all Markdown files.
