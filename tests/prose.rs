@@ -18,7 +18,7 @@ const PHRASES: &[(&str, &str, usize, usize)] = &[
     ("page-locking", "pinning", 0, 0),
     ("ceiling", "limit", 0, 0),
     ("ceilings", "limits", 0, 0),
-    ("ledger", "shared limit", 0, 7),
+    ("ledger", "shared limit", 0, 6),
     ("ledgers", "shared limits", 0, 0),
     ("beside", "while, next to, compared with", 0, 0),
     ("that of", "repeat the noun", 0, 0),

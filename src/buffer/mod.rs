@@ -314,7 +314,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`wait_slice_mut`](PinnedBuf::wait_slice_mut), and those of [`wait_slice_as`](PinnedBuf::wait_slice_as) about `T`.
+    /// The errors of [`wait_slice_mut`](PinnedBuf::wait_slice_mut) and [`wait_slice_as`](PinnedBuf::wait_slice_as).
     pub fn wait_slice_as_mut<T: Pod>(&mut self) -> Result<&mut PinnedSlice<T>> {
         slice::cast_mut(self.wait_slice_mut()?)
     }
