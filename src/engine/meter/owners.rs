@@ -18,7 +18,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::report::{HeldBuffer, Owner};
-use pinpool_observe::diagnosis::largest;
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::sync::plain::Mutex;
 
@@ -106,9 +105,12 @@ impl Owners {
     /// The place in the program that requested most of the sampled bytes under `tag`, in words. Reads files, under no lock.
     pub(crate) fn place(&self, tag: &str) -> Option<String> {
         let of_tag = self.tags().into_iter().chain([self.untagged.clone()]).find(|of| &*of.name == tag)?;
-        let sampled = |row: &Row| row.stack.clone().map(|stack| (stack, row.held_bytes));
-        let sampled: Vec<_> = of_tag.rows.lock().values().filter_map(sampled).collect();
-        largest(sampled)?.place()
+        let mut sums = BTreeMap::new();
+        for row in of_tag.rows.lock().values() {
+            row.stack.iter().for_each(|stack| *sums.entry(stack.clone()).or_insert(0) += row.held_bytes);
+        }
+        // Of equal sums the greatest stack.
+        sums.into_iter().max_by_key(|(_, bytes)| *bytes)?.0.place()
     }
 
     /// Each buffer that is held under a tag at `now_us`, or has a sampled request, the oldest first.

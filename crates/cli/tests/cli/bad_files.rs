@@ -89,7 +89,6 @@ fn what_the_system_refuses_is_named_with_a_remedy() {
     for (args, words) in [
         (&["inspect", folder][..], "name a file"),
         (&["replay", folder], "name a file"),
-        (&["replay", "--set", "MAX_BYTES=1MiB", folder], "name a file"),
         (&["advise", folder], "name a file"),
         (&["report", folder, "-o", page], "name a file"),
         (&["inspect", missing], "check its name"),
@@ -113,7 +112,6 @@ fn a_reader_that_goes_away_is_no_error() {
     let trace = written(dir.path(), "w", "a 1 4096\nf 1\n".repeat(500));
     for args in [
         vec!["inspect", "--json", log.to_str().unwrap()],
-        vec!["inspect", "--all", log.to_str().unwrap()],
         vec!["replay", "--json", trace.to_str().unwrap()],
         vec!["env", "--all"],
     ] {

@@ -288,7 +288,7 @@ fn an_empty_directory_exits_with_4() {
 
 #[test]
 fn wrong_arguments_are_refused_with_the_usage_status() {
-    let wrong: [&[&str]; 15] = [
+    let wrong: [&[&str]; 14] = [
         &[],
         &["frobnicate"],
         &["load", "--frobnicate"],
@@ -302,7 +302,6 @@ fn wrong_arguments_are_refused_with_the_usage_status() {
         &["load", "--set", "MAX_BYTES=0"],
         &["load", "--synthetic", "4294967295"],
         &["load", "--set", "BACKEND=purple"],
-        &["load", "--set", "ROUNDING=purple"],
         &["load", "--synthetic", "3", "/tmp"],
     ];
     for args in wrong {

@@ -43,7 +43,7 @@
 //! | `series.rs` | the snapshots of a recording |
 //! | `words.rs` | how sizes, times and counts are written |
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 mod churn;
 mod leak;
@@ -73,12 +73,6 @@ const WINDOW_US: u64 = 10_000_000;
 const PAST_US: u64 = 300_000_000;
 /// Fewest requests of a window: fewer show no rate.
 const REQUESTS_MIN: u64 = 20;
-/// The key with the largest sum; of equal ones the greatest.
-pub fn largest<K: Ord>(parts: impl IntoIterator<Item = (K, u64)>) -> Option<K> {
-    let mut sums = BTreeMap::new();
-    parts.into_iter().for_each(|(key, part)| *sums.entry(key).or_insert(0) += part);
-    sums.into_iter().max_by_key(|(_, sum)| *sum).map(|(key, _)| key)
-}
 
 /// A completed window: the differences of its counters, and its diagnosis.
 #[derive(Debug)]

@@ -40,8 +40,7 @@ pub fn diagnose_recording(recording: &Recording) -> Vec<PoolDiagnosis> {
         })
         .collect();
     // An unpinned pool next to pinned ones of the process is a mistake.
-    let is_pinned = |pool: u32| recording.pool(pool).and_then(|pool| pool.fact("pinned")).is_some_and(|by| by != "no");
-    let has_pinned = diagnoses.iter().any(|one| is_pinned(one.pool));
+    let has_pinned = recording.snapshots.iter().any(|taken| taken.snapshot.is_pinned);
     for one in diagnoses.iter_mut().filter(|one| has_pinned && one.diagnosis.cause == Cause::NotPinned) {
         one.diagnosis.is_alarm = true;
     }

@@ -113,7 +113,6 @@ impl TraceFile {
             *self = Self::default();
         }
         let (queue, received) = bounded(CAPACITY);
-        let is_compressed = path.extension().is_some_and(|extension| extension == "gz");
         let writer = Arc::new(Writer {
             path,
             begun: *self.begun.get_or_insert_with(Instant::now),
@@ -127,7 +126,6 @@ impl TraceFile {
             writer: writer.clone(),
             received,
             opened,
-            is_compressed,
             head: if is_continued { Vec::new() } else { head() },
             items: Vec::new(),
             records: 0,
@@ -297,7 +295,6 @@ struct Run {
     writer: Arc<Writer>,
     received: Receiver<Command>,
     opened: Opened,
-    is_compressed: bool,
     /// The head until it is written.
     head: Vec<u8>,
     items: Vec<u8>,
@@ -395,7 +392,7 @@ impl Run {
 
     fn write(&mut self, block: Vec<u8>) -> io::Result<()> {
         let mut bytes = [take(&mut self.head), block].concat();
-        if self.is_compressed {
+        if self.writer.path.extension().is_some_and(|extension| extension == "gz") {
             let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
             encoder.write_all(&bytes)?;
             bytes = encoder.finish()?;
