@@ -118,6 +118,14 @@ pub(crate) fn faulty_sim() -> Arc<FaultSource> {
     faulty(SimSource::new(1 << 40))
 }
 
+/// Simulated memory of each kind, and the same memory with scripted failures and counted calls.
+pub(crate) fn each_sim() -> [(Arc<SimSource>, Arc<FaultSource>); 2] {
+    [SimSource::new(1 << 40), SimSource::discrete(1 << 40)].map(|sim| {
+        let sim = Arc::new(sim);
+        (sim.clone(), Arc::new(FaultSource::around(sim)))
+    })
+}
+
 /// A pool over the heap that records to `path`.
 #[cfg(feature = "observe")]
 pub(crate) fn recorded(path: &Path) -> PoolBuilder {

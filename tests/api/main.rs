@@ -11,7 +11,7 @@
 //! | `requests` | hits, misses, the wait queue, deadlines, tasks, and closed pools |
 //! | `settings` | how settings are written, where they come from, and what they imply |
 //! | `captured_log`, `heap_calls` | the logger and the allocator of this binary |
-//! | `counting`, `draw`, `fixture`, `manual_copies` | sources, random numbers, builders and fences that several modules use |
+//! | `draw`, `fixture`, `manual_copies` | sources, random numbers, builders and fences that several modules use |
 //!
 //! A test that needs a separate process runs again as a child ([`child::alone`]).
 
@@ -20,7 +20,6 @@ mod captured_log;
 #[path = "../common/child.rs"]
 mod child;
 mod copies;
-mod counting;
 #[path = "../common/draw.rs"]
 mod draw;
 mod faults;

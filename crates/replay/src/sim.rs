@@ -36,7 +36,7 @@ pub struct SimSource {
     kind: SourceKind,
     total_bytes: u64,
     /// The sums over its calls.
-    pub(super) sums: Mutex<CallSums>,
+    pub sums: Mutex<CallSums>,
     is_exact: bool,
 }
 
@@ -165,11 +165,12 @@ const EVERYWHERE: Range<usize> = 0..usize::MAX;
 
 /// Sums over the calls of a source.
 #[derive(Debug, Default)]
-pub(super) struct CallSums {
+pub struct CallSums {
     pub(super) calls: Calls,
     /// Held now.
-    pub(super) pinned_bytes: u64,
-    pub(super) peak_bytes: u64,
+    pub pinned_bytes: u64,
+    /// Most bytes held at any time.
+    pub peak_bytes: u64,
     /// Old addresses where remapped granules are still mapped; no two ranges touch.
     old_places: Vec<Range<usize>>,
 }

@@ -17,6 +17,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use pinpool::PinnedBy;
@@ -29,6 +30,7 @@ use pinpool_os::sync::plain::{Condvar, Mutex, MutexGuard};
 pub struct FaultSource {
     inner: Arc<dyn Source>,
     script: Arc<FaultScript>,
+    pin_threads: AtomicUsize,
 }
 
 /// A kind of source call.
@@ -41,11 +43,17 @@ pub enum SourceCall {
     Release = 1,
     /// A remap.
     Remap = 2,
+    /// A reservation of an address range.
+    Reserve = 3,
+    /// Its end.
+    Unreserve = 4,
+    /// The question whether a device reset has ended the memory, which the maintenance thread asks.
+    DeviceLost = 5,
 }
 
 #[derive(Debug, Default)]
 struct FaultScript {
-    plans: Mutex<[FaultPlan; 3]>,
+    plans: Mutex<[FaultPlan; 6]>,
     changed: Condvar,
 }
 
@@ -71,7 +79,7 @@ pub struct CallGate {
 impl FaultSource {
     /// Wraps `inner`. Without a script every call is forwarded.
     pub fn around(inner: Arc<dyn Source>) -> Self {
-        Self { inner, script: Arc::default() }
+        Self { inner, script: Arc::default(), pin_threads: AtomicUsize::new(0) }
     }
 
     /// Fails call number `index` of this kind, counted from 0 over the life of this source, before it changes anything.
@@ -95,6 +103,11 @@ impl FaultSource {
         self.script.with(call, |plan| plan.calls)
     }
 
+    /// Threads that the last `acquire_fast` could use.
+    pub fn pin_threads(&self) -> usize {
+        self.pin_threads.load(Ordering::Relaxed)
+    }
+
     /// The virtual memory of the wrapped source.
     fn inner_memory(&self) -> Result<&dyn VirtualMemory, SourceError> {
         let error = || SourceError::new("fault", format!("`{}` has no virtual memory", self.name()));
@@ -107,7 +120,7 @@ impl FaultScript {
         change(&mut self.plans.lock()[call as usize])
     }
 
-    fn wait_while(&self, call: SourceCall, holds: impl Fn(&FaultPlan) -> bool) -> MutexGuard<'_, [FaultPlan; 3]> {
+    fn wait_while(&self, call: SourceCall, holds: impl Fn(&FaultPlan) -> bool) -> MutexGuard<'_, [FaultPlan; 6]> {
         let mut plans = self.plans.lock();
         while holds(&plans[call as usize]) {
             plans = self.changed.wait(plans);
@@ -184,6 +197,7 @@ unsafe impl Source for FaultSource {
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        self.pin_threads.store(threads, Ordering::Relaxed);
         self.script.enter(SourceCall::Acquire)?;
         self.inner.acquire_fast(len_bytes, threads, progress)
     }
@@ -201,7 +215,7 @@ unsafe impl Source for FaultSource {
     }
 
     fn device_lost(&self) -> Option<SourceError> {
-        self.inner.device_lost()
+        self.script.enter(SourceCall::DeviceLost).map_or_else(|error| Some(error.into()), |()| self.inner.device_lost())
     }
 
     fn findings(&self) -> Vec<pinpool::unstable::Finding> {
@@ -226,6 +240,7 @@ unsafe impl VirtualMemory for FaultSource {
     }
 
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
+        self.script.enter(SourceCall::Reserve)?;
         self.inner_memory()?.reserve(len_bytes)
     }
 
@@ -266,6 +281,7 @@ unsafe impl VirtualMemory for FaultSource {
     }
 
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
+        self.script.enter(SourceCall::Unreserve)?;
         // SAFETY: as above.
         unsafe { self.inner_memory()?.unreserve(range) }
     }

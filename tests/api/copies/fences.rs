@@ -3,7 +3,8 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -67,47 +68,27 @@ fn answering(answer: impl Fn() -> Result<bool> + Send + Sync + 'static) -> Marki
     Marking(Arc::new(ActingFence { answer: Box::new(answer), on_drop: Box::new(|| ()) }))
 }
 
-/// A door that threads wait at until it is opened.
-#[derive(Default)]
-struct Door {
-    state: Mutex<(usize, bool)>,
-    changed: Condvar,
-}
-
-impl Door {
-    fn pass(&self) {
-        let mut state = self.state.lock().unwrap();
-        state.0 += 1;
-        self.changed.notify_all();
-        drop(self.changed.wait_while(state, |(_, is_open)| !*is_open).unwrap());
-    }
-
-    fn open(&self) {
-        self.state.lock().unwrap().1 = true;
-        self.changed.notify_all();
-    }
-
-    fn wait_for_arrival(&self) {
-        drop(self.changed.wait_while(self.state.lock().unwrap(), |(arrived, _)| *arrived == 0).unwrap());
-    }
-}
-
-fn waiting_at(door: &Arc<Door>) -> Marking {
-    let door = door.clone();
-    answering(move || {
-        door.pass();
+/// A fence that blocks until the sender is dropped, and what receives when a thread enters it.
+fn blocking() -> (Marking, Receiver<()>, Sender<()>) {
+    let ((enter, entered), (open, opened)) = (mpsc::channel(), mpsc::channel());
+    let opened = Mutex::new(opened);
+    let fence = answering(move || {
+        // Nobody receives the second entry.
+        let _ = enter.send(());
+        assert!(opened.lock().unwrap().recv().is_err(), "nothing is sent");
         Ok(true)
-    })
+    });
+    (fence, entered, open)
 }
 
 #[test]
 fn a_fence_that_blocks_delays_neither_figures_nor_failing_gets_nor_other_streams() {
     let pool = builder().max_bytes(2 << 20).wait(Duration::from_millis(20)).build().unwrap();
-    let door = Arc::new(Door::default());
-    pool.get(MIB).unwrap().release_after(&waiting_at(&door)).unwrap();
-    let (polling, arrived) = (pool.clone(), door.clone());
+    let (fence, entered, open) = blocking();
+    pool.get(MIB).unwrap().release_after(&fence).unwrap();
+    let polling = pool.clone();
     let blocked = thread::spawn(move || polling.maintain());
-    arrived.wait_for_arrival();
+    entered.recv().unwrap();
     in_time(move || {
         let stats = pool.stats();
         assert_eq!((stats.copies.in_flight, stats.copies.in_flight_bytes), (1, 1 << 20));
@@ -120,7 +101,7 @@ fn a_fence_that_blocks_delays_neither_figures_nor_failing_gets_nor_other_streams
         pool.trim(0);
         assert_eq!(pool.stats().copies.in_flight, 1, "the copy of the other stream is over");
     });
-    door.open();
+    drop(open);
     blocked.join().unwrap();
 }
 
@@ -131,15 +112,14 @@ fn the_end_of_a_pool_does_not_wait_for_a_thread_in_a_fence() {
         .unstable_code(|code| code.close_wait = Some(Duration::from_millis(50)))
         .build()
         .unwrap();
-    let door = Arc::new(Door::default());
-    pool.get(MIB).unwrap().release_after(&waiting_at(&door)).unwrap();
-    // The pool's own thread.
-    let arrived = door.clone();
+    let (fence, entered, open) = blocking();
+    pool.get(MIB).unwrap().release_after(&fence).unwrap();
     in_time(move || {
-        arrived.wait_for_arrival();
+        // The pool's own thread.
+        entered.recv().unwrap();
         drop(pool);
     });
-    door.open();
+    drop(open);
 }
 
 #[test]

@@ -241,32 +241,3 @@ fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
     assert_eq!(source.calls(SourceCall::Release), 0);
     drop(gate);
 }
-
-#[test]
-fn many_threads_and_streams_under_churn_never_send_a_wrong_byte() {
-    let pool = heap().setting("pool_size_limit", 3).build().unwrap();
-    let rounds = if cfg!(miri) { 5 } else { 400 };
-    std::thread::scope(|scope| {
-        for thread in 0..4_u8 {
-            let pool = &pool;
-            scope.spawn(move || {
-                let streams = [SinkStream::new().unwrap(), SinkStream::new().unwrap()];
-                let mut devices: Vec<_> = (0..4).map(|_| SinkMem::new(9_000)).collect();
-                for round in 0..rounds {
-                    let len = 100 + (round * 977 + usize::from(thread) * 331) % 8_900;
-                    for (n, device) in devices.iter_mut().enumerate() {
-                        let mark = u8::try_from((round * 4 + n) % 251).unwrap() ^ (thread << 6);
-                        filled(pool, len, mark).copy_to(&streams[n % 2], device).unwrap();
-                    }
-                    for (n, device) in devices.iter().enumerate() {
-                        let mark = u8::try_from((round * 4 + n) % 251).unwrap() ^ (thread << 6);
-                        assert!(device.read()[..len].iter().all(|&byte| byte == mark), "round {round}, device {n}");
-                    }
-                }
-            });
-        }
-    });
-    pool.maintain();
-    let stats = valid_stats(&pool);
-    assert_eq!((stats.copies.in_flight, stats.memory.in_use, stats.requests.served), (0, 0, 16 * rounds as u64));
-}

@@ -44,7 +44,7 @@ fn work(
     let mut draw = Draw::of(thread);
     let stream = SinkStream::new().unwrap();
     let mut device = SinkMem::new(300_000);
-    let (mut held, mut served) = (Vec::new(), 0);
+    let (mut held, mut served, mut sent) = (Vec::new(), 0, Vec::new());
     for step in 0..number_from("STRESS_STEPS", if cfg!(miri) { 40 } else { 6_000 }) {
         match draw.below(64) {
             0..32 if held.len() < HELD => match requests.get(len_of(draw.below(4))) {
@@ -62,10 +62,16 @@ fn work(
             }
             36..44 => to.send(held.pop().unwrap_or_else(|| pool.get(0).unwrap())).unwrap(),
             44..52 => drop(from.try_recv()),
-            52 if !held.is_empty() => drop(held.swap_remove(0).copy_to(&stream, &mut device).unwrap()),
-            53 if !held.is_empty() => {
-                let last = held.len() - 1;
-                drop(held[last].copy_range_to(0..50, &stream, &mut device).unwrap());
+            kind @ 52..54 if !held.is_empty() => {
+                assert!(device.read()[..sent.len()] == sent, "a copy read what a later user wrote");
+                let mut buffer = held.swap_remove(0);
+                sent = buffer.wait_slice().unwrap()[..if kind == 52 { buffer.len() } else { 50 }].to_vec();
+                if kind == 52 {
+                    buffer.copy_to(&stream, &mut device).unwrap();
+                } else {
+                    buffer.copy_range_to(0..50, &stream, &mut device).unwrap();
+                    held.push(buffer);
+                }
             }
             54 if step % 16 == 0 => pool.clear(),
             55 if step % 16 == 0 => pool.trim(1 << 20),

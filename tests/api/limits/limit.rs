@@ -7,11 +7,11 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::{Backend, OnFull, PinnedBuf, Pool};
+use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
-use crate::counting::CountingSource;
 use crate::draw::{Draw, number_from};
-use crate::fixture::Requests;
+use crate::fixture::{Requests, each_sim};
 use crate::valid_stats::valid_stats;
 
 const THREADS: u64 = 8;
@@ -32,9 +32,8 @@ impl Failing {
 }
 
 /// Fails one call in 44 of each kind, and as many remaps halfway.
-fn faulty(counting: &Arc<CountingSource>, seed: u64) -> (Arc<FaultSource>, Failing) {
-    let (source, mut failing) = (FaultSource::around(counting.clone()), Failing::default());
-    let mut draw = Draw::of(seed);
+fn fail_some(source: &FaultSource, seed: u64) -> Failing {
+    let (mut failing, mut draw) = (Failing::default(), Draw::of(seed));
     for index in 0..200_000 {
         let call = match draw.below(44) {
             kind @ 0..3 => {
@@ -50,7 +49,7 @@ fn faulty(counting: &Arc<CountingSource>, seed: u64) -> (Arc<FaultSource>, Faili
         };
         failing.0[call as usize].insert(index);
     }
-    (Arc::new(source), failing)
+    failing
 }
 
 fn work(pool: &Pool, requests: &impl Requests, seed: u64, gets: u64) -> u64 {
@@ -77,8 +76,15 @@ fn work(pool: &Pool, requests: &impl Requests, seed: u64, gets: u64) -> u64 {
     failed
 }
 
-fn stays_under_the_limit(counting: &Arc<CountingSource>, max_bytes: u64, reserve: u64, limit: u64, on_full: OnFull) {
-    let (source, failing) = faulty(counting, max_bytes ^ limit);
+fn stays_under_the_limit(
+    (sim, source): (Arc<SimSource>, Arc<FaultSource>),
+    max_bytes: u64,
+    reserve: u64,
+    limit: u64,
+    on_full: OnFull,
+) {
+    let failing = fail_some(&source, max_bytes ^ limit);
+    let held = || sim.sums.lock().pinned_bytes;
     let pool = Pool::builder()
         .without_env()
         .backend(Backend::Source(source.clone()))
@@ -110,10 +116,11 @@ fn stays_under_the_limit(counting: &Arc<CountingSource>, max_bytes: u64, reserve
         }
     });
     let (all, part) = (valid_stats(&pool), valid_stats(&eval));
-    assert!(counting.peak_bytes() <= max_bytes, "{} B held, limit {max_bytes}", counting.peak_bytes());
+    let peak_bytes = sim.sums.lock().peak_bytes;
+    assert!(peak_bytes <= max_bytes, "{peak_bytes} B held, limit {max_bytes}");
     assert!(all.memory.peak_held_bytes <= max_bytes && part.memory.peak_held_bytes <= max_bytes / 2);
-    assert_eq!(all.memory.held_bytes, counting.held_bytes());
-    assert_eq!(all.memory.pin.bytes - all.memory.unpin.bytes, counting.held_bytes());
+    assert_eq!(all.memory.held_bytes, held());
+    assert_eq!(all.memory.pin.bytes - all.memory.unpin.bytes, held());
     assert!(all.memory.pin.count > 0, "{:?}", all.memory);
     let failures: usize = CALLS.into_iter().map(|call| failing.count(call, 0..source.calls(call))).sum();
     let counted = all.memory.pin.failures + all.memory.unpin.failures + all.memory.remap.failures;
@@ -122,22 +129,18 @@ fn stays_under_the_limit(counting: &Arc<CountingSource>, max_bytes: u64, reserve
     drop((pool, eval));
     // The end of the pool leaves memory only where its release failed.
     let failed = failing.count(SourceCall::Release, before..source.calls(SourceCall::Release));
-    assert!(counting.held_bytes() == 0 || failed > 0, "{} B left, no release failed", counting.held_bytes());
-    assert_eq!(counting.ranges(), 0);
+    assert!(held() == 0 || failed > 0, "{} B left, no release failed", held());
+    assert_eq!(source.calls(SourceCall::Reserve), source.calls(SourceCall::Unreserve));
 }
 
 #[test]
 fn the_limit_holds_over_virtual_memory_and_over_discrete_regions() {
-    for (max_bytes, reserve, limit) in [(8 << 20, 0, 100), (20 << 20, 4 << 20, 3), (999_999, 0, 0)] {
-        for counting in [CountingSource::virtual_memory(), CountingSource::discrete()] {
-            stays_under_the_limit(&counting, max_bytes, reserve, limit, OnFull::Error);
-        }
-    }
-}
-
-#[test]
-fn the_limit_holds_with_pageable_buffers() {
-    for counting in [CountingSource::virtual_memory(), CountingSource::discrete()] {
-        stays_under_the_limit(&counting, 8 << 20, 0, 10, OnFull::Pageable);
+    for (max_bytes, reserve, limit, on_full) in [
+        (8 << 20, 0, 100, OnFull::Error),
+        (20 << 20, 4 << 20, 3, OnFull::Error),
+        (999_999, 0, 0, OnFull::Error),
+        (8 << 20, 0, 10, OnFull::Pageable),
+    ] {
+        each_sim().into_iter().for_each(|memory| stays_under_the_limit(memory, max_bytes, reserve, limit, on_full));
     }
 }

@@ -12,8 +12,7 @@ use pinpool_replay::SimSource;
 use tempfile::TempDir;
 
 use crate::captured_log::{count, lines, listen};
-use crate::counting::CountingSource;
-use crate::fixture::{LONG, MIB, over_sim, run, until_waits};
+use crate::fixture::{LONG, MIB, each_sim, over_sim, run, until_waits};
 use crate::until::until;
 use crate::valid_stats::valid_stats;
 
@@ -79,8 +78,8 @@ fn a_higher_limit_serves_the_requests_that_wait() {
 
 #[test]
 fn the_limit_holds_while_it_changes_under_load() {
-    for source in [CountingSource::virtual_memory(), CountingSource::discrete()] {
-        let pool = builder().backend(Backend::Source(source.clone())).max_bytes(8 << 20).build().unwrap();
+    for (sim, source) in each_sim() {
+        let pool = builder().backend(Backend::Source(source)).max_bytes(8 << 20).build().unwrap();
         thread::scope(|scope| {
             for seed in 1..4_usize {
                 let pool = &pool;
@@ -94,10 +93,12 @@ fn the_limit_holds_while_it_changes_under_load() {
                 pool.set_max_bytes((4 + step % 5) << 20).unwrap();
             }
         });
-        assert!(source.peak_bytes() <= 8 << 20, "{} B were held", source.peak_bytes());
+        let peak_bytes = sim.sums.lock().peak_bytes;
+        assert!(peak_bytes <= 8 << 20, "{peak_bytes} B were held");
         pool.set_max_bytes(1 << 20).unwrap();
-        assert!(source.held_bytes() <= 1 << 20);
-        assert_eq!(valid_stats(&pool).memory.held_bytes, source.held_bytes());
+        let held_bytes = sim.sums.lock().pinned_bytes;
+        assert!(held_bytes <= 1 << 20);
+        assert_eq!(valid_stats(&pool).memory.held_bytes, held_bytes);
     }
 }
 

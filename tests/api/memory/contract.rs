@@ -2,9 +2,10 @@
 #![allow(unsafe_code)] // Releases memory.
 
 use std::ptr::NonNull;
+use std::sync::Mutex;
 
-use pinpool::source::Source;
-use pinpool::unstable::backend::{AddressRange, HeapSource, RANGE_ALIGN_BYTES};
+use pinpool::source::{Source, SourceError};
+use pinpool::unstable::backend::{AddressRange, HeapSource, RANGE_ALIGN_BYTES, Subrange, VirtualMemory};
 use pinpool::{Backend, Pool, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::check_source;
@@ -28,6 +29,40 @@ fn addresses_outside_a_range_are_refused() {
         let refusal = range.at(offset, bytes).unwrap_err().to_string();
         assert!(refusal.contains(&format!("{bytes} B at {offset} are not inside a range of 8192 B")), "{refusal}");
     }
+}
+
+/// Records the steps of a remap.
+#[derive(Debug, Default)]
+struct Steps(Mutex<Vec<&'static str>>);
+
+// SAFETY: it has no memory.
+unsafe impl VirtualMemory for Steps {
+    fn reserve(&self, _: usize) -> Result<AddressRange, SourceError> {
+        unreachable!("no range is needed")
+    }
+
+    unsafe fn commit(&self, _: &AddressRange, _: usize, _: usize) -> Result<(), SourceError> {
+        self.0.lock().unwrap().push("commit");
+        Ok(())
+    }
+
+    unsafe fn decommit(&self, _: &AddressRange, _: usize, _: usize) -> Result<(), SourceError> {
+        self.0.lock().unwrap().push("decommit");
+        Ok(())
+    }
+
+    unsafe fn unreserve(&self, _: AddressRange) -> Result<(), SourceError> {
+        unreachable!("no range is reserved")
+    }
+}
+
+#[test]
+fn a_remap_holds_no_more_than_before_at_any_time() {
+    let start = NonNull::new(std::ptr::without_provenance_mut(RANGE_ALIGN_BYTES)).unwrap();
+    let (steps, range) = (Steps::default(), AddressRange::new(start, 8192));
+    // SAFETY: there is no memory.
+    unsafe { steps.remap(&range, &[Subrange { offset: 0, bytes: 4096 }], 4096) }.unwrap();
+    assert_eq!(*steps.0.lock().unwrap(), ["decommit", "commit"]);
 }
 
 #[test]

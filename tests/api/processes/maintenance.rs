@@ -14,7 +14,6 @@ use pinpool_testing::{FaultSource, SourceCall};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
-use crate::counting::CountingSource;
 use crate::fixture::{MIB, faulty, faulty_sim, filled, heap};
 use crate::manual_copies::{ManualStream, Nowhere};
 use crate::until::until;
@@ -91,14 +90,15 @@ fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance()
 #[test]
 fn a_pool_of_which_nothing_is_in_use_is_looked_at_once_a_second() {
     alone(|| {
-        let source = CountingSource::virtual_memory();
+        let source = faulty_sim();
+        let looks = || source.calls(SourceCall::DeviceLost);
         let pool = Pool::builder().without_env().backend(Backend::Source(source.clone())).build().unwrap();
         drop(pool.get(4096).unwrap());
         // The thread sees that nothing is in use any more.
-        until("a look", || source.looks() > 0);
-        let (before, begun) = (source.looks(), Instant::now());
+        until("a look", || looks() > 0);
+        let (before, begun) = (looks(), Instant::now());
         thread::sleep(Duration::from_millis(2500));
-        let (looks, seconds) = (source.looks() - before, begun.elapsed().as_secs());
+        let (looks, seconds) = (looks() - before, begun.elapsed().as_secs());
         assert!(looks <= seconds + 3, "{looks} looks in {seconds} s");
         assert_eq!(pool.stats().memory.idle, 1);
     });

@@ -26,17 +26,6 @@ fn refused(set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Error {
 }
 
 #[test]
-fn every_default_in_the_table_is_the_default_that_holds() {
-    alone_with([("PINPOOL_ZERO", ""); 0], || {
-        let report = report();
-        assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
-        for entry in report.variables {
-            assert_eq!((entry.value.as_str(), entry.origin), (entry.default.as_str(), "default"), "{}", entry.name);
-        }
-    });
-}
-
-#[test]
 fn every_default_can_be_set_explicitly() {
     alone_with(VARIABLES.iter().map(|variable| (variable.name, variable.default())), || {
         let report = report();
@@ -239,13 +228,18 @@ fn settings_that_fail_every_request_are_refused_and_settings_without_effect_are_
         ("PINPOOL_GROWTH", "0", "PINPOOL_GROWTH=0: fails every request, since there is no reserve"),
         ("PINPOOL_MAX_BYTES", "1", "PINPOOL_MAX_BYTES=1B: fails every request: the smallest takes 4KiB"),
         ("PINPOOL_MAX_BYTES", "4095", "the smallest takes 4KiB; raise the limit"),
+        ("PINPOOL_ROUNDING", "noop", "PINPOOL_ROUNDING=exact: does not go with PINPOOL_PRESET=adaptive"),
     ] {
         let problems = report(&[(name, value)]).errors;
         assert!(problems.len() == 1 && problems[0].to_string().contains(words), "{problems:?}");
         assert!(of_text(name, value)[0].as_ref().is_err_and(|error| error.contains(words)));
     }
     let tensorflow = ("PINPOOL_PRESET", "tensorflow");
-    for pairs in [[("PINPOOL_GROWTH", "0"), ("PINPOOL_RESERVE", "1M")], [("PINPOOL_MAX_BYTES", "1"), tensorflow]] {
+    for pairs in [
+        [("PINPOOL_GROWTH", "0"), ("PINPOOL_RESERVE", "1M")],
+        [("PINPOOL_MAX_BYTES", "1"), tensorflow],
+        [("PINPOOL_ROUNDING", "noop"), tensorflow],
+    ] {
         let report = report(&pairs);
         assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
     }

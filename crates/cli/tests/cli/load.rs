@@ -76,6 +76,16 @@ fn repeated_failures_are_grouped_by_cause() {
 }
 
 #[test]
+fn a_batch_beyond_the_limit_is_named_with_its_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("large"), vec![1; 3 << 20]).unwrap();
+    let ran = finish(pinpool(&["load", "--json", "--set", "BACKEND=heap,MAX_BYTES=1MiB"]).arg(dir.path())).exits(1);
+    ran.check_stderr("large: cannot allocate 3.0MiB: exceeds the pool limit of 1.0MiB (PINPOOL_MAX_BYTES)");
+    ran.check_stderr("pinpool: lower --batch-bytes, or give the pool more memory\n");
+    assert_eq!(ran.figures()["failures_by_cause"]["the batch exceeds the pool limit"], 1);
+}
+
+#[test]
 fn files_that_are_skipped_or_loaded_as_plain_bytes_are_named() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["a.tar.gz", "b.zip", "c.parquet", "d.parquet", "e.tar", "f.jpg", "G.ZIP"] {

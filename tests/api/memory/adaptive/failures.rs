@@ -1,18 +1,16 @@
 //! A failing source: the statistics always match the memory held.
 
-use std::sync::Arc;
-
-use pinpool_testing::{FaultSource, SourceCall};
+use pinpool_testing::SourceCall;
 
 use super::{MIB, after_seconds, over, valid_stats, with_manual_clock};
 use crate::captured_log::{count, lines, listen};
-use crate::counting::CountingSource;
+use crate::fixture::each_sim;
 
 #[test]
 fn failed_releases_hold_back_no_other_and_are_logged_once() {
     listen();
-    for counting in [CountingSource::virtual_memory(), CountingSource::discrete()] {
-        let source = Arc::new(FaultSource::around(counting.clone()));
+    for (sim, source) in each_sim() {
+        let held_bytes = || sim.sums.lock().pinned_bytes;
         let (pool, clock) = with_manual_clock(over(source.clone()));
         // A used buffer after each idle one, so that no two are released by one call; and a region for each.
         let held: Vec<_> = (0..20).map(|_| pool.get(25 * MIB).unwrap()).collect();
@@ -21,21 +19,21 @@ fn failed_releases_hold_back_no_other_and_are_logged_once() {
             if at % 2 == 0 { drop(buffer) } else { between.push(buffer) }
         }
         (0..7).for_each(|index| source.fail(SourceCall::Release, index));
-        let before = counting.held_bytes();
+        let before = held_bytes();
         lines();
         for _ in 0..120 {
             after_seconds(&clock, &pool, 1);
-            assert_eq!(valid_stats(&pool).memory.held_bytes, counting.held_bytes());
+            assert_eq!(valid_stats(&pool).memory.held_bytes, held_bytes());
         }
         let logged = lines();
         assert_eq!(count(&logged, "release_delayed"), 1, "{logged:?}");
         let releases = source.calls(SourceCall::Release);
-        assert!(counting.held_bytes() < before && releases > 7, "{releases} releases");
+        assert!(held_bytes() < before && releases > 7, "{releases} releases");
         for _ in 0..200 {
             after_seconds(&clock, &pool, 1);
         }
         drop(between);
         pool.trim(0);
-        assert_eq!((valid_stats(&pool).memory.held_bytes, counting.held_bytes()), (0, 0));
+        assert_eq!((valid_stats(&pool).memory.held_bytes, held_bytes()), (0, 0));
     }
 }

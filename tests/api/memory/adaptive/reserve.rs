@@ -3,7 +3,7 @@
 use std::thread;
 
 use super::{MIB, fill, over, over_virtual_memory, valid_stats};
-use crate::counting::CountingSource;
+use crate::fixture::{each_sim, faulty_sim};
 
 #[test]
 fn reserves_add_up_and_displace_idle_memory() {
@@ -26,22 +26,22 @@ fn reserves_add_up_and_displace_idle_memory() {
 fn a_reserve_is_pinned_by_as_many_threads_as_were_asked_for() {
     let cores = thread::available_parallelism().unwrap().get();
     for (asked, touching) in [(None, cores), (Some(3), 3), (Some(1), 1)] {
-        let source = CountingSource::virtual_memory();
+        let source = faulty_sim();
         let mut builder = over(source.clone()).reserve(2 << 20);
         if let Some(threads) = asked {
             builder = builder.unstable_code(|code| code.pin_threads = Some(threads));
         }
         let pool = builder.build().unwrap();
-        assert_eq!((source.threads(), valid_stats(&pool).memory.reserve_bytes), (touching, 2 << 20));
+        assert_eq!((source.pin_threads(), valid_stats(&pool).memory.reserve_bytes), (touching, 2 << 20));
     }
 }
 
 #[test]
 fn a_reserve_that_no_range_can_hold_or_no_machine_has_is_refused_and_holds_nothing() {
-    let source = CountingSource::virtual_memory();
-    let pool = over(source.clone()).build().unwrap();
+    let [(sim, source), _] = each_sim();
+    let pool = over(source).build().unwrap();
     for bytes in [9 << 40, 2 << 40, u64::MAX - (1 << 20), u64::MAX] {
         assert!(pool.reserve(bytes).unwrap_err().is_backend() || bytes > 9 << 40);
     }
-    assert_eq!((source.held_bytes(), valid_stats(&pool).memory.held_bytes), (0, 0));
+    assert_eq!((sim.sums.lock().pinned_bytes, valid_stats(&pool).memory.held_bytes), (0, 0));
 }

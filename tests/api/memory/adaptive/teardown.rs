@@ -1,25 +1,27 @@
 //! The end of a pool releases everything, once.
 
 use std::fs;
-use std::sync::{Arc, Barrier};
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
 use pinpool::unstable::ManualClock;
+use pinpool_testing::{FaultSource, SourceCall};
 
 use super::{MIB, over};
 use crate::child::alone;
-use crate::counting::CountingSource;
+use crate::fixture::each_sim;
 use crate::until::until;
 
-fn sources() -> [Arc<CountingSource>; 2] {
-    [CountingSource::virtual_memory(), CountingSource::discrete()]
+/// Address ranges that are still reserved.
+fn ranges(source: &FaultSource) -> u64 {
+    source.calls(SourceCall::Reserve) - source.calls(SourceCall::Unreserve)
 }
 
 #[test]
 fn a_pool_ends_once_when_its_last_handle_and_buffers_are_dropped_together() {
     for round in 0..200 {
-        for source in sources() {
+        for (sim, source) in each_sim() {
             let pool = over(source.clone())
                 .setting("pool_size_limit", round % 3)
                 .setting("auto_resize", false)
@@ -38,7 +40,7 @@ fn a_pool_ends_once_when_its_last_handle_and_buffers_are_dropped_together() {
                 barrier.wait();
                 drop(pool);
             });
-            assert_eq!((source.held_bytes(), source.ranges()), (0, 0), "round {round}");
+            assert_eq!((sim.sums.lock().pinned_bytes, ranges(&source)), (0, 0), "round {round}");
         }
     }
 }
@@ -47,7 +49,8 @@ fn a_pool_ends_once_when_its_last_handle_and_buffers_are_dropped_together() {
 fn the_maintenance_thread_releases_by_itself_and_ends_after_the_last_pool() {
     // Other tests have pools too, and the thread is one for the process.
     alone(|| {
-        let source = CountingSource::virtual_memory();
+        let [(sim, source), _] = each_sim();
+        let held_bytes = || sim.sums.lock().pinned_bytes;
         let clock = ManualClock::default();
         let builder =
             || over(source.clone()).idle_timeout(Duration::ZERO).maintenance_thread(true).unstable_clock(clock.clone());
@@ -56,13 +59,13 @@ fn the_maintenance_thread_releases_by_itself_and_ends_after_the_last_pool() {
         drop((pool.get(2 * MIB).unwrap(), other.get(2 * MIB).unwrap()));
         // One for both, once it has taken its name.
         until("one thread", || maintenance_threads() == 1);
-        assert!(source.held_bytes() > 0);
+        assert!(held_bytes() > 0);
         clock.advance_us(60_000_000);
         // No thread calls the pools, and their memory is released all the same.
-        until("its memory is released", || source.held_bytes() == 0);
+        until("its memory is released", || held_bytes() == 0);
         drop((pool, other));
         until("the thread ends", || maintenance_threads() == 0);
-        assert_eq!(source.ranges(), 0);
+        assert_eq!(ranges(&source), 0);
         let later = builder().build().unwrap();
         drop(later.get(2 * MIB).unwrap());
         // It starts again.
