@@ -32,13 +32,13 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("python", 2099),
     ("src/arena", 1370),
     ("src/backend", 1946),
-    ("src/buffer", 635),
+    ("src/buffer", 631),
     ("src/config", 726),
     ("src/copy", 1259),
     ("src/driver", 725),
-    ("src/engine", 6813),
+    ("src/engine", 6804),
     ("src/error", 217),
-    ("src/in_flight", 536),
+    ("src/in_flight", 532),
     ("src/lib", 49),
     ("src/maintenance_thread", 279),
     ("src/policy", 78),
@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37338),
-    ("sum of code and tests", 76489),
+    ("tests", 37362),
+    ("sum of code and tests", 76496),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 116_735;
+const MARKDOWN_BYTES: usize = 115_930;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;
