@@ -70,7 +70,7 @@ const REMOVED: [(&str, &str); 2] = [
     ("ledger", "`pinpool top --all` shows the shared limits and their owners"),
 ];
 
-/// Pinned host memory for data loaders that feed GPUs
+/// A pool of pinned host memory for CUDA transfers
 #[derive(Debug, Parser)]
 #[command(name = "pinpool", version, arg_required_else_help = true, help_template = HELP)]
 #[command(disable_help_flag = true, disable_help_subcommand = true)]
@@ -138,7 +138,7 @@ fn main() -> ExitCode {
         (true, ..) => (Verbosity::Quiet, "error"),
         (_, true, _) => (Verbosity::Verbose, "debug"),
         (.., Command::Load(_)) => (Verbosity::Normal, "warn,pinpool=info"),
-        // `replay` prints the pool's diagnostics as part of its result, and `doctor` prints the warnings itself.
+        // `advise` and `doctor` print these warnings themselves.
         _ => (Verbosity::Normal, "error"),
     };
     pinpool_cli::logger::init(&terminal, default_filter);

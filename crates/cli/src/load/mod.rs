@@ -69,11 +69,11 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
     streams: u64,
 
-    /// Most files (or container samples) in a batch
+    /// Maximum number of files (or container samples) in a batch
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     batch_files: Option<u64>,
 
-    /// Most bytes in a batch [default: 16MiB]
+    /// Maximum bytes in a batch [default: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = batch_bytes)]
     batch_bytes: Option<NonZeroU64>,
 

@@ -34,7 +34,7 @@ const TITLE: &str = "pinpool report";
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool report t.gz -o page.html")]
 pub(crate) struct ReportArgs {
-    /// Log or recording (`-` is stdin), process id or socket
+    /// Log or recording (`-` is stdin), process ID or socket
     #[arg(value_name = "LOG|TRACE|PID")]
     input: PathBuf,
 

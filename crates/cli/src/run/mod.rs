@@ -45,7 +45,7 @@ pub(crate) struct RunArgs {
     #[arg(value_name = "NAME=VALUE")]
     settings: Vec<String>,
 
-    /// Append the log to this file; %p is the process id
+    /// Append the log to this file; %p is the process ID
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 
@@ -102,7 +102,7 @@ fn variable(setting: &str) -> Result<(String, String), Box<dyn Error>> {
 
 /// Fails if the log cannot be written. A missing file is created and removed, since each process may have a separate log.
 fn check_log(log: &Path) -> Result<(), String> {
-    // The library inserts the process id; 0 is not used.
+    // The library inserts the process ID; 0 is not used.
     let path = PathBuf::from(log.to_string_lossy().replace("%p", "0"));
     let written = match fs::metadata(&path) {
         Ok(facts) if facts.is_dir() => Err(io::ErrorKind::IsADirectory.into()),

@@ -34,7 +34,7 @@ pub(crate) fn mark_unpinned(object: &mut Value) {
     }
 }
 
-/// Returns true for a process id (unless a file has that name) and for a socket.
+/// Returns true for a process ID (unless a file has that name) and for a socket.
 pub(crate) fn names_process(target: &Path) -> bool {
     match fs::metadata(target) {
         Ok(data) => data.file_type().is_socket(),

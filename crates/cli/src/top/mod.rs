@@ -46,7 +46,7 @@ const POINTS_MAX: usize = 200;
   train: healthy: 600 of 607 requests were served immediately, 64.0MiB held
     all threads lost 21.0ms in 10.0s (pinning 21.0ms)")]
 pub(crate) struct TopArgs {
-    /// Process id or socket
+    /// Process ID or socket
     #[arg(value_name = "PID|SOCKET", required_unless_present = "all")]
     target: Option<String>,
 

@@ -43,7 +43,7 @@ const NAMED: usize = 8;
     all threads lost 0s in 10.0s
     to do: return them")]
 pub(crate) struct WhyArgs {
-    /// Process id, socket, recording or log; two recordings to compare
+    /// Process ID, socket, recording or log; two recordings to compare
     #[arg(required = true, value_name = "TARGET")]
     targets: Vec<PathBuf>,
 

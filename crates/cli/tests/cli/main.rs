@@ -7,7 +7,6 @@ mod benchmarks;
 mod call_stacks;
 #[path = "../../../../tests/common/captured_log.rs"]
 mod captured_log;
-mod diff;
 #[cfg(target_os = "linux")]
 mod doctor;
 #[cfg(feature = "cuda")]
@@ -16,12 +15,6 @@ mod gpu_run;
 mod hard_ends;
 #[cfg(target_os = "linux")]
 mod input_once;
-mod inspect;
-mod inspect_pools;
-mod inspect_styles;
-mod inspect_wrapped;
-#[cfg(target_os = "linux")]
-mod ledger;
 mod load;
 #[cfg(feature = "cuda")]
 mod load_cuda;
@@ -37,12 +30,19 @@ mod run_program;
 mod scenarios;
 #[cfg(target_os = "linux")]
 mod served;
+#[cfg(target_os = "linux")]
+mod shared_limit;
 mod tf_lines;
 mod tool;
 mod top;
 mod trace_input;
 mod viewers;
 mod why;
+mod why_lines;
+mod why_lines_pools;
+mod why_lines_styles;
+mod why_lines_wrapped;
+mod why_two_files;
 
 /// The key of `why --lines --json` for the trend of a pool.
 pub(crate) const TREND: &str = "verdict";

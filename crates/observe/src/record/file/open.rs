@@ -68,7 +68,7 @@ pub(super) fn open_locked(path: &Path, left: Option<(FileId, u64)>) -> Result<Op
         }
         earlier = Some(set_aside(path)?);
     }
-    Err(refused("other processes keep renaming it", "put %p (the process id) into the name").into())
+    Err(refused("other processes keep renaming it", "put %p (the process ID) into the name").into())
 }
 
 impl From<String> for Unrecorded {

@@ -153,7 +153,7 @@ struct RecordedPool {
     generation: ForkGeneration,
 }
 
-/// Records a pool to `path`, in which `%p` is the process id. Also returns the new path of an earlier recording.
+/// Records a pool to `path`, in which `%p` is the process ID. Also returns the new path of an earlier recording.
 pub fn open(path: &Path, facts: Vec<(String, String)>) -> Result<(Arc<dyn Recorder>, Option<PathBuf>), Unrecorded> {
     let process = std::process::id().to_string();
     let path = path.to_str().map_or_else(|| path.to_owned(), |text| text.replace("%p", &process).into());
