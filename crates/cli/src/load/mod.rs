@@ -69,7 +69,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
     streams: u64,
 
-    /// Maximum number of files (or container samples) in a batch
+    /// Maximum files or container samples in a batch
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     batch_files: Option<u64>,
 
