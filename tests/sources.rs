@@ -17,7 +17,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("benches", 185),
     ("crates/bench", 1496),
     ("crates/capi", 1179),
-    ("crates/cli", 4995),
+    ("crates/cli", 5000),
     ("crates/loader", 2400),
     ("crates/metrics", 363),
     ("crates/observe", 2063),
@@ -36,7 +36,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/config", 726),
     ("src/copy", 1259),
     ("src/driver", 725),
-    ("src/engine", 6804),
+    ("src/engine", 6810),
     ("src/error", 217),
     ("src/in_flight", 532),
     ("src/lib", 49),
@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37362),
-    ("sum of code and tests", 76496),
+    ("tests", 37370),
+    ("sum of code and tests", 76515),
 ];
 
 /// Bytes of all Markdown files.

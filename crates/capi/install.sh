@@ -35,7 +35,7 @@ includedir=\${prefix}/include
 libdir=\${prefix}/lib
 
 Name: pinpool
-Description: A pool of pinned host memory for programs that feed GPUs
+Description: A pool of pinned host memory for CUDA transfers
 Version: $version
 Cflags: -I\${includedir}
 Libs: -L\${libdir} -lpinpool

@@ -205,7 +205,7 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// The kinds of [`copy_to`](PinnedBuf::copy_to); [`Error::is_copy`] if the source is too small. After a refusal the buffer is back
-    /// in its pool.
+    /// in its pool, or returns once its earlier copies have completed.
     pub fn copy_from<S, E, T>(mut self, stream: &S, source: &T) -> Result<PendingBuf>
     where
         S: ?Sized,

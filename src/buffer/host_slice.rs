@@ -162,8 +162,8 @@ impl<B, T: Pod> BufferView<B, T> {
 /// pool when the copy completes, and after `stream.memcpy_dtoh(&device, &mut buf)` the bytes are valid once
 /// [`wait_slice`](PinnedBuf::wait_slice) returns. This holds for every stream, whether or not the context tracks events.
 ///
-/// If a copy cannot be tracked (in a forked child, after an earlier copy failed, if the device cannot reach the memory, or
-/// if the driver says too little about the stream), cudarc's call returns `Ok` and **copies nothing**, and its next call returns
+/// If a copy cannot be tracked (in a forked child, after the failure of an earlier copy that the new one must wait for, if the device
+/// cannot reach the memory, or if the driver says too little about the stream), cudarc's call returns `Ok` and **copies nothing**, and its next call returns
 /// `CUDA_ERROR_NOT_PERMITTED`. [`copy_to`](PinnedBuf::copy_to) and [`copy_from`](PinnedBuf::copy_from) return the error themselves.
 impl HostSlice<u8> for PinnedBuf {
     fn len(&self) -> usize {

@@ -106,8 +106,8 @@ struct Aligned;
 ///
 /// After a device failure it is unknown whether a copy has completed: the memory is quarantined until its fence confirms that.
 /// [`wait`](PinnedBuf::wait) returns that failure. If the copy wrote *into* the buffer, its bytes may still change, and
-/// every access to them is an error, never an empty slice. In a forked child access fails if the memory belongs to the GPU
-/// driver, since children do not inherit it.
+/// every access to them is an error, never an empty slice; if it read *from* the buffer, its bytes can be read and not written. In a
+/// forked child access fails if the memory belongs to the GPU driver, since children do not inherit it.
 pub struct PinnedBuf {
     /// Taken only by `drop`, so the compiler adds no check after it.
     block: ManuallyDrop<Option<Block>>,

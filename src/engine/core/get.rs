@@ -100,26 +100,24 @@ impl Core {
     /// A block for a first attempt at `wanted`: with completed copies, or of new memory, as far as `calls` allow. While other requests
     /// wait, only a request that fits in addition to their head searches for memory. Makes slow calls.
     pub(super) fn acquire(self: &Arc<Self>, wanted: &BlockRequest, calls: SlowCalls) -> Result<Block, Stop> {
-        let (class, supply) = (wanted.class, &self.memory.supply);
+        let class = wanted.class;
         if let Some(block) = self.take_completed(class) {
             return Ok(block);
         }
-        self.tick_if_alone();
-        self.evict_over_limit(None);
-        let found = match self.waiters.try_pass(|first| (supply.room_to_pass(first), supply.bytes_to_pass(class))) {
-            Err((waiting, first_bytes)) => Err(Refusal::Queued { waiting, first_bytes }.into()),
-            // No request waits.
-            Ok(0) => self.search(class, calls, 0).inspect(|_| {
+        let found = self.pass_head(class).map_err(Stop::Refused).and_then(|passed| {
+            let calls = if passed > 0 { calls.without_waiting() } else { calls };
+            let found = self.search(class, calls, passed);
+            if found.is_err() {
+                self.waiters.end_pass(passed, self.memory.supply.bytes_to_pass(class));
+            } else if passed == 0 {
                 self.shortage.end_if_calm(&self.log, self.time.coarse_us());
                 self.enforce_max_idle_bytes();
-            }),
-            Ok(head) => self
-                .search(class, calls.without_waiting(), head)
-                .inspect_err(|_| self.waiters.end_pass(head, supply.bytes_to_pass(class))),
-        };
+            }
+            found
+        });
         found.or_else(|stop| {
             // Waiting cannot help a request that exceeds the limit.
-            let is_too_large = matches!(stop, Stop::Refused(_)) && !supply.could_hold(class);
+            let is_too_large = matches!(stop, Stop::Refused(_)) && !self.memory.supply.could_hold(class);
             let pageable = if is_too_large { self.fall_back(wanted.len, class) } else { None };
             pageable.ok_or(stop)
         })
@@ -157,6 +155,16 @@ impl Core {
         block.set_passed(passed);
         self.request_pace(self.pace_of_change());
         Ok(block)
+    }
+
+    /// Permits a miss to search for memory. Returns 0 if no request waits, and the number of the head if the request fits in
+    /// addition to it.
+    fn pass_head(&self, class: Class) -> Result<u64, Refusal> {
+        self.tick_if_alone();
+        self.evict_over_limit(None);
+        let supply = &self.memory.supply;
+        let pass = self.waiters.try_pass(|first| (supply.room_to_pass(first), supply.bytes_to_pass(class)));
+        pass.map_err(|(waiting, first_bytes)| Refusal::Queued { waiting, first_bytes })
     }
 
     fn record_stop(&self, stop: &Stop, calls: SlowCalls) {

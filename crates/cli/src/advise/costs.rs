@@ -13,8 +13,8 @@ pub(super) struct Costs {
     unpin: CallCost,
     /// Factor on the time of a remap on a device.
     move_scale: f64,
-    /// Factors on `pin` of the shortest and of the longest pin call of the trace.
-    pin_range: Option<(f64, f64)>,
+    /// Factor on `pin` of the shortest pin call of the trace.
+    least_pin: f64,
     origin: String,
 }
 
@@ -22,26 +22,21 @@ impl Costs {
     /// Costs fitted or scaled to the calls of the trace, or assumed ones.
     pub(super) fn of(workload: &Workload) -> Self {
         let (pins, unpins) = (&*workload.pins, &*workload.unpins);
-        let fitted = CallCost::fitted(pins, CallCost::ASSUMED_PIN);
-        let (pin, unpin, origin) = match fitted {
+        let (pin, unpin, origin) = match CallCost::fitted(pins, CallCost::ASSUMED_PIN) {
             Some(pin) => {
                 let unpin = CallCost::fitted(unpins, CallCost::ASSUMED_UNPIN).unwrap_or(pin);
                 (pin, unpin, format!("pins {}, releases {}", origin_of(pins), origin_of(unpins)))
             }
             None => (CallCost::ASSUMED_PIN, CallCost::ASSUMED_UNPIN, "assumed: the trace has no pin calls".to_owned()),
         };
-        let pin_range = fitted.and_then(|pin| {
-            let share = |call: &TimedCall| call.took_ns as f64 / (pin.seconds(1, call.bytes) * 1e9).max(1.0);
-            let shares = || pins.iter().map(share);
-            shares().reduce(f64::min).zip(shares().reduce(f64::max))
-        });
-        Self { pin, unpin, move_scale: workload.move_scale(), pin_range, origin }
+        let share = |call: &TimedCall| call.took_ns as f64 / (pin.seconds(1, call.bytes) * 1e9).max(1.0);
+        let least_pin = pins.iter().map(share).reduce(f64::min).unwrap_or(1.0);
+        Self { pin, unpin, move_scale: workload.move_scale(), least_pin, origin }
     }
 
     /// Seconds lost if each pin call were as short as the shortest of the trace.
     pub(super) fn least_lost(&self, Column { outcome, .. }: &Column) -> f64 {
-        let (share, _) = self.pin_range.unwrap_or((1.0, 1.0));
-        let pin = CallCost { call_ns: self.pin.call_ns * share, byte_ns: self.pin.byte_ns * share };
+        let pin = CallCost { call_ns: self.pin.call_ns * self.least_pin, byte_ns: self.pin.byte_ns * self.least_pin };
         outcome.driver_seconds(pin, self.unpin, self.move_scale) + outcome.waited_us as f64 / 1e6
     }
 

@@ -29,11 +29,13 @@ pub(super) struct Backends {
     /// True if the chosen backend provides memory.
     pub(super) works: bool,
     pub(super) max_bytes: Option<u64>,
+    /// True if `max_bytes` is RLIMIT_MEMLOCK.
+    pub(super) is_lock_limited: bool,
 }
 
 /// Pins a little memory with every backend, and chooses one as a pool does.
 pub(super) fn try_backends(config: &Config, gpu: &Answer, ask: impl Fn(&'static str) -> Answer) -> Backends {
-    let (mut max_bytes, mut limit) = config.limit_on_host();
+    let ((mut max_bytes, mut limit), mut is_lock_limited) = (config.limit_on_host(), false);
     let answer = |name| match gpu.is_deadly {
         true => Answer { finding: Finding::note(name, "not tried: the driver query failed"), is_deadly: true },
         false => ask(name),
@@ -55,6 +57,7 @@ pub(super) fn try_backends(config: &Config, gpu: &Answer, ask: impl Fn(&'static 
         Ok(chosen) => {
             if let Some(limit_bytes) = chosen.lock_limit_bytes {
                 (max_bytes, limit) = (Some(limit_bytes), format!("{} (ulimit -l)", Size(limit_bytes)));
+                is_lock_limited = true;
             }
             findings.push(choice(config, &chosen));
             Some(chosen.source)
@@ -68,7 +71,7 @@ pub(super) fn try_backends(config: &Config, gpu: &Answer, ask: impl Fn(&'static 
     };
     findings.push(limit_finding(max_bytes, limit));
     let works = chosen.as_ref().is_some_and(|source| backend::try_out(&**source, config.device).is_ok());
-    Backends { findings, chosen, works, max_bytes }
+    Backends { findings, chosen, works, max_bytes, is_lock_limited }
 }
 
 /// The backend that a pool would use, and why better ones are not available.
@@ -115,25 +118,27 @@ fn limit_finding(max_bytes: Option<u64>, limit: String) -> Finding {
 /// A description of the problem if `bytes` exceeds the available memory.
 fn too_much(bytes: u64, memory: &HostMemory) -> Option<String> {
     let [needed, total, available] = [bytes, memory.total_bytes, memory.available_bytes].map(Size);
-    (bytes > memory.available_bytes).then(|| format!("{needed} exceeds the {available} that are available of {total}"))
+    (bytes > memory.available_bytes).then(|| format!("{needed} exceeds the available {available} (of {total})"))
 }
 
 /// The reason that a reserve of `bytes` does not fit, and the remedy.
 fn reserve_problem(
     config: &Config,
-    max_bytes: Option<u64>,
+    backends: &Backends,
     memory: Option<&HostMemory>,
     bytes: u64,
 ) -> Option<(String, &'static str)> {
-    // With a higher limit alone, the kernel would kill the process.
-    const SCARCE: &str = "lower the reserve, free memory, or raise the limit of the cgroup";
-    const LIMITED: &str = "lower the reserve or raise PINPOOL_MAX_BYTES or `ulimit -l`";
     if config.preset == Preset::TensorFlow {
         return Some(("the preset tensorflow has no reserve".to_owned(), "set PINPOOL_PRESET=adaptive"));
     }
     let scarce = memory.and_then(|memory| too_much(bytes, memory));
-    let remedy = if scarce.is_some() { SCARCE } else { LIMITED };
-    let limited = max_bytes.filter(|&max_bytes| bytes > max_bytes);
+    let limited = backends.max_bytes.filter(|&max_bytes| bytes > max_bytes);
+    let remedy = match (limited.is_some() && backends.is_lock_limited, &scarce) {
+        (true, _) => "lower the reserve, or raise the limit of locked memory (`ulimit -l`)",
+        // With a higher limit alone, the kernel would kill the process.
+        (false, Some(_)) => "lower the reserve, free memory, or raise the limit of the cgroup",
+        (false, None) => "lower the reserve or raise PINPOOL_MAX_BYTES",
+    };
     let limited = limited.map(|limit| format!("{} exceeds the limit of {}", Size(bytes), Size(limit)));
     Some((limited.or(scarce)?, remedy))
 }
@@ -142,13 +147,13 @@ fn reserve_problem(
 pub(super) fn plan_reserve(
     source: &dyn Source,
     config: &Config,
-    max_bytes: Option<u64>,
+    backends: &Backends,
     bytes: u64,
 ) -> (Value, Vec<Finding>) {
     const CHECK: &str = "reserve";
     let memory = host::memory(Path::new("/"));
     let available = memory.as_ref().map_or(u64::MAX, |memory| memory.available_bytes);
-    let sample = sample_bytes(max_bytes, available);
+    let sample = sample_bytes(backends.max_bytes, available);
     let took = time_to_pin(source, sample, config);
     let estimate = took.as_ref().ok().map(|took| took.mul_f64((bytes as f64 / sample as f64).min(1e9)));
     let mut findings = vec![match took {
@@ -165,7 +170,7 @@ pub(super) fn plan_reserve(
         findings.push(none.remedy("set PINPOOL_RESERVE to what a step holds at once, for full speed from the start"));
         return (Value::Null, findings);
     }
-    let problem = reserve_problem(config, max_bytes, memory.as_ref(), bytes);
+    let problem = reserve_problem(config, backends, memory.as_ref(), bytes);
     let fits = problem.is_none() && estimate.is_some();
     findings.push(match (problem, estimate) {
         (Some((found, remedy)), _) => Finding::error(CHECK, found).remedy(remedy),
@@ -201,17 +206,16 @@ fn sample_bytes(max_bytes: Option<u64>, available_bytes: u64) -> usize {
 /// The last finding, which decides the exit status: pinned memory for the GPU is available or not.
 pub(super) fn result(device: u32, gpu: &Finding, source: Option<&dyn Source>, works: bool) -> Finding {
     const CHECK: &str = "result";
-    let (why, remedy) = match source.filter(|_| works) {
-        None => {
-            ("no backend provides memory".to_owned(), "see the backends above, or set PINPOOL_BACKEND=auto".to_owned())
-        }
+    let (why, remedy) = match source {
+        None => ("no backend works".to_owned(), "set PINPOOL_BACKEND=auto".to_owned()),
+        Some(source) if !works => (format!("{} provides no memory", source.name()), "see the backend above".to_owned()),
         Some(source) if source.needs_gpu() => {
             return Finding::ok(CHECK, format!("pinned memory for GPU {device}, by {}", source.name()));
         }
-        Some(source) if gpu.severity == Severity::Ok => {
-            let why = format!("PINPOOL_BACKEND={} does not use its driver", source.name());
-            (why, "set PINPOOL_BACKEND=auto".to_owned())
-        }
+        Some(source) if gpu.severity == Severity::Ok => (
+            format!("PINPOOL_BACKEND={} does not use its driver", source.name()),
+            "set PINPOOL_BACKEND=auto".to_owned(),
+        ),
         Some(source) => {
             let other = || "run on a machine with a GPU; pinned memory only speeds up copies to a GPU".to_owned();
             (format!("{} does not pin for a GPU", source.name()), gpu.remedy.clone().unwrap_or_else(other))

@@ -44,7 +44,7 @@ pub(crate) use probe::{ProbeArgs, run_probe};
   gpu      ok     GPU 0 of 1, NVIDIA H100 80GB HBM3, CUDA 13.0, libcuda.so.1
   choice   ok     auto selects vmm: pinned for the GPU
   reserve  error  8.0GiB exceeds the limit of 4.0GiB
-                  -> lower the reserve or raise PINPOOL_MAX_BYTES or `ulimit -l`")]
+                  -> lower the reserve or raise PINPOOL_MAX_BYTES")]
 pub(crate) struct DoctorArgs {
     /// Ordinal of the GPU [default: PINPOOL_DEVICE]
     #[arg(long, value_name = "N")]
@@ -94,12 +94,12 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Box<dyn 
     let ask = |name| probe::ask(name, args.device, args.timeout);
     let gpu = ask(probe::GPU);
     findings.push(gpu.finding.clone());
-    let backends = memory::try_backends(&config, &gpu, ask);
-    findings.extend(backends.findings);
+    let mut backends = memory::try_backends(&config, &gpu, ask);
+    findings.append(&mut backends.findings);
     let source = backends.chosen.as_deref();
     findings.extend(machine::examine(&config, source, backends.max_bytes));
     let planned = args.reserve.unwrap_or(config.reserve);
-    let plan = source.map(|source| memory::plan_reserve(source, &config, backends.max_bytes, planned));
+    let plan = source.map(|source| memory::plan_reserve(source, &config, &backends, planned));
     let (reserve, of_plan) = plan.unwrap_or_default();
     findings.extend(of_plan);
     let of_gpu = memory::result(config.device, &gpu.finding, source, backends.works);

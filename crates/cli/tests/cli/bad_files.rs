@@ -31,6 +31,15 @@ fn a_compressed_line_without_an_end_is_refused_by_its_length() {
 }
 
 #[test]
+fn a_progress_bar_of_more_than_64_mib_is_read_to_its_end() {
+    let dir = TempDir::new().unwrap();
+    let bar = packed(&b"epoch 3: 42 %\r".repeat(80_000)).repeat(64);
+    let path = written(dir.path(), "bar.gz", [bar, packed(format!("{AFTER}\n").as_bytes())].concat());
+    let ran = on(&["inspect"], &path).exits(0);
+    assert!(ran.stdout.contains("1 message in"), "{}", ran.stdout);
+}
+
+#[test]
 fn of_a_compressed_log_that_is_cut_off_the_rest_is_shown() {
     let dir = TempDir::new().unwrap();
     // The file has two members, and the second is cut.

@@ -60,9 +60,9 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
     Args:
         pool: a `pinpool.Pool`; by default a new one.
         settings: settings of a new `pinpool.Pool`, with other defaults: `max_bytes` is three quarters of the memory of the cgroup or
-            machine, divided by `LOCAL_WORLD_SIZE` (a log line states it), unless `PINPOOL_LEDGER` or `PINPOOL_PRESET` is set; so several processes of a launcher that does not set this
-            variable need `max_bytes`; `backend` is "gpu" (with `on_full="pageable"` a full pool still gives pageable memory);
-            `device` is torch's current GPU if torch has started CUDA, else the GPU of `LOCAL_RANK`, else 0.
+            machine, divided by `LOCAL_WORLD_SIZE` (a log line states it), so several processes of a launcher that does not set this
+            variable need `max_bytes`; with `PINPOOL_LEDGER` or `PINPOOL_PRESET` it is `Pool`'s default; `backend` is "gpu" (with
+            `on_full="pageable"` a full pool still gives pageable memory); `device` is torch's current GPU if torch has started CUDA, else the GPU of `LOCAL_RANK`, else 0.
 
     Raises:
         ImportError: torch cannot be imported.

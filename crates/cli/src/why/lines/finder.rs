@@ -44,11 +44,16 @@ static PREFIXES: LazyLock<Regex> = LazyLock::new(|| compiled(PREFIX));
 /// Finds all messages. [`LogContent::stopped`] is set if the log was not read to its end.
 pub(super) fn find(log: impl io::Read) -> LogContent {
     let (mut log, mut finder) = (BufReader::with_capacity(64 << 10, log), Finder::default());
+    let mut line = Vec::new();
     let stopped = loop {
-        let (mut line, before) = (Vec::new(), finder.found.lines);
-        let why = match log.by_ref().take(LONGEST_LINE_BYTES).read_until(b'\n', &mut line) {
-            Ok(0) => break None,
-            Ok(read) if read as u64 == LONGEST_LINE_BYTES => format!(
+        let before = finder.found.lines;
+        let read = log.by_ref().take(LONGEST_LINE_BYTES - line.len() as u64).read_until(b'\n', &mut line);
+        let is_full = line.len() as u64 == LONGEST_LINE_BYTES && !line.ends_with(b"\n");
+        // A progress bar overwrites its line.
+        let overwritten = if is_full { line.iter().rposition(|&byte| byte == b'\r') } else { None };
+        let why = match read {
+            Ok(_) if line.is_empty() => break None,
+            Ok(_) if is_full && overwritten.is_none() => format!(
                 "line {} is longer than {} MiB, the longest line that is read; split a notebook on one line with \
                  `jq . FILE | pinpool why --lines -`",
                 before + 1,
@@ -58,9 +63,11 @@ pub(super) fn find(log: impl io::Read) -> LogContent {
                 "{MOST_MESSAGES} messages are the most that are read from a log; split it (`split -l {before} FILE`)"
             ),
             Ok(_) => {
-                finder.found.lines += 1;
-                // A progress bar overwrites its line.
-                line.split(|byte| matches!(byte, b'\n' | b'\r')).for_each(|piece| finder.search(before + 1, piece));
+                finder.found.lines += u64::from(!is_full);
+                let end = overwritten.map_or(line.len(), |end| end + 1);
+                for piece in line.drain(..end).as_slice().split(|byte| matches!(byte, b'\n' | b'\r')) {
+                    finder.search(before + 1, piece);
+                }
                 continue;
             }
             Err(error) => why(&error),
