@@ -78,7 +78,7 @@ impl Buffer {
         self.memory.is_pinned
     }
 
-    /// NUMA node of the memory, or None if the machine has only one.
+    /// NUMA node of the memory, or None if there is only one or it is unknown.
     #[getter]
     fn numa_node(&self) -> Option<u32> {
         self.memory.numa_node

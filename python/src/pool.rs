@@ -64,7 +64,7 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
 ///     growth: whether the pool may pin more than its reserve (the default).
 ///     zero: whether buffers are zeroed before reuse (default False).
-///     maintenance_thread: whether a thread reclaims buffers and releases idle memory (the default). Without it, call `maintain()`
+///     maintenance_thread: whether a thread detects completed copies and releases idle memory (the default). Without it, call `maintain()`
 ///         periodically.
 ///
 /// Raises:
@@ -296,7 +296,7 @@ impl Pool {
         self.call(py, |pool| pool.clear())
     }
 
-    /// Reclaims buffers after completed copies and releases idle memory that is due, as the maintenance thread does.
+    /// Detects completed copies and releases idle memory that is due, as the maintenance thread does.
     fn maintain(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, |pool| pool.maintain())
     }

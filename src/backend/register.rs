@@ -182,7 +182,7 @@ unsafe impl Source for RegisterSource {
         // After an error the device may still access the pages, so they stay mapped.
         // SAFETY: the caller's promise: registered by `acquire`, and unused by every device.
         unsafe { self.unregister(region.start()) }?;
-        // SAFETY: it came from `map_huge`, is unused, and the driver released it above.
+        // SAFETY: it came from `acquire`, is unused, and the driver released it above.
         unsafe { mapping::unmap(region) }
     }
 

@@ -72,7 +72,7 @@ impl Histogram {
     ///
     /// Rounded up to the bound of a bucket, so up to twice the exact value.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // A rank.
-    pub fn percentile(&self, share: f64) -> Duration {
+    pub fn quantile(&self, share: f64) -> Duration {
         let rank = (share.clamp(0.0, 1.0) * self.count as f64).ceil() as u64;
         let mut reached = 0;
         for (bound, count) in self.buckets() {
@@ -122,9 +122,9 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_bounds_that_the_share_did_not_pass() {
+    fn quantiles_are_bounds_that_the_share_did_not_pass() {
         let mut times = Histogram::default();
-        assert_eq!([times.percentile(0.5), times.max(), times.mean()], [Duration::ZERO; 3]);
+        assert_eq!([times.quantile(0.5), times.max(), times.mean()], [Duration::ZERO; 3]);
         (0..990).for_each(|_| times.record(nanos(1000)));
         (0..9).for_each(|_| times.record(nanos(5000)));
         times.record(nanos(1_000_000));
@@ -132,9 +132,9 @@ mod tests {
         assert_eq!(times.total(), nanos(990_000 + 45_000 + 1_000_000));
         assert_eq!(times.mean(), nanos(2035));
         for (share, bound) in [(0.0, 1024), (0.5, 1024), (0.99, 1024), (0.995, 8192), (0.999, 8192)] {
-            assert_eq!(times.percentile(share), nanos(bound), "{share}");
+            assert_eq!(times.quantile(share), nanos(bound), "{share}");
         }
-        assert_eq!([0.9991, 1.0].map(|share| times.percentile(share)), [nanos(1_000_000); 2]);
+        assert_eq!([0.9991, 1.0].map(|share| times.quantile(share)), [nanos(1_000_000); 2]);
     }
 
     #[test]

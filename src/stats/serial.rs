@@ -20,9 +20,9 @@ impl Serialize for Histogram {
             ("min_seconds", self.min()),
             ("avg_seconds", self.mean()),
             ("max_seconds", self.max()),
-            ("p50_seconds", self.percentile(0.5)),
-            ("p99_seconds", self.percentile(0.99)),
-            ("p999_seconds", self.percentile(0.999)),
+            ("p50_seconds", self.quantile(0.5)),
+            ("p99_seconds", self.quantile(0.99)),
+            ("p999_seconds", self.quantile(0.999)),
         ] {
             fields.serialize_field(name, &duration.as_secs_f64())?;
         }

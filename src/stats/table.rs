@@ -41,7 +41,7 @@ impl fmt::Display for Stats {
             }
             write!(f, "\n{path:<20} {:>8} {:>9}", times.count(), Time(times.total()))?;
             for share in [0.5, 0.99, 0.999, 1.0] {
-                write!(f, " {:>9}", Time(times.percentile(share)))?;
+                write!(f, " {:>9}", Time(times.quantile(share)))?;
             }
         }
         Ok(())

@@ -61,7 +61,7 @@ class Buffer:
         """
     @property
     def numa_node(self) -> int | None:
-        """NUMA node of the memory, or None if the machine has only one."""
+        """NUMA node of the memory, or None if there is only one or it is unknown."""
     @property
     def is_released(self) -> bool:
         """True if the buffer was released and can no longer be used."""
@@ -156,7 +156,7 @@ class Pool:
         hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
         growth: whether the pool may pin more than its reserve (the default).
         zero: whether buffers are zeroed before reuse (default False).
-        maintenance_thread: whether a thread reclaims buffers and releases idle memory (the default). Without it, call `maintain()`
+        maintenance_thread: whether a thread detects completed copies and releases idle memory (the default). Without it, call `maintain()`
             periodically.
 
     Raises:
@@ -293,7 +293,7 @@ class Pool:
     def clear(self) -> None:
         """Releases all idle memory to the system, as `trim(0)` does, and restarts the counters of the preset "tensorflow"."""
     def maintain(self) -> None:
-        """Reclaims buffers after completed copies and releases idle memory that is due, as the maintenance thread does."""
+        """Detects completed copies and releases idle memory that is due, as the maintenance thread does."""
     def set_max_bytes(self, max_bytes: _Size) -> None:
         """Changes the limit: a size in bytes, text such as "2GiB", "auto" or "none". Buffers in use stay valid."""
     def tagged(self, tag: str) -> Pool:

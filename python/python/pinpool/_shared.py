@@ -303,7 +303,7 @@ class SharedPool:
         return self._open_pool().stats()
 
     def maintain(self) -> None:
-        """Reclaims buffers after completed copies, as the maintenance thread does."""
+        """Detects completed copies, as the maintenance thread does."""
         self._open_pool().maintain()
 
     def close(self) -> None:

@@ -268,7 +268,7 @@ fn yes_or_no(is_so: bool) -> &'static str {
 }
 
 fn what_is_kept(keeps_all: bool) -> &'static str {
-    if keeps_all { "; no memory of the pool is released meanwhile" } else { "" }
+    if keeps_all { "; no memory of the pool is released" } else { "" }
 }
 
 /// A key with its value; nothing without a value.

@@ -69,7 +69,7 @@ fn cause(cause: &FailureCause) -> String {
         FailureCause::Tar(_) => "broken tar",
         FailureCause::Safetensors(_) => "broken safetensors",
         FailureCause::Corrupted { .. } => "differs at the destination",
-        FailureCause::Pool(error) if error.is_limit() => "the batch exceeds the pool limit",
+        FailureCause::Pool(error) if error.is_limit() => "no room for the batch within the limit",
         FailureCause::Pool(error) if error.is_backend() => "no memory for the batch",
         FailureCause::Pool(_) => "the batch was not copied",
         other => return other.to_string(),

@@ -82,7 +82,7 @@ fn a_batch_beyond_the_limit_is_named_with_its_remedy() {
     let ran = finish(pinpool(&["load", "--json", "--set", "BACKEND=heap,MAX_BYTES=1MiB"]).arg(dir.path())).exits(1);
     ran.check_stderr("large: cannot allocate 3.0MiB: exceeds the pool limit of 1.0MiB (PINPOOL_MAX_BYTES)");
     ran.check_stderr("pinpool: lower --batch-bytes, or give the pool more memory\n");
-    assert_eq!(ran.figures()["failures_by_cause"]["the batch exceeds the pool limit"], 1);
+    assert_eq!(ran.figures()["failures_by_cause"]["no room for the batch within the limit"], 1);
 }
 
 #[test]
