@@ -117,8 +117,7 @@ impl<E> Block<E> {
 
     /// The owner, and the memory for its release.
     pub(super) fn into_parts(self, spare: &SpareEntries<BlockBody<E>>) -> (Arc<E>, BlockMemory) {
-        let body = spare.unwrap(self.0);
-        (body.owner, body.memory)
+        spare.unwrap(self.0, |body| (body.owner, body.memory))
     }
 
     #[inline]

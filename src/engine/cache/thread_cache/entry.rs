@@ -142,25 +142,25 @@ impl<T> Default for SpareEntries<T> {
 
 impl<T> SpareEntries<T> {
     /// Wraps `value` of `bytes`; the calling thread's shard owns it.
-    #[inline]
+    #[inline(always)] // Otherwise the value is copied twice.
     pub(in crate::engine) fn wrap(&self, class: u32, bytes: usize, value: T) -> Box<Entry<T>> {
         let spare = self.0.lock().pop();
         Box::write(spare.unwrap_or_else(Box::new_uninit), Entry::with_owner(current_slot(), class, bytes, value))
     }
 
-    /// Unwraps the value of `entry`.
-    #[inline]
-    pub(in crate::engine) fn unwrap(&self, entry: Box<Entry<T>>) -> T {
+    /// Unwraps the value of `entry`, and returns the `part` of it.
+    #[inline(always)] // Otherwise the value is copied twice.
+    pub(in crate::engine) fn unwrap<P>(&self, entry: Box<Entry<T>>, part: impl FnOnce(T) -> P) -> P {
         let entry = Box::leak(entry);
         // SAFETY: the value is read once: from the next line on, this is memory without one.
-        let value = unsafe { ptr::read(&raw const entry.value) };
+        let part = part(unsafe { ptr::read(&raw const entry.value) });
         // SAFETY: the box that was leaked, in which nothing needs to be initialized now.
         let memory = unsafe { Box::from_raw(ptr::from_mut(entry).cast::<MaybeUninit<Entry<T>>>()) };
         let mut spare = self.0.lock();
         if spare.len() < SPARE_MAX {
             spare.push(memory);
         }
-        value
+        part
     }
 }
 
@@ -214,13 +214,13 @@ mod tests {
         let (spare, value) = (SpareEntries::default(), Arc::new(()));
         let entry = spare.wrap(3, 10, value.clone());
         let at = ptr::from_ref(&*entry);
-        drop(spare.unwrap(entry));
+        spare.unwrap(entry, drop);
         assert_eq!(Arc::strong_count(&value), 1);
         let entry = spare.wrap(4, 20, value.clone());
         assert_eq!((ptr::from_ref(&*entry), entry.class(), entry.bytes(), entry.tag()), (at, 4, 20, 0));
         let more = (0..SPARE_MAX).map(|_| spare.wrap(0, 10, value.clone()));
         for entry in more.chain([entry]).collect::<Vec<_>>() {
-            drop(spare.unwrap(entry));
+            spare.unwrap(entry, drop);
         }
         assert_eq!((spare.0.lock().len(), Arc::strong_count(&value)), (SPARE_MAX, 1));
     }
