@@ -190,9 +190,8 @@ pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_cha
             Opened::Pool(pool) => pool.stats(),
             Opened::Partition(partition) => partition.stats(),
         };
-        let text = serde_json::to_string(&stats).map_err(|error| {
-            Failure::new(pp_status::PP_INTERNAL, format!("the statistics cannot be written as JSON: {error}"))
-        })?;
+        let failed = |error| Failure::new(pp_status::PP_INTERNAL, format!("no statistics as JSON: {error}"));
+        let text = serde_json::to_string(&stats).map_err(failed)?;
         store(place, duplicate(&text_for_c(&text))?.as_ptr());
         Ok(pp_status::PP_OK)
     })
@@ -201,11 +200,9 @@ pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_cha
 /// A copy of the text that `free` releases.
 fn duplicate(text: &CStr) -> Result<NonNull<c_char>, Failure> {
     let bytes = text.to_bytes_with_nul();
-    // SAFETY: any size may be asked for.
-    let copy = NonNull::new(unsafe { libc::malloc(bytes.len()) }.cast::<c_char>()).ok_or_else(|| {
-        let text = format!("no memory for a text of {} B", text.count_bytes());
-        Failure::new(pp_status::PP_BACKEND, text)
-    })?;
+    let no_memory = || Failure::new(pp_status::PP_BACKEND, format!("no memory for a string of {} B", bytes.len()));
+    // SAFETY: any size may be requested.
+    let copy = NonNull::new(unsafe { libc::malloc(bytes.len()) }.cast::<c_char>()).ok_or_else(no_memory)?;
     // SAFETY: both have that many bytes, and the copy is new.
     unsafe { ptr::copy_nonoverlapping(text.as_ptr(), copy.as_ptr(), bytes.len()) };
     Ok(copy)
