@@ -126,7 +126,8 @@ pub unsafe extern "C" fn pp_get_within(
     get(pool, ptr, |call| Ok(Some(call.opened()?.get_with(request)?)))
 }
 
-/// Allocates as pp_get does if a buffer of this size class is idle; never pins and never waits.
+/// Allocates as pp_get does if a buffer of this size class is idle. Pins nothing and does not wait for room; as the first call on a
+/// pool it may test the backends (see pp_pool_open).
 ///
 /// - PP_NONE_IDLE: none is idle. Not an error: pp_last_error does not change.
 /// - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
@@ -221,7 +222,8 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 }
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
-/// CUstream or a cudaStream_t. The stream may be destroyed after this call, its context only after the work has completed.
+/// CUstream or a cudaStream_t. The stream may be destroyed after this call, its context (cuCtxDestroy) only once the pool has
+/// detected the end of the work: after a pp_maintain that follows it.
 ///
 /// NULL is always the legacy default stream; code compiled with `--default-stream per-thread` must pass `cudaStreamPerThread`.
 /// The legacy stream belongs to the current context, `cudaStreamPerThread` also to the calling thread: call this on the thread that
@@ -237,7 +239,7 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 ///
 /// NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After
 /// PP_CAPTURING, and after PP_DEVICE and PP_INVALID_HANDLE unless a second call succeeds, the end of the work is unknown, so the
-/// pool never reuses its memory.
+/// pool never reuses its memory. After PP_INTERNAL the buffer may be gone; its memory is never reused.
 ///
 /// # Safety
 ///
@@ -254,8 +256,9 @@ pub unsafe extern "C" fn pp_put_after_stream(
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed. `event`
 /// is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
-/// no work. A context must be current on this thread, the event's or another.
+/// no work. If the work has not completed, a context must be current on this thread, the event's or another.
 ///
+/// - PP_INVALID_HANDLE: `event` is NULL, or no context is current.
 /// - PP_DEVICE and the other codes of pp_put_after_stream, with the same consequences. Before a second call the event must not have
 ///   been recorded again.
 ///
