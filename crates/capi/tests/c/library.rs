@@ -58,8 +58,8 @@ fn the_headers_compile_without_a_warning() {
 
 #[test]
 fn the_example_of_the_readme_compiles() {
-    let given = "#include <pinpool.h>\n#include <string.h>\nenum { cudaMemcpyHostToDevice };\n\
-                 int cudaMemcpyAsync(void *, void *, size_t, int, void *), fail(const char *), example(void *, void *);\n\
+    let given = "#include <err.h>\n#include <pinpool.h>\n#include <string.h>\nenum { cudaMemcpyHostToDevice };\n\
+                 int cudaMemcpyAsync(void *, void *, size_t, int, void *), example(void *, void *);\n\
                  int example(void *device, void *stream)\n{\n";
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
     let example = text.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
