@@ -71,7 +71,7 @@ impl Labels {
         let is_whole = part.start == 0 && part.bytes.len() as u64 == sample.len_bytes;
         if !is_whole && decode.is_empty() {
             return Err(format!(
-                "its label, the field {field:?}, needs the whole sample, whose {} B are more than a batch may have: raise \
+                "its label, the field {field:?}, needs the whole sample, whose {} bytes are more than a batch may have: raise \
                  batch_bytes, or give batch_size alone",
                 sample.len_bytes
             ));

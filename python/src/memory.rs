@@ -218,7 +218,7 @@ impl Memory {
 
     fn released(&self) -> PyErr {
         ReleasedError::new_err(format!(
-            "the buffer of {} B was released and its memory may have another user by now: get another one from the pool",
+            "the buffer of {} bytes was released and its memory may have another user by now: get another one from the pool",
             self.len
         ))
     }
@@ -418,6 +418,6 @@ impl fmt::Display for Memory {
             views => format!(", {views} views"),
         };
         let released = if self.is_released() { ", released" } else { "" };
-        write!(f, "<pinpool.Buffer of {} B at {:#x}, {pinned}{views}{released}>", self.len, self.address)
+        write!(f, "<pinpool.Buffer of {} bytes at {:#x}, {pinned}{views}{released}>", self.len, self.address)
     }
 }

@@ -212,7 +212,7 @@ pub struct SharedBuffer {
 
 impl SharedBuffer {
     fn gone(&self) -> PyErr {
-        ReleasedError::new_err(format!("the shared buffer of {} B was sent or released: get another one", self.len))
+        ReleasedError::new_err(format!("the shared buffer of {} bytes was sent or released: get another one", self.len))
     }
 
     fn take(&self) -> PyResult<SharedBuf> {
@@ -301,6 +301,6 @@ impl SharedBuffer {
 
     fn __repr__(&self) -> String {
         let gone = if locked(&self.state).buf.is_none() { ", sent or released" } else { "" };
-        format!("<pinpool.SharedBuffer of {} B{gone}>", self.len)
+        format!("<pinpool.SharedBuffer of {} bytes{gone}>", self.len)
     }
 }

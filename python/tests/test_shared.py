@@ -82,7 +82,7 @@ def test_a_ticket_is_small_and_received_once(shared):
 
 
 def test_refused_calls_name_the_reason(shared):
-    with pytest.raises(pinpool.RequestError, match="100000 B"):
+    with pytest.raises(pinpool.RequestError, match="100000 bytes"):
         shared.get(100_001)
     held = [shared.get(1) for _ in range(4)]
     with pytest.raises(pinpool.LimitError, match="4 are being filled"):

@@ -181,7 +181,7 @@ pub(super) fn mapped_bytes(len_bytes: usize) -> Result<usize, SourceError> {
 }
 
 fn over_address_space(len_bytes: usize) -> SourceError {
-    SourceError::new("mmap", format!("{len_bytes} B is more than an address space"))
+    SourceError::new("mmap", format!("{len_bytes} bytes are more than an address space"))
 }
 
 /// An anonymous mapping with these additional flags.

@@ -76,7 +76,7 @@ impl AddressRange {
     /// If they do not lie inside the range.
     pub fn at(&self, offset: usize, bytes: usize) -> Result<NonNull<u8>, SourceError> {
         if offset.checked_add(bytes).is_none_or(|end| end > self.len_bytes) {
-            let what = format!("{bytes} B at {offset} are not inside a range of {} B", self.len_bytes);
+            let what = format!("{bytes} bytes at {offset} are not inside a range of {}", self.len_bytes);
             return Err(SourceError::new("range", what));
         }
         // SAFETY: `offset` is at most `len_bytes`, checked above, and a range is one piece of addresses (vm-S1).

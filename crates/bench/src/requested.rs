@@ -52,7 +52,7 @@ pub(super) fn fits(argument: impl Display, what: impl Display, bytes: u64, remed
         return Ok(());
     }
     let why =
-        format!("{what} takes {bytes} B, more than the {most_bytes} B that a pool may use on this machine; {remedy}");
+        format!("{what} takes {bytes} bytes, more than the {most_bytes} that a pool may use on this machine; {remedy}");
     Err(BenchError::Setting(format!("{argument}: {why}")))
 }
 

@@ -202,7 +202,7 @@ pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_cha
 /// A copy of the text that `free` releases.
 fn duplicate(text: &CStr) -> Result<NonNull<c_char>, Failure> {
     let bytes = text.to_bytes_with_nul();
-    let no_memory = || Failure::new(pp_status::PP_BACKEND, format!("no memory for a string of {} B", bytes.len()));
+    let no_memory = || Failure::new(pp_status::PP_BACKEND, format!("no memory for a string of {} bytes", bytes.len()));
     // SAFETY: any size may be requested.
     let copy = NonNull::new(unsafe { libc::malloc(bytes.len()) }.cast::<c_char>()).ok_or_else(no_memory)?;
     // SAFETY: both have that many bytes, and the copy is new.

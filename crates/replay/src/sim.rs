@@ -74,8 +74,8 @@ impl SimSource {
         let mut sums = self.sums.lock();
         let (total_bytes, pinned_bytes) = (self.total_bytes, sums.pinned_bytes.saturating_add(bytes as u64));
         if pinned_bytes > total_bytes {
-            let held = format!("{} B of {total_bytes} B are held", sums.pinned_bytes);
-            return Err(SourceError::new("sim", format!("{bytes} B refused, {held}")));
+            let held = format!("{} of {total_bytes} bytes are held", sums.pinned_bytes);
+            return Err(SourceError::new("sim", format!("{bytes} bytes refused, {held}")));
         }
         sums.calls.pins += 1;
         (sums.pinned_bytes, sums.peak_bytes) = (pinned_bytes, sums.peak_bytes.max(pinned_bytes));

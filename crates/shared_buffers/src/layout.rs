@@ -182,14 +182,14 @@ impl SharedFile {
     pub(super) fn new(buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<(MemoryFile, Self)> {
         if buffer_bytes == 0 || buffers == 0 || buffers > BUFFERS_MAX {
             let why =
-                format!("{buffers} buffers of {buffer_bytes} B: create 1 to {BUFFERS_MAX} buffers of at least 1 B");
+                format!("{buffers} buffers of {buffer_bytes} bytes: create 1 to {BUFFERS_MAX} of at least 1 byte");
             return Err(wrong(why));
         }
         let planned = Geometry::new(new_id(), buffer_bytes, buffers);
         let planned = planned.and_then(|geometry| Some((geometry, geometry.file_bytes()?)));
         let (geometry, bytes) = planned.ok_or_else(|| {
             let why = "exceed the address space: create fewer or smaller ones";
-            wrong(format!("{buffers} buffers of {buffer_bytes} B {why}"))
+            wrong(format!("{buffers} buffers of {buffer_bytes} bytes {why}"))
         })?;
         // A file smaller than a huge page would leave most of the page empty.
         let hugetlb = hugetlb.or((bytes < GRANULE_BYTES).then_some(false));
@@ -203,7 +203,7 @@ impl SharedFile {
     pub(super) fn attach(file: &MemoryFile) -> Result<Self> {
         let memory = SharedMemory::map(file)?;
         let Some(header) = memory.shared::<Header>(0) else {
-            return Err(wrong(format!("the file has {} B, less than a header", memory.len())));
+            return Err(wrong(format!("the file has {} bytes, less than a header", memory.len())));
         };
         let geometry = read(&header.numbers.0, memory.len())?;
         Ok(Self { memory, geometry })
@@ -277,7 +277,7 @@ fn read(numbers: &Numbers, len: usize) -> Result<Geometry> {
     let geometry = Geometry::new(id, usize::try_from(buffer_bytes).unwrap_or(usize::MAX), buffers as usize);
     let fits = |geometry: &Geometry| geometry.buffers > 0 && geometry.file_bytes().is_some_and(|bytes| bytes <= len);
     geometry.filter(fits).ok_or_else(|| {
-        let claim = format!("the header claims {buffers} buffers of {buffer_bytes} B");
-        wrong(format!("the file has {len} B and {claim}: it is truncated or damaged"))
+        let claim = format!("the header claims {buffers} buffers of {buffer_bytes} bytes");
+        wrong(format!("the file has {len} bytes and {claim}: it is truncated or damaged"))
     })
 }

@@ -67,7 +67,7 @@ fn without_memory(call: &'static str, bytes: usize) -> SourceError {
         return error;
     }
     let remedy = memory_remedy(Path::new("/"), bytes);
-    SourceError::new(call, format!("out of memory: {bytes} B")).with_code(libc::ENOMEM.into()).with_remedy(remedy)
+    SourceError::new(call, format!("out of memory: {bytes} bytes")).with_code(libc::ENOMEM.into()).with_remedy(remedy)
 }
 
 /// A system call that returns a descriptor or a number.
@@ -100,7 +100,7 @@ impl MemoryFile {
             .max(1)
             .checked_next_multiple_of(page_bytes)
             .filter(|len| isize::try_from(*len).is_ok())
-            .ok_or_else(|| SourceError::new("memfd_create", format!("{bytes} B is more than an address space")))?;
+            .ok_or_else(|| SourceError::new("memfd_create", format!("{bytes} bytes exceed the address space")))?;
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags;
         let create = |flags| {
             // SAFETY: a C string and flags.

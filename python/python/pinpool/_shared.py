@@ -332,7 +332,7 @@ class SharedPool:
 
     def __repr__(self) -> str:
         try:
-            text = f"{self.buffers} buffers of {self.buffer_bytes} B"
+            text = f"{self.buffers} buffers of {self.buffer_bytes} bytes"
             return f"<pinpool.SharedPool of {text}, {'attached' if self._core is None else 'pinned by ' + self.pinned_by}>"
         except PinpoolError:
             return "<pinpool.SharedPool, closed>"

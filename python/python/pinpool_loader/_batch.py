@@ -225,7 +225,7 @@ class Batch:
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failures" if self.failures else ""
-        return f"<pinpool_loader.Batch {self.index} of epoch {self.epoch}: {len(self)} samples, {self.nbytes} B{failed}>"
+        return f"<pinpool_loader.Batch {self.index} of epoch {self.epoch}: {len(self)} samples, {self.nbytes} bytes{failed}>"
 
 
 class _FileList(NamedTuple):

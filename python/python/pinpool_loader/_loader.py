@@ -387,7 +387,7 @@ class Loader(Generic[T]):
             raise AttributeError(f"a Loader has no attribute {name!r}" + (f": use {instead}" if instead else ""))
 
     def __repr__(self) -> str:
-        return f"<pinpool_loader.Loader of {self.num_samples} samples, {self.nbytes} B, in epoch {self._position[0]}>"
+        return f"<pinpool_loader.Loader of {self.num_samples} samples, {self.nbytes} bytes, in epoch {self._position[0]}>"
 
 
 def _failure_text(failures: list[str]) -> str:

@@ -80,7 +80,7 @@ impl VmmSource {
         let node = MemoryLocation::host(location);
         let granularity = driver::granularity(node)?;
         if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
-            let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
+            let what = format!("granules of {granularity} bytes do not fit {GRANULE_BYTES} bytes");
             return Err(SourceError::new("cuMemGetAllocationGranularity", what));
         }
         let devices = u32::try_from(calls::device_count()?).unwrap_or(1);

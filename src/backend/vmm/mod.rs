@@ -237,7 +237,7 @@ unsafe impl Source for VmmSource {
         }
         // The caller has claimed whole pages.
         if self.held_bytes(len_bytes) != self.held_bytes_fast(len_bytes) {
-            let what = format!("the driver registers no memory here, and {len_bytes} B are not whole granules");
+            let what = format!("the driver registers no memory here, and {len_bytes} bytes are not whole granules");
             let remedy = "raise PINPOOL_MAX_BYTES until the reserve fits in whole granules of 2 MiB";
             return Err(SourceError::new("vmm", what).with_remedy(remedy));
         }

@@ -80,7 +80,7 @@ pub(in crate::engine) fn arena_over(
     let address_bytes = addresses.len_bytes() as u64;
     let range = arena
         .add_virtual_range(address_bytes)
-        .ok_or_else(|| SourceError::new("reserve", format!("{address_bytes} B cannot be one range")))?;
+        .ok_or_else(|| SourceError::new("reserve", format!("{address_bytes} bytes cannot be one range")))?;
     mappings.addresses = Some((range, Arc::new(addresses.with_granules(sizes))));
     let shape = GrowthShape {
         varied_above_bytes: VARIED_GRANULES * granule_bytes,

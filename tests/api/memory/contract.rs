@@ -27,7 +27,7 @@ fn addresses_outside_a_range_are_refused() {
     assert_eq!(range.at(0, 8192).unwrap(), start);
     for (offset, bytes) in [(0, 8193), (4096, 4097), (8193, 0), (usize::MAX, 2)] {
         let refusal = range.at(offset, bytes).unwrap_err().to_string();
-        assert!(refusal.contains(&format!("{bytes} B at {offset} are not inside a range of 8192 B")), "{refusal}");
+        assert!(refusal.contains(&format!("{bytes} bytes at {offset} are not inside a range of 8192")), "{refusal}");
     }
 }
 

@@ -99,7 +99,7 @@ fn a_refusal_of_the_backend_says_its_words_and_its_cause() {
         }
         let kept = lines_with_levels();
         let is_report = |line: &str| {
-            line.ends_with("for t: sim failed: 2097152 B refused, 2097152 B of 2097152 B are held")
+            line.ends_with("for t: sim failed: 2097152 bytes refused, 2097152 of 2097152 bytes are held")
                 || line.contains("out_of_memory: cannot allocate 2.0MiB for t: ")
         };
         assert_eq!(kept.iter().filter(|(_, line)| is_report(line)).count(), 1, "{kept:?}");

@@ -37,7 +37,7 @@ fn what_is_no_size_says_what_a_size_is() {
         ["18446744073709551616", "1e20", "1e999999999999", "16777216T", "99999999999999999999999999999999999999999999"]
     {
         let error = parse_bytes(text).unwrap_err();
-        assert!(error.problem().contains("more than 2^64 - 1 B"), "{text}: {error}");
+        assert!(error.problem().contains("more than 2^64 - 1 bytes"), "{text}: {error}");
     }
 }
 

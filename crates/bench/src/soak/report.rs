@@ -46,7 +46,7 @@ impl SoakRun {
         }
         if resident.most_bytes > resident.limit_bytes {
             let Resident { most_bytes, limit_bytes, .. } = resident;
-            failures.push(format!("resident memory grew to {most_bytes} B, the limit is {limit_bytes} B"));
+            failures.push(format!("resident memory grew to {most_bytes} bytes, the limit is {limit_bytes}"));
         }
         // After an error buffers may be missing, so the counts may differ.
         if failures.is_empty() {
@@ -106,7 +106,7 @@ mod tests {
     fn growth_wrong_bytes_and_counts_that_differ_are_failures() {
         assert_eq!(failures(Counts::default(), 22 << 20), Vec::<String>::new());
         let grown = failures(Counts::default(), (22 << 20) + 1);
-        assert!(grown.len() == 1 && grown[0].contains("grew to 23068673 B, the limit is 23068672 B"), "{grown:?}");
+        assert!(grown.len() == 1 && grown[0].contains("grew to 23068673 bytes, the limit is 23068672"), "{grown:?}");
         let wrong = failures(Counts { checks: 9, bad_checks: 2, ..Counts::default() }, 0);
         assert_eq!(wrong, ["2 of 9 checks found wrong bytes"]);
         let lost = failures(Counts { gets: 3, puts: 2, ..Counts::default() }, 0);

@@ -174,7 +174,7 @@ fn missing_backends_are_listed_and_without_another_the_benchmark_fails() {
 #[test]
 fn more_memory_than_the_default_limit_is_refused_with_argument_limit_and_remedy() {
     let most = bench(&["pin", "--bytes", "4KiB", "--rounds", "1", "--backend", "heap"])["most_bytes"].clone();
-    let most = format!(" B, more than the {most} B that a pool may use on this machine; give ");
+    let most = format!(" bytes, more than the {most} that a pool may use on this machine; give ");
     let too_much = [
         (&["pin", "--bytes", "1048576TiB"][..], "--bytes 1048576TiB: ", &*most),
         (&["stall", "--step", "1048576TiB"], "--step 1048576TiB: ", &most),

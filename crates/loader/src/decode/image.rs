@@ -76,7 +76,7 @@ impl Image {
 
     fn decode_with(&self, scratch: &mut Scratch, encoded: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {
         if into.len() != self.len_bytes() {
-            return Err(damaged("image", format_args!("{} B do not fit into {} B", self.len_bytes(), into.len())));
+            return Err(damaged("image", format_args!("{} bytes do not fit into {}", self.len_bytes(), into.len())));
         }
         let Scratch { pixels, resized, resizer } = scratch;
         let size = pixels::decode(encoded, self.max_pixels, pixels)?;

@@ -248,7 +248,7 @@ fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
     refused(changed(&shared, |bytes| bytes[8] = 9), "version 9");
     refused(
         changed(&shared, |bytes| bytes.truncate(4096)),
-        "the file has 4096 B and the header claims 2 buffers of 100 B",
+        "the file has 4096 bytes and the header claims 2 buffers of 100 bytes",
     );
     refused(changed(&shared, |bytes| bytes[0] = 0), "does not contain shared buffers");
     for (at, value) in [(12, 0), (12, 200), (31, 255)] {

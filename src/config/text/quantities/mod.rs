@@ -29,7 +29,7 @@ const A_SIZE: &str = "not a size (like 2GiB, 512M, 1.5GB, 1e9 or plain bytes; th
 ///
 /// `text` is not a size, or exceeds `u64::MAX` bytes.
 pub fn parse_bytes(text: &str) -> Result<u64, ParseError> {
-    scaled(text, "B", &size_unit, A_SIZE, "more than 2^64 - 1 B")
+    scaled(text, "B", &size_unit, A_SIZE, "more than 2^64 - 1 bytes")
 }
 
 /// The bytes of a unit, or what is wrong with it.
