@@ -81,8 +81,7 @@ fn a_reserve_is_held_and_a_trim_gives_the_rest_back() {
     assert_eq!(pp_reserve(pool.0, 8 << 20), pp_status::PP_OK, "{:?}", last_error());
     let held = || stats(pool)["memory"]["held_bytes"].as_u64().unwrap();
     assert_eq!(held(), 8 << 20);
-    let large = get(pool, 16 << 20).unwrap();
-    put(pool, large).unwrap();
+    put(pool, get(pool, 16 << 20).unwrap()).unwrap();
     assert!(held() > 8 << 20);
     assert_eq!(pp_trim(pool.0, 0), pp_status::PP_OK);
     assert_eq!(held(), 8 << 20);

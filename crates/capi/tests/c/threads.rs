@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Barrier, mpsc};
 use std::{ptr, thread};
 
 use pinpool_c::*;
@@ -56,12 +56,14 @@ fn of_many_threads_that_adopt_or_put_one_buffer_one_succeeds() {
     let (pool, mut memory) = (open(HEAP), 0_u64);
     let own = Address((&raw mut memory).cast());
     let succeed = |call: fn(Handle, Address) -> pp_status| {
+        let start = &Barrier::new(4);
+        let call = move || (start.wait(), call(pool, own)).1;
         thread::scope(|scope| {
-            let threads = [(); 4].map(|()| scope.spawn(move || call(pool, own)));
+            let threads = [(); 4].map(|()| scope.spawn(call));
             threads.map(|thread| thread.join().unwrap()).iter().filter(|&&status| status == pp_status::PP_OK).count()
         })
     };
-    for round in 1..=50 {
+    for round in 1..=4 * ROUNDS {
         // SAFETY: nothing uses the memory.
         let adopted = succeed(|pool, own| unsafe { pp_adopt(pool.0, own.0, 8, 0, Some(count), ptr::null_mut()) });
         let returned = succeed(|pool, own| pp_put(pool.0, own.0));
