@@ -21,7 +21,7 @@ pub(crate) enum ErrorKind {
     )]
     NoBuffer { waited: Duration, buffers: usize, filling: usize, sent: usize, held: usize },
     #[error(
-        "cannot allocate {len} bytes: a shared buffer holds at most {buffer_bytes}; request a smaller buffer or create larger buffers"
+        "cannot allocate {len} bytes: a shared buffer holds at most {buffer_bytes} bytes; request fewer or create larger buffers"
     )]
     BufferLength { len: usize, buffer_bytes: usize },
     #[error("ticket of buffer {index}, generation {generation}: {why}")]
