@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyString};
 
-use crate::errors::{RequestError, SettingError};
+use crate::errors::RequestError;
 
 /// A wait without a limit: 30 years.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000_000);
@@ -27,9 +27,10 @@ pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Str
         // Not 1 and 0, because settings other than switches must refuse them.
         return Ok(if value.is_truthy()? { "on" } else { "off" }.to_owned());
     }
-    let kind = value.get_type();
+    // NumPy integers have `__index__`, floats do not.
+    let value = &value.py().import("operator")?.call_method1("index", (value,)).unwrap_or_else(|_| value.clone());
     // Identified by its module, because torch may not be installed.
-    let is_device = name == "device" && kind.module()? == "torch";
+    let is_device = name == "device" && value.get_type().module()? == "torch";
     if value.is_instance_of::<PyString>() || value.is_instance_of::<PyInt>() || is_device {
         let text = value.str()?.to_string();
         return Ok(match text.strip_prefix("cuda:") {
@@ -48,7 +49,7 @@ pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Str
     if let Some(total) = value.getattr_opt("total_seconds")? {
         return Ok(format!("{}", total.call0()?.extract::<f64>()?));
     }
-    let kind = kind.name()?;
+    let kind = value.get_type().name()?;
     Err(PyTypeError::new_err(format!("{name} must be a str, a number, a bool, a path or a timedelta, not a {kind}")))
 }
 
@@ -73,7 +74,6 @@ pub(crate) fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
             parse_bytes(&text.to_string()).map_err(|error| RequestError::new_err(format!("{name}: {error}")))?;
         return usize::try_from(bytes).map_err(|_| too_many());
     }
-    // NumPy integers have `__index__`, floats do not.
     let index = value.py().import("operator")?.call_method1("index", (value,)).map_err(|_| wrong())?;
     if index.lt(0)? {
         return Err(RequestError::new_err(format!("invalid size {name}={index}: must be 0 or more")));
@@ -85,7 +85,7 @@ pub(crate) fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
 pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
     if let Ok(text) = value.cast::<PyString>() {
         let wait =
-            parse_duration(&text.to_string()).map_err(|error| SettingError::new_err(format!("timeout: {error}")))?;
+            parse_duration(&text.to_string()).map_err(|error| RequestError::new_err(format!("timeout: {error}")))?;
         return Ok(wait.min(LONGEST_WAIT));
     }
     let total = value.getattr_opt("total_seconds")?.map(|total| total.call0()).transpose()?;

@@ -22,7 +22,7 @@ mod python {
     import_exception!(pinpool._errors, PeerError);
     import_exception!(pinpool._errors, TimeoutError);
 }
-pub(crate) use python::{BackendError, ForkError, ReleasedError, RequestError, SettingError};
+pub(crate) use python::{BackendError, ForkError, ReleasedError, RequestError};
 
 /// The exception for `error`, with its text and its report.
 pub(crate) fn exception(error: &Error) -> PyErr {

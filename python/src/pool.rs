@@ -50,8 +50,9 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
 ///     reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
 ///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
-///     device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun,
-///         call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`; `pinpool.torch.install` chooses the rank's GPU.
+///     device: GPU that copies use: a number, "cuda:1" or a torch.device. The default is the GPU that the process uses already, else 0.
+///         Under torchrun, call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`; `pinpool.torch.install`
+///         chooses the rank's GPU.
 ///     numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
 ///     idle_timeout: how long idle memory stays pinned (default 60 s).
 ///     trace: path of a recording for the command `pinpool`.
@@ -210,8 +211,8 @@ impl Pool {
         served.map_err(|error| errors::for_request(&error, wait, taken))
     }
 
-    /// Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory. Raises the errors of a bad call
-    /// that `get` raises.
+    /// Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory. Raises the same errors
+    /// as `get` for invalid arguments.
     fn try_get(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<Option<Buffer>> {
         let len = size("n", n)?;
         py.detach(|| self.idle(len))

@@ -51,7 +51,7 @@ def decode(pool, images):
         (lambda pool: pool.get(2**63), pinpool.RequestError, "cannot allocate .*: a buffer holds at most"),
         (lambda pool: pool.get("17179869183GiB"), pinpool.RequestError, "must be at most|a buffer holds at most"),
         (lambda pool: pool.get(1, timeout=float("nan")), ValueError, "timeout must be 0 or more seconds, not NaN"),
-        (lambda pool: pool.get(1, timeout="soon"), pinpool.SettingError, "timeout: `soon` is not a time"),
+        (lambda pool: pool.get(1, timeout="soon"), pinpool.RequestError, "timeout: `soon` is not a time"),
         (lambda pool: pool.trim(2**80), pinpool.RequestError, "invalid size to_bytes=1208925819614629174706176: must be at most"),
         (lambda pool: pool.set_max_bytes("few"), pinpool.RequestError, "max_bytes: `few` is not a size"),
         (lambda pool: pool.get(1, timeout=[]), TypeError, r"timeout must be a number of seconds, a timedelta or text such as .*, not \[\]"),
@@ -119,7 +119,7 @@ def test_a_wrong_argument_is_named(pool, call, error, said):
 def test_settings_accept_bools_and_devices_and_sizes_accept_numpy_integers():
     pool = heap(zero=True, maintenance_thread=False)
     assert len(pool.get(np.int64(7))) == 7 and len(pool.get("1KiB")) == 1024 and copy.copy(pool) is pool
-    for device in ("cuda:0", 0, "0"):
+    for device in ("cuda:0", 0, "0", np.int8(0)):
         heap(device=device)
 
 

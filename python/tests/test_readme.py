@@ -51,7 +51,8 @@ del batch
 print(held_back(pool)[:2])
 let_run(stream)
 """
-#: For each block of python/README.md: the modules that it needs, code before and after it, and the end of the output.
+EXAMPLES = examples("python/README.md") + examples("README.md")[1:]
+#: For each of them: the modules that it needs, code before and after it, and the end of the output.
 BLOCKS = [
     ("torch ninja", "", "print(pinpool.torch.uninstall())", "0\n"),
     ("torch", DATALOADER, "print(seen == [(at, at % 10) for at in range(200)], shared.counts()['held'])", "True 1\n"),
@@ -59,22 +60,23 @@ BLOCKS = [
     ("PIL torch", LOADER, "print(len(seen), {each[0] for each in seen}, all(each[1] == each[2] for each in seen))", "21 {(7, 224, 224, 3)} True\n"),
     ("lightning torch", LIGHTNING, AFTER_LIGHTNING, "(1, 0)\n"),
     ("", "", "", "to do: request a smaller buffer, or raise PINPOOL_MAX_BYTES to 1.0GiB\n"),
+    ("torch ninja", "", "print(pinpool.torch.uninstall())", "0\n"),
 ]
 
 
 @pytest.mark.skipif(MOCK_DRIVER is None, reason="the mock driver is not built")
 @pytest.mark.parametrize("at", range(len(BLOCKS)))
-def test_the_examples_of_the_python_readme_run(at, alone, tmp_path, monkeypatch):
+def test_the_other_examples_of_the_readmes_run(at, alone, tmp_path, monkeypatch):
     needs, before, after, said = BLOCKS[at]
     for module in needs.split():
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
-    out, _ = alone(before + examples("python/README.md")[at] + after, env=mock_driver_environment(tmp_path))
+    out, _ = alone(before + EXAMPLES[at] + after, env=mock_driver_environment(tmp_path))
     assert out.endswith(said)
 
 
-def test_each_block_of_the_python_readme_is_run():
-    assert len(examples("python/README.md")) == len(BLOCKS)
+def test_each_block_of_the_readmes_is_run():
+    assert len(EXAMPLES) == len(BLOCKS)
     assert len((ROOT / "python/README.md").read_text().splitlines()) <= 170
 
 

@@ -121,6 +121,11 @@ impl From<CopyError> for std::io::Error {
     }
 }
 
+/// Makes a fence behind work that may be running. A panic counts as a refusal: dropped by it, the buffer would be reused.
+fn checked<F>(make_fence: impl FnOnce() -> Result<F>) -> Result<F> {
+    pinpool_os::unwind::caught(make_fence).unwrap_or_else(|| Err(Error::device_failed("recording a fence panicked")))
+}
+
 impl PinnedBuf {
     /// Enqueues a copy of the whole buffer to the start of `target` and consumes the buffer, which returns to the pool when the copy
     /// completes. Waits for earlier copies into the buffer. `E` is the target's element and is inferred.
@@ -266,8 +271,9 @@ impl PinnedBuf {
     ///
     /// # Safety
     ///
-    /// The stream is not destroyed during the call, nor between a failed call and the next one for it, nor its context before the
-    /// work completes.
+    /// The stream is not destroyed during the call, nor between a failed call and the next one for it. Its context, unless it is a
+    /// primary context, is not destroyed before the pool has detected the end of the work: until
+    /// [`Pool::maintain`](crate::Pool::maintain) after it.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_stream(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
         // SAFETY: the caller's promise.
@@ -276,24 +282,21 @@ impl PinnedBuf {
 
     /// Records work as [`record_stream`](PinnedBuf::record_stream) does, for the work that another library's event covers now: all
     /// work enqueued before it was last recorded. The caller may record or destroy the event at once. An event that was never
-    /// recorded covers nothing. A context must be current on this thread, the event's or another.
+    /// recorded covers nothing. If the work has not completed, a context must be current on this thread, the event's or another.
     ///
     /// # Errors
     ///
-    /// The errors of [`record_stream`](PinnedBuf::record_stream).
+    /// The errors of [`record_stream`](PinnedBuf::record_stream); [`Error::is_handle`] also for a null event.
     ///
     /// # Safety
     ///
-    /// The event is not destroyed during the call, nor destroyed or recorded between a failed call and the next one for it, nor its
-    /// context before the work completes.
+    /// The event is not destroyed during the call, nor destroyed or recorded between a failed call and the next one for it. The
+    /// contexts of the event and of this thread are not destroyed as for [`record_stream`](PinnedBuf::record_stream).
     #[cfg(feature = "cuda")]
     pub unsafe fn record_event(&mut self, event: *mut std::ffi::c_void) -> Result<()> {
-        if event.is_null() {
-            copy::cuda::require_driver()?;
-            return Err(crate::error::ErrorKind::Handle { why: "the event is null".to_owned() }.into());
-        }
+        // Inverted, so that no stream has this handle: null is a default stream.
         // SAFETY: the caller's promise.
-        self.record_work(event.addr(), || unsafe { copy::cuda::fence_behind_event_handle(event.cast()) })
+        self.record_work(!event.addr(), || unsafe { copy::cuda::fence_behind_event_handle(event.cast()) })
     }
 
     /// Records the fence that `make_fence` returns behind work of the stream or event `handle`, which may write to the buffer.
@@ -303,7 +306,8 @@ impl PinnedBuf {
         block.check_process()?;
         let id = copy::cuda::work_id(handle);
         // The driver may accept the second attempt.
-        let made = make_fence().or_else(|error| if error.is_capture() { Err(error) } else { make_fence() });
+        let made =
+            checked(&make_fence).or_else(|error| if error.is_capture() { Err(error) } else { checked(&make_fence) });
         let fences = block.copy_fences_mut();
         fences.forget_completed();
         match made {
@@ -334,7 +338,7 @@ impl PinnedBuf {
         // Not by the length: others may still use the memory of a buffer that was truncated to nothing.
         let Some(block) = &*self.block else { return Ok(()) };
         block.check_process().map_err(|error| CopyError { error, buf: None })?;
-        match make_fence() {
+        match checked(make_fence) {
             Ok(Some(fence)) => {
                 if let Some(block) = self.block.take() {
                     block.put_after(fence);

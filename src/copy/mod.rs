@@ -108,7 +108,8 @@ pub unsafe trait CopySource<S: ?Sized, E = u8> {
 ///
 /// # Safety
 ///
-/// The fence must satisfy the contract of [`Fence`] for all work enqueued before the call.
+/// The fence must satisfy the contract of [`Fence`] for all work enqueued before the call. A panic counts as
+/// [`Error::is_device`].
 #[allow(unsafe_code)]
 pub unsafe trait CopyStream {
     /// Records a fence that is complete once all work enqueued so far has completed.

@@ -1,5 +1,5 @@
-//! Results of the driver as numbers. cudarc has them as an enumeration, which must never hold a value that it does not list, and
-//! a driver that is newer than the bindings may answer any.
+//! Driver results as numbers. cudarc returns them as a Rust enum, which must never hold a value that it does not list, but a driver
+//! that is newer than the bindings may return any.
 
 use std::ffi::{CStr, c_int};
 use std::fmt;

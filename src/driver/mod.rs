@@ -7,7 +7,7 @@
 //! | [`RelaxedCapture`] | while a stream captures, a query or an allocation on any thread fails and invalidates the capture |
 //! | [`Context`] | a context that is created after a reset may have the handle of the old context |
 //! | [`library`], [`symbol`] | cudarc's bindings depend on the CUDA version of the final build, and take a stub for the driver |
-//! | [`calls`] | cudarc's results are an enumeration, and its functions may come from a stub |
+//! | [`calls`] | cudarc returns results as a Rust enum, and its functions may come from a stub |
 //! | [`code`] | cudarc's texts of errors call the driver, which may be gone |
 //! | [`device`] | the devices, their primary contexts and attributes |
 //! | [`watchdog`] | threads do not call a driver that does not return |
@@ -50,7 +50,7 @@ unsafe impl<T> Sync for Handle<T> {}
 pub(crate) struct Context {
     handle: Handle<sys::CUctx_st>,
     /// `None` if the driver has no numbers (before CUDA 12.0).
-    id: Option<u64>,
+    pub(crate) id: Option<u64>,
 }
 
 impl Context {

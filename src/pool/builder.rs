@@ -170,9 +170,9 @@ impl PoolBuilder {
     /// `register` and `cuda` waits for the device's work. A backend that is set explicitly is tried by the first request, except
     /// `vmm`, which is tried here.
     ///
-    /// If the process has not started the driver, the first call that needs memory or statistics tries the backends on the
-    /// calling thread, so that children forked before it have CUDA; a pool with a reserve, a recording, a NUMA node, a shared limit or
-    /// another backend than `auto` tries them here.
+    /// If the process has not started the driver, the first call on the pool tries the backends on the calling thread, so that
+    /// children forked before it have CUDA; a pool with a reserve, a recording, a NUMA node, a shared limit or another backend than
+    /// `auto` tries them here.
     ///
     /// # Errors
     ///

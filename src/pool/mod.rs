@@ -290,7 +290,7 @@ impl Pool {
     }
 
     /// Returns idle memory to the system, oldest first, until at most `to_bytes` are held or nothing is idle. The calling
-    /// thread makes the driver calls, so this is slow. Memory of copies in flight is not idle.
+    /// thread makes the driver calls, so this is slow. Memory of copies in flight and reserves is not idle.
     ///
     /// On `vmm` it takes 0.1 ms or more for each granule of 2 MiB. On `register` and `cuda` each release waits for all work of
     /// the device, and delays other threads that enqueue work meanwhile.
@@ -325,7 +325,7 @@ impl Pool {
         self.unless_forked(Core::refuse_requests);
     }
 
-    /// Returns all idle memory to the system, as `trim(0)` does, and restarts TensorFlow's counters of requests, returns and
+    /// Returns all idle memory except reserves to the system, as `trim(0)` does, and restarts TensorFlow's counters of requests, returns and
     /// evictions. Does not change the limit on idle buffers, buffers in use or copies in flight.
     pub fn clear(&self) {
         self.unless_forked(Core::clear);

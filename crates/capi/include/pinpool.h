@@ -52,7 +52,7 @@
  * The result of a function. The numbers never change; later versions may add codes.
  *
  * Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument; its comment
- * lists the other codes. After every code but PP_OK and PP_NONE_IDLE, pp_last_error returns a string with the value, the limit
+ * lists the other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns a string with the value, the limit
  * and what to do. Unless a function says otherwise, nothing has changed then, and results are stored as NULL or 0.
  */
 typedef enum {
@@ -66,11 +66,14 @@ typedef enum {
   PP_UNKNOWN_POINTER = 3,
   /** The handle is invalid, or its pool was closed. */
   PP_UNKNOWN_POOL = 4,
-  /** Over the limit (PINPOOL_MAX_BYTES), after the wait and with all idle memory released. A later call may succeed. */
+  /**
+   * Over the limit of the pool (PINPOOL_MAX_BYTES), of its partition or of pools that share one, or earlier requests are
+   * waiting. A later call may succeed.
+   */
   PP_LIMIT = 5,
   /** No buffer of this size is idle. Only from pp_try_get. */
   PP_NONE_IDLE = 6,
-  /** The driver or the kernel refused memory or a thread. A later call may succeed. */
+  /** The driver or the operating system refused memory or a thread. A later call may succeed. */
   PP_BACKEND = 7,
   /** The driver refused to record a fence after the work, or the device failed, so the end of the work is unknown. */
   PP_DEVICE = 8,
@@ -83,8 +86,8 @@ typedef enum {
   /** The stream is capturing a graph, and each launch would use the buffer again. Its memory is never reused. */
   PP_CAPTURING = 12,
   /**
-   * The driver reported an invalid stream or event handle, or no context is current on this thread. Passing a
-   * destroyed handle is undefined behavior.
+   * The event is NULL, the driver reported an invalid stream handle, or no context is current on this thread. Passing
+   * a destroyed handle is undefined behavior.
    */
   PP_INVALID_HANDLE = 13,
   /** 4096 pools and partitions are open or have buffers in use. Close one. */
@@ -93,7 +96,7 @@ typedef enum {
   PP_LOGGER_SET = 15,
 } pp_status;
 
-/** Levels of log lines. Each includes the levels before it. */
+/** Levels of log lines. Each level includes those above it in this list. */
 typedef enum {
   /** No lines. */
   PP_LOG_OFF = 0,
@@ -154,7 +157,8 @@ const char *pp_last_error(pp_status *status);
 
 /**
  * Passes the log lines of all pools up to `level` (pp_log_level) to `callback`, replacing an earlier one; NULL disables it.
- * Without a callback the library logs nothing.
+ * Without a callback, or with PP_LOG_OFF, log lines are dropped, but the first warnings about settings and about each problem of
+ * the machine go to standard error.
  *
  * When this returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may be freed.
  * The caller must not hold a lock that the earlier callback takes. Called from inside a callback, it does not wait.
@@ -162,9 +166,7 @@ const char *pp_last_error(pp_status *status);
  * - PP_INVALID_ARGUMENT: no such level.
  * - PP_LOGGER_SET: the process has already installed a Rust logger.
  */
-pp_status pp_set_log(pp_log_fn callback,
-                     void *user_data,
-                     int level);
+pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
 
 /**
  * Opens a pool and stores its handle in `pool`. Close it with pp_pool_close.
@@ -180,7 +182,8 @@ pp_status pp_set_log(pp_log_fn callback,
  *
  * With NULL or "" only the PINPOOL_* variables of the environment apply. Everything else has its default.
  *
- * May take seconds: it pins the reserve and may test the backends (else the first call that needs memory does).
+ * May take seconds: it pins the reserve and may test the backends, which pins and releases 2 MiB. If it does not test them, the
+ * first other call on the pool does.
  * All pools of a process share one thread, which releases idle memory, unless `maintenance_thread=0`.
  *
  * - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
@@ -190,8 +193,7 @@ pp_status pp_set_log(pp_log_fn callback,
  * - PP_LIMIT: the reserve exceeds the limit.
  * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
  */
-pp_status pp_pool_open(const char *config,
-                       pp_pool **pool);
+pp_status pp_pool_open(const char *config, pp_pool **pool);
 
 /**
  * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
@@ -201,19 +203,17 @@ pp_status pp_pool_open(const char *config,
  * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
  * - PP_INVALID_ARGUMENT: `name` is not UTF-8, or `pool` is a partition.
  */
-pp_status pp_partition_open(pp_pool *pool,
-                            const char *name,
-                            uint64_t max_bytes,
-                            pp_pool **partition);
+pp_status pp_partition_open(pp_pool *pool, const char *name, uint64_t max_bytes, pp_pool **partition);
 
 /**
- * Closes a pool. Running calls of other threads continue and succeed; later calls return PP_UNKNOWN_POOL.
+ * Closes a pool or a partition: later calls with its handle return PP_UNKNOWN_POOL. Running calls of other threads continue and
+ * may succeed; a pp_get that waits for memory continues to wait, so join such threads first.
  *
- * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last of them. The call that ends
- * the last use releases all memory and waits up to 30 s for copies in flight: this call if no buffer is in use, otherwise the
- * return of the last buffer. May be called from a log callback.
+ * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last of them. The call that
+ * returns the last buffer, or this call if none is in use, releases all memory and waits up to 30 s for copies in flight. Open
+ * partitions keep the memory of a closed pool and still serve requests: close them first.
  *
- * A process may exit without closing its pools.
+ * May be called from a log callback. A process may exit without closing its pools.
  */
 pp_status pp_pool_close(pp_pool *pool);
 
@@ -234,17 +234,15 @@ pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
  *
  * - PP_INVALID_ARGUMENT: 0 bytes.
  */
-pp_status pp_set_max_bytes(pp_pool *pool,
-                           uint64_t max_bytes);
+pp_status pp_set_max_bytes(pp_pool *pool, uint64_t max_bytes);
 
 /**
- * Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in use.
- * A slow call.
+ * Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Touches neither buffers in
+ * use nor reserves. A slow call.
  */
-pp_status pp_trim(pp_pool *pool,
-                  uint64_t to_bytes);
+pp_status pp_trim(pp_pool *pool, uint64_t to_bytes);
 
-/** Releases all idle memory and restarts TensorFlow's counters of requests, returns and evictions. A slow call. */
+/** Releases all idle memory except reserves, and restarts TensorFlow's counters of requests, returns and evictions. A slow call. */
 pp_status pp_clear(pp_pool *pool);
 
 /** Detects completed copies and releases memory that has been idle for long. Call it periodically with `maintenance_thread=0`. */
@@ -256,8 +254,7 @@ pp_status pp_maintain(pp_pool *pool);
  *
  * - PP_BACKEND: malloc failed for the string.
  */
-pp_status pp_stats_json(pp_pool *pool,
-                        char **json);
+pp_status pp_stats_json(pp_pool *pool, char **json);
 
 /** Frees a string of pp_stats_json, as free() does. NULL is allowed. */
 void pp_string_free(char *text);
@@ -275,9 +272,7 @@ void pp_string_free(char *text);
  * - PP_UNAVAILABLE: this machine does not have the backend that was set.
  * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
  */
-pp_status pp_get(pp_pool *pool,
-                 size_t bytes,
-                 void **ptr);
+pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
 
 /**
  * Allocates as pp_get does, at a multiple of `alignment`.
@@ -294,10 +289,7 @@ pp_status pp_get_aligned(pp_pool *pool, size_t bytes, size_t alignment, void **p
  * - PP_INVALID_ARGUMENT: `tag` is not UTF-8.
  * - The codes of pp_get.
  */
-pp_status pp_get_tagged(pp_pool *pool,
-                        size_t bytes,
-                        const char *tag,
-                        void **ptr);
+pp_status pp_get_tagged(pp_pool *pool, size_t bytes, const char *tag, void **ptr);
 
 /**
  * Allocates as pp_get does, but waits up to `timeout_ms` milliseconds instead of PINPOOL_WAIT; 0 does not wait for room.
@@ -305,13 +297,11 @@ pp_status pp_get_tagged(pp_pool *pool,
  * - PP_LIMIT: over the limit after that time.
  * - The other codes of pp_get.
  */
-pp_status pp_get_within(pp_pool *pool,
-                        size_t bytes,
-                        uint64_t timeout_ms,
-                        void **ptr);
+pp_status pp_get_within(pp_pool *pool, size_t bytes, uint64_t timeout_ms, void **ptr);
 
 /**
- * Allocates as pp_get does if a buffer of this size class is idle; never pins and never waits.
+ * Allocates as pp_get does if a buffer of this size class is idle. Pins nothing and does not wait for room; as the first call on a
+ * pool it may test the backends (see pp_pool_open).
  *
  * - PP_NONE_IDLE: none is idle. Not an error: pp_last_error does not change.
  * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
@@ -329,12 +319,7 @@ pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
  *
  * `on_return` is not called after a failure, nor if the end of the work stays unknown (see pp_put_after_stream).
  */
-pp_status pp_adopt(pp_pool *pool,
-                   void *ptr,
-                   size_t bytes,
-                   int is_pinned,
-                   pp_return_fn on_return,
-                   void *user_data);
+pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_pinned, pp_return_fn on_return, void *user_data);
 
 /**
  * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
@@ -343,12 +328,12 @@ pp_status pp_adopt(pp_pool *pool,
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
  *   pp_last_error.
  */
-pp_status pp_put(pp_pool *pool,
-                 void *ptr);
+pp_status pp_put(pp_pool *pool, void *ptr);
 
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
- * CUstream or a cudaStream_t. The stream may be destroyed after this call, its context only after the work has completed.
+ * CUstream or a cudaStream_t. The stream may be destroyed after this call, its context (cuCtxDestroy) only once the pool has
+ * detected the end of the work: after a pp_maintain that follows it.
  *
  * NULL is always the legacy default stream; code compiled with `--default-stream per-thread` must pass `cudaStreamPerThread`.
  * The legacy stream belongs to the current context, `cudaStreamPerThread` also to the calling thread: call this on the thread that
@@ -364,23 +349,20 @@ pp_status pp_put(pp_pool *pool,
  *
  * NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After
  * PP_CAPTURING, and after PP_DEVICE and PP_INVALID_HANDLE unless a second call succeeds, the end of the work is unknown, so the
- * pool never reuses its memory.
+ * pool never reuses its memory. After PP_INTERNAL the buffer may be gone; its memory is never reused.
  */
-pp_status pp_put_after_stream(pp_pool *pool,
-                              void *ptr,
-                              CUstream_st *stream);
+pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed. `event`
  * is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
- * no work. A context must be current on this thread, the event's or another.
+ * no work. If the work has not completed, a context must be current on this thread, the event's or another.
  *
+ * - PP_INVALID_HANDLE: `event` is NULL, or no context is current.
  * - PP_DEVICE and the other codes of pp_put_after_stream, with the same consequences. Before a second call the event must not have
  *   been recorded again.
  */
-pp_status pp_put_after_event(pp_pool *pool,
-                             void *ptr,
-                             CUevent_st *event);
+pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *event);
 
 /**
  * Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. It is 0 with
@@ -388,9 +370,7 @@ pp_status pp_put_after_event(pp_pool *pool,
  *
  * - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
  */
-pp_status pp_is_pinned(pp_pool *pool,
-                       const void *ptr,
-                       int *is_pinned);
+pp_status pp_is_pinned(pp_pool *pool, const void *ptr, int *is_pinned);
 
 #ifdef __cplusplus
 }  // extern "C"

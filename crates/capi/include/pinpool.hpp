@@ -86,7 +86,7 @@ public:
             if (pp_put_after_stream(pool_->pool, data_, *stream_) == PP_OK)
                 return;
         }
-        put(); // After a refused stream the pool never reuses the memory.
+        put(); // Never reused if the end of the work is unknown; see pp_put_after_stream.
     }
 
     std::byte *data() const noexcept { return static_cast<std::byte *>(data_); }

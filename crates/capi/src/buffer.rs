@@ -1,6 +1,7 @@
 //! The functions on buffers.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
@@ -11,7 +12,6 @@ use crate::handle::pp_pool;
 use crate::pool::text;
 use crate::slots::{self, Call};
 use crate::status::pp_status;
-use crate::table::Owner;
 
 /// The target of a CUstream of the CUDA driver and of a cudaStream_t of its runtime.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ fn get(
         match take(&call)? {
             None => return Ok(pp_status::PP_NONE_IDLE),
             Some(buf) if buf.is_empty() => {}
-            Some(buf) => store(place, call.table().insert(buf, Owner::Pool).cast()),
+            Some(buf) => store(place, call.table().insert(buf).cast()),
         }
         Ok(pp_status::PP_OK)
     })
@@ -126,7 +126,8 @@ pub unsafe extern "C" fn pp_get_within(
     get(pool, ptr, |call| Ok(Some(call.opened()?.get_with(request)?)))
 }
 
-/// Allocates as pp_get does if a buffer of this size class is idle; never pins and never waits.
+/// Allocates as pp_get does if a buffer of this size class is idle. Pins nothing and does not wait for room; as the first call on a
+/// pool it may test the backends (see pp_pool_open).
 ///
 /// - PP_NONE_IDLE: none is idle. Not an error: pp_last_error does not change.
 /// - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
@@ -190,17 +191,15 @@ pub unsafe extern "C" fn pp_adopt(
             return Err(Failure::argument("the argument `bytes` is 0: there is nothing to adopt"));
         }
         let call = slots::enter(pool)?;
-        if call.table().is_out(ptr.addr()) {
-            return Err(Failure::argument(format!(
-                "a buffer at {ptr:p} is in use: return it before its memory is adopted again"
-            )));
+        let (pool, table) = (call.pool()?, call.table());
+        if !table.begin_adoption(ptr.addr()) {
+            return Err(Failure::argument(format!("a buffer at {ptr:p} is in use: return it first")));
         }
         let (memory, adopted) = (NonNull::slice_from_raw_parts(start, bytes), Adopted { on_return, ptr, user_data });
         // SAFETY: the caller's promise covers the contract of `adopt`.
-        let buf = unsafe {
-            call.pool()?.adopt(memory, (is_pinned != 0).then_some(PinnedBy::Driver), move || adopted.release())
-        }?;
-        call.table().insert(buf, Owner::Program);
+        let buf =
+            unsafe { pool.adopt(memory, (is_pinned != 0).then_some(PinnedBy::Driver), move || adopted.release()) };
+        table.cancel_return(buf.inspect_err(|_| table.finish_return(ptr.addr()))?);
         Ok(pp_status::PP_OK)
     })
 }
@@ -223,7 +222,8 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 }
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
-/// CUstream or a cudaStream_t. The stream may be destroyed after this call, its context only after the work has completed.
+/// CUstream or a cudaStream_t. The stream may be destroyed after this call, its context (cuCtxDestroy) only once the pool has
+/// detected the end of the work: after a pp_maintain that follows it.
 ///
 /// NULL is always the legacy default stream; code compiled with `--default-stream per-thread` must pass `cudaStreamPerThread`.
 /// The legacy stream belongs to the current context, `cudaStreamPerThread` also to the calling thread: call this on the thread that
@@ -239,7 +239,7 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 ///
 /// NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After
 /// PP_CAPTURING, and after PP_DEVICE and PP_INVALID_HANDLE unless a second call succeeds, the end of the work is unknown, so the
-/// pool never reuses its memory.
+/// pool never reuses its memory. After PP_INTERNAL the buffer may be gone; its memory is never reused.
 ///
 /// # Safety
 ///
@@ -251,13 +251,14 @@ pub unsafe extern "C" fn pp_put_after_stream(
     stream: *mut CUstream_st,
 ) -> pp_status {
     // SAFETY: the caller's promise.
-    put_recorded(pool, ptr, |buf| Ok(unsafe { buf.record_stream(stream.cast()) }?))
+    put_recorded(pool, ptr, |buf| unsafe { buf.record_stream(stream.cast()) })
 }
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed. `event`
 /// is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
-/// no work. A context must be current on this thread, the event's or another.
+/// no work. If the work has not completed, a context must be current on this thread, the event's or another.
 ///
+/// - PP_INVALID_HANDLE: `event` is NULL, or no context is current.
 /// - PP_DEVICE and the other codes of pp_put_after_stream, with the same consequences. Before a second call the event must not have
 ///   been recorded again.
 ///
@@ -266,18 +267,15 @@ pub unsafe extern "C" fn pp_put_after_stream(
 /// The event is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
-    put_recorded(pool, ptr, |buf| {
-        required(event, "event")?;
-        // SAFETY: the caller's promise.
-        Ok(unsafe { buf.record_event(event.cast()) }?)
-    })
+    // SAFETY: the caller's promise.
+    put_recorded(pool, ptr, |buf| unsafe { buf.record_event(event.cast()) })
 }
 
 /// Returns the buffer at `ptr` to its pool after `record` has recorded the work that uses it.
 fn put_recorded(
     pool: *mut pp_pool,
     ptr: *mut c_void,
-    record: impl FnOnce(&mut PinnedBuf) -> Result<(), Failure>,
+    record: impl FnOnce(&mut PinnedBuf) -> pinpool::Result<()>,
 ) -> pp_status {
     call(|| {
         let buffers = slots::buffers_of(pool)?;
@@ -286,9 +284,15 @@ fn put_recorded(
         }
         let (table, address) = (buffers.table(), ptr.addr());
         let mut buf = table.begin_return(address).map_err(|why| buffers.unknown(address, &why))?;
-        if let Err(failure) = record(&mut buf) {
+        let recorded = catch_unwind(AssertUnwindSafe(|| record(&mut buf))).unwrap_or_else(|panic| {
+            // What uses the buffer is unknown, so its memory is never reused.
+            std::mem::forget(std::mem::take(&mut buf));
+            table.finish_return(address);
+            resume_unwind(panic)
+        });
+        if let Err(error) = recorded {
             table.cancel_return(buf);
-            return Err(failure);
+            return Err(error.into());
         }
         // Remove the table entry first: after the drop another thread may get the same address.
         table.finish_return(address);
@@ -316,4 +320,24 @@ pub unsafe extern "C" fn pp_is_pinned(pool: *mut pp_pool, ptr: *const c_void, is
         store(place, found.map_err(|why| buffers.unknown(address, &why))?.into());
         Ok(pp_status::PP_OK)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::{pp_pool_close, pp_pool_open};
+
+    #[test]
+    fn the_memory_of_a_return_that_panics_is_not_reused_and_its_entry_is_gone() {
+        let (mut pool, mut held, mut next) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        // SAFETY: a C string and places for results, here and below.
+        let opened = unsafe { pp_pool_open(c"backend=heap".as_ptr(), &raw mut pool) };
+        // SAFETY: as above.
+        assert_eq!([opened, unsafe { pp_get(pool, 4096, &raw mut held) }], [pp_status::PP_OK; 2]);
+        assert_eq!(put_recorded(pool, held, |_| panic!("in a call")), pp_status::PP_INTERNAL);
+        // SAFETY: as above.
+        assert!(unsafe { pp_get(pool, 4096, &raw mut next) } == pp_status::PP_OK && next != held);
+        assert_eq!([pp_put(pool, next), pp_pool_close(pool)], [pp_status::PP_OK; 2]);
+        assert_eq!(pp_put(pool, held), pp_status::PP_UNKNOWN_POOL, "with an entry the handle would stay");
+    }
 }

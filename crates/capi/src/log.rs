@@ -19,7 +19,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use crate::call::{Failure, call, text_for_c};
 use crate::status::pp_status;
 
-/// Levels of log lines. Each includes the levels before it.
+/// Levels of log lines. Each level includes those above it in this list.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum pp_log_level {
@@ -133,7 +133,8 @@ fn filter(level: c_int) -> Option<LevelFilter> {
 }
 
 /// Passes the log lines of all pools up to `level` (pp_log_level) to `callback`, replacing an earlier one; NULL disables it.
-/// Without a callback the library logs nothing.
+/// Without a callback, or with PP_LOG_OFF, log lines are dropped, but the first warnings about settings and about each problem of
+/// the machine go to standard error.
 ///
 /// When this returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may be freed.
 /// The caller must not hold a lock that the earlier callback takes. Called from inside a callback, it does not wait.

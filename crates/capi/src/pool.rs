@@ -24,7 +24,8 @@ use crate::status::pp_status;
 ///
 /// With NULL or "" only the PINPOOL_* variables of the environment apply. Everything else has its default.
 ///
-/// May take seconds: it pins the reserve and may test the backends (else the first call that needs memory does).
+/// May take seconds: it pins the reserve and may test the backends, which pins and releases 2 MiB. If it does not test them, the
+/// first other call on the pool does.
 /// All pools of a process share one thread, which releases idle memory, unless `maintenance_thread=0`.
 ///
 /// - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
@@ -99,13 +100,14 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
     text.to_str().map_err(|error| Failure::argument(format!("the argument `{name}` is not UTF-8: {error}")))
 }
 
-/// Closes a pool. Running calls of other threads continue and succeed; later calls return PP_UNKNOWN_POOL.
+/// Closes a pool or a partition: later calls with its handle return PP_UNKNOWN_POOL. Running calls of other threads continue and
+/// may succeed; a pp_get that waits for memory continues to wait, so join such threads first.
 ///
-/// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last of them. The call that ends
-/// the last use releases all memory and waits up to 30 s for copies in flight: this call if no buffer is in use, otherwise the
-/// return of the last buffer. May be called from a log callback.
+/// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last of them. The call that
+/// returns the last buffer, or this call if none is in use, releases all memory and waits up to 30 s for copies in flight. Open
+/// partitions keep the memory of a closed pool and still serve requests: close them first.
 ///
-/// A process may exit without closing its pools.
+/// May be called from a log callback. A process may exit without closing its pools.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
     call(|| slots::close(pool).map(|()| pp_status::PP_OK))
@@ -145,8 +147,8 @@ pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_sta
     })
 }
 
-/// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in use.
-/// A slow call.
+/// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Touches neither buffers in
+/// use nor reserves. A slow call.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
     call(|| {
@@ -155,7 +157,7 @@ pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
     })
 }
 
-/// Releases all idle memory and restarts TensorFlow's counters of requests, returns and evictions. A slow call.
+/// Releases all idle memory except reserves, and restarts TensorFlow's counters of requests, returns and evictions. A slow call.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     call(|| {
@@ -190,9 +192,8 @@ pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_cha
             Opened::Pool(pool) => pool.stats(),
             Opened::Partition(partition) => partition.stats(),
         };
-        let text = serde_json::to_string(&stats).map_err(|error| {
-            Failure::new(pp_status::PP_INTERNAL, format!("the statistics cannot be written as JSON: {error}"))
-        })?;
+        let failed = |error| Failure::new(pp_status::PP_INTERNAL, format!("no statistics as JSON: {error}"));
+        let text = serde_json::to_string(&stats).map_err(failed)?;
         store(place, duplicate(&text_for_c(&text))?.as_ptr());
         Ok(pp_status::PP_OK)
     })
@@ -201,11 +202,9 @@ pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_cha
 /// A copy of the text that `free` releases.
 fn duplicate(text: &CStr) -> Result<NonNull<c_char>, Failure> {
     let bytes = text.to_bytes_with_nul();
-    // SAFETY: any size may be asked for.
-    let copy = NonNull::new(unsafe { libc::malloc(bytes.len()) }.cast::<c_char>()).ok_or_else(|| {
-        let text = format!("no memory for a text of {} B", text.count_bytes());
-        Failure::new(pp_status::PP_BACKEND, text)
-    })?;
+    let no_memory = || Failure::new(pp_status::PP_BACKEND, format!("no memory for a string of {} B", bytes.len()));
+    // SAFETY: any size may be requested.
+    let copy = NonNull::new(unsafe { libc::malloc(bytes.len()) }.cast::<c_char>()).ok_or_else(no_memory)?;
     // SAFETY: both have that many bytes, and the copy is new.
     unsafe { ptr::copy_nonoverlapping(text.as_ptr(), copy.as_ptr(), bytes.len()) };
     Ok(copy)

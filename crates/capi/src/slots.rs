@@ -351,7 +351,7 @@ mod tests {
         // SAFETY: slots-I1: no other thread has this slot.
         let Some(Opened::Pool(pool)) = (unsafe { &*slot.pool.get() }) else { panic!("a slot without a pool") };
         let buf = pool.get(4096).unwrap();
-        slot.table.insert(buf, crate::table::Owner::Pool).addr()
+        slot.table.insert(buf).addr()
     }
 
     #[test]

@@ -7,7 +7,7 @@ use pinpool::Error;
 /// The result of a function. The numbers never change; later versions may add codes.
 ///
 /// Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument; its comment
-/// lists the other codes. After every code but PP_OK and PP_NONE_IDLE, pp_last_error returns a string with the value, the limit
+/// lists the other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns a string with the value, the limit
 /// and what to do. Unless a function says otherwise, nothing has changed then, and results are stored as NULL or 0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,11 +22,12 @@ pub enum pp_status {
     PP_UNKNOWN_POINTER = 3,
     /// The handle is invalid, or its pool was closed.
     PP_UNKNOWN_POOL = 4,
-    /// Over the limit (PINPOOL_MAX_BYTES), after the wait and with all idle memory released. A later call may succeed.
+    /// Over the limit of the pool (PINPOOL_MAX_BYTES), of its partition or of pools that share one, or earlier requests are
+    /// waiting. A later call may succeed.
     PP_LIMIT = 5,
     /// No buffer of this size is idle. Only from pp_try_get.
     PP_NONE_IDLE = 6,
-    /// The driver or the kernel refused memory or a thread. A later call may succeed.
+    /// The driver or the operating system refused memory or a thread. A later call may succeed.
     PP_BACKEND = 7,
     /// The driver refused to record a fence after the work, or the device failed, so the end of the work is unknown.
     PP_DEVICE = 8,
@@ -38,8 +39,8 @@ pub enum pp_status {
     PP_UNAVAILABLE = 11,
     /// The stream is capturing a graph, and each launch would use the buffer again. Its memory is never reused.
     PP_CAPTURING = 12,
-    /// The driver reported an invalid stream or event handle, or no context is current on this thread. Passing a
-    /// destroyed handle is undefined behavior.
+    /// The event is NULL, the driver reported an invalid stream handle, or no context is current on this thread. Passing
+    /// a destroyed handle is undefined behavior.
     PP_INVALID_HANDLE = 13,
     /// 4096 pools and partitions are open or have buffers in use. Close one.
     PP_TOO_MANY_POOLS = 14,

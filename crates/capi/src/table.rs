@@ -22,7 +22,7 @@ type Shard = HashMap<usize, InUse, ByAddress>;
 #[derive(Debug)]
 enum InUse {
     Held(PinnedBuf, Owner),
-    /// A thread is returning it with a stream or an event, which may fail.
+    /// A thread is adopting it, or returning it with a stream or an event; either may fail.
     Returning(Owner),
 }
 
@@ -34,7 +34,7 @@ pub(crate) enum Owner {
     Program,
 }
 
-/// Why an address represents no buffer.
+/// Why no buffer starts at an address.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unknown {
     /// Another thread is returning the buffer.
@@ -74,14 +74,14 @@ impl Table {
         &self.shards[(mixed(address as u64) >> 40) as usize % SHARDS]
     }
 
-    /// Keeps a buffer and returns its address.
+    /// Keeps a buffer of the pool and returns its address.
     #[inline]
-    pub(crate) fn insert(&self, mut buf: PinnedBuf, owner: Owner) -> *mut u8 {
-        if self.marks(owner) {
+    pub(crate) fn insert(&self, mut buf: PinnedBuf) -> *mut u8 {
+        if self.marks(Owner::Pool) {
             asan::begin(&buf);
         }
         let start = buf.as_mut_ptr();
-        let replaced = locked(self.shard(start.addr())).insert(start.addr(), InUse::Held(buf, owner));
+        let replaced = locked(self.shard(start.addr())).insert(start.addr(), InUse::Held(buf, Owner::Pool));
         // Two buffers in use never share an address.
         debug_assert!(replaced.is_none(), "{replaced:?}");
         start
@@ -109,6 +109,15 @@ impl Table {
         }
     }
 
+    /// Reserves the place of memory that is being adopted: end with `cancel_return` if that succeeds, else with `finish_return`.
+    /// Returns false if a buffer in use begins at this address.
+    pub(crate) fn begin_adoption(&self, address: usize) -> bool {
+        let mut shard = locked(self.shard(address));
+        let Entry::Vacant(place) = shard.entry(address) else { return false };
+        place.insert(InUse::Returning(Owner::Program));
+        true
+    }
+
     /// Takes the buffer at this address and keeps its place: end with `finish_return` or `cancel_return`.
     pub(crate) fn begin_return(&self, address: usize) -> Result<PinnedBuf, Unknown> {
         let mut shard = locked(self.shard(address));
@@ -128,12 +137,12 @@ impl Table {
         }
     }
 
-    /// Removes a buffer after `begin_return`.
+    /// Removes a place after `begin_return` or `begin_adoption`.
     pub(crate) fn finish_return(&self, address: usize) {
         locked(self.shard(address)).remove(&address);
     }
 
-    /// Keeps the buffer in use after `begin_return`.
+    /// Keeps the buffer in use after `begin_return` or `begin_adoption`.
     pub(crate) fn cancel_return(&self, buf: PinnedBuf) {
         let address = buf.as_ptr().addr();
         let mut shard = locked(self.shard(address));
@@ -153,11 +162,6 @@ impl Table {
             None => {}
         }
         Err(self.inside(address))
-    }
-
-    /// Returns whether a buffer in use begins at this address.
-    pub(crate) fn is_out(&self, address: usize) -> bool {
-        locked(self.shard(address)).contains_key(&address)
     }
 
     /// Returns whether a buffer is in use.
@@ -235,7 +239,7 @@ mod tests {
     fn a_buffer_leaves_once_and_what_lies_inside_is_named() {
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
         let table = Table::new();
-        let address = table.insert(pool.get(5000).unwrap(), Owner::Pool).addr();
+        let address = table.insert(pool.get(5000).unwrap()).addr();
         assert_eq!(table.remove(address + 4999).unwrap_err(), Unknown::Inside(address, 5000));
         assert_eq!(table.remove(address + 5000).unwrap_err(), Unknown::Nowhere);
         let buf = table.begin_return(address).unwrap();

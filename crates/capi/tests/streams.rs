@@ -89,24 +89,22 @@ fn a_buffer_put_on_an_event_comes_back_after_what_it_stands_for() {
 #[test]
 fn a_return_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
     let (driver, context, stream, pool) = start();
-    let held = get(pool, LEN).unwrap();
-    // SAFETY: refused, and no event with work that could use the buffer.
-    let (status, text) = outcome(unsafe { pp_put_after_event(pool.0, held.0, ptr::null_mut()) }, ()).unwrap_err();
-    assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("`event` is NULL"), "{text}");
-    bytes(held, LEN).fill(1);
-    put(pool, held).unwrap();
-    let held = get(pool, LEN).unwrap();
+    // SAFETY: NULL is refused.
+    let after_event = |held: Address| unsafe { pp_put_after_event(pool.0, held.0, ptr::null_mut()) };
+    let no_stream = ptr::without_provenance_mut(0x1234_5670);
     // SAFETY: the mock driver looks handles up.
-    let wrong = unsafe { pp_put_after_stream(pool.0, held.0, ptr::without_provenance_mut(0x1234_5670)) };
-    let (status, text) = outcome(wrong, ()).unwrap_err();
-    assert_eq!(status, pp_status::PP_INVALID_HANDLE, "{text}");
-    // The driver counts it as a wrong use.
-    driver.reset();
-    assert_eq!(context.check_err(), Ok(()));
-    stream.synchronize().unwrap();
-    put(pool, held).unwrap();
-    assert_ne!(get(pool, LEN).unwrap(), held, "work of that stream may still use the memory");
-    assert_eq!((in_flight(pool), &stats(pool)["memory"]["quarantined"]), (0, &1.into()));
+    let after_stream = |held: Address| unsafe { pp_put_after_stream(pool.0, held.0, no_stream) };
+    for (number, put_after) in [(1, &after_event as &dyn Fn(_) -> _), (2, &after_stream)] {
+        let held = get(pool, LEN).unwrap();
+        assert_eq!(put_after(held), pp_status::PP_INVALID_HANDLE, "{:?}", last_error());
+        // The driver counts it as a wrong use.
+        driver.reset();
+        assert_eq!(context.check_err(), Ok(()));
+        stream.synchronize().unwrap();
+        put(pool, held).unwrap();
+        assert_ne!(get(pool, LEN).unwrap(), held, "work of that stream may still use the memory");
+        assert_eq!((in_flight(pool), &stats(pool)["memory"]["quarantined"]), (0, &number.into()));
+    }
     close(pool);
 }
 

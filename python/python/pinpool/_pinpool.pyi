@@ -142,8 +142,9 @@ class Pool:
         on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
         reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
         backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
-        device: GPU that copies use: a number or "cuda:1". The default is the GPU that the process uses already, else 0. Under torchrun,
-            call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`; `pinpool.torch.install` chooses the rank's GPU.
+        device: GPU that copies use: a number, "cuda:1" or a torch.device. The default is the GPU that the process uses already, else 0.
+            Under torchrun, call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`; `pinpool.torch.install`
+            chooses the rank's GPU.
         numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
         idle_timeout: how long idle memory stays pinned (default 60 s).
         trace: path of a recording for the command `pinpool`.
@@ -178,7 +179,7 @@ class Pool:
         on_full: Literal["error", "pageable"] | None = ...,
         reserve_wait: _Switch | None = ...,
         backend: Literal["auto", "gpu", "vmm", "register", "cuda", "mlock", "heap"] | None = ...,
-        device: int | str | None = ...,
+        device: int | str | torch.device | None = ...,
         numa_node: int | str | None = ...,
         idle_timeout: _Time | None = ...,
         trace: str | PathLike[str] | None = ...,
@@ -209,8 +210,8 @@ class Pool:
             ForkError: the pool belongs to the parent of this process.
         """
     def try_get(self, n: _Size) -> Buffer | None:
-        """Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory. Raises the errors of a bad call
-        that `get` raises.
+        """Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory. Raises the same errors
+        as `get` for invalid arguments.
         """
     def aget(self, n: _Size, *, timeout: _Time | None = None) -> Coroutine[Any, Any, Buffer]:
         """`get` for asyncio: `buf = await pool.aget(n)`. Raises the same errors.

@@ -55,6 +55,12 @@ _HINTS = {
 }
 
 
+def _cores() -> int:
+    """The cores for this process, if a launcher says how many processes share them."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(len(os.sched_getaffinity(0)) // max(int(ranks), 1), 1) if ranks.isdecimal() else 0
+
+
 class _Settings(TypedDict, total=False):
     """The arguments of `Loader`, without `paths` and `map`."""
 
@@ -95,7 +101,7 @@ class Loader(Generic[T]):
         batch_size: maximum number of samples per batch.
         batch_bytes: maximum number of bytes per batch, or text such as "16MiB" (the default if `batch_size` is not given either). A longer sample
             comes in parts.
-        threads: number of threads that read and decode (default: one per core).
+        threads: number of threads that read and decode (default: one per core, divided by `LOCAL_WORLD_SIZE`).
         prefetch: batches read ahead (default: two per thread).
         shuffle: whether each epoch has another order, determined by `seed`.
         seed: seed of the order and of `Batch.rng`.
@@ -165,7 +171,7 @@ class Loader(Generic[T]):
         self._pool = Pool(name="loader") if pool is None else pool
         self._files = _pinpool.Files(
             self._pool, listed, checked_bool("containers", containers), batch_size=batch_size, batch_bytes=batch_bytes,
-            threads=0 if threads is None else checked_int("threads", threads, 1, 1024),
+            threads=_cores() if threads is None else checked_int("threads", threads, 1, 1024),
             prefetch=0 if prefetch is None else checked_int("prefetch", prefetch, 1, 65536),
             seed=seed if shuffle else None,
             rank=rank, world_size=world_size, even=even, drop_last=drop_last,

@@ -81,17 +81,18 @@ impl ContextState {
         states.into_iter().rev().find(is_wanted)
     }
 
-    /// The state of the context with this handle: another thread may have created it meanwhile.
+    /// Finds the state again under the lock, since another thread may have created it, or creates it.
     fn find_or_create(
         handle: sys::CUcontext,
         device: sys::CUdevice,
         object: Option<Arc<CudaContext>>,
     ) -> Result<&'static Self, FailedCall> {
-        // A state without a known number would also be mistaken for the state of the next context.
+        // A state without a known number would also be mistaken for the state of the next context. Under the lock the driver is
+        // not called: the number tells which state is of this context.
         let context = Context::new(handle)?;
         let mut states = CONTEXTS.get().lock();
-        let has_handle = |state: &&'static Self| state.is_of(handle);
-        let known = states.iter().rev().copied().find(has_handle);
+        let is_same = |one: &&'static Self| (one.work.context.handle(), one.work.context.id) == (handle, context.id);
+        let known = states.iter().rev().copied().find(is_same);
         Ok(known.unwrap_or_else(|| {
             let state: &'static Self = Box::leak(Box::new(Self {
                 work: ContextWork::new(context),

@@ -5,13 +5,13 @@
 //! 1. set aside the errors that others left in cudarc's context object
 //! 2. make the device memory wait for its earlier work: refused
 //! 3. check that the stream captures no graph: refused
-//! 4. enqueue the copy: refused, or unknown
-//! 5. enqueue the fence: unknown
+//! 4. enqueue the copy: refused, or failed
+//! 5. enqueue the fence
 //! 6. restore the errors
 //!
-//! *Refused* means that nothing uses the buffer; *unknown* that a device may be using it for an unknown time. A copy that
-//! failed for another reason than its arguments may be running, so it gets a fence too. A fence is a number that the stream writes
-//! (`timeline`), else an event; if the driver refuses both, the pool waits for the stream (`context_fence`).
+//! *Refused* means that nothing uses the buffer. A copy that *failed* for another reason than its arguments may be running, so it
+//! gets a fence too. A fence is a number that the stream writes (`timeline`), else an event; if the driver refuses both, the pool
+//! waits for the stream (`context_fence`).
 //!
 //! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
 //! makes the stream part of that capture. If the memory waits at all, this is checked before as well: a capturing stream
@@ -54,7 +54,7 @@ mod timeline;
 pub(crate) use event::fence_behind_event;
 pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
 pub use raw::{RawMem, RawStream};
-pub(crate) use raw::{fence_behind_event_handle, fence_behind_stream, require_driver};
+pub(crate) use raw::{fence_behind_event_handle, fence_behind_stream};
 pub(crate) use stream::work_id;
 pub(crate) use timeline::{held_bytes as timeline_bytes, set_enabled as set_timelines_enabled};
 

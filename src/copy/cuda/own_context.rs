@@ -2,8 +2,8 @@
 //! context object of its *stream* manages several streams and holds no error, and both hold for this object, whatever the
 //! user's does.
 //!
-//! cudarc makes and uses it with its own calls and converts their results to an enumeration: lending cudarc a slice takes
-//! cudarc objects.
+//! This object is created and used through cudarc, because lending a slice to cudarc requires cudarc objects. So its calls return
+//! cudarc's enum.
 #![allow(unsafe_code)] // Makes an object for a context that other code owns.
 
 use std::mem::ManuallyDrop;

@@ -22,8 +22,8 @@ use super::{HostSide, copy_behind, fence_behind_work, refused};
 use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::driver::code::FailedCall;
 use crate::driver::device::Device;
-use crate::driver::{self, CurrentContext, calls, with_one_retry};
-use crate::error::{Error, ErrorKind, Result, SourceError};
+use crate::driver::{self, CurrentContext, RelaxedCapture, calls, with_one_retry};
+use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::SharedFence;
 
 /// A stream of other code, without a cudarc object.
@@ -84,8 +84,7 @@ impl RawStream {
             return Ok(None);
         }
         let entered = Device::find(ordinal).and_then(|device| device.enter());
-        let refused = |error: SourceError| Error::from(ErrorKind::Handle { why: error.to_string() });
-        entered.map(|(context, _relaxed)| Some(context)).map_err(refused)
+        entered.map(|(context, _relaxed)| Some(context)).map_err(unusable)
     }
 }
 
@@ -236,9 +235,14 @@ unsafe fn context_of(stream: sys::CUstream) -> Result<&'static ContextState> {
 /// The event is alive.
 pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Option<SharedFence>> {
     require_driver()?;
-    let current = calls::current_context().map_err(unusable)?;
-    if current.is_null() {
-        return Err(wrong("no CUDA context is current on this thread, where the wait for the event would be enqueued"));
+    if event.is_null() {
+        return Err(unusable("the event is null"));
+    }
+    if calls::current_context().map_err(unusable)?.is_null() {
+        let _relaxed = RelaxedCapture::enter();
+        // SAFETY: the caller's promise. A query needs no context.
+        let completed = unsafe { calls::event_query(event) }.map(|()| None);
+        return completed.map_err(|_| unusable("no CUDA context is current, so nothing can wait for the event"));
     }
     // SAFETY: the default stream of the current context. The context of that stream may be another one: a green context refers to
     // the primary context.
@@ -252,7 +256,7 @@ pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Op
 /// # Errors
 ///
 /// This machine has no CUDA driver, or it does not start.
-pub(crate) fn require_driver() -> Result<()> {
+fn require_driver() -> Result<()> {
     let unavailable = |why| Error::from(ErrorKind::Unavailable { what: "the CUDA driver".to_owned(), why });
     if !driver::is_present() {
         return Err(unavailable("no libcuda.so.1 on this machine".to_owned()));
@@ -260,10 +264,7 @@ pub(crate) fn require_driver() -> Result<()> {
     driver::state::init().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
 }
 
-fn unusable(failed: FailedCall) -> Error {
-    wrong(failed.to_string())
-}
-
-fn wrong(why: impl Into<String>) -> Error {
-    ErrorKind::Handle { why: why.into() }.into()
+/// The error of a stream or event that cannot be used.
+fn unusable(why: impl ToString) -> Error {
+    ErrorKind::Handle { why: why.to_string() }.into()
 }

@@ -53,19 +53,19 @@ impl Drop for ActingFence {
     }
 }
 
-/// Marks its work with the fence that it was given.
-struct Marking(Arc<dyn Fence>);
+/// Marks its work with the fence that it was given, and panics without one.
+struct Marking(Option<Arc<dyn Fence>>);
 
 // SAFETY: there is no work.
 unsafe impl CopyStream for Marking {
     fn record_fence(&self) -> Result<Arc<dyn Fence>> {
-        Ok(self.0.clone())
+        Ok(self.0.clone().expect("a stream of the user"))
     }
 }
 
 /// A fence that answers by `answer`.
 fn answering(answer: impl Fn() -> Result<bool> + Send + Sync + 'static) -> Marking {
-    Marking(Arc::new(ActingFence { answer: Box::new(answer), on_drop: Box::new(|| ()) }))
+    Marking(Some(Arc::new(ActingFence { answer: Box::new(answer), on_drop: Box::new(|| ()) })))
 }
 
 /// A fence that blocks until the sender is dropped, and what receives when a thread enters it.
@@ -125,6 +125,7 @@ fn the_end_of_a_pool_does_not_wait_for_a_thread_in_a_fence() {
 #[test]
 fn a_fence_that_panics_takes_its_own_buffer_out_of_use_and_no_other() {
     let pool = builder().build().unwrap();
+    assert!(pool.get(MIB).unwrap().release_after(&Marking(None)).unwrap_err().error().is_device());
     pool.get(MIB).unwrap().release_after(&answering(|| panic!("a fence of the user"))).unwrap();
     pool.get(MIB).unwrap().release_after(&answering(|| Ok(true))).unwrap();
     in_time({
@@ -132,7 +133,7 @@ fn a_fence_that_panics_takes_its_own_buffer_out_of_use_and_no_other() {
         move || pool.maintain()
     });
     let Stats { memory, copies, .. } = valid_stats(&pool);
-    assert_eq!((memory.quarantined, copies.in_flight, memory.in_use, memory.idle), (1, 0, 0, 1));
+    assert_eq!((memory.quarantined, copies.in_flight, memory.in_use, memory.idle), (2, 0, 0, 1));
     drop(pool);
 }
 
@@ -163,7 +164,7 @@ fn a_fence_may_use_its_pool() {
         dropping.store(true, Ordering::SeqCst);
     };
     let fence = Arc::new(ActingFence { answer: Box::new(act), on_drop: Box::new(on_drop) });
-    pool.get(MIB).unwrap().release_after(&Marking(fence)).unwrap();
+    pool.get(MIB).unwrap().release_after(&Marking(Some(fence))).unwrap();
     in_time({
         let pool = pool.clone();
         move || pool.maintain()

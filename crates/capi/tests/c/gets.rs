@@ -11,12 +11,13 @@ use crate::fixture::{
 };
 
 #[test]
-fn a_buffer_is_reused_after_its_put() {
+fn a_buffer_says_whether_it_is_pinned_and_is_reused_after_its_put() {
     let pool = open(HEAP);
     let first = get(pool, 1 << 20).unwrap();
     bytes(first, 1 << 20).fill(7);
-    assert_eq!(first.0.addr() % 4096, 0);
+    assert_eq!((first.0.addr() % 4096, is_pinned(pool, first)), (0, Ok(0)));
     put(pool, first).unwrap();
+    assert_eq!(is_pinned(pool, first).unwrap_err().0, pp_status::PP_UNKNOWN_POINTER);
     let second = get(pool, 1 << 20).unwrap();
     assert_eq!(first, second);
     let found = stats(pool);
@@ -80,23 +81,12 @@ fn a_reserve_is_held_and_a_trim_gives_the_rest_back() {
     assert_eq!(pp_reserve(pool.0, 8 << 20), pp_status::PP_OK, "{:?}", last_error());
     let held = || stats(pool)["memory"]["held_bytes"].as_u64().unwrap();
     assert_eq!(held(), 8 << 20);
-    let large = get(pool, 16 << 20).unwrap();
-    put(pool, large).unwrap();
+    put(pool, get(pool, 16 << 20).unwrap()).unwrap();
     assert!(held() > 8 << 20);
     assert_eq!(pp_trim(pool.0, 0), pp_status::PP_OK);
     assert_eq!(held(), 8 << 20);
     assert_eq!(pp_reserve(pool.0, 1 << 40), pp_status::PP_LIMIT);
     assert_eq!((pp_clear(pool.0), pp_maintain(pool.0)), (pp_status::PP_OK, pp_status::PP_OK));
-    close(pool);
-}
-
-#[test]
-fn a_buffer_says_whether_it_is_pinned() {
-    let pool = open(HEAP);
-    let held = get(pool, 1).unwrap();
-    assert_eq!(is_pinned(pool, held), Ok(0));
-    put(pool, held).unwrap();
-    assert_eq!(is_pinned(pool, held).unwrap_err().0, pp_status::PP_UNKNOWN_POINTER);
     close(pool);
 }
 
@@ -167,6 +157,7 @@ fn adopted_memory_is_returned_as_a_buffer_once() {
         // SAFETY: nothing else uses the memory and the counter while the buffer is out.
         outcome(unsafe { pp_adopt(pool.0, ptr, bytes, 1, on_return, counter) }, ())
     };
+    assert!(adopt(ptr, usize::MAX, Some(count)).is_err(), "and leaves the address free");
     adopt(ptr, 100, Some(count)).unwrap();
     for (result, word) in [
         (adopt(ptr, 100, Some(count)), "is in use"),
@@ -237,24 +228,14 @@ fn a_tag_says_who_holds_what() {
 fn every_status_has_its_name() {
     // SAFETY: static texts.
     let name = |status| unsafe { CStr::from_ptr(pp_status_name(status)) }.to_str().unwrap();
-    let all = [
-        (pp_status::PP_OK, "PP_OK"),
-        (pp_status::PP_INVALID_ARGUMENT, "PP_INVALID_ARGUMENT"),
-        (pp_status::PP_INVALID_SETTING, "PP_INVALID_SETTING"),
-        (pp_status::PP_UNKNOWN_POINTER, "PP_UNKNOWN_POINTER"),
-        (pp_status::PP_UNKNOWN_POOL, "PP_UNKNOWN_POOL"),
-        (pp_status::PP_LIMIT, "PP_LIMIT"),
-        (pp_status::PP_NONE_IDLE, "PP_NONE_IDLE"),
-        (pp_status::PP_BACKEND, "PP_BACKEND"),
-        (pp_status::PP_DEVICE, "PP_DEVICE"),
-        (pp_status::PP_FORKED, "PP_FORKED"),
-        (pp_status::PP_INTERNAL, "PP_INTERNAL"),
-        (pp_status::PP_UNAVAILABLE, "PP_UNAVAILABLE"),
-        (pp_status::PP_CAPTURING, "PP_CAPTURING"),
-        (pp_status::PP_INVALID_HANDLE, "PP_INVALID_HANDLE"),
-        (pp_status::PP_TOO_MANY_POOLS, "PP_TOO_MANY_POOLS"),
-        (pp_status::PP_LOGGER_SET, "PP_LOGGER_SET"),
-    ];
+    macro_rules! all {
+        ($($name:ident)+) => { [$((pp_status::$name, stringify!($name))),+] };
+    }
+    let all = all! {
+        PP_OK PP_INVALID_ARGUMENT PP_INVALID_SETTING PP_UNKNOWN_POINTER PP_UNKNOWN_POOL PP_LIMIT PP_NONE_IDLE
+        PP_BACKEND PP_DEVICE PP_FORKED PP_INTERNAL PP_UNAVAILABLE PP_CAPTURING PP_INVALID_HANDLE PP_TOO_MANY_POOLS
+        PP_LOGGER_SET
+    };
     for (number, (status, text)) in (0..).zip(all) {
         assert_eq!((status as i32, format!("{status:?}").as_str(), name(number)), (number, text, text));
     }

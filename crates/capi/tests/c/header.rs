@@ -84,7 +84,8 @@ fn generated() -> String {
         header: Some(TOP.to_owned()),
         after_includes: Some(versions()),
         export: ExportConfig { include: vec!["pp_log_level".to_owned()], ..ExportConfig::default() },
-        line_length: 120,
+        // The lines of a function's comment count, too.
+        line_length: 140,
         ..Config::default()
     };
     let builder = sources.iter().fold(Builder::new().with_config(config), |builder, source| builder.with_src(source));

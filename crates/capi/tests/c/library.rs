@@ -2,17 +2,16 @@
 
 use std::process::Command;
 
-use crate::fixture::{is_here, skipped};
+use crate::fixture::is_here;
 use crate::programs::{compiler, header_folder, library, ran};
 
 #[test]
 fn only_the_names_of_the_header_are_exported() {
     let header = std::fs::read_to_string(header_folder().join("pinpool.h")).unwrap();
-    let Ok(output) = Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(library()).output() else {
-        skipped("no nm on this machine");
+    if !is_here("nm") {
         return;
-    };
-    let text = String::from_utf8(output.stdout).unwrap();
+    }
+    let text = ran(Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(library()));
     let mut exported: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
     let declared = header.split(|letter: char| !(letter.is_alphanumeric() || letter == '_'));
     let is_function = |name: &&str| name.starts_with("pp_") && header.contains(&format!("{name}("));
@@ -26,11 +25,10 @@ fn only_the_names_of_the_header_are_exported() {
 
 #[test]
 fn the_library_has_its_name_and_is_never_unloaded() {
-    let Ok(output) = Command::new("readelf").arg("-d").arg(library()).output() else {
-        skipped("no readelf on this machine");
+    if !is_here("readelf") {
         return;
-    };
-    let text = String::from_utf8(output.stdout).unwrap();
+    }
+    let text = ran(Command::new("readelf").arg("-d").arg(library()));
     assert!(text.contains("[libpinpool.so.0]"), "{text}");
     // A thread of the library may run until the process ends.
     assert!(text.contains("NODELETE"), "{text}");
@@ -60,8 +58,8 @@ fn the_headers_compile_without_a_warning() {
 
 #[test]
 fn the_example_of_the_readme_compiles() {
-    let given = "#include <pinpool.h>\n#include <string.h>\nenum { cudaMemcpyHostToDevice };\n\
-                 int cudaMemcpyAsync(void *, void *, size_t, int, void *), fail(const char *), example(void *, void *);\n\
+    let given = "#include <err.h>\n#include <pinpool.h>\n#include <string.h>\nenum { cudaMemcpyHostToDevice };\n\
+                 int cudaMemcpyAsync(void *, void *, size_t, int, void *), example(void *, void *);\n\
                  int example(void *device, void *stream)\n{\n";
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
     let example = text.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();

@@ -50,12 +50,8 @@ fn installed() -> &'static Path {
     folder.path()
 }
 
-/// Compiles and runs a program below `capi`, plainly and with the sanitizers. Returns what each run printed.
-fn compiled_and_run(name: &str, standard: &str, source: &str) -> Vec<String> {
-    compiled_and_run_with(name, standard, source, true)
-}
-
-fn compiled_and_run_with(name: &str, standard: &str, source: &str, is_sanitized: bool) -> Vec<String> {
+/// Compiles and runs a program below `capi`, plainly and if `is_sanitized` with the sanitizers. Returns what each run printed.
+fn compiled_and_run(name: &str, standard: &str, source: &str, is_sanitized: bool) -> Vec<String> {
     if !is_here(name) {
         return Vec::new();
     }
@@ -74,33 +70,33 @@ fn compiled_and_run_with(name: &str, standard: &str, source: &str, is_sanitized:
 
 #[test]
 fn the_loader_in_c_gets_fills_and_puts_in_eight_threads() {
-    for printed in compiled_and_run("cc", "-std=c99", "examples/loader.c") {
+    for printed in compiled_and_run("cc", "-std=c99", "examples/loader.c", true) {
         assert!(printed.contains("8 threads, 8000 batches") && printed.contains("\"returned\":8000"), "{printed}");
     }
 }
 
 #[test]
 fn the_classes_for_cpp_put_their_buffers_and_serve_containers() {
-    for printed in compiled_and_run("c++", "-std=c++17", "examples/containers.cpp") {
+    for printed in compiled_and_run("c++", "-std=c++17", "examples/containers.cpp", true) {
         assert!(printed.contains("sum 499500"), "{printed}");
     }
 }
 
 #[test]
 fn misuse_in_c_is_a_status_and_no_crash() {
-    compiled_and_run("cc", "-std=c99", "tests/programs/misuse.c");
+    compiled_and_run("cc", "-std=c99", "tests/programs/misuse.c", true);
 }
 
 #[test]
 fn a_forked_child_is_refused_and_opens_pools_of_its_own() {
     // The locks of AddressSanitizer's own allocator stay locked in a child where another thread of the parent had them (GCC 12:
     // in one of 20 runs).
-    compiled_and_run_with("cc", "-std=c99", "tests/programs/fork.c", false);
+    compiled_and_run("cc", "-std=c99", "tests/programs/fork.c", false);
 }
 
 #[test]
 fn a_process_may_end_without_a_close() {
-    for printed in compiled_and_run("cc", "-std=c99", "tests/programs/exit.c") {
+    for printed in compiled_and_run("cc", "-std=c99", "tests/programs/exit.c", true) {
         assert_eq!(printed, "ends\n");
     }
 }
@@ -159,11 +155,8 @@ fn cmake_finds_both_libraries() {
     for kind in ["pinpool", "static"] {
         ran(&mut Command::new(build.join(format!("with_{kind}"))));
     }
-    std::fs::write(
-        folder.path().join("CMakeLists.txt"),
-        "cmake_minimum_required(VERSION 3.16)\nproject(user C)\nfind_package(pinpool 0.2 CONFIG REQUIRED)\n",
-    )
-    .unwrap();
+    let later = "cmake_minimum_required(VERSION 3.16)\nproject(user C)\nfind_package(pinpool 0.2 CONFIG REQUIRED)\n";
+    std::fs::write(folder.path().join("CMakeLists.txt"), later).unwrap();
     let mut other = Command::new("cmake");
     let other = other.arg("-S").arg(folder.path()).arg("-B").arg(folder.path().join("other"));
     assert!(!other.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display())).output().unwrap().status.success());

@@ -1,9 +1,13 @@
 //! Many threads at once, on one pool and on many.
 
-use std::sync::mpsc;
-use std::thread;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, mpsc};
+use std::{ptr, thread};
 
-use crate::fixture::{Address, HEAP, bytes, close, get, open, put, stats};
+use pinpool_c::*;
+
+use crate::fixture::{Address, HEAP, Handle, bytes, close, get, open, put, stats};
 
 const THREADS: u8 = 8;
 const ROUNDS: usize = if cfg!(miri) { 4 } else { 50 };
@@ -44,15 +48,26 @@ fn no_two_threads_hold_the_same_bytes() {
 }
 
 #[test]
-fn of_many_threads_that_put_one_buffer_one_succeeds() {
-    let pool = open(HEAP);
-    for _ in 0..50 {
-        let held = get(pool, 4096).unwrap();
-        let done = thread::scope(|scope| {
-            let threads: Vec<_> = (0..4).map(|_| scope.spawn(move || put(pool, held).is_ok())).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).filter(|&done| done).count()
-        });
-        assert_eq!(done, 1);
+fn of_many_threads_that_adopt_or_put_one_buffer_one_succeeds() {
+    static RETURNED: AtomicUsize = AtomicUsize::new(0);
+    unsafe extern "C" fn count(_ptr: *mut c_void, _data: *mut c_void) {
+        RETURNED.fetch_add(1, Ordering::SeqCst);
+    }
+    let (pool, mut memory) = (open(HEAP), 0_u64);
+    let own = Address((&raw mut memory).cast());
+    let succeed = |call: fn(Handle, Address) -> pp_status| {
+        let start = &Barrier::new(4);
+        let call = move || (start.wait(), call(pool, own)).1;
+        thread::scope(|scope| {
+            let threads = [(); 4].map(|()| scope.spawn(call));
+            threads.map(|thread| thread.join().unwrap()).iter().filter(|&&status| status == pp_status::PP_OK).count()
+        })
+    };
+    for round in 1..=4 * ROUNDS {
+        // SAFETY: nothing uses the memory.
+        let adopted = succeed(|pool, own| unsafe { pp_adopt(pool.0, own.0, 8, 0, Some(count), ptr::null_mut()) });
+        let returned = succeed(|pool, own| pp_put(pool.0, own.0));
+        assert_eq!((adopted, returned, RETURNED.load(Ordering::SeqCst)), (1, 1, round));
     }
     close(pool);
 }

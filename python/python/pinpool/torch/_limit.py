@@ -1,8 +1,8 @@
 """The default limit of torch's pinned memory.
 
 torch itself has no limit, and some programs pin most of a machine's memory, for example for offloaded optimizers. The default limit of
-three quarters of the memory, divided among the ranks of the host, allows that and still protects the machine. Only `LOCAL_WORLD_SIZE`
-tells the number of ranks: without it, each process has three quarters of the memory.
+three quarters of the memory, divided among the ranks of the host, allows that and still protects the machine. The number of
+ranks is known only from `LOCAL_WORLD_SIZE`: without it, each process has three quarters of the memory.
 """
 
 from __future__ import annotations
