@@ -132,23 +132,20 @@ impl PoolStart {
         let facts = facts.into_iter().chain(log.name.iter().map(|name| ("name", name.as_str())));
         let facts = facts.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let variables = self.settings.variables.iter().map(|of| (of.name.to_owned(), config.value_of(of.name)));
-        let why = match record::open(path, facts.chain(variables).collect()) {
-            Ok((recorder, earlier)) => {
-                if let Some(earlier) = &earlier {
-                    log.trace_renamed(recorder.path(), earlier);
-                }
+        match record::open(path, facts.chain(variables).collect()) {
+            Ok(recorder) => {
                 log.trace_started(recorder.path());
-                return Ok(Some(recorder));
+                Ok(Some(recorder))
             }
             Err(Unrecorded::Failed(why)) => {
-                return Err(ErrorKind::Setting { name: "PINPOOL_TRACE", value: path.display().to_string(), why }.into());
+                Err(ErrorKind::Setting { name: "PINPOOL_TRACE", value: path.display().to_string(), why }.into())
             }
-            Err(Unrecorded::Taken) => "another process writes it; put %p (the process ID) into the name",
-            Err(_) => "another thread of this process was opening a recording for too long",
-        };
-        count_failed();
-        log.trace_taken(path, why);
-        Ok(None)
+            Err(Unrecorded::Taken) => {
+                count_failed();
+                log.trace_taken(path);
+                Ok(None)
+            }
+        }
     }
 
     fn memory(&self, config: &Config, source: CalledSource, claim: Claim, pageable: Option<OneEach>) -> Result<Memory> {

@@ -171,15 +171,14 @@ impl Dump {
 
     /// Why the request failed, or the next ones may.
     pub(crate) fn likely_cause(&self) -> Option<LikelyCause> {
-        let holders: Vec<_> = self.owners.iter().map(|owner| (owner.holder(), owner.requested_bytes)).collect();
+        let holders = self.owners.iter().map(Owner::holder).collect();
         likely_cause(&Shortage {
-            now: held_now(&self.stats),
+            now: Snapshot { holders, ..held_now(&self.stats) },
             longest_free_bytes: self.longest_free_bytes,
             host: self.host.as_ref(),
             refused: self.request.as_ref().map(|request| &request.refused),
             is_reserve: self.request.as_ref().is_some_and(|request| request.is_reserve),
             limit: self.limit,
-            holders: &holders,
             diagnosis: self.diagnosis.as_ref(),
         })
     }

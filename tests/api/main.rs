@@ -31,6 +31,9 @@ mod memory;
 #[path = "../common/pressure_file.rs"]
 mod pressure_file;
 mod processes;
+#[cfg(feature = "observe")]
+#[path = "../common/recordings.rs"]
+mod recordings;
 mod reports;
 mod requests;
 #[path = "../common/scratch.rs"]

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::Pool;
-use pinpool_observe::record::{Event, Recording};
+use pinpool_replay::{Event, Input, Recording};
 
 use super::{CASE, ended, heap};
 
@@ -33,7 +33,7 @@ fn recording_of(case: &str, code: i32) -> Recording {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace.gz");
     run(case, &path, code);
-    Recording::open(&path).unwrap()
+    Recording::read(Input::open(&path).unwrap().into_bytes()).unwrap()
 }
 
 fn run(case: &str, path: &Path, code: i32) {

@@ -2,10 +2,11 @@
 
 use std::cmp::Ordering;
 
-use pinpool_observe::diagnosis::{Cause, PoolDiagnosis};
+use pinpool_observe::diagnosis::{Cause, PoolDiagnosis, diagnose_recording};
+use pinpool_replay::Recording;
 use serde_json::Value;
 
-use crate::served::name_of;
+use crate::served::{mark_unpinned, name_of};
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::one_line;
 
@@ -31,6 +32,15 @@ impl DiagnosisText {
         let by_alarm = other.is_alarm.cmp(&self.is_alarm);
         by_alarm.then(lost(other).total_cmp(&lost(self))).then(other.held_bytes.cmp(&self.held_bytes))
     }
+}
+
+/// The diagnoses of a recording, alarms first.
+pub(crate) fn recorded(recording: &Recording) -> Vec<PoolDiagnosis> {
+    let mut all = diagnose_recording(recording);
+    let has_pinned = recording.snapshots.iter().any(|taken| taken.snapshot.is_pinned);
+    mark_unpinned(&mut all, has_pinned, |one| one.diagnosis.cause.name(), |one| one.diagnosis.is_alarm = true);
+    all.sort_by_key(|one| !one.diagnosis.is_alarm);
+    all
 }
 
 /// The diagnosis in the statistics of a process.
@@ -59,10 +69,8 @@ pub(crate) fn from_log_line(line: &[u8]) -> Option<DiagnosisText> {
         Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => format!("pool {number}"),
         name => name.unwrap_or("the pool").to_owned(),
     };
-    let (found, advice) =
-        diagnosis.trim_end().split_once("; ").map_or((diagnosis, None), |(found, advice)| (found, Some(advice)));
-    let advice = advice.map(|advice| format!("  to do: {}", one_line(advice)));
-    let lines: Vec<_> = [one_line(found.trim_end())].into_iter().chain(advice).collect();
+    let parts = diagnosis.trim_end().splitn(2, "; ").map(one_line).enumerate();
+    let lines: Vec<_> = parts.map(|(at, part)| if at == 0 { part } else { format!("  to do: {part}") }).collect();
     // Sizes that cost nothing come without a recommendation.
     let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && lines.len() > 1);
     Some(DiagnosisText { pool, cause: cause.name().to_owned(), is_alarm, lines, ..DiagnosisText::default() })
@@ -74,11 +82,8 @@ pub(crate) fn from_recording(of_pool: &PoolDiagnosis, has_ended: bool) -> Diagno
     let mut lines = diagnosis.lines();
     let all =
         format!("  in the whole recording, {} of {} requests waited", grouped(*delayed_requests), grouped(*requests));
-    lines.insert(1, all);
-    if !has_ended {
-        lines
-            .insert(1, "  the end of the pool is not recorded: its process was killed, or is still running".to_owned());
-    }
+    let killed = "  the end of the pool is not recorded: its process was killed, or is still running".to_owned();
+    lines.splice(1..1, (!has_ended).then_some(killed).into_iter().chain([all]));
     let (cause, is_alarm) = (diagnosis.cause.name().to_owned(), diagnosis.is_alarm);
     DiagnosisText { pool: name.clone(), cause, is_alarm, lines, ..DiagnosisText::default() }
 }

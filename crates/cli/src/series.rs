@@ -6,11 +6,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pinpool_cli::table::grouped;
 use pinpool_loader::StopFlag;
-use pinpool_observe::diagnosis::{Snapshot, diagnose_recording};
+use pinpool_observe::diagnosis::Snapshot;
 use pinpool_replay::{PoolDescription, Recording};
 use serde_json::Value;
 
-use crate::diagnosis::{DiagnosisText, from_process, from_recording};
+use crate::diagnosis::{DiagnosisText, from_process, from_recording, recorded};
 use crate::served::{name_of, pools, socket};
 
 /// Time between two checks for an interrupt.
@@ -57,7 +57,7 @@ impl Series {
             }
             PoolSeries { name: pool.name(), points, ..PoolSeries::default() }
         };
-        let diagnoses = diagnose_recording(recording);
+        let diagnoses = recorded(recording);
         let fact = |fact: &str| recording.pools.first()?.fact(fact);
         let (backend, version) = (fact("backend").unwrap_or("?"), fact("version").unwrap_or("?"));
         let records = grouped(recording.records.len() as u64);
@@ -172,16 +172,9 @@ impl PoolSeries {
     }
 }
 
-/// Time lost so far, summed over all threads.
-pub(crate) fn lost_ns(of: &Snapshot) -> u64 {
-    of.waiting_ns.saturating_add(of.pinning_ns).saturating_add(of.moving_ns)
-}
-
 /// The snapshot of an ended pool, which holds nothing.
 fn ended(last: &Snapshot) -> Snapshot {
-    let (used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes) = Default::default();
-    let none = Snapshot { used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes, ..last.clone() };
-    Snapshot { max_bytes: Some(0), holders: Vec::new(), ..none }
+    Snapshot { max_bytes: Some(0), pool_size_limit: last.pool_size_limit, ..last.since(&Snapshot::default()) }
 }
 
 #[cfg(test)]

@@ -9,17 +9,15 @@
 //! texts `table` and `dump`.
 //!
 //! One thread serves all sockets of the process and reads the statistics only while there are readers, so requests and returns cost
-//! nothing. A slow reader is dropped; beyond `READERS_MAX` the oldest reader is closed with `{"closed":"..."}`. Only the user of the
-//! process can read the socket. Its file is removed with its last pool or when the process exits; a file left by a killed process is
-//! replaced.
+//! nothing. A slow reader is dropped. Only the user of the process can read the socket. Its file is removed with its last pool or when
+//! the process exits; a file left by a killed process is replaced.
 
-use std::collections::VecDeque;
-use std::io::{self, Write};
+use std::io::{self, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Weak;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pinpool_os::exit::call_at_exit;
 use pinpool_os::fork::OfProcess;
@@ -28,12 +26,10 @@ use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::AtomicBool;
 use pinpool_os::threads;
 
-/// Time between two lines.
-const EVERY: Duration = Duration::from_secs(1);
 /// Time between two checks for new readers.
 const ACCEPT_EVERY: Duration = Duration::from_millis(100);
-/// Most readers at once.
-const READERS_MAX: usize = 16;
+/// Checks from one line to the next.
+const CHECKS: u32 = 10;
 
 /// Longest path of a socket, without the terminating zero.
 pub const PATH_BYTES_MAX: usize = local_socket::PATH_BYTES_MAX;
@@ -59,15 +55,12 @@ struct Served {
     path: PathBuf,
     socket: LocalSocket,
     pools: Vec<Weak<dyn StatisticsSource>>,
-    readers: VecDeque<UnixStream>,
+    readers: Vec<UnixStream>,
 }
 
 /// Serves a pool until dropped.
 #[derive(Debug)]
-pub struct ServedPool {
-    path: PathBuf,
-    pool: Weak<dyn StatisticsSource>,
-}
+pub struct ServedPool(Weak<dyn StatisticsSource>);
 
 /// The socket of a process that was started with `PINPOOL_SOCKET=1`: in `$XDG_RUNTIME_DIR`, else in `/tmp`.
 pub fn path_of(process: u32) -> PathBuf {
@@ -82,9 +75,7 @@ pub fn path_of(process: u32) -> PathBuf {
 ///
 /// If no process listens there, or a process of another user.
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
-    let socket = UnixStream::connect(path)?;
-    check_peer(&socket)?;
-    Ok(socket)
+    UnixStream::connect(path).and_then(|socket| check_peer(&socket).map(|()| socket))
 }
 
 /// Serves a pool at `path`; the first pool opens the socket.
@@ -104,24 +95,22 @@ pub fn serve(path: &Path, pool: Weak<dyn StatisticsSource>) -> io::Result<Served
                 threads::spawn(c"pinpool-stats", run)?;
                 serving.is_running = true;
             }
-            let (path, readers) = (path.to_owned(), VecDeque::new());
+            let (path, readers) = (path.to_owned(), Vec::new());
             serving.sockets.push(Served { path, socket, pools: vec![pool.clone()], readers });
         }
     }
-    Ok(ServedPool { path: path.to_owned(), pool })
+    Ok(ServedPool(pool))
 }
 
 impl Drop for ServedPool {
     fn drop(&mut self) {
         // A forked child has no list.
         let Some(serving) = SERVING.get_if_made() else { return };
-        let mut serving = serving.lock();
-        let Some(at) = serving.sockets.iter().position(|served| served.path == self.path) else { return };
-        serving.sockets[at].pools.retain(|pool| !pool.ptr_eq(&self.pool));
-        if serving.sockets[at].pools.is_empty() {
-            // Under the lock, so that a new pool opens its socket afterwards.
-            serving.sockets.swap_remove(at);
-        }
+        // Under the lock, so that a new pool opens its socket afterwards.
+        serving.lock().sockets.retain_mut(|served| {
+            served.pools.retain(|pool| !pool.ptr_eq(&self.0));
+            !served.pools.is_empty()
+        });
     }
 }
 
@@ -135,12 +124,8 @@ extern "C" fn remove_files() {
 
 /// Serves all sockets until there is none.
 fn run() {
-    let mut due = Instant::now() + EVERY;
-    loop {
-        let is_due = Instant::now() >= due;
-        if is_due {
-            due = Instant::now() + EVERY;
-        }
+    for check in (0..CHECKS).cycle() {
+        let is_due = check == CHECKS - 1;
         let mut serving = SERVING.get().lock();
         serving.is_running = !serving.sockets.is_empty();
         if !serving.is_running {
@@ -163,30 +148,19 @@ fn run() {
 }
 
 /// The path and pools of a socket, and the readers that get a line now.
-type Round = (PathBuf, Vec<Weak<dyn StatisticsSource>>, VecDeque<UnixStream>);
+type Round = (PathBuf, Vec<Weak<dyn StatisticsSource>>, Vec<UnixStream>);
 
 impl Served {
     /// For the readers that have just connected and, if a line is due, for all.
     fn begin_round(&mut self, is_due: bool) -> Option<Round> {
-        let mut readers = if is_due { std::mem::take(&mut self.readers) } else { VecDeque::new() };
+        let mut readers = if is_due { std::mem::take(&mut self.readers) } else { Vec::new() };
         while let Ok((reader, _)) = self.socket.listener().accept() {
-            if check_peer(&reader).and_then(|()| reader.set_nonblocking(true)).is_err() {
-                continue;
-            }
-            readers.push_back(reader);
-            if self.readers.len() + readers.len() > READERS_MAX {
-                // The oldest reader is the most likely to be stuck.
-                self.readers.pop_front().or_else(|| readers.pop_front()).into_iter().for_each(close);
+            if check_peer(&reader).and_then(|()| reader.set_nonblocking(true)).is_ok() {
+                readers.push(reader);
             }
         }
         (!readers.is_empty()).then(|| (self.path.clone(), self.pools.clone(), readers))
     }
-}
-
-/// Sends the reason and closes the connection.
-fn close(mut reader: UnixStream) {
-    let why = format!("{READERS_MAX} readers have come after this one, and the process serves no more at once");
-    let _ = writeln!(reader, "{}", serde_json::json!({ "closed": why }));
 }
 
 #[cfg(test)]
@@ -310,18 +284,5 @@ mod tests {
         fs::write(&path, "precious").unwrap();
         drop(showing);
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
-    }
-
-    #[test]
-    fn a_new_reader_replaces_the_oldest_silent_one_with_a_message() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("stats.sock");
-        let (_pool, weak) = counted();
-        let _showing = serve(&path, weak).unwrap();
-        let mut all: Vec<_> = (0..=READERS_MAX).map(|_| reader(&path)).collect();
-        assert!(all.iter().all(|(_, object)| object["pools"].is_array()));
-        // Up to the end of the connection.
-        let last = all.remove(0).0.lines().last().unwrap().unwrap();
-        assert!(last.contains("\"closed\":\"16 readers have come after this one"), "{last}");
     }
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::{Block, BlockRequest, Core};
 use crate::engine::meter::nanos;
-use pinpool_observe::record::{Event, Recorder, count_failed};
+use pinpool_observe::record::{Event, Name, Recorder, count_failed};
 use pinpool_os::call_stack::CallStack;
 
 impl Core {
@@ -83,7 +83,7 @@ impl Core {
 
 /// The number of the request's tag; 0 without one.
 fn tag(recorder: &Arc<dyn Recorder>, wanted: &BlockRequest) -> u32 {
-    wanted.tag.as_ref().map_or(0, |tag| tag.recorded_number(|name| recorder.name_tag(name)))
+    wanted.tag.as_ref().map_or(0, |tag| tag.recorded_number(|name| recorder.number(Name::Tag(name.into()))))
 }
 
 fn ns_since(begun: Option<Instant>) -> u64 {
@@ -116,9 +116,9 @@ impl Core {
         let Some(tag) = tag else { return };
         let stack = is_sampled.then(|| Arc::new(CallStack::here()));
         if let Some((recorder, id)) = self.recorder().zip(block.memory().recorded_id())
-            && let Some(stack) = stack.as_ref().and_then(|stack| recorder.number_stack(stack))
+            && let Some(stack) = &stack
         {
-            recorder.record(Event::Sampled { id, stack });
+            recorder.record(Event::Sampled { id, stack: recorder.number(Name::Stack(stack.clone())) });
         }
         let held_bytes = block.memory().held_bytes();
         block.set_holder(tag.hold(wanted.len as u64, held_bytes, self.time.coarse_us(), stack));

@@ -221,14 +221,10 @@ lines! {
     #[cfg(feature = "observe")]
     Info(trace) trace_started(path: &Path as shown) "recording, path={path}";
 
-    /// A recording of another process was at the path and was renamed. To do: put `%p` into the name to keep all.
+    /// Another process writes the file, so nothing is recorded. To do: follow the remedy in the line.
     #[cfg(feature = "observe")]
-    Warn(trace) trace_renamed(path: &Path as shown, earlier: &Path as shown) "the previous recording was renamed, path={path} \
-        renamed={earlier}; the next one replaces it; put %p (the process ID) into the name to keep all";
-
-    /// Another process or thread writes the file, so nothing is recorded. To do: follow the remedy in the line.
-    #[cfg(feature = "observe")]
-    Warn(trace) trace_taken(path: &Path as shown, why: &str) "path={path}: {why}";
+    Warn(trace) trace_taken(path: &Path as shown)
+        "path={path}: another process writes it; put %p (the process ID) into the name";
 
     /// The recording is complete. To do: nothing.
     Info(trace) trace_complete(path: &Path as shown, records: u64) "path={path} records={records}";

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Waker};
 
 use crate::fixture::heap;
+#[cfg(feature = "observe")]
+use crate::recordings::read_recording;
 use crate::scratch::scratch;
 use crate::until::until;
 use crate::valid_stats::valid_stats;
@@ -142,7 +144,7 @@ fn a_recording_has_no_word_of_it() {
     pool.maintain();
     drop(pool.get(BYTES).unwrap());
     drop(pool);
-    let recording = pinpool_observe::record::Recording::open(&path).unwrap();
+    let recording = read_recording(&path).unwrap();
     let events: Vec<_> = recording.records.iter().map(|record| format!("{:?}", record.event)).collect();
     let of = |kind: &str| events.iter().filter(|event| event.contains(kind)).count();
     assert_eq!((of("New {"), of("Get {"), of("Put {"), of("Completed {")), (1, 1, 1, 0), "{events:#?}");

@@ -6,10 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 
-use pinpool_observe::record::Recording;
-
 use crate::child::{Child, alone};
 use crate::fixture::heap;
+use crate::recordings::read_recording;
 use crate::scratch::scratch;
 
 /// A process that has `made` something, is forked and is killed; its child lives on while `test` runs.
@@ -51,7 +50,7 @@ fn a_recording_is_begun_anew() {
             || record("first"),
             || {
                 drop(record("second"));
-                assert_eq!(Recording::open(&path).unwrap().pools[0].fact("name"), Some("second"));
+                assert_eq!(read_recording(&path).unwrap().pools[0].fact("name"), Some("second"));
             },
         );
     });

@@ -4,10 +4,11 @@ use std::path::Path;
 
 use pinpool::unstable::ManualClock;
 use pinpool::{PinnedBuf, Pool, PoolBuilder};
-use pinpool_observe::record::{Event, Recording};
+use pinpool_observe::record::Event;
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::fixture::heap;
+use crate::recordings::read_recording;
 use crate::scratch::scratch;
 use crate::valid_stats::valid_stats;
 
@@ -28,7 +29,7 @@ fn get_tagged(pool: &Pool) -> PinnedBuf {
 
 /// The call stacks of the buffers that were got, by their ids, and the first frame of each.
 fn sampled(path: &Path) -> Vec<(u64, String)> {
-    let recording = Recording::open(path).unwrap();
+    let recording = read_recording(path).unwrap();
     let name = |stack: u32| recording.stacks[&stack].first().map_or_else(String::new, |frame| frame.name.clone());
     let sampled = recording.records.iter().filter_map(|record| match record.event {
         Event::Sampled { id, stack } => Some((id, name(stack))),
@@ -82,7 +83,7 @@ fn a_recording_has_each_stack_once_and_each_sampled_get() {
     let sampled = sampled(&path);
     assert_eq!(sampled.len(), 100);
     assert!(sampled.iter().all(|(_, name)| name.ends_with("::get_for_ever")), "{sampled:?}");
-    let (stacks, outer) = (Recording::open(&path).unwrap().stacks, "a_recording_has_each_stack_once");
+    let (stacks, outer) = (read_recording(&path).unwrap().stacks, "a_recording_has_each_stack_once");
     assert_eq!(stacks.len(), 1);
     assert!(stacks.values().all(|frames| frames.iter().any(|frame| frame.name.contains(outer))), "{stacks:?}");
 }
@@ -92,7 +93,7 @@ fn a_pool_that_does_not_sample_records_no_stack_and_keeps_the_fast_path() {
     let (_dir, path) = scratch("t.trace");
     let pool = sampling(0).trace(path.clone()).build().unwrap();
     drop((pool.tagged("labels").get(4096).unwrap(), pool));
-    assert_eq!((sampled(&path), Recording::open(&path).unwrap().stacks.len()), (Vec::new(), 0));
+    assert_eq!((sampled(&path), read_recording(&path).unwrap().stacks.len()), (Vec::new(), 0));
 
     let has_fast_path = |every| {
         let pool = sampling(every).build().unwrap();

@@ -11,6 +11,7 @@ use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
 use crate::fixture::{MIB, over_sim, recorded};
+use crate::recordings::read_recording;
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
@@ -43,7 +44,7 @@ fn everything_that_a_pool_does_is_in_the_file_once() {
         use_pool(&pool);
         let stats = pool.stats();
         drop(pool);
-        let recording = Recording::open(&path).unwrap();
+        let recording = read_recording(&path).unwrap();
         assert_eq!((recording.warning.as_deref(), recording.lost), (None, 0));
         assert_eq!(recording.pool(0).unwrap().fact("name"), Some("images"));
         assert_eq!(recording.pool(0).unwrap().fact("PINPOOL_PRESET"), Some("adaptive"));
@@ -103,7 +104,7 @@ fn pools_share_a_file_a_partition_is_a_tag_and_a_later_pool_continues_it() {
     let third = build("third");
     drop(third.get(5000).unwrap());
     drop(third);
-    let recording = Recording::open(&path).unwrap();
+    let recording = read_recording(&path).unwrap();
     assert_eq!(recording.warning, None);
     let names: Vec<_> = recording.pools.iter().map(|pool| (pool.number, pool.fact("name").unwrap())).collect();
     assert_eq!(names, [(0, "first"), (1, "second"), (2, "third")]);
@@ -126,11 +127,11 @@ fn a_recording_that_is_cut_off_anywhere_is_read_up_to_its_last_whole_record() {
     for name in ["t.trace", "t.trace.gz"] {
         let (_dir, path) = a_recording(name);
         let whole = fs::read(&path).unwrap();
-        let all = Recording::open(&path).unwrap().records.len();
+        let all = read_recording(&path).unwrap().records.len();
         let (mut before, mut grew) = (0, 0);
         for end in (1..whole.len()).step_by(if cfg!(miri) { 97 } else { 7 }) {
             fs::write(&path, &whole[..end]).unwrap();
-            let Ok(recording) = Recording::open(&path) else {
+            let Ok(recording) = read_recording(&path) else {
                 assert!(before == 0, "{name} of {end} bytes");
                 continue;
             };
@@ -150,11 +151,11 @@ fn a_recording_that_is_cut_off_anywhere_is_read_up_to_its_last_whole_record() {
 fn a_recording_that_is_damaged_ends_before_the_damage() {
     let (_dir, path) = a_recording("t.trace");
     let mut bytes = fs::read(&path).unwrap();
-    let all = Recording::open(&path).unwrap().records.len();
+    let all = read_recording(&path).unwrap().records.len();
     let at = bytes.len() - 3;
     bytes[at] ^= 0x40;
     fs::write(&path, &bytes).unwrap();
-    let recording = Recording::open(&path).unwrap();
+    let recording = read_recording(&path).unwrap();
     assert!(recording.records.len() < all);
     let warning = recording.warning.unwrap();
     assert!(warning.contains("damaged") && warning.contains("at byte"), "{warning}");
@@ -172,7 +173,7 @@ fn the_log_tells_where_and_how_much_is_recorded() {
     let name = format!("p{}.trace", std::process::id());
     assert_eq!(crate::captured_log::count(&lines, &name), 2, "{lines:#?}");
     assert_eq!(crate::captured_log::count(&lines, "trace_complete: path="), 1, "{lines:#?}");
-    assert!(Recording::open(&dir.path().join(name)).is_ok());
+    assert!(read_recording(&dir.path().join(name)).is_ok());
 }
 
 #[test]
@@ -182,7 +183,7 @@ fn a_file_that_was_moved_away_is_begun_anew() {
         let moved = dir.path().join("moved");
         fs::rename(&path, &moved).unwrap();
         drop(recorded(&path).name("second").build().unwrap());
-        let (first, second) = (Recording::open(&moved).unwrap(), Recording::open(&path).unwrap());
+        let (first, second) = (read_recording(&moved).unwrap(), read_recording(&path).unwrap());
         assert_eq!((first.warning, &second.warning), (None, &None));
         assert_eq!(second.pools.len(), 1);
         assert_eq!(second.pool(0).unwrap().fact("name"), Some("second"));
@@ -196,7 +197,7 @@ fn a_block_that_was_written_in_part_is_cut_off_before_the_file_is_continued() {
     // The limit is one of the process.
     alone(|| {
         let (_dir, path) = a_recording("t.trace");
-        let all = Recording::open(&path).unwrap().records.len();
+        let all = read_recording(&path).unwrap().records.len();
         let limit = |bytes: u64| {
             let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
             // SAFETY: a valid limit, for this process alone.
@@ -210,7 +211,7 @@ fn a_block_that_was_written_in_part_is_cut_off_before_the_file_is_continued() {
         let pool = recorded(&path).name("third").build().unwrap();
         drop(pool.tagged("a").get(4096).unwrap());
         drop(pool);
-        let recording = Recording::open(&path).unwrap();
+        let recording = read_recording(&path).unwrap();
         assert_eq!(recording.warning, None);
         assert!(recording.records.len() > all);
         assert_eq!(recording.pool(2).unwrap().fact("name"), Some("third"));
@@ -229,7 +230,7 @@ fn a_tag_that_comes_again_is_named_once() {
         (0..tags).for_each(|n| drop(pool.tagged(&format!("req/{n}")).get(4096).unwrap()));
     }
     drop(pool);
-    let recording = Recording::open(&path).unwrap();
+    let recording = read_recording(&path).unwrap();
     assert_eq!((recording.warning.as_deref(), recording.tags.len()), (None, tags));
     let named = recording.records.iter().all(|record| match record.event {
         Event::Get { tag, .. } => recording.tag(tag).is_some(),

@@ -1,19 +1,18 @@
-//! What a recording does to a file that is at its path: only an empty file and a recording are written, and no recording is lost.
+//! What a recording does to a file that is at its path: only an empty file and a recording are written.
 #![allow(unsafe_code)] // Changes the user of a process.
 
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use pinpool::{Error, Pool};
-use pinpool_observe::record::Recording;
 
-use crate::captured_log::{count, lines, listen};
 use crate::fixture::recorded;
+use crate::recordings::read_recording;
 use crate::scratch::scratch;
 
 fn record(path: &Path, name: &str) {
@@ -31,7 +30,7 @@ fn earlier(path: &Path, name: &str) {
 
 /// The name of the one pool in a recording.
 fn name_in(path: &Path) -> String {
-    let recording = Recording::open(path).unwrap();
+    let recording = read_recording(path).unwrap();
     assert_eq!((recording.warning.as_deref(), recording.pools.len()), (None, 1));
     recording.pools[0].fact("name").unwrap().to_owned()
 }
@@ -140,48 +139,11 @@ fn a_new_file_is_for_its_user_alone_and_an_empty_one_keeps_its_mode() {
 }
 
 #[test]
-fn the_recording_of_an_earlier_process_is_kept_next_to_the_new_one_and_that_is_logged() {
+fn the_recording_of_an_earlier_process_is_overwritten() {
     for name in ["t.trace", "t.trace.gz"] {
         let (dir, path) = scratch(name);
-        let old = PathBuf::from(format!("{}.old", path.display()));
         earlier(&path, "first");
-        listen();
         record(&path, "second");
-        let (said, paths) = (lines(), format!("path={} renamed={};", path.display(), old.display()));
-        let renamed = format!("trace_renamed: the previous recording was renamed, {paths}");
-        assert_eq!(count(&said, &renamed), 1, "{said:#?}");
-        assert_eq!((name_in(&old), name_in(&path)), ("first".to_owned(), "second".to_owned()));
-        // The next one takes its place.
-        // Open, so that no other file gets its inode.
-        let _second = File::open(&path).unwrap();
-        fs::remove_file(&path).unwrap();
-        earlier(&path, "third");
-        record(&path, "fourth");
-        assert_eq!((name_in(&old), name_in(&path)), ("third".to_owned(), "fourth".to_owned()));
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+        assert_eq!((name_in(&path), fs::read_dir(dir.path()).unwrap().count()), ("second".to_owned(), 1));
     }
-}
-
-#[test]
-fn a_file_that_has_the_name_of_the_earlier_recording_is_not_replaced() {
-    let dir = tempfile::tempdir().unwrap();
-    let (path, old) = (dir.path().join("t.trace"), dir.path().join("t.trace.old"));
-    earlier(&path, "first");
-    let before = fs::read(&path).unwrap();
-    let unchanged = || {
-        let error = recorded(&path).build().unwrap_err().to_string();
-        assert_eq!(fs::read(&path).unwrap(), before);
-        error
-    };
-    fs::write(&old, "precious").unwrap();
-    let text = unchanged();
-    assert!(text.contains(&format!("holds a recording, which would be renamed to {}", old.display())), "{text}");
-    assert!(text.contains("holds 8 bytes that are not a recording"), "{text}");
-    assert_eq!(fs::read_to_string(&old).unwrap(), "precious");
-    fs::remove_file(&old).unwrap();
-    symlink(dir.path().join("nothing"), &old).unwrap();
-    assert!(unchanged().contains("it is a symbolic link"));
-    fs::remove_file(&old).unwrap();
-    fs::create_dir(&old).unwrap();
-    assert!(unchanged().contains("it is a directory"));
 }

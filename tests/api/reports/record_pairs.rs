@@ -6,16 +6,17 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::Pool;
-use pinpool_observe::record::{Event, Recording};
+use pinpool_observe::record::Event;
 
 use super::record::alternates;
 use crate::fixture::{faulty_heap, over, recorded};
+use crate::recordings::read_recording;
 use crate::scratch::scratch;
 use crate::until::until;
 
 /// Requests and returns of each pool in the file; for one buffer they alternate.
 fn gets_and_puts(path: &Path) -> Vec<(u64, u64)> {
-    let recording = Recording::open(path).unwrap();
+    let recording = read_recording(path).unwrap();
     assert_eq!((recording.warning.as_deref(), recording.lost), (None, 0));
     assert!(!recording.records.iter().any(|record| matches!(record.event, Event::Put { in_flight: true, .. })));
     alternates(&recording)

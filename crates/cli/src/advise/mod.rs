@@ -20,12 +20,13 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::ProgressBar;
 use pinpool_observe::diagnosis::words::counted;
-use pinpool_observe::diagnosis::{Cause, Lost, PoolDiagnosis, WindowDiagnosis, diagnose_recording};
+use pinpool_observe::diagnosis::{Cause, Lost, PoolDiagnosis, WindowDiagnosis};
 use pinpool_replay::{Recording, Replay, SourceKind, Workload};
 use serde_json::json;
 
 use self::costs::table;
 use self::search::{Advice, BetterSettings, Search};
+use crate::diagnosis::recorded;
 use crate::files::named;
 use crate::input;
 use crate::set::Set;
@@ -148,7 +149,7 @@ fn advise(
 fn open(path: &Path, pool: Option<&str>, terminal: &Terminal) -> Result<(Workload, Option<WindowDiagnosis>), String> {
     let mut diagnosis = None;
     let choose = |recording: &mut Recording| {
-        let diagnoses = diagnose_recording(recording);
+        let diagnoses = recorded(recording);
         let chosen = diagnoses.iter().find(|one| pool.is_none_or(|pool| one.name == pool));
         if chosen.is_none() && !diagnoses.is_empty() {
             let names: Vec<_> = diagnoses.iter().map(|one| &*one.name).collect();

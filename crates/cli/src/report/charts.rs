@@ -10,7 +10,7 @@ use pinpool_os::words::{Size, Time};
 use serde_json::{Value, json};
 
 use crate::diagnosis::DiagnosisText;
-use crate::series::{Series, lost_ns};
+use crate::series::Series;
 use pinpool_cli::table::grouped;
 
 /// Number of samples over the x axis, and the number of samples in each sum of lost time.
@@ -159,7 +159,8 @@ impl<'a> Charts<'a> {
 
     /// Seconds lost in each part of the time; `None` if nothing was.
     fn lost_figure(&self) -> Option<Value> {
-        let last = self.samples.last().filter(|last| sum(last, lost_ns) >= LOST_MIN_NS)?;
+        let last = self.samples.last()?;
+        let lost_ns = Some(sum(last, |of| of.lost(0).total_ns())).filter(|&ns| ns >= LOST_MIN_NS)?;
         type Part = (&'static str, fn(&Snapshot) -> u64);
         let parts: [Part; 3] =
             [("waiting", |of| of.waiting_ns), ("pinning", |of| of.pinning_ns), ("remapping", |of| of.moving_ns)];
@@ -171,7 +172,7 @@ impl<'a> Charts<'a> {
             line(name, "area", sums.windows(2).map(|pair| (pair[0].0, seconds(pair))))
         };
         let series: Vec<_> = parts.map(grown).collect();
-        let words = format!("All threads together lost {}: {}.", seconds(sum(last, lost_ns)), words.join(", "));
+        let words = format!("All threads together lost {}: {}.", seconds(lost_ns), words.join(", "));
         let name = format!("lost in each {}th of the time", PARTS / LOST_PARTS);
         Some(self.figure("lost", "Time lost", words, vec![panel(&name, "seconds", &series, false)]))
     }

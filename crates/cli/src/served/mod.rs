@@ -25,13 +25,17 @@ pub(crate) fn pools(object: &Value) -> &[Value] {
     object["pools"].as_array().map_or(&[][..], Vec::as_slice)
 }
 
-/// Marks unpinned pools in a process with pinned pools as alarms: a pool cannot detect this.
-pub(crate) fn mark_unpinned(object: &mut Value) {
+/// Marks unpinned pools next to pinned ones of their process as alarms: a pool cannot detect this.
+pub(crate) fn mark_unpinned<P>(pools: &mut [P], has_pinned: bool, cause: fn(&P) -> &str, mark: fn(&mut P)) {
+    pools.iter_mut().filter(|pool| has_pinned && cause(pool) == Cause::NotPinned.name()).for_each(mark);
+}
+
+/// Marks unpinned pools in the statistics of a process with pinned pools.
+pub(crate) fn mark_unpinned_in(object: &mut Value) {
     let Some(pools) = object["pools"].as_array_mut() else { return };
     let has_pinned = pools.iter().any(|pool| pool["snapshot"]["is_pinned"] == true);
-    for pool in pools.iter_mut().filter(|pool| has_pinned && pool["why"]["cause"] == Cause::NotPinned.name()) {
-        pool["why"]["is_alarm"] = true.into();
-    }
+    let mark = |pool: &mut Value| pool["why"]["is_alarm"] = true.into();
+    mark_unpinned(pools, has_pinned, |pool| pool["why"]["cause"].as_str().unwrap_or_default(), mark);
 }
 
 /// Returns true for a process ID (unless a file has that name) and for a socket.
@@ -62,7 +66,7 @@ mod tests {
         };
         let alone = pool("c", false, "not_pinned", 0.0);
         let mut object = serde_json::json!({ "pools": [pool("a", true, "healthy", 1.0), alone] });
-        mark_unpinned(&mut object);
+        mark_unpinned_in(&mut object);
         let is_alarm = |object: &Value, at: usize| object["pools"][at]["why"]["is_alarm"] == true;
         let mut series = Series::default();
         series.add(0.0, &object);
@@ -70,7 +74,7 @@ mod tests {
         assert!(is_alarm(&object, 1));
         // Without a GPU all are unpinned.
         let mut object = serde_json::json!({ "pools": [pool("a", false, "not_pinned", 1.0)] });
-        mark_unpinned(&mut object);
+        mark_unpinned_in(&mut object);
         assert!(!is_alarm(&object, 0));
     }
 }

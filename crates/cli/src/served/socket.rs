@@ -108,10 +108,7 @@ fn next(lines: &mut BufReader<UnixStream>) -> Result<Value, String> {
 /// The object in a line.
 pub(crate) fn statistics(line: &[u8]) -> Result<Value, String> {
     let mut object: Value = serde_json::from_slice(line).map_err(not_statistics)?;
-    super::mark_unpinned(&mut object);
-    if let Some(why) = object["closed"].as_str() {
-        return Err(format!("the process has closed the connection: {why}"));
-    }
+    super::mark_unpinned_in(&mut object);
     if object["pools"].is_array() { Ok(object) } else { Err(not_statistics("it has no list of pools")) }
 }
 
@@ -147,7 +144,6 @@ mod tests {
         for (bytes, why) in [
             (&b"not json\n"[..], "other than statistics of pinpool"),
             (b"{\"pools\":1}\n", "no list of pools"),
-            (b"{\"closed\":\"16 readers have come\"}\n", "closed the connection: 16 readers have come"),
             (b"{\"pools\":[]}", "truncated in the middle of a line"),
             (b"\xff\n", "other than statistics of pinpool"),
             (&long, "more than 16777216 bytes"),

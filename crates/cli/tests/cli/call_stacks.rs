@@ -8,6 +8,7 @@ use pinpool::{PinnedBuf, Pool};
 use pinpool_observe::diagnosis::{Cause, diagnose_recording};
 use pinpool_replay::{Event, Recording};
 
+use crate::recordings::read_recording;
 use crate::report::report;
 use crate::tool::{finish, pinpool, scratch, until};
 
@@ -37,8 +38,8 @@ fn leaking(path: &Path) -> Recording {
     // A pool with buffers out has no end, and a new file has no head.
     let is_get = |event: &Event| matches!(event, Event::Get { .. });
     let gets = |read: Recording| read.records.iter().filter(|record| is_get(&record.event)).count();
-    until("the gets are in the file", || Recording::open(path).map_or(0, gets) == GETS);
-    Recording::open(path).unwrap()
+    until("the gets are in the file", || read_recording(path).map_or(0, gets) == GETS);
+    read_recording(path).unwrap()
 }
 
 #[test]
@@ -78,5 +79,5 @@ fn load_keeps_call_stacks_if_asked_and_a_retired_setting_is_a_warning() {
         "PINPOOL_CALL_STACKS=7: retired and ignored; set call_stacks in Rust or C, or use `pinpool load --call-stacks`",
     );
     let sampled = |event: &Event| matches!(event, Event::Sampled { .. });
-    assert!(Recording::open(&path).unwrap().records.iter().any(|record| sampled(&record.event)));
+    assert!(read_recording(&path).unwrap().records.iter().any(|record| sampled(&record.event)));
 }

@@ -23,6 +23,8 @@ mod played;
 mod readme;
 mod record;
 mod record_failures;
+#[path = "../../../../tests/common/recordings.rs"]
+mod recordings;
 mod report;
 #[cfg(target_os = "linux")]
 mod run_program;

@@ -36,8 +36,6 @@ fn a_server_that_never_ends_its_line_ends_top() {
     let spaces = vec![b' '; 1 << 20];
     let said = top_of(|mut socket| while socket.write_all(&spaces).is_ok() {});
     assert!(said.contains("a line has more than 16777216 bytes") || said.contains("no whole line"), "{said}");
-    let said = top_of(|mut socket| socket.write_all(b"{\"closed\":\"16 readers have come\"}\n").unwrap());
-    assert!(said.contains("the process has closed the connection: 16 readers have come"), "{said}");
 }
 
 #[test]

@@ -5,9 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pinpool_replay::Recording;
-
 use crate::record::recorded_load;
+use crate::recordings::read_recording;
 use crate::tool::{finish, pinpool};
 
 /// Runs a Python script; `None` without Python.
@@ -43,7 +42,7 @@ fn traces(dir: &Path) -> Vec<PathBuf> {
     for part in 1..8 {
         let cut = dir.join(format!("cut{part}.trace"));
         fs::write(&cut, &whole[..whole.len() * part / 8]).unwrap();
-        if Recording::open(&cut).unwrap().records.len() > 1 {
+        if read_recording(&cut).unwrap().records.len() > 1 {
             paths.push(cut);
         }
     }

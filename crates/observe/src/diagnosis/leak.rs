@@ -12,15 +12,13 @@ use super::snapshot::{Holder, Snapshot};
 const GROWN: usize = 3;
 /// The same for unknown ages.
 const GROWN_UNSEEN: usize = 6;
-/// Steps of two windows each, over which the number of buffers older than a minute grew.
-const AGED_STEPS: usize = 3;
 /// At least one of this many window ends is outside a burst.
 const LOW_OF: usize = 3;
 /// An increase of the requests by 1/8 is more load.
 const LOAD_PART: u64 = 8;
 
-/// Maximum number of window ends.
-const ENDS_MAX: usize = 2 * AGED_STEPS + 2;
+/// Maximum number of window ends: three steps of two windows each, over which the number of buffers older than a minute grew.
+const ENDS_MAX: usize = 8;
 
 /// A leak that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +26,6 @@ pub(super) struct Leak {
     pub(super) holder: Holder,
     /// The growth since the first of the windows, and the time since then.
     pub(super) more_buffers: u64,
-    pub(super) more_bytes: u64,
     pub(super) over_us: u64,
 }
 
@@ -47,11 +44,9 @@ impl Growth {
             self.ends.push(Default::default());
         }
         self.ends.push((now_us, now.clone()));
-        if self.ends.len() > ENDS_MAX {
-            self.ends.remove(0);
-        }
+        self.ends.drain(..self.ends.len().saturating_sub(ENDS_MAX));
         let leak = |holder| self.leak_of(holder, now.held_bytes).or_else(|| self.creeping_leak_of(holder));
-        let fresh = now.holders.iter().filter_map(leak).max_by_key(|leak| leak.more_bytes);
+        let fresh = now.holders.iter().filter_map(leak).max_by_key(|leak| leak.holder.bytes);
         let kept = self.found.take().and_then(|found| {
             let holder = now.holder(&found.holder.tag)?;
             let is_there = holder.buffers >= found.holder.buffers && holder.oldest >= found.holder.oldest;
@@ -76,51 +71,34 @@ impl Growth {
         let low = |ends: &[u64]| ends.iter().copied().min().unwrap_or(0);
         let is_more =
             low(&buffers[buffers.len() - LOW_OF..]).saturating_sub(low(&buffers[..LOW_OF])) * 2 >= more_buffers;
-        is_more.then(|| Leak {
-            holder: holder.clone(),
-            more_buffers,
-            more_bytes: holder.bytes / holder.buffers.max(1) * more_buffers,
-            over_us: ends[ENDS_MAX - 1].0 - ends[1].0,
-        })
+        is_more.then(|| Leak { holder: holder.clone(), more_buffers, over_us: ends[ENDS_MAX - 1].0 - ends[1].0 })
     }
 
     fn leak_of(&self, holder: &Holder, held_bytes: u64) -> Option<Leak> {
         let grown = if holder.oldest.is_some() { GROWN } else { GROWN_UNSEEN };
         let ends = self.last_ends(grown + 1)?;
-        let counts = counts(ends, holder, |holder| holder.buffers);
-        growth(&counts)?;
-        let more_count = holder.buffers.saturating_sub(counts[0]);
-        let (begin, end) = (&ends[0], &ends[grown]);
+        let (begin, end, counts) = (&ends[0], &ends[grown], counts(ends, holder, |holder| holder.buffers));
+        let more_buffers = growth(&counts)?;
         // More requests hold more buffers: growth that load explains by half is no leak.
         let requests = |window: usize| ends[window + 1].1.requests.saturating_sub(ends[window].1.requests);
         let (first_requests, more_requests) = (requests(0), requests(grown - 1).saturating_sub(requests(0)));
-        let is_explained = more_requests * 2 * counts[0] >= more_count * first_requests;
+        let is_explained = more_requests * 2 * counts[0] >= more_buffers * first_requests;
         if more_requests > 0 && (more_requests > first_requests / LOAD_PART || is_explained) {
             return None;
         }
-        let is_built = more_count * 2 > end.1.requests - begin.1.requests || holder.bytes <= held_bytes / 2;
-        let (since, before) = match begin.1.holder(&holder.tag) {
-            Some(before) => (begin, before.clone()),
+        let is_built = more_buffers * 2 > end.1.requests - begin.1.requests || holder.bytes <= held_bytes / 2;
+        let (since, oldest) = match begin.1.holder(&holder.tag) {
+            Some(before) => (begin, before.oldest),
             // The tag began with the pool, and its oldest buffer is from the first window.
-            None if begin.0 == 0 && !is_built => {
-                let oldest = holder.oldest.map(|_| Duration::ZERO);
-                (&ends[1], Holder { oldest, ..Holder::default() })
-            }
+            None if begin.0 == 0 && !is_built => (&ends[1], holder.oldest.map(|_| Duration::ZERO)),
             None => return None,
         };
         // Ages are exact to about a second.
-        let is_aging = match (before.oldest, holder.oldest) {
+        let is_aging = match (oldest, holder.oldest) {
             (Some(then), Some(now)) => now + Duration::from_secs(2) >= then + Duration::from_micros(end.0 - since.0),
-            (None, None) => true,
-            _ => false,
+            (before, now) => before == now,
         };
-        is_aging.then(|| Leak {
-            holder: holder.clone(),
-            // Two holders may have one tag.
-            more_buffers: holder.buffers.saturating_sub(before.buffers),
-            more_bytes: holder.bytes.saturating_sub(before.bytes),
-            over_us: end.0 - begin.0,
-        })
+        is_aging.then(|| Leak { holder: holder.clone(), more_buffers, over_us: end.0 - begin.0 })
     }
 }
 

@@ -43,8 +43,6 @@
 //! | `series.rs` | the snapshots of a recording |
 //! | `words.rs` | how sizes, times and counts are written |
 
-use std::collections::VecDeque;
-
 mod churn;
 mod leak;
 mod lengths;
@@ -57,8 +55,6 @@ mod window;
 mod window_diagnosis;
 pub mod words;
 
-use churn::repinned;
-use leak::Growth;
 pub use lengths::RecentLengths;
 use log_filter::{LogFilter, summary};
 #[cfg(feature = "io")]
@@ -92,19 +88,15 @@ pub struct Monitor {
     grown: (u64, u64),
     /// Consecutive windows in which memory was pinned and unpinned.
     churned: u32,
-    growth: Growth,
+    growth: leak::Growth,
     /// The windows of the last minutes, or all, the last of all among them.
-    past: VecDeque<Past>,
+    past: Vec<Past>,
     /// All windows are remembered.
     remembers_all: bool,
     news: LogFilter,
 }
 
 impl Monitor {
-    fn is_recent(&self, at_us: u64, now_us: u64) -> bool {
-        self.remembers_all || at_us + PAST_US > now_us
-    }
-
     /// Returns true if a window may end.
     pub fn is_due(&self, now_us: u64) -> bool {
         now_us.saturating_sub(self.last_us) >= WINDOW_US
@@ -112,7 +104,7 @@ impl Monitor {
 
     /// The diagnosis of the last window.
     pub fn latest(&self) -> Option<&WindowDiagnosis> {
-        self.past.back().map(|past| &past.diagnosis)
+        self.past.last().map(|past| &past.diagnosis)
     }
 
     /// The diagnosis of the remembered windows, or of the time so far if no window has ended; with the request that failed since, if
@@ -120,26 +112,22 @@ impl Monitor {
     pub fn why(&self, now_us: u64, now: &Snapshot) -> WindowDiagnosis {
         let window_us = now_us.saturating_sub(self.last_us);
         let window = |most_held_bytes| Window::between(&self.last, now, window_us, most_held_bytes);
-        let mut diagnosis = match self.latest() {
-            Some(latest) => {
-                let recent = self.past.iter().filter(|past| self.is_recent(past.at_us, now_us));
-                summary(&recent.map(|past| &past.diagnosis).collect::<Vec<_>>()).unwrap_or_else(|| latest.clone())
-            }
-            None => window(self.most_held_bytes).diagnose(None, 0, None),
-        };
+        let recent = self.past.iter().filter(|past| self.remembers_all || past.at_us + PAST_US > now_us);
+        let seen = summary(&recent.map(|past| &past.diagnosis).collect::<Vec<_>>()).or_else(|| self.latest().cloned());
+        let mut diagnosis = seen.unwrap_or_else(|| window(self.most_held_bytes).diagnose(None, 0, None));
         // A window with few requests does not end, but memory that has stopped growing is no warm-up.
         let (grown_bytes, grown_us) = self.grown;
         let is_settled = now.held_bytes <= grown_bytes && now_us >= grown_us.saturating_add(WINDOW_US);
         if diagnosis.cause == Cause::WarmingUp && is_settled {
             diagnosis = window(now.held_bytes).quiet();
         }
-        let is_known = |cause| {
-            let explains = diagnosis.is_alarm && diagnosis.cause == cause;
-            self.latest().is_some_and(|latest| latest.is_alarm || explains)
-        };
-        match now.failure.clone().filter(|(cause, _)| !is_known(*cause)) {
-            Some((cause, likely)) => diagnosis.of_failure(cause, likely),
-            None => diagnosis,
+        let is_known =
+            |cause| self.latest().is_some_and(|of| of.is_alarm || diagnosis.is_alarm && diagnosis.cause == cause);
+        match now.failure.clone() {
+            Some((cause, LikelyCause { found, remedy })) if !is_known(cause) => {
+                WindowDiagnosis { cause, is_alarm: true, found, remedy: Some(remedy), setting: None, ..diagnosis }
+            }
+            _ => diagnosis,
         }
     }
 
@@ -158,20 +146,19 @@ impl Monitor {
         self.churned = if window.is_churning() { self.churned + 1 } else { 0 };
         let minutes = self.past.iter().filter(|past| past.at_us + PAST_US > now_us);
         let window_us = now_us - minutes.clone().next().map_or(self.last_us, |first| first.at_us);
-        let again = repinned(minutes.map(|past| &past.delta).chain([&window.delta]), window_us);
+        let again = churn::repinned(minutes.map(|past| &past.delta).chain([&window.delta]), window_us);
         let (diagnosis, delta) = (window.diagnose(leak, self.churned, again), window.delta);
         self.most_held_bytes = self.most_held_bytes.max(now.held_bytes);
         (self.last_us, self.last) = (now_us, now);
-        while self.past.front().is_some_and(|past| !self.is_recent(past.at_us, now_us)) {
-            self.past.pop_front();
-        }
-        self.past.push_back(Past { at_us: now_us, delta, diagnosis });
+        let remembers_all = self.remembers_all;
+        self.past.retain(|past| remembers_all || past.at_us + PAST_US > now_us);
+        self.past.push(Past { at_us: now_us, delta, diagnosis });
         self.latest()
     }
 
     /// Returns true if the diagnosis at `now_us` must be logged.
     pub fn should_log(&mut self, now_us: u64) -> bool {
-        self.past.back().is_some_and(|past| self.news.should_log(now_us, &past.diagnosis))
+        self.past.last().is_some_and(|past| self.news.should_log(now_us, &past.diagnosis))
     }
 }
 

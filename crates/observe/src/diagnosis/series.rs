@@ -1,10 +1,9 @@
 //! The diagnosis of a recording: its snapshots, evaluated by the rules of the running pool.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 
 use super::snapshot::Snapshot;
-use super::window_diagnosis::{Cause, WindowDiagnosis};
+use super::window_diagnosis::WindowDiagnosis;
 use super::{Monitor, REQUESTS_MIN};
 use crate::record::{PoolDescription, Recording, SET_IN_CODE};
 
@@ -24,26 +23,16 @@ pub struct PoolDiagnosis {
 /// The diagnosis of each pool with enough requests, alarms first, then those that lost most time. A pool without snapshots has none: its
 /// process was killed at once.
 pub fn diagnose_recording(recording: &Recording) -> Vec<PoolDiagnosis> {
-    let mut pools: BTreeMap<u32, Vec<(u64, Snapshot)>> = BTreeMap::new();
-    for taken in &recording.snapshots {
-        pools.entry(taken.pool).or_default().push((taken.at_us, (*taken.snapshot).clone()));
-    }
-    let mut diagnoses: Vec<_> = pools
-        .into_iter()
-        .filter_map(|(pool, mut series)| {
-            let set_in_code = recording.pool(pool).and_then(|pool| pool.fact(SET_IN_CODE)).unwrap_or_default();
-            series.iter_mut().for_each(|(_, snapshot)| snapshot.set_in_code = set_in_code.to_owned());
-            let diagnosis = diagnose_series(&series)?;
-            let Snapshot { requests, delayed_requests, .. } = series.last()?.1;
-            let name = recording.pool(pool).map_or_else(|| format!("pool {pool}"), PoolDescription::name);
-            Some(PoolDiagnosis { pool, name, diagnosis, requests, delayed_requests })
-        })
-        .collect();
-    // An unpinned pool next to pinned ones of the process is a mistake.
-    let has_pinned = recording.snapshots.iter().any(|taken| taken.snapshot.is_pinned);
-    for one in diagnoses.iter_mut().filter(|one| has_pinned && one.diagnosis.cause == Cause::NotPinned) {
-        one.diagnosis.is_alarm = true;
-    }
+    let diagnose = |pool: &PoolDescription| {
+        let set_in_code = pool.fact(SET_IN_CODE).unwrap_or_default();
+        let snapshot = |of: &Snapshot| Snapshot { set_in_code: set_in_code.to_owned(), ..of.clone() };
+        let taken = recording.snapshots.iter().filter(|taken| taken.pool == pool.number);
+        let series: Vec<_> = taken.map(|taken| (taken.at_us, snapshot(&taken.snapshot))).collect();
+        let diagnosis = diagnose_series(&series)?;
+        let Snapshot { requests, delayed_requests, .. } = series.last()?.1;
+        Some(PoolDiagnosis { pool: pool.number, name: pool.name(), diagnosis, requests, delayed_requests })
+    };
+    let mut diagnoses: Vec<_> = recording.pools.iter().filter_map(diagnose).collect();
     diagnoses.sort_by_key(|one| (!one.diagnosis.is_alarm, Reverse(one.diagnosis.lost.total_ns()), one.pool));
     diagnoses
 }
@@ -55,26 +44,20 @@ fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
     for (at_us, snapshot) in series {
         monitor.add(*at_us, snapshot.clone());
     }
-    let mut seen = end.clone();
     if monitor.latest().is_none() {
         if end.requests < REQUESTS_MIN && end.failure.is_none() {
             return None;
         }
-        // At its end a pool holds less than before.
-        let (_, middle) = &series[series.partition_point(|(at_us, _)| *at_us < end_us / 2)];
-        let Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, ref holders, .. } =
-            *middle;
-        let holders = holders.clone();
-        seen = Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, holders, ..seen };
-        monitor.most_held_bytes = held_bytes;
+        // What a whole recording holds is no warm-up.
+        monitor.most_held_bytes = end.held_bytes;
     }
-    Some(WindowDiagnosis { lost: end.lost(*end_us), ..monitor.why(*end_us, &seen) })
+    Some(WindowDiagnosis { lost: end.lost(*end_us), ..monitor.why(*end_us, end) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::LikelyCause;
+    use crate::diagnosis::{Cause, LikelyCause};
 
     const MIB: u64 = 1 << 20;
 
@@ -136,12 +119,8 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_shorter_than_a_window_is_diagnosed_by_its_middle() {
-        let empty_at_the_end = series(8, |second, now| match second {
-            8 => Snapshot { used: 0, used_bytes: 0, held_bytes: 0, ..now },
-            _ => now,
-        });
-        let diagnosis = diagnose_series(&empty_at_the_end).unwrap();
+    fn a_recording_shorter_than_a_window_is_no_warm_up() {
+        let diagnosis = diagnose_series(&series(8, |_, now| now)).unwrap();
         assert_eq!(diagnosis.cause, Cause::Healthy);
         assert!(diagnosis.found.contains("8.0MiB held"), "{diagnosis}");
         assert_eq!(diagnose_series(&series(8, |_, now| Snapshot { requests: 19, ..now })), None, "too few requests");

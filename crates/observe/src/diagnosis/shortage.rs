@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::snapshot::{Holder, Snapshot};
+use super::snapshot::Snapshot;
 use super::window::is_stuck;
 use super::window_diagnosis::{Cause, LikelyCause, WindowDiagnosis};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time};
@@ -10,12 +10,6 @@ use pinpool_os::host::{HostMemory, LimitOrigin};
 
 /// Errors of the driver (`CUresult`) that belong to earlier work: once a process has one, later calls return it too.
 const OF_EARLIER_WORK: [i64; 13] = [226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911];
-/// Held bytes per requested byte, in percent, from which rounding is a cause.
-const WASTE_PERCENT: u64 = 150;
-
-/// A pool with this share of its limit in use will soon refuse a request.
-const SHORT_PERCENT: u64 = 90;
-
 /// The limit or source that refused a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusedBy {
@@ -67,7 +61,7 @@ impl fmt::Display for Refused {
 /// The memory of a pool, and the request.
 #[derive(Debug, Clone)]
 pub struct Shortage<'a> {
-    /// What the pool holds; without its counters and holders.
+    /// What the pool holds; without its counters.
     pub now: Snapshot,
     /// The longest contiguous piece of the bytes in no buffer.
     pub longest_free_bytes: u64,
@@ -78,18 +72,16 @@ pub struct Shortage<'a> {
     pub is_reserve: bool,
     /// The limit to raise for more.
     pub limit: &'static str,
-    /// The holders, and the bytes that they requested.
-    pub holders: &'a [(Holder, u64)],
     /// The pool's last diagnosis.
     pub diagnosis: Option<&'a WindowDiagnosis>,
 }
 
 /// The first case that matches. Without a request: the cause that a request beyond the limit would meet, if the pool is near its limit.
 pub fn likely_cause(shortage: &Shortage<'_>) -> Option<LikelyCause> {
-    let Some(refused) = shortage.refused else {
-        return is_short(shortage).then(|| of_usage(shortage, 0));
-    };
-    Some(of_refusal(shortage, refused).unwrap_or_else(|| of_usage(shortage, refused.needed_bytes)))
+    match shortage.refused {
+        Some(refused) => Some(of_refusal(shortage, refused)),
+        None => is_short(shortage).then(|| of_usage(shortage, 0)),
+    }
 }
 
 /// Returns true if little is left: pageable buffers exist, the system is full, a copy is stuck, or nearly all of the limit is in use.
@@ -98,7 +90,7 @@ fn is_short(shortage: &Shortage<'_>) -> bool {
     now.pageable_bytes > 0
         || shortage.host.is_some_and(|host| host.available_bytes == 0)
         || is_stuck(now)
-        || now.max_bytes.is_some_and(|max_bytes| now.used_bytes >= max_bytes / 100 * SHORT_PERCENT)
+        || now.max_bytes.is_some_and(|max_bytes| now.used_bytes >= max_bytes - max_bytes / 10)
 }
 
 impl LikelyCause {
@@ -108,21 +100,22 @@ impl LikelyCause {
 }
 
 impl Shortage<'_> {
-    /// A limit that suffices for `enough_bytes`, and above the present one: only a higher limit helps.
-    fn raised_to(&self, enough_bytes: u64, needed_bytes: u64) -> RoundedUp {
+    /// A limit that suffices for `more_bytes`, and above the present one: only a higher limit helps.
+    fn raised_for(&self, more_bytes: u64) -> RoundedUp {
         // The value of PINPOOL_RESERVE is unknown here.
         let max_bytes = self.now.max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE").unwrap_or(0);
-        RoundedUp(if enough_bytes > max_bytes { enough_bytes } else { max_bytes.saturating_add(needed_bytes) })
+        let enough_bytes = self.now.used_bytes.saturating_add(more_bytes);
+        RoundedUp(if enough_bytes > max_bytes { enough_bytes } else { max_bytes.saturating_add(more_bytes) })
     }
 }
 
-/// The cause that who refused shows, if it does.
-fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> Option<LikelyCause> {
+/// The cause that who refused shows.
+fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> LikelyCause {
     let Shortage { ref now, longest_free_bytes, limit, host, .. } = *shortage;
     let Refused { by, needed_bytes, ref found, ref remedy } = *refused;
     let (needed, held, unused) = (RoundedUp(needed_bytes), Size(now.held_bytes), Size(now.unused_bytes()));
     let less = if shortage.is_reserve { "lower PINPOOL_RESERVE" } else { "request a smaller buffer" };
-    Some(match by {
+    match by {
         RefusedBy::Source { code: Some(code) } if OF_EARLIER_WORK.contains(&code) => LikelyCause::new(
             format!("the context has failed: the driver returns an error from earlier work (code {code})"),
             "find the first CUDA error of the process; no pool setting helps",
@@ -134,12 +127,12 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> Option<LikelyCause>
         RefusedBy::Limit { .. } if now.free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => {
             LikelyCause::new(
                 format!("{} free, but the largest free piece is {}", Size(now.free_bytes), Size(longest_free_bytes)),
-                format!("raise {limit} to {}, or use fewer sizes", shortage.raised_to(0, needed_bytes)),
+                format!("raise {limit} to {}, or use fewer sizes", shortage.raised_for(needed_bytes)),
             )
         }
+        RefusedBy::Limit { .. } => of_usage(shortage, needed_bytes),
         RefusedBy::Queue { first_bytes } => {
-            let enough_bytes = now.used_bytes.saturating_add(first_bytes).saturating_add(needed_bytes);
-            let (first, enough) = (Size(first_bytes), shortage.raised_to(enough_bytes, needed_bytes));
+            let (first, enough) = (Size(first_bytes), shortage.raised_for(first_bytes.saturating_add(needed_bytes)));
             LikelyCause::new(
                 format!("an earlier request for {first} has priority, and free memory is reserved for it"),
                 format!("wait longer (PINPOOL_WAIT), request a smaller buffer, or raise {limit} to {enough}"),
@@ -148,28 +141,22 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> Option<LikelyCause>
         RefusedBy::Source { .. } if now.is_mostly_unused() && now.unused_bytes() >= needed_bytes => LikelyCause::new(
             format!("{unused} of {held} held are idle or free, but in other sizes or pieces"),
             format!(
-                "set PINPOOL_MAX_BYTES below {held}, so that requests release idle memory; or batch to fewer sizes \
-                     (PINPOOL_PRESET=adaptive without PINPOOL_ROUNDING has fewer); trim() releases it now"
+                "set PINPOOL_MAX_BYTES below {held}, so that requests release idle memory; or batch to fewer sizes"
             ),
         ),
         RefusedBy::Shared { .. } => LikelyCause::new(found, remedy),
         RefusedBy::Source { .. } if !remedy.is_empty() => {
             LikelyCause::new("the driver or kernel refused, see above", format!("{remedy}; or {less}"))
         }
-        RefusedBy::Source { code } => match (code, host) {
-            (_, Some(host)) if host.available_bytes <= needed_bytes => of_full_memory(host, needed_bytes),
-            (Some(1), _) => {
-                LikelyCause::new("the driver cannot pin this much in one call", format!("{less}; or {OF_SYSTEM}"))
+        RefusedBy::Source { .. } => {
+            if let Some(host) = host.filter(|host| host.available_bytes <= needed_bytes) {
+                return of_full_memory(host, needed_bytes);
             }
-            (_, host) => {
-                let although = host.map_or_else(String::new, |host| {
-                    format!(" although the machine has {} free", Size(host.available_bytes))
-                });
-                LikelyCause::new(format!("the backend refused{although}"), format!("{less}; or {OF_SYSTEM}"))
-            }
-        },
-        RefusedBy::Limit { .. } => return None,
-    })
+            let although = host.map(|host| format!(" although the machine has {} free", Size(host.available_bytes)));
+            let found = format!("the backend refused{}", although.unwrap_or_default());
+            LikelyCause::new(found, format!("{less}; or {OF_SYSTEM}"))
+        }
+    }
 }
 
 /// The cause that the state of the memory shows.
@@ -181,28 +168,18 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     }
     if now.in_flight_bytes > 0 && now.in_flight_bytes >= now.held_bytes / 2 {
         let oldest = now.oldest_copy.zip(now.oldest_copy_stream);
-        let oldest = oldest
-            .map_or_else(String::new, |(age, stream)| format!(", the oldest for {} on stream_id={stream}", Time(age)));
+        let oldest = oldest.map(|(age, stream)| format!(", the oldest for {} on stream_id={stream}", Time(age)));
+        let found = "copies do not complete, or complete slowly: most memory is in flight";
         let remedy = match is_stuck(now) {
             true => "find what blocks the stream; no pool setting helps".to_owned(),
             false => format!("find what slows the stream, or raise {limit}"),
         };
-        let found = format!("copies do not complete, or complete slowly: most memory is in flight{oldest}");
-        return LikelyCause::new(found, remedy);
+        return LikelyCause::new(format!("{found}{}", oldest.unwrap_or_default()), remedy);
     }
     if now.unused_bytes() > in_use_bytes {
         return LikelyCause::new(
             "most memory is idle or free, but in other sizes or pieces",
             "call trim(), lower PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES; or batch to fewer sizes",
-        );
-    }
-    let tagged = shortage.holders.iter().filter(|(_, asked_bytes)| *asked_bytes > 0);
-    let (asked_bytes, tagged_bytes) =
-        tagged.fold((0, 0), |sum, (holder, asked_bytes)| (sum.0 + asked_bytes, sum.1 + holder.bytes));
-    if tagged_bytes > in_use_bytes / 2 && tagged_bytes >= asked_bytes.saturating_mul(WASTE_PERCENT) / 100 {
-        return LikelyCause::new(
-            format!("rounding: requests for {} take {}", Size(asked_bytes), Size(tagged_bytes)),
-            "set PINPOOL_PRESET=adaptive without PINPOOL_ROUNDING, or PINPOOL_ROUNDING=exact with the preset tensorflow",
         );
     }
     // A diagnosis over minutes is better than the state of one moment.
@@ -214,14 +191,13 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
             return LikelyCause::new(found, remedy);
         }
     }
-    let oldest = shortage.holders.iter().filter_map(|(holder, _)| Some((holder.oldest?, &holder.tag))).max();
+    let oldest = now.holders.iter().filter_map(|holder| Some((holder.oldest?, &holder.tag))).max();
     let oldest = oldest.map_or_else(
         || "; request buffers through tagged() to see who holds them and for how long".to_owned(),
         |(age, tag)| format!("; the oldest is {} old (tag {tag})", Time(age)),
     );
-    let enough = shortage.raised_to(now.used_bytes.saturating_add(needed_bytes), needed_bytes);
     // Without a request the need is unknown.
-    let to = if needed_bytes > 0 { format!(" to {enough}") } else { String::new() };
+    let to = if needed_bytes > 0 { format!(" to {}", shortage.raised_for(needed_bytes)) } else { String::new() };
     LikelyCause::new(
         format!("nearly all memory is in use: buffers are returned late or never{oldest}"),
         format!("return buffers sooner, lower the prefetch, or raise {limit}{to}"),
@@ -240,9 +216,7 @@ fn of_full_memory(host: &HostMemory, needed_bytes: u64) -> LikelyCause {
             LikelyCause::new(format!("the request exceeds all memory, {total} ({origin})"), "request a smaller buffer")
         }
         true => LikelyCause::new(
-            format!(
-                "the cgroup is full ({available} left of its {origin}); beyond its limit the kernel kills a process without an error"
-            ),
+            format!("the cgroup is full ({available} left of its {origin}); beyond it the kernel kills a process"),
             "raise memory.max (docker --memory), or lower PINPOOL_MAX_BYTES; pinned pages count as RssShmem",
         ),
         false => LikelyCause::new(
@@ -255,7 +229,7 @@ fn of_full_memory(host: &HostMemory, needed_bytes: u64) -> LikelyCause {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::Monitor;
+    use crate::diagnosis::{Holder, Monitor};
     use std::time::Duration;
 
     const GIB: u64 = 1 << 30;
@@ -285,7 +259,6 @@ mod tests {
             refused: Some(refused),
             is_reserve: false,
             limit: "PINPOOL_MAX_BYTES",
-            holders: &[],
             diagnosis: None,
         }
     }
@@ -314,11 +287,9 @@ mod tests {
             aged: 0,
             place: None,
         };
-        let whole = [(holder.clone(), 4 * GIB)];
-        says(&Shortage { holders: &whole, ..in_use.clone() }, "the oldest is 90.0s old (tag a)", "PINPOOL_MAX_BYTES");
-        let wasted = [(holder, 2 * GIB + 1)];
-        let rounding = Shortage { holders: &wasted, ..in_use.clone() };
-        says(&rounding, "rounding: requests for 2.0GiB take 4.0GiB", "PINPOOL_ROUNDING");
+        let holders = vec![holder];
+        let tagged = Shortage { now: Snapshot { holders, ..held(4 * GIB, 0) }, ..in_use.clone() };
+        says(&tagged, "the oldest is 90.0s old (tag a)", "PINPOOL_MAX_BYTES");
 
         let idle = Shortage { now: held(GIB, 3 * GIB), ..in_use.clone() };
         says(&idle, "most memory is idle or free", "PINPOOL_IDLE_TIMEOUT");
@@ -362,10 +333,8 @@ mod tests {
             "2.0GiB free, but the largest free piece is 1.0MiB",
             "PINPOOL_MAX_BYTES to 5.0GiB, or use fewer sizes",
         );
-        let in_one_call = of_source(1);
-        says(&full(&host, &in_one_call), "the driver cannot pin this much in one call", "request a smaller buffer");
-        let reserve = Shortage { is_reserve: true, ..full(&host, &in_one_call) };
-        says(&reserve, "in one call", "lower PINPOOL_RESERVE");
+        let reserve = Shortage { is_reserve: true, ..full(&host, &no_memory) };
+        says(&reserve, "the backend refused", "lower PINPOOL_RESERVE");
         assert!(!likely_cause(&reserve).unwrap().remedy.contains("RLIMIT_MEMLOCK"));
         let (too_large, full_host) = (by_limit(false), HostMemory { available_bytes: 0, ..free_host() });
         says(&full(&full_host, &ceiling), "nearly all memory is in use", "PINPOOL_MAX_BYTES");

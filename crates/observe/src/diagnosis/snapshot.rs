@@ -107,20 +107,19 @@ impl Snapshot {
     }
 
     /// The time that its counters show as lost.
-    pub(super) fn lost(&self, window_us: u64) -> Lost {
+    pub fn lost(&self, window_us: u64) -> Lost {
         Lost { window_us, waiting_ns: self.waiting_ns, pinning_ns: self.pinning_ns, moving_ns: self.moving_ns }
     }
 
     /// The differences of its counters to `before`.
-    pub(super) fn since(&self, before: &Self) -> Self {
+    pub fn since(&self, before: &Self) -> Self {
         macro_rules! counted {
             ($($counter:ident)*) => {
                 Self { $($counter: self.$counter.saturating_sub(before.$counter),)* ..Self::default() }
             };
         }
-        counted! {
-            requests misses new_lengths returns evicted delayed_requests own_waits failed_requests waiting_ns pin_calls pinned_bytes unpinned_bytes
-            pinning_ns moving_ns
-        }
+        counted!(
+            requests misses new_lengths returns evicted delayed_requests own_waits failed_requests waiting_ns pin_calls
+            pinned_bytes unpinned_bytes pinning_ns moving_ns)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::churn::Repinned;
 use super::leak::Leak;
 use super::snapshot::{Holder, STUCK_AFTER, Snapshot};
 use super::window_diagnosis::{Cause, Lost, WindowDiagnosis};
@@ -71,15 +70,13 @@ impl<'a> Window<'a> {
 
     /// Bytes that each cycle pins again.
     fn cycled_bytes(&self) -> u64 {
-        match self.before.held_bytes.max(self.now.held_bytes) {
-            // Released at both ends.
-            0 => self.now.most_held_bytes,
-            bytes => bytes,
-        }
+        let held_bytes = self.before.held_bytes.max(self.now.held_bytes);
+        // Released at both ends.
+        if held_bytes == 0 { self.now.most_held_bytes } else { held_bytes }
     }
 
     /// The first rule that holds.
-    pub(super) fn diagnose(&self, leak: Option<Leak>, churned: u32, again: Option<Repinned>) -> WindowDiagnosis {
+    pub(super) fn diagnose(&self, leak: Option<Leak>, churned: u32, again: Option<(String, u64)>) -> WindowDiagnosis {
         self.stuck_copy()
             .or_else(|| leak.map(|leak| self.leak(&leak)))
             .or_else(|| self.shortage())
@@ -129,38 +126,28 @@ impl<'a> Window<'a> {
     }
 
     fn leak(&self, leak: &Leak) -> WindowDiagnosis {
-        let Leak { holder, more_buffers, more_bytes, over_us } = leak;
+        let Leak { holder, more_buffers, over_us } = leak;
+        let (tag, buffers, size) = (&holder.tag, counted(holder.buffers, "buffer"), Size(holder.bytes));
         let age = holder.oldest.map_or_else(String::new, |age| format!(", the oldest for {}", Time(age)));
-        let over_ms = (over_us / 1000).max(1);
+        let ago = seconds(over_us.saturating_mul(1000));
         let place = holder.place.as_ref().map(|place| format!(" (most were allocated at {place})")).unwrap_or_default();
-        let found = format!(
-            "tag {} holds {} ({}){age}, {more_buffers} more than {} ago, and none was returned{place}",
-            holder.tag,
-            counted(holder.buffers, "buffer"),
-            Size(holder.bytes),
-            seconds(over_us.saturating_mul(1000))
-        );
-        let forecast = self.now.max_bytes.map_or_else(
-            || "the machine runs out of memory".to_owned(),
-            |max_bytes| {
-                let left_bytes = max_bytes.saturating_sub(self.now.used_bytes);
-                let left_s = left_bytes.saturating_mul(over_ms) / (*more_bytes).max(1) / 1000;
+        let more = format!("{more_buffers} more than {ago} ago, and none was returned{place}");
+        let found = format!("tag {tag} holds {buffers} ({size}){age}, {more}");
+        let over_ms = (over_us / 1000).max(1);
+        let more_bytes = holder.bytes / holder.buffers.max(1) * more_buffers;
+        let forecast = match self.now.max_bytes.map(|bytes| bytes.saturating_sub(self.now.used_bytes)) {
+            Some(left_bytes) => {
+                let left_s = left_bytes.saturating_mul(over_ms) / more_bytes.max(1) / 1000;
                 format!("the limit is reached in {}", seconds(left_s.saturating_mul(1_000_000_000)))
-            },
-        );
-        let hint = match (&holder.place, holder.oldest) {
-            (Some(_), _) => "",
-            (None, Some(_)) => "; call_stacks(100) (Rust, C) shows which lines request them",
-            (None, None) => {
-                "; request buffers through tagged(), or set call_stacks(100) (Rust, C), to see who holds them"
             }
+            None => "the machine runs out of memory".to_owned(),
         };
+        let hint =
+            if place.is_empty() { "; set call_stacks(100) (Rust, C) to see which lines request them" } else { "" };
         let remedy = format!("return these buffers or drop their owner; a higher limit only delays the failure{hint}");
         let mut diagnosis = self.alarm(Cause::Leak, found, remedy);
-        let per_minute = more_buffers.saturating_mul(60_000) / over_ms;
-        diagnosis
-            .evidence
-            .insert(0, format!("{} more per minute; at this rate {forecast}", counted(per_minute, "buffer")));
+        let per_minute = counted(more_buffers.saturating_mul(60_000) / over_ms, "buffer");
+        diagnosis.evidence.insert(0, format!("{per_minute} more per minute; at this rate {forecast}"));
         // A line for each doubling.
         diagnosis.size = holder.buffers.next_power_of_two();
         diagnosis
@@ -185,21 +172,17 @@ impl<'a> Window<'a> {
         if let Some(others_bytes) = self.missing_at_others() {
             let (own, others) = (Size(now.held_bytes), Size(others_bytes));
             let found = format!("{short}: this pool holds {own} of the shared limit, other processes {others}");
-            if let Some(holder) = self.hoarded().filter(|_| now.held_bytes > others_bytes) {
-                let remedy = format!("return the buffers of {holder} sooner, or raise {limit} for all processes");
-                return Some(self.alarm(Cause::LimitTooSmall, found, remedy));
-            }
-            let remedy =
-                format!("raise {limit} for all of them, or reduce what they hold (`pinpool top --all` lists it)");
-            return Some(self.alarm(Cause::OtherProcess, found, remedy));
+            let (cause, what) = match self.hoarded().filter(|_| now.held_bytes > others_bytes) {
+                Some(holder) => (Cause::LimitTooSmall, format!("return the buffers of {holder} sooner")),
+                None => (Cause::OtherProcess, "reduce what they hold (`pinpool top --all` lists it)".to_owned()),
+            };
+            return Some(self.alarm(cause, found, format!("{what}, or raise {limit} for all processes")));
         }
         // Threads that return what they requested, so that the waiting threads are the users of the buffers, wait for memory alone.
         let is_of_one_thread = self.delta.own_waits > delayed_requests / 2;
-        if !is_of_one_thread && self.delta.failed_requests == 0 {
+        if !is_of_one_thread && *failed_requests == 0 && self.delta.returns > 0 {
             let of_consumer = self.pause(&short, limit).or_else(|| self.slow_consumer(&short));
-            if let Some(diagnosis) = of_consumer.or_else(|| self.full(&short, limit)) {
-                return Some(diagnosis);
-            }
+            return Some(of_consumer.unwrap_or_else(|| self.full(&short, limit)));
         }
         // The need does not include gaps and overhead: a limit that refused is too small.
         let refused_bytes = now.max_bytes.filter(|&max_bytes| now.needed_bytes <= max_bytes);
@@ -230,20 +213,17 @@ impl<'a> Window<'a> {
     }
 
     /// A full pool: ordinary if the consumer is always busy, as it may have been without signs of other causes.
-    fn full(&self, short: &str, limit: &str) -> Option<WindowDiagnosis> {
-        let found = format!("{short}, and {} buffers are returned per second", self.returns_per_second()?);
+    fn full(&self, short: &str, limit: &str) -> WindowDiagnosis {
+        let found = format!("{short}, and {} buffers are returned per second", self.returns_per_second());
         let remedy = format!(
-            "if the consumer is always busy, do nothing: more memory only lengthens its queue; if it waits for buffers, raise {limit} \
-             (`pinpool advise RECORDING` shows which)"
+            "if the consumer is always busy, do nothing; if it waits for buffers, raise {limit} (`pinpool advise`)"
         );
         let lost = Lost { waiting_ns: 0, ..self.lost };
-        Some(WindowDiagnosis { remedy: Some(remedy), lost, ..self.diagnosis(Cause::PoolFull, found) })
+        WindowDiagnosis { remedy: Some(remedy), lost, ..self.diagnosis(Cause::PoolFull, found) }
     }
 
-    /// `None` if no buffer is returned.
-    fn returns_per_second(&self) -> Option<String> {
-        let tenths = self.delta.returns.saturating_mul(10_000_000) / self.lost.window_us.max(1);
-        (self.delta.returns > 0).then(|| format!("{}.{}", tenths / 10, tenths % 10))
+    fn returns_per_second(&self) -> String {
+        format!("{:.1}", self.delta.returns as f64 * 1e6 / self.lost.window_us.max(1) as f64)
     }
 
     /// Bytes that other processes hold, if this pool's own limit has room. These processes may have ended since.
@@ -286,7 +266,7 @@ impl<'a> Window<'a> {
             return None;
         }
         let of = self.largest_holder().map_or_else(String::new, |holder| format!(" (mostly tag {})", holder.tag));
-        let (rate, out) = (self.returns_per_second()?, seconds(out_ns));
+        let (rate, out) = (self.returns_per_second(), seconds(out_ns));
         let found = format!("{short}, and {rate} buffers are returned per second, each after {out}{of}");
         let remedy = "make the consumer faster, or queue fewer buffers; more memory lengthens the queue without raising throughput";
         let mut diagnosis = self.alarm(Cause::SlowConsumer, found, remedy);
@@ -296,24 +276,25 @@ impl<'a> Window<'a> {
     }
 
     /// Memory is pinned and unpinned, or evicted and missed, repeatedly.
-    fn back_and_forth(&self, churned: u32, again: Option<Repinned>) -> Option<WindowDiagnosis> {
-        let Self { now, delta: Snapshot { misses, requests, new_lengths, .. }, .. } = self;
-        let missed = || format!("{misses} of {requests} requests missed");
+    fn back_and_forth(&self, churned: u32, again: Option<(String, u64)>) -> Option<WindowDiagnosis> {
+        let Self { before, now, delta: Snapshot { misses, requests, new_lengths, evicted, returns, .. }, lost, .. } =
+            self;
+        let missed = format!("{misses} of {requests} requests missed");
         let is_varied = *new_lengths > requests / 2;
         if let Some(size_limit) = now.pool_size_limit
             && is_high(*misses, *requests)
-            && is_high(self.delta.evicted, self.delta.returns)
+            && is_high(*evicted, *returns)
         {
             // Buffers of sizes that do not recur do not help.
             if is_varied && *misses > requests / 10 * 8 {
-                let found = format!("{}, each with a pin call, because no idle buffer had their size", missed());
+                let found = format!("{missed}, each with a pin call, because no idle buffer had their size");
                 let remedy = "set PINPOOL_PRESET=adaptive without PINPOOL_ROUNDING, or batch to fewer sizes";
                 return Some(self.alarm(Cause::SizesNeverRecur, found, remedy));
             }
-            let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(&self.delta.evicted));
-            let found = format!("{} evicted buffers", missed());
+            let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(evicted));
             let remedy = format!("raise PINPOOL_POOL_SIZE_LIMIT to {needed}");
-            return Some(self.alarm_for(Cause::Thrashing, found, remedy, ("PINPOOL_POOL_SIZE_LIMIT", needed)));
+            let setting = ("PINPOOL_POOL_SIZE_LIMIT", needed);
+            return Some(self.alarm_for(Cause::Thrashing, format!("{missed} evicted buffers"), remedy, setting));
         }
         if churned >= CHURNED {
             let (pinned, held) = (Size(self.delta.pinned_bytes), Size(self.cycled_bytes()));
@@ -321,9 +302,7 @@ impl<'a> Window<'a> {
             let remedy = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES";
             return Some(self.alarm(Cause::Thrashing, found, remedy));
         }
-        if let Some(Repinned { bytes, each_ns, times, window_us }) = again {
-            let (size, each, of) = (Size(bytes), seconds(each_ns), seconds(window_us.saturating_mul(1000)));
-            let found = format!("{size} unpinned and pinned again {times} times in {of}, at {each} each time");
+        if let Some((found, bytes)) = again {
             // A longer idle timeout would not remove the first of these pin calls.
             let kept_bytes = now.most_held_bytes.max(bytes);
             let remedy = format!("set PINPOOL_RESERVE to {}, so that this memory stays pinned", RoundedUp(kept_bytes));
@@ -333,43 +312,35 @@ impl<'a> Window<'a> {
             return None;
         }
         // Pin calls far below the limit are growth, or memory that was idle (`churn.rs`).
-        let pinning_ns = if self.is_near_limit() { self.lost.pinning_ns } else { 0 };
-        let calls_ns = pinning_ns.saturating_add(self.lost.moving_ns);
-        let is_costly = !self.is_growing() && calls_ns / 10 > self.lost.window_us.saturating_mul(COSTLY_PERCENT);
+        let is_near_limit = now.max_bytes.is_some_and(|bytes| self.cycled_bytes() >= bytes - bytes / 8);
+        let calls_ns = lost.moving_ns.saturating_add(if is_near_limit { lost.pinning_ns } else { 0 });
+        let has_grown = now.held_bytes > before.held_bytes + before.held_bytes / GROWTH_PART;
+        let is_costly = !has_grown && calls_ns / 10 > lost.window_us.saturating_mul(COSTLY_PERCENT);
         if is_varied {
-            let found = format!("{}: no idle buffer had their size, so they were carved from held memory", missed());
+            let found = format!("{missed}: no idle buffer had their size, so they were carved from held memory");
             let remedy = is_costly.then(|| "batch to fewer sizes".to_owned());
             let diagnosis = self.diagnosis(Cause::SizesNeverRecur, found);
             return Some(WindowDiagnosis { is_alarm: is_costly, remedy, ..diagnosis });
         }
-        let has_regrown = self.now.held_bytes > self.before.held_bytes + self.before.held_bytes / GROWTH_PART;
-        (is_costly && !has_regrown).then(|| {
-            let found = format!("{} with recurring sizes: buffers of other sizes took their memory", missed());
+        is_costly.then(|| {
+            let found = format!("{missed} with recurring sizes: buffers of other sizes took their memory");
             let limit = now.limit.as_ref().map_or_else(String::new, |limit| format!("raise {limit}, or "));
             self.alarm(Cause::Thrashing, found, format!("{limit}batch to fewer sizes"))
         })
     }
 
-    fn is_near_limit(&self) -> bool {
-        self.now.max_bytes.is_some_and(|max_bytes| self.cycled_bytes() >= max_bytes - max_bytes / 8)
-    }
-
-    fn is_growing(&self) -> bool {
-        self.now.held_bytes > self.most_held_bytes.saturating_add(self.most_held_bytes / GROWTH_PART)
-    }
-
     fn is_warming_up(&self) -> bool {
         let Snapshot { requests, misses, new_lengths, .. } = self.delta;
+        let is_growing = self.now.held_bytes > self.most_held_bytes.saturating_add(self.most_held_bytes / GROWTH_PART);
         let is_first = self.most_held_bytes == 0 || new_lengths <= misses / 2;
-        self.is_growing() && is_first && !self.are_buffers_larger() && misses > requests / WARM_PART
+        is_growing && is_first && !self.are_buffers_larger() && misses > requests / WARM_PART
     }
 
     /// Returns true if the pool holds more only because its buffers have become larger.
     fn are_buffers_larger(&self) -> bool {
-        let [before, now] = [self.before, self.now].map(|of| u128::from(mean_bytes(of)));
-        let [held_before, held] = [self.before, self.now].map(|of| u128::from(of.held_bytes));
-        let part = u128::from(GROWTH_PART);
-        before > 0 && now > before && held * before * part <= held_before * now * (part + 1)
+        let [(before, held_before), (now, held)] =
+            [self.before, self.now].map(|of| (mean_bytes(of) as f64, of.held_bytes as f64));
+        before > 0.0 && now > before && held / held_before <= now / before * (1.0 + 1.0 / GROWTH_PART as f64)
     }
 
     /// No known problem.

@@ -133,11 +133,6 @@ impl fmt::Display for WindowDiagnosis {
 }
 
 impl WindowDiagnosis {
-    /// The same numbers with the cause of a failed request.
-    pub fn of_failure(self, cause: Cause, LikelyCause { found, remedy }: LikelyCause) -> Self {
-        Self { cause, is_alarm: true, found, remedy: Some(remedy), setting: None, ..self }
-    }
-
     /// Cause, evidence and remedy, one per line, as `why` prints them.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("{}: {}", self.cause.name(), self.found), format!("  {}", self.lost)];

@@ -14,7 +14,6 @@ pub fn seconds(ns: u64) -> String {
 }
 
 /// The share of `part` in `all`, in percent.
-#[allow(clippy::cast_precision_loss)] // Rounded anyway.
 pub fn percent(part: u64, all: u64) -> String {
     let percent = part as f64 / all.max(1) as f64 * 100.0;
     if percent >= 10.0 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }

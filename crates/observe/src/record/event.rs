@@ -47,13 +47,8 @@ impl Event {
     /// The memory that the event is about, if any.
     pub fn buffer(&self) -> Option<u64> {
         match *self {
-            Self::Get { id, .. }
-            | Self::Sampled { id, .. }
-            | Self::Put { id, .. }
-            | Self::Completed { id }
-            | Self::Leaked { id }
-            | Self::New { id, .. }
-            | Self::Gone { id } => Some(id),
+            Self::Get { id, .. } | Self::Put { id, .. } | Self::New { id, .. } | Self::Sampled { id, .. } => Some(id),
+            Self::Completed { id } | Self::Leaked { id } | Self::Gone { id } => Some(id),
             _ => None,
         }
     }

@@ -41,8 +41,8 @@
 //!
 //! A new file is readable by its user alone (mode 0600): it holds addresses and tags. Pools of one process that name the same file
 //! share it, and a later pool of that process continues it. An empty file is written, and a recording of another process that has
-//! ended is renamed to `FILE.old`, replacing the previous one, with a warning in the log. With `%p` in the name each process has its
-//! own file. A pipe of this user is accepted if it has a reader when the pool is built; `/dev/null` and `/dev/full` are accepted too.
+//! ended is overwritten. With `%p` in the name each process has its own file. A pipe of this user is accepted if it has a reader when
+//! the pool is built; `/dev/null` and `/dev/full` are accepted too.
 //!
 //! Everything else is refused before anything is written: a file that does not begin as a recording (compressed or not), a symbolic
 //! link, a directory, a device, a socket, and files of other users. Building the pool then fails with an error that names the file and
@@ -51,7 +51,7 @@
 //! # Items
 //!
 //! The reader takes at most 4 GiB, 16 million records and snapshots, and 65,536 pools, tags and call stacks. The writer names at most
-//! 32,768 tags (more share one) and 16,384 call stacks.
+//! 32,768 tags and call stacks; further ones are recorded as none.
 //!
 //! | variant | item | fields |
 //! | --- | --- | --- |
@@ -108,13 +108,17 @@ mod file;
 #[cfg(feature = "io")]
 pub use file::{Recording, TimedSnapshot, Unrecorded, open};
 
+/// What records refer to by number.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Name {
+    Tag(Box<str>),
+    Stack(Arc<CallStack>),
+}
+
 /// Records what one pool does. Without the feature `io` there is none.
 pub trait Recorder: Debug + Send + Sync {
-    /// Assigns a number to a tag.
-    fn name_tag(&self, name: &str) -> u32;
-
-    /// Assigns a number to a call stack; `None` if the file has too many.
-    fn number_stack(&self, stack: &Arc<CallStack>) -> Option<u32>;
+    /// Assigns a number; 0 if the file has too many names.
+    fn number(&self, name: Name) -> u32;
 
     /// Adds a record; never waits.
     fn record(&self, event: Event);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, Pool};
 use pinpool_observe::record::{Event, PoolDescription, Record, Recording};
-use pinpool_replay::{Replay, Workload};
+use pinpool_replay::{Input, Replay, Workload};
 use pinpool_testing::{SinkMem, SinkStream};
 
 const MIB: usize = 1 << 20;
@@ -16,6 +16,10 @@ const MIB: usize = 1 << 20;
 fn recorded(path: &Path) -> Pool {
     let heap = Backend::Source(Arc::new(HeapSource::new()));
     Pool::builder().without_env().backend(heap).maintenance_thread(false).trace(path.to_owned()).build().unwrap()
+}
+
+fn read(path: &Path) -> Recording {
+    Recording::read(Input::open(path).unwrap().into_bytes()).unwrap()
 }
 
 fn count(recording: &Recording, is: impl Fn(&Event) -> bool) -> u64 {
@@ -41,11 +45,11 @@ fn a_recording() -> (tempfile::TempDir, PathBuf) {
 #[test]
 fn a_recording_replays_its_requests_and_returns() {
     let (_dir, path) = a_recording();
-    let workload = Workload::from_recording(&Recording::open(&path).unwrap()).unwrap();
+    let workload = Workload::from_recording(&read(&path)).unwrap();
     assert_eq!(workload.gets, 80);
     // Three buffers and the one that is copied.
     assert!(workload.peak_requested_bytes() >= (MIB + 60_000) as u64);
-    let pins = count(&Recording::open(&path).unwrap(), |event| matches!(event, Event::Pin { .. }));
+    let pins = count(&read(&path), |event| matches!(event, Event::Pin { .. }));
     assert_eq!(workload.pins.len() as u64, pins);
     assert_eq!(workload.warning, None);
 }
@@ -57,7 +61,7 @@ fn a_recording_with_lost_records_replays_the_rest() {
     let pool = recorded(&path);
     (0..1_000_000).for_each(|_| drop(pool.get(4096).unwrap()));
     drop(pool);
-    let recording = Recording::open(&path).unwrap();
+    let recording = read(&path);
     assert!(recording.lost > 0, "all of them found room: the test needs more");
     let workload = Workload::from_recording(&recording).unwrap();
     assert_eq!(workload.gets, count(&recording, |event| matches!(event, Event::Get { .. })));
@@ -107,7 +111,7 @@ fn a_slow_consumer_ends_no_earlier_with_more_memory() {
         });
     });
     drop(pool);
-    let workload = Workload::from_recording(&Recording::open(&path).unwrap()).unwrap();
+    let workload = Workload::from_recording(&read(&path)).unwrap();
     let play = |mib: u64| Replay { max_bytes: Some(mib << 20), wait: Some(Duration::MAX), ..Replay::default() };
     let (as_recorded, ample) = (play(4).play(&workload).unwrap(), play(64).play(&workload).unwrap());
     assert!(as_recorded.waited_us > ample.waited_us, "{} and {}", as_recorded.waited_us, ample.waited_us);

@@ -146,8 +146,7 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.socket_opened(socket));
     add(&|| log.socket_failed(socket, "permission denied"));
     add(&|| log.trace_started(path));
-    add(&|| log.trace_renamed(path, Path::new("/tmp/t.gz.old")));
-    add(&|| log.trace_taken(path, "another process writes it; put %p (the process ID) into the name"));
+    add(&|| log.trace_taken(path));
     add(&|| log.trace_complete(path, 120));
     add(&|| log.trace_records_lost(path, 120, 3));
     add(&|| log.trace_incomplete(path, 120, 3, "no space left on device"));

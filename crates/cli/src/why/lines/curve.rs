@@ -1,13 +1,13 @@
 //! A log's messages as a series of snapshots.
 
 use pinpool_cli::table::grouped;
-use pinpool_observe::diagnosis::Cause;
 
 use super::history::{History, PoolHistory};
 use super::message::LogContent;
 use super::trend::{THRASHING, trend};
 use crate::diagnosis::DiagnosisText;
 use crate::series::{PoolSeries, Series};
+use crate::served::mark_unpinned;
 
 const NOTE: &str = "The counters in a log restart at each raise, and requests between the printed lines are not counted: the x axis is \
                     a lower bound, and unprinted raises are spread evenly. A log has no bytes and no times: PINPOOL_TRACE records them.";
@@ -25,9 +25,7 @@ pub(super) fn diagnoses(found: &LogContent, history: &History) -> Vec<DiagnosisT
         true => history.pools.iter().map(of_trend).collect(),
         false => found.diagnoses.values().cloned().collect(),
     };
-    // An unpinned pool next to pinned ones is a mistake, which a pool cannot detect.
-    let unpinned = all.iter_mut().filter(|one| found.has_pinned && one.cause == Cause::NotPinned.name());
-    unpinned.for_each(|one| one.is_alarm = true);
+    mark_unpinned(&mut all, found.has_pinned, |one| &one.cause, |one| one.is_alarm = true);
     all.sort_by_key(|one| !one.is_alarm);
     all
 }

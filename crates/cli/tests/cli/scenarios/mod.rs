@@ -25,11 +25,12 @@ use std::task::{Context, Poll, Waker};
 
 use pinpool::unstable::{ManualClock, run_due};
 use pinpool::{Backend, Cause, GetFuture, PinnedBuf, Pool, PoolBuilder};
-use pinpool_replay::{Recording, SimSource};
+use pinpool_replay::SimSource;
 use pinpool_testing::{SinkGate, SinkMem, SinkStream};
 use tempfile::TempDir;
 
 use crate::captured_log::{lines, listen};
+use crate::recordings::read_recording;
 use crate::tool::{Ran, finish, pinpool, until};
 
 pub(crate) const MIB: usize = 1 << 20;
@@ -187,7 +188,7 @@ impl Program {
         fs::write(at("log"), log.join("\n")).unwrap();
         let logged = first(&why(&at("log")));
         // A copy of the recording, as if the process had been killed now.
-        let snapshots = || Recording::open(&at("real.trace")).map_or(0, |recording| recording.snapshots.len());
+        let snapshots = || read_recording(&at("real.trace")).map_or(0, |recording| recording.snapshots.len());
         until("all is written", || {
             let before = snapshots();
             std::thread::sleep(std::time::Duration::from_millis(200));

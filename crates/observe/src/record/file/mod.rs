@@ -25,6 +25,4 @@ pub enum Unrecorded {
     Failed(String),
     /// Another process writes it.
     Taken,
-    /// Another thread holds the list of open files: it waits for a disk, or does not exist in this forked child.
-    Busy,
 }

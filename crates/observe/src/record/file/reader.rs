@@ -5,11 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, ErrorKind, Read};
-use std::path::Path;
-
-use flate2::bufread::MultiGzDecoder;
+use std::io::{self, BufReader, ErrorKind, Read};
 
 use super::format::{BLOCK_BYTES_MAX, FRAME_BYTES, HEAD_BYTES, Item, MAGIC, TimedSnapshot, VERSION};
 use crate::record::{Event, PoolDescription, Record};
@@ -45,22 +41,11 @@ impl Recording {
         bytes.starts_with(&MAGIC)
     }
 
-    /// Reads the file at `path`, plain or compressed by gzip.
+    /// Reads a recording, decompressed.
     ///
     /// # Errors
     ///
     /// If it cannot be read, is not a recording, or has another version.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        let mut file = BufReader::new(File::open(path)?);
-        let is_gzip = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
-        if is_gzip { Self::read(MultiGzDecoder::new(file)) } else { Self::read(file) }
-    }
-
-    /// Reads a recording.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`open`](Recording::open).
     pub fn read(bytes: impl Read) -> io::Result<Self> {
         let mut input = Input { bytes: BufReader::with_capacity(1 << 16, bytes), at: 0, error: None };
         let head = input.take(HEAD_BYTES);
@@ -78,14 +63,13 @@ impl Recording {
                 "the recording has format version {found}, and this build reads version {VERSION}: use the pinpool that recorded it"
             )));
         }
-        let ended = loop {
-            match recording.read_block(&mut input) {
-                Ok(true) => {}
-                ended => break ended.err(),
-            }
-        };
+        let mut read = Ok(true);
+        while read == Ok(true) {
+            read = recording.read_block(&mut input);
+        }
         let records = recording.records.len();
-        recording.warning = ended.map(|why| format!("the recording {why}: {records} records before that are read"));
+        recording.warning =
+            read.err().map(|why| format!("the recording {why}: {records} records before that are read"));
         // Late threads are out of order. Stable, so that the records of one thread keep their order.
         recording.records.sort_by_key(|record| record.time_ns);
         recording.snapshots.sort_by_key(|taken| taken.time_ns);
