@@ -101,6 +101,7 @@ fn a_return_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
         driver.reset();
         assert_eq!(context.check_err(), Ok(()));
         stream.synchronize().unwrap();
+        bytes(held, LEN).fill(1);
         put(pool, held).unwrap();
         assert_ne!(get(pool, LEN).unwrap(), held, "work of that stream may still use the memory");
         assert_eq!((in_flight(pool), &stats(pool)["memory"]["quarantined"]), (0, &number.into()));
