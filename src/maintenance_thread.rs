@@ -151,7 +151,7 @@ pub(crate) struct MaintenanceThread {
     /// Threads that are calling pools or wakers: the current one, and those that it replaced.
     calling: AtomicU32,
     is_exiting: AtomicBool,
-    /// How much longer than a sleep should take the thread slept, if that was seconds.
+    /// By how much the thread's sleeps took too long, counting those that took seconds too long.
     stopped_us: AtomicU64,
     schedule: Mutex<Schedule>,
     changed: Condvar,

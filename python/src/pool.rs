@@ -211,7 +211,7 @@ impl Pool {
         served.map_err(|error| errors::for_request(&error, wait, taken))
     }
 
-    /// Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory. Raises the same errors
+    /// Returns an idle buffer of `n` bytes, or None if there is none. Pins nothing and does not wait for room. Raises the same errors
     /// as `get` for invalid arguments.
     fn try_get(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<Option<Buffer>> {
         let len = size("n", n)?;

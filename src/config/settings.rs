@@ -179,7 +179,7 @@ impl Config {
             (
                 "PINPOOL_ROUNDING",
                 is_adaptive != (self.rounding == Rounding::Eighths),
-                &format!("does not go with PINPOOL_PRESET={}: adaptive has eighths, tensorflow pow2 or exact", self.preset),
+                &format!("is not possible with PINPOOL_PRESET={}: adaptive has eighths, tensorflow pow2 or exact", self.preset),
             ),
             (
                 "PINPOOL_AUTO_RESIZE",

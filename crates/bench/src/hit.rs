@@ -45,7 +45,7 @@ impl HitArgs {
             let why = format!("--threads {threads}: cross takes threads in pairs; give an even number");
             return Err(BenchError::Setting(why));
         }
-        let pool = Pool::builder().backend(self.backend.clone()).build()?;
+        let pool = Pool::builder().setting("trace", "none").backend(self.backend.clone()).build()?;
         let queues = ArrayQueues::default();
         let mut series = [
             Series::new(&pool, pattern, threads)?,

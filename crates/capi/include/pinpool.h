@@ -51,8 +51,8 @@
 /**
  * The result of a function. The numbers never change; later versions may add codes.
  *
- * Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument; its comment
- * lists the other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns a string with the value, the limit
+ * Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument unless its
+ * comment says otherwise; that lists the other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns a string with the value, the limit
  * and what to do. Unless a function says otherwise, nothing has changed then, and results are stored as NULL or 0.
  */
 typedef enum {
@@ -348,17 +348,19 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  *   pp_last_error.
  *
  * NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After
- * PP_CAPTURING, and after PP_DEVICE and PP_INVALID_HANDLE unless a second call succeeds, the end of the work is unknown, so the
- * pool never reuses its memory. After PP_INTERNAL the buffer may be gone; its memory is never reused.
+ * PP_CAPTURING and after a NULL event, and after PP_DEVICE and PP_INVALID_HANDLE unless a second call with the same stream or event
+ * succeeds, the end of the work is unknown, so the pool never reuses its memory. After PP_INTERNAL the buffer may be gone; its memory is never reused.
  */
-pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
+pp_status pp_put_after_stream(pp_pool *pool,
+                              void *ptr,
+                              CUstream_st *stream);
 
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed. `event`
  * is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
  * no work. If the work has not completed, a context must be current on this thread, the event's or another.
  *
- * - PP_INVALID_HANDLE: `event` is NULL, or no context is current.
+ * - PP_INVALID_HANDLE: `event` is NULL (PP_UNAVAILABLE without a driver), or no context is current.
  * - PP_DEVICE and the other codes of pp_put_after_stream, with the same consequences. Before a second call the event must not have
  *   been recorded again.
  */

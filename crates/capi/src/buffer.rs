@@ -238,8 +238,8 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 ///   pp_last_error.
 ///
 /// NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After
-/// PP_CAPTURING, and after PP_DEVICE and PP_INVALID_HANDLE unless a second call succeeds, the end of the work is unknown, so the
-/// pool never reuses its memory. After PP_INTERNAL the buffer may be gone; its memory is never reused.
+/// PP_CAPTURING and after a NULL event, and after PP_DEVICE and PP_INVALID_HANDLE unless a second call with the same stream or event
+/// succeeds, the end of the work is unknown, so the pool never reuses its memory. After PP_INTERNAL the buffer may be gone; its memory is never reused.
 ///
 /// # Safety
 ///
@@ -258,7 +258,7 @@ pub unsafe extern "C" fn pp_put_after_stream(
 /// is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
 /// no work. If the work has not completed, a context must be current on this thread, the event's or another.
 ///
-/// - PP_INVALID_HANDLE: `event` is NULL, or no context is current.
+/// - PP_INVALID_HANDLE: `event` is NULL (PP_UNAVAILABLE without a driver), or no context is current.
 /// - PP_DEVICE and the other codes of pp_put_after_stream, with the same consequences. Before a second call the event must not have
 ///   been recorded again.
 ///

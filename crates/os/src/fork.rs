@@ -2,7 +2,7 @@
 //!
 //! A child has none of the parent's threads. Locks that those threads held stay locked, and pins and device mappings are not
 //! inherited. So a pool that was created before the fork refuses requests in the child and keeps no memory there. Each pool
-//! stores the fork generation in which it was created; a hit compares two numbers that no thread writes.
+//! stores the fork generation in which it was created.
 //!
 //! A child that was created by a bare `clone` or by `vfork` is not detected.
 #![allow(unsafe_code)] // Registers the handler, and returns values that are never freed.

@@ -210,7 +210,7 @@ class Pool:
             ForkError: the pool belongs to the parent of this process.
         """
     def try_get(self, n: _Size) -> Buffer | None:
-        """Returns an idle buffer of `n` bytes, or None if there is none. Never waits and never pins memory. Raises the same errors
+        """Returns an idle buffer of `n` bytes, or None if there is none. Pins nothing and does not wait for room. Raises the same errors
         as `get` for invalid arguments.
         """
     def aget(self, n: _Size, *, timeout: _Time | None = None) -> Coroutine[Any, Any, Buffer]:

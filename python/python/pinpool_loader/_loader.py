@@ -56,9 +56,9 @@ _HINTS = {
 
 
 def _cores() -> int:
-    """The cores for this process, if a launcher says how many processes share them."""
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(len(os.sched_getaffinity(0)) // max(int(ranks), 1), 1) if ranks.isdecimal() else 0
+    """The share of the cores if a launcher says how many processes use all of them, else 0."""
+    ranks, cores = os.environ.get("LOCAL_WORLD_SIZE", ""), len(os.sched_getaffinity(0))
+    return max(cores // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 and cores == os.cpu_count() else 0
 
 
 class _Settings(TypedDict, total=False):

@@ -228,7 +228,7 @@ fn settings_that_fail_every_request_are_refused_and_settings_without_effect_are_
         ("PINPOOL_GROWTH", "0", "PINPOOL_GROWTH=0: fails every request, since there is no reserve"),
         ("PINPOOL_MAX_BYTES", "1", "PINPOOL_MAX_BYTES=1B: fails every request: the smallest takes 4KiB"),
         ("PINPOOL_MAX_BYTES", "4095", "the smallest takes 4KiB; raise the limit"),
-        ("PINPOOL_ROUNDING", "noop", "PINPOOL_ROUNDING=exact: does not go with PINPOOL_PRESET=adaptive"),
+        ("PINPOOL_ROUNDING", "noop", "PINPOOL_ROUNDING=exact: is not possible with PINPOOL_PRESET=adaptive"),
     ] {
         let problems = report(&[(name, value)]).errors;
         assert!(problems.len() == 1 && problems[0].to_string().contains(words), "{problems:?}");

@@ -55,9 +55,9 @@ fn of_many_threads_that_adopt_or_put_one_buffer_one_succeeds() {
     }
     let (pool, mut memory) = (open(HEAP), 0_u64);
     let own = Address((&raw mut memory).cast());
-    let succeed = |call: fn(Handle, Address) -> pp_status| {
+    let succeed = |at: Address, call: fn(Handle, Address) -> pp_status| {
         let start = &Barrier::new(4);
-        let call = move || (start.wait(), call(pool, own)).1;
+        let call = move || (start.wait(), call(pool, at)).1;
         thread::scope(|scope| {
             let threads = [(); 4].map(|()| scope.spawn(call));
             threads.map(|thread| thread.join().unwrap()).iter().filter(|&&status| status == pp_status::PP_OK).count()
@@ -65,9 +65,9 @@ fn of_many_threads_that_adopt_or_put_one_buffer_one_succeeds() {
     };
     for round in 1..=4 * ROUNDS {
         // SAFETY: nothing uses the memory.
-        let adopted = succeed(|pool, own| unsafe { pp_adopt(pool.0, own.0, 8, 0, Some(count), ptr::null_mut()) });
-        let returned = succeed(|pool, own| pp_put(pool.0, own.0));
-        assert_eq!((adopted, returned, RETURNED.load(Ordering::SeqCst)), (1, 1, round));
+        let adopted = succeed(own, |pool, own| unsafe { pp_adopt(pool.0, own.0, 8, 0, Some(count), ptr::null_mut()) });
+        let returned = [own, get(pool, 4096).unwrap()].map(|at| succeed(at, |pool, at| pp_put(pool.0, at.0)));
+        assert_eq!((adopted, returned, RETURNED.load(Ordering::SeqCst)), (1, [1, 1], round));
     }
     close(pool);
 }

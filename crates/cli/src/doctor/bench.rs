@@ -36,7 +36,7 @@ pub(super) fn run(
 /// Rates are in bytes per nanosecond, which is GB/s. Without a GPU copies go to a host sink.
 fn measure(bytes: u64, size: u64) -> Result<Value> {
     let [pinned_len, len] = [bytes, size].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-    let pool = Pool::builder().build()?;
+    let pool = Pool::builder().setting("trace", "none").build()?;
     let ordinary = Pool::builder().without_env().backend(Backend::Heap).build()?;
     let mut to: Box<dyn Destination> = match pinpool_cli::gpu::open(pool.config().device, LANES) {
         Ok(device) => device,
@@ -108,7 +108,8 @@ fn timed(work: impl FnOnce()) -> Duration {
 }
 
 fn pin_once(bytes: u64) -> Result<Duration> {
-    let pool = Pool::builder().preset(Preset::Adaptive).reserve(0).setting("reserve_wait", true).build()?;
+    let builder = Pool::builder().preset(Preset::Adaptive).reserve(0).setting("reserve_wait", true);
+    let pool = builder.setting("trace", "none").build()?;
     let begun = Instant::now();
     pool.reserve(bytes)?;
     Ok(begun.elapsed())

@@ -41,17 +41,18 @@ pub fn diagnose_recording(recording: &Recording) -> Vec<PoolDiagnosis> {
 fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
     let (end_us, end) = series.last()?;
     let mut monitor = Monitor { remembers_all: true, ..Monitor::default() };
-    for (at_us, snapshot) in series {
-        monitor.add(*at_us, snapshot.clone());
-    }
+    series.iter().for_each(|(at_us, snapshot)| _ = monitor.add(*at_us, snapshot.clone()));
+    let mut seen = end.clone();
     if monitor.latest().is_none() {
-        if end.requests < REQUESTS_MIN && end.failure.is_none() {
-            return None;
-        }
-        // What a whole recording holds is no warm-up.
-        monitor.most_held_bytes = end.held_bytes;
+        (end.requests >= REQUESTS_MIN || end.failure.is_some()).then_some(())?;
+        // At its end a pool holds less than before.
+        let (_, middle) = &series[series.partition_point(|(at_us, _)| *at_us < end_us / 2)];
+        let Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, .. } = *middle;
+        let held = Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, ..seen };
+        seen = Snapshot { holders: middle.holders.clone(), ..held };
+        monitor.most_held_bytes = held_bytes;
     }
-    Some(WindowDiagnosis { lost: end.lost(*end_us), ..monitor.why(*end_us, end) })
+    Some(WindowDiagnosis { lost: end.lost(*end_us), ..monitor.why(*end_us, &seen) })
 }
 
 #[cfg(test)]
@@ -119,8 +120,12 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_shorter_than_a_window_is_no_warm_up() {
-        let diagnosis = diagnose_series(&series(8, |_, now| now)).unwrap();
+    fn a_recording_shorter_than_a_window_is_diagnosed_by_its_middle() {
+        let empty_at_the_end = series(8, |second, now| match second {
+            8 => Snapshot { used: 0, used_bytes: 0, held_bytes: 0, ..now },
+            _ => now,
+        });
+        let diagnosis = diagnose_series(&empty_at_the_end).unwrap();
         assert_eq!(diagnosis.cause, Cause::Healthy);
         assert!(diagnosis.found.contains("8.0MiB held"), "{diagnosis}");
         assert_eq!(diagnose_series(&series(8, |_, now| Snapshot { requests: 19, ..now })), None, "too few requests");

@@ -16,10 +16,10 @@
 //! return or a tick calls [`ThreadCache::evict_over_limit`] until the cache is back at its limit. **Ages** are counted in
 //! *ticks*: a return belongs to the tick that the user of the cache began last.
 //!
-//! A thread that has cached its shard takes and returns on the *fast path*: one exchange, one store, and no other check. The
+//! A thread that has cached its shard takes and returns on the *fast path*: one exchange and one store. The
 //! fast path is closed while a request waits for a buffer, or once the cache is sealed.
 //!
-//! The cache never calls a backend, reads a clock, logs or allocates; victims leave by return value. No operation holds
+//! The cache never calls a backend, reads a clock, or logs; evicted buffers are returned to the caller. No operation holds
 //! two locks.
 //!
 //! # Invariants

@@ -283,13 +283,14 @@ impl Run {
         if file.open_pools > 0 {
             return false;
         }
+        // Nobody answers a process that exits now.
+        self.writer.flushes.1.try_iter().for_each(drop);
         if self.has_failed() {
             self.writer.names.lock().forget_written();
         }
-        let Opened { file: output, bytes } = &self.opened;
         // Explicit, because a child created without the `fork` handlers may hold a copy of the descriptor.
-        let _ = flock(output, libc::LOCK_UN);
-        file.left = output.metadata().ok().map(|metadata| FileId::from_metadata(&metadata)).zip(*bytes);
+        let _ = flock(&self.opened.file, libc::LOCK_UN);
+        file.left = self.opened.file.metadata().ok().map(|found| FileId::from_metadata(&found)).zip(self.opened.bytes);
         true
     }
 
