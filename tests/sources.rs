@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37370),
-    ("sum of code and tests", 76240),
+    ("tests", 37338),
+    ("sum of code and tests", 76209),
 ];
 
 /// Bytes of all Markdown files.

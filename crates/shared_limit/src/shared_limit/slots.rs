@@ -104,7 +104,7 @@ impl Slots {
         let locks = opened?.0;
         let header = read_header(path, &locks)?;
         let found = find(path, &header, true);
-        // The memory freed with its last owner.
+        // The memory was freed with its last owner.
         if !locks.has_owner().map_err(|error| failed("lock", path, &error))? {
             return Ok(None);
         }

@@ -283,7 +283,7 @@ impl Run {
         if file.open_pools > 0 {
             return false;
         }
-        // Nobody answers a process that exits now.
+        // The thread ends, so an exit that has asked it to write must not wait.
         self.writer.flushes.1.try_iter().for_each(drop);
         if self.has_failed() {
             self.writer.names.lock().forget_written();
