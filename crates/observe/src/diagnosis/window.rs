@@ -142,7 +142,7 @@ impl<'a> Window<'a> {
             }
             None => "the machine runs out of memory".to_owned(),
         };
-        let hint = if place.is_empty() { "; tags or call_stacks(100) (Rust, C) show who requests them" } else { "" };
+        let hint = if place.is_empty() { "; use tags or set call_stacks(100) (Rust, C) to find them" } else { "" };
         let remedy = format!("return these buffers or drop their owner; a higher limit only delays the failure{hint}");
         let mut diagnosis = self.alarm(Cause::Leak, found, remedy);
         let per_minute = counted(more_buffers.saturating_mul(60_000) / over_ms, "buffer");
