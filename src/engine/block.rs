@@ -88,7 +88,7 @@ impl<E> fmt::Debug for Block<E> {
 impl<E> Block<E> {
     pub(super) fn new(owner: Arc<E>, memory: BlockMemory, class: Class, spare: &SpareEntries<BlockBody<E>>) -> Self {
         let held_bytes = usize::try_from(memory.held_bytes()).unwrap_or(usize::MAX);
-        let body = BlockBody {
+        let body = || BlockBody {
             first: Address(memory.start()),
             len: 0,
             owner,

@@ -141,11 +141,11 @@ impl<T> Default for SpareEntries<T> {
 }
 
 impl<T> SpareEntries<T> {
-    /// Wraps `value` of `bytes`; the calling thread's shard owns it.
-    #[inline(always)] // Otherwise the value is copied twice.
-    pub(in crate::engine) fn wrap(&self, class: u32, bytes: usize, value: T) -> Box<Entry<T>> {
-        let spare = self.0.lock().pop();
-        Box::write(spare.unwrap_or_else(Box::new_uninit), Entry::with_owner(current_slot(), class, bytes, value))
+    /// Wraps the result of `value`, of `bytes`; the calling thread's shard owns it.
+    #[inline(always)] // Otherwise the value is copied twice, as it is if it is made before the call.
+    pub(in crate::engine) fn wrap(&self, class: u32, bytes: usize, value: impl FnOnce() -> T) -> Box<Entry<T>> {
+        let (spare, owner) = (self.0.lock().pop(), current_slot());
+        Box::write(spare.unwrap_or_else(Box::new_uninit), Entry::with_owner(owner, class, bytes, value()))
     }
 
     /// Unwraps the value of `entry`, and returns the `part` of it.
@@ -212,13 +212,13 @@ mod tests {
     #[test]
     fn the_memory_of_an_entry_serves_the_next_one_and_each_value_is_dropped_once() {
         let (spare, value) = (SpareEntries::default(), Arc::new(()));
-        let entry = spare.wrap(3, 10, value.clone());
+        let entry = spare.wrap(3, 10, || value.clone());
         let at = ptr::from_ref(&*entry);
         spare.unwrap(entry, drop);
         assert_eq!(Arc::strong_count(&value), 1);
-        let entry = spare.wrap(4, 20, value.clone());
+        let entry = spare.wrap(4, 20, || value.clone());
         assert_eq!((ptr::from_ref(&*entry), entry.class(), entry.bytes(), entry.tag()), (at, 4, 20, 0));
-        let more = (0..SPARE_MAX).map(|_| spare.wrap(0, 10, value.clone()));
+        let more = (0..SPARE_MAX).map(|_| spare.wrap(0, 10, || value.clone()));
         for entry in more.chain([entry]).collect::<Vec<_>>() {
             spare.unwrap(entry, drop);
         }
