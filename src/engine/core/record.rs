@@ -131,7 +131,6 @@ mod tests {
 
     #[cfg(feature = "observe")]
     #[test]
-    #[cfg_attr(miri, ignore = "Miri cannot open the file of a recording")]
     fn a_pool_that_records_is_never_at_hand() {
         use crate::{Backend, Pool};
         let dir = tempfile::tempdir().unwrap();
