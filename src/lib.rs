@@ -82,7 +82,7 @@ pub mod source {
 
 pub use backend::{Backend, PinnedBy};
 #[cfg(feature = "cuda")]
-pub use buffer::{BufView, BufViewMut, BufferView};
+pub use buffer::{BufView, BufViewMut, TrackedView};
 pub use buffer::{CopyError, PendingBuf, PinnedBuf, PinnedSlice};
 pub use config::{Limit, OnFull, ParseError, Preset};
 pub use copy::completion::Completion;

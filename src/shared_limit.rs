@@ -1,8 +1,8 @@
-//! The limit that the pools of several processes share (`PINPOOL_LEDGER`); `pinpool_shared_limit::shared_limit` implements it.
+//! The limit that the pools of several processes share (`PINPOOL_LEDGER`); `pinpool_shared_limit` implements it.
 
 use crate::error::{ErrorKind, Result};
-pub(crate) use pinpool_shared_limit::shared_limit::{Loss, SharedLimit, Want, problem_of};
-pub use pinpool_shared_limit::shared_limit::{SharedLimitOwner, SharedLimitReport, names};
+pub(crate) use pinpool_shared_limit::{Loss, SharedLimit, Want, problem_of};
+pub use pinpool_shared_limit::{SharedLimitOwner, SharedLimitReport, names};
 
 /// The limit that a pool shares with other processes of this host (`PINPOOL_LEDGER`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -26,7 +26,7 @@ pub enum SharedLimitName {
 /// [`Error::is_setting`](crate::Error::is_setting): `name` is invalid, or the file cannot be read, has another version or is
 /// not a shared limit.
 pub fn report(name: &str) -> Result<Option<SharedLimitReport>> {
-    pinpool_shared_limit::shared_limit::report(name)
+    pinpool_shared_limit::report(name)
         .map_err(|why| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into())
 }
 

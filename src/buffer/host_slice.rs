@@ -18,15 +18,15 @@ use crate::error::{ErrorKind, Result};
 
 /// A part of a [`PinnedBuf`] as elements of `T`, to copy from: `stream.memcpy_htod(&buf.view(..n)?, &mut device)`. The
 /// buffer records the copy.
-pub type BufView<'a, T = u8> = BufferView<&'a PinnedBuf, T>;
+pub type BufView<'a, T = u8> = TrackedView<&'a PinnedBuf, T>;
 
 /// A part of a [`PinnedBuf`] as elements of `T`, to copy into: `stream.memcpy_dtoh(&device, &mut buf.view_mut(..n)?)`. The
 /// buffer records the copy.
-pub type BufViewMut<'a, T = u8> = BufferView<&'a mut PinnedBuf, T>;
+pub type BufViewMut<'a, T = u8> = TrackedView<&'a mut PinnedBuf, T>;
 
 /// A part of a buffer, which `B` borrows.
 #[derive(Debug)]
-pub struct BufferView<B, T> {
+pub struct TrackedView<B, T> {
     buf: B,
     /// Whole and aligned elements of `T`.
     bytes: Range<usize>,
@@ -71,7 +71,7 @@ impl PinnedBuf {
     /// address is not aligned for it.
     pub fn view_as<T: Pod>(&self) -> Result<BufView<'_, T>> {
         check_cast::<T>(self.start().as_ptr(), self.len())?;
-        Ok(BufferView { bytes: 0..self.len(), buf: self, element: PhantomData })
+        Ok(TrackedView { bytes: 0..self.len(), buf: self, element: PhantomData })
     }
 
     /// The buffer as elements of `T`, the destination of a tracked cudarc copy.
@@ -81,7 +81,7 @@ impl PinnedBuf {
     /// The errors of [`view_as`](PinnedBuf::view_as).
     pub fn view_as_mut<T: Pod>(&mut self) -> Result<BufViewMut<'_, T>> {
         check_cast::<T>(self.start().as_ptr(), self.len())?;
-        Ok(BufferView { bytes: 0..self.len(), buf: self, element: PhantomData })
+        Ok(TrackedView { bytes: 0..self.len(), buf: self, element: PhantomData })
     }
 
     /// The fence of a copy that cudarc starts on `stream`. Without one the context gets an error, unless the buffer is empty.
@@ -135,7 +135,7 @@ impl PinnedBuf {
     }
 }
 
-impl<B, T: Pod> BufferView<B, T> {
+impl<B, T: Pod> TrackedView<B, T> {
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.bytes.len() / size_of::<T>()

@@ -40,7 +40,7 @@ mod slice;
 
 pub use copies::{CopyError, PendingBuf};
 #[cfg(feature = "cuda")]
-pub use host_slice::{BufView, BufViewMut, BufferView};
+pub use host_slice::{BufView, BufViewMut, TrackedView};
 pub use slice::PinnedSlice;
 
 /// Gives the empty buffer an address that is aligned for every element.

@@ -124,6 +124,9 @@ pub fn is_known(name: &str) -> bool {
 /// Sets the setting of the variable `name`, or one of [`WITHOUT_VARIABLE`], to `text`. Empty text sets nothing.
 pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()> {
     let text = text.trim();
+    if text.is_empty() && is_known(name) {
+        return Ok(());
+    }
     if let Some((name, read)) = WITHOUT_VARIABLE.iter().find(|(known, _)| *known == name) {
         return read(&mut settings.code, text).map_err(|error| setting_error(name, text, error.problem()));
     }
@@ -136,9 +139,6 @@ pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()>
         let why = format!("unknown setting; {}", advice_for(name));
         return Err(setting_error("setting", name, why));
     };
-    if text.is_empty() {
-        return Ok(());
-    }
     let before = (variable.set_to)(settings);
     (variable.read)(settings, text).map_err(|error| variable.invalid_value(text, &error, ""))?;
     match before.filter(|before| (variable.set_to)(settings).as_ref() != Some(before)) {

@@ -1,19 +1,19 @@
-//! Memory of one class with the state of its buffer and a reference to its owner. It moves between idle buffers, users
+//! Memory of one class with the state of its buffer and a reference to its pool. It moves between idle buffers, users
 //! and devices.
 //!
 //! ```text
 //!  Block ─▶ Entry (links and coarse time, for the thread cache)
-//!             └─ BlockBody: owner (the pool's core), memory, class, buffer state
+//!             └─ BlockBody: pool (its core), memory, class, buffer state
 //! ```
 //!
-//! Generic over the owner `E`, so that nothing here knows a pool. Never acquires or releases memory.
+//! Generic over the pool `E`, so that nothing here depends on one. Never acquires or releases memory.
 //!
 //! - **block-I1**: `memory.start()` up to `class_bytes` bytes later is memory that belongs to this block alone, and `first`
 //!   is an address in it.
-//! - **block-I2**: The tag of the entry is the fork generation of its pool only while the block is *plain*: memory of the
+//! - **block-I2**: The stamp of the entry is the fork generation of its pool only while the block is *plain*: memory of the
 //!   source, no copy begun or recorded, no holder, `first` at its start, no fork since. Every call that may change one of
-//!   these sets another tag; the slow put makes the block plain again. So a hit compares two numbers and skips all checks.
-//! - **block-I3**: Only a fast-path block can take the fast path of a return. A take opens it, and what sets another tag
+//!   these sets another stamp; the slow put makes the block plain again. So a hit compares two numbers and skips all checks.
+//! - **block-I3**: Only a fast-path block can take the fast path of a return. A take opens it, and what sets another stamp
 //!   closes it.
 
 use std::fmt;
@@ -28,7 +28,7 @@ use crate::quota::Claim;
 use crate::size_class::Class;
 use pinpool_os::fork;
 
-/// Memory of one class and its owner. One pointer wide.
+/// Memory of one class and its pool. One pointer wide.
 ///
 /// A block carries its own reference to the pool, in use or idle, so a hit touches no reference count. The cycle (the pool
 /// keeps idle blocks, which keep the pool) is cut when the pool closes and is drained.
@@ -39,7 +39,7 @@ pub(crate) struct Block<E>(Box<Entry<BlockBody<E>>>);
 pub(super) struct BlockBody<E> {
     first: Address,
     len: usize,
-    owner: Arc<E>,
+    pool: Arc<E>,
     memory: BlockMemory,
     class_bytes: usize,
     copy_fences: CopyFences,
@@ -68,7 +68,7 @@ unsafe impl Send for Address {}
 #[allow(unsafe_code)]
 unsafe impl Sync for Address {}
 
-/// Without the owner: its idle blocks would lead back here.
+/// Without the pool: its idle blocks would lead back here.
 impl<E> fmt::Debug for BlockBody<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Block")
@@ -86,12 +86,12 @@ impl<E> fmt::Debug for Block<E> {
 }
 
 impl<E> Block<E> {
-    pub(super) fn new(owner: Arc<E>, memory: BlockMemory, class: Class, spare: &SpareEntries<BlockBody<E>>) -> Self {
+    pub(super) fn new(pool: Arc<E>, memory: BlockMemory, class: Class, spare: &SpareEntries<BlockBody<E>>) -> Self {
         let held_bytes = usize::try_from(memory.held_bytes()).unwrap_or(usize::MAX);
-        let body = BlockBody {
+        let body = || BlockBody {
             first: Address(memory.start()),
             len: 0,
-            owner,
+            pool,
             memory,
             class_bytes: class.bytes,
             copy_fences: CopyFences::default(),
@@ -115,14 +115,14 @@ impl<E> Block<E> {
         self.0
     }
 
-    /// The owner, and the memory for its release.
+    /// The pool, and the memory for its release.
     pub(super) fn into_parts(self, spare: &SpareEntries<BlockBody<E>>) -> (Arc<E>, BlockMemory) {
-        spare.unwrap(self.0, |body| (body.owner, body.memory))
+        spare.unwrap(self.0, |body| (body.pool, body.memory))
     }
 
     #[inline]
-    pub(super) fn owner(&self) -> &Arc<E> {
-        &self.0.owner
+    pub(super) fn pool(&self) -> &Arc<E> {
+        &self.0.pool
     }
 
     pub(crate) fn memory(&self) -> &BlockMemory {

@@ -24,18 +24,18 @@ impl Block {
     pub(crate) fn pinned_by(&self) -> Option<PinnedBy> {
         match self.memory().adopted() {
             Some(adopted) => adopted.pinned_by,
-            None => self.owner().memory().source().pinned_by().filter(|_| self.memory().is_from_source()),
+            None => self.pool().memory().source().pinned_by().filter(|_| self.memory().is_from_source()),
         }
     }
 
     pub(crate) fn numa_node(&self) -> Option<u32> {
-        self.owner().memory().source().numa_node().filter(|_| self.memory().is_from_source())
+        self.pool().memory().source().numa_node().filter(|_| self.memory().is_from_source())
     }
 
     /// Returns whether this process is a child of the one that owns the memory.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
-        self.owner().is_forked()
+        self.pool().is_forked()
     }
 
     /// Returns whether this is a child process, whose memory may be unmapped, because a GPU driver pinned it.
@@ -44,7 +44,7 @@ impl Block {
         let is_kept_from_children = || match self.memory().adopted() {
             Some(adopted) => adopted.pinned_by == Some(PinnedBy::Driver),
             None => {
-                let (source, config) = (self.owner().memory().source(), self.owner().config());
+                let (source, config) = (self.pool().memory().source(), self.pool().config());
                 self.memory().is_from_source() && (source.needs_gpu() || config.hugetlb != HugeTlb::Off)
             }
         };
@@ -52,7 +52,7 @@ impl Block {
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {
-        self.owner().check_process()
+        self.pool().check_process()
     }
 
     /// Call before each copy from the buffer. Waits for the copies into it, and fails if one failed, since its bytes are unknown,
@@ -72,7 +72,7 @@ impl Block {
 
     /// The keeper of the block while the copy that consumed it runs.
     pub(crate) fn keeper(&self) -> Weak<dyn CopyKeeper> {
-        let core: Weak<Core> = Arc::downgrade(self.owner());
+        let core: Weak<Core> = Arc::downgrade(self.pool());
         core
     }
 

@@ -165,10 +165,11 @@ impl PoolBuilder {
     /// Builds the pool, which keeps nothing pinned except its reserve. With `PINPOOL_RESERVE_WAIT=0`, about the
     /// first 8 MiB of it are pinned when this returns.
     ///
-    /// [`Backend::Auto`] tries each driver backend until one works: it pins, touches, copies and releases 2 MiB. Under `adaptive` this
-    /// creates no context on a device without one, unless the driver refuses `vmm` or needs a context for it. The release on
-    /// `register` and `cuda` waits for the device's work. A backend that is set explicitly is tried by the first request, except
-    /// `vmm`, which is tried here.
+    /// [`Backend::Auto`] tries each driver backend until one works: it acquires at most 2 MiB (on `vmm` a granule), copies one word
+    /// to the device and back, and releases the memory. Under `adaptive` this creates no context on a device without one, unless the
+    /// driver refuses `vmm` or needs a context for it; without a context `vmm` makes no copy. The release on `register` and `cuda`
+    /// waits for the device's work. Of the backends set explicitly, only `gpu` and `vmm` are tried here, the others by the first
+    /// request.
     ///
     /// If the process has not started the driver, the first call on the pool tries the backends on the calling thread, so that
     /// children forked before it have CUDA; a pool with a reserve, a recording, a NUMA node, a shared limit or another backend than

@@ -211,8 +211,8 @@ impl Pool {
         self.check_open()?;
         let Request { len, align, .. } = request;
         let class = self.core().config().rounding.class(len, align)?;
-        let tag = self.scope_tag().cloned();
-        let partition = self.partition_core().cloned();
+        let scope = self.handle.scope.as_ref();
+        let (partition, tag) = scope.map(|scope| (scope.partition.clone(), scope.tag.clone())).unwrap_or_default();
         Ok((len > 0).then_some(BlockRequest { len, class, tag, partition }))
     }
 

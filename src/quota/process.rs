@@ -15,7 +15,7 @@ use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 use pinpool_os::words::Size;
-use pinpool_shared_limit::shared_limit::LISTED;
+use pinpool_shared_limit::LISTED;
 
 /// All pools of this process, in order of creation.
 static POOLS: OfProcess<Mutex<Vec<Entry>>> = OfProcess::new(Mutex::default);

@@ -6,4 +6,6 @@
 #![allow(missing_docs, missing_debug_implementations, clippy::missing_errors_doc, clippy::missing_panics_doc)] // Internal: a name says enough where a doc comment would repeat it.
 
 pub mod file;
-pub mod shared_limit;
+mod shared_limit;
+
+pub use shared_limit::*;

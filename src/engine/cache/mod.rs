@@ -84,8 +84,8 @@ impl<T> Idle<T> {
     /// [`evict_over_limit`](Self::evict_over_limit).
     pub(super) fn put(&self, entry: Box<Entry<T>>, class: Class) -> Option<Evicted<T>> {
         let Some(cache) = &self.cache else { return self.state.lock().put(entry, class.bytes) };
-        let kept = match cache.owner(&entry) {
-            Some(owner) => owner.put(cache.own_shard(), entry),
+        let kept = match cache.home(&entry) {
+            Some(home) => home.put(cache.own_shard(), entry),
             None => Err(entry),
         };
         let Err(entry) = kept else { return self.evict_over_limit() };
@@ -96,8 +96,8 @@ impl<T> Idle<T> {
 
     /// Keeps `entry`, which another thread took from a thread cache, for that thread, unless there is more to be done.
     pub(super) fn put_remote(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
-        match self.cache.as_ref().and_then(|cache| cache.owner(&entry)) {
-            Some(owner) => owner.put_remote(entry),
+        match self.cache.as_ref().and_then(|cache| cache.home(&entry)) {
+            Some(home) => home.put_remote(entry),
             None => Err(entry),
         }
     }

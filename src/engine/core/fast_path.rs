@@ -8,7 +8,7 @@
 //!
 //! A hit compares its pool with the pools in `CACHED`, and a return compares the shard that may keep its buffer (block-I3) with the
 //! shards. So neither counts a reference or computes an index. There are two entries, for a thread that alternates between two
-//! pools. If another thread took the buffer, its return finds the pool by the owner of the block, and pushes the block to the
+//! pools. If another thread took the buffer, its return finds the pool by the block, and pushes the block to the
 //! shard of that thread, where the next hit takes it. The slow paths fill the entries and check everything.
 //!
 //! A pool that records or samples uses the slow paths and is never cached.
@@ -182,10 +182,10 @@ fn put_remote_or_second(block: Block<Core>) {
 /// Returns `block`, which another thread took, to that thread's shard, if its pool is cached and nothing else remains to be done.
 /// Writes only the header of the block; the next hit needs its cache line anyway.
 fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
-    let owner = Arc::as_ptr(block.owner());
-    let Some(at) = position(owner).filter(|_| block.is_plain()) else { return Err(block) };
+    let pool = Arc::as_ptr(block.pool());
+    let Some(at) = position(pool).filter(|_| block.is_plain()) else { return Err(block) };
     // SAFETY: (fast-path-I1) the cached pool is alive; it is until the next change of its entry, by this thread.
-    let core = unsafe { &*owner };
+    let core = unsafe { &*pool };
     let is_for_arena = policy::goes_to_arena(block.entry_bytes(), || core.is_varied());
     if is_for_arena || core.has_waiters() || core.slow_path_flag.is_for_shared_limit() {
         return Err(block);
@@ -232,7 +232,7 @@ impl KeptCore {
     /// Takes the thread's reference to the pool of `block` until the drop. A nested return (a listener that drops a buffer) finds
     /// none and counts its own reference, as does an exiting thread.
     pub(in crate::engine) fn take(block: &Block<Core>) -> Self {
-        let core = block.owner();
+        let core = block.pool();
         // The reference of an entry may be in use further up the stack, and one of another pool in its place: compare.
         let kept = position(Arc::as_ptr(core)).and_then(kept_reference).filter(|kept| Arc::ptr_eq(kept, core));
         Self(ManuallyDrop::new(kept.unwrap_or_else(|| core.clone())))

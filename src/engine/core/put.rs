@@ -267,7 +267,7 @@ impl Core {
     fn release_block(&self, block: Block) {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.
-        let (_owner, memory) = block.into_parts(&self.spare);
+        let (_pool, memory) = block.into_parts(&self.spare);
         self.memory.release(memory, self.time.coarse_us());
         // After the release, because the pool may close on it.
         self.lifetime.remove_block();

@@ -52,7 +52,6 @@ use crate::file::sleep_while;
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
-use pinpool_os::threads;
 
 /// How often the thread of an owner checks the file.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -83,7 +82,7 @@ struct Attached {
     name: String,
     generation: ForkGeneration,
     slots: Slots,
-    own: usize,
+    slot: usize,
     /// Locked for a scan of the slots. In a forked child a thread that does not exist may have it.
     place: Mutex<Place>,
 }
@@ -106,14 +105,14 @@ impl SharedLimit {
     ///
     /// The reason and the remedy.
     pub fn attach(name: &str, pool: Option<&str>, max_bytes: u64) -> Result<Self, String> {
-        let (slots, own) = Slots::attach(&name::path_of(name), max_bytes)?;
-        let (generation, place) = (ForkGeneration::now(), Mutex::default());
-        let attached = Attached { name: name.to_owned(), generation, slots, own, place };
-        let set = |word: usize, value| attached.slots.slot(own)[word].store(value, Ordering::SeqCst);
+        let (slots, slot) = Slots::attach(&name::path_of(name), max_bytes)?;
+        let (name, generation) = (name.to_owned(), ForkGeneration::now());
+        let own = Attached { name, generation, slots, slot, place: Mutex::default() };
+        let set = |word: usize, value| own.slots.slot(slot)[word].store(value, Ordering::SeqCst);
         (NAME..).zip(report::words_of(pool.unwrap_or_default())).for_each(|(word, value)| set(word, value));
         set(NAMESPACE, report::namespace());
-        set(PROCESS, u64::from(std::process::id()));
-        Ok(Self(Arc::new(attached)))
+        set(PROCESS, std::process::id().into());
+        Ok(Self(Arc::new(own)))
     }
 
     pub fn name(&self) -> &str {
@@ -170,7 +169,7 @@ impl SharedLimit {
             if before_bytes == bytes {
                 return before_bytes;
             }
-            let now = (own.slots.events().load(Ordering::SeqCst), own.own);
+            let now = (own.slots.events().load(Ordering::SeqCst), own.slot);
             place.demand.change_want(before_bytes, bytes, needed_bytes, now);
             if own.check(place).is_none() {
                 // The want last: who sees it sees the rest.
@@ -203,10 +202,10 @@ impl SharedLimit {
     /// The bytes that a returned buffer of this owner must make room for, because others lack it and this owner has more than an even
     /// share; else 0.
     pub fn owed_bytes(&self) -> u64 {
-        let Attached { slots, own, .. } = &*self.0;
+        let Attached { slots, slot, .. } = &*self.0;
         self.0.with(|place| match self.0.others_lack(place) {
             0 => 0,
-            bytes if shares::gives(&place.demand, &slots.demands_of_others(*own), slots.max_bytes()) => bytes,
+            bytes if shares::gives(&place.demand, &slots.demands_of_others(*slot), slots.max_bytes()) => bytes,
             _ => 0,
         })
     }
@@ -233,7 +232,7 @@ impl SharedLimit {
             (!place.has_left).then(|| (own.wanted_by_others(place) > 0, place.news.take()))
         };
         let own = self.0.clone();
-        threads::spawn(c"pinpool-limit", move || {
+        pinpool_os::threads::spawn(c"pinpool-limit", move || {
             let events = own.slots.events();
             loop {
                 let seen = events.load(Ordering::SeqCst);
@@ -248,7 +247,7 @@ impl SharedLimit {
     /// The bytes of all owners. Empty in a forked child.
     pub fn report(&self) -> SharedLimitReport {
         let is_own = self.0.with(|place| Some(self.0.check(place) != Some(Loss::Closed)));
-        let report = |is_own: bool| SharedLimitReport::of(&self.0.name, &self.0.slots, is_own.then_some(self.0.own));
+        let report = |is_own: bool| SharedLimitReport::of(&self.0.name, &self.0.slots, is_own.then_some(self.0.slot));
         is_own.map(report).unwrap_or_default()
     }
 }
@@ -259,7 +258,7 @@ impl Drop for SharedLimit {
         own.with(|place| {
             place.has_left = true;
             if own.check(place) != Some(Loss::Closed) {
-                own.slots.leave(own.own);
+                own.slots.leave(own.slot);
             }
             // The others have more room, and the own thread ends.
             own.slots.tell();
@@ -291,7 +290,7 @@ impl Attached {
     fn write(&self, place: &Place, word: usize, value: u64) -> bool {
         let is_own = place.loss != Some(Loss::Closed);
         if is_own {
-            self.slots.slot(self.own)[word].store(value, Ordering::SeqCst);
+            self.slots.slot(self.slot)[word].store(value, Ordering::SeqCst);
         }
         is_own
     }
@@ -309,16 +308,16 @@ impl Attached {
     /// The bytes that this owner may claim, leaving what others want.
     fn claimable_bytes(&self, place: &Place, bytes: u64) -> u64 {
         let room_bytes = self.slots.room_bytes();
-        if self.slots.wanted_by_others(self.own) == 0 {
+        if self.slots.wanted_by_others(self.slot) == 0 {
             return room_bytes;
         }
-        let others = self.slots.demands_of_others(self.own);
+        let others = self.slots.demands_of_others(self.slot);
         shares::claimable_bytes(&place.demand, &others, self.slots.max_bytes(), room_bytes, bytes)
     }
 
     fn clear_dead(&self) -> bool {
-        let has_cleared = self.slots.clear_dead(self.own);
-        if has_cleared && self.slots.wanted_by_others(self.own) > 0 {
+        let has_cleared = self.slots.clear_dead(self.slot);
+        if has_cleared && self.slots.wanted_by_others(self.slot) > 0 {
             self.slots.tell();
         }
         has_cleared
@@ -326,7 +325,7 @@ impl Attached {
 
     /// The bytes that other owners want, dead ones included; 0 after a loss, since they cannot claim this owner's.
     fn wanted_by_others(&self, place: &Place) -> u64 {
-        if place.loss.is_some() { 0 } else { self.slots.wanted_by_others(self.own) }
+        if place.loss.is_some() { 0 } else { self.slots.wanted_by_others(self.slot) }
     }
 
     /// The bytes that other owners want and the limit has no room for.

@@ -48,7 +48,7 @@ pub(in crate::engine) struct Entry<T> {
     tag: AtomicU32,
     pub(super) class: u16,
     /// Slot of the thread that took it last; it is returned to the shard of that slot.
-    pub(super) owner: u16,
+    pub(super) home: u16,
     /// The part of this entry in the sum of idle bytes.
     pub(super) bytes: usize,
     value: T,
@@ -62,27 +62,27 @@ unsafe impl<T: Send> Send for Entry<T> {}
 unsafe impl<T: Sync> Sync for Entry<T> {}
 
 impl<T> Entry<T> {
-    /// Wraps `value` of `bytes`; the calling thread's shard owns it.
+    /// Wraps `value` of `bytes`; its home is the calling thread's shard.
     #[cfg(all(test, not(pinpool_loom)))]
     pub(in crate::engine) fn new(class: u32, bytes: usize, value: T) -> Box<Self> {
         Self::new_at(current_slot(), class, bytes, value)
     }
 
     #[cfg(test)]
-    pub(super) fn new_at(owner: u16, class: u32, bytes: usize, value: T) -> Box<Self> {
-        Box::new(Self::with_owner(owner, class, bytes, value))
+    pub(super) fn new_at(home: u16, class: u32, bytes: usize, value: T) -> Box<Self> {
+        Box::new(Self::at_home(home, class, bytes, value))
     }
 
-    /// An entry that the shard of slot `owner` owns. No cache has a class above 65,534.
+    /// An entry that the shard of slot `home` keeps. No cache has a class above 65,534.
     #[inline]
-    fn with_owner(owner: u16, class: u32, bytes: usize, value: T) -> Self {
+    fn at_home(home: u16, class: u32, bytes: usize, value: T) -> Self {
         Self {
             links: Links::NONE,
             order: 0,
             shard: AtomicPtr::new(ptr::null_mut()),
             tag: AtomicU32::new(0),
             class: u16::try_from(class).unwrap_or(u16::MAX),
-            owner,
+            home,
             bytes,
             value,
         }
@@ -141,11 +141,11 @@ impl<T> Default for SpareEntries<T> {
 }
 
 impl<T> SpareEntries<T> {
-    /// Wraps `value` of `bytes`; the calling thread's shard owns it.
-    #[inline(always)] // Otherwise the value is copied twice.
-    pub(in crate::engine) fn wrap(&self, class: u32, bytes: usize, value: T) -> Box<Entry<T>> {
-        let spare = self.0.lock().pop();
-        Box::write(spare.unwrap_or_else(Box::new_uninit), Entry::with_owner(current_slot(), class, bytes, value))
+    /// Wraps the result of `value`, of `bytes`; its home is the calling thread's shard.
+    #[inline(always)] // Otherwise the value is copied twice, as it is if it is made before the call.
+    pub(in crate::engine) fn wrap(&self, class: u32, bytes: usize, value: impl FnOnce() -> T) -> Box<Entry<T>> {
+        let (spare, home) = (self.0.lock().pop(), current_slot());
+        Box::write(spare.unwrap_or_else(Box::new_uninit), Entry::at_home(home, class, bytes, value()))
     }
 
     /// Unwraps the value of `entry`, and returns the `part` of it.
@@ -212,13 +212,13 @@ mod tests {
     #[test]
     fn the_memory_of_an_entry_serves_the_next_one_and_each_value_is_dropped_once() {
         let (spare, value) = (SpareEntries::default(), Arc::new(()));
-        let entry = spare.wrap(3, 10, value.clone());
+        let entry = spare.wrap(3, 10, || value.clone());
         let at = ptr::from_ref(&*entry);
         spare.unwrap(entry, drop);
         assert_eq!(Arc::strong_count(&value), 1);
-        let entry = spare.wrap(4, 20, value.clone());
+        let entry = spare.wrap(4, 20, || value.clone());
         assert_eq!((ptr::from_ref(&*entry), entry.class(), entry.bytes(), entry.tag()), (at, 4, 20, 0));
-        let more = (0..SPARE_MAX).map(|_| spare.wrap(0, 10, value.clone()));
+        let more = (0..SPARE_MAX).map(|_| spare.wrap(0, 10, || value.clone()));
         for entry in more.chain([entry]).collect::<Vec<_>>() {
             spare.unwrap(entry, drop);
         }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! **Take**: the newest buffer of the class in the thread's own free list; else one from its remote list; else one from
-//! another shard that the occupancy bitmap names. **Return**: to the *owner shard*, which is the shard of the thread that took
+//! another shard that the occupancy bitmap names. **Return**: to the *home shard*, which is the shard of the thread that took
 //! the buffer last: into the free list if that shard is the caller's own, else into its remote list. Loader threads take
 //! buffers and the copying thread returns them, so each buffer circulates between one loader's shard and the copying thread
 //! over a single cache line, and loader threads do not contend. **Limit**: a return only counts. A miss, a slow
@@ -41,7 +41,7 @@
 //! reach. `docs/benchmarks.md` has the times of a hit.
 //!
 //! An array of slots cannot tell which buffer is oldest without reading all of it; one list of all buffers costs each hit
-//! four more writes. Shards that steal but have no remote list make the copying thread the owner of every buffer that
+//! four more writes. Shards that steal but have no remote list make the copying thread the home of every buffer that
 //! loaders need. A miss with nothing idle reads the own shard and a word or two. An eviction compares a bound for each
 //! class in use of its shard; with several threads it first reads one or two lines of each shard in use.
 //!
@@ -154,9 +154,9 @@ impl<T> ThreadCache<T> {
 
     /// The shard that keeps `entry` when it is returned: the shard of the thread that took it last. `None` if the limit is 0, or the
     /// cache does not know the class.
-    pub(in crate::engine) fn owner(&self, entry: &Entry<T>) -> Option<&Shard<T>> {
+    pub(in crate::engine) fn home(&self, entry: &Entry<T>) -> Option<&Shard<T>> {
         let may_keep = self.limit() > 0 && self.occupancy.has_class(entry.class());
-        may_keep.then(|| &self.shards[self.shard_of(entry.owner)])
+        may_keep.then(|| &self.shards[self.shard_of(entry.home)])
     }
 
     /// Removes the buffer returned longest ago if more are idle than the limit allows.
@@ -234,8 +234,8 @@ impl<T> ThreadCache<T> {
     /// A return of `entry` by the thread at `slot`.
     #[cfg(test)]
     fn put(&self, slot: u16, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
-        match self.owner(&entry) {
-            Some(owner) => owner.put(&self.shards[self.shard_of(slot)], entry),
+        match self.home(&entry) {
+            Some(home) => home.put(&self.shards[self.shard_of(slot)], entry),
             None => Err(entry),
         }
     }

@@ -15,8 +15,8 @@ fn model(check: impl Fn() + Sync + Send + 'static) {
     builder.check(check);
 }
 
-fn entry(owner: u16) -> Box<Entry<Watched>> {
-    Entry::new_at(owner, 0, 10, Watched::new(u32::from(owner)))
+fn entry(home: u16) -> Box<Entry<Watched>> {
+    Entry::new_at(home, 0, 10, Watched::new(u32::from(home)))
 }
 
 fn used(entry: Box<Entry<Watched>>) -> Box<Entry<Watched>> {
@@ -49,7 +49,7 @@ fn drained(cache: &ThreadCache<Watched>) -> usize {
 }
 
 #[test]
-fn loom_the_owner_or_a_stealing_thread_takes_each_buffer() {
+fn loom_the_home_shard_or_a_stealing_thread_takes_each_buffer() {
     model(|| {
         let cache = Arc::new(ThreadCache::new(1, 4, 2));
         assert!(put(&cache, 0, entry(0)));
@@ -96,14 +96,14 @@ fn loom_a_remote_put_is_found_although_a_steal_clears_the_occupancy_bit() {
 }
 
 #[test]
-fn loom_a_remote_put_while_the_owner_takes() {
+fn loom_a_remote_put_while_the_home_shard_takes() {
     model(|| {
         let cache = Arc::new(ThreadCache::new(1, 8, 2));
         let putter = cache.clone();
         let putting = thread::spawn(move || assert!(put(&putter, 1, entry(0))));
         assert!(put(&cache, 0, entry(0)));
         let taken = cache.take(0, 0).map(used).is_some();
-        assert!(taken, "the owner takes its own buffer");
+        assert!(taken, "the home shard takes its own buffer");
         putting.join().unwrap();
         assert_eq!(idle(&cache), 1);
     });
@@ -129,11 +129,11 @@ fn loom_two_threads_over_the_limit_evict_no_more_than_all_and_the_limit_holds_af
 
 #[test]
 fn loom_a_return_that_races_with_seal_leaves_no_buffer_behind() {
-    for owner in 0..2 {
+    for home in 0..2 {
         model(move || {
             let cache = Arc::new(ThreadCache::new(1, 4, 2));
             let putter = cache.clone();
-            let putting = thread::spawn(move || usize::from(put(&putter, 0, entry(owner))));
+            let putting = thread::spawn(move || usize::from(put(&putter, 0, entry(home))));
             cache.seal();
             let found = drained(&cache);
             assert_eq!((putting.join().unwrap(), idle(&cache)), (found, 0));

@@ -73,7 +73,7 @@ impl<T> Shard<T> {
         })?;
         // Compare first: a store would dirty the cache line for nothing.
         if !entry.is_of::<Self>(self) {
-            self.own_entry(&mut entry);
+            self.adopt(&mut entry);
         }
         Some(entry)
     }
@@ -88,7 +88,7 @@ impl<T> Shard<T> {
             self.collect(list);
             self.take_newest(list, class)
         })?;
-        self.own_entry(&mut entry);
+        self.adopt(&mut entry);
         Some(entry)
     }
 
@@ -111,11 +111,11 @@ impl<T> Shard<T> {
         unkept.map_or(Ok(()), Err)
     }
 
-    /// Makes this shard the owner of `entry`.
+    /// Makes this shard the home of `entry`.
     #[inline]
-    fn own_entry(&self, entry: &mut Entry<T>) {
+    fn adopt(&self, entry: &mut Entry<T>) {
         entry.set_shard(std::ptr::from_ref(self));
-        entry.owner = self.index;
+        entry.home = self.index;
     }
 
     /// Sets whether hits and puts must take the slow path; in a sealed shard they always do. Entries of remote puts that ended
@@ -167,7 +167,7 @@ impl<T> Shard<T> {
         })
     }
 
-    /// The owner's take: the newest of the free list, else of the remote list.
+    /// The thread's own take: the newest of the free list, else of the remote list.
     pub(super) fn take(&self, class: u32) -> Option<Box<Entry<T>>> {
         let mut entry = self.own.free_list.with(|list| {
             self.take_newest(list, class).or_else(|| {
@@ -175,7 +175,7 @@ impl<T> Shard<T> {
                 self.take_newest(list, class)
             })
         })?;
-        self.own_entry(&mut entry);
+        self.adopt(&mut entry);
         Some(entry)
     }
 
@@ -190,7 +190,7 @@ impl<T> Shard<T> {
                 self.take_newest(list, class)
             })
         })?;
-        taker.own_entry(&mut entry);
+        taker.adopt(&mut entry);
         Some(entry)
     }
 

@@ -1,4 +1,4 @@
-//! The cache with chosen slots and owners, on one thread against a naive model, and on many threads with balanced counters
+//! The cache with chosen slots and homes, on one thread against a naive model, and on many threads with balanced counters
 //! afterwards.
 
 use std::collections::VecDeque;
@@ -38,7 +38,7 @@ fn after_seal_puts_are_handed_back_and_one_drain_empties_the_cache() {
     let own = cache.take(current_slot(), 0).unwrap();
     let mut remote = cache.take(current_slot(), 0).unwrap();
     cache.seal();
-    remote.owner += 1;
+    remote.home += 1;
     remote.close_to_fast_path();
     for entry in [own, remote, Entry::new(0, 10, 9)] {
         assert!(cache.put(current_slot(), entry).is_err());
@@ -54,8 +54,8 @@ fn dropping_the_cache_drops_its_idle_buffers() {
     let counted = std::sync::Arc::new(());
     let cache = ThreadCache::new(2, 10, 2);
     for at in 0..2 {
-        for owner in 0..2 {
-            assert!(cache.put(at, Entry::new_at(owner, at.into(), 1, counted.clone())).is_ok());
+        for home in 0..2 {
+            assert!(cache.put(at, Entry::new_at(home, at.into(), 1, counted.clone())).is_ok());
         }
     }
     assert_eq!(std::sync::Arc::strong_count(&counted), 5);
