@@ -188,8 +188,7 @@ impl PoolBuilder {
         if let Some(error) = Error::first_of(mem::take(&mut settings.errors)) {
             return Err(error);
         }
-        let start = PoolStart { settings, log: Arc::new(log), host_root: self.host_root, clock: self.clock };
-        let start = Arc::new(start);
+        let start = Arc::new(PoolStart { settings, log: log.into(), host_root: self.host_root, clock: self.clock });
         // Before the driver opens descriptors, since a process that exits closes them in order of their numbers.
         let shared = start.join_shared_limit()?;
         let pool = Pool { handle: Arc::new(Handle::new(start.clone(), None)) };
@@ -202,6 +201,7 @@ impl PoolBuilder {
         if config.reserve > 0 {
             pool.reserve(config.reserve)?;
         }
+        pool.core().recorder().into_iter().for_each(|recorder| recorder.begin());
         Ok(pool)
     }
 }

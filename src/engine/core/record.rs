@@ -14,7 +14,7 @@ use pinpool_os::call_stack::CallStack;
 
 impl Core {
     #[inline]
-    pub(in crate::engine) fn recorder(&self) -> Option<&Arc<dyn Recorder>> {
+    pub(crate) fn recorder(&self) -> Option<&Arc<dyn Recorder>> {
         self.recorder.as_ref()
     }
 

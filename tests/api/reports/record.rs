@@ -12,10 +12,7 @@ use pinpool_testing::{SinkMem, SinkStream};
 use crate::child::alone;
 use crate::fixture::{MIB, over_sim, recorded};
 use crate::recordings::read_recording;
-
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir().unwrap()
-}
+use crate::scratch::scratch;
 
 /// How many events `is` holds for.
 fn count(recording: &Recording, is: impl Fn(&Event) -> bool) -> u64 {
@@ -37,9 +34,8 @@ fn use_pool(pool: &Pool) {
 
 #[test]
 fn everything_that_a_pool_does_is_in_the_file_once() {
-    let dir = folder();
     for name in ["t.trace", "t.trace.gz"] {
-        let path = dir.path().join(name);
+        let (_dir, path) = scratch(name);
         let pool = recorded(&path).name("images").build().unwrap();
         use_pool(&pool);
         let stats = pool.stats();
@@ -93,8 +89,7 @@ pub(super) fn alternates(recording: &Recording) -> Vec<(u64, u64)> {
 
 #[test]
 fn pools_share_a_file_a_partition_is_a_tag_and_a_later_pool_continues_it() {
-    let dir = folder();
-    let path = dir.path().join("t.trace");
+    let (_dir, path) = scratch("t.trace");
     let build = |name: &str| over_sim(1 << 30).trace(path.clone()).name(name).build().unwrap();
     let (first, second) = (build("first"), build("second"));
     let part = first.partition("part", 1 << 20).unwrap();
@@ -114,8 +109,7 @@ fn pools_share_a_file_a_partition_is_a_tag_and_a_later_pool_continues_it() {
 }
 
 fn a_recording(name: &str) -> (tempfile::TempDir, PathBuf) {
-    let dir = folder();
-    let path = dir.path().join(name);
+    let (dir, path) = scratch(name);
     let pool = recorded(&path).build().unwrap();
     use_pool(&pool);
     drop(pool);
@@ -163,8 +157,7 @@ fn a_recording_that_is_damaged_ends_before_the_damage() {
 
 #[test]
 fn the_log_tells_where_and_how_much_is_recorded() {
-    let dir = folder();
-    let path = dir.path().join("p%p.trace");
+    let (dir, path) = scratch("p%p.trace");
     crate::captured_log::listen();
     let pool = recorded(&path).build().unwrap();
     drop(pool.get(4096).unwrap());
@@ -221,8 +214,7 @@ fn a_block_that_was_written_in_part_is_cut_off_before_the_file_is_continued() {
 
 #[test]
 fn a_tag_that_comes_again_is_named_once() {
-    let dir = folder();
-    let path = dir.path().join("t.trace");
+    let (_dir, path) = scratch("t.trace");
     let pool = recorded(&path).build().unwrap();
     // More than a pool keeps apart at a time.
     let tags = if cfg!(miri) { 10 } else { 3000 };
@@ -232,9 +224,6 @@ fn a_tag_that_comes_again_is_named_once() {
     drop(pool);
     let recording = read_recording(&path).unwrap();
     assert_eq!((recording.warning.as_deref(), recording.tags.len()), (None, tags));
-    let named = recording.records.iter().all(|record| match record.event {
-        Event::Get { tag, .. } => recording.tag(tag).is_some(),
-        _ => true,
-    });
-    assert!(named);
+    let unnamed = |event: &Event| matches!(event, Event::Get { tag, .. } if recording.tag(*tag).is_none());
+    assert_eq!(count(&recording, unnamed), 0);
 }

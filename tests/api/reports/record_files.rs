@@ -1,5 +1,4 @@
 //! What a recording does to a file that is at its path: only an empty file and a recording are written.
-#![allow(unsafe_code)] // Changes the user of a process.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -9,9 +8,11 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use pinpool::{Error, Pool};
+use pinpool::{Error, Limit, Pool};
+use pinpool_os::file_id::this_user;
+use pinpool_testing::SourceCall;
 
-use crate::fixture::recorded;
+use crate::fixture::{faulty_heap, over, recorded};
 use crate::recordings::read_recording;
 use crate::scratch::scratch;
 
@@ -42,11 +43,6 @@ fn refusal(path: &Path) -> String {
     assert!(error.is_setting() && text.contains("PINPOOL_TRACE=") && text.contains("cannot be written"), "{text}");
     assert!(text.contains(path.to_str().unwrap()), "{text}");
     text
-}
-
-fn is_root() -> bool {
-    // SAFETY: takes nothing and cannot fail.
-    unsafe { libc::geteuid() == 0 }
 }
 
 #[test]
@@ -108,13 +104,12 @@ fn directories_sockets_and_devices_are_refused() {
 
 #[test]
 fn a_file_of_another_user_is_refused_and_stays() {
-    if !is_root() {
+    if this_user() != 0 {
         return;
     }
     let (dir, path) = scratch("t.trace");
     earlier(&path, "first");
-    let recording = fs::read(&path).unwrap();
-    for bytes in [recording, Vec::new()] {
+    for bytes in [fs::read(&path).unwrap(), Vec::new()] {
         fs::write(&path, &bytes).unwrap();
         chown(&path, Some(65_534), None).unwrap();
         let text = refusal(&path);
@@ -139,10 +134,14 @@ fn a_new_file_is_for_its_user_alone_and_an_empty_one_keeps_its_mode() {
 }
 
 #[test]
-fn the_recording_of_an_earlier_process_is_overwritten() {
+fn the_recording_of_an_earlier_process_is_overwritten_once_a_pool_is_built() {
     for name in ["t.trace", "t.trace.gz"] {
         let (dir, path) = scratch(name);
         earlier(&path, "first");
+        let source = faulty_heap();
+        source.fail(SourceCall::Acquire, 0);
+        over(source, Limit::Unlimited).trace(path.clone()).reserve(1 << 20).build().unwrap_err();
+        assert_eq!(name_in(&path), "first");
         record(&path, "second");
         assert_eq!((name_in(&path), fs::read_dir(dir.path()).unwrap().count()), ("second".to_owned(), 1));
     }

@@ -41,8 +41,8 @@
 //!
 //! A new file is readable by its user alone (mode 0600): it holds addresses and tags. Pools of one process that name the same file
 //! share it, and a later pool of that process continues it. An empty file is written, and a recording of another process that has
-//! ended is overwritten. With `%p` in the name each process has its own file. A pipe of this user is accepted if it has a reader when
-//! the pool is built; `/dev/null` and `/dev/full` are accepted too.
+//! ended is overwritten once a pool is built. With `%p` in the name each process has its own file. A pipe of this user is accepted if
+//! it has a reader when the pool is built; `/dev/null` and `/dev/full` are accepted too.
 //!
 //! Everything else is refused before anything is written: a file that does not begin as a recording (compressed or not), a symbolic
 //! link, a directory, a device, a socket, and files of other users. Building the pool then fails with an error that names the file and
@@ -119,6 +119,9 @@ pub enum Name {
 pub trait Recorder: Debug + Send + Sync {
     /// Assigns a number; 0 if the file has too many names.
     fn number(&self, name: Name) -> u32;
+
+    /// The pool is built. Until then no earlier recording at the path is overwritten.
+    fn begin(&self);
 
     /// Adds a record; never waits.
     fn record(&self, event: Event);

@@ -30,7 +30,7 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) file: ParentOnly<File>,
-    /// The length; `None` for a pipe or device.
+    /// The length to keep; `None` for a pipe or device.
     pub(super) bytes: Option<u64>,
 }
 
@@ -50,16 +50,14 @@ pub(super) fn open_locked(path: &Path, left: Option<(FileId, u64)>) -> Result<Op
     if !check(path, &metadata)?.is_file() {
         return Ok(Opened { file, bytes: None });
     }
-    let (id, mut bytes) = (FileId::from_metadata(&metadata), metadata.len());
+    let (id, bytes) = (FileId::from_metadata(&metadata), metadata.len());
     if bytes > 0 && !is_recording(&file) {
         let what = format_args!("it holds {bytes} bytes that are not a recording");
         return Err(refused(what, "name another file, or remove this one"));
     }
-    if left != Some((id, bytes)) {
-        file.set_len(0).map_err(failed)?;
-        bytes = 0;
-    }
-    Ok(Opened { file, bytes: Some(bytes) })
+    // The first write overwrites what another process has left: the build of the pool may still fail.
+    let kept = if left == Some((id, bytes)) { bytes } else { 0 };
+    Ok(Opened { file, bytes: Some(kept) })
 }
 
 /// The error text after the name of the setting.

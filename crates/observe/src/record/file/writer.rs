@@ -64,6 +64,8 @@ struct Writer {
     queue: (Sender<Item>, Receiver<Item>),
     flushes: (Sender<Flush>, Receiver<Flush>),
     names: Mutex<Names>,
+    /// A pool of the file is built. Nothing is written before.
+    is_begun: AtomicBool,
     /// Records for which the queue had no room, since the last write.
     unqueued: AtomicU64,
     /// The state after the last write.
@@ -84,15 +86,9 @@ static TRACE_FILES: OfProcess<Mutex<HashMap<PathBuf, TraceFile>>> = OfProcess::n
 
 impl TraceFile {
     fn new(path: PathBuf) -> Self {
-        let writer = Arc::new(Writer {
-            path,
-            begun: Instant::now(),
-            queue: unbounded(),
-            flushes: unbounded(),
-            names: Default::default(),
-            unqueued: Default::default(),
-            recorded: Default::default(),
-        });
+        let (begun, queue, flushes) = (Instant::now(), unbounded(), unbounded());
+        let (names, is_begun, unqueued, recorded) = Default::default();
+        let writer = Arc::new(Writer { path, begun, queue, flushes, names, is_begun, unqueued, recorded });
         Self { writer, pools: 0, open_pools: 0, left: None }
     }
 
@@ -151,6 +147,11 @@ pub fn open(path: &Path, facts: Vec<(String, String)>) -> Result<Arc<dyn Recorde
 impl Recorder for RecordedPool {
     fn number(&self, name: Name) -> u32 {
         self.writer.names.lock().number(name)
+    }
+
+    fn begin(&self) {
+        // Relaxed: the thread writes soon after, and before it ends a pool, because of the order of the channel.
+        self.writer.is_begun.store(true, Ordering::Relaxed);
     }
 
     fn record(&self, event: Event) {
@@ -264,7 +265,9 @@ impl Run {
         loop {
             let flush = self.writer.flushes.1.recv_timeout(PERIOD).unwrap_or_default();
             let ended = flush.as_ref().and_then(|(pool, _)| *pool);
-            self.write_queue(ended);
+            if self.writer.is_begun.load(Ordering::Relaxed) {
+                self.write_queue(ended);
+            }
             let is_last = ended.is_some() && self.end();
             if let Some((_, answer)) = flush {
                 let _ = answer.send(());
@@ -291,6 +294,8 @@ impl Run {
         // Explicit, because a child created without the `fork` handlers may hold a copy of the descriptor.
         let _ = flock(&self.opened.file, libc::LOCK_UN);
         file.left = self.opened.file.metadata().ok().map(|found| FileId::from_metadata(&found)).zip(self.opened.bytes);
+        // No pool continues a file without a head.
+        file.pools = if self.head.is_empty() { file.pools } else { 0 };
         true
     }
 
@@ -346,7 +351,8 @@ impl Run {
         }
         let Opened { file, bytes: end } = &mut self.opened;
         let mut output: &File = file;
-        let written = output.write_all(&bytes);
+        let emptied = if *end == Some(0) { file.set_len(0) } else { Ok(()) };
+        let written = emptied.and_then(|()| output.write_all(&bytes));
         if let Some(end) = end {
             match written {
                 Ok(()) => *end += bytes.len() as u64,
