@@ -171,25 +171,26 @@ mod tests {
 
     use std::sync::Arc;
 
+    use tempfile::TempDir;
+
     use super::*;
     use pinpool_os::sync::process::{AtomicU64, Ordering};
 
     /// Counts the reads.
-    struct Counted {
-        reads: AtomicU64,
-    }
+    struct Counted(AtomicU64);
 
     impl StatisticsSource for Counted {
         fn object(&self) -> serde_json::Value {
-            self.reads.fetch_add(1, Ordering::Relaxed);
+            self.0.fetch_add(1, Ordering::Relaxed);
             serde_json::json!({ "gets": 7 })
         }
     }
 
-    fn counted() -> (Arc<Counted>, Weak<Counted>) {
-        let pool = Arc::new(Counted { reads: AtomicU64::new(0) });
-        let weak = Arc::downgrade(&pool);
-        (pool, weak)
+    /// A folder, the path of a socket in it, and a pool.
+    fn counted() -> (TempDir, PathBuf, Arc<Counted>, Weak<Counted>) {
+        let (dir, pool) = (tempfile::tempdir().unwrap(), Arc::new(Counted(AtomicU64::new(0))));
+        let (path, weak) = (dir.path().join("stats.sock"), Arc::downgrade(&pool));
+        (dir, path, pool, weak)
     }
 
     /// A reader, and its first line.
@@ -202,22 +203,19 @@ mod tests {
 
     #[test]
     fn statistics_are_read_only_while_there_are_readers() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("stats.sock");
-        let (pool, weak) = counted();
+        let (_dir, path, pool, weak) = counted();
         let _showing = serve(&path, weak).unwrap();
         // Long enough for several checks for readers.
         thread::sleep(3 * ACCEPT_EVERY);
-        assert_eq!(pool.reads.load(Ordering::Relaxed), 0);
+        assert_eq!(pool.0.load(Ordering::Relaxed), 0);
         assert_eq!(reader(&path).1["pools"][0]["gets"], 7);
-        assert_ne!(pool.reads.load(Ordering::Relaxed), 0);
+        assert_ne!(pool.0.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn the_last_pool_closes_the_listener_immediately() {
-        let dir = tempfile::tempdir().unwrap();
-        let (path, link) = (dir.path().join("stats.sock"), dir.path().join("link.sock"));
-        let (_pool, weak) = counted();
+        let (dir, path, _pool, weak) = counted();
+        let link = dir.path().join("link.sock");
         let showing = serve(&path, weak).unwrap();
         // The file of the socket is removed; by another name of it a listener can still be reached.
         fs::hard_link(&path, &link).unwrap();
@@ -231,7 +229,7 @@ mod tests {
     fn one_thread_serves_all_sockets() {
         let dir = tempfile::tempdir().unwrap();
         let serve_at = |number: usize| {
-            let (pool, weak) = counted();
+            let (_, _, pool, weak) = counted();
             (serve(&dir.path().join(format!("{number}.sock")), weak).unwrap(), pool)
         };
         let threads = || {
@@ -250,10 +248,8 @@ mod tests {
 
     #[test]
     fn readers_get_a_line_immediately_and_the_last_pool_removes_the_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("stats.sock");
-        let (_first, weak) = counted();
-        let (_second, other) = counted();
+        let (dir, path, _first, weak) = counted();
+        let (_, _, _second, other) = counted();
         let showing = [serve(&path, weak).unwrap(), serve(&path, other).unwrap()];
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the directory that it was made in is gone");
@@ -269,16 +265,14 @@ mod tests {
         drop(second);
         assert!(!path.exists());
         // And at once again.
-        let (_third, weak) = counted();
+        let (_, _, _third, weak) = counted();
         let _showing = serve(&path, weak).unwrap();
         assert_eq!(reader(&path).1["pools"].as_array().unwrap().len(), 1);
     }
 
     #[test]
     fn a_file_that_replaced_the_socket_is_kept() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("stats.sock");
-        let (_pool, weak) = counted();
+        let (_dir, path, _pool, weak) = counted();
         let showing = serve(&path, weak).unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "precious").unwrap();

@@ -206,12 +206,12 @@ impl Writer {
         u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Queues an item, or counts it as lost.
+    /// Queues an item, unless the queue is full; then a record is counted as lost.
     fn add(&self, item: Item) {
         let queued = self.queue.0.len();
         if queued >= CAPACITY {
             // Relaxed: a sum.
-            self.unqueued.fetch_add(1, Ordering::Relaxed);
+            self.unqueued.fetch_add(u64::from(matches!(item, Item::Record(_))), Ordering::Relaxed);
             return;
         }
         let _ = self.queue.0.send(item);
@@ -361,5 +361,20 @@ impl Run {
             }
         }
         written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_loses_records_and_snapshots_are_no_records() {
+        let writer = TraceFile::new("/dev/null".into()).writer;
+        let taken = TimedSnapshot { time_ns: 0, pool: 0, at_us: 0, snapshot: Box::default() };
+        (0..=CAPACITY).for_each(|_| writer.add(Item::Snapshot(taken.clone())));
+        assert_eq!(writer.unqueued.load(Ordering::Relaxed), 0);
+        writer.add(Item::Record(Record { time_ns: 0, thread: 0, pool: 0, event: Event::Cleared }));
+        assert_eq!(writer.unqueued.load(Ordering::Relaxed), 1);
     }
 }
