@@ -30,6 +30,7 @@ use pinpool_os::file_id::FileId;
 use pinpool_os::fork::{ForkGeneration, OfProcess};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::threads;
+use pinpool_os::unwind::caught;
 
 /// Time between two writes.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -265,8 +266,9 @@ impl Run {
         loop {
             let flush = self.writer.flushes.1.recv_timeout(PERIOD).unwrap_or_default();
             let ended = flush.as_ref().and_then(|(pool, _)| *pool);
-            if self.writer.is_begun.load(Ordering::Relaxed) {
-                self.write_queue(ended);
+            // The thread stays, because pools wait for it. After the panic it empties the queue and writes nothing.
+            if self.writer.is_begun.load(Ordering::Relaxed) && caught(|| self.write_queue(ended)).is_none() {
+                self.writer.recorded.lock().failure = Some("its thread has panicked".to_owned());
             }
             let is_last = ended.is_some() && self.end();
             if let Some((_, answer)) = flush {
@@ -376,5 +378,17 @@ mod tests {
         assert_eq!(writer.unqueued.load(Ordering::Relaxed), 0);
         writer.add(Item::Record(Record { time_ns: 0, thread: 0, pool: 0, event: Event::Cleared }));
         assert_eq!(writer.unqueued.load(Ordering::Relaxed), 1);
+    }
+
+    #[cfg(debug_assertions)] // A sum that overflows panics.
+    #[test]
+    fn a_panic_of_the_thread_fails_the_recording_and_the_queue_is_emptied() {
+        let pool = open(Path::new("/dev/null"), Vec::new()).unwrap();
+        let writer = TRACE_FILES.get().lock()[Path::new("/dev/null")].writer.clone();
+        writer.recorded.lock().lost = u64::MAX;
+        writer.unqueued.store(1, Ordering::Relaxed);
+        pool.begin();
+        assert_eq!(pool.end().unwrap().failure.as_deref(), Some("its thread has panicked"));
+        assert!(writer.queue.0.is_empty());
     }
 }
