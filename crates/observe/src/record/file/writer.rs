@@ -83,7 +83,8 @@ struct TraceFile {
     left: Option<(FileId, u64)>,
 }
 
-static TRACE_FILES: OfProcess<Mutex<HashMap<PathBuf, TraceFile>>> = OfProcess::new(Mutex::default);
+/// Locked for moments only. A file stays locked while it is opened or closed, which may take a slow disk long.
+static TRACE_FILES: OfProcess<Mutex<HashMap<PathBuf, Arc<Mutex<TraceFile>>>>> = OfProcess::new(Mutex::default);
 
 impl TraceFile {
     fn new(path: PathBuf) -> Self {
@@ -94,7 +95,7 @@ impl TraceFile {
     }
 
     /// Opens the file and starts its thread.
-    fn open(&mut self) -> Result<(), Unrecorded> {
+    fn open(&mut self, own: Arc<Mutex<Self>>) -> Result<(), Unrecorded> {
         let opened = open_locked(&self.writer.path, self.left)?;
         let is_continued = self.pools > 0 && opened.bytes != Some(0);
         if !is_continued {
@@ -102,7 +103,7 @@ impl TraceFile {
         }
         *self.writer.recorded.lock() = Recorded::default();
         let head = if is_continued { Vec::new() } else { head() };
-        let run = Run { writer: self.writer.clone(), opened, head, items: Vec::new(), records: 0 };
+        let run = Run { file: own, writer: self.writer.clone(), opened, head, items: Vec::new(), records: 0 };
         let failed = |error| format!("has no thread that writes it: {error}; raise the limit on threads (`ulimit -u`)");
         threads::spawn(c"pinpool-trace", move || run.run()).map_err(|error| Unrecorded::Failed(failed(error)))?;
         static REGISTERED: AtomicBool = AtomicBool::new(false);
@@ -126,15 +127,16 @@ struct RecordedPool {
 pub fn open(path: &Path, facts: Vec<(String, String)>) -> Result<Arc<dyn Recorder>, Unrecorded> {
     let process = std::process::id().to_string();
     let path = path.to_str().map_or_else(|| path.to_owned(), |text| text.replace("%p", &process).into());
-    let mut files = TRACE_FILES.get().lock();
-    let file = files.entry(path.clone()).or_insert_with(|| TraceFile::new(path));
+    let new = || Arc::new(Mutex::new(TraceFile::new(path.clone())));
+    let of_path = TRACE_FILES.get().lock().entry(path.clone()).or_insert_with(new).clone();
+    let mut file = of_path.lock();
     if file.open_pools == 0 {
-        file.open()?;
+        file.open(of_path.clone())?;
     }
     let (writer, number) = (file.writer.clone(), file.pools);
     file.open_pools += 1;
     file.pools += 1;
-    drop(files);
+    drop(file);
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let begun = since_1970.as_secs_f64() - writer.begun.elapsed().as_secs_f64();
     let own =
@@ -234,17 +236,15 @@ impl Writer {
 extern "C" fn flush_open() {
     let until = Instant::now() + EXIT_PATIENCE;
     let Some(files) = TRACE_FILES.get_if_made() else { return };
-    let files = loop {
-        match files.try_lock() {
-            // Another thread opens a file, and may wait for a disk.
+    let files: Vec<_> = files.lock().values().cloned().collect();
+    let ask = |file: &Arc<Mutex<TraceFile>>| loop {
+        match file.try_lock() {
+            // Another thread opens or closes the file, and may wait for a disk.
             None if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
-            files => break files,
+            file => break file.filter(|file| file.open_pools > 0).map(|file| file.writer.flush(None)),
         }
     };
-    let open = files.iter().flat_map(|files| files.values()).filter(|file| file.open_pools > 0);
-    let asked: Vec<_> = open.map(|file| file.writer.flush(None)).collect();
-    // A writer takes the lock to close its file.
-    drop(files);
+    let asked: Vec<_> = files.iter().filter_map(ask).collect();
     for answered in asked {
         let _ = answered.recv_timeout(until.saturating_duration_since(Instant::now()));
     }
@@ -252,6 +252,7 @@ extern "C" fn flush_open() {
 
 /// The thread's own state: the open file, and the block that is being filled.
 struct Run {
+    file: Arc<Mutex<TraceFile>>,
     writer: Arc<Writer>,
     opened: Opened,
     /// The head until it is written.
@@ -282,8 +283,7 @@ impl Run {
 
     /// A pool has ended. If it was the last, closes the file under the lock, so that no new pool opens it before.
     fn end(&mut self) -> bool {
-        let mut files = TRACE_FILES.get().lock();
-        let Some(file) = files.get_mut(&self.writer.path) else { return true };
+        let mut file = self.file.lock();
         file.open_pools -= 1;
         if file.open_pools > 0 {
             return false;
@@ -384,11 +384,20 @@ mod tests {
     #[test]
     fn a_panic_of_the_thread_fails_the_recording_and_the_queue_is_emptied() {
         let pool = open(Path::new("/dev/null"), Vec::new()).unwrap();
-        let writer = TRACE_FILES.get().lock()[Path::new("/dev/null")].writer.clone();
+        let writer = TRACE_FILES.get().lock()[Path::new("/dev/null")].lock().writer.clone();
         writer.recorded.lock().lost = u64::MAX;
         writer.unqueued.store(1, Ordering::Relaxed);
         pool.begin();
         assert_eq!(pool.end().unwrap().failure.as_deref(), Some("its thread has panicked"));
         assert!(writer.queue.0.is_empty());
+    }
+
+    #[test]
+    fn a_file_that_opens_slowly_delays_no_other() {
+        let slow = Path::new("/dev/full");
+        drop(open(slow, Vec::new()).unwrap());
+        let file = TRACE_FILES.get().lock()[slow].clone();
+        let _opening = file.lock();
+        assert!(open(Path::new("/dev/null"), Vec::new()).is_ok());
     }
 }
