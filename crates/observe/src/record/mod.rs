@@ -51,7 +51,7 @@
 //! # Items
 //!
 //! The reader takes at most 4 GiB, 16 million records and snapshots, and 65,536 pools, tags and call stacks. The writer names at most
-//! 32,768 tags and call stacks; further ones are recorded as none.
+//! 24,576 tags and 24,576 call stacks. Requests with further tags are recorded as untagged, and further call stacks as none.
 //!
 //! | variant | item | fields |
 //! | --- | --- | --- |

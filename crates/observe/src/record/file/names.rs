@@ -5,13 +5,14 @@ use std::collections::HashMap;
 use super::format::Item;
 use crate::record::Name;
 
-/// Most names of a file: half of what a reader accepts.
-const NAMES_MAX: usize = 32_768;
+/// Most tags of a file, and most call stacks. A reader accepts 65,536 with the pools.
+const NAMES_MAX: usize = 24_576;
 
 /// The numbers stay valid while the process continues the file.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    numbers: HashMap<Name, u32>,
+    /// Of the tags, and of the call stacks, so that neither uses up the numbers of the other.
+    numbers: [HashMap<Name, u32>; 2],
     /// Not yet in the file.
     pub(super) unwritten: Vec<(Name, u32)>,
 }
@@ -19,12 +20,13 @@ pub(super) struct Names {
 impl Names {
     /// From 1; 0, which is no name, for further names beyond [`NAMES_MAX`].
     pub(super) fn number(&mut self, name: Name) -> u32 {
-        match self.numbers.get(&name) {
+        let numbers = &mut self.numbers[usize::from(matches!(name, Name::Stack(_)))];
+        match numbers.get(&name) {
             Some(&number) => number,
-            None if self.numbers.len() >= NAMES_MAX => 0,
+            None if numbers.len() >= NAMES_MAX => 0,
             None => {
-                let number = u32::try_from(self.numbers.len() + 1).unwrap_or(0);
-                self.numbers.insert(name.clone(), number);
+                let number = u32::try_from(numbers.len() + 1).unwrap_or(0);
+                numbers.insert(name.clone(), number);
                 self.unwritten.push((name, number));
                 number
             }
@@ -33,7 +35,7 @@ impl Names {
 
     /// Writes all names again, since a failed write may have lost some.
     pub(super) fn forget_written(&mut self) {
-        self.unwritten = self.numbers.iter().map(|(name, &number)| (name.clone(), number)).collect();
+        self.unwritten = self.numbers.iter().flatten().map(|(name, &number)| (name.clone(), number)).collect();
     }
 }
 
@@ -50,15 +52,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_keeps_its_number_and_excess_tags_have_none() {
+    fn a_tag_keeps_its_number_and_excess_tags_have_none_and_leave_room_for_call_stacks() {
         let mut names = Names::default();
         let mut tag = |n: usize| names.number(Name::Tag(format!("tag {n}").into()));
         let numbers: Vec<_> = (0..NAMES_MAX + 1000).map(&mut tag).collect();
         assert_eq!((tag(7), numbers[7]), (8, 8));
         assert!(numbers[NAMES_MAX..].iter().all(|&number| number == 0));
-        assert_eq!((names.numbers.len(), names.unwritten.len()), (NAMES_MAX, NAMES_MAX));
+        assert_eq!((names.numbers[0].len(), names.unwritten.len()), (NAMES_MAX, NAMES_MAX));
         names.unwritten.clear();
         names.forget_written();
         assert_eq!(names.unwritten.len(), NAMES_MAX);
+        let stack = pinpool_os::call_stack::CallStack::here();
+        assert_eq!(names.number(Name::Stack(stack.into())), 1);
     }
 }
