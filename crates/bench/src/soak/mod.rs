@@ -58,7 +58,7 @@ pub(crate) fn run(args: &SoakArgs, json: bool, terminal: &Terminal) -> Result<()
     let stop = stop_at_interrupt(terminal);
     let start_bytes = resident_bytes();
     let builder = args.backend.iter().fold(Pool::builder(), |builder, backend| builder.backend(backend.clone()));
-    let pool = builder.build().map_err(|error| terminal.refuse(&error))?;
+    let pool = builder.setting("trace", "none").build().map_err(|error| terminal.refuse(&error))?;
     let (report, failures) = args.soak(&pool, start_bytes, &stop).map_err(|error| error.refused(terminal))?;
     crate::print(&report, json, terminal)?;
     failures.iter().for_each(|failure| terminal.message(failure));

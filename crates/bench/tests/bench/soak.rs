@@ -10,7 +10,9 @@ const SHORT: [&str; 5] = ["soak", "--json", "--ops", "40000", "--seed"];
 #[test]
 fn a_short_soak_is_clean_and_its_counts_add_up() {
     for (backend, threads) in [("heap", "1"), ("auto", "3")] {
-        let ran = finish(bench(&SHORT).args(["7", "--threads", threads]).env("PINPOOL_BACKEND", backend));
+        let mut command = bench(&SHORT);
+        command.args(["7", "--threads", threads]).env("PINPOOL_BACKEND", backend).env("PINPOOL_TRACE", "/dev/zero");
+        let ran = finish(&mut command);
         assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
         let report = ran.figures();
         assert!(backend == "auto" || report["backend"] == backend, "{report}");

@@ -41,7 +41,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// and its samples are loaded one by one; any other .gz or .zst file is decompressed. A file larger than --batch-bytes is read in parts,
 /// so a run holds at most (prefetch + streams) times --batch-bytes. With --batch-files, --batch-bytes has no default. Exits with 0
 /// only if everything arrived, 1 if something failed, 2 for invalid settings, 3 if --require-gpu is not met, 4 if there was no file to
-/// load, 130 after Ctrl-C. An incomplete recording is a failure.
+/// load, 130 after Ctrl-C. PINPOOL_TRACE of the environment is ignored; an incomplete recording is a failure.
 #[derive(Debug, clap::Args)]
 #[command(help_template = "{about-with-newline}\n{usage-heading} {usage}\n\n{options}{after-help}")]
 #[command(after_help = "Example: pinpool load --verify --record t.gz /data/images")]
@@ -125,10 +125,10 @@ fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
 pub(crate) fn run(args: &LoadArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let stop = stop_at_interrupt(terminal);
     let set = Set::all(&args.set)?;
-    let mut builder = set.builder().call_stacks(args.call_stacks);
-    if let Some(path) = &args.record {
-        builder = builder.trace(path.clone());
-    }
+    let builder = set.builder().call_stacks(args.call_stacks);
+    // The file in the environment's PINPOOL_TRACE may be the recording of another program.
+    let is_set = args.record.is_none() && set.pairs.iter().any(|(name, _)| name == "PINPOOL_TRACE");
+    let builder = if is_set { builder } else { builder.trace(args.record.clone()) };
     let pool = builder.build().map_err(|error| {
         let text = error.to_string();
         // The user gave the flag, not its variable.

@@ -11,12 +11,8 @@ const LOAD: [&str; 5] = ["load", "--synthetic", "20", "--batch-bytes", "1MiB"];
 #[test]
 fn a_full_disk_fails_the_load_whose_recording_it_was_to_take() {
     let dir = TempDir::new().unwrap();
-    for command in [
-        pinpool(&LOAD).args(["--record", "/dev/full"]),
-        pinpool(&LOAD).env("PINPOOL_TRACE", "/dev/full"),
-        pinpool(&LOAD).args(["--quiet", "--record", "/dev/full"]),
-    ] {
-        let ran = finish(command).exits(1);
+    for args in [&["--record", "/dev/full"][..], &["--set", "TRACE=/dev/full"], &["--quiet", "--record", "/dev/full"]] {
+        let ran = finish(pinpool(&LOAD).args(args)).exits(1);
         ran.check_stderr("trace_incomplete: path=/dev/full");
         ran.check_stderr("the requested recording is missing or incomplete");
     }
@@ -38,5 +34,5 @@ fn the_flag_is_named_where_its_file_cannot_be_written() {
     let ran = finish(pinpool(&LOAD).args(["--record", folder])).exits(2);
     ran.check_stderr(&format!("pinpool: --record {folder}: cannot be written"));
     assert!(!ran.stderr.contains("pinpool: PINPOOL_TRACE"), "{}", ran.stderr);
-    finish(pinpool(&LOAD).env("PINPOOL_TRACE", folder)).exits(2).check_stderr("PINPOOL_TRACE");
+    finish(pinpool(&LOAD).args(["--set", &format!("TRACE={folder}")])).exits(2).check_stderr("PINPOOL_TRACE");
 }

@@ -102,6 +102,7 @@ fn commands_that_only_look_open_no_socket_and_no_recording() {
         (&["trace"], Some(&workload)),
         (&["replay"], Some(&workload)),
         (&["advise"], Some(&workload)),
+        (&["load", "--synthetic", "1"], None),
     ] {
         for trace in [&recording, &at("new.trace")] {
             let mut command = pinpool(command);

@@ -47,7 +47,7 @@ fn a_recording_is_given_the_advice_of_its_pool() {
 fn a_killed_process_has_no_recorded_end() {
     let (_dir, path) = scratch("t.trace");
     let mut load = pinpool(&["load", "--synthetic", "60", "--batch-files", "1", "--idle", "60"]);
-    let mut load = load.env("PINPOOL_TRACE", &path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut load = load.arg("--record").arg(&path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until("the gets are recorded", || why(&path, &[]).stdout.contains("60 requests"));
     load.kill().unwrap();
     load.wait().unwrap();
