@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// A phrase, what to write, and how often it may still be in Markdown and in Rust.
 const PHRASES: &[(&str, &str, usize, usize)] = &[
     ("a get", "a request", 0, 0),
-    ("the get", "the request", 0, 4),
+    ("the get", "the request", 0, 3),
     ("gets that", "requests that", 0, 0),
     ("a put", "a return", 0, 0),
     ("the put", "the return", 0, 0),

@@ -43,7 +43,7 @@ pub(crate) struct GranuleSizes {
 pub(crate) struct GranuleZone {
     /// Offset of the first.
     pub(crate) start: u64,
-    /// Offset behind the last; the largest granules have no end.
+    /// Offset after the last; the largest granules have no end.
     pub(crate) end: u64,
     pub(crate) granule_bytes: u64,
 }

@@ -103,7 +103,7 @@ mod tests {
         arena.free(spanning, 0);
         assert!(arena.release_down_to(0).is_none() && arena.release_idle(GRANULE).is_none());
         assert!(arena.release_due(3_600_000_000).is_none() && arena.releasable_bytes() == 0);
-        // What is beyond goes, and no more.
+        // Only what exceeds the floor is released.
         let plan = arena.grow(12 * GRANULE, GrowthLimits::UNLIMITED).unwrap();
         let buffer = plan.buffer().unwrap();
         assert!(arena.finish_made(plan, 0));

@@ -1,4 +1,4 @@
-//! What a pool asks of the source that it gets.
+//! What a pool requires of its source.
 
 use std::path::Path;
 

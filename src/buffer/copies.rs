@@ -121,7 +121,7 @@ impl From<CopyError> for std::io::Error {
     }
 }
 
-/// Makes a fence behind work that may be running. A panic counts as a refusal: dropped by it, the buffer would be reused.
+/// Makes a fence after work that may be running. A panic counts as a refusal: dropped by it, the buffer would be reused.
 fn checked<F>(make_fence: impl FnOnce() -> Result<F>) -> Result<F> {
     pinpool_os::unwind::caught(make_fence).unwrap_or_else(|| Err(Error::device_failed("recording a fence panicked")))
 }
@@ -239,7 +239,7 @@ impl PinnedBuf {
     /// The errors of [`CopyStream::record_fence`], and [`Error::is_forked`]. The memory is never reused, unless
     /// [`CopyError::into_buf`] takes the buffer out of the error.
     pub fn release_after<S: CopyStream + ?Sized>(self, stream: &S) -> Result<(), CopyError> {
-        self.release_behind(|| stream.record_fence().map(Some))
+        self.release_with_fence(|| stream.record_fence().map(Some))
     }
 
     /// Consumes the buffer as [`release_after`](PinnedBuf::release_after) does, for the work that `event` covers now: all work
@@ -252,7 +252,7 @@ impl PinnedBuf {
     /// captured a graph.
     #[cfg(feature = "cuda")]
     pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<(), CopyError> {
-        self.release_behind(|| crate::driver::with_one_retry(|| copy::cuda::fence_behind_event(event)))
+        self.release_with_fence(|| crate::driver::with_one_retry(|| copy::cuda::fence_after_event(event)))
     }
 
     /// Records that the work enqueued so far on another library's stream uses the buffer, which returns to the pool only when that
@@ -277,7 +277,7 @@ impl PinnedBuf {
     #[cfg(feature = "cuda")]
     pub unsafe fn record_stream(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
         // SAFETY: the caller's promise.
-        self.record_work(stream.addr(), || unsafe { copy::cuda::fence_behind_stream(stream.cast()) }.map(Some))
+        self.record_work(stream.addr(), || unsafe { copy::cuda::fence_after_stream(stream.cast()) }.map(Some))
     }
 
     /// Records work as [`record_stream`](PinnedBuf::record_stream) does, for the work that another library's event covers now: all
@@ -296,10 +296,10 @@ impl PinnedBuf {
     pub unsafe fn record_event(&mut self, event: *mut std::ffi::c_void) -> Result<()> {
         // Inverted, so that no stream has this handle: null is a default stream.
         // SAFETY: the caller's promise.
-        self.record_work(!event.addr(), || unsafe { copy::cuda::fence_behind_event_handle(event.cast()) })
+        self.record_work(!event.addr(), || unsafe { copy::cuda::fence_after_event_handle(event.cast()) })
     }
 
-    /// Records the fence that `make_fence` returns behind work of the stream or event `handle`, which may write to the buffer.
+    /// Records the fence that `make_fence` returns after work of the stream or event `handle`, which may write to the buffer.
     #[cfg(feature = "cuda")]
     fn record_work(&mut self, handle: usize, make_fence: impl Fn() -> Result<Option<SharedFence>>) -> Result<()> {
         let Some(block) = &mut *self.block else { return Ok(()) };
@@ -334,7 +334,7 @@ impl PinnedBuf {
     }
 
     /// Consumes the buffer; it is reused after the fence that `make_fence` returns, or at once if there is none.
-    fn release_behind(mut self, make_fence: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<(), CopyError> {
+    fn release_with_fence(mut self, make_fence: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<(), CopyError> {
         // Not by the length: others may still use the memory of a buffer that was truncated to nothing.
         let Some(block) = &*self.block else { return Ok(()) };
         block.check_process().map_err(|error| CopyError { error, buf: None })?;

@@ -104,13 +104,13 @@ impl PinnedBuf {
         let copy_fences = block.shared_fences();
         let written = copy_fences.wait_for_writes(fence.shared.stream_id());
         copy_fences.lend(fence.shared.clone());
-        // SAFETY: the fence outlives `'a` (host-slice-I1): it is in the buffer's list, which lets go of it through `&mut`.
+        // SAFETY: the fence outlives `'a` (host-slice-I1): it is in the buffer's list, which drops it only through `&mut`.
         let guard = unsafe { fence.guard() };
         if written.is_err() {
             refuse_host_slice(stream);
             return (&[], guard);
         }
-        // SAFETY: cudarc's contract: the bytes are used on `stream` only, behind the writes that this waited for.
+        // SAFETY: cudarc's contract: the bytes are used on `stream` only, after the writes that this waited for.
         let bytes = unsafe { self.bytes() };
         (bytemuck::cast_slice(&bytes[part]), guard)
     }
@@ -129,7 +129,7 @@ impl PinnedBuf {
             refuse_host_slice(stream);
             return (&mut [], guard);
         }
-        // SAFETY: as in `lend`, behind every copy that this waited for.
+        // SAFETY: as in `lend`, after every copy that this waited for.
         let bytes = unsafe { self.bytes_mut() };
         (bytemuck::cast_slice_mut(&mut bytes[part]), guard)
     }

@@ -16,7 +16,7 @@
 //!
 //! Invariants:
 //!
-//! - **buffer-I1**: `bytes` of the block is an address inside its memory with at least that length behind it (`size_class`
+//! - **buffer-I1**: `bytes` of the block is an address inside its memory with at least that many bytes after it (`size_class`
 //!   includes the room for alignment), and the block belongs to this buffer alone. Without a block the length is 0.
 //! - **buffer-I2**: every tracked copy that uses the buffer is in its `CopyFences` until it is known to have completed.
 //! - **buffer-I3**: the memory is initialized (source-C2).
@@ -323,7 +323,7 @@ impl PinnedBuf {
     ///
     /// # Safety
     ///
-    /// No copy is writing to them, or they are read behind it, on its stream.
+    /// No copy is writing to them, or they are read after it, on its stream.
     #[inline(always)]
     unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: buffer-I1 and buffer-I3; `&self` excludes writers in this process; the caller excludes device writes.
@@ -334,7 +334,7 @@ impl PinnedBuf {
     ///
     /// # Safety
     ///
-    /// No copy is using them, or they are written behind it, on its stream.
+    /// No copy is using them, or they are written after it, on its stream.
     #[inline(always)]
     unsafe fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: buffer-I1 and buffer-I3, and `&mut self` makes it the only slice.

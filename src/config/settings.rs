@@ -42,7 +42,7 @@ macro_rules! for_each_setting {
         "PINPOOL_WAIT" = Some(Duration::from_secs(30)), wait(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
         // The same with and without a GPU, so that a loader that holds too much fails on its developer's machine.
-        /// After the wait: error, or pageable (ordinary memory, up to the limit once more).
+        /// After the wait: error, or pageable (ordinary memory, up to the same limit again).
         "PINPOOL_ON_FULL" = OnFull::Error, on_full(OnFull): OnFull as word();
 
         /// Whether the start waits until the whole reserve is pinned: 0 or 1.

@@ -3,7 +3,7 @@
 //!
 //! Not by cudarc's bindings: their results are an enumeration ([`code`](super::code)), and they are looked up in a library of their
 //! own, which may be a toolkit's stub. cudarc itself still calls the driver when its objects are created or used: streams, events
-//! and device memory of users, and our context object, through which it records an event behind a lent slice
+//! and device memory of users, and our context object, through which it records an event after a lent slice
 //! (`copy::cuda::own_context`).
 //!
 //! Virtual memory has a separate table, since drivers without it are supported too.

@@ -145,7 +145,7 @@ impl<E> Block<E> {
         }
     }
 
-    /// A new user requests `len` bytes, `skip_bytes` behind the start; both are within the class.
+    /// A new user requests `len` bytes, `skip_bytes` past the start; both are within the class.
     pub(crate) fn begin(&mut self, skip_bytes: usize, len: usize) {
         if skip_bytes > 0 {
             self.end_plain();

@@ -158,7 +158,7 @@ enum AccessKind {
     Lent,
     /// A lent read after the end of the borrow.
     Returned,
-    /// Work of this stream or event, behind which the driver refused a fence. It may write.
+    /// Work of this stream or event, after which the driver refused a fence. It may write.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has such handles.
     Unfenced(WorkId),
 }
@@ -248,7 +248,7 @@ impl CopyFences {
         }
     }
 
-    /// Was any copy recorded?
+    /// Returns whether a copy was ever recorded.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.0.get().is_some()

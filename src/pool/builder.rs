@@ -172,7 +172,7 @@ impl PoolBuilder {
     /// request.
     ///
     /// If the process has not started the driver, the first call on the pool tries the backends on the calling thread, so that
-    /// children forked before it have CUDA; a pool with a reserve, a recording, a NUMA node, a shared limit or another backend than
+    /// children forked before it have CUDA; a pool with a reserve, a recording, a NUMA node, a shared limit or a backend other than
     /// `auto` tries them here.
     ///
     /// # Errors

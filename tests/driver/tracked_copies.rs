@@ -1,4 +1,4 @@
-//! The natural lines that start a copy are tracked: a buffer dropped under any of them is not reused before the copy completes.
+//! Every usual way to start a copy are tracked: a buffer dropped under any of them is not reused before the copy completes.
 #![allow(unsafe_code)] // Copies from a slice that the pool does not track.
 
 use std::sync::Arc;

@@ -134,7 +134,7 @@ ops! {
     Await = "await" (which),
     /// Drops a buffer that is copied into.
     DropPending = "drop_pending" (which),
-    /// Gives a buffer up behind all work of a stream.
+    /// Gives a buffer up after all work of a stream.
     ReleaseAfter = "release_after" (which stream),
     /// The device ends the oldest copies of a stream.
     Finish = "finish" (stream count),

@@ -126,7 +126,7 @@ pub(crate) enum FreeOutcome {
     Foreign,
 }
 
-/// Returns the program's buffer at `start` to its pool, behind all work of every context.
+/// Returns the program's buffer at `start` to its pool, after all work of every context.
 pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     let address = start.addr();
     if !process::is_owner() {

@@ -91,7 +91,7 @@ impl Driver {
         Ok(DRIVER.get_or_init(|| Self(functions)))
     }
 
-    /// Returns whether it can put an event behind all work of a context.
+    /// Returns whether it can put an event after all work of a context.
     pub(crate) fn records_contexts(&self) -> bool {
         self.0.record_context.is_some()
     }
@@ -177,7 +177,7 @@ impl Driver {
         value(|event| unsafe { (self.0.event_create)(event, DISABLE_TIMING) })
     }
 
-    /// Records the event, one of `context`, behind all work of that context. While a stream of it captures, this fails and
+    /// Records the event, one of `context`, after all work of that context. While a stream of it captures, this fails and
     /// invalidates the capture.
     pub(crate) fn record(&self, context: usize, event: usize) -> Result<(), Code> {
         let record = self.0.record_context.ok_or(NOT_FOUND)?;

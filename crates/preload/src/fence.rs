@@ -1,4 +1,4 @@
-//! A fence behind all work of every context, for which the driver's free function would wait.
+//! A fence after all work of every context, for which the driver's free function would wait.
 //!
 //! ```text
 //!   waiting ──no capture under way──▶ recorded: an event in each context ──all completed──▶ completed
@@ -151,7 +151,7 @@ impl State {
     }
 }
 
-// SAFETY: true only once the work of every context before the free has completed: an event behind it in each, or the context gone.
+// SAFETY: true only once the work of every context before the free has completed: an event after it in each, or the context gone.
 // One identity for all: what a later fence covers includes all that an earlier one does.
 unsafe impl Fence for ProcessFence {
     fn stream_id(&self) -> Option<StreamId> {

@@ -1,4 +1,4 @@
-//! Internal to pinpool, no promise: locks and waits across processes, and the shared limit: one limit for the pools of all
+//! Internal to pinpool, no stability guarantee: locks and waits across processes, and the shared limit: one limit for the pools of all
 //! processes.
 //!
 //! Knows no pool. Linux only: attaching fails elsewhere.

@@ -11,7 +11,7 @@
 //! each event, so that a slow event delays no other. An event that has completed needs no stream. An event is refused if its query
 //! fails or if it was recorded in a capture: the internal stream would become part of that graph.
 //!
-//! **event-I1**: the event of an [`EventFence`] was recorded after the work, or behind the wait for it.
+//! **event-I1**: the event of an [`EventFence`] was recorded after the work, or after the wait for it.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl EventFence {
         Self { event: Handle(event), stream_id, context, answer: FinalStatus::default(), waiting_stream: None }
     }
 
-    /// Records the event behind all work so far on the stream.
+    /// Records the event after all work so far on the stream.
     pub(super) fn record(&self, stream: sys::CUstream) -> Result<(), FailedCall> {
         // SAFETY: both are alive, and of one context.
         unsafe { calls::event_record(self.event.0, stream) }
@@ -89,10 +89,10 @@ unsafe impl Fence for EventFence {
 }
 
 /// A fence after all work before the last record of `event`; `None` if that has completed.
-pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence>> {
+pub(crate) fn fence_after_event(event: &CudaEvent) -> Result<Option<SharedFence>> {
     let context = ContextState::for_context(event.context())?;
     // SAFETY: the event lives as long as its owner.
-    unsafe { behind_event(event.cu_event(), context) }
+    unsafe { after_event(event.cu_event(), context) }
 }
 
 /// A fence after all work before the last record of `event`, on a stream of `context` that waits for it; `None` if that is
@@ -101,7 +101,7 @@ pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence
 /// # Safety
 ///
 /// The event is alive.
-pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
+pub(super) unsafe fn after_event(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     // Not waited for without an answer: it may be one of a capture, which a wait would invalidate.
     if context.query_now(Handle(event))? {
         return Ok(None);

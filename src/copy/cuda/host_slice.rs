@@ -75,7 +75,7 @@ pub(crate) fn refuse_host_slice(stream: &CudaStream) {
 
 #[derive(Debug)]
 struct TrackedCopy {
-    /// For the event that cudarc records behind its copy.
+    /// For the event that cudarc records after its copy.
     fence: EventFence,
     /// The same event as an object. Never dropped: the fence destroys it, and [`OwnContext`](super::own_context::OwnContext) is never
     /// freed.
@@ -125,7 +125,7 @@ impl TrackedCopy {
         let record = match unsafe { calls::event_elapsed(&raw mut milliseconds, event, event) } {
             Ok(()) | Err(FailedCall { code: Code::NOT_READY, .. }) => Record::Present,
             Err(FailedCall { code: Code::INVALID_HANDLE, .. }) => {
-                let why = "cudarc recorded no event behind its copy".to_owned();
+                let why = "cudarc recorded no event after its copy".to_owned();
                 Record::Missing(ContextFence::new(&self.fence.context.work, why, false))
             }
             Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => return Ok(None),
@@ -136,7 +136,7 @@ impl TrackedCopy {
 }
 
 // SAFETY: host-slice-I1 and host-slice-I2: queried only when the borrow has ended, and complete only if the event was recorded,
-// behind the copy.
+// after the copy.
 unsafe impl Fence for TrackedCopy {
     fn is_complete(&self) -> Result<bool> {
         match self.record()? {

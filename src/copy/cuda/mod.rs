@@ -9,11 +9,11 @@
 //! 5. enqueue the fence
 //! 6. restore the errors
 //!
-//! *Refused* means that nothing uses the buffer. A copy that *failed* for another reason than its arguments may be running, so it
+//! *Refused* means that nothing uses the buffer. A copy that *failed* for a reason other than its arguments may be running, so it
 //! gets a fence too. A fence is a number that the stream writes (`timeline`), else an event; if the driver refuses both, the pool
 //! waits for the stream (`context_fence`).
 //!
-//! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
+//! Whether the stream captures a graph is checked after the wait of the device memory, since a wait after captured work
 //! makes the stream part of that capture. If the memory waits at all, this is checked before as well: a capturing stream
 //! that waits for work outside of its capture invalidates it.
 //!
@@ -51,14 +51,14 @@ mod raw;
 mod stream;
 mod timeline;
 
-pub(crate) use event::fence_behind_event;
+pub(crate) use event::fence_after_event;
 pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
 pub use raw::{RawMem, RawStream};
-pub(crate) use raw::{fence_behind_event_handle, fence_behind_stream};
+pub(crate) use raw::{fence_after_event_handle, fence_after_stream};
 pub(crate) use stream::work_id;
 pub(crate) use timeline::{held_bytes as timeline_bytes, set_enabled as set_timelines_enabled};
 
-// SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
+// SAFETY: the fence is put after the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
 // an error that it returns for invalid arguments only. The address and the length are cudarc's own.
 unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> for T {
     fn capacity_bytes(&self) -> usize {
@@ -90,13 +90,13 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     fn record_fence(&self) -> Result<SharedFence> {
         let stream = self.borrow();
         let (context, _current) = with_one_retry(|| ContextState::enter_of(stream.context()))?;
-        fence_behind_work(stream.cu_stream(), context)
+        fence_after_work(stream.cu_stream(), context)
     }
 }
 
 /// A fence after all work enqueued so far on the stream; the stream's context is current. If the
 /// stream is capturing, the call fails permanently: each launch of the graph uses the memory, even after the capture has ended.
-fn fence_behind_work(stream: sys::CUstream, context: &'static ContextState) -> Result<SharedFence> {
+fn fence_after_work(stream: sys::CUstream, context: &'static ContextState) -> Result<SharedFence> {
     // SAFETY: the stream is alive.
     if with_one_retry(|| unsafe { calls::is_capturing(stream) })? {
         return Err(ErrorKind::Capture.into());
@@ -151,7 +151,7 @@ unsafe fn copy_on<'a>(
         (address, record, stream.context().check_err().map_err(FailedCall::from))
     };
     // SAFETY: the caller's promise.
-    unsafe { copy_behind((stream.cu_stream(), context), host, len, may_wait, wait) }
+    unsafe { copy_with_fence((stream.cu_stream(), context), host, len, may_wait, wait) }
 }
 
 /// A refusal before anything is enqueued.
@@ -162,12 +162,12 @@ fn refused(len: usize, failed: FailedCall) -> CopyFailure {
     CopyFailure::Refused(if is_of_device { failed.into() } else { Error::copy_refused(len, failed.to_string()) })
 }
 
-/// Copies as [`copy_on`] does, with the context current. The record that `wait` returns is dropped behind the copy.
+/// Copies as [`copy_on`] does, with the context current. The record that `wait` returns is dropped after the copy.
 ///
 /// # Safety
 ///
 /// The contract of [`copy_on`].
-unsafe fn copy_behind<R>(
+unsafe fn copy_with_fence<R>(
     (stream, context): (sys::CUstream, &'static ContextState),
     host: HostSide,
     len: usize,

@@ -15,10 +15,10 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::context::ContextState;
-use super::event::behind_event;
+use super::event::after_event;
 use super::stream::{id_number, is_default};
 use super::timeline::Timeline;
-use super::{HostSide, copy_behind, fence_behind_work, refused};
+use super::{HostSide, copy_with_fence, fence_after_work, refused};
 use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::driver::code::FailedCall;
 use crate::driver::device::Device;
@@ -93,7 +93,7 @@ unsafe impl CopyStream for RawStream {
     fn record_fence(&self) -> Result<SharedFence> {
         let _entered = self.enter()?;
         // SAFETY: alive (`new`).
-        unsafe { fence_behind_stream(self.handle) }
+        unsafe { fence_after_stream(self.handle) }
     }
 }
 
@@ -130,7 +130,7 @@ impl RawMem {
     }
 }
 
-// SAFETY: as for cudarc's streams (`copy_behind`).
+// SAFETY: as for cudarc's streams (`copy_with_fence`).
 unsafe impl CopyTarget<RawStream> for RawMem {
     fn capacity_bytes(&self) -> usize {
         self.len
@@ -175,7 +175,7 @@ unsafe fn copy_on(
     let context = unsafe { context_of(raw.handle) }.map_err(CopyFailure::Refused)?;
     let _current = context.enter().map_err(|failed| refused(len, failed))?;
     // SAFETY: the caller's promise.
-    unsafe { copy_behind((raw.handle, context), host, len, false, || (address, (), Ok(()))) }
+    unsafe { copy_with_fence((raw.handle, context), host, len, false, || (address, (), Ok(()))) }
 }
 
 /// A fence after all work so far on `stream`; null is the default stream of the current context.
@@ -183,7 +183,7 @@ unsafe fn copy_on(
 /// # Safety
 ///
 /// The stream is alive, and its context until the fence is complete.
-pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<SharedFence> {
+pub(crate) unsafe fn fence_after_stream(stream: sys::CUstream) -> Result<SharedFence> {
     // SAFETY: the caller's promise.
     if let Some(fence) = unsafe { fence_by_timeline(stream) } {
         return Ok(fence);
@@ -191,7 +191,7 @@ pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<Shared
     // SAFETY: the caller's promise.
     let context = unsafe { context_of(stream) }?;
     let _current = with_one_retry(|| context.enter())?;
-    fence_behind_work(stream, context)
+    fence_after_work(stream, context)
 }
 
 /// A fence after all work so far on a stream with a timeline. `None` if the stream has none or captures, or if the driver refuses.
@@ -199,7 +199,7 @@ pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<Shared
 ///
 /// # Safety
 ///
-/// As for [`fence_behind_stream`].
+/// As for [`fence_after_stream`].
 unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
     // SAFETY: the caller's promise.
     if is_default(stream.addr()) || unsafe { calls::is_capturing(stream) } != Ok(false) {
@@ -213,7 +213,7 @@ unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
 ///
 /// # Safety
 ///
-/// As for [`fence_behind_stream`].
+/// As for [`fence_after_stream`].
 unsafe fn context_of(stream: sys::CUstream) -> Result<&'static ContextState> {
     require_driver()?;
     // SAFETY: the caller's promise.
@@ -233,7 +233,7 @@ unsafe fn context_of(stream: sys::CUstream) -> Result<&'static ContextState> {
 /// # Safety
 ///
 /// The event is alive.
-pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Option<SharedFence>> {
+pub(crate) unsafe fn fence_after_event_handle(event: sys::CUevent) -> Result<Option<SharedFence>> {
     require_driver()?;
     if event.is_null() {
         return Err(unusable("the event is null"));
@@ -250,7 +250,7 @@ pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Op
     // SAFETY: the context of a live stream.
     let context = unsafe { ContextState::for_handle(handle) }.map_err(unusable)?;
     // SAFETY: the caller's promise.
-    unsafe { behind_event(event, context) }
+    unsafe { after_event(event, context) }
 }
 
 /// # Errors

@@ -160,7 +160,7 @@ impl Core {
     }
 
     /// Time in which the process did not run is neither a wait nor part of the age of a copy. A stop during a call of the
-    /// maintenance thread counts, since it cannot be told from a slow call.
+    /// maintenance thread counts, since it cannot be distinguished from a slow call.
     fn discount_pause(&self, state: &mut TickState, now_us: u64) {
         let before_us = state.stopped_us;
         state.stopped_us = self.thread.map_or(0, MaintenanceThread::stopped_us);

@@ -25,9 +25,9 @@ pub(in crate::engine) struct Execution {
     /// Regions by range: to be released at first, then also acquired. They belong to the mappings afterwards.
     pub(in crate::engine) regions: HashMap<u32, Region>,
     pub(in crate::engine) calls: SourceCalls,
-    /// Why the first step that failed did.
+    /// The error of the first step that failed.
     pub(in crate::engine) error: Option<SourceError>,
-    /// Of the steps that were tried.
+    /// The outcomes of the steps that were tried, in order.
     pub(in crate::engine) outcomes: Vec<StepOutcome>,
 }
 

@@ -17,7 +17,7 @@ use pinpool_os::sync::plain::Mutex;
 pub(crate) struct OneEach {
     source: CalledSource,
     pub(super) budget: Arc<Budget>,
-    /// Of no bytes: keeps the shared limit until the pool is closed.
+    /// A claim of zero bytes, which keeps the shared limit joined until the pool is closed.
     base: Mutex<Option<Claim>>,
     /// Regions that the source refused to release; their release is tried again.
     refused: Mutex<Vec<(Region, Claim)>>,

@@ -157,7 +157,7 @@ impl<S: Server> WaitQueue<S> {
         self.state.lock().waiters.iter().map(|(_, waiter)| waiter.class.bytes as u64).collect()
     }
 
-    /// How long the waiting requests have waited so far, in sum.
+    /// The total time that the waiting requests have waited so far.
     pub(super) fn waiting_for(&self, now: Instant) -> Duration {
         let waited = |since| now.saturating_duration_since(since);
         self.state.lock().waiters.iter().filter_map(|(_, waiter)| waiter.state.lock().joined).map(waited).sum()

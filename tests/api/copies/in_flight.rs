@@ -26,7 +26,7 @@ fn a_buffer_in_flight_is_not_reused_until_its_copy_completes() {
     assert!(!copy.is_complete().unwrap());
     drop(gate);
     copy.wait().unwrap();
-    assert_eq!(pool.get(100).unwrap().id(), id, "the get found the copy complete and reused its buffer");
+    assert_eq!(pool.get(100).unwrap().id(), id, "the request found the copy complete and reused its buffer");
     assert!(device.read().iter().all(|&byte| byte == 1));
     valid_stats(&pool);
 }

@@ -25,7 +25,7 @@ const LASTS: Duration = Duration::from_millis(1200);
 static CAUGHT: AtomicU64 = AtomicU64::new(0);
 static FIRST: AtomicI64 = AtomicI64::new(-1);
 
-/// The outcomes of the threads, which end without a word. Each test has a process, and runs its threads once.
+/// The outcomes of the threads, which end without reporting. Each test has a process, and runs its threads once.
 static REFUSED: AtomicUsize = AtomicUsize::new(0);
 static DONE: AtomicUsize = AtomicUsize::new(0);
 static STOP: AtomicBool = AtomicBool::new(false);

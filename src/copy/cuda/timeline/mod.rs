@@ -137,7 +137,7 @@ impl Timeline {
         }
         let next = self.sequence.next(*last, || self.read())?;
         #[allow(clippy::cast_possible_truncation)] // The low half is what the stream writes.
-        // SAFETY: a live stream, and a word that is never freed (timeline-I2). The default flags order the write behind all
+        // SAFETY: a live stream, and a word that is never freed (timeline-I2). The default flags order the write after all
         // work before it.
         let written = unsafe { calls::stream_write_value(stream, self.address, next as u32, 0) };
         // Also after a refusal the write may be enqueued, so its number is not taken again (timeline-I1).
@@ -265,7 +265,7 @@ impl DeviceHealth {
     }
 }
 
-/// A number that a stream writes behind some work.
+/// A number that a stream writes after some work.
 #[derive(Debug)]
 pub(super) struct TimelineFence {
     timeline: &'static Timeline,
@@ -281,7 +281,7 @@ impl TimelineFence {
     }
 }
 
-// SAFETY: the stream writes the number behind the work, and the word only grows (timeline-I1), also through the wraps of its
+// SAFETY: the stream writes the number after the work, and the word only grows (timeline-I1), also through the wraps of its
 // low half (timeline-I4).
 unsafe impl Fence for TimelineFence {
     fn is_complete(&self) -> Result<bool> {
