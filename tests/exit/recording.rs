@@ -45,8 +45,7 @@ fn run(case: &str, path: &Path, code: i32) {
 fn counts(recording: &Recording) -> (usize, usize, usize) {
     assert_eq!((recording.warning.as_deref(), recording.lost), (None, 0));
     let count = |is: fn(&Event) -> bool| recording.records.iter().filter(|record| is(&record.event)).count();
-    let gets = count(|event| matches!(event, Event::Get { .. }));
-    let puts = count(|event| matches!(event, Event::Put { .. }));
+    let (gets, puts) = (count(|of| matches!(of, Event::Get { .. })), count(|of| matches!(of, Event::Put { .. })));
     (gets, puts, count(|event| *event == Event::End))
 }
 

@@ -10,9 +10,8 @@ const SHORT: [&str; 5] = ["soak", "--json", "--ops", "40000", "--seed"];
 #[test]
 fn a_short_soak_is_clean_and_its_counts_add_up() {
     for (backend, threads) in [("heap", "1"), ("auto", "3")] {
-        let mut command = bench(&SHORT);
-        command.args(["7", "--threads", threads]).env("PINPOOL_BACKEND", backend).env("PINPOOL_TRACE", "/dev/zero");
-        let ran = finish(&mut command);
+        let variables = [("PINPOOL_BACKEND", backend), ("PINPOOL_TRACE", "/dev/zero")];
+        let ran = finish(bench(&SHORT).args(["7", "--threads", threads]).envs(variables));
         assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
         let report = ran.figures();
         assert!(backend == "auto" || report["backend"] == backend, "{report}");
@@ -34,8 +33,7 @@ fn a_soak_on_the_mock_driver_copies_to_it() {
     let lib = tempfile::tempdir().unwrap();
     let lib = crate::mock_driver(lib.path());
     for backend in ["vmm", "register", "cuda"] {
-        let mut command = bench(&SHORT);
-        let ran = finish(command.args(["3", "--backend", backend]).env("LD_LIBRARY_PATH", &lib));
+        let ran = finish(bench(&SHORT).args(["3", "--backend", backend]).env("LD_LIBRARY_PATH", &lib));
         assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
         assert_eq!(ran.figures()["backend"], backend);
         assert!(number(&ran.figures(), "copies") > 0);

@@ -54,16 +54,11 @@ fn load(dir: &TempDir, args: &[&str]) -> Ran {
 /// 200 files of 0 to 1,990 bytes in two directories, 199,000 bytes in all.
 pub(crate) fn tree() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    for class in ["cat", "dog"] {
-        fs::create_dir(dir.path().join(class)).unwrap();
-    }
+    ["cat", "dog"].iter().for_each(|class| fs::create_dir(dir.path().join(class)).unwrap());
     for number in 0..200 {
         let class = if number % 2 == 0 { "cat" } else { "dog" };
-        fs::write(
-            dir.path().join(format!("{class}/{number:03}.jpg")),
-            (0..=255).cycle().skip(number).take(number * 10).collect::<Vec<_>>(),
-        )
-        .unwrap();
+        let bytes: Vec<u8> = (0..=255).cycle().skip(number).take(number * 10).collect();
+        fs::write(dir.path().join(format!("{class}/{number:03}.jpg")), bytes).unwrap();
     }
     dir
 }

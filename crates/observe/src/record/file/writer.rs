@@ -375,7 +375,6 @@ mod tests {
         let writer = TraceFile::new("/dev/null".into()).writer;
         let taken = TimedSnapshot { time_ns: 0, pool: 0, at_us: 0, snapshot: Box::default() };
         (0..=CAPACITY).for_each(|_| writer.add(Item::Snapshot(taken.clone())));
-        assert_eq!(writer.unqueued.load(Ordering::Relaxed), 0);
         writer.add(Item::Record(Record { time_ns: 0, thread: 0, pool: 0, event: Event::Cleared }));
         assert_eq!(writer.unqueued.load(Ordering::Relaxed), 1);
     }
@@ -398,6 +397,6 @@ mod tests {
         drop(open(slow, Vec::new()).unwrap());
         let file = TRACE_FILES.get().lock()[slow].clone();
         let _opening = file.lock();
-        assert!(open(Path::new("/dev/null"), Vec::new()).is_ok());
+        assert!(open(Path::new("/"), Vec::new()).is_err());
     }
 }
