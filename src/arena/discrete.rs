@@ -21,11 +21,11 @@ const REGION_BYTES_MAX: u64 = 64 << 20;
 /// The next region adds one part in this many of the bytes held.
 const GROWTH_SHARE: u64 = 8;
 
-/// A region holds at least this many buffers, limited to `MANY_BYTES_MAX`.
+/// A region holds at least this many buffers, unless they exceed `MANY_BYTES_MAX`.
 const MANY_BUFFERS: u64 = 8;
 const MANY_BYTES_MAX: u64 = 16 << 20;
 
-/// A region of large buffers holds at least this many of the largest requested size, limited to
+/// A region of large buffers holds at least this many of the largest requested size, unless they exceed
 /// `SEVERAL_BYTES_MAX`: if sizes vary, a region for one size would serve few of the next requests.
 const SEVERAL_LARGEST: u64 = 4;
 const SEVERAL_BYTES_MAX: u64 = 44 << 20;

@@ -16,7 +16,7 @@
 //!
 //! Invariants:
 //!
-//! - **buffer-I1**: `bytes` of the block is an address inside its memory with at least that many bytes after it (`size_class`
+//! - **buffer-I1**: `bytes` of the block is an address inside its memory and a length that fits from there (`size_class`
 //!   includes the room for alignment), and the block belongs to this buffer alone. Without a block the length is 0.
 //! - **buffer-I2**: every tracked copy that uses the buffer is in its `CopyFences` until it is known to have completed.
 //! - **buffer-I3**: the memory is initialized (source-C2).

@@ -251,6 +251,10 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
     pairs.sort();
     for (name, value) in &pairs {
         let (word, value) = (&name[prefix.len()..], value.trim());
+        // Shells and compose files unset a variable by leaving it empty.
+        if value.is_empty() {
+            continue;
+        }
         let Some(variable) = VARIABLES.iter().find(|variable| &variable.name[PREFIX.len()..] == word) else {
             if !OTHER_PREFIXES.iter().any(|other| word.starts_with(other)) {
                 let why = retired(word).unwrap_or_else(|| format!("unknown and ignored; {}", advice_for(word)));
@@ -258,10 +262,6 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
             }
             continue;
         };
-        // Shells and compose files unset a variable by leaving it empty.
-        if value.is_empty() {
-            continue;
-        }
         let read = (variable.read)(&mut env, value);
         match ((variable.set_to)(code), read) {
             (Some(in_code), _) if (variable.set_to)(&env).as_ref() != Some(&in_code) => {

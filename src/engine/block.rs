@@ -53,7 +53,7 @@ pub(super) struct BlockBody<E> {
     claim: Option<Claim>,
 }
 
-/// The tag of a block that is not plain; no fork generation.
+/// The stamp of a block that is not plain; no fork generation.
 pub(super) const NOT_PLAIN: u32 = u32::MAX;
 
 /// The first byte of a buffer.
@@ -101,7 +101,7 @@ impl<E> Block<E> {
             claim: None,
         };
         let entry = spare.wrap(class.index, held_bytes, body);
-        entry.set_tag(NOT_PLAIN);
+        entry.set_stamp(NOT_PLAIN);
         Self(entry)
     }
 
@@ -170,7 +170,7 @@ impl<E> Block<E> {
     /// Returns whether nothing but its length distinguishes the block from an idle one (block-I2).
     #[inline(always)]
     pub(crate) fn is_plain(&self) -> bool {
-        self.0.tag() == fork::current()
+        self.0.stamp() == fork::current()
     }
 
     /// Returns whether the shard at `shard` may keep the block by the fast path (block-I3).
@@ -179,10 +179,10 @@ impl<E> Block<E> {
         self.0.is_of(shard)
     }
 
-    /// Makes the block plain under `tag`: no copy uses it, and nothing is recorded on it.
-    pub(super) fn make_plain(&mut self, tag: u32) {
+    /// Makes the block plain in fork generation `generation`: no copy uses it, and nothing is recorded on it.
+    pub(super) fn make_plain(&mut self, generation: u32) {
         self.begin(0, 0);
-        self.0.set_tag(tag);
+        self.0.set_stamp(generation);
     }
 
     #[inline]
@@ -227,7 +227,7 @@ impl<E> Block<E> {
 
     /// The block is not plain from now on.
     fn end_plain(&self) {
-        self.0.set_tag(NOT_PLAIN);
+        self.0.set_stamp(NOT_PLAIN);
         self.0.close_to_fast_path();
     }
 

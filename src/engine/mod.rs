@@ -5,7 +5,7 @@
 //!      │
 //!   buffer_calls ─▶ core ─▶ in_flight, wait_queue, meter
 //!                   ├───▶ cache, memory
-//!                   └───▶ block (generic over its owner, so that nothing below the core knows it)
+//!                   └───▶ block (generic over the pool, so that it does not depend on the core)
 //! ```
 //!
 //! | folder or file | owns |
@@ -15,7 +15,7 @@
 //! | `memory` | where memory comes from and returns to |
 //! | `wait_queue` | the requests that wait for room |
 //! | `meter` | the time, counters, and who holds the buffers of each tag |
-//! | `block.rs`, `buffer_calls.rs` | memory with its class, buffer state and owner; what a buffer calls on it |
+//! | `block.rs`, `buffer_calls.rs` | memory with its class, buffer state and pool; what a buffer calls on it |
 //! | `classes.rs` | the pinned buffers of each class |
 
 mod block;

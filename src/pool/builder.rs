@@ -163,17 +163,17 @@ impl PoolBuilder {
     }
 
     /// Builds the pool, which keeps nothing pinned except its reserve. With `PINPOOL_RESERVE_WAIT=0`, about the
-    /// first 8 MiB of it are pinned when this returns.
+    /// first 8 MiB of the reserve are pinned when this returns.
     ///
-    /// [`Backend::Auto`] tries each driver backend until one works: it acquires at most 2 MiB (on `vmm` a granule), copies one word
-    /// to the device and back, and releases the memory. Under `adaptive` this creates no context on a device without one, unless the
-    /// driver refuses `vmm` or needs a context for it; without a context `vmm` makes no copy. The release on `register` and `cuda`
-    /// waits for the device's work. Of the backends set explicitly, only `gpu` and `vmm` are tried here, the others by the first
-    /// request.
+    /// [`Backend::Auto`] tries each driver backend until one works: it acquires at most 2 MiB (one granule with `vmm`), copies one
+    /// word to the device and back, and releases the memory. Under `adaptive` this creates no context on a device without one, unless
+    /// the driver refuses `vmm` or needs a context for it; without a context `vmm` makes no copy. With `register` and `cuda`, the
+    /// release waits for all device work. An explicit `gpu` or `vmm` is tried here, any other explicit backend is first used by the
+    /// first request.
     ///
-    /// If the process has not started the driver, the first call on the pool tries the backends on the calling thread, so that
-    /// children forked before it have CUDA; a pool with a reserve, a recording, a NUMA node, a shared limit or a backend other than
-    /// `auto` tries them here.
+    /// If the process has not started the driver, `auto` tries the backends in the first call on the pool, on the calling thread, so
+    /// that children forked before that call can use CUDA. With a reserve, a recording, a NUMA node or a shared limit it tries them
+    /// here.
     ///
     /// # Errors
     ///

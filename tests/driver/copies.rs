@@ -127,7 +127,7 @@ fn a_copy_that_fails_at_a_step_puts_its_buffer_back_only_if_nothing_was_enqueued
         let error = pinpool::Error::from(buf.copy_to(&stream, &mut memory).unwrap_err());
         let is_of_device = matches!(code, Code::LAUNCH_FAILED | Code::UNKNOWN);
         assert_eq!((error.is_device(), error.is_copy()), (is_of_device, !is_of_device), "{name}: {error}");
-        // The copy may be running: the buffer waits for a fence that was put behind it all the same.
+        // The copy may be running: the buffer waits for a fence that was put after it all the same.
         let may_run = code == Code::LAUNCH_FAILED;
         let stats = pool.stats();
         let [waiting, idle] = [may_run, !may_run].map(u64::from);
@@ -139,7 +139,7 @@ fn a_copy_that_fails_at_a_step_puts_its_buffer_back_only_if_nothing_was_enqueued
     }
 }
 
-/// A copy behind which the driver refuses the number and the event.
+/// A copy after which the driver refuses the number and the event.
 fn copy_without_a_fence(
     driver: &MockDriver,
     pool: &Pool,

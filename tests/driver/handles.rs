@@ -104,7 +104,7 @@ fn a_buffer_returns_after_an_event_known_by_its_handle() {
 }
 
 #[test]
-fn memory_is_lost_if_the_driver_refuses_a_fence_behind_work_on_it() {
+fn memory_is_lost_if_the_driver_refuses_a_fence_after_work_on_it() {
     type Record<'a> = &'a dyn Fn(&mut PinnedBuf) -> pinpool::Result<()>;
 
     let (driver, context, pool) = start();

@@ -424,7 +424,7 @@ fn an_event_of_a_capture_is_refused_and_later_buffers_are_not_affected() {
 }
 
 #[test]
-fn a_pending_event_delays_no_buffer_behind_another_event() {
+fn a_pending_event_delays_no_buffer_that_waits_for_another_event() {
     let (driver, context, pool) = start();
     let (slow, fast) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let events = [context.new_event(None).unwrap(), context.new_event(None).unwrap()];

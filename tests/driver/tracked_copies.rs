@@ -1,4 +1,4 @@
-//! Every usual way to start a copy are tracked: a buffer dropped under any of them is not reused before the copy completes.
+//! Every usual way to start a copy is tracked: a buffer dropped under any of them is not reused before the copy completes.
 #![allow(unsafe_code)] // Copies from a slice that the pool does not track.
 
 use std::sync::Arc;
@@ -190,7 +190,7 @@ fn a_copy_to_another_stream_waits_for_the_copy_into_the_buffer() {
 }
 
 #[test]
-fn a_buffer_truncated_to_nothing_is_still_released_behind_the_work_of_others() {
+fn a_buffer_truncated_to_nothing_is_still_released_after_the_work_of_others() {
     let (driver, pool, stream, mut memory) = start();
     let mut buf = pool.get(LEN).unwrap();
     let gate = driver.hold(stream.cu_stream());

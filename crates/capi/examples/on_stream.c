@@ -1,5 +1,5 @@
 /*
- * Copies batches to the device and returns each buffer behind its copy: the next request neither waits for a copy nor gets memory
+ * Copies batches to the device and returns each buffer after its copy: the next request neither waits for a copy nor gets memory
  * that a copy still reads.
  *
  *     cc -std=c99 on_stream.c $(pkg-config --cflags --libs pinpool) -lcuda -o on_stream

@@ -1,4 +1,4 @@
-//! Buffers returned behind streams and events of the CUDA driver, over the mock driver.
+//! Buffers returned after work of streams and events of the CUDA driver, over the mock driver.
 #![allow(unsafe_code)] // Calls functions of C.
 
 #[path = "c/fixture.rs"]
@@ -175,7 +175,7 @@ fn a_program_in_c_copies_through_the_driver() {
     let run = |backend| {
         let mut command = Command::new(&program);
         command.env("LD_LIBRARY_PATH", folder.path()).env("PINPOOL_BACKEND", backend);
-        // The mock driver copies what was put behind the stream by a memmove of this process; the copies of a GPU are not checked either.
+        // The mock driver copies what was put after the stream by a memmove of this process; the copies of a GPU are not checked either.
         command.env("ASAN_OPTIONS", "replace_intrin=0");
         let output = command.env("MOCK_DRIVER_REPORT", "stderr").output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

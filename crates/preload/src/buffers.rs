@@ -116,7 +116,7 @@ fn log_statistics_at_exit() {
 
 /// The result of a free.
 pub(crate) enum FreeOutcome {
-    /// The buffer is behind its fence.
+    /// The buffer waits for its fence.
     Done,
     /// The wait of a free failed; the buffer is reused once the driver reports the end of its work.
     Failed(Code),
@@ -138,10 +138,10 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     };
     let Ok(driver) = Driver::get() else { return FreeOutcome::Failed(NOT_INITIALIZED) };
     contexts::record_current();
-    let fence = Arc::new(ProcessFence::behind(driver, contexts::all()));
+    let fence = Arc::new(ProcessFence::after(driver, contexts::all()));
     let outcome = if waits() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
     // A failed fence is no error here: the pool counts it, logs it and queries it again.
-    let _behind = served.buf.release_after(&FenceStream(fence));
+    let _refused = served.buf.release_after(&FenceStream(fence));
     outcome.map_or_else(FreeOutcome::Failed, |()| FreeOutcome::Done)
 }
 

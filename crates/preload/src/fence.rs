@@ -41,7 +41,7 @@ enum State {
 
 impl ProcessFence {
     /// A fence after the work of these contexts. Recorded if no capture is under way and the driver does not refuse.
-    pub(crate) fn behind(driver: &'static Driver, contexts: Vec<Arc<Context>>) -> Self {
+    pub(crate) fn after(driver: &'static Driver, contexts: Vec<Arc<Context>>) -> Self {
         let mut state = State::Waiting(contexts);
         // What is refused is recorded by a later sweep.
         let _refused = state.record(driver);
@@ -171,7 +171,7 @@ unsafe impl Fence for ProcessFence {
     }
 }
 
-/// Puts a buffer behind a fence.
+/// Releases a buffer after a fence.
 #[derive(Debug)]
 pub(crate) struct FenceStream(pub(crate) Arc<ProcessFence>);
 

@@ -43,7 +43,7 @@
 //! - **preload-I2**: an address in a slot of the table of hooks is the driver's function of that name, which has the type of
 //!   the hook or, for `cuCtxCreate`, one with arguments in the same registers; and the driver is never unloaded.
 //! - **preload-I3**: a buffer in the table of buffers is the program's from the request until the free that takes it out. Only
-//!   that free returns it, behind a fence over all work that was enqueued before.
+//!   that free returns it, with a fence after all work that was enqueued before.
 //! - **preload-I4**: nothing of a pool is touched once its context is gone: its source neither takes nor releases memory, its
 //!   buffers are leaked, and another pool serves what comes after.
 #![allow(unsafe_code)] // Sits between a program and the driver's C interface.

@@ -13,7 +13,7 @@
 //! gets a fence too. A fence is a number that the stream writes (`timeline`), else an event; if the driver refuses both, the pool
 //! waits for the stream (`context_fence`).
 //!
-//! Whether the stream captures a graph is checked after the wait of the device memory, since a wait after captured work
+//! Whether the stream captures a graph is checked after the wait of the device memory, since waiting for captured work
 //! makes the stream part of that capture. If the memory waits at all, this is checked before as well: a capturing stream
 //! that waits for work outside of its capture invalidates it.
 //!

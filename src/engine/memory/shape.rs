@@ -17,7 +17,7 @@ const ADDRESSES_PER_BYTE: u64 = 8;
 /// Addresses to reserve at least, for a limit that is raised later. They cost nothing but addresses: a process of 4096 pools, as
 /// many as the C interface has handles for, needs half of its 128 TiB for them.
 const ADDRESS_BYTES_PREFERRED: u64 = 16 << 30;
-/// The fewest addresses with which a pool is built.
+/// The smallest address space that a pool can start with.
 const ADDRESS_BYTES_MIN: u64 = 256 << 20;
 /// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
 const VARIED_GRANULES: u64 = 2;

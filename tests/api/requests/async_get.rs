@@ -132,7 +132,7 @@ fn over_both_presets(source: &Arc<FaultSource>) -> [Pool; 2] {
 
 #[test]
 fn a_miss_that_pin_calls_does_so_on_another_thread_and_the_runtime_goes_on() {
-    const BEATS: usize = if cfg!(miri) { 10 } else { 1000 };
+    const BEATS: usize = 1000;
     for preset in 0..2 {
         let source = faulty_sim();
         let pool = over_both_presets(&source)[preset].clone();

@@ -124,7 +124,8 @@ fn a_setting_given_twice_with_different_values_is_named() {
         assert_eq!(warned(heap()), expected);
         // Another prefix replaces the usual one; variables with the usual prefix are not read.
         assert_eq!(warned(heap().env_prefix("EVAL_")), [in_code("EVAL_WAIT", "7s", "2s")]);
-        assert_eq!(warned(heap().without_env()), [""; 0]);
+        let empty = heap().without_env().setting("maintenance_thread", "").setting("close_wait", " ");
+        assert_eq!(warned(empty), [""; 0]);
     });
     // Two texts in code, as in the string that C opens a pool with.
     let twice = |texts: [&str; 2]| {

@@ -119,7 +119,7 @@ fn a_config_that_is_no_text_is_refused() {
 }
 
 #[test]
-fn a_return_behind_a_stream_without_a_driver_leaves_the_buffer_with_its_user() {
+fn a_return_after_a_stream_without_a_driver_leaves_the_buffer_with_its_user() {
     let pool = open(HEAP);
     let held = get(pool, 4096).unwrap();
     // SAFETY: the default stream, which needs no object.

@@ -216,7 +216,7 @@ fn a_capture_that_no_hook_saw_is_met_once_and_ends_the_service() {
 }
 
 #[test]
-fn a_free_stands_behind_the_work_of_every_device() {
+fn a_free_comes_after_the_work_of_every_device() {
     let Some(built) = built() else { return };
     for way in [Way::Linked, Way::ProcAddress] {
         let (alone, served, log) = both(built, way, "devices");

@@ -3,7 +3,7 @@
 //! The header travels with the buffer, so neither a request nor a return allocates, and a buffer changes hands as one pointer.
 //! The links belong to the cache alone: they mean something only while the entry is idle.
 //!
-//! An entry belongs to the *slot* of the thread that took it last. Threads are numbered in the order in which they first use a
+//! The *home* of an entry is the slot of the thread that took it last. Threads are numbered in the order in which they first use a
 //! pool, and the number selects a thread's own shard. Two threads may share a shard, which is as correct and only slower.
 #![allow(unsafe_code)] // Send and Sync despite the links; moves a value out of memory that is kept.
 
@@ -45,7 +45,7 @@ pub(in crate::engine) struct Entry<T> {
     /// never followed.
     shard: AtomicPtr<()>,
     /// A number for the user of the cache.
-    tag: AtomicU32,
+    stamp: AtomicU32,
     pub(super) class: u16,
     /// Slot of the thread that took it last; it is returned to the shard of that slot.
     pub(super) home: u16,
@@ -70,17 +70,17 @@ impl<T> Entry<T> {
 
     #[cfg(test)]
     pub(super) fn new_at(home: u16, class: u32, bytes: usize, value: T) -> Box<Self> {
-        Box::new(Self::at_home(home, class, bytes, value))
+        Box::new(Self::with_home(home, class, bytes, value))
     }
 
     /// An entry that the shard of slot `home` keeps. No cache has a class above 65,534.
     #[inline]
-    fn at_home(home: u16, class: u32, bytes: usize, value: T) -> Self {
+    fn with_home(home: u16, class: u32, bytes: usize, value: T) -> Self {
         Self {
             links: Links::NONE,
             order: 0,
             shard: AtomicPtr::new(ptr::null_mut()),
-            tag: AtomicU32::new(0),
+            stamp: AtomicU32::new(0),
             class: u16::try_from(class).unwrap_or(u16::MAX),
             home,
             bytes,
@@ -98,23 +98,23 @@ impl<T> Entry<T> {
         self.bytes
     }
 
-    /// The number that [`set_tag`](Entry::set_tag) stored last; 0 at first. The cache does not use it.
+    /// The number that [`set_stamp`](Entry::set_stamp) stored last; 0 at first. The cache does not use it.
     #[inline(always)]
-    pub(in crate::engine) fn tag(&self) -> u32 {
+    pub(in crate::engine) fn stamp(&self) -> u32 {
         // Relaxed: a thread that has the entry alone comes after all threads that shared it.
-        self.tag.load(Ordering::Relaxed)
+        self.stamp.load(Ordering::Relaxed)
     }
 
     /// Stores a number next to the header, on the cache line that requests and returns touch anyway.
     #[inline(always)]
-    pub(in crate::engine) fn set_tag(&self, tag: u32) {
-        self.tag.store(tag, Ordering::Relaxed);
+    pub(in crate::engine) fn set_stamp(&self, stamp: u32) {
+        self.stamp.store(stamp, Ordering::Relaxed);
     }
 
     /// Returns whether the shard at `shard`, which is not null, may keep it by the fast path.
     #[inline(always)]
     pub(in crate::engine) fn is_of<S>(&self, shard: *const S) -> bool {
-        // Relaxed, as the tag.
+        // Relaxed, as the stamp.
         ptr::eq(self.shard.load(Ordering::Relaxed), shard.cast())
     }
 
@@ -141,11 +141,11 @@ impl<T> Default for SpareEntries<T> {
 }
 
 impl<T> SpareEntries<T> {
-    /// Wraps the result of `value`, of `bytes`; its home is the calling thread's shard.
+    /// Wraps the result of `value()`, which counts as `bytes`; its home is the calling thread's shard.
     #[inline(always)] // Otherwise the value is copied twice, as it is if it is made before the call.
     pub(in crate::engine) fn wrap(&self, class: u32, bytes: usize, value: impl FnOnce() -> T) -> Box<Entry<T>> {
         let (spare, home) = (self.0.lock().pop(), current_slot());
-        Box::write(spare.unwrap_or_else(Box::new_uninit), Entry::at_home(home, class, bytes, value()))
+        Box::write(spare.unwrap_or_else(Box::new_uninit), Entry::with_home(home, class, bytes, value()))
     }
 
     /// Unwraps the value of `entry`, and returns the `part` of it.
@@ -217,7 +217,7 @@ mod tests {
         spare.unwrap(entry, drop);
         assert_eq!(Arc::strong_count(&value), 1);
         let entry = spare.wrap(4, 20, || value.clone());
-        assert_eq!((ptr::from_ref(&*entry), entry.class(), entry.bytes(), entry.tag()), (at, 4, 20, 0));
+        assert_eq!((ptr::from_ref(&*entry), entry.class(), entry.bytes(), entry.stamp()), (at, 4, 20, 0));
         let more = (0..SPARE_MAX).map(|_| spare.wrap(0, 10, || value.clone()));
         for entry in more.chain([entry]).collect::<Vec<_>>() {
             spare.unwrap(entry, drop);

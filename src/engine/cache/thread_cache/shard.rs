@@ -73,7 +73,7 @@ impl<T> Shard<T> {
         })?;
         // Compare first: a store would dirty the cache line for nothing.
         if !entry.is_of::<Self>(self) {
-            self.adopt(&mut entry);
+            self.set_home(&mut entry);
         }
         Some(entry)
     }
@@ -88,11 +88,11 @@ impl<T> Shard<T> {
             self.collect(list);
             self.take_newest(list, class)
         })?;
-        self.adopt(&mut entry);
+        self.set_home(&mut entry);
         Some(entry)
     }
 
-    /// Puts `entry`, which this shard owns, into the free list if its class is marked, no other thread is inside and the slow
+    /// Puts `entry`, which has its home here, into the free list if its class is marked, no other thread is inside and the slow
     /// path is not required. Touches nothing of the cache after it has left the lock.
     #[inline(always)]
     pub(crate) fn put_fast(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
@@ -113,7 +113,7 @@ impl<T> Shard<T> {
 
     /// Makes this shard the home of `entry`.
     #[inline]
-    fn adopt(&self, entry: &mut Entry<T>) {
+    fn set_home(&self, entry: &mut Entry<T>) {
         entry.set_shard(std::ptr::from_ref(self));
         entry.home = self.index;
     }
@@ -175,7 +175,7 @@ impl<T> Shard<T> {
                 self.take_newest(list, class)
             })
         })?;
-        self.adopt(&mut entry);
+        self.set_home(&mut entry);
         Some(entry)
     }
 
@@ -190,7 +190,7 @@ impl<T> Shard<T> {
                 self.take_newest(list, class)
             })
         })?;
-        taker.adopt(&mut entry);
+        taker.set_home(&mut entry);
         Some(entry)
     }
 
