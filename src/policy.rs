@@ -62,7 +62,7 @@ pub struct Window {
     pub put: u64,
     /// Requests that went to the underlying allocator.
     pub allocated: u64,
-    /// Buffers evicted by returns.
+    /// Buffers evicted because of the limit on idle buffers.
     pub evicted: u64,
 }
 

@@ -9,7 +9,7 @@ set -eu
 
 [ $# -eq 1 ] || { echo "usage: $0 PREFIX" >&2; exit 2; }
 prefix=$1
-case $prefix in /*) ;; *) echo "$0: PREFIX is an absolute path: $prefix" >&2; exit 2 ;; esac
+case $prefix in /*) ;; *) echo "$0: PREFIX must be an absolute path: $prefix" >&2; exit 2 ;; esac
 here=$(cd "$(dirname "$0")" && pwd)
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$here/../../Cargo.toml" | head -n 1)
 [ -n "$version" ] || { echo "$0: no version in $here/../../Cargo.toml" >&2; exit 1; }

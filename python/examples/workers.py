@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=4)
     arguments = parser.parse_args()
-    # The workers prepare num_workers * prefetch_factor batches ahead, and the loop keeps two while it takes the next.
+    # The workers prepare num_workers * prefetch_factor batches ahead, and two more buffers let them continue while the loop uses a batch.
     shared = pinpool.SharedPool(buffer_bytes="1MiB", buffers=2 * arguments.workers + 2)
     # DataLoader accepts any object with a length and items, although its type hints require a Dataset.
     dataset: Any = Images()

@@ -102,7 +102,7 @@ impl CopyError {
     }
 
     /// Returns the buffer for another attempt. After a failed `copy_to` nothing was enqueued. After a failed `release_after` other
-    /// code's work may still use the buffer, so do not drop it before that work has completed. `None` in a forked child, and if a copy
+    /// code's work may still use the buffer, so do not drop it before that work has completed. `None` after a `release_after` in a forked child, and if a copy
     /// may have started: the memory then returns to the pool when that copy completes, or never.
     pub fn into_buf(self) -> Option<PinnedBuf> {
         self.buf.map(|mut refused| std::mem::take(&mut refused.buf))

@@ -106,7 +106,7 @@ struct Aligned;
 ///
 /// After a device failure it is unknown whether a copy has completed: the memory is quarantined until its fence confirms that.
 /// [`wait`](PinnedBuf::wait) returns that failure. If the copy wrote *into* the buffer, its bytes may still change, and
-/// every access to them is an error, never an empty slice; if it read *from* the buffer, its bytes can be read and not written. In a
+/// every access through the buffer is an error, never an empty slice, and a cudarc copy from it copies nothing; if it read *from* it, its bytes can be read and not written. In a
 /// forked child access fails if the memory belongs to the GPU driver, since children do not inherit it.
 pub struct PinnedBuf {
     /// Taken only by `drop`, so the compiler adds no check after it.

@@ -173,7 +173,7 @@ impl PoolBuilder {
     ///
     /// If the process has not started the driver, `auto` tries the backends in the first call on the pool, on the calling thread, so
     /// that children forked before that call can use CUDA. With a reserve, a recording, a NUMA node or a shared limit it tries them
-    /// here.
+    /// here. A pool that starts in its first call and finds no address space works as `tensorflow` over `heap`, and warns.
     ///
     /// # Errors
     ///

@@ -41,7 +41,7 @@ pub use user_memory::UserMemory;
 /// | --- | --- | --- |
 /// | full | requests wait up to `PINPOOL_WAIT`, then fail ([`is_limit`](crate::Error::is_limit)) or get pageable memory (`PINPOOL_ON_FULL`); `reserve` and `pin` wait only for a shared limit; `partition` and `adopt` work | works |
 /// | [closed](Self::close) | fail at once ([`is_closed`](crate::Error::is_closed)) | works; buffers and copies remain valid |
-/// | in a forked child | fail at once ([`is_forked`](crate::Error::is_forked)); build a new pool there | does nothing; statistics are 0 |
+/// | in a forked child | fail at once ([`is_forked`](crate::Error::is_forked)); build a new pool there | does nothing, or fails as requests do; statistics are 0 |
 ///
 /// ```
 /// let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;

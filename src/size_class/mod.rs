@@ -69,7 +69,7 @@ pub enum Rounding {
     Exact,
     /// The next power of two (TensorFlow's `Pow2Rounder`).
     Pow2,
-    /// Eight steps per doubling, in whole pages; the classes of the `adaptive` preset.
+    /// Eight steps per doubling, in whole pages, from 16 MiB on in multiples of 2 MiB; the classes of the `adaptive` preset.
     Eighths,
 }
 

@@ -21,7 +21,8 @@
  * is loaded at run time: no toolkit is needed to build, and without a driver the memory is resident (mlock) or pageable.
  *
  * Every function may be called from any thread, concurrently with any other, and from log callbacks, but not from signal
- * handlers. None throws, leaves an error in the CUDA runtime or changes the current context.
+ * handlers or CUDA host functions (cudaLaunchHostFunc), which must not call the driver. None throws, leaves an error in the CUDA
+ * runtime or changes the current context.
  *
  * Lengths are in bytes. Results stored through pointer arguments belong to the caller. Returned `const char *` strings are owned by
  * the library; do not free them.
@@ -52,8 +53,9 @@
  * The result of a function. The numbers never change; later versions may add codes.
  *
  * Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument unless its
- * comment says otherwise; that lists the other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns a string with the value, the limit
- * and what to do. Unless a function says otherwise, nothing has changed then, and results are stored as NULL or 0.
+ * comment says otherwise. The comment of each function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE,
+ * pp_last_error returns a string with the value, the limit and what to do. Unless a function says otherwise, nothing has changed
+ * then, and results are stored as NULL or 0.
  */
 typedef enum {
   /** Success. */
@@ -349,11 +351,10 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  *
  * NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After
  * PP_CAPTURING and after a NULL event, and after PP_DEVICE and PP_INVALID_HANDLE unless a second call with the same stream or event
- * succeeds, the end of the work is unknown, so the pool never reuses its memory. After PP_INTERNAL the buffer may be gone; its memory is never reused.
+ * succeeds, the end of the work is unknown, so the pool never reuses its memory. After PP_INTERNAL the buffer may be gone; its
+ * memory is never reused.
  */
-pp_status pp_put_after_stream(pp_pool *pool,
-                              void *ptr,
-                              CUstream_st *stream);
+pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed. `event`

@@ -239,7 +239,8 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 ///
 /// NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After
 /// PP_CAPTURING and after a NULL event, and after PP_DEVICE and PP_INVALID_HANDLE unless a second call with the same stream or event
-/// succeeds, the end of the work is unknown, so the pool never reuses its memory. After PP_INTERNAL the buffer may be gone; its memory is never reused.
+/// succeeds, the end of the work is unknown, so the pool never reuses its memory. After PP_INTERNAL the buffer may be gone; its
+/// memory is never reused.
 ///
 /// # Safety
 ///

@@ -30,7 +30,7 @@ class _NumbaStream(Protocol):
 _Stream: TypeAlias = int | _TorchStream | _CupyStream | _CudaStream | _NumbaStream
 _Size: TypeAlias = SupportsIndex | str
 _Time: TypeAlias = float | str | timedelta
-_Switch: TypeAlias = bool | Literal[0, 1, "0", "1"]
+_Switch: TypeAlias = bool | Literal[0, 1, "0", "1", "on", "off", "yes", "no", "true", "false"]
 
 @final
 class Buffer:

@@ -1,4 +1,4 @@
-//! Carries out the arena's plans on a source. No lock is held meanwhile.
+//! Carries out the arena's plans on a source. The books are not locked meanwhile.
 //!
 //! ```text
 //!   Plan (numbers) ──▶ Execution: commit, decommit, remap on the source ──▶ what happened, for the books

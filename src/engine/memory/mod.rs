@@ -21,8 +21,8 @@
 //! | `pressure.rs` | memory pressure; the number of mappings of the process |
 //! | `refusal.rs` | the text of a refusal, with a remedy |
 //!
-//! Bytes are claimed under the limits before the source is called, and returned on every failing path. No lock is held during a
-//! source call. Never decides which idle buffer is reused, and reaches idle buffers only through [`PoolView`].
+//! Bytes are claimed under the limits before the source is called, and returned on every failing path. The books are not locked during
+//! a source call. Never decides which idle buffer is reused, and reaches idle buffers only through [`PoolView`].
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;

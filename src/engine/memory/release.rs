@@ -1,6 +1,6 @@
 //! Releases of memory: when it is due, when a user or a limit requires it, for other pools and processes, and at the end.
 //!
-//! Every release is a plan: made under the lock, carried out without it, finished under it.
+//! Every release is a plan, except the last of a pool that ends: made under the lock, carried out without it, finished under it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

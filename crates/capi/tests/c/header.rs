@@ -32,7 +32,8 @@ const TOP: &str = "\
  * is loaded at run time: no toolkit is needed to build, and without a driver the memory is resident (mlock) or pageable.
  *
  * Every function may be called from any thread, concurrently with any other, and from log callbacks, but not from signal
- * handlers. None throws, leaves an error in the CUDA runtime or changes the current context.
+ * handlers or CUDA host functions (cudaLaunchHostFunc), which must not call the driver. None throws, leaves an error in the CUDA
+ * runtime or changes the current context.
  *
  * Lengths are in bytes. Results stored through pointer arguments belong to the caller. Returned `const char *` strings are owned by
  * the library; do not free them.

@@ -92,7 +92,7 @@ def uninstall() -> int:
     """Makes torch's own allocator serve later requests. Returns the number of blocks of the pool that are still in use.
 
     While there are such blocks, pinpool's allocator stays installed and forwards requests to torch's, because it tracks the copies
-    of the blocks. Call `uninstall` again later to remove it. Without an installed pool it returns 0.
+    of the blocks. Call `uninstall` again later to remove it. If no block of a pool is left, it returns 0.
     """
     global _installed
     with _lock:
