@@ -426,9 +426,7 @@ mod tests {
     #[test]
     fn a_claim_is_resized_as_a_whole_or_not_at_all() {
         let pool = Budget::new(Some(100));
-        let (mut first, mut second) = (pool.empty_claim(), pool.empty_claim());
-        first.resize(60).unwrap();
-        second.resize(40).unwrap();
+        let (mut first, mut second) = (pool.claim(60).unwrap(), pool.claim(40).unwrap());
         assert_eq!(second.resize(41).unwrap_err().bytes, 1);
         assert_eq!((first.bytes(), second.bytes(), pool.used_bytes()), (60, 40, 100));
         first.resize(50).unwrap();
@@ -438,8 +436,7 @@ mod tests {
         second.resize(50).unwrap();
         second.resize(30).unwrap();
         assert!(second.resize(31).is_err(), "above a lowered limit nothing grows");
-        drop(first);
-        drop(second);
+        drop((first, second));
         assert_eq!(pool.used_bytes(), 0);
     }
 
@@ -456,6 +453,7 @@ mod tests {
         assert_eq!((budget.highest_claim_bytes(), over(81).bytes), (80, 81));
         let never = QuotaExceeded { level: LimitLevel::Pool, bytes: 81, could_fit: false };
         assert_eq!((budget.refusal(81), budget.could_hold(81), budget.could_hold(80)), (never, false, true));
+        assert!(budget.refusal(80).could_fit && budget.is_shared());
         other.resize(50).unwrap();
         assert_eq!((over(81).level, over(31).level), (LimitLevel::Pool, LimitLevel::Shared));
         assert_eq!(budget.current_shared_refusal(30), None);

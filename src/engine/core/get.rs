@@ -70,8 +70,7 @@ impl Core {
     /// An idle block of the class, or a block with completed copies, and the claim in the partition of the request. Pins nothing
     /// and never waits for room.
     pub(crate) fn try_get(&self, wanted: &BlockRequest) -> Option<(Block, Option<Claim>)> {
-        let partition = wanted.partition.as_ref();
-        let claim = partition.map(|partition| partition.try_claim(wanted.class)).transpose().ok()?;
+        let claim = wanted.partition.as_ref().map(|partition| partition.try_claim(wanted.class)).transpose().ok()?;
         let block = self.take(wanted.class).or_else(|| self.take_completed(wanted.class))?;
         self.record_get(&block, wanted, None);
         Some((block, claim))

@@ -240,7 +240,7 @@ impl Server for PartitionCore {
         self.core.patience(since)
     }
 
-    fn is_hopeless(&self, _: &Refusal) -> bool {
+    fn is_hopeless(&self, _: Option<&Refusal>) -> bool {
         self.is_closed()
     }
 

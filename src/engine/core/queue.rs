@@ -51,7 +51,7 @@ impl Server for Core {
         }
         let begun = Instant::now();
         // A request that nothing can serve any more fails with the refusal of a new call, not of an earlier one.
-        let is_last = !self.is_closed() && self.is_hopeless(&refused);
+        let is_last = !self.is_closed() && self.is_hopeless(Some(&refused));
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) && !is_last {
             // May stop without a refusal.
             self.search(class, SlowCalls::Held(until), 0).map_err(|_| refused)
@@ -74,7 +74,7 @@ impl Server for Core {
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
         let (wanted, waiter, refusal) = (ticket.request(), &ticket.waiter, ticket.waiter.refusal());
         if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
-            if served.is_none() && !self.is_hopeless(refusal) {
+            if served.is_none() && !self.is_hopeless(Some(refusal)) {
                 self.counters.timeouts.add(1);
             }
             // For the request that this thread records next.
@@ -99,8 +99,8 @@ impl Server for Core {
         if has_copies { pause } else { pause.max(IDLE_PATIENCE) }
     }
 
-    fn is_hopeless(&self, refusal: &Refusal) -> bool {
-        let Refusal::Source(error) = refusal else { return self.is_closed() };
+    fn is_hopeless(&self, refusal: Option<&Refusal>) -> bool {
+        let Some(Refusal::Source(error)) = refusal else { return self.is_closed() };
         self.is_closed() || self.memory_ended.get().is_some() || !self.memory.may_recover(error)
     }
 

@@ -90,6 +90,8 @@ pub(crate) struct Counters {
     /// Returns that freed memory for a blocked request.
     pub(crate) made_room: Counter,
     pub(crate) quarantined_bytes: Counter,
+    /// Buffers that were quarantined, and those that were leaked at once, so far.
+    pub(crate) quarantines: [Counter; 2],
     /// Bytes of users that are pinned under the limit of the pool.
     pub(crate) user_memory_bytes: Counter,
     pub(crate) timeouts: Counter,
@@ -129,8 +131,7 @@ impl Counters {
     /// Adds these counters to `stats`, which contain the counters of the cache, the memory and the copies in flight. `own_bytes` are the
     /// bytes in blocks of this pool.
     pub(crate) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
-        let pageable = self.pageable.get();
-        let pageable_returns = self.pageable_returns.get();
+        let (pageable, pageable_returns) = (self.pageable.get(), self.pageable_returns.get());
         let handed_over = self.handed_over.get();
         let quarantined_bytes = self.quarantined_bytes.get();
         stats.requests.served += pageable + handed_over;
@@ -139,8 +140,7 @@ impl Counters {
         stats.requests.returned += pageable_returns + handed_over + self.made_room.get();
         let Requested { bytes, class_bytes, .. } = *self.requested.lock();
         (stats.requests.requested_bytes, stats.requests.granted_bytes) = (bytes, class_bytes);
-        stats.requests.failed = self.failed_requests.get();
-        stats.requests.timeouts = self.timeouts.get();
+        (stats.requests.failed, stats.requests.timeouts) = (self.failed_requests.get(), self.timeouts.get());
         stats.requests.wait_time = self.waits.get();
         stats.requests.use_time = self.uses.get();
         stats.copies.time = self.flights.get();

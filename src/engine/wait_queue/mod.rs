@@ -81,8 +81,8 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     /// Longest sleep of the head, which joined or was last woken at `since`, for memory that returns without waking a request.
     fn patience(&self, since: Instant) -> Duration;
 
-    /// Returns whether waiting cannot help the head, which was refused for this reason.
-    fn is_hopeless(&self, refusal: &Self::Refusal) -> bool;
+    /// Returns whether waiting cannot help any request or, given the refusal of its last search, the head.
+    fn is_hopeless(&self, refusal: Option<&Self::Refusal>) -> bool;
 
     /// A request took the item that it was handed.
     fn record_taken(&self) {}
@@ -244,7 +244,8 @@ impl<S: Server> WaitQueue<S> {
             // A returned item is handed to the head, which may be this request.
             server.sweep();
         }
-        if is_deferred || self.is_head(server, waiter) {
+        let is_searched = is_deferred || self.is_head(server, waiter);
+        if is_searched {
             // Short, so that the request soon finds an item that it is handed meanwhile.
             let patience = server.patience(waiter.polls_since()).max(MIN_SEARCH_TIME);
             match server.serve(waiter, waiter.deadline.min(Instant::now() + patience)) {
@@ -261,8 +262,9 @@ impl<S: Server> WaitQueue<S> {
                 }
             }
         }
-        let is_hopeless = || waiter.refusal().is_some_and(|refusal| server.is_hopeless(&refusal));
-        if Instant::now() >= waiter.deadline || is_hopeless() {
+        // An old refusal decides nothing: others may have returned memory since.
+        let refusal = waiter.refusal().filter(|_| is_searched);
+        if Instant::now() >= waiter.deadline || server.is_hopeless(refusal.as_ref()) {
             self.end(server, waiter, None);
         }
     }

@@ -92,7 +92,7 @@ impl Server for ModelPool {
         if self.in_flight.load(Ordering::Relaxed) > 0 { Duration::ZERO } else { FOREVER }
     }
 
-    fn is_hopeless(&self, (): &()) -> bool {
+    fn is_hopeless(&self, _: Option<&()>) -> bool {
         false
     }
 }

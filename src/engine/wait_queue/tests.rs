@@ -81,8 +81,9 @@ impl Server for TestPool {
         LONG
     }
 
-    fn is_hopeless(&self, _: &&'static str) -> bool {
-        false
+    /// Would end a request with the refusal that it joined with.
+    fn is_hopeless(&self, refusal: Option<&&'static str>) -> bool {
+        refusal.is_some_and(|text| text.is_empty())
     }
 }
 

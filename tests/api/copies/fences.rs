@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use crate::captured_log::{count, lines, listen};
 use crate::fixture::{MIB, heap};
 use crate::until::in_time;
 use crate::valid_stats::valid_stats;
@@ -123,18 +124,21 @@ fn the_end_of_a_pool_does_not_wait_for_a_thread_in_a_fence() {
 }
 
 #[test]
-fn a_fence_that_panics_takes_its_own_buffer_out_of_use_and_no_other() {
+fn a_fence_that_fails_takes_its_own_buffer_out_of_use_and_no_other() {
+    listen();
     let pool = builder().build().unwrap();
+    let failing = || answering(|| heap().build()?.get(usize::MAX).map(|_| true));
+    (0..2).for_each(|_| pool.get(MIB).unwrap().release_after(&failing()).unwrap());
+    pool.maintain();
     assert!(pool.get(MIB).unwrap().release_after(&Marking(None)).unwrap_err().error().is_device());
+    let lines = lines();
+    assert_eq!(["until the device responds", "never reused"].map(|text| count(&lines, text)), [2, 1], "{lines:#?}");
     pool.get(MIB).unwrap().release_after(&answering(|| panic!("a fence of the user"))).unwrap();
     pool.get(MIB).unwrap().release_after(&answering(|| Ok(true))).unwrap();
-    in_time({
-        let pool = pool.clone();
-        move || pool.maintain()
-    });
+    let other = pool.clone();
+    in_time(move || other.maintain());
     let Stats { memory, copies, .. } = valid_stats(&pool);
-    assert_eq!((memory.quarantined, copies.in_flight, memory.in_use, memory.idle), (2, 0, 0, 1));
-    drop(pool);
+    assert_eq!((memory.quarantined, copies.in_flight, memory.in_use, memory.idle), (4, 0, 0, 1));
 }
 
 #[test]
@@ -165,10 +169,8 @@ fn a_fence_may_use_its_pool() {
     };
     let fence = Arc::new(ActingFence { answer: Box::new(act), on_drop: Box::new(on_drop) });
     pool.get(MIB).unwrap().release_after(&Marking(Some(fence))).unwrap();
-    in_time({
-        let pool = pool.clone();
-        move || pool.maintain()
-    });
+    let other = pool.clone();
+    in_time(move || other.maintain());
     pool.maintain();
     assert!(is_inside.load(Ordering::SeqCst) && was_dropped.load(Ordering::SeqCst));
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
