@@ -107,7 +107,7 @@ macro_rules! predicates {
 }
 predicates! {
     /// The length, alignment or handle of the request is invalid.
-    is_request, Request = Length | Alignment | Memory | Handle;
+    is_invalid_request, Request = Length | Alignment | Memory | Handle;
     /// The request does not fit within the limit (`PINPOOL_MAX_BYTES`) or the shared limit (`PINPOOL_LEDGER`), earlier requests
     /// are waiting, or a driver call did not return within the wait of an async request.
     is_limit, Limit = Limit | Late;
@@ -134,7 +134,7 @@ impl Error {
         matches!(*self.0, ErrorKind::Unavailable { .. })
     }
 
-    /// The driver knows no such stream or event, or no context is current. Implies [`is_request`](Self::is_request).
+    /// The driver knows no such stream or event, or no context is current. Implies [`is_invalid_request`](Self::is_invalid_request).
     pub fn is_handle(&self) -> bool {
         matches!(*self.0, ErrorKind::Handle { .. })
     }
@@ -199,7 +199,7 @@ impl From<Error> for io::Error {
             ErrorKind::Late { .. } => io::ErrorKind::TimedOut,
             ErrorKind::Backend { .. } => io::ErrorKind::OutOfMemory,
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
-            _ if error.is_request() || error.is_setting() || error.is_copy() => io::ErrorKind::InvalidInput,
+            _ if error.is_invalid_request() || error.is_setting() || error.is_copy() => io::ErrorKind::InvalidInput,
             _ => io::ErrorKind::Other,
         };
         Self::new(kind, error)

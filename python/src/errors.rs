@@ -34,7 +34,7 @@ pub(crate) fn with_text(error: &Error, text: impl PyErrArguments + 'static) -> P
     match () {
         () if error.is_limit() => python::LimitError::new_err(text),
         () if error.is_backend() => python::BackendError::new_err(text),
-        () if error.is_request() || error.is_copy() => python::RequestError::new_err(text),
+        () if error.is_invalid_request() || error.is_copy() => python::RequestError::new_err(text),
         () if error.is_setting() => python::SettingError::new_err(text),
         () if error.is_forked() => python::ForkError::new_err(text),
         () if error.is_device() || error.is_capture() => python::DeviceError::new_err(text),
@@ -49,7 +49,7 @@ pub(crate) fn for_shared(error: &pinpool_shared_buffers::Error) -> PyErr {
         Some(_) if error.is_shared() => python::SharedError::new_err(text),
         Some(error) => exception(error),
         None if error.is_limit() => python::LimitError::new_err(text),
-        None if error.is_request() => python::RequestError::new_err(text),
+        None if error.is_invalid_request() => python::RequestError::new_err(text),
         None if error.is_ticket() => python::TicketError::new_err(text),
         None if error.is_peer() => python::PeerError::new_err(text),
         None if error.is_forked() => python::ForkError::new_err(text),

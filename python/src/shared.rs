@@ -84,18 +84,18 @@ impl SharedPoolCore {
         Ok(self.received(buf))
     }
 
-    /// The oldest unreceived buffer and its tag; None after `timeout` seconds.
+    /// The oldest unreceived buffer and its number; None after `timeout` seconds.
     fn next(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(u64, Buffer)>> {
         let (shared, timeout) = (self.shared()?, timeout.map(seconds).transpose()?);
         let found = wait_interruptibly(py, timeout, |wait| shared.next(wait));
         py.detach(|| drop(shared));
         let found = found?.map_err(|error| for_shared(&error))?;
-        Ok(found.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
+        Ok(found.map(|(ticket, buf)| (ticket.number(), self.received(buf))))
     }
 
     fn next_from_dead_worker(&self, py: Python<'_>) -> PyResult<Option<(u64, Buffer)>> {
         let found = self.call(py, SharedPool::next_from_dead_worker)?;
-        Ok(found.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
+        Ok(found.map(|(ticket, buf)| (ticket.number(), self.received(buf))))
     }
 
     fn recover(&self, py: Python<'_>) -> PyResult<usize> {
@@ -244,16 +244,16 @@ impl SharedBuffer {
     /// Passes the buffer to the trainer and returns its ticket: 40 bytes, for `SharedPool.receive`.
     ///
     /// Args:
-    ///     tag: a number that `SharedPool.next` returns with the buffer.
+    ///     number: any number; `SharedPool.next` returns it with the buffer.
     ///
     /// Raises:
     ///     BufferError: the buffer has views, which could change what the trainer reads.
     ///     ReleasedError: it was sent or released before.
     ///     PeerError: the trainer has ended or closed the shared pool.
-    #[pyo3(signature = (tag=0))]
-    fn send<'py>(&self, py: Python<'py>, tag: u64) -> PyResult<Bound<'py, PyBytes>> {
+    #[pyo3(signature = (number=0))]
+    fn send<'py>(&self, py: Python<'py>, number: u64) -> PyResult<Bound<'py, PyBytes>> {
         let buf = self.take()?;
-        let ticket = buf.send(tag).map_err(|error| for_shared(&error))?;
+        let ticket = buf.send(number).map_err(|error| for_shared(&error))?;
         Ok(PyBytes::new(py, &ticket.to_bytes()))
     }
 

@@ -77,8 +77,8 @@ def test_a_ticket_is_small_and_received_once(shared):
         with pytest.raises(pinpool.TicketError, match="other shared buffers"):
             other.receive(ticket)
     shared.get(3).send(9)
-    tag, buf = shared.next(timeout=1)
-    assert (tag, len(buf)) == (9, 3) and shared.next(timeout=0) is None
+    number, buf = shared.next(timeout=1)
+    assert (number, len(buf)) == (9, 3) and shared.next(timeout=0) is None
 
 
 def test_refused_calls_name_the_reason(shared):
@@ -149,8 +149,8 @@ def test_the_buffer_of_a_killed_worker_becomes_free_or_is_received(shared, start
         assert shared.recover() == 1
     else:
         assert shared.recover() == 0
-        tag, buf = shared.next_from_dead_worker()
-        assert tag == 5 and shared.next_from_dead_worker() is None
+        number, buf = shared.next_from_dead_worker()
+        assert number == 5 and shared.next_from_dead_worker() is None
         buf.release()
     assert shared.counts()["free"] == 4
 

@@ -38,7 +38,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::is_request`](crate::Error::is_request) if the range is not inside the buffer.
+    /// [`Error::is_invalid_request`](crate::Error::is_invalid_request) if the range is not inside the buffer.
     pub fn view(&self, range: impl RangeBounds<usize>) -> Result<BufView<'_>> {
         self.view_as()?.slice(range)
     }
@@ -67,7 +67,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::is_request`](crate::Error::is_request) if the length is not a multiple of the element's size, or the
+    /// [`Error::is_invalid_request`](crate::Error::is_invalid_request) if the length is not a multiple of the element's size, or the
     /// address is not aligned for it.
     pub fn view_as<T: Pod>(&self) -> Result<BufView<'_, T>> {
         check_cast::<T>(self.start().as_ptr(), self.len())?;
@@ -150,7 +150,7 @@ impl<B, T: Pod> TrackedView<B, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::is_request`](crate::Error::is_request) if the range is not inside the view.
+    /// [`Error::is_invalid_request`](crate::Error::is_invalid_request) if the range is not inside the view.
     pub fn slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
         let Range { start, end } = elements_in(range, self.len())?;
         let byte = |element: usize| self.bytes.start + element * size_of::<T>();

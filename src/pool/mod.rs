@@ -122,7 +122,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`is_request`](crate::Error::is_request): `len` exceeds `isize::MAX` after rounding,
+    /// - [`is_invalid_request`](crate::Error::is_invalid_request): `len` exceeds `isize::MAX` after rounding,
     /// - [`is_limit`](crate::Error::is_limit): it does not fit under the limit, even if every idle buffer is released,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked,
@@ -159,7 +159,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As [`get`](Pool::get); [`is_request`](crate::Error::is_request) also if the alignment is not a power of two up to 1 GiB.
+    /// As [`get`](Pool::get); [`is_invalid_request`](crate::Error::is_invalid_request) also if the alignment is not a power of two up to 1 GiB.
     #[inline(never)]
     pub fn get_with(&self, request: Request) -> Result<PinnedBuf> {
         let Some(wanted) = self.wanted(request)? else { return Ok(PinnedBuf::default()) };
@@ -222,7 +222,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`is_request`](crate::Error::is_request), [`is_forked`](crate::Error::is_forked) and [`is_closed`](crate::Error::is_closed) as
+    /// [`is_invalid_request`](crate::Error::is_invalid_request), [`is_forked`](crate::Error::is_forked) and [`is_closed`](crate::Error::is_closed) as
     /// for [`get`](Pool::get).
     pub fn try_get(&self, request: impl Into<Request>) -> Result<Option<PinnedBuf>> {
         let request = request.into();

@@ -45,7 +45,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`is_request`](crate::Error::is_request): more than `isize::MAX` bytes,
+    /// - [`is_invalid_request`](crate::Error::is_invalid_request): more than `isize::MAX` bytes,
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close),
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     ///
@@ -91,7 +91,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`is_request`](crate::Error::is_request): it does not consist of whole pages of 4096 bytes,
+    /// - [`is_invalid_request`](crate::Error::is_invalid_request): it does not consist of whole pages of 4096 bytes,
     /// - [`is_limit`](crate::Error::is_limit): it does not fit within the limit,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close),

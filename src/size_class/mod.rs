@@ -205,12 +205,12 @@ mod tests {
     fn impossible_requests_are_errors() {
         for rounding in ROUNDINGS {
             for len in [usize::MAX, usize::MAX - 15, MAX_LEN, MAX_LEN - 15, MAX_LEN + 1] {
-                assert!(rounding.class_bytes(len, 4).unwrap_err().is_request(), "{rounding:?} {len}");
+                assert!(rounding.class_bytes(len, 4).unwrap_err().is_invalid_request(), "{rounding:?} {len}");
             }
             for align in [0, 3, 24, MAX_ALIGN * 2, usize::MAX] {
-                assert!(rounding.class_bytes(1, align).unwrap_err().is_request(), "{rounding:?} align {align}");
+                assert!(rounding.class_bytes(1, align).unwrap_err().is_invalid_request(), "{rounding:?} align {align}");
             }
         }
-        assert!(Rounding::Pow2.class_bytes(MAX_LEN / 2 + 2, 4).unwrap_err().is_request());
+        assert!(Rounding::Pow2.class_bytes(MAX_LEN / 2 + 2, 4).unwrap_err().is_invalid_request());
     }
 }

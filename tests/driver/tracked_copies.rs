@@ -157,10 +157,10 @@ fn typed_views_carry_their_elements_at_their_offset() {
     stream.memcpy_dtoh(&memory.floats.slice(..16), &mut back.view_as_mut::<f32>().unwrap()).unwrap();
     assert_eq!(back.wait_slice_as::<f32>().unwrap(), &values[8..24]);
     let error = buf.view_as::<f32>().unwrap().slice(1..=ELEMENTS).unwrap_err();
-    assert!(error.is_request() && error.to_string().contains("16384 elements"), "{error}");
+    assert!(error.is_invalid_request() && error.to_string().contains("16384 elements"), "{error}");
     buf.truncate(LEN - 1);
-    assert!(buf.view_as::<f32>().unwrap_err().is_request());
-    assert!(buf.view(..LEN).unwrap_err().is_request());
+    assert!(buf.view_as::<f32>().unwrap_err().is_invalid_request());
+    assert!(buf.view(..LEN).unwrap_err().is_invalid_request());
 }
 
 #[test]

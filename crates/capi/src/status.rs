@@ -80,7 +80,7 @@ pub extern "C" fn pp_status_name(status: c_int) -> *const c_char {
 pub(crate) fn of_error(error: &Error) -> pp_status {
     match () {
         () if error.is_handle() => pp_status::PP_INVALID_HANDLE,
-        () if error.is_request() => pp_status::PP_INVALID_ARGUMENT,
+        () if error.is_invalid_request() => pp_status::PP_INVALID_ARGUMENT,
         () if error.is_setting() => pp_status::PP_INVALID_SETTING,
         () if error.is_limit() => pp_status::PP_LIMIT,
         () if error.is_unavailable() => pp_status::PP_UNAVAILABLE,

@@ -23,7 +23,7 @@ pub(crate) enum ErrorKind {
     #[error(
         "cannot allocate {len} bytes: a shared buffer holds at most {buffer_bytes} bytes; request fewer or create larger buffers"
     )]
-    BufferLength { len: usize, buffer_bytes: usize },
+    TooLong { len: usize, buffer_bytes: usize },
     #[error("ticket of buffer {index}, generation {generation}: {why}")]
     Ticket { index: u32, generation: u64, why: String },
     #[error("shared buffers: {0}")]
@@ -44,8 +44,8 @@ impl Error {
     }
 
     /// The length of the request exceeds a shared buffer, or is invalid for the pool.
-    pub fn is_request(&self) -> bool {
-        matches!(*self.0, ErrorKind::BufferLength { .. }) || self.of_pool().is_some_and(pinpool::Error::is_request)
+    pub fn is_invalid_request(&self) -> bool {
+        matches!(*self.0, ErrorKind::TooLong { .. }) || self.of_pool().is_some_and(pinpool::Error::is_invalid_request)
     }
 
     /// No buffer was free in time, or the memory does not fit within the pool's limit.
@@ -97,7 +97,7 @@ impl From<Error> for io::Error {
         let kind = match *error.0 {
             ErrorKind::Pool(error) => return error.into(),
             ErrorKind::NoBuffer { .. } => io::ErrorKind::TimedOut,
-            ErrorKind::BufferLength { .. } | ErrorKind::Ticket { .. } => io::ErrorKind::InvalidInput,
+            ErrorKind::TooLong { .. } | ErrorKind::Ticket { .. } => io::ErrorKind::InvalidInput,
             ErrorKind::Peer(_) => io::ErrorKind::ConnectionReset,
             ErrorKind::Shared(_) => io::ErrorKind::InvalidData,
             ErrorKind::Forked(_) => io::ErrorKind::Other,

@@ -116,7 +116,7 @@ pub(super) struct Entry {
     /// Bytes that its worker has filled; set when it is sent.
     pub(super) len: AtomicU64,
     /// The number that its worker passed to `send`.
-    pub(super) tag: AtomicU64,
+    pub(super) number: AtomicU64,
     /// Sequence number among all sent buffers.
     pub(super) order: AtomicU64,
 }

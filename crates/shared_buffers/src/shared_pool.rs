@@ -151,11 +151,11 @@ impl SharedPool {
                 _ => None,
             });
             let Some((_, index, entry, sent)) = sent.min_by_key(|&(order, ..)| order) else { return Ok(None) };
-            let tag = entry.tag.load(Ordering::Relaxed);
+            let number = entry.number.load(Ordering::Relaxed);
             if let Some(buf) = self.hold(view, index, entry, sent)? {
-                let (number, len) = (u32::try_from(index).unwrap_or(u32::MAX), buf.len() as u64);
+                let (index, len) = (u32::try_from(index).unwrap_or(u32::MAX), buf.len() as u64);
                 let generation = sent.generation;
-                return Ok(Some((Ticket { id: view.geometry.id, index: number, generation, len, tag }, buf)));
+                return Ok(Some((Ticket { id: view.geometry.id, index, generation, len, number }, buf)));
             }
         }
     }

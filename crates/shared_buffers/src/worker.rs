@@ -129,7 +129,7 @@ impl SharedWorker {
     ///
     /// # Errors
     ///
-    /// - [`is_request`](crate::Error::is_request): `len` exceeds [`buffer_bytes`](Self::buffer_bytes),
+    /// - [`is_invalid_request`](crate::Error::is_invalid_request): `len` exceeds [`buffer_bytes`](Self::buffer_bytes),
     /// - [`is_limit`](crate::Error::is_limit): no buffer was free in time,
     /// - [`is_peer`](crate::Error::is_peer): the trainer has exited.
     /// - [`is_forked`](crate::Error::is_forked): the worker was attached before this process was forked: attach again.
@@ -148,7 +148,7 @@ impl SharedWorker {
         let view = attached.file.view();
         let buffer_bytes = view.geometry.buffer_bytes;
         if len > buffer_bytes {
-            return Err(ErrorKind::BufferLength { len, buffer_bytes }.into());
+            return Err(ErrorKind::TooLong { len, buffer_bytes }.into());
         }
         let begun = Instant::now();
         let found = attached.take().map_or_else(
@@ -289,13 +289,13 @@ impl SharedBuf {
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
 
-    /// Sends the buffer to the trainer, with the number `tag`. The ticket identifies the buffer; the trainer finds it also without the
+    /// Sends the buffer to the trainer, with `number`. The ticket identifies the buffer; the trainer finds it also without the
     /// ticket, and if this process dies.
     ///
     /// # Errors
     ///
     /// [`is_peer`](crate::Error::is_peer) as for [`SharedWorker::get`]. The buffer is then freed.
-    pub fn send(self, tag: u64) -> Result<Ticket> {
+    pub fn send(self, number: u64) -> Result<Ticket> {
         let attached = &self.attached;
         attached.check_process()?;
         attached.check_trainer()?;
@@ -304,14 +304,14 @@ impl SharedBuf {
         let lost = |why: &str| ErrorKind::Shared(why.to_owned());
         let entry = view.entry(self.index).ok_or_else(|| lost("no such buffer"))?;
         entry.len.store(self.len as u64, Ordering::Relaxed);
-        entry.tag.store(tag, Ordering::Relaxed);
+        entry.number.store(number, Ordering::Relaxed);
         entry.order.store(header.next_send(), Ordering::Relaxed);
         if !entry.state.step(self.state, Use::Sent(attached.slot)) {
             return Err(lost("the state of the buffer was changed by another process").into());
         }
         header.sent().notify(1);
         let index = u32::try_from(self.index).unwrap_or(u32::MAX);
-        Ok(Ticket { id: view.geometry.id, index, generation: self.state.generation, len: self.len as u64, tag })
+        Ok(Ticket { id: view.geometry.id, index, generation: self.state.generation, len: self.len as u64, number })
     }
 }
 

@@ -319,11 +319,11 @@ class SharedBuffer:
     @property
     def nbytes(self) -> int:
         """Length in bytes."""
-    def send(self, tag: int = 0) -> bytes:
+    def send(self, number: int = 0) -> bytes:
         """Passes the buffer to the trainer and returns its ticket: 40 bytes, for `SharedPool.receive`.
 
         Args:
-            tag: a number that `SharedPool.next` returns with the buffer.
+            number: any number; `SharedPool.next` returns it with the buffer.
 
         Raises:
             BufferError: the buffer has views, which could change what the trainer reads.

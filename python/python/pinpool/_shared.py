@@ -115,12 +115,12 @@ class SharedPool:
         worker = self._attach()
         return worker.get(worker.buffer_bytes() if n is None else n, timeout)
 
-    def pack(self, batch: Any, *, tag: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
+    def pack(self, batch: Any, *, number: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
         """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns its ticket for `unpack`.
 
         Args:
             batch: any nesting of dicts, lists and tuples. Values other than arrays and tensors are pickled.
-            tag: a number that `next` returns with the buffer.
+            number: any number; `next` returns it with the buffer.
             timeout: as for `get`.
 
         Raises:
@@ -128,9 +128,9 @@ class SharedPool:
             TimeoutError, PeerError: as for `get`.
         """
         plan = Plan()
-        return self._send(plan, plan.visit(batch), tag, timeout)
+        return self._send(plan, plan.visit(batch), number, timeout)
 
-    def collate(self, samples: list[Any], *, tag: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
+    def collate(self, samples: list[Any], *, number: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
         """Stacks samples in one shared buffer and sends it: the `collate_fn` of a DataLoader.
 
         With `DataLoader(batch_size=None)` use `pack`: `collate` stacks a list of samples.
@@ -144,16 +144,16 @@ class SharedPool:
             TimeoutError, PeerError: as for `get`.
         """
         plan = Plan()
-        return self._send(plan, plan.collate(samples, self.library), tag, timeout)
+        return self._send(plan, plan.collate(samples, self.library), number, timeout)
 
-    def _send(self, plan, tree, tag, timeout):
+    def _send(self, plan, tree, number, timeout):
         if plan.nbytes > self.buffer_bytes:
             oversized = bytearray(plan.nbytes)
             plan.fill(oversized)
             return Packed(b"", tree, oversized)
         buf = self.get(plan.nbytes, timeout=timeout)
         plan.fill(buf)
-        return Packed(buf.send(tag), tree)
+        return Packed(buf.send(number), tree)
 
     # For the trainer.
 
@@ -197,11 +197,11 @@ class SharedPool:
         return buf
 
     def next(self, timeout: float | str | timedelta | None = None) -> tuple[int, _pinpool.Buffer] | None:
-        """Returns the oldest unreceived buffer and its tag, without a ticket, or None after `timeout` seconds (default: no limit)."""
+        """Returns the oldest unreceived buffer and its number, without a ticket, or None after `timeout` seconds (default: no limit)."""
         return self._trainer().next(timeout)
 
     def next_from_dead_worker(self) -> tuple[int, _pinpool.Buffer] | None:
-        """Returns a buffer (and its tag) sent by a worker that has ended, because its ticket may be lost, or None."""
+        """Returns a buffer (and its number) sent by a worker that has ended, because its ticket may be lost, or None."""
         return self._trainer().next_from_dead_worker()
 
     def unpack(self, packed: Packed) -> Any:

@@ -129,7 +129,7 @@ fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
     assert_eq!(frames.returned(), 1);
     let all = NonNull::slice_from_raw_parts(NonNull::dangling(), usize::MAX);
     // SAFETY: refused, so never used.
-    assert!(unsafe { pool.adopt(all, None, || ()) }.unwrap_err().is_request());
+    assert!(unsafe { pool.adopt(all, None, || ()) }.unwrap_err().is_invalid_request());
 }
 
 #[cfg(feature = "observe")]
@@ -169,7 +169,7 @@ fn pinned_memory_is_under_the_limit_until_its_owner_is_gone() {
         let stats = valid_stats(&pool);
         assert_eq!((stats.memory.user_memory_bytes, stats.memory.held_bytes), (16_384, 0));
         let error = lock(&pool, 1).unwrap_err();
-        assert!(error.is_request() && error.to_string().contains("4096"), "{error}");
+        assert!(error.is_invalid_request() && error.to_string().contains("4096"), "{error}");
         drop((locked, other));
         pool.get(12_000).unwrap();
     }

@@ -8,11 +8,11 @@ fn a_cast_that_does_not_fit_names_length_size_and_alignment() {
     let mut buf = pool.get(10).unwrap();
     assert_eq!(buf.wait_slice_as_mut::<u16>().unwrap().len(), 5);
     let error = buf.wait_slice_as_mut::<f64>().unwrap_err();
-    assert!(error.is_request(), "{error}");
+    assert!(error.is_invalid_request(), "{error}");
     for part in ["10B", "f64", "elements have 8B", "alignment 8"] {
         assert!(error.to_string().contains(part), "{part}: {error}");
     }
-    assert!(buf.wait_slice_as::<()>().unwrap_err().is_request(), "an element has at least a byte");
+    assert!(buf.wait_slice_as::<()>().unwrap_err().is_invalid_request(), "an element has at least a byte");
     buf.truncate(8);
     assert_eq!(buf.wait_slice_as::<f64>().unwrap().len(), 1);
 }

@@ -44,8 +44,8 @@ fn a_task_gets_a_buffer_at_a_multiple_of_its_alignment_at_once_and_after_a_wait(
     drop(held);
     let served = run(get).unwrap();
     assert!(served.as_ptr().addr().is_multiple_of(align) && served.len() == 5 * MIB);
-    assert!(run(pool.get_async(Request::new(10).align(3))).unwrap_err().is_request());
-    assert!(pool.try_get(Request::new(10).align(3)).unwrap_err().is_request());
+    assert!(run(pool.get_async(Request::new(10).align(3))).unwrap_err().is_invalid_request());
+    assert!(pool.try_get(Request::new(10).align(3)).unwrap_err().is_invalid_request());
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn a_request_without_room_fails_or_falls_back_when_its_wait_has_passed() {
     let held = pool.get(2 * MIB).unwrap();
     assert!(run(pool.get_async(MIB)).unwrap_err().is_limit());
     assert!(run(pool.get_async(Request::new(MIB).timeout(Duration::ZERO))).unwrap_err().is_limit());
-    assert!(run(pool.get_async(usize::MAX)).unwrap_err().is_request());
+    assert!(run(pool.get_async(usize::MAX)).unwrap_err().is_invalid_request());
     assert!(run(pool.get_async(0)).unwrap().is_empty());
     drop(held);
     assert_eq!(valid_stats(&pool).requests.failed, 2);

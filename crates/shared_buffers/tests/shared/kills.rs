@@ -27,14 +27,14 @@ fn shared() -> SharedPool {
 /// Fills and sends until it is killed or its trainer is gone; gives every fifth buffer up.
 fn work(shared: &SharedPool, seed: u64) {
     let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
-    for tag in seed.. {
+    for number in seed.. {
         let mut buf = match worker.get(BYTES, LONG) {
             Ok(buf) => buf,
             Err(error) if error.is_peer() => return,
             Err(error) => panic!("{error}"),
         };
-        buf.as_mut_slice().fill(tag.to_le_bytes()[0]);
-        if tag % 5 != 0 && buf.send(tag).is_err_and(|error| !error.is_peer()) {
+        buf.as_mut_slice().fill(number.to_le_bytes()[0]);
+        if number % 5 != 0 && buf.send(number).is_err_and(|error| !error.is_peer()) {
             panic!("a send failed");
         }
     }
@@ -57,7 +57,7 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
             let Some((ticket, buf)) = shared.next(wait).unwrap() else { return false };
             let bytes = buf.wait_slice().unwrap();
             assert_eq!(bytes.len(), BYTES, "{ticket:?}");
-            assert!(bytes.iter().all(|&byte| byte == ticket.tag().to_le_bytes()[0]), "{ticket:?}");
+            assert!(bytes.iter().all(|&byte| byte == ticket.number().to_le_bytes()[0]), "{ticket:?}");
             assert!(shared.receive(&ticket).unwrap_err().is_ticket(), "received once");
             true
         };
@@ -103,7 +103,7 @@ fn what_a_worker_sent_before_it_was_killed_is_neither_lost_nor_given_twice() {
         let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let living = worker.get(1, LONG).unwrap().send(1).unwrap();
         let (ticket, buf) = shared.next_from_dead_worker().unwrap().unwrap();
-        assert_eq!((ticket.tag(), &**buf.wait_slice().unwrap()), (42, &[9; BYTES][..]));
+        assert_eq!((ticket.number(), &**buf.wait_slice().unwrap()), (42, &[9; BYTES][..]));
         assert!(shared.next_from_dead_worker().unwrap().is_none());
         assert!(shared.receive(&ticket).unwrap_err().is_ticket(), "if the ticket comes after all");
         drop(buf);

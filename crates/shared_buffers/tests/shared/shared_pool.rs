@@ -22,10 +22,10 @@ fn attach(shared: &SharedPool) -> SharedWorker {
     SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap()
 }
 
-fn sent(worker: &SharedWorker, bytes: &[u8], tag: u64) -> Ticket {
+fn sent(worker: &SharedWorker, bytes: &[u8], number: u64) -> Ticket {
     let mut buf = worker.get(bytes.len(), SOON).unwrap();
     buf.as_mut_slice().copy_from_slice(bytes);
-    buf.send(tag).unwrap()
+    buf.send(number).unwrap()
 }
 
 fn descriptors() -> usize {
@@ -61,9 +61,9 @@ fn without_a_message_the_buffer_that_was_sent_first_is_next() {
     let (ticket, buf) = shared.next(LONG).unwrap().unwrap();
     assert_eq!((ticket, &**buf.wait_slice().unwrap()), (first, &b"first"[..]));
     let (ticket, buf) = shared.next(LONG).unwrap().unwrap();
-    assert_eq!((ticket.tag(), &**buf.wait_slice().unwrap()), (2, &b"second"[..]));
+    assert_eq!((ticket.number(), &**buf.wait_slice().unwrap()), (2, &b"second"[..]));
     let (ticket, buf) = shared.next(LONG).unwrap().unwrap();
-    assert_eq!((ticket.tag(), buf.len()), (3, 0));
+    assert_eq!((ticket.number(), buf.len()), (3, 0));
     assert!(shared.next(SOON).unwrap().is_none());
 }
 
@@ -101,7 +101,7 @@ fn a_buffer_that_is_given_up_is_free_and_its_ticket_never_existed() {
     buf.as_mut_slice().copy_from_slice(b"abc");
     assert_eq!(shared.counts().filling, 1);
     assert_eq!(*shared.receive(&buf.send(0).unwrap()).unwrap().wait_slice().unwrap(), b"abc");
-    assert!(worker.get(101, SOON).unwrap_err().is_request());
+    assert!(worker.get(101, SOON).unwrap_err().is_invalid_request());
 }
 
 #[test]

@@ -33,10 +33,10 @@ fn common_sizes_are_served_whole_page_aligned_and_again() {
 fn lengths_and_alignments_beyond_reason_are_refused_as_requests() {
     let pool = over_virtual_memory().build().unwrap();
     for len in [usize::MAX, isize::MAX as usize, isize::MAX as usize - 4096] {
-        assert!(pool.get(len).unwrap_err().is_request() || len < isize::MAX as usize, "{len}");
+        assert!(pool.get(len).unwrap_err().is_invalid_request() || len < isize::MAX as usize, "{len}");
     }
     for align in [0, 3, 2 << 30] {
-        assert!(pool.get_with(Request::new(1).align(align)).unwrap_err().is_request());
+        assert!(pool.get_with(Request::new(1).align(align)).unwrap_err().is_invalid_request());
     }
     valid_stats(&pool);
 }
