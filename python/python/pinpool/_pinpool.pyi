@@ -262,7 +262,7 @@ class Pool:
             pool.stats()["memory"]["in_use_bytes"], pool.stats()["requests"]["hits"]
 
         The parts are "requests", "memory", "copies" and "limits", in addition to "name", "number", "preset", "backend" and others.
-        The Rust documentation of `pinpool::Stats` explains each key.
+        The help lines of `pinpool metrics` and the Rust documentation of `pinpool::Stats` explain them.
         """
     def diagnose(self) -> str:
         """Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy."""

@@ -61,7 +61,7 @@ def stats(self):
         pool.stats()["memory"]["in_use_bytes"], pool.stats()["requests"]["hits"]
 
     The parts are "requests", "memory", "copies" and "limits", in addition to "name", "number", "preset", "backend" and others.
-    The Rust documentation of `pinpool::Stats` explains each key.
+    The help lines of `pinpool metrics` and the Rust documentation of `pinpool::Stats` explain them.
     """
     return json.loads(self._stats_json())
 

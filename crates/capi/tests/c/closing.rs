@@ -5,7 +5,7 @@ use std::thread;
 
 use pinpool_c::*;
 
-use crate::fixture::{HEAP, bytes, close, get, open, outcome, put};
+use crate::fixture::{HEAP, ROUNDS, bytes, close, get, open, outcome, put};
 
 #[test]
 fn buffers_that_are_out_stay_valid_and_are_put_after_the_close() {
@@ -27,7 +27,7 @@ fn buffers_that_are_out_stay_valid_and_are_put_after_the_close() {
 #[test]
 fn the_handle_of_a_closed_pool_is_never_one_of_a_later_pool() {
     let mut seen = std::collections::HashSet::new();
-    for _ in 0..100 {
+    for _ in 0..2 * ROUNDS {
         let pool = open(HEAP);
         assert!(seen.insert(pool.0.addr()), "given twice");
         close(pool);
@@ -54,7 +54,7 @@ fn pools_that_are_closed_leave_their_places_to_others() {
 #[test]
 fn a_pool_may_be_closed_while_threads_get_and_put() {
     const THREADS: usize = 4;
-    for _ in 0..50 {
+    for _ in 0..ROUNDS {
         let pool = open(HEAP);
         let start = Barrier::new(THREADS + 1);
         let served: usize = thread::scope(|scope| {

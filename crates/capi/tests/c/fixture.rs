@@ -26,6 +26,9 @@ unsafe impl Send for Address {}
 /// A pool of ordinary memory, so that the tests need no right to lock any.
 pub(crate) const HEAP: &str = "backend=heap; max_bytes=64MiB";
 
+/// How often tests of many threads or pools repeat.
+pub(crate) const ROUNDS: usize = if cfg!(miri) { 4 } else { 50 };
+
 pub(crate) fn open(config: &str) -> Handle {
     try_open(config).unwrap_or_else(|error| panic!("{error:?}"))
 }

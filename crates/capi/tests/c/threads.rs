@@ -7,10 +7,9 @@ use std::{ptr, thread};
 
 use pinpool_c::*;
 
-use crate::fixture::{Address, HEAP, Handle, bytes, close, get, open, put, stats};
+use crate::fixture::{Address, HEAP, Handle, ROUNDS, bytes, close, get, open, put, stats};
 
 const THREADS: u8 = 8;
-const ROUNDS: usize = if cfg!(miri) { 4 } else { 50 };
 
 /// Half of the buffers are checked and put by a thread that did not get them.
 #[test]
@@ -77,7 +76,7 @@ fn pools_open_and_close_in_many_threads() {
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                for _ in 0..25 {
+                for _ in 0..ROUNDS / 2 {
                     let pool = open("backend=heap; maintenance_thread=0");
                     let held = get(pool, 1 << 20).unwrap();
                     close(pool);
