@@ -26,7 +26,7 @@ fn no_two_threads_hold_the_same_bytes() {
             let sender = sender.clone();
             scope.spawn(move || {
                 for round in 0..ROUNDS {
-                    let len = 1 + (round * 7919 + usize::from(thread) * 104_729) % (128 << 10);
+                    let len = 1 + (round * 7919 + usize::from(thread) * 104_729) % (2560 * ROUNDS);
                     let held = get(pool, len).unwrap();
                     let mark = thread.wrapping_mul(31).wrapping_add(u8::try_from(round).unwrap());
                     bytes(held, len).fill(mark);
