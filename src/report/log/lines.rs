@@ -229,10 +229,10 @@ lines! {
     /// The recording is complete. To do: nothing.
     Info(trace) trace_complete(path: &Path as shown, records: u64) "path={path} records={records}";
 
-    /// Records were dropped because the disk is too slow. To do: nothing if few were lost; otherwise use a faster disk, or a name
-    /// without `.gz`.
+    /// Records came faster than they could be written. To do: nothing if few were lost; otherwise use a name without `.gz`, or a
+    /// faster disk.
     Warn(trace) trace_records_lost(path: &Path as shown, records: u64, lost: u64)
-        "the disk is too slow, path={path} records={records} lost={lost}";
+        "records came faster than they could be written, path={path} records={records} lost={lost}";
 
     /// The recording is truncated. To do: fix the named reason, such as a full disk.
     Error(trace) trace_incomplete(path: &Path as shown, records: u64, lost: u64, why: &str)

@@ -15,8 +15,7 @@ pub(super) fn repinned<'a>(windows: impl Iterator<Item = &'a Snapshot>, window_u
     for Snapshot { pinned_bytes, unpinned_bytes, pinning_ns, .. } in windows {
         let bytes = released.min(*pinned_bytes);
         times += u64::from(bytes > 0 && !was_again);
-        was_again = bytes > 0;
-        again += bytes;
+        (was_again, again) = (bytes > 0, again + bytes);
         // Other memory is growth.
         cost_ns += if bytes > pinned_bytes / 2 { *pinning_ns } else { 0 };
         released = released - bytes + unpinned_bytes;
@@ -25,7 +24,9 @@ pub(super) fn repinned<'a>(windows: impl Iterator<Item = &'a Snapshot>, window_u
     // Of cycles shorter than a window, each window pins memory again.
     times = times.max(again / most_released.max(1));
     (times >= TIMES_MIN && cost_ns / 1000 >= window_us / COSTLY_PART).then(|| {
-        let (bytes, each, of) = (again / times, seconds(cost_ns / times), seconds(window_us.saturating_mul(1000)));
+        // A cycle that two windows share may count once.
+        let bytes = most_released.min(again / times);
+        let (each, of) = (seconds(cost_ns / times), seconds(window_us.saturating_mul(1000)));
         (format!("{} unpinned and pinned again {times} times in {of}, at {each} each time", Size(bytes)), bytes)
     })
 }
