@@ -110,7 +110,7 @@ impl Core {
         }
         let mut in_flight = BTreeMap::<usize, u64>::new();
         self.in_flight.for_each(|block| {
-            *in_flight.entry(block.class_bytes()).or_default() += u64::from(block.memory().adopted().is_none());
+            *in_flight.entry(block.class_bytes()).or_default() += u64::from(block.memory().is_from_source());
         });
         let counted = self.classes.rows().into_iter();
         let row = |counted: ClassStats| {

@@ -98,6 +98,11 @@ impl Refusal {
             Self::Limit(_) | Self::Source(_) | Self::Queued { .. } => None,
         }
     }
+
+    /// Whether a limit is lower than the claim.
+    pub(crate) fn is_too_large(&self) -> bool {
+        matches!(self, Self::Limit(over) if !over.could_fit)
+    }
 }
 
 impl From<QuotaExceeded> for Refusal {

@@ -98,7 +98,7 @@ impl<S: Server> Waiter<S> {
     /// It is in the queue from now on; false if it has ended. Only under the lock of the queue, like all changes of the slot.
     pub(super) fn join(&self) -> bool {
         let (now, mut state) = (Instant::now(), self.state.lock());
-        (state.joined, state.polls_since) = (Some(now), now);
+        (state.joined, state.polls_since) = ((!state.has_ended).then_some(now), now);
         !state.has_ended
     }
 
