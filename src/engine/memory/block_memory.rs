@@ -143,10 +143,7 @@ impl BlockMemory {
 
     /// The memory of a user.
     pub(crate) fn adopted(&self) -> Option<&Adopted> {
-        match self {
-            Self::Adopted(adopted) => Some(adopted),
-            _ => None,
-        }
+        if let Self::Adopted(adopted) = self { Some(adopted) } else { None }
     }
 
     /// Bytes that count as held for it.
