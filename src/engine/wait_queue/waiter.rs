@@ -64,7 +64,7 @@ impl<S: Server> Waiter<S> {
     ) -> Self {
         let needs_no_room = keep_alive.is_some() && wait.is_zero();
         let deadline = deadline(begun, if needs_no_room { WAIT_MAX } else { wait });
-        let state = WaiterState {
+        let state = Mutex::new(WaiterState {
             joined: None,
             polls_since: begun,
             is_woken: false,
@@ -73,17 +73,8 @@ impl<S: Server> Waiter<S> {
             was_handed: false,
             refusal: None,
             waker: None,
-        };
-        Self {
-            request,
-            class,
-            wait,
-            begun,
-            deadline,
-            keep_alive,
-            state: Mutex::new(state),
-            changed: Condvar::default(),
-        }
+        });
+        Self { request, class, wait, begun, deadline, keep_alive, state, changed: Condvar::default() }
     }
 
     pub(super) fn is_task(&self) -> bool {
