@@ -67,7 +67,7 @@ impl Server for Core {
             }
         };
         self.diagnosis.calls_while_waiting_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
-        // The next head publishes its own demand, and no one waits for that of a request that has ended meanwhile.
+        // The next head publishes its own demand. A request that has ended meanwhile has none.
         if acquired.is_ok() || !self.has_waiters() {
             self.clear_demand();
         }
