@@ -355,7 +355,7 @@ fn what_nobody_waits_for_any_more_is_not_kept_from_others() {
     drop(held);
     two.clear();
     let held = two.get(90 * MIB).unwrap();
-    // A reserve that lacks room is completed under a limit of its own.
+    // A reserve that lacks room is completed under its separate limit.
     one.reserve(40 << 20).unwrap();
     one.set_max_bytes(100 << 20).unwrap();
     assert!(one.wait_reserved(LONG).unwrap());

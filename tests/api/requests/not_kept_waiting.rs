@@ -1,4 +1,4 @@
-//! Requests that wait are served, or fail, as soon as they can: the head, those behind it, and those of partitions.
+//! Requests that wait are served, or fail, as soon as they can: the head, the next, and requests in a partition.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake};
