@@ -166,7 +166,7 @@ impl Core {
         self.evict_over_limit(None);
         let supply = &self.memory.supply;
         let pass = self.waiters.try_pass(|first| (supply.room_to_pass(first), supply.bytes_to_pass(class)));
-        pass.map_err(|(waiting, first_bytes)| Refusal::Queued { waiting, first_bytes })
+        pass.map_err(|(waiting, first_bytes)| Refusal::Queued { level: LimitLevel::Pool, waiting, first_bytes })
     }
 
     fn record_stop(&self, stop: &Stop, calls: SlowCalls) {
@@ -225,8 +225,7 @@ impl Core {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
-        let is_by_partition = matches!(&refusal, Refusal::Limit(over) if over.level == LimitLevel::Partition);
-        let partition = wanted.partition.as_ref().filter(|_| is_by_partition);
+        let partition = wanted.partition.as_ref().filter(|_| refusal.is_by_partition());
         let stats = partition.map_or_else(|| self.stats(), |partition| partition.stats());
         let asked_bytes = wanted.len as u64;
         let refused = self.memory.explain(&refusal, wanted.class);
@@ -234,7 +233,7 @@ impl Core {
         let request =
             FailedRequest { asked_bytes, tag, is_reserve: purpose == Purpose::Reserve, refused: refused.clone() };
         let mut dump = self.dump_of(&stats, Some(request));
-        if is_by_partition {
+        if refusal.is_by_partition() {
             dump.limit = self.memory.limit_name(LimitLevel::Partition);
         }
         if purpose == Purpose::Request {

@@ -18,7 +18,7 @@ use crate::engine::meter::{Counter, Times};
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{ErrorKind, Result};
 use crate::in_flight::QueryScope;
-use crate::quota::{Budget, BudgetOwner, Claim, QuotaExceeded};
+use crate::quota::{Budget, BudgetOwner, Claim, LimitLevel};
 use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::Stats;
@@ -142,25 +142,27 @@ impl PartitionCore {
         wait: Duration,
         keep_alive: Option<KeepAlive>,
     ) -> Result<FirstAttempt<Self>> {
-        let over = match self.try_claim(wanted.class) {
+        let refusal = match self.try_claim(wanted.class) {
             Ok(claim) => return Ok(FirstAttempt::Served(claim)),
-            Err(over) => over,
+            Err(refusal) => refusal,
         };
-        if wait.is_zero() || !over.could_fit {
-            return Err(self.refuse(wanted, over.into()));
+        if wait.is_zero() || refusal.is_too_large() {
+            return Err(self.refuse(wanted, refusal));
         }
         self.core.log.waiting(wanted.len as u64, wanted.class.bytes as u64);
         let waiter = Waiter::new(wanted.clone(), wanted.class, (Instant::now(), wait), keep_alive);
-        Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, Some(over.into()))))
+        Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, Some(refusal))))
     }
 
     /// A claim for a request of `class`, unless earlier requests wait.
-    pub(super) fn try_claim(&self, class: Class) -> Result<Claim, QuotaExceeded> {
-        let needed_bytes = self.core.memory.supply.block_bytes(class);
-        if self.waiters.has_waiters() {
-            Err(self.budget.refusal(needed_bytes))
-        } else {
-            self.budget.claim(needed_bytes)
+    pub(super) fn try_claim(&self, class: Class) -> Result<Claim, Refusal> {
+        let (needed_bytes, waiting) = (self.core.memory.supply.block_bytes(class), self.waiters.waiting_bytes());
+        match waiting.first() {
+            Some(&first_bytes) if self.budget.could_hold(needed_bytes) => {
+                let waiting = waiting.len() as u64;
+                Err(Refusal::Queued { level: LimitLevel::Partition, waiting, first_bytes })
+            }
+            _ => Ok(self.budget.claim(needed_bytes)?),
         }
     }
 

@@ -85,7 +85,7 @@ pub(crate) enum Refusal {
     /// A limit has no room.
     Limit(QuotaExceeded),
     /// Earlier requests wait, the first of them for `first_bytes`, and there is no room in addition to it.
-    Queued { waiting: u64, first_bytes: u64 },
+    Queued { level: LimitLevel, waiting: u64, first_bytes: u64 },
     /// The source failed.
     Source(SourceError),
 }
@@ -99,7 +99,13 @@ impl Refusal {
         }
     }
 
-    /// Whether a limit is lower than the claim.
+    /// Returns whether a partition refused it.
+    pub(crate) fn is_by_partition(&self) -> bool {
+        let (Self::Limit(QuotaExceeded { level, .. }) | Self::Queued { level, .. }) = self else { return false };
+        *level == LimitLevel::Partition
+    }
+
+    /// Returns whether a limit is lower than the claim.
     pub(crate) fn is_too_large(&self) -> bool {
         matches!(self, Self::Limit(over) if !over.could_fit)
     }

@@ -9,6 +9,7 @@ use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
 use super::shape::{GRANULE_BYTES, held};
 use crate::backend::{Source, SourceError, huge_bytes};
+use crate::quota::LimitLevel;
 use crate::stats::CallStats;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::threads;
@@ -90,7 +91,7 @@ impl ArenaSupply {
         let is_short = waiting.iter().any(|&waiting_bytes| !self.could_hold_bytes(waiting_bytes));
         let Some(&first_bytes) = waiting.first().filter(|_| is_short) else { return Ok(len) };
         self.books().unclaim_reserve(self.reserved_bytes(len));
-        Err(Refusal::Queued { waiting: waiting.len() as u64, first_bytes })
+        Err(Refusal::Queued { level: LimitLevel::Pool, waiting: waiting.len() as u64, first_bytes })
     }
 
     /// Pins claimed `bytes` of a reserve with this number of threads, and returns their addresses. If that fails, they stay claimed.

@@ -46,13 +46,13 @@ impl Memory {
                 };
                 (RefusedBy::Limit { could_fit }, found, self.remedy(could_fit).to_owned())
             }
-            Refusal::Queued { waiting, first_bytes } => {
+            Refusal::Queued { level, waiting, first_bytes } => {
                 let requests = match *waiting {
                     1 => "1 earlier request is waiting and has".to_owned(),
                     waiting => format!("{waiting} earlier requests are waiting and have"),
                 };
                 let found = format!("{requests} priority, the first for {}", Size(*first_bytes));
-                let limit = limit(LimitLevel::Pool);
+                let limit = limit(*level);
                 let remedy = format!("wait longer (PINPOOL_WAIT), return buffers sooner or raise {limit}");
                 (RefusedBy::Queue { first_bytes: *first_bytes }, found, remedy)
             }

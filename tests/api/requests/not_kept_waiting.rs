@@ -144,3 +144,19 @@ fn what_passed_the_head_is_given_back_although_no_buffer_is_used_twice() {
         });
     }
 }
+
+#[test]
+fn a_partition_with_room_says_who_comes_first() {
+    let partition = over_sim(64 << 20).build().unwrap().partition("p", 4 << 20).unwrap();
+    let held = partition.get(3 * MIB).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| partition.get(2 * MIB).map(drop));
+        until_waits(&partition, 1);
+        let refuse = |mib| partition.get_with(Request::new(mib * MIB).timeout(Duration::ZERO)).unwrap_err().to_string();
+        let (small, large) = (refuse(1), refuse(5));
+        assert!(small.contains("1 earlier request is waiting") && small.contains("limit of the partition"), "{small}");
+        assert!(large.contains("exceeds the limit of the partition"), "{large}");
+        drop(held);
+        waiting.join().unwrap().unwrap();
+    });
+}
