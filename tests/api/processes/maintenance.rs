@@ -14,7 +14,7 @@ use pinpool_testing::{FaultSource, SourceCall};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
-use crate::fixture::{MIB, faulty, faulty_sim, filled, heap};
+use crate::fixture::{MIB, faulty, faulty_sim, filled, heap, held_sink};
 use crate::manual_copies::{ManualStream, Nowhere};
 use crate::until::until;
 
@@ -40,8 +40,7 @@ fn releases(source: &FaultSource) -> u64 {
 fn copies_that_ended_leave_the_figures_while_the_program_is_silent() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let pool = heap().preset(preset).build().unwrap();
-        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
-        let gate = stream.hold();
+        let (stream, mut device, gate) = held_sink(4096);
         filled(&pool, 4096, 1).copy_to(&stream, &mut device).unwrap();
         assert_eq!(pool.stats().copies.in_flight, 1);
         drop(gate);
