@@ -265,8 +265,7 @@ fn advised_for(held: u64, bytes: impl Fn(u64) -> u64, facts: &[(&str, &str)]) ->
     }
     acts.sort_by_key(|act| act.at_ns);
     let workload = Workload::from_recording(&Run::of(&acts).record_all(Some(6 << 30), facts)).unwrap();
-    let progress = ProgressBar::hidden();
-    let settings = Search::new(&workload, &[], &progress).advise().unwrap().advised?.settings;
+    let settings = Search::new(&workload, &[], &ProgressBar::hidden()).advise().unwrap().advised?.settings;
     Some(settings.into_iter().map(|(name, value)| format!("{name}={value}")).collect())
 }
 
@@ -320,8 +319,7 @@ fn settings_made_in_code_are_not_advised_as_variables() {
         let workload =
             Workload::from_recording(&Run::of(&acts).record_all(None, &[("set_in_code", set_in_code)])).unwrap();
         let advised = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_MAX_BYTES", "7")];
-        let advised = advised.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        super::exports(&workload, advised).0
+        super::exports(&workload, advised.map(|(name, value)| (name.to_owned(), value.to_owned()))).0
     };
     let all = "export PINPOOL_PRESET=adaptive\nexport PINPOOL_ROUNDING=eighths\nexport PINPOOL_MAX_BYTES=7\n";
     assert_eq!((lines(""), lines("PINPOOL_BACKEND PINPOOL_TRACE")), (all.to_owned(), all.to_owned()));
@@ -375,8 +373,7 @@ fn a_recording_that_a_replay_cannot_reproduce_gets_no_advice() {
 
 /// The kind of a correct advice.
 fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
-    let progress = ProgressBar::hidden();
-    let advice = Search::new(workload, &[], &progress).advise().unwrap();
+    let advice = Search::new(workload, &[], &ProgressBar::hidden()).advise().unwrap();
     let Some(better) = advice.advised else { return Ok(Outcome::Kept) };
     let set: Vec<_> = better.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     let costs = Costs::of(workload);
