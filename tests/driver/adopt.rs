@@ -27,25 +27,21 @@ fn lent(pool: &Pool, locked: &Arc<UserMemory<(Box<Pages>, Arc<()>)>>) -> PinnedB
     unsafe { pool.adopt(locked.memory(), locked.pinned_by(), move || drop(kept)) }.unwrap()
 }
 
-fn on_each_backend(test: impl Fn(&MockDriver, &Pool)) {
-    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
-        test(&MockDriver::load(), &builder(backend).build().unwrap());
-    }
-}
-
 #[test]
 fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
-    on_each_backend(|driver, pool| {
+    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
+        let driver = MockDriver::load();
+        let pool = builder(backend).build().unwrap();
         let (stream, mut memory) = stream_and_memory(&cudarc::driver::CudaContext::new(0).unwrap(), MIB);
         let alive = Arc::new(());
-        let before = held(driver).registrations;
-        let locked = locked(pool, &alive);
-        assert_eq!((locked.pinned_by(), held(driver).registrations), (Some(PinnedBy::Driver), before + 1));
+        let before = held(&driver).registrations;
+        let locked = locked(&pool, &alive);
+        assert_eq!((locked.pinned_by(), held(&driver).registrations), (Some(PinnedBy::Driver), before + 1));
         let waits = driver.hold(stream.cu_stream());
-        let copy = lent(pool, &locked).copy_to(&stream, &mut memory).unwrap();
+        let copy = lent(&pool, &locked).copy_to(&stream, &mut memory).unwrap();
         drop(locked);
         pool.maintain();
-        let registered_and_alive = || (held(driver).registrations, Arc::strong_count(&alive));
+        let registered_and_alive = || (held(&driver).registrations, Arc::strong_count(&alive));
         assert_eq!((pool.stats().copies.in_flight, registered_and_alive()), (1, (before + 1, 2)));
         drop(waits);
         copy.wait().unwrap();
@@ -53,7 +49,7 @@ fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
         assert_eq!((pool.stats().requests.adopted, registered_and_alive()), (0, (before, 1)));
         assert_eq!(pool.stats().memory.user_memory_bytes, 0);
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![9; MIB]);
-    });
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::thread;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use mock_driver::{Counts, HeldStream, MockDriver};
+use pinpool::unstable::ManualClock;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, Stats};
 
 use crate::until::until;
@@ -69,6 +70,11 @@ pub(crate) fn held(driver: &MockDriver) -> Held {
     let pinned_bytes = pinned_bytes.saturating_sub(words_bytes);
     let registrations = registrations.saturating_sub(words_bytes / 4096);
     Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations }
+}
+
+pub(crate) fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
+    let clock = ManualClock::default();
+    (builder.unstable_clock(clock.clone()).build().unwrap(), clock)
 }
 
 /// The driver, and what is held of it before a test.

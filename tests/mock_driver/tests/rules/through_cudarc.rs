@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use cudarc::driver::sys;
-use cudarc::driver::{CudaContext, DevicePtr, DriverError, result};
+use cudarc::driver::{CudaContext, DevicePtr, DriverError, result, sys};
 use mock_driver::{Code, MockDriver};
 
 const MIB: usize = 1 << 20;
