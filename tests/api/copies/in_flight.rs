@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use pinpool::Completion;
-use pinpool_testing::SourceCall;
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMem, SinkStream, SourceCall};
 
 use crate::fixture::{faulty_heap, filled, heap, held_sink, two_buffers};
 use crate::until::until;

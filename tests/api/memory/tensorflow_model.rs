@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::valid_stats::valid_stats;
-use pinpool::unstable::Rounding;
-use pinpool::unstable::window;
+use pinpool::unstable::{Rounding, window};
 use pinpool::{Backend, PinnedBuf, Pool, Preset, Request};
 use proptest::prelude::*;
 

@@ -12,8 +12,7 @@ use std::time::Duration;
 use pinpool::{Backend, Pool, Preset};
 #[cfg(all(feature = "observe", target_os = "linux"))]
 use pinpool_shared_buffers::{SharedPool, SharedWorker};
-use pinpool_testing::SourceCall;
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMem, SinkStream, SourceCall};
 
 use crate::child::{Child, alone, in_a_child};
 use crate::fixture::{faulty_heap, heap, held_sink};

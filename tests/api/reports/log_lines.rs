@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use log::{Level, LevelFilter};
-use pinpool::unstable::ManualClock;
 use pinpool::unstable::Rounding;
 use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset};
 
@@ -138,9 +137,8 @@ fn debug_and_trace_say_more_of_pin_calls_and_of_gets_that_wait() {
 
 #[test]
 fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
-    let clock = ManualClock::default();
-    let pool = heap().max_bytes(1 << 20).wait(Duration::ZERO);
-    let pool = pool.on_full(pinpool::OnFull::Pageable).unstable_clock(clock.clone()).build().unwrap();
+    let builder = heap().max_bytes(1 << 20).wait(Duration::ZERO).on_full(pinpool::OnFull::Pageable);
+    let (pool, clock) = with_manual_clock(builder);
     listen();
     let _all = pool.get(1 << 20).unwrap();
     for _ in 0..110 {

@@ -4,8 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use log::Level;
-use pinpool::unstable::ManualClock;
-use pinpool::unstable::Rounding;
+use pinpool::unstable::{ManualClock, Rounding};
 use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset};
 
 use crate::captured_log::{lines_with_levels, listen};

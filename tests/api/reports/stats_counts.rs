@@ -6,7 +6,6 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::stats::{EvictionReasons, MissReasons};
-use pinpool::unstable::ManualClock;
 use pinpool::{OnFull, Pool, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::{SinkMem, SinkStream, SourceCall};
@@ -90,9 +89,8 @@ fn a_wait_that_ends_without_room_is_timed_and_counted_as_timed_out() {
 
 #[test]
 fn evictions_are_counted_by_reason() {
-    let clock = ManualClock::default();
-    let builder = over(faulty_sim(), 16 << 20).unstable_clock(clock.clone());
-    let pool = builder.setting("pool_size_limit", 3).setting("auto_resize", false).build().unwrap();
+    let builder = over(faulty_sim(), 16 << 20).setting("pool_size_limit", 3).setting("auto_resize", false);
+    let (pool, clock) = with_manual_clock(builder);
     drop((0..4).map(|_| pool.get(MIB).unwrap()).collect::<Vec<_>>());
     assert_eq!(left(&pool), [1, 0, 0, 0]);
     pool.trim(0);
