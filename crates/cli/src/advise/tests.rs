@@ -46,6 +46,7 @@ struct Step {
 }
 
 /// A running program: its threads wait for memory, in order of arrival, and for the buffers that they return.
+#[derive(Default)]
 struct Run {
     steps: BTreeMap<u32, VecDeque<Step>>,
     ended_ns: HashMap<u32, u64>,
@@ -73,17 +74,7 @@ impl Run {
             };
             steps.entry(thread).or_default().push_back(Step { gap_ns: at_ns - since_ns, name, op });
         }
-        Self {
-            steps,
-            ended_ns: HashMap::new(),
-            due: BinaryHeap::new(),
-            got_ns: HashMap::new(),
-            held: HashMap::new(),
-            used_bytes: 0,
-            line: VecDeque::new(),
-            blocked: HashMap::new(),
-            records: Vec::new(),
-        }
+        Self { steps, ..Self::default() }
     }
 
     fn plan(&mut self, thread: u32) {
@@ -120,22 +111,19 @@ impl Run {
     fn serve(&mut self, max_bytes: u64, now_ns: u64) {
         while let Some(&(thread, asked_ns)) = self.line.front() {
             let &Step { name, op: Op::Get { bytes }, .. } = self.steps[&thread].front().unwrap() else { return };
-            if self.used_bytes > 0 && self.used_bytes + class_bytes(bytes) > max_bytes {
+            let class_bytes = class_bytes(bytes);
+            if self.used_bytes > 0 && self.used_bytes + class_bytes > max_bytes {
                 return;
             }
             self.line.pop_front();
-            self.used_bytes += class_bytes(bytes);
-            self.held.insert(name, class_bytes(bytes));
+            self.used_bytes += class_bytes;
+            self.held.insert(name, class_bytes);
             self.got_ns.insert(name, now_ns);
             let took_ns = now_ns - asked_ns;
             if took_ns > 0 {
                 self.record(now_ns, thread, Event::Waited);
             }
-            self.record(
-                now_ns,
-                thread,
-                Event::Get { id: name, bytes, class_bytes: class_bytes(bytes), tag: 0, took_ns },
-            );
+            self.record(now_ns, thread, Event::Get { id: name, bytes, class_bytes, tag: 0, took_ns });
             self.end_step(thread, now_ns);
             if let Some(blocked) = self.blocked.remove(&name) {
                 self.plan(blocked);
