@@ -72,8 +72,7 @@ impl Block {
 
     /// The keeper of the block while the copy that consumed it runs.
     pub(crate) fn keeper(&self) -> Weak<dyn CopyKeeper> {
-        let core: Weak<Core> = Arc::downgrade(self.pool());
-        core
+        Arc::<Core>::downgrade(self.pool())
     }
 
     /// Never uses the block again: whether a device still uses it cannot be known.

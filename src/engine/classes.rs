@@ -38,11 +38,10 @@ impl Classes {
         row.buffers += 1;
         let (buffers, peak) = (row.buffers, row.peak_buffers);
         row.peak_buffers = peak.max(buffers);
-        let reasons = &mut table.misses;
         match peak {
-            0 => reasons.first_of_size += 1,
-            _ if buffers <= peak => reasons.evicted_earlier += 1,
-            _ => reasons.all_in_use += 1,
+            0 => table.misses.first_of_size += 1,
+            _ if buffers <= peak => table.misses.evicted_earlier += 1,
+            _ => table.misses.all_in_use += 1,
         }
     }
 

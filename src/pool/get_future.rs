@@ -113,7 +113,7 @@ impl Future for GetFuture {
     type Output = Result<PinnedBuf>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let served = match self.pool.check_open() {
+        let served = match self.pool.core().check_open() {
             Ok(()) => ready!(self.advance(context)),
             Err(error) => {
                 self.forget_if_forked();

@@ -272,8 +272,9 @@ impl Pool {
     ///
     /// A higher limit lets waiting requests try again at once. Under a lower limit idle memory is released, and later what is
     /// returned: at the next miss, or by the maintenance thread within a second. Buffers in use stay with their users, so the
-    /// pool may exceed a lowered limit until they are returned; it does not grow meanwhile. The limit of
-    /// pageable memory ([`on_full`](PoolBuilder::on_full)) changes as well.
+    /// pool may exceed a lowered limit until they are returned; it does not grow meanwhile. A waiting request that is larger than a
+    /// lowered limit fails when it is the first in the queue. The limit of pageable memory ([`on_full`](PoolBuilder::on_full)) changes
+    /// as well.
     ///
     /// [`stats`](Pool::stats) has the current limit.
     ///

@@ -87,7 +87,8 @@ impl Partition {
     }
 
     /// Changes the limit of the partition: to a number of bytes, or with [`Limit::Unlimited`] and [`Limit::Auto`] to the limit of the
-    /// pool. A higher limit lets waiting requests try again; a lower limit takes no buffer away.
+    /// pool. A higher limit lets waiting requests try again; a lower limit takes no buffer away, and fails waiting requests that are
+    /// larger.
     ///
     /// # Errors
     ///

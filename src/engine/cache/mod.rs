@@ -24,7 +24,7 @@ use crate::stats::{EvictionReason, Stats};
 use pinpool_os::sync::plain::Mutex;
 
 /// Buffers that leave.
-type Victims<T> = Vec<Box<Entry<T>>>;
+pub(super) type Victims<T> = Vec<Box<Entry<T>>>;
 
 /// The idle buffers of one pool.
 pub(super) struct Idle<T> {

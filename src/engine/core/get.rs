@@ -28,8 +28,7 @@ pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 /// What memory is needed for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// The request of this number among those that fail.
-    Request(u64),
+    Request,
     Reserve,
     UserMemory,
 }
@@ -70,6 +69,10 @@ impl Core {
     /// An idle block of the class, or a block with completed copies, and the claim in the partition of the request. Pins nothing
     /// and never waits for room.
     pub(crate) fn try_get(&self, wanted: &BlockRequest) -> Option<(Block, Option<Claim>)> {
+        // A claim that finds nothing would refuse other requests of the partition meanwhile.
+        if wanted.partition.is_some() && self.in_flight.count() == 0 && self.idle.count_of(wanted.class) == 0 {
+            return None;
+        }
         let claim = wanted.partition.as_ref().map(|partition| partition.try_claim(wanted.class)).transpose().ok()?;
         let block = self.take(wanted.class).or_else(|| self.take_completed(wanted.class))?;
         self.record_get(&block, wanted, None);
@@ -212,9 +215,9 @@ impl Core {
         if let Some(partition) = &wanted.partition {
             partition.failed.add(1);
         }
-        let nth = self.counters.failed_requests.add(1);
+        self.counters.failed_requests.add(1);
         let late = || ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into();
-        Err(refusal.map_or_else(late, |refusal| self.refused(wanted, refusal, Purpose::Request(nth))))
+        Err(refusal.map_or_else(late, |refusal| self.refused(wanted, refusal, Purpose::Request)))
     }
 
     /// The error of what failed. Logs the first request that fails and each power of ten.
@@ -234,9 +237,9 @@ impl Core {
         if is_by_partition {
             dump.limit = self.memory.limit_name(LimitLevel::Partition);
         }
-        if let Purpose::Request(nth) = purpose {
+        if purpose == Purpose::Request {
             *self.diagnosis.failure.lock() = dump.likely_cause().map(|likely| (refused.cause(), likely));
-            if is_power_of_ten(nth) {
+            if is_power_of_ten(self.counters.refused_requests.add(1)) {
                 self.log.out_of_memory(&dump);
             }
         }
@@ -265,17 +268,19 @@ impl Core {
 
     /// Hands `block` to the head of the queue, or releases it to make room. Returns `block` if no request waits.
     pub(super) fn offer_to_head(&self, block: Block) -> Option<Block> {
-        // Under a limit of 0 no buffer is used twice.
-        if !self.has_waiters() || self.config.pool_size_limit == 0 {
+        if !self.has_waiters() {
             return Some(block);
         }
         let class = block.class();
         let (passed, bytes) = (block.passed(), self.memory.supply.bytes_to_pass(class));
+        // Under a limit of 0 no buffer is used twice.
+        if self.config.pool_size_limit == 0 {
+            self.waiters.end_pass(passed, bytes);
+            return Some(block);
+        }
         // Counted when the request takes it.
         let block = self.waiters.offer(self, block, class, passed, bytes)?;
         if !self.has_waiters() {
-            // A task that is late may have wanted memory of other owners.
-            self.clear_demand();
             return Some(block);
         }
         self.counters.made_room.add(1);

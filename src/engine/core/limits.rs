@@ -136,9 +136,8 @@ impl Core {
 
     /// Sets the limit again, if it is `auto` and a cgroup limit has changed.
     pub(super) fn follow_limit(&self, now_us: u64) {
-        if let Some((max_bytes, why)) =
-            self.auto_limit.change(self.time.of_process_us(now_us), || self.memory.budget.auto_bytes())
-        {
+        let held_bytes = || self.memory.budget.auto_bytes();
+        if let Some((max_bytes, why)) = self.auto_limit.change(self.time.of_process_us(now_us), held_bytes) {
             self.apply_limit(max_bytes, &why);
         }
     }

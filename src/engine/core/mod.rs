@@ -139,16 +139,12 @@ impl Core {
         recorder: Option<Arc<dyn Recorder>>,
         auto_limit: AutoLimit,
     ) -> Arc<Self> {
+        let idle_us = policy::idle_buffer_us(config.idle_timeout);
         let core = Arc::new(Self {
             generation: ForkGeneration::now(),
             process: std::process::id(),
             ticks: Ticks::new(memory.source()),
-            idle: Idle::new(
-                memory.arena().is_some(),
-                config.pool_size_limit,
-                config.auto_resize,
-                policy::idle_buffer_us(config.idle_timeout),
-            ),
+            idle: Idle::new(memory.arena().is_some(), config.pool_size_limit, config.auto_resize, idle_us),
             spare: SpareEntries::default(),
             lifetime: Lifetime::default(),
             classes: Classes::default(),
@@ -177,12 +173,10 @@ impl Core {
             log,
             config,
         });
-        let owner: Weak<Self> = Arc::downgrade(&core);
-        core.memory().budget.set_owner(owner);
+        core.memory().budget.set_owner(Arc::<Self>::downgrade(&core));
         core.record(Event::MaxBytes { bytes: core.memory().budget.max_bytes().unwrap_or(u64::MAX) });
         if let Some(thread) = core.thread {
-            let pool: Weak<Self> = Arc::downgrade(&core);
-            thread.add(pool, core.memory().source().needs_gpu());
+            thread.add(Arc::<Self>::downgrade(&core), core.memory().source().needs_gpu());
         }
         core
     }

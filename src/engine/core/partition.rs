@@ -169,8 +169,9 @@ impl PartitionCore {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
-        let nth = self.core.counters.failed_requests.add(1);
-        let error = self.core.refused(wanted, refusal, Purpose::Request(nth));
+        self.core.counters.failed_requests.add(1);
+        let refusal = self.core.memory_ended.get().cloned().map_or(refusal, Refusal::Source);
+        let error = self.core.refused(wanted, refusal, Purpose::Request);
         self.core.record_outcome(&Err::<Block, _>(()), wanted, None);
         error
     }
@@ -229,7 +230,7 @@ impl Server for PartitionCore {
         let wanted = ticket.request();
         self.core.log.waited(wanted.len as u64, ticket.age(), claim.is_some());
         claim.ok_or_else(|| {
-            self.timeouts.add(u64::from(!self.is_closed()));
+            self.timeouts.add(u64::from(!self.is_hopeless(None)));
             let needed_bytes = self.core.memory.supply.block_bytes(wanted.class);
             let full = || self.budget.full(needed_bytes).into();
             self.refuse(wanted, ticket.waiter.refusal().unwrap_or_else(full))
@@ -240,8 +241,8 @@ impl Server for PartitionCore {
         self.core.patience(since)
     }
 
-    fn is_hopeless(&self, _: Option<&Refusal>) -> bool {
-        self.is_closed()
+    fn is_hopeless(&self, refusal: Option<&Refusal>) -> bool {
+        self.is_closed() || self.core.memory_ended.get().is_some() || refusal.is_some_and(Refusal::is_too_large)
     }
 
     fn record_wait(&self, waited: Duration) {

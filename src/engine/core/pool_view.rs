@@ -15,13 +15,9 @@ impl PoolView for Core {
     }
 
     fn release_oldest(&self, why: EvictionReason) -> bool {
-        let oldest = self.idle.reclaim();
-        let is_found = oldest.is_some();
-        if let Some(entry) = oldest {
-            self.evict(Block::from_entry(entry), why);
-        }
+        let evicted = self.idle.reclaim().map(|entry| self.evict(Block::from_entry(entry), why));
         self.close_if_unused();
-        is_found
+        evicted.is_some()
     }
 
     fn has_copies(&self) -> bool {

@@ -9,8 +9,7 @@ use super::{Block, Core};
 use crate::backend::SourceError;
 use crate::copy::CopyKeeper;
 use crate::engine::block::BlockBody;
-use crate::engine::cache::Evicted;
-use crate::engine::cache::thread_cache::Entry;
+use crate::engine::cache::{Evicted, Victims};
 use crate::error::Error;
 use crate::in_flight::{Ended, FailedItem, Fences, QueryScope, Swept};
 use crate::maintenance_thread::Pace;
@@ -166,20 +165,18 @@ impl Core {
         }
     }
 
-    pub(super) fn complete(&self, swept: Swept<Block>) {
-        if swept.completed.is_empty() && swept.failed.is_empty() {
+    pub(super) fn complete(&self, Swept { mut completed, failed }: Swept<Block>) {
+        if completed.is_empty() && failed.is_empty() {
             return;
         }
-        let mut completed = swept.completed;
         self.end_flights(&mut completed);
         for block in completed {
             self.record_of(&block, |id| Event::Completed { id });
             self.finish_put(block);
         }
-        swept
-            .failed
-            .into_iter()
-            .for_each(|FailedItem { item, error, fences }| self.quarantine_or_leak(item, fences, &error));
+        for FailedItem { item, error, fences } in failed {
+            self.quarantine_or_leak(item, fences, &error);
+        }
     }
 
     /// The copies of `blocks` have completed: records how long each was in flight.
@@ -256,11 +253,7 @@ impl Core {
         self.release_block(block);
     }
 
-    pub(super) fn evict_all(
-        &self,
-        entries: impl IntoIterator<Item = Box<Entry<BlockBody<Self>>>>,
-        why: EvictionReason,
-    ) {
+    pub(super) fn evict_all(&self, entries: Victims<BlockBody<Self>>, why: EvictionReason) {
         entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
     }
 
@@ -393,9 +386,8 @@ impl Core {
         self.recover(recovered);
         failed.into_iter().for_each(leaked::leak);
         if !abandoned.is_empty() {
-            let (copies, bytes) =
-                (abandoned.len() as u64, abandoned.iter().map(|block| block.memory().held_bytes()).sum());
-            self.log.close_in_flight(copies, bytes, begun.elapsed());
+            let bytes = abandoned.iter().map(|block| block.memory().held_bytes()).sum();
+            self.log.close_in_flight(abandoned.len() as u64, bytes, begun.elapsed());
         }
         // A release that waits for the device would wait for a stuck copy.
         let may_release = abandoned.is_empty() || !self.memory.source().release_waits();

@@ -11,6 +11,7 @@ use crate::engine::wait_queue::{Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{Result, Retry};
 use crate::in_flight::QueryScope;
 use crate::maintenance_thread::pause_for_copies;
+use crate::quota::QuotaExceeded;
 use pinpool_observe::record::Event;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, Ordering, fence};
@@ -27,7 +28,10 @@ impl Server for Core {
         &self.waiters
     }
 
-    fn require_slow_path(&self, _is_waiting: bool) {
+    fn require_slow_path(&self, is_waiting: bool) {
+        if !is_waiting {
+            self.clear_demand();
+        }
         self.update_slow_path();
     }
 
@@ -46,8 +50,8 @@ impl Server for Core {
             return self.acquire(&waiter.request, calls).map_err(expect_refusal);
         };
         if !self.memory.supply.could_hold(class) {
-            let refusal = || self.memory.budget.refusal(class.bytes as u64).into();
-            return self.fall_back(class.bytes, class).ok_or_else(refusal);
+            let over = QuotaExceeded { could_fit: false, ..self.memory.budget.refusal(class.bytes as u64) };
+            return self.fall_back(waiter.request.len, class).ok_or(over.into());
         }
         let begun = Instant::now();
         // A request that nothing can serve any more fails with the refusal of a new call, not of an earlier one.
@@ -63,8 +67,11 @@ impl Server for Core {
             }
         };
         self.diagnosis.calls_while_waiting_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
-        // The next head publishes its own demand.
-        acquired.inspect(|_| self.clear_demand())
+        // The next head publishes its own demand. A request that has ended meanwhile has none.
+        if acquired.is_ok() || !self.has_waiters() {
+            self.clear_demand();
+        }
+        acquired
     }
 
     fn admits(self: &Arc<Self>, waiter: &Waiter<Self>, refusal: &Refusal) -> bool {
@@ -100,7 +107,9 @@ impl Server for Core {
     }
 
     fn is_hopeless(&self, refusal: Option<&Refusal>) -> bool {
-        let Some(Refusal::Source(error)) = refusal else { return self.is_closed() };
+        let Some(Refusal::Source(error)) = refusal else {
+            return self.is_closed() || refusal.is_some_and(Refusal::is_too_large);
+        };
         self.is_closed() || self.memory_ended.get().is_some() || !self.memory.may_recover(error)
     }
 
@@ -110,9 +119,6 @@ impl Server for Core {
     }
 
     fn record_wait(&self, waited: Duration) {
-        if !self.has_waiters() {
-            self.clear_demand();
-        }
         self.counters.waits.record(waited);
     }
 }

@@ -6,8 +6,6 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-#[cfg(feature = "observe")]
-use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use super::Core;
@@ -110,7 +108,7 @@ impl Core {
         }
         let mut in_flight = BTreeMap::<usize, u64>::new();
         self.in_flight.for_each(|block| {
-            *in_flight.entry(block.class_bytes()).or_default() += u64::from(block.memory().adopted().is_none());
+            *in_flight.entry(block.class_bytes()).or_default() += u64::from(block.memory().is_from_source());
         });
         let counted = self.classes.rows().into_iter();
         let row = |counted: ClassStats| {
@@ -321,8 +319,7 @@ impl Core {
         let Some(path) = &self.config.socket else { return };
         let is_derived = path.as_os_str() == "1";
         let path = if is_derived { stats_socket::path_of(self.process) } else { path.clone() };
-        let pool: Weak<Self> = Arc::downgrade(self);
-        match stats_socket::serve(&path, pool) {
+        match stats_socket::serve(&path, Arc::<Self>::downgrade(self)) {
             Ok(served_pool) => {
                 self.log.socket_opened(&path);
                 // Set once, when the pool is made.

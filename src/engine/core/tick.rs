@@ -138,8 +138,7 @@ impl Core {
         }
         self.discount_pause(&mut state, now_us);
         // A thread that ticks because the maintenance thread is late may precede it after a stop of the process.
-        let was_late = std::mem::replace(&mut state.was_late, patience_us > 0);
-        let may_report = patience_us == 0 || was_late;
+        let may_report = std::mem::replace(&mut state.was_late, patience_us > 0) || patience_us == 0;
         if may_report {
             self.report_stuck_copies(now_us);
         }

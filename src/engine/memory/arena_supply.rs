@@ -18,6 +18,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
 
 use super::block_memory::{BlockMemory, SlowCalls, Stop};
 use super::books::Books;
@@ -130,10 +131,9 @@ impl Supply for ArenaSupply {
                 Err(over) => {
                     search.over = over;
                     // A plan of another thread may make room.
-                    if over.is_none() && books.arena.stats().transit_bytes > 0 {
-                        if self.finished.wait_until(books, calls.deadline()).1 {
-                            return Err(self.refusal(search).into());
-                        }
+                    let may_wait = || calls.deadline() > Instant::now();
+                    if over.is_none() && books.arena.stats().transit_bytes > 0 && may_wait() {
+                        drop(self.finished.wait_until(books, calls.deadline()));
                     } else if !self.make_room(books, limits, &mut search) {
                         let memory = self.books().carve_in_other_regions(bytes);
                         return memory.ok_or_else(|| self.refusal(search).into());

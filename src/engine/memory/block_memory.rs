@@ -98,6 +98,11 @@ impl Refusal {
             Self::Limit(_) | Self::Source(_) | Self::Queued { .. } => None,
         }
     }
+
+    /// Whether a limit is lower than the claim.
+    pub(crate) fn is_too_large(&self) -> bool {
+        matches!(self, Self::Limit(over) if !over.could_fit)
+    }
 }
 
 impl From<QuotaExceeded> for Refusal {
@@ -138,10 +143,7 @@ impl BlockMemory {
 
     /// The memory of a user.
     pub(crate) fn adopted(&self) -> Option<&Adopted> {
-        match self {
-            Self::Adopted(adopted) => Some(adopted),
-            _ => None,
-        }
+        if let Self::Adopted(adopted) = self { Some(adopted) } else { None }
     }
 
     /// Bytes that count as held for it.

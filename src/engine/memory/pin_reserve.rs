@@ -57,7 +57,7 @@ impl ArenaSupply {
         let next = || slices.lock().next();
         let pin = |progress: &dyn Fn(usize)| {
             while let Some(bytes) = next() {
-                let pinned = self.pin_region((bytes, threads), progress);
+                let pinned = self.pin_region(bytes, threads, progress);
                 slices.lock().record(bytes, pinned);
                 self.report_progress(0);
             }
@@ -94,11 +94,7 @@ impl ArenaSupply {
     }
 
     /// Pins claimed `bytes` of a reserve with this number of threads, and returns their addresses. If that fails, they stay claimed.
-    fn pin_region(
-        &self,
-        (bytes, threads): (u64, usize),
-        progress: &dyn Fn(usize),
-    ) -> Result<Range<usize>, SourceError> {
+    fn pin_region(&self, bytes: u64, threads: usize, progress: &dyn Fn(usize)) -> Result<Range<usize>, SourceError> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut pin = CallStats::default();
         let acquire = |source: &dyn Source| source.acquire_fast(len, threads, progress);
@@ -137,7 +133,7 @@ impl ArenaSupply {
         drop(books);
         let bytes = to_come.min(if is_short { STEP_BYTES } else { REGION_BYTES });
         let len = self.claim_reserve(bytes, pool).inspect_err(|_| self.books().keep_committed(bytes))?;
-        let pinned = self.pin_region((len, self.settings.pin_threads), &|_| ());
+        let pinned = self.pin_region(len, self.settings.pin_threads, &|_| ());
         if pinned.is_err() {
             self.books().unclaim_reserve(self.reserved_bytes(len));
         }

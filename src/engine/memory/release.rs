@@ -92,7 +92,11 @@ impl ArenaSupply {
     /// return pays for it. That thread ends after one round.
     pub(in crate::engine) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
         if !self.may_release_by_time() {
-            self.count_overdue(now_us);
+            // What is due is kept, because its release would wait for the device.
+            let overdue_bytes = self.books().count_overdue(now_us);
+            if overdue_bytes > 0 && !self.has_logged_idle.swap(true, Ordering::Relaxed) {
+                self.log.idle_kept(overdue_bytes, self.source.name());
+            }
             return Ok(());
         }
         // Relaxed: a thread that sees an old value finds nothing due.
@@ -138,14 +142,6 @@ impl ArenaSupply {
     pub(in crate::engine) fn may_never_release(&self) -> bool {
         // A late reading only makes a release wait.
         self.source.release_waits() && self.quarantined.get() > 0
-    }
-
-    /// Counts memory that is due but is kept, because its release would wait for the device.
-    pub(in crate::engine) fn count_overdue(&self, now_us: u64) {
-        let overdue_bytes = self.books().count_overdue(now_us);
-        if overdue_bytes > 0 && !self.has_logged_idle.swap(true, Ordering::Relaxed) {
-            self.log.idle_kept(overdue_bytes, self.source.name());
-        }
     }
 
     /// Carries out a plan of releases. Slow calls, which may wait for the device.

@@ -114,10 +114,11 @@ impl ArenaSupply {
     /// Updates the bytes that this reserve wants from other owners of the shared limit: if it lacks room, all that its own limit
     /// leaves room for, and otherwise no more than before. Returns whether that is more than before.
     fn update_want(&self) -> bool {
-        if !self.budget.is_shared() {
+        let books = self.books();
+        // A want remains from before the limit became the pool's own.
+        if !self.budget.is_shared() && books.progress.want.bytes() == 0 {
             return false;
         }
-        let books = self.books();
         let lacking_bytes = books.reserve_to_come().min(self.budget.own_room_bytes());
         let before_bytes = books.progress.want.bytes();
         let now_bytes = match books.progress.pace() {

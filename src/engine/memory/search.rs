@@ -228,7 +228,11 @@ impl ArenaSupply {
         }
         let books = self.books();
         // Idle memory of this pool is used first, and is claimed already.
-        let reusable_bytes = idle_bytes.saturating_add(books.arena.stats().idle_bytes);
+        let arena = books.arena.stats();
+        // A region with idle buffers counts as a hole, and is released with them.
+        let hole_bytes = arena.hole_bytes - arena.reserve_hole_bytes;
+        let reusable_bytes =
+            idle_bytes.saturating_add(if self.shape.is_discrete { hole_bytes } else { arena.idle_bytes });
         let (missing_bytes, grown_bytes) = (books.arena.missing_bytes(bytes), books.arena.grown_bytes(bytes));
         drop(books);
         let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;

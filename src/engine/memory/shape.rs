@@ -59,7 +59,6 @@ pub(in crate::engine) fn arena_over(
     max_bytes: Option<u64>,
     retention: Retention,
 ) -> Result<(Arena, Mappings, GrowthShape), SourceError> {
-    let mut mappings = Mappings::default();
     let Some(memory) = source.virtual_memory() else {
         let shape = GrowthShape {
             varied_above_bytes: VARIED_IN_REGIONS_BYTES,
@@ -71,7 +70,7 @@ pub(in crate::engine) fn arena_over(
         let source = source.clone();
         let arena = Arena::new(GrowthMode::Regions, retention)
             .with_region_cost(move |bytes| held(bytes, |len| source.held_bytes(len)));
-        return Ok((arena, mappings, shape));
+        return Ok((arena, Mappings::default(), shape));
     };
     let granule_bytes = granule_bytes(max_bytes, memory.granule_bytes() as u64);
     let sizes = GranuleSizes::of_pool(granule_bytes, max_bytes);
@@ -81,7 +80,7 @@ pub(in crate::engine) fn arena_over(
     let range = arena
         .add_virtual_range(address_bytes)
         .ok_or_else(|| SourceError::new("reserve", format!("{address_bytes} bytes cannot be one range")))?;
-    mappings.addresses = Some((range, Arc::new(addresses.with_granules(sizes))));
+    let addresses = Some((range, Arc::new(addresses.with_granules(sizes))));
     let shape = GrowthShape {
         varied_above_bytes: VARIED_GRANULES * granule_bytes,
         largest_granule_bytes: sizes.zone_at(max_bytes.unwrap_or(0).saturating_sub(1)).granule_bytes,
@@ -89,7 +88,7 @@ pub(in crate::engine) fn arena_over(
         is_discrete: false,
         address_remedy,
     };
-    Ok((arena, mappings, shape))
+    Ok((arena, Mappings { addresses, ..Mappings::default() }, shape))
 }
 
 /// The result of `held_bytes` for `bytes`.

@@ -80,6 +80,8 @@ pub(super) fn nanos(time: Duration) -> u64 {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) failed_requests: Counter,
+    /// Those with a reason to log.
+    pub(crate) refused_requests: Counter,
     pub(crate) pageable: Counter,
     pub(crate) pageable_returns: Counter,
     /// Buffers over adopted memory: in use, in flight or quarantined.

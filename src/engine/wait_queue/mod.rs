@@ -216,6 +216,7 @@ impl<S: Server> WaitQueue<S> {
     /// Appends `waiter`, unless it has ended meanwhile.
     fn join(&self, server: &S, waiter: &Arc<Waiter<S>>) {
         self.change(server, |state| {
+            state.deferred.retain(|other| !Arc::ptr_eq(other, waiter));
             if waiter.join() {
                 state.joined += 1;
                 state.waiters.push_back((state.joined, waiter.clone()));
@@ -238,9 +239,7 @@ impl<S: Server> WaitQueue<S> {
     /// Searches for memory for `waiter` if it is the head, or deferred. Ends its wait if it is served, late, or hopeless.
     fn search(&self, server: &Arc<S>, waiter: &Arc<Waiter<S>>) {
         let is_deferred = waiter.state.lock().joined.is_none();
-        if is_deferred {
-            self.state.lock().deferred.retain(|other| !Arc::ptr_eq(other, waiter));
-        } else if self.is_head(server, waiter) {
+        if !is_deferred && self.is_head(server, waiter) {
             // A returned item is handed to the head, which may be this request.
             server.sweep();
         }
@@ -252,7 +251,7 @@ impl<S: Server> WaitQueue<S> {
                 Ok(item) => return self.end(server, waiter, Some(item)),
                 Err(refusal) if !is_deferred => waiter.state.lock().refusal = Some(refusal),
                 Err(refusal) => {
-                    let is_admitted = server.admits(waiter, &refusal);
+                    let is_admitted = !waiter.has_ended() && server.admits(waiter, &refusal);
                     waiter.state.lock().refusal = Some(refusal);
                     if is_admitted {
                         self.join(server, waiter);
@@ -302,6 +301,7 @@ impl<S: Server> WaitQueue<S> {
 
     /// The thread: serves tasks until none waits.
     fn serve_tasks(&self, server: &Arc<S>) {
+        let mut is_for_head = false;
         loop {
             let Some(entered) = MaintenanceThread::of_process().enter() else {
                 // The process has begun to exit: nothing is called any more, and nobody is woken.
@@ -314,7 +314,10 @@ impl<S: Server> WaitQueue<S> {
                 return;
             }
             let is_deferred = !state.deferred.is_empty();
-            let task = state.deferred.front().or_else(|| state.head().filter(|head| head.is_task())).cloned();
+            // In turn: deferred tasks that pass the head must not keep it from being served.
+            is_for_head = !is_for_head;
+            let (head, first) = (state.head().filter(|head| head.is_task()), state.deferred.front());
+            let task = if is_for_head { head.or(first) } else { first.or(head) }.cloned();
             drop(state);
             if let Some(task) = &task {
                 self.search_for_task(server, task);
@@ -390,8 +393,11 @@ impl<S: Server> WaitQueue<S> {
 
     /// Has all waiting requests checked again.
     pub(super) fn wake_all(&self) {
-        let waiters: Vec<_> = self.state.lock().waiters.iter().map(|(_, waiter)| waiter.clone()).collect();
-        waiters.iter().for_each(|waiter| self.wake(waiter));
+        let state = self.state.lock();
+        let all: Vec<_> = state.waiters.iter().map(|(_, waiter)| waiter).chain(&state.deferred).cloned().collect();
+        drop(state);
+        // A task too, because the thread that serves it may be in a driver call.
+        all.iter().for_each(|waiter| (self.wake(waiter), waiter.wake()).1);
     }
 
     /// Has the head checked again.

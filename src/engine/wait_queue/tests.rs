@@ -331,3 +331,24 @@ fn time_that_the_process_did_not_run_is_no_wait() {
     pool.queue.discount_pause(LONG);
     assert_eq!(pool.queue.waiting_for(now), Duration::ZERO);
 }
+
+#[test]
+fn deferred_tasks_do_not_keep_the_head_from_being_served() {
+    let pool = TestPool::with_thread(true);
+    pool.idle.lock().push(7);
+    let (mut head, others) = (join_task(&pool, CLASS, LONG), [(); 3].map(|()| defer(&pool)));
+    let _ = poll(&mut head, Waker::noop());
+    while !head.waiter.has_ended() {
+        assert!(others.iter().all(|task| !task.waiter.has_ended()), "another was served first");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_task_that_ended_during_its_first_attempt_joins_no_queue() {
+    let pool = TestPool::new();
+    let task = defer(&pool);
+    pool.queue.end(&*pool, &task.waiter, None);
+    pool.queue.search(&pool, &task.waiter);
+    assert_eq!((task.waited(), pool.queue.has_waiters()), (None, false));
+}

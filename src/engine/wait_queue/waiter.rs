@@ -64,7 +64,7 @@ impl<S: Server> Waiter<S> {
     ) -> Self {
         let needs_no_room = keep_alive.is_some() && wait.is_zero();
         let deadline = deadline(begun, if needs_no_room { WAIT_MAX } else { wait });
-        let state = WaiterState {
+        let state = Mutex::new(WaiterState {
             joined: None,
             polls_since: begun,
             is_woken: false,
@@ -73,17 +73,8 @@ impl<S: Server> Waiter<S> {
             was_handed: false,
             refusal: None,
             waker: None,
-        };
-        Self {
-            request,
-            class,
-            wait,
-            begun,
-            deadline,
-            keep_alive,
-            state: Mutex::new(state),
-            changed: Condvar::default(),
-        }
+        });
+        Self { request, class, wait, begun, deadline, keep_alive, state, changed: Condvar::default() }
     }
 
     pub(super) fn is_task(&self) -> bool {
@@ -98,7 +89,7 @@ impl<S: Server> Waiter<S> {
     /// It is in the queue from now on; false if it has ended. Only under the lock of the queue, like all changes of the slot.
     pub(super) fn join(&self) -> bool {
         let (now, mut state) = (Instant::now(), self.state.lock());
-        (state.joined, state.polls_since) = (Some(now), now);
+        (state.joined, state.polls_since) = ((!state.has_ended).then_some(now), now);
         !state.has_ended
     }
 

@@ -12,7 +12,7 @@ use pinpool_replay::SimSource;
 use tempfile::TempDir;
 
 use crate::captured_log::{count, lines, listen};
-use crate::fixture::{LONG, MIB, each_sim, over_sim, run, until_waits};
+use crate::fixture::{LONG, MIB, each_sim, over_sim, poll, run, until_waits};
 use crate::until::until;
 use crate::valid_stats::valid_stats;
 
@@ -329,4 +329,38 @@ fn auto_counts_what_the_pool_holds_itself_as_available_to_it() {
     clock.advance_us(1_000_000);
     pool.maintain();
     assert_eq!(valid_stats(&pool).limits.max_bytes, Some(50 << 20));
+}
+
+#[test]
+fn a_request_under_a_shared_limit_gets_what_is_idle_here_and_elsewhere() {
+    let root = machine();
+    for (sim, _) in each_sim() {
+        let [one, two] =
+            [(); 2].map(|()| automatic(root.path()).backend(Backend::Source(sim.clone())).build().unwrap());
+        [54, 3].into_iter().for_each(|mib| drop(one.get(mib * MIB).unwrap()));
+        drop(two.get(44 * MIB).unwrap());
+        assert_eq!(one.get(58 * MIB).unwrap().len(), 58 * MIB);
+    }
+}
+
+#[test]
+fn what_nobody_waits_for_any_more_is_not_kept_from_others() {
+    let root = machine();
+    let [one, two] = [(); 2].map(|()| automatic(root.path()).setting("reserve_wait", false).build().unwrap());
+    let held = two.get(60 * MIB).unwrap();
+    let mut late = one.get_async(Request::new(60 * MIB).timeout(Duration::from_millis(50)));
+    assert!(poll(&mut late).is_pending());
+    until_waits(&one, 1);
+    until("its time is over", || one.stats().requests.waiting == 0);
+    drop(held);
+    two.clear();
+    let held = two.get(90 * MIB).unwrap();
+    // A reserve that lacks room is completed under its separate limit.
+    one.reserve(40 << 20).unwrap();
+    one.set_max_bytes(100 << 20).unwrap();
+    assert!(one.wait_reserved(LONG).unwrap());
+    drop(held);
+    two.clear();
+    one.set_max_bytes(Limit::Auto).unwrap();
+    assert_eq!(two.get(55 * MIB).unwrap().len(), 55 * MIB);
 }

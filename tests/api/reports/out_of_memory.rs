@@ -1,14 +1,17 @@
 //! The report of a request that finds no memory: in the error, and once in the log.
 
 use std::fs;
+use std::task::Poll;
 use std::time::Duration;
 
 use log::Level;
 use pinpool::unstable::{ManualClock, Rounding};
-use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset, Request};
+use pinpool_testing::SourceCall;
 
 use crate::captured_log::{lines_with_levels, listen};
-use crate::fixture::{MIB, with_manual_clock};
+use crate::fixture::{LONG, MIB, faulty_sim, over, poll, with_manual_clock};
+use crate::until::until;
 
 /// A machine of 1,000 MiB, of which 800 are free.
 fn machine() -> tempfile::TempDir {
@@ -62,9 +65,15 @@ to do: return buffers sooner, lower the prefetch, or raise PINPOOL_MAX_BYTES to 
 
 #[test]
 fn the_block_is_logged_at_the_first_failure_and_at_each_power_of_ten() {
-    let pool = pool_of(Backend::Heap).max_bytes(1 << 20).build().unwrap();
-    let _all = pool.get(MIB).unwrap();
+    let source = faulty_sim();
+    let pool = over(source.clone(), 1 << 20).build().unwrap();
     listen();
+    // A driver call that takes too long is no reason for a block.
+    let gate = source.hold(SourceCall::Acquire);
+    let mut late = pool.get_async(Request::new(MIB).timeout(Duration::from_millis(1)));
+    until("it is late", || matches!(poll(&mut late), Poll::Ready(Err(_))));
+    drop((gate, late));
+    let _all = pool.get_with(Request::new(MIB).timeout(LONG)).unwrap();
     let errors: Vec<_> = (0..120).map(|_| pool.get(4096).unwrap_err().report()).collect();
     assert!(errors.iter().all(|text| text.contains("usage on host")), "each error has it");
     let kept = lines_with_levels();

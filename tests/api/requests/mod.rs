@@ -9,4 +9,5 @@ mod full_pool;
 mod hit_allocates_nothing;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod hit_calls_nothing;
+mod not_kept_waiting;
 mod wait_queue;

@@ -154,11 +154,7 @@ impl Books {
 
     /// Plans a block of `bytes` within `limits`, and claims the bytes that the plan may commit. Without a plan, returns the limit that
     /// refused the claim, if one did.
-    pub(in crate::engine) fn plan_growth(
-        &mut self,
-        bytes: u64,
-        limits: GrowthLimits,
-    ) -> Result<Plan, Option<QuotaExceeded>> {
+    pub(super) fn plan_growth(&mut self, bytes: u64, limits: GrowthLimits) -> Result<Plan, Option<QuotaExceeded>> {
         let plan = self.arena.grow(bytes, limits).ok_or(None)?;
         Ok(self.claim_plan(plan)?)
     }
@@ -179,12 +175,7 @@ impl Books {
 
     /// Finishes a plan that was carried out: counts its calls and records the regions that it acquired or kept. Returns whether its
     /// block was granted, or why a call failed, which is reported once for releases until one succeeds.
-    pub(in crate::engine) fn finish_plan(
-        &mut self,
-        plan: Plan,
-        execution: Execution,
-        now_us: u64,
-    ) -> Result<bool, SourceError> {
+    pub(super) fn finish_plan(&mut self, plan: Plan, execution: Execution, now_us: u64) -> Result<bool, SourceError> {
         let Execution { regions, calls, mut error, outcomes, .. } = execution;
         self.mappings.regions.extend(regions);
         self.calls.add(&calls);

@@ -1,0 +1,146 @@
+//! Requests that wait are served, or fail, as soon as they can: the head, the next, and requests in a partition.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake};
+use std::thread;
+use std::time::Duration;
+use std::{pin::Pin, sync::Arc};
+
+use pinpool::{Preset, Request};
+use pinpool_testing::SourceCall;
+
+use crate::fixture::{LONG, MIB, Requests, both_presets, faulty_sim, over, over_sim, poll, until_waits};
+use crate::until::{in_time, until};
+
+fn head_above_a_lowered_limit(requests: &impl Requests, lower: impl FnOnce()) {
+    let held = requests.get(12 * MIB).unwrap();
+    thread::scope(|scope| {
+        let large = scope.spawn(|| requests.get(8 * MIB).map(drop));
+        until_waits(requests, 1);
+        let small = scope.spawn(|| requests.get(5 * MIB).map(drop));
+        until_waits(requests, 2);
+        lower();
+        drop(held);
+        assert!(large.join().unwrap().unwrap_err().is_limit());
+        small.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_head_above_a_lowered_limit_fails_and_the_next_is_served() {
+    in_time(|| {
+        for pool in both_presets(16 << 20).map(|builder| builder.build().unwrap()) {
+            head_above_a_lowered_limit(&pool, || pool.set_max_bytes(7 << 20).unwrap());
+        }
+        let partition = over_sim(64 << 20).build().unwrap().partition("p", 16 << 20).unwrap();
+        head_above_a_lowered_limit(&partition, || partition.set_max_bytes(7 << 20).unwrap());
+    });
+}
+
+#[test]
+fn what_waits_for_the_pool_is_served_after_its_partition_is_closed() {
+    let pool = over_sim(8 << 20).build().unwrap();
+    let partition = pool.partition("p", 8 << 20).unwrap();
+    let held = pool.get(8 * MIB).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| partition.get(4 * MIB).map(drop));
+        until_waits(&pool, 1);
+        let mut task = partition.get_async(4 * MIB);
+        assert!(poll(&mut task).is_pending());
+        until_waits(&pool, 2);
+        partition.close();
+        assert!(poll(&mut task).is_pending());
+        drop(held);
+        waiting.join().unwrap().unwrap();
+        until("the task is served", || matches!(poll(&mut task), Poll::Ready(Ok(_))));
+    });
+}
+
+#[test]
+fn a_lost_device_ends_the_wait_in_a_partition() {
+    let source = faulty_sim();
+    let pool = over(source.clone(), 8 << 20).wait(LONG).build().unwrap();
+    let partition = pool.partition("p", 2 << 20).unwrap();
+    let _held = partition.get(2 * MIB).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| partition.get(2 * MIB).map(drop));
+        until_waits(&partition, 1);
+        (0..100).for_each(|call| source.fail(SourceCall::DeviceLost, source.calls(SourceCall::DeviceLost) + call));
+        pool.maintain();
+        assert!(waiting.join().unwrap().unwrap_err().is_backend());
+    });
+}
+
+#[test]
+fn a_try_get_that_finds_nothing_refuses_no_request_of_its_partition() {
+    let pool = over_sim(64 << 20).build().unwrap();
+    let partition = pool.partition("p", 2 << 20).unwrap();
+    thread::scope(|scope| {
+        let asking = scope.spawn(|| (0..20_000).all(|_| partition.try_get(2 * MIB).unwrap().is_none()));
+        while !asking.is_finished() {
+            partition.get_with(Request::new(MIB).timeout(Duration::ZERO)).unwrap();
+        }
+        assert!(asking.join().unwrap());
+    });
+}
+
+#[test]
+fn idle_memory_makes_room_although_another_threads_call_hangs() {
+    let source = faulty_sim();
+    let pool = over(source.clone(), 20 << 20).build().unwrap();
+    drop([(); 3].map(|()| pool.get(2 * MIB).unwrap()));
+    let gate = source.hold(SourceCall::Acquire);
+    thread::scope(|scope| {
+        let hanging = scope.spawn(|| pool.get(8 * MIB).map(drop));
+        gate.wait_for(1);
+        let served = scope.spawn(|| pool.get(10 * MIB).map(drop));
+        gate.wait_for(2);
+        drop(gate);
+        served.join().unwrap().unwrap();
+        hanging.join().unwrap().unwrap();
+    });
+}
+
+#[derive(Debug, Default)]
+struct Counting(AtomicUsize);
+
+impl Wake for Counting {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_close_wakes_tasks_while_their_thread_is_in_a_driver_call() {
+    let source = faulty_sim();
+    let pool = over(source.clone(), 8 << 20).wait(LONG).build().unwrap();
+    let gate = source.hold(SourceCall::Acquire);
+    let wakers: [Arc<Counting>; 2] = Default::default();
+    let mut tasks = [pool.get_async(MIB), pool.get_async(2 * MIB)];
+    for (task, waker) in tasks.iter_mut().zip(&wakers) {
+        assert!(Pin::new(task).poll(&mut Context::from_waker(&waker.clone().into())).is_pending());
+    }
+    gate.wait_for(1);
+    thread::scope(|scope| {
+        scope.spawn(|| pool.close());
+        until("both are woken", || wakers.iter().all(|waker| waker.0.load(Ordering::SeqCst) > 0));
+        drop(gate);
+    });
+}
+
+#[test]
+fn what_passed_the_head_is_given_back_although_no_buffer_is_used_twice() {
+    for preset in [Preset::TensorFlow, Preset::Adaptive] {
+        let builder = over_sim((20 << 20) + (64 << 10)).preset(preset).setting("pool_size_limit", 0);
+        let pool = builder.build().unwrap();
+        let held = pool.get(12 * MIB).unwrap();
+        thread::scope(|scope| {
+            let head = scope.spawn(|| pool.get(10 * MIB).map(drop));
+            until_waits(&pool, 1);
+            // 8 MiB are free, and next to the head 10.
+            (0..20).for_each(|_| drop(pool.get_with(Request::new(3 * MIB).timeout(Duration::ZERO)).unwrap()));
+            drop(held);
+            head.join().unwrap().unwrap();
+        });
+    }
+}
