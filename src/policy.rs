@@ -191,8 +191,7 @@ mod tests {
     fn the_default_limit_is_an_available_quarter_in_whole_granules() {
         const MIB: u64 = 1 << 20;
         for (total, available, limit) in [(1000, 800, 250), (1000, 101, 100), (1000, 0, 2), (0, 0, 2)] {
-            let bytes = default_limit(total * MIB, available * MIB);
-            assert_eq!(bytes, limit * MIB, "{total} {available}");
+            assert_eq!(default_limit(total * MIB, available * MIB), limit * MIB, "{total} {available}");
         }
     }
 

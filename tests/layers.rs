@@ -254,8 +254,7 @@ fn use_paths(tokens: &[TokenTree], prefix: &[String]) -> Vec<(Module, Option<Str
                     name = Some(word.to_string());
                 }
                 TokenTree::Group(group) => {
-                    let inner: Vec<_> = group.stream().into_iter().collect();
-                    paths.extend(use_paths(&inner, &path));
+                    paths.extend(use_paths(&group.stream().into_iter().collect::<Vec<_>>(), &path));
                     is_done = true;
                 }
                 TokenTree::Punct(punct) if punct.as_char() == '*' => name = None,

@@ -129,8 +129,7 @@ mod tests {
     fn with_free_of(granules: u64, free: &[u64]) -> Arena {
         let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
         arena.add_virtual_range(4 * granules * GRANULE).unwrap();
-        let limits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
-        let plan = arena.grow(granules * GRANULE, limits).unwrap();
+        let plan = arena.grow(granules * GRANULE, GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED }).unwrap();
         assert!(arena.finish_made(plan, 0));
         for (second, &granule) in (0..).zip(free) {
             arena.free(at(granule), second * 1_000_000);
@@ -157,8 +156,7 @@ mod tests {
         arena.validate().unwrap();
         // Three granules in a row now, as old as the oldest that was moved.
         assert_eq!(arena.stats().idle_bytes, 6 * GRANULE);
-        let oldest: Vec<_> = arena.idle.longest_idle().take(2).map(|run| run.extent).collect();
-        assert_eq!(oldest, [at(16), at(17)]);
+        assert_eq!(arena.idle.longest_idle().take(2).map(|run| run.extent).collect::<Vec<_>>(), [at(16), at(17)]);
         let plan = arena.compact(6 * GRANULE).unwrap();
         assert_eq!(moves(&plan), [(3, 18, 1), (9, 19, 1)]);
         assert!(arena.finish_made(plan, 9_000_000));

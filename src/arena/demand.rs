@@ -183,8 +183,7 @@ mod tests {
     fn ghosts_are_no_more_than_the_holes_could_hold() {
         let mut demand = Demand::default();
         (1..=4).for_each(|mib| demand.given(mib * MIB, 7 * MIB));
-        let recurs = [1, 2, 3, 4].map(|mib| demand.missed(mib * MIB, 0, 0));
-        assert_eq!(recurs, [false, false, true, true]);
+        assert_eq!([1, 2, 3, 4].map(|mib| demand.missed(mib * MIB, 0, 0)), [false, false, true, true]);
         // A buffer that was put and carved again before it counted.
         demand.given(9 * MIB, 8 * MIB);
         assert!(!demand.missed(9 * MIB, 0, 0));
@@ -199,8 +198,7 @@ mod tests {
         let want = |demand: &mut Demand, mib: u64, now_us: u64| (0..4).for_each(|_| demand.want(mib * MIB, now_us));
         want(&mut demand, 8, 29_000_000);
         want(&mut demand, 3, 31_000_000);
-        let wanted = [31, 59, 60, 89, 90].map(|second| demand.wanted_bytes(second * 1_000_000) / MIB);
-        assert_eq!(wanted, [8, 8, 3, 3, 0]);
+        assert_eq!([31, 59, 60, 89, 90].map(|second| demand.wanted_bytes(second * 1_000_000) / MIB), [8, 8, 3, 3, 0]);
         // A late reading of the clock counts for the current half minute.
         want(&mut demand, 5, 61_000_000);
         want(&mut demand, 6, 20_000_000);

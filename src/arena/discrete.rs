@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn a_region_holds_four_of_the_largest_that_is_asked_for_in_44_mebibytes() {
         const MAX: u64 = u64::MAX;
-        let cases = [
+        for (why, (class, largest, limit, step), expected) in [
             ("four", (2 * MIB, 8 * MIB, MAX, MAX), Some(32 * MIB)),
             ("as far as they take 44 MiB", (2 * MIB, 20 * MIB, MAX, MAX), Some(44 * MIB)),
             ("in whole buffers", (5 * MIB, 20 * MIB, MAX, MAX), Some(40 * MIB)),
@@ -152,8 +152,7 @@ mod tests {
             ("within the limit", (2 * MIB, 8 * MIB, 21 * MIB, 8 * MIB), Some(20 * MIB)),
             ("not for small buffers", (MIB, 20 * MIB, MAX, MAX), Some(8 * MIB)),
             ("one buffer after a refusal", (2 * MIB, 0, MAX, 0), Some(2 * MIB)),
-        ];
-        for (why, (class, largest, limit, step), expected) in cases {
+        ] {
             assert_eq!(region_bytes(0, class, 0, limit, (step, largest)), expected, "{why}");
         }
     }

@@ -133,8 +133,7 @@ mod tests {
     #[test]
     fn only_listed_codes_are_permanent() {
         let permanent = [201, 226, 400, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 907, 911];
-        let found: Vec<_> = (1..2000).filter(|&code| Code(code).is_permanent()).collect();
-        assert_eq!(found, permanent);
+        assert_eq!((1..2000).filter(|&code| Code(code).is_permanent()).collect::<Vec<_>>(), permanent);
         assert!(!Code(-1).is_permanent() && !Code(c_int::MAX).is_permanent(), "unknown codes are queried again");
     }
 }

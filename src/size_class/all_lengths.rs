@@ -66,8 +66,7 @@ fn every_length_to_two_mib_has_the_class_of_the_definition() {
         assert_eq!((class.bytes as u128, class.bytes >= len), (eighths[class.index as usize], true), "{len}");
         assert_eq!(plain_eighths_index(len), class.index, "{len}");
         // The class before it ends exactly at the length before.
-        let grows = before.bytes < len;
-        assert_eq!(class.index, before.index + u32::from(grows), "{len}");
+        assert_eq!(class.index, before.index + u32::from(before.bytes < len), "{len}");
         before = class;
     }
     for rounding in ROUNDINGS {

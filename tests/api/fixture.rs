@@ -8,12 +8,11 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use pinpool::source::Source;
-use pinpool::unstable::LogSampler;
-use pinpool::unstable::Rounding;
 use pinpool::unstable::backend::HeapSource;
+use pinpool::unstable::{LogSampler, ManualClock, Rounding};
 use pinpool::{Backend, Error, GetFuture, Limit, Partition, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 use pinpool_replay::SimSource;
-use pinpool_testing::FaultSource;
+use pinpool_testing::{FaultSource, SinkGate, SinkMem, SinkStream};
 
 use crate::until::until;
 use crate::valid_stats::HasStats;
@@ -142,6 +141,18 @@ pub(crate) fn two_buffers(source: &Arc<FaultSource>) -> PoolBuilder {
         // These tests decide when copies are checked.
         .maintenance_thread(false)
         .setting("auto_resize", false)
+}
+
+pub(crate) fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
+    let clock = ManualClock::default();
+    (builder.unstable_clock(clock.clone()).build().unwrap(), clock)
+}
+
+/// A stream that begins no copy as long as the gate is there, and memory to copy to.
+pub(crate) fn held_sink(len: usize) -> (SinkStream, SinkMem, SinkGate) {
+    let stream = SinkStream::new().unwrap();
+    let gate = stream.hold();
+    (stream, SinkMem::new(len), gate)
 }
 
 pub(crate) fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {

@@ -4,8 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pinpool::copy::Fence;
-use pinpool::copy::{CopyFailure, CopyTarget};
+use pinpool::copy::{CopyFailure, CopyTarget, Fence};
 
 /// A stream with copies that end, and fences that panic, on command.
 #[derive(Debug, Clone, Default)]

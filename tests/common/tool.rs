@@ -78,8 +78,7 @@ pub(crate) fn interrupted(command: &mut Command) -> (String, String) {
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let (mut log, mut stdout) = (String::new(), String::new());
     stderr.read_line(&mut log).unwrap();
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     stderr.read_to_string(&mut log).unwrap();
     child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{log}");

@@ -28,8 +28,7 @@ fn one_sick_device_fails_its_own_copies_and_no_growth() {
     assert!(error.is_copy() && text.contains("device 1 cannot reach") && text.contains("PINPOOL_DEVICE"), "{text}");
     assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (0, 0));
     // The pool grows and serves its own device, and the other one once it is well.
-    let large = filled(&pool, 20 * MIB, 3);
-    copy_arrives(large, &contexts[0], 3).unwrap();
+    copy_arrives(filled(&pool, 20 * MIB, 3), &contexts[0], 3).unwrap();
     driver.refuse_access(0);
     copy_arrives(filled(&pool, 3 * MIB, 4), &contexts[1], 4).unwrap();
     valid_stats(&pool);

@@ -17,9 +17,8 @@ struct Pages([u8; MIB]);
 /// Pages of a user, pinned as the memory of `pool`; each says whether it is still there.
 fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<UserMemory<(Box<Pages>, Arc<()>)>> {
     let mut pages = Box::new(Pages([9; MIB]));
-    let memory = NonNull::from(pages.0.as_mut_slice());
     // SAFETY: mapped as long as `pages`, which nothing else uses.
-    Arc::new(unsafe { pool.pin(memory, (pages, alive.clone())) }.unwrap())
+    Arc::new(unsafe { pool.pin(NonNull::from(pages.0.as_mut_slice()), (pages, alive.clone())) }.unwrap())
 }
 
 fn lent(pool: &Pool, locked: &Arc<UserMemory<(Box<Pages>, Arc<()>)>>) -> PinnedBuf {
@@ -28,27 +27,21 @@ fn lent(pool: &Pool, locked: &Arc<UserMemory<(Box<Pages>, Arc<()>)>>) -> PinnedB
     unsafe { pool.adopt(locked.memory(), locked.pinned_by(), move || drop(kept)) }.unwrap()
 }
 
-fn on_each_backend(test: impl Fn(&MockDriver, &Pool)) {
-    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
-        let driver = MockDriver::load();
-        test(&driver, &builder(backend).build().unwrap());
-    }
-}
-
 #[test]
 fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
-    on_each_backend(|driver, pool| {
-        let context = cudarc::driver::CudaContext::new(0).unwrap();
-        let (stream, mut memory) = stream_and_memory(&context, MIB);
+    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
+        let driver = MockDriver::load();
+        let pool = builder(backend).build().unwrap();
+        let (stream, mut memory) = stream_and_memory(&cudarc::driver::CudaContext::new(0).unwrap(), MIB);
         let alive = Arc::new(());
-        let before = held(driver).registrations;
-        let locked = locked(pool, &alive);
-        assert_eq!((locked.pinned_by(), held(driver).registrations), (Some(PinnedBy::Driver), before + 1));
+        let before = held(&driver).registrations;
+        let locked = locked(&pool, &alive);
+        assert_eq!((locked.pinned_by(), held(&driver).registrations), (Some(PinnedBy::Driver), before + 1));
         let waits = driver.hold(stream.cu_stream());
-        let copy = lent(pool, &locked).copy_to(&stream, &mut memory).unwrap();
+        let copy = lent(&pool, &locked).copy_to(&stream, &mut memory).unwrap();
         drop(locked);
         pool.maintain();
-        let registered_and_alive = || (held(driver).registrations, Arc::strong_count(&alive));
+        let registered_and_alive = || (held(&driver).registrations, Arc::strong_count(&alive));
         assert_eq!((pool.stats().copies.in_flight, registered_and_alive()), (1, (before + 1, 2)));
         drop(waits);
         copy.wait().unwrap();
@@ -56,15 +49,14 @@ fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
         assert_eq!((pool.stats().requests.adopted, registered_and_alive()), (0, (before, 1)));
         assert_eq!(pool.stats().memory.user_memory_bytes, 0);
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![9; MIB]);
-    });
+    }
 }
 
 #[test]
 fn memory_that_a_device_may_still_use_is_never_returned() {
     let driver = MockDriver::load();
     let pool = builder(Backend::Register).build().unwrap();
-    let context = cudarc::driver::CudaContext::new(0).unwrap();
-    let (stream, mut memory) = stream_and_memory(&context, MIB);
+    let (stream, mut memory) = stream_and_memory(&cudarc::driver::CudaContext::new(0).unwrap(), MIB);
     let alive = Arc::new(());
     let held_copy = driver.hold(stream.cu_stream());
     lent(&pool, &locked(&pool, &alive)).copy_to(&stream, &mut memory).unwrap();
@@ -84,9 +76,8 @@ fn a_refusal_of_the_driver_is_an_error_and_one_at_the_end_keeps_the_memory() {
     let alive = Arc::new(());
     driver.fail("cuMemHostRegister_v2", 1, Code::OUT_OF_MEMORY);
     let mut pages = Box::new(Pages([9; MIB]));
-    let bytes = NonNull::from(pages.0.as_mut_slice());
     // SAFETY: mapped as long as `pages`, which nothing else uses.
-    let error = unsafe { pool.pin(bytes, pages) }.unwrap_err();
+    let error = unsafe { pool.pin(NonNull::from(pages.0.as_mut_slice()), pages) }.unwrap_err();
     assert!(error.is_backend() && error.to_string().contains("cuMemHostRegister"), "{error}");
     assert_eq!(pool.stats().memory.user_memory_bytes, 0);
     let locked = locked(&pool, &alive);

@@ -46,8 +46,7 @@ fn every_kind_of_stream_and_target_takes_a_copy() {
         let mut buf = filled(&pool, 4096, 3);
         buf.copy_range_to(1024..2048, &stream, &mut right).unwrap();
         drop(buf);
-        let expected = [vec![2; 1024], vec![3; 1024], vec![1; 2048]].concat();
-        assert_eq!(stream.clone_dtoh(&memory).unwrap(), expected);
+        assert_eq!(stream.clone_dtoh(&memory).unwrap(), [vec![2; 1024], vec![3; 1024], vec![1; 2048]].concat());
     }
     let error = pool.get(4097).unwrap().copy_to(&context.default_stream(), &mut memory).unwrap_err();
     assert!(error.error().is_copy() && error.to_string().contains("4096"), "{error}");

@@ -6,11 +6,11 @@ use std::path::Path;
 use cudarc::driver::CudaContext;
 use log::Level;
 use mock_driver::{Code, MockDriver};
-use pinpool::{Backend, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, PoolBuilder, Preset};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
-use crate::fixture::{builder, held};
+use crate::fixture::{builder, held, loaded};
 
 const HOST_NUMA_ID: i32 = 134;
 const VIRTUAL_MEMORY_ON_NODES: i32 = 141;
@@ -40,38 +40,34 @@ fn auto() -> PoolBuilder {
     builder(Backend::Auto)
 }
 
-/// Calls that are refused from the first on, what `auto` takes then, and what the first log line says in this order. `host`
-/// represents what there is without a driver.
+/// Calls that are refused from the first on, what `auto` takes then, and what the first log line says was skipped, in this order.
+/// `host` represents what there is without a driver.
 const REFUSALS: &[(&[&str], &str, &[&str])] = &[
     (&[], "vmm", &[]),
-    (&["cuMemGetAllocationGranularity"], "register", &["skipped vmm: cuMemGetAllocationGranularity"]),
-    (&["cuMemAddressReserve"], "register", &["skipped vmm: cuMemAddressReserve"]),
-    (&["cuMemCreate"], "register", &["skipped vmm: cuMemCreate"]),
-    (&["cuMemMap"], "register", &["skipped vmm: cuMemMap"]),
-    (&["cuMemSetAccess"], "register", &["skipped vmm: cuMemSetAccess"]),
-    (&["cuMemUnmap"], "register", &["skipped vmm: cuMemUnmap"]),
-    (
-        &["cuMemCreate", "cuMemHostRegister_v2"],
-        "cuda",
-        &["skipped vmm: cuMemCreate", "skipped register: cuMemHostRegister"],
-    ),
-    (&["cuMemMap", "cuMemHostUnregister"], "cuda", &["skipped vmm: cuMemMap", "skipped register: cuMemHostUnregister"]),
+    (&["cuMemGetAllocationGranularity"], "register", &["vmm: cuMemGetAllocationGranularity"]),
+    (&["cuMemAddressReserve"], "register", &["vmm: cuMemAddressReserve"]),
+    (&["cuMemCreate"], "register", &["vmm: cuMemCreate"]),
+    (&["cuMemMap"], "register", &["vmm: cuMemMap"]),
+    (&["cuMemSetAccess"], "register", &["vmm: cuMemSetAccess"]),
+    (&["cuMemUnmap"], "register", &["vmm: cuMemUnmap"]),
+    (&["cuMemCreate", "cuMemHostRegister_v2"], "cuda", &["vmm: cuMemCreate", "register: cuMemHostRegister"]),
+    (&["cuMemMap", "cuMemHostUnregister"], "cuda", &["vmm: cuMemMap", "register: cuMemHostUnregister"]),
     (&["cuMemHostRegister_v2"], "vmm", &[]),
     (&["cuMemHostAlloc"], "vmm", &[]),
     (
         &["cuMemSetAccess", "cuMemHostRegister_v2", "cuMemHostAlloc"],
         "host",
-        &["skipped vmm: cuMemSetAccess", "skipped register: cuMemHostRegister", "skipped cuda: cuMemHostAlloc"],
+        &["vmm: cuMemSetAccess", "register: cuMemHostRegister", "cuda: cuMemHostAlloc"],
     ),
     (
         &["cuMemSetAccess", "cuMemHostRegister_v2", "cuMemFreeHost"],
         "host",
-        &["skipped vmm: cuMemSetAccess", "skipped register: cuMemHostRegister", "skipped cuda: cuMemFreeHost"],
+        &["vmm: cuMemSetAccess", "register: cuMemHostRegister", "cuda: cuMemFreeHost"],
     ),
-    (&["cuDevicePrimaryCtxRetain"], "host", &["skipped vmm, register, cuda: cuDevicePrimaryCtxRetain"]),
-    (&["cuMemcpyHtoDAsync_v2"], "host", &["skipped vmm, register, cuda: cuMemcpyHtoDAsync"]),
-    (&["cuMemcpyDtoHAsync_v2"], "host", &["skipped vmm, register, cuda: cuMemcpyDtoHAsync"]),
-    (&["cuStreamCreate"], "host", &["skipped vmm, register, cuda: cuStreamCreate"]),
+    (&["cuDevicePrimaryCtxRetain"], "host", &["vmm, register, cuda: cuDevicePrimaryCtxRetain"]),
+    (&["cuMemcpyHtoDAsync_v2"], "host", &["vmm, register, cuda: cuMemcpyHtoDAsync"]),
+    (&["cuMemcpyDtoHAsync_v2"], "host", &["vmm, register, cuda: cuMemcpyDtoHAsync"]),
+    (&["cuStreamCreate"], "host", &["vmm, register, cuda: cuStreamCreate"]),
 ];
 
 #[test]
@@ -90,8 +86,8 @@ fn each_refusal_at_each_step_is_named_and_the_next_backend_is_taken() {
                 assert_eq!(if is_host { "host" } else { backend }, *expected, "{refused:?} {code:?}: {start}");
                 let mut rest = start.as_str();
                 for part in *says {
-                    let at = rest.find(part).unwrap_or_else(|| panic!("no {part}: {start}"));
-                    rest = &rest[at + part.len()..];
+                    let skipped = format!("skipped {part}");
+                    rest = rest.split_once(&skipped).unwrap_or_else(|| panic!("no {skipped}: {start}")).1;
                     assert!(rest.contains(&format!("(code {})", code.0)), "{start}");
                 }
                 let without_mlock = usize::from(is_host && start.contains("skipped mlock"));
@@ -145,8 +141,7 @@ fn under_tensorflow_only_cuda_is_tried_of_the_driver() {
 #[test]
 fn a_trial_leaves_nothing_and_makes_a_context_only_for_a_copy() {
     alone(|| {
-        let driver = MockDriver::load();
-        let before = held(&driver);
+        let (driver, before) = loaded();
         drop(auto().build().unwrap());
         assert_eq!((driver.counts().contexts, held(&driver)), (0, before), "vmm needs none");
         driver.fail_from("cuMemCreate", 1, Code::NOT_PERMITTED);
@@ -200,11 +195,9 @@ fn on_memory_nodes_that_are_not_alike_an_old_driver_is_not_asked_unless_the_user
         assert_eq!((backend, driver.calls("cuMemCreate") - created), ("register", 0), "{start}");
         assert!(start.contains(why) && start.contains("PINPOOL_BACKEND=vmm insists"), "{start}");
         assert_eq!(taken(builder(Backend::Vmm).unstable_host_root(root.path())).backend, "vmm");
-        let new = machine(nodes, &[NEW]);
-        assert_eq!(taken(auto().unstable_host_root(new.path())).backend, "vmm", "{nodes:?}");
+        assert_eq!(taken(auto().unstable_host_root(machine(nodes, &[NEW]).path())).backend, "vmm", "{nodes:?}");
     }
-    let alike = machine(ALIKE, &[]);
-    assert_eq!(taken(auto().unstable_host_root(alike.path())).backend, "vmm");
+    assert_eq!(taken(auto().unstable_host_root(machine(ALIKE, &[]).path())).backend, "vmm");
 }
 
 #[test]
@@ -239,6 +232,5 @@ fn where_a_node_is_refused_memory_of_the_host_is_asked_for() {
     // The driver knows no node near the device, on a machine with one.
     driver.reset();
     driver.set_attribute(HOST_NUMA_ID, -1);
-    let pool: Pool = auto().build().unwrap();
-    assert_eq!(pool.stats().backend, "vmm");
+    assert_eq!(auto().build().unwrap().stats().backend, "vmm");
 }

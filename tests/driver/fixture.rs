@@ -7,6 +7,7 @@ use std::thread;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use mock_driver::{Counts, HeldStream, MockDriver};
+use pinpool::unstable::ManualClock;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, Stats};
 
 use crate::until::until;
@@ -25,8 +26,7 @@ pub(crate) fn tensorflow() -> PoolBuilder {
 pub(crate) fn start() -> (MockDriver, Arc<CudaContext>, Pool) {
     let driver = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
-    let pool = tensorflow().build().unwrap();
-    (driver, context, pool)
+    (driver, context, tensorflow().build().unwrap())
 }
 
 /// The driver, and a stream with device memory on it.
@@ -70,6 +70,18 @@ pub(crate) fn held(driver: &MockDriver) -> Held {
     let pinned_bytes = pinned_bytes.saturating_sub(words_bytes);
     let registrations = registrations.saturating_sub(words_bytes / 4096);
     Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations }
+}
+
+pub(crate) fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
+    let clock = ManualClock::default();
+    (builder.unstable_clock(clock.clone()).build().unwrap(), clock)
+}
+
+/// The driver, and what is held of it before a test.
+pub(crate) fn loaded() -> (MockDriver, Held) {
+    let driver = MockDriver::load();
+    let before = held(&driver);
+    (driver, before)
 }
 
 pub(crate) fn in_flight_and_quarantined(pool: &Pool) -> (u64, u64) {

@@ -19,8 +19,7 @@ fn a_copy_from_granules_of_two_sizes_arrives() {
     let stats = pool.stats();
     assert_eq!((stats.memory.held_bytes, stats.memory.mappings), (8 * GIB as u64 + 32 * MIB as u64, 4096 + 4));
     across.copy_to(&stream, &mut memory).unwrap();
-    let arrived = stream.clone_dtoh(&memory).unwrap();
-    assert!(arrived.iter().all(|&byte| byte == 7));
+    assert!(stream.clone_dtoh(&memory).unwrap().iter().all(|&byte| byte == 7));
     drop((first, pool, memory));
     assert_eq!(held(&driver), before);
 }

@@ -38,8 +38,7 @@ fn statistics_and_hits_wait_for_no_pin_call_no_release_and_no_copy_call() {
         (Preset::Adaptive, Backend::Cuda, "cuMemHostAlloc", "cuMemFreeHost"),
         (Preset::TensorFlow, Backend::Cuda, "cuMemHostAlloc", "cuMemFreeHost"),
     ] {
-        let builder = builder(backend).preset(preset);
-        let pool = builder.max_bytes(64 << 20).build().unwrap();
+        let pool = builder(backend).preset(preset).max_bytes(64 << 20).build().unwrap();
         drop(pool.get(4096).unwrap());
         while_held(&driver, &pool, pin, |pool| drop(pool.get(4 * MIB).unwrap()));
         if preset == Preset::Adaptive && pin != "cuMemCreate" {

@@ -15,8 +15,7 @@ use pinpool::unstable::ManualClock;
 use pinpool::{Backend, PinnedBuf, Pool};
 
 use crate::fixture::{
-    self, begin_capture, end_capture, ends_only_after, in_flight_and_quarantined, maintain_until, start, tensorflow,
-    usual_streams,
+    self, begin_capture, end_capture, ends_only_after, in_flight_and_quarantined, maintain_until, start, usual_streams,
 };
 
 const LEN: usize = 64 << 10;
@@ -90,8 +89,7 @@ fn stored_errors_do_not_free_a_buffer_under_a_copy_by_cudarc() {
     driver.fail("cuStreamWaitEvent", 1, Code::UNKNOWN);
     stream.memcpy_htod(&buf, &mut target).unwrap();
     assert_eq!(context.check_err(), Err(DriverError(CUresult::CUDA_ERROR_UNKNOWN)));
-    let left_behind = DriverError(CUresult::CUDA_ERROR_ILLEGAL_STATE);
-    context.record_err::<()>(Err(left_behind));
+    context.record_err::<()>(Err(DriverError(CUresult::CUDA_ERROR_ILLEGAL_STATE)));
     drop(buf);
     pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (1, 0));
@@ -251,8 +249,7 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
 
 #[test]
 fn a_copy_on_a_timeline_completes_with_its_work_and_no_sooner_through_the_wrap() {
-    let (driver, context, _) = start();
-    let pool = tensorflow().build().unwrap();
+    let (driver, context, pool) = start();
     let stream = context.new_stream().unwrap();
     let mut target = memory(&stream, 0);
     let records = driver.calls("cuEventRecord");
@@ -278,8 +275,7 @@ fn a_copy_on_a_timeline_completes_with_its_work_and_no_sooner_through_the_wrap()
 
 #[test]
 fn timelines_deliver_every_batch_intact_on_threads_that_share_streams() {
-    let (driver, context, _) = start();
-    let pool = tensorflow().build().unwrap();
+    let (driver, context, pool) = start();
     let streams: Vec<_> = (0..3).map(|_| context.new_stream().unwrap()).collect();
     thread::scope(|scope| {
         for lane in 0..6_u8 {
@@ -308,8 +304,7 @@ fn timelines_deliver_every_batch_intact_on_threads_that_share_streams() {
 
 #[test]
 fn a_timeline_word_serves_one_stream_after_another() {
-    let (driver, context, _) = start();
-    let pool = tensorflow().build().unwrap();
+    let (driver, context, pool) = start();
     let pages = driver.counts().host_allocations;
     let first = context.new_stream().unwrap().record_fence().unwrap();
     let first_id = first.stream_id();
@@ -327,8 +322,7 @@ fn a_timeline_word_serves_one_stream_after_another() {
 
 #[test]
 fn a_stream_with_a_reused_handle_does_not_complete_copies_of_the_destroyed_one() {
-    let (driver, context, _) = start();
-    let pool = tensorflow().build().unwrap();
+    let (driver, context, pool) = start();
     let (owner, first) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let mut targets = [memory(&owner, 0), memory(&owner, 0), memory(&owner, 0)];
     let old_gate = driver.hold(first.cu_stream());

@@ -6,7 +6,7 @@ use mock_driver::{Code, MockDriver};
 use pinpool::unstable::backend::VirtualMemory as _;
 use pinpool::{Backend, PinnedBuf, Pool};
 
-use crate::fixture::{Held, MIB, builder, filled, held};
+use crate::fixture::{Held, MIB, builder, filled, held, loaded};
 use crate::sources::{RANGE_GRANULES, VmmRange};
 use crate::until::until;
 
@@ -44,8 +44,7 @@ fn are_intact(bufs: &[PinnedBuf]) -> bool {
 
 #[test]
 fn a_request_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped_later_a_call_for_each_run() {
-    let driver = MockDriver::load();
-    let before = held(&driver);
+    let (driver, before) = loaded();
     let (pool, kept) = with_kept(&driver, &[0, 3, 4, 7], false);
     let mut buf = pool.get(4 * GRANULE).unwrap();
     assert_eq!(calls(&driver), [0, 4, 1, 0, 0], "{CALLS:?}");
@@ -64,8 +63,7 @@ fn a_request_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped
 
 #[test]
 fn a_request_returns_while_the_maintenance_thread_unmaps() {
-    let driver = MockDriver::load();
-    let before = held(&driver);
+    let (driver, before) = loaded();
     let (pool, kept) = with_kept(&driver, &[1, 3, 5, 7], true);
     let held_call = driver.hold_call("cuMemUnmap");
     let mut buf = pool.get(3 * GRANULE).unwrap();
@@ -80,8 +78,7 @@ fn a_request_returns_while_the_maintenance_thread_unmaps() {
 
 #[test]
 fn moved_memory_that_is_returned_is_gone_though_its_old_place_was_mapped() {
-    let driver = MockDriver::load();
-    let before = held(&driver);
+    let (driver, before) = loaded();
     let (pool, kept) = with_kept(&driver, &[1, 3, 5, 7], false);
     drop(pool.get(4 * GRANULE).unwrap());
     pool.clear();
@@ -94,15 +91,13 @@ fn moved_memory_that_is_returned_is_gone_though_its_old_place_was_mapped() {
 
 #[test]
 fn old_places_that_are_not_unmapped_cost_no_memory_and_are_tried_again() {
-    let driver = MockDriver::load();
-    let before = held(&driver);
+    let (driver, before) = loaded();
     let (pool, kept) = with_kept(&driver, &[1, 3, 5, 7], false);
     driver.fail_from("cuMemUnmap", 1, Code::UNKNOWN);
     let buf = pool.get(4 * GRANULE).unwrap();
     pool.maintain();
     assert_eq!(held(&driver).mappings - before.mappings, 12);
-    let failures = pool.stats().memory.remap.failures;
-    assert_eq!(failures, 1);
+    assert_eq!(pool.stats().memory.remap.failures, 1);
     driver.reset();
     drop(buf);
     pool.clear();
@@ -113,8 +108,7 @@ fn old_places_that_are_not_unmapped_cost_no_memory_and_are_tried_again() {
 
 #[test]
 fn addresses_are_not_mapped_again_before_another_thread_has_unmapped_them() {
-    let driver = MockDriver::load();
-    let before = held(&driver);
+    let (driver, before) = loaded();
     let granules = VmmRange::committed(2);
     granules.remap(0, 4, 2).unwrap();
     driver.reset();
@@ -138,8 +132,7 @@ fn addresses_are_not_mapped_again_before_another_thread_has_unmapped_them() {
 
 #[test]
 fn no_more_than_a_few_hundred_granules_stay_mapped_at_old_places() {
-    let driver = MockDriver::load();
-    let before = held(&driver);
+    let (driver, before) = loaded();
     let granules = VmmRange::committed(1);
     let mut most = 0;
     for place in 1..RANGE_GRANULES {

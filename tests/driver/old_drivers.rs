@@ -27,8 +27,7 @@ fn copy_without_a_timeline(driver: &MockDriver) -> (Pool, Arc<CudaStream>, CudaS
 #[test]
 fn without_values_written_by_streams_events_detect_the_end_of_copies() {
     alone(|| {
-        let driver = MockDriver::load_without(&["cuStreamWriteValue32_v2"]);
-        copy_without_a_timeline(&driver);
+        copy_without_a_timeline(&MockDriver::load_without(&["cuStreamWriteValue32_v2"]));
     });
 }
 

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaSlice, CudaStream};
 use mock_driver::MockDriver;
-use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool};
 
-use crate::fixture::{MIB, builder, filled, held, maintain_until, on_a_stream};
+use crate::fixture::{MIB, builder, filled, held, maintain_until, on_a_stream, with_manual_clock};
 use crate::pressure_file::PressureFile;
 use crate::valid_stats::valid_stats;
 
@@ -23,12 +22,8 @@ fn a_release_due_under_pressure_runs_on_its_own_thread() {
     let pressure = PressureFile::new();
     pressure.write(20.0, 0.0);
     for backend in [Backend::Register, Backend::Cuda] {
-        let clock = ManualClock::default();
-        let pool = builder(backend)
-            .unstable_clock(clock.clone())
-            .unstable_code(|code| code.pressure = Some(pressure.path()))
-            .build()
-            .unwrap();
+        let under_pressure = builder(backend).unstable_code(|code| code.pressure = Some(pressure.path()));
+        let (pool, clock) = with_manual_clock(under_pressure);
         let at_start = driver.counts();
         drop(pool.get(3 * MIB).unwrap());
         let call = if pool.stats().backend == "cuda" { "cuMemFreeHost" } else { "cuMemHostUnregister" };

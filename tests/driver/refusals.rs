@@ -11,8 +11,8 @@ use pinpool::{Backend, Pool, Preset, Request, Stats};
 use crate::child;
 use crate::events_only::EventsOnly;
 use crate::fixture::{
-    MIB, begin_capture, builder, end_capture, filled, held, in_flight_and_quarantined, on_a_stream, stream_and_memory,
-    tensorflow,
+    MIB, begin_capture, builder, end_capture, filled, held, in_flight_and_quarantined, loaded, on_a_stream,
+    stream_and_memory, tensorflow,
 };
 use crate::until::until;
 use crate::valid_stats::valid_stats;
@@ -82,16 +82,14 @@ fn a_query_that_a_capture_forbids_loses_no_buffer() {
 
 #[test]
 fn a_release_that_a_capture_forbids_keeps_the_memory_and_is_made_later() {
-    let calls = [
+    for (backend, call) in [
         (Backend::Vmm, "cuMemUnmap"),
         (Backend::Vmm, "cuMemRelease"),
         (Backend::Register, "cuMemHostUnregister"),
         (Backend::Cuda, "cuMemFreeHost"),
-    ];
-    for (backend, call) in calls {
+    ] {
         for code in OF_A_CAPTURE {
-            let driver = MockDriver::load();
-            let before = held(&driver);
+            let (driver, before) = loaded();
             let pool = builder(backend.clone()).maintenance_thread(false).build().unwrap();
             drop(pool.get(3 * MIB).unwrap());
             driver.fail(call, 1, code);
@@ -141,17 +139,15 @@ fn a_pool_of_each_backend_grows_copies_and_releases_during_a_capture_and_spoils_
 
 #[test]
 fn a_growth_that_a_capture_forbids_is_made_later() {
-    let calls = [
+    for (backend, call) in [
         (Backend::Vmm, "cuMemCreate"),
         (Backend::Vmm, "cuMemMap"),
         (Backend::Vmm, "cuMemSetAccess"),
         (Backend::Register, "cuMemHostRegister_v2"),
         (Backend::Cuda, "cuMemHostAlloc"),
-    ];
-    for (backend, call) in calls {
+    ] {
         for code in OF_A_CAPTURE {
-            let driver = MockDriver::load();
-            let before = held(&driver);
+            let (driver, before) = loaded();
             let pool = builder(backend.clone()).wait(Duration::from_secs(60)).build().unwrap();
             // Each is the answer to one attempt.
             (1..=4).for_each(|nth| driver.fail(call, nth, code));
@@ -171,8 +167,7 @@ fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
         let _events = has_events.then(EventsOnly::begin);
         let pool = builder(Backend::Vmm).build().unwrap();
         let gate = driver.hold(stream.cu_stream());
-        let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
-        drop(copy);
+        drop(filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap());
         // The first look begins the time for which the device is trusted to be well without a query.
         pool.maintain();
         thread::sleep(Duration::from_millis(2));
@@ -195,8 +190,7 @@ fn tensorflows_preset_asks_again_for_a_release_that_the_driver_refused() {
     // A small block begins anywhere in a page of the driver's.
     for (len, code) in [4096, 3 * MIB].into_iter().flat_map(|len| [1, 2, 201, 999].map(|code| (len, Code(code)))) {
         for ask_again in ask_again {
-            let driver = MockDriver::load();
-            let before = held(&driver);
+            let (driver, before) = loaded();
             let pool = tensorflow().max_bytes(4 << 20).build().unwrap();
             drop(pool.get(len).unwrap());
             driver.fail("cuMemFreeHost", 1, code);

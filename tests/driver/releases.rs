@@ -11,7 +11,7 @@ use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool};
 
 use crate::events_only::EventsOnly;
-use crate::fixture::{MIB, builder, filled, maintain_until, on_a_stream};
+use crate::fixture::{MIB, builder, filled, maintain_until, on_a_stream, with_manual_clock};
 use crate::pressure_file::PressureFile;
 use crate::until::until;
 
@@ -34,8 +34,7 @@ fn two_hours(pool: &Pool, clock: &ManualClock) {
 fn nothing_is_released_by_time_alone_if_a_release_waits() {
     for backend in BACKENDS {
         let driver = MockDriver::load();
-        let clock = ManualClock::default();
-        let pool = builder(backend).unstable_clock(clock.clone()).build().unwrap();
+        let (pool, clock) = with_manual_clock(builder(backend));
         drop(pool.get(3 * MIB).unwrap());
         two_hours(&pool, &clock);
         let stats = pool.stats();
@@ -49,8 +48,7 @@ fn nothing_is_released_by_time_alone_if_a_release_waits() {
         assert_eq!((releases(&driver), pool.stats().memory.held_bytes), (1, 0));
     }
     let driver = MockDriver::load();
-    let clock = ManualClock::default();
-    let pool = builder(Backend::Vmm).unstable_clock(clock.clone()).build().unwrap();
+    let (pool, clock) = with_manual_clock(builder(Backend::Vmm));
     drop(pool.get(3 * MIB).unwrap());
     let unmapped = driver.calls("cuMemUnmap");
     two_hours(&pool, &clock);
@@ -62,12 +60,9 @@ fn nothing_is_released_by_time_alone_if_a_release_waits() {
 fn each_other_cause_releases() {
     for backend in BACKENDS {
         let driver = MockDriver::load();
-        let (clock, pressure) = (ManualClock::default(), PressureFile::new());
-        let pool = builder(backend.clone())
-            .unstable_clock(clock.clone())
-            .unstable_code(|code| code.pressure = Some(pressure.path()))
-            .build()
-            .unwrap();
+        let pressure = PressureFile::new();
+        let under_pressure = builder(backend.clone()).unstable_code(|code| code.pressure = Some(pressure.path()));
+        let (pool, clock) = with_manual_clock(under_pressure);
         let filled_with = |pool: &Pool| drop(pool.get(3 * MIB).unwrap());
         filled_with(&pool);
         pool.clear();
@@ -149,8 +144,7 @@ fn nothing_is_released_while_a_copy_is_quarantined() {
     for backend in BACKENDS {
         let (driver, stream, mut memory) = on_a_stream(4096);
         let _events = EventsOnly::begin();
-        let clock = ManualClock::default();
-        let pool = builder(backend).unstable_clock(clock.clone()).build().unwrap();
+        let pool = builder(backend).unstable_clock(ManualClock::default()).build().unwrap();
         drop(pool.get(3 * MIB).unwrap());
         drop(filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap());
         stream.synchronize().unwrap();

@@ -4,15 +4,14 @@ use mock_driver::{Code, MockDriver};
 use pinpool::{Backend, Pool};
 
 use crate::child::alone;
-use crate::fixture::{MIB, builder, filled, held};
+use crate::fixture::{MIB, builder, filled, held, loaded};
 use crate::valid_stats::valid_stats;
 
 const REGISTERS: i32 = 99;
 
 #[test]
 fn a_reserve_is_made_of_granules_where_registering_is_not_supported() {
-    let driver = MockDriver::load();
-    let before = held(&driver);
+    let (driver, before) = loaded();
     driver.fail_from("cuMemHostRegister_v2", 1, Code::NOT_SUPPORTED);
     let pool = builder(Backend::Vmm).reserve(16 << 20).build().unwrap();
     let now = held(&driver);
@@ -87,8 +86,7 @@ fn a_limit_below_the_reserve_evicts_nothing_that_is_not_released() {
 #[test]
 fn a_long_reserve_is_registered_in_slices() {
     for backend in [Backend::Register, Backend::Vmm] {
-        let driver = MockDriver::load();
-        let before = held(&driver);
+        let (driver, before) = loaded();
         let registered = driver.calls("cuMemHostRegister_v2");
         let pool = builder(backend).reserve(272 << 20).build().unwrap();
         let slices = driver.calls("cuMemHostRegister_v2") - registered;
@@ -104,8 +102,7 @@ fn a_long_reserve_is_registered_in_slices() {
 
 #[test]
 fn a_reserve_ends_with_the_slices_that_the_driver_takes() {
-    let driver = MockDriver::load();
-    let before = held(&driver);
+    let (driver, before) = loaded();
     driver.fail_from("cuMemHostRegister_v2", 2, Code::OUT_OF_MEMORY);
     let pool = builder(Backend::Register).max_bytes(1 << 30).reserve(272 << 20).build().unwrap();
     let stats = valid_stats(&pool);

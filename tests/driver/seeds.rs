@@ -130,9 +130,8 @@ impl Lane {
     /// A copy that the pool does not see, on the stream of this lane or the one by its handle.
     fn copy_untracked(&mut self, buf: &PinnedBuf, stream: CUstream) -> bool {
         self.enter();
-        let source = buf.as_ptr().cast();
         // SAFETY: both have this length; the caller records the stream, or keeps the buffer out of use.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, source, buf.len(), stream) }.result().is_ok()
+        unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, buf.as_ptr().cast(), buf.len(), stream) }.result().is_ok()
     }
 }
 

@@ -13,7 +13,7 @@ use pinpool::{Backend, Preset};
 use pinpool_testing::check_source;
 
 use crate::child::alone;
-use crate::fixture::{Held, MIB, builder, held, stream_and_memory};
+use crate::fixture::{Held, MIB, builder, held, loaded, stream_and_memory};
 use crate::valid_stats::valid_stats;
 
 const GRANULE: usize = 2 * MIB;
@@ -79,8 +79,7 @@ impl VmmRange {
 
 #[test]
 fn the_sources_keep_the_contract_and_leave_nothing_behind() {
-    let driver = MockDriver::load();
-    let before = held(&driver);
+    let (driver, before) = loaded();
     check_source(&VmmSource::new(0, None).unwrap());
     check_source(&RegisterSource::new(0, None).unwrap());
     check_source(&CudaSource::new(0).unwrap());
@@ -110,8 +109,7 @@ fn the_sources_report_the_bytes_that_they_hold() {
 fn a_new_pool_creates_no_context_and_holds_nothing() {
     // A context that another test has made is one that a trial enters.
     alone(|| {
-        let driver = MockDriver::load();
-        let before = held(&driver);
+        let (driver, before) = loaded();
         for backend in [Backend::Auto, Backend::Vmm, Backend::Register] {
             let pool = builder(backend).build().unwrap();
             let held = Held { reservations: before.reservations, ..held(&driver) };
@@ -244,8 +242,7 @@ fn under_zero_every_backend_of_the_driver_gives_zeros_fresh_and_reused() {
     let adaptive = [Backend::Vmm, Backend::Register, Backend::Cuda].map(|backend| (Preset::Adaptive, backend));
     for (preset, backend) in adaptive.into_iter().chain([(Preset::TensorFlow, Backend::Cuda)]) {
         let _driver = MockDriver::load();
-        let context = CudaContext::new(0).unwrap();
-        let (stream, mut memory) = stream_and_memory(&context, 10_000);
+        let (stream, mut memory) = stream_and_memory(&CudaContext::new(0).unwrap(), 10_000);
         let builder = builder(backend.clone()).preset(preset).setting("zero", true).setting("pool_size_limit", 2);
         let pool = builder.build().unwrap();
         for round in 0..6 {

@@ -62,8 +62,7 @@ impl Folders {
     }
 
     fn path(&self) -> Vec<(&'static str, String)> {
-        let path = format!("{}:{}", self.of_stub().display(), self.of_driver().display());
-        vec![("LD_LIBRARY_PATH", path)]
+        vec![("LD_LIBRARY_PATH", format!("{}:{}", self.of_stub().display(), self.of_driver().display()))]
     }
 }
 
@@ -199,8 +198,7 @@ fn with_a_stub_first_in_the_path_pools_work_over_the_driver() {
 fn a_driver_that_the_program_has_loaded_already_is_taken() {
     let Some(folders) = Folders::new(&["libcuda.so", "libcuda.so.1"], DRIVER) else { return };
     alone_with(folders.path(), || {
-        let driver = open(&folders.driver());
-        check_pools(driver);
+        check_pools(open(&folders.driver()));
         check_that_cudarc_gets_the_stub();
     });
 }

@@ -30,8 +30,7 @@ impl DeviceMem {
 
 fn start() -> (MockDriver, Pool, Arc<CudaStream>, DeviceMem) {
     let driver = MockDriver::load();
-    let context = CudaContext::new(0).unwrap();
-    let stream = context.new_stream().unwrap();
+    let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
     let memory = DeviceMem::on(&stream);
     (driver, tensorflow().build().unwrap(), stream, memory)
 }
@@ -151,8 +150,7 @@ fn typed_views_carry_their_elements_at_their_offset() {
     let mut buf = pool.get(LEN).unwrap();
     let values: Vec<f32> = (0..ELEMENTS).map(|index| index as f32).collect();
     buf.wait_slice_as_mut::<f32>().unwrap().copy_from_slice(&values);
-    let some = buf.view_as::<f32>().unwrap().slice(8..24).unwrap();
-    stream.memcpy_htod(&some, &mut memory.floats).unwrap();
+    stream.memcpy_htod(&buf.view_as::<f32>().unwrap().slice(8..24).unwrap(), &mut memory.floats).unwrap();
     let mut back = pool.get(64).unwrap();
     stream.memcpy_dtoh(&memory.floats.slice(..16), &mut back.view_as_mut::<f32>().unwrap()).unwrap();
     assert_eq!(back.wait_slice_as::<f32>().unwrap(), &values[8..24]);
@@ -168,8 +166,7 @@ fn a_copy_into_a_view_to_read_from_is_an_error_of_cudarcs_next_call() {
     let (_driver, pool, stream, memory) = start();
     let buf = pool.get(LEN).unwrap();
     stream.memcpy_dtoh(&memory.bytes, &mut buf.view(..).unwrap()).unwrap();
-    let error = stream.synchronize().unwrap_err();
-    assert_eq!(error.0, cudarc::driver::sys::CUresult::CUDA_ERROR_NOT_PERMITTED);
+    assert_eq!(stream.synchronize().unwrap_err().0, cudarc::driver::sys::CUresult::CUDA_ERROR_NOT_PERMITTED);
     stream.synchronize().unwrap();
 }
 

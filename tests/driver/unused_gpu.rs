@@ -12,8 +12,7 @@ fn warnings() -> Vec<String> {
     listen();
     let pool = Pool::builder().without_env().build().unwrap();
     (1..50).for_each(|len| drop(pool.get(len * 4096).unwrap()));
-    let lines = lines_with_levels().into_iter();
-    lines.filter(|(level, _)| *level == Level::Warn).map(|(_, line)| line).collect()
+    lines_with_levels().into_iter().filter(|(level, _)| *level == Level::Warn).map(|(_, line)| line).collect()
 }
 
 /// One warning holds all of `parts`.

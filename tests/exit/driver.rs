@@ -11,8 +11,7 @@ use pinpool::{Backend, Pool, Preset};
 use super::valid_stats::valid_stats;
 
 fn pools() -> Vec<Pool> {
-    let backends = [Backend::Vmm, Backend::Register, Backend::Cuda];
-    let adaptive = backends.map(|backend| (Preset::Adaptive, backend));
+    let adaptive = [Backend::Vmm, Backend::Register, Backend::Cuda].map(|backend| (Preset::Adaptive, backend));
     let all = adaptive.into_iter().chain([(Preset::TensorFlow, Backend::Cuda)]);
     let build = |(preset, backend)| {
         let builder = Pool::builder().without_env().preset(preset).backend(backend);
@@ -59,8 +58,7 @@ pub(crate) fn gone_first() {
 /// The streams are never let go.
 pub(crate) fn exit_with_copies() {
     let driver = MockDriver::load();
-    let context = CudaContext::new(0).unwrap();
-    let stream = context.new_stream().unwrap();
+    let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
     let pools = pools();
     let _held = driver.hold_all();
     copying(&pools, &stream);

@@ -222,8 +222,7 @@ fn exit_handlers() {
         // SAFETY: a function of this program.
         assert_eq!(unsafe { libc::atexit(handler) }, 0);
     }
-    let pool = POOL.get_or_init(|| heap().build().unwrap());
-    std::mem::forget(stuck_copy(pool));
+    std::mem::forget(stuck_copy(POOL.get_or_init(|| heap().build().unwrap())));
     // SAFETY: as above. Runs before the maintenance thread stops.
     assert_eq!(unsafe { libc::atexit(use_pool) }, 0);
     std::process::exit(1);

@@ -16,8 +16,7 @@ pub(super) fn exit_removes_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("stats.sock");
     let mut command = Command::new(env::current_exe().unwrap());
-    let child = command.env(CASE, "serve_and_exit").env(SOCKET, &path).spawn().unwrap();
-    assert_eq!(ended(child), Some(7));
+    assert_eq!(ended(command.env(CASE, "serve_and_exit").env(SOCKET, &path).spawn().unwrap()), Some(7));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 

@@ -145,8 +145,7 @@ impl Lane {
 
     /// Copies back without the pool, after all work of the stream, and compares.
     pub(crate) fn check(&self, batch: Batch) {
-        let arrived = self.stream.clone_dtoh(&self.memory.slice(..batch.len)).unwrap();
-        batch.check(&arrived, &self.name);
+        batch.check(&self.stream.clone_dtoh(&self.memory.slice(..batch.len)).unwrap(), &self.name);
     }
 }
 
@@ -206,7 +205,6 @@ impl HeldStream {
 
     /// Lets the stream continue. Fails if the hold has timed out before.
     pub(crate) fn open(self) {
-        let opened = self.0.send(());
-        assert!(opened.is_ok(), "held for {LONGEST_HOLD:?}: a call meanwhile waited for the stream");
+        assert!(self.0.send(()).is_ok(), "held for {LONGEST_HOLD:?}: a call meanwhile waited for the stream");
     }
 }

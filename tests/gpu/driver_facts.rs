@@ -98,8 +98,7 @@ fn unknown_pointers_are_refused(context: &Arc<CudaContext>) {
     // SAFETY: not the driver's memory, so the call is refused.
     assert_eq!(code(unsafe { result::free_host(pointer) }), CUresult::CUDA_ERROR_INVALID_VALUE);
     // SAFETY: as above.
-    let unregistered = unsafe { sys::cuMemHostUnregister(pointer) };
-    assert_eq!(unregistered, CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    assert_eq!(unsafe { sys::cuMemHostUnregister(pointer) }, CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 }
 
 fn a_copy_stays_in_one_registration(context: &Arc<CudaContext>) {

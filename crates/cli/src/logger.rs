@@ -76,8 +76,7 @@ mod tests {
     fn only_reports_of_the_pool_have_several_lines() {
         let text = |target| {
             let mut out = Vec::new();
-            let record = &Record::builder().args(format_args!("a\nb")).target(target).build();
-            line(&mut out, "now", record).unwrap();
+            line(&mut out, "now", &Record::builder().args(format_args!("a\nb")).target(target).build()).unwrap();
             String::from_utf8(out).unwrap()
         };
         assert_eq!([text("pinpool::shortage"), text("other")], ["now: I ?:0] a\nb\n", "now: I ?:0] a\\nb\n"]);

@@ -31,8 +31,7 @@ mod tests {
 
     #[test]
     fn digits_are_grouped_by_three() {
-        let cases = [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")];
-        for (number, text) in cases {
+        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
             assert_eq!(grouped(number), text);
         }
         assert_eq!(grouped(u64::MAX), "18,446,744,073,709,551,615");

@@ -29,8 +29,7 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
         let mut live: Vec<Extent> = Vec::new();
         for now_us in 0..120 {
             if !live.is_empty() && draw(5) < 2 {
-                let buffer = live.swap_remove(usize::try_from(draw(live.len() as u64)).unwrap());
-                arena.free(buffer, now_us);
+                arena.free(live.swap_remove(usize::try_from(draw(live.len() as u64)).unwrap()), now_us);
             }
             let most = 1 << draw(6);
             let bytes = SMALL * (1 + draw(most));

@@ -70,8 +70,7 @@ mod tests {
         assert!(answer.or_query(|| Ok(true)).unwrap());
         assert!(answer.or_query(|| unreachable!()).unwrap());
         let answer = FinalStatus::default();
-        let lost = answer.or_query(|| refuses(700));
-        assert!(lost.is_err() && answer.or_query(|| unreachable!()).is_err());
+        assert!(answer.or_query(|| refuses(700)).is_err() && answer.or_query(|| unreachable!()).is_err());
         assert!(answer.is_refused() && answer.or_wait(|| unreachable!()).is_err());
         let answer = FinalStatus::default();
         assert!(answer.or_wait(|| Err(Error::device_failed("once"))).is_err() && !answer.is_refused());

@@ -93,8 +93,7 @@ fn arena(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> ArenaS
     let (log, claim) = (Arc::new(log), Budget::new(max_bytes).empty_claim());
     let (hugetlb, retention) = (HugeTlb::Off, Retention::default());
     let config = ArenaSettings { may_grow: true, pin_threads: 1, hugetlb, retention };
-    let pressure = Some(Path::new("/dev/null"));
-    ArenaSupply::new(CalledSource::new(source, None), claim, config, log, pressure).unwrap()
+    ArenaSupply::new(CalledSource::new(source, None), claim, config, log, Some(Path::new("/dev/null"))).unwrap()
 }
 
 /// Every interleaving of threads that finish plans, and of those that wait for a completion. loom reports a thread that is never
@@ -126,8 +125,7 @@ mod models {
 
         fn get(&self) -> Option<BlockMemory> {
             let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
-            let calls = SlowCalls::Until(Instant::now());
-            match self.arena.find(class, 0, calls, &NoBlocks, &|| false) {
+            match self.arena.find(class, 0, SlowCalls::Until(Instant::now()), &NoBlocks, &|| false) {
                 Ok(memory) => Some(memory),
                 refused => {
                     assert!(matches!(refused, Err(Stop::Refused(Refusal::Limit(_)))), "{refused:?}");
@@ -214,8 +212,7 @@ mod end {
             let source = Arc::new(CountedHeap::new(true));
             let arena = arena(source.clone(), "closing test", None);
             let class = Rounding::Eighths.class(4096, 4096).unwrap();
-            let calls = SlowCalls::Until(Instant::now());
-            let found = arena.find(class, 0, calls, &NoBlocks, &|| false).unwrap();
+            let found = arena.find(class, 0, SlowCalls::Until(Instant::now()), &NoBlocks, &|| false).unwrap();
             if is_leaked {
                 arena.quarantined.add(1);
             }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Waker};
 
-use crate::fixture::heap;
+use crate::fixture::{heap, held_sink};
 #[cfg(feature = "observe")]
 use crate::recordings::read_recording;
 use crate::scratch::scratch;
@@ -73,13 +73,11 @@ fn memory_of_a_user_is_a_buffer_until_it_is_dropped() {
 fn it_comes_back_when_its_last_copy_has_ended_and_not_before() {
     for pool in pools() {
         let frames = Frames::default();
-        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
-        let held = stream.hold();
+        let (stream, mut device, held) = held_sink(BYTES);
         let copy = frames.adopted(&pool, 5, true).copy_to(&stream, &mut device).unwrap();
         pool.maintain();
         let Stats { requests, copies, .. } = valid_stats(&pool);
-        let counts = (frames.returned(), requests.adopted, copies.in_flight, copies.in_flight_bytes);
-        assert_eq!(counts, (0, 1, 1, 0));
+        assert_eq!((frames.returned(), requests.adopted, copies.in_flight, copies.in_flight_bytes), (0, 1, 1, 0));
         drop(held);
         copy.wait().unwrap();
         pool.maintain();
@@ -178,15 +176,13 @@ fn pinned_memory_is_under_the_limit_until_its_owner_is_gone() {
 /// Two pages without their first `from` bytes, pinned as memory of `pool`.
 fn lock(pool: &Pool, from: usize) -> Result<pinpool::UserMemory<Box<Pages>>, pinpool::Error> {
     let mut pages = Box::new(Pages([3; 8192]));
-    let memory = NonNull::from(&mut pages.0[from..]);
     // SAFETY: mapped as long as `pages`, which nothing else uses.
-    unsafe { pool.pin(memory, pages) }
+    unsafe { pool.pin(NonNull::from(&mut pages.0[from..]), pages) }
 }
 
 #[test]
 fn idle_memory_makes_room_whichever_pool_keeps_it() {
-    let builder = heap().max_bytes(32_768_u64).maintenance_thread(false);
-    let direct = builder.preset(Preset::TensorFlow).build().unwrap();
+    let direct = heap().max_bytes(32_768_u64).maintenance_thread(false).preset(Preset::TensorFlow).build().unwrap();
     let first = lock(&direct, 0).unwrap();
     drop(direct.get(12_000).unwrap());
     assert_eq!(direct.stats().memory.idle_bytes, 16_384);
@@ -229,8 +225,7 @@ fn memory_with_content_keeps_it_and_may_be_read_only() {
         // SAFETY: mapped until the end of this process.
         let locked = unsafe { pool.pin(NonNull::slice_from_raw_parts(memory, 8192), ()) };
         // SAFETY: mapped above.
-        let bytes = unsafe { std::slice::from_raw_parts(memory.as_ptr(), 8192) };
-        assert!(bytes.iter().all(|&byte| byte == 7));
+        assert!(unsafe { std::slice::from_raw_parts(memory.as_ptr(), 8192) }.iter().all(|&byte| byte == 7));
         drop(locked.unwrap());
     }
 }
@@ -267,8 +262,7 @@ fn in_a_child_of_fork_it_is_refused_and_stays_where_it_is() {
                 ("other memory can", plain.wait_slice().is_ok_and(|bytes| bytes[0] == 2)),
             ];
             drop((pinned, plain));
-            let returned = ("nothing comes back", frames.returned() == 0);
-            held.into_iter().chain([returned]).collect()
+            held.into_iter().chain([("nothing comes back", frames.returned() == 0)]).collect()
         });
     });
 }
@@ -287,9 +281,8 @@ impl Drop for Panicking {
 fn an_owner_that_panics_in_its_drop_does_not_keep_a_waiting_request_from_the_room() {
     let pool = heap().max_bytes(8192_u64).maintenance_thread(false).build().unwrap();
     let mut pages = Box::new(Pages([3; 8192]));
-    let memory = NonNull::from(pages.0.as_mut_slice());
     // SAFETY: mapped as long as `pages`, which nothing else uses.
-    let locked = unsafe { pool.pin(memory, Panicking(pages)) }.unwrap();
+    let locked = unsafe { pool.pin(NonNull::from(pages.0.as_mut_slice()), Panicking(pages)) }.unwrap();
     let mut get = pin!(pool.get_async(8192));
     assert!(get.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert!(catch_unwind(AssertUnwindSafe(|| drop(locked))).is_err());

@@ -48,10 +48,7 @@ fn a_pending_buffer_is_awaited_and_brings_its_bytes() {
     let pending = pool.get(4096).unwrap().copy_from(&stream, &device).unwrap();
     assert!(!pending.wait_timeout(Duration::from_millis(2)).unwrap());
     let runtime = one_worker();
-    let fetching = runtime.spawn(async move {
-        let buf = pending.await?;
-        buf.wait_slice().map(|bytes| bytes.to_vec())
-    });
+    let fetching = runtime.spawn(async move { pending.await?.wait_slice().map(|bytes| bytes.to_vec()) });
     drop(runtime.spawn(async move { drop(gate) }));
     assert_eq!(runtime.block_on(fetching).unwrap().unwrap(), vec![9; 4096]);
 }

@@ -149,8 +149,7 @@ fn a_fence_may_use_its_pool() {
     let act = move || {
         // The calls below may query this fence again.
         if !entered.swap(true, Ordering::SeqCst) {
-            let in_flight = inner.stats().copies.in_flight;
-            assert!(in_flight >= 1);
+            assert!(inner.stats().copies.in_flight >= 1);
             drop(inner.get(MIB).unwrap());
             inner.get(MIB).unwrap().release_after(&answering(|| Ok(true))).unwrap();
             assert!(inner.get(16 * MIB).is_err());

@@ -3,18 +3,16 @@
 use std::time::Duration;
 
 use pinpool::Completion;
-use pinpool_testing::SourceCall;
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMem, SinkStream, SourceCall};
 
-use crate::fixture::{faulty_heap, filled, heap, two_buffers};
+use crate::fixture::{faulty_heap, filled, heap, held_sink, two_buffers};
 use crate::until::until;
 use crate::valid_stats::valid_stats;
 
 #[test]
 fn a_buffer_in_flight_is_not_reused_until_its_copy_completes() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
-    let gate = stream.hold();
+    let (stream, mut device, gate) = held_sink(100);
     let first = filled(&pool, 100, 1);
     let id = first.id();
     let copy = first.copy_to(&stream, &mut device).unwrap();
@@ -77,8 +75,7 @@ fn one_slow_stream_does_not_hold_back_the_buffers_of_another() {
 #[test]
 fn a_return_and_its_eviction_happen_when_the_copy_is_found_complete() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(20_000));
-    let gate = stream.hold();
+    let (stream, mut device, gate) = held_sink(20_000);
     for len in [1_000, 5_000, 20_000] {
         filled(&pool, len, 1).copy_to(&stream, &mut device).unwrap();
     }
@@ -149,13 +146,11 @@ fn a_refused_copy_gives_its_buffer_back() {
     error.into_buf().unwrap().copy_to(&stream, &mut larger).unwrap().wait().unwrap();
     assert_eq!(larger.read(), [5; 11]);
     // Otherwise the buffer returns with the error.
-    let error = pool.get(11).unwrap().copy_to(&stream, &mut device).unwrap_err();
-    assert!(pinpool::Error::from(error).is_copy());
+    assert!(pinpool::Error::from(pool.get(11).unwrap().copy_to(&stream, &mut device).unwrap_err()).is_copy());
     assert_eq!((pool.stats().memory.idle, pool.stats().memory.in_use), (1, 0));
     let mut buffer = pool.get(8).unwrap();
     #[allow(clippy::reversed_empty_ranges)] // A mistake of the caller.
-    let outside = [0..9, 9..9, 5..4];
-    for range in outside {
+    for range in [0..9, 9..9, 5..4] {
         assert!(buffer.copy_range_to(range, &stream, &mut device).unwrap_err().is_copy());
     }
     assert!(buffer.copy_range_to(4..4, &stream, &mut device).unwrap().is_complete().unwrap());
@@ -165,8 +160,7 @@ fn a_refused_copy_gives_its_buffer_back() {
 fn the_end_of_the_pool_waits_for_copies_and_then_frees_everything() {
     let source = faulty_heap();
     let pool = two_buffers(&source).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
-    let gate = stream.hold();
+    let (stream, mut device, gate) = held_sink(100);
     filled(&pool, 100, 5).copy_to(&stream, &mut device).unwrap();
     let closing = std::thread::spawn(move || drop(pool));
     assert_eq!(source.calls(SourceCall::Release), 0);
@@ -228,8 +222,7 @@ fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
         .maintenance_thread(false)
         .build()
         .unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
-    let gate = stream.hold();
+    let (stream, mut device, gate) = held_sink(100);
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
     stream.fail();
     assert!(copy.wait().unwrap_err().is_device());

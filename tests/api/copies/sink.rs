@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use pinpool::copy::CopyTarget;
-use pinpool::copy::Fence;
+use pinpool::copy::{CopyTarget, Fence};
 use pinpool_testing::{SinkMem, SinkStream};
 
 fn enqueue(stream: &SinkStream, mem: &mut SinkMem, source: &'static [u8]) -> Arc<dyn Fence> {

@@ -66,8 +66,7 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
         pool.maintain();
         assert_eq!((source.calls(SourceCall::Acquire), pool.stats().memory.held_bytes), (calls, 64 * MI));
         // All of it serves buffers; where granules adjoin, one of its whole length.
-        let longest = if discrete { 56 * MIB } else { 64 * MIB };
-        drop(pool.get(longest).unwrap());
+        drop(pool.get(if discrete { 56 * MIB } else { 64 * MIB }).unwrap());
         assert_eq!(source.calls(SourceCall::Acquire), calls);
         assert!(pool.wait_reserved(Duration::ZERO).unwrap());
         pool.clear();
@@ -81,8 +80,7 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
 #[test]
 fn a_request_beyond_what_is_there_is_served_and_counts_as_reserve() {
     for growth in [true, false] {
-        let source = faulty(false);
-        let pool = by_steps(source.clone(), 256 * MI, 64 * MI).setting("growth", growth).build().unwrap();
+        let pool = by_steps(faulty(false), 256 * MI, 64 * MI).setting("growth", growth).build().unwrap();
         let buf = pool.get(20 * MIB).unwrap();
         let memory = valid_stats(&pool).memory;
         assert!(memory.reserve_bytes >= 20 * MI && memory.reserve_bytes == memory.held_bytes, "{memory:?}");
@@ -140,8 +138,7 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
 #[test]
 fn more_than_the_limit_is_refused_at_once() {
     for discrete in [false, true] {
-        let source = faulty(discrete);
-        let pool = by_steps(source.clone(), 64 * MI, 0).build().unwrap();
+        let pool = by_steps(faulty(discrete), 64 * MI, 0).build().unwrap();
         for bytes in [65 * MI, u64::MAX] {
             assert!(!pool.reserve(bytes).unwrap_err().is_forked());
         }
@@ -252,8 +249,7 @@ fn the_end_of_the_pool_cancels_it_within_a_step() {
         thread::sleep(Duration::from_millis(5));
         assert_eq!(source.calls(SourceCall::Acquire), calls);
         // All of it went back: the wrapped source can hold its total again.
-        let again = over(source, TI).build().unwrap();
-        assert_eq!(again.stats().memory.held_bytes, 0);
+        assert_eq!(over(source, TI).build().unwrap().stats().memory.held_bytes, 0);
     }
 }
 

@@ -4,11 +4,10 @@
 use std::fs;
 use std::time::Duration;
 
-use pinpool::unstable::ManualClock;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
 
 use crate::child::alone;
-use crate::fixture::{MIB, status_kib};
+use crate::fixture::{MIB, status_kib, with_manual_clock};
 
 /// Below the usual `RLIMIT_MEMLOCK`.
 const BYTES: usize = 6 * MIB;
@@ -17,8 +16,7 @@ const MAX_BYTES: u64 = 7 << 20;
 const NOISE: usize = MIB;
 
 fn resident_bytes() -> usize {
-    let statm = fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    fs::read_to_string("/proc/self/statm").unwrap().split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
 /// Bytes that the kernel has locked for this process.
@@ -53,8 +51,7 @@ fn resident_memory_falls_after_trim_clear_the_idle_timeout_and_the_end_of_the_po
 
 fn check_resident_memory(backend: Backend) {
     let name = backend.name();
-    let clock = ManualClock::default();
-    let pool = builder(backend.clone()).unstable_clock(clock.clone()).build().unwrap();
+    let (pool, clock) = with_manual_clock(builder(backend.clone()));
     if pool.stats().limits.max_bytes < Some(MAX_BYTES) {
         println!(
             "skipped {name}: this process may lock {:?} bytes, the test needs {MAX_BYTES}",

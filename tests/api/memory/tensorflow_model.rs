@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::valid_stats::valid_stats;
-use pinpool::unstable::Rounding;
-use pinpool::unstable::window;
+use pinpool::unstable::{Rounding, window};
 use pinpool::{Backend, PinnedBuf, Pool, Preset, Request};
 use proptest::prelude::*;
 
@@ -25,8 +24,7 @@ struct Naive {
 
 impl Naive {
     fn get(&mut self, class: usize) -> u64 {
-        let oldest = self.idle.iter().position(|&(other, _)| other == class);
-        if let Some(at) = oldest {
+        if let Some(at) = self.idle.iter().position(|&(other, _)| other == class) {
             self.get_from_pool += u64::from(self.limit > 0);
             return self.idle.remove(at).unwrap().1;
         }

@@ -2,15 +2,13 @@
 #![allow(unsafe_code)] // Reads idle memory, which the pool keeps mapped.
 
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
-use pinpool_testing::{SinkMem, SinkStream};
 
-use crate::fixture::{filled, heap};
+use crate::fixture::{filled, heap, held_sink};
 use crate::until::until;
 use crate::valid_stats::stats_when;
 
 fn backends() -> [Backend; 3] {
-    let sim = pinpool_replay::SimSource::new(1 << 30);
-    [Backend::Heap, Backend::Mlock, Backend::Source(std::sync::Arc::new(sim))]
+    [Backend::Heap, Backend::Mlock, Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 30)))]
 }
 
 fn builder(backend: Backend, preset: Preset) -> PoolBuilder {
@@ -71,8 +69,7 @@ fn idle_memory_keeps_no_bytes() {
             pool.maintain();
             until("the thread has zeroed it", || pool.stats().memory.idle > 0);
             // SAFETY: idle memory stays mapped, and no thread uses it.
-            let bytes = unsafe { std::slice::from_raw_parts(start, capacity) };
-            assert!(bytes.iter().all(|&byte| byte == 0));
+            assert!(unsafe { std::slice::from_raw_parts(start, capacity) }.iter().all(|&byte| byte == 0));
         }
     }
 }
@@ -80,8 +77,7 @@ fn idle_memory_keeps_no_bytes() {
 #[test]
 fn a_copied_buffer_is_zeroed_after_its_copy() {
     for pool in pools(|builder| builder) {
-        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10_000));
-        let gate = stream.hold();
+        let (stream, mut device, gate) = held_sink(10_000);
         let copy = dirty(&pool, 10_000).copy_to(&stream, &mut device).unwrap();
         pool.maintain();
         drop(gate);

@@ -12,11 +12,10 @@ use std::time::Duration;
 use pinpool::{Backend, Pool, Preset};
 #[cfg(all(feature = "observe", target_os = "linux"))]
 use pinpool_shared_buffers::{SharedPool, SharedWorker};
-use pinpool_testing::SourceCall;
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMem, SinkStream, SourceCall};
 
 use crate::child::{Child, alone, in_a_child};
-use crate::fixture::{faulty_heap, heap};
+use crate::fixture::{faulty_heap, heap, held_sink};
 use crate::until::until;
 use crate::valid_stats::valid_stats;
 
@@ -31,8 +30,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
             let mut held = pool.get(10_000).unwrap();
             held.wait_slice_mut().unwrap().fill(7);
             drop(pool.get(100_000).unwrap());
-            let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10_000));
-            let gate = stream.hold();
+            let (stream, mut device, gate) = held_sink(10_000);
             let mut copied = pool.get(10_000).unwrap();
             let copy = copied.copy_range_to(0..10_000, &stream, &mut device).unwrap();
 
@@ -213,8 +211,7 @@ fn use_everything(pool: &Pool) {
     assert!(pool.stats().requests.served > 0 && !pool.dump().to_string().is_empty());
     let shared = SharedPool::new(pool, 10_000, 2).unwrap();
     let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
-    let ticket = worker.get(100, Duration::from_secs(60)).unwrap().send(1).unwrap();
-    drop(shared.receive(&ticket).unwrap());
+    drop(shared.receive(&worker.get(100, Duration::from_secs(60)).unwrap().send(1).unwrap()).unwrap());
     pool.trim(0);
 }
 

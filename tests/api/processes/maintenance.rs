@@ -6,15 +6,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pinpool::source::Source;
-use pinpool::unstable::ManualClock;
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 use pinpool_replay::SimSource;
-use pinpool_testing::{FaultSource, SourceCall};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{FaultSource, SinkMem, SinkStream, SourceCall};
 
 use crate::child::alone;
-use crate::fixture::{MIB, faulty, faulty_sim, filled, heap};
+use crate::fixture::{MIB, faulty, faulty_sim, filled, heap, held_sink, with_manual_clock};
 use crate::manual_copies::{ManualStream, Nowhere};
 use crate::until::until;
 
@@ -40,8 +38,7 @@ fn releases(source: &FaultSource) -> u64 {
 fn copies_that_ended_leave_the_figures_while_the_program_is_silent() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let pool = heap().preset(preset).build().unwrap();
-        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
-        let gate = stream.hold();
+        let (stream, mut device, gate) = held_sink(4096);
         filled(&pool, 4096, 1).copy_to(&stream, &mut device).unwrap();
         assert_eq!(pool.stats().copies.in_flight, 1);
         drop(gate);
@@ -76,9 +73,8 @@ fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance()
     drop(hanging.get(2 * MIB).unwrap());
     gate.wait_for(1);
 
-    let clock = ManualClock::default();
-    let other = heap().unstable_code(|code| code.pressure = Some("/dev/null".into()));
-    let other = other.unstable_clock(clock.clone()).maintenance_thread(true).build().unwrap();
+    let other = heap().unstable_code(|code| code.pressure = Some("/dev/null".into())).maintenance_thread(true);
+    let (other, clock) = with_manual_clock(other);
     drop(other.get(4096).unwrap());
     clock.advance_us(20_000_000);
     drop(other.get(8192).unwrap());

@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use pinpool::unstable::ManualClock;
 use pinpool::{PinnedBuf, Pool, PoolBuilder};
 use pinpool_observe::record::Event;
 
 use crate::captured_log::{lines_with_levels, listen};
-use crate::fixture::heap;
+use crate::fixture::{heap, with_manual_clock};
 use crate::recordings::read_recording;
 use crate::scratch::scratch;
 use crate::valid_stats::valid_stats;
@@ -41,8 +40,7 @@ fn sampled(path: &Path) -> Vec<(u64, String)> {
 #[test]
 fn a_leak_without_a_tag_is_named_too_and_without_samples_the_setting_is() {
     for (every, named) in [(1, "get_for_ever)"), (0, "")] {
-        let clock = ManualClock::default();
-        let pool = sampling(every).unstable_clock(clock.clone()).build().unwrap();
+        let (pool, clock) = with_manual_clock(sampling(every));
         let mut kept = Vec::new();
         for _ in 0..90 {
             (0..19).for_each(|_| drop(pool.get(4096).unwrap()));

@@ -47,16 +47,14 @@ fn the_globs_of_the_mutation_tests_name_files() {
     assert!(globs.len() > 4, "{globs:?}");
     for glob in globs {
         // A file, or all below a folder.
-        let named = glob.split("/**").next().unwrap();
-        assert!(fs::exists(path(named)).unwrap(), ".ci/mutants.toml: {glob}");
+        assert!(fs::exists(path(glob.split("/**").next().unwrap())).unwrap(), ".ci/mutants.toml: {glob}");
     }
 }
 
 #[test]
 fn the_readme_names_every_example() {
     let page = read("README.md");
-    let files = fs::read_dir(path("examples")).unwrap().map(|file| file.unwrap().path());
-    for example in files {
+    for example in fs::read_dir(path("examples")).unwrap().map(|file| file.unwrap().path()) {
         let name = example.file_stem().unwrap().to_string_lossy().into_owned();
         assert!(page.contains(&format!("`{name}`")) || page.contains(&format!("examples/{name}/")), "{name}");
     }

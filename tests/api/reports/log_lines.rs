@@ -3,14 +3,12 @@
 use std::time::Duration;
 
 use log::{Level, LevelFilter};
-use pinpool::unstable::ManualClock;
 use pinpool::unstable::Rounding;
 use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset};
-use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
 use crate::child::alone;
-use crate::fixture::{LONG, heap, over_sim, poll};
+use crate::fixture::{LONG, heap, held_sink, over_sim, poll, with_manual_clock};
 
 fn evicting_pool() -> PoolBuilder {
     Pool::builder()
@@ -63,10 +61,8 @@ fn one_check_in_ten_of_the_process_is_logged_in_tensorflows_words() {
 
 #[test]
 fn a_stuck_copy_is_warned_of_once() {
-    let clock = ManualClock::default();
-    let pool = heap().preset(Preset::TensorFlow).unstable_clock(clock.clone()).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
-    let _gate = stream.hold();
+    let (pool, clock) = with_manual_clock(heap().preset(Preset::TensorFlow));
+    let (stream, mut device, _gate) = held_sink(4096);
     listen();
     for _ in 0..2 {
         pool.get(4096).unwrap().copy_to(&stream, &mut device).unwrap();
@@ -106,8 +102,7 @@ fn the_start_says_where_each_limit_comes_from() {
 
 #[test]
 fn growth_is_logged_at_each_doubling_from_64_mib_on() {
-    let clock = ManualClock::default();
-    let pool = over_sim(Limit::Unlimited).unstable_clock(clock.clone()).name("p").build().unwrap();
+    let (pool, clock) = with_manual_clock(over_sim(Limit::Unlimited).name("p"));
     listen();
     let mut held = Vec::new();
     for _ in 0..40 {
@@ -133,8 +128,7 @@ fn debug_and_trace_say_more_of_pin_calls_and_of_gets_that_wait() {
     let of =
         |level: Level| kept.iter().filter(|(of, _)| *of == level).map(|(_, line)| line.as_str()).collect::<Vec<_>>();
     let [pin_call, waited] = of(Level::Debug)[..] else { panic!("two lines: {kept:?}") };
-    let start = " acquired: request=1048576B held=0B->1048576B pins=1 time=";
-    assert!(pin_call.contains(start), "{pin_call}");
+    assert!(pin_call.contains(" acquired: request=1048576B held=0B->1048576B pins=1 time="), "{pin_call}");
     assert!(waited.contains(" waited: request=4096B time=") && waited.ends_with(" served=no"), "{waited}");
     let [waiting] = of(Level::Trace)[..] else { panic!("one line: {kept:?}") };
     assert!(waiting.ends_with(" waiting: request=4096B rounded=4096B"), "{waiting}");
@@ -143,9 +137,8 @@ fn debug_and_trace_say_more_of_pin_calls_and_of_gets_that_wait() {
 
 #[test]
 fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
-    let clock = ManualClock::default();
-    let pool = heap().max_bytes(1 << 20).wait(Duration::ZERO);
-    let pool = pool.on_full(pinpool::OnFull::Pageable).unstable_clock(clock.clone()).build().unwrap();
+    let builder = heap().max_bytes(1 << 20).wait(Duration::ZERO).on_full(pinpool::OnFull::Pageable);
+    let (pool, clock) = with_manual_clock(builder);
     listen();
     let _all = pool.get(1 << 20).unwrap();
     for _ in 0..110 {
@@ -162,8 +155,7 @@ fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
 
 #[test]
 fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
-    let clock = ManualClock::default();
-    let pool = heap().max_bytes(1 << 20).wait(LONG).unstable_clock(clock.clone()).build().unwrap();
+    let (pool, clock) = with_manual_clock(heap().max_bytes(1 << 20).wait(LONG));
     listen();
     let held = pool.get(1 << 20).unwrap();
     let mut waiting = pool.get_async(1 << 20);
@@ -196,13 +188,11 @@ fn a_miss_that_is_served_from_held_memory_is_traced() {
 
 #[test]
 fn in_steady_state_nothing_repeats() {
-    let clock = ManualClock::default();
-    let pool = heap().max_bytes(64 << 20).name("p").unstable_clock(clock.clone()).build().unwrap();
+    let (pool, clock) = with_manual_clock(heap().max_bytes(64 << 20).name("p"));
     listen();
     // An hour of eight buffers in turn, of sizes that recur.
     for second in 0..3600 {
-        let held: Vec<_> = (0..8).map(|n| pool.get((n + 1) << 16).unwrap()).collect();
-        drop(held);
+        drop((0..8).map(|n| pool.get((n + 1) << 16).unwrap()).collect::<Vec<_>>());
         clock.advance_us(1_000_000);
         if second % 2 == 0 {
             pool.maintain();
@@ -217,8 +207,7 @@ fn in_steady_state_nothing_repeats() {
 
 #[test]
 fn a_pool_that_is_too_small_says_how_much_it_needs() {
-    let clock = ManualClock::default();
-    let pool = heap().max_bytes(64 << 20).wait(Duration::ZERO).unstable_clock(clock.clone()).build().unwrap();
+    let (pool, clock) = with_manual_clock(heap().max_bytes(64 << 20).wait(Duration::ZERO));
     listen();
     for _ in 0..60 {
         let held: Vec<_> = (0..4).map(|_| pool.get(16 << 20).unwrap()).collect();
@@ -235,8 +224,7 @@ fn a_pool_that_is_too_small_says_how_much_it_needs() {
 
 #[test]
 fn a_pool_without_a_window_says_why_of_the_time_so_far() {
-    let pool = heap().max_bytes(1 << 20).build().unwrap();
-    let why = pool.diagnose();
+    let why = heap().max_bytes(1 << 20).build().unwrap().diagnose();
     assert_eq!((why.cause.name(), why.is_alarm, why.remedy.as_deref()), ("healthy", false, None));
     assert!(why.to_string().starts_with("healthy: no requests, 0B held"), "{why}");
 }

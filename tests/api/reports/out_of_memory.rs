@@ -5,13 +5,12 @@ use std::task::Poll;
 use std::time::Duration;
 
 use log::Level;
-use pinpool::unstable::ManualClock;
-use pinpool::unstable::Rounding;
+use pinpool::unstable::{ManualClock, Rounding};
 use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset, Request};
 use pinpool_testing::SourceCall;
 
 use crate::captured_log::{lines_with_levels, listen};
-use crate::fixture::{LONG, MIB, faulty_sim, over, poll};
+use crate::fixture::{LONG, MIB, faulty_sim, over, poll, with_manual_clock};
 use crate::until::until;
 
 /// A machine of 1,000 MiB, of which 800 are free.
@@ -90,8 +89,7 @@ fn a_refusal_of_the_backend_says_its_words_and_its_cause() {
             .setting("rounding", rounding)
             .max_bytes(Limit::Unlimited)
             .unstable_host_root(root.path());
-        let pool = pool.build().unwrap();
-        let tagged = pool.tagged("t");
+        let tagged = pool.build().unwrap().tagged("t");
         let _held = tagged.get(MIB).unwrap();
         listen();
         let error = tagged.get(2 * MIB).unwrap_err();
@@ -138,8 +136,7 @@ fn free_memory_in_pieces_is_called_that_by_error_dump_and_why() {
 
 #[test]
 fn after_a_request_that_failed_why_has_the_cause_of_the_failure() {
-    let clock = ManualClock::default();
-    let pool = pool_of(Backend::Heap).max_bytes(8 << 20).unstable_clock(clock.clone()).build().unwrap();
+    let (pool, clock) = with_manual_clock(pool_of(Backend::Heap).max_bytes(8 << 20));
     let cache = pool.tagged("cache");
     let mut kept = Vec::new();
     let error = loop {

@@ -52,15 +52,14 @@ fn a_file_that_is_no_recording_is_refused_and_stays() {
     archive.write_all(&vec![b'w'; 100_000]).unwrap();
     let mut short = GzEncoder::new(Vec::new(), Compression::default());
     short.write_all(b"PINPOOL").unwrap();
-    let cases = [
+    for (name, bytes) in [
         ("weights.bin", vec![7; 100_000]),
         ("weights.tar.gz", archive.finish().unwrap()),
         ("short.gz", short.finish().unwrap()),
         ("begin", b"PINPOOL".to_vec()),
         ("magic.gz", vec![0x1f, 0x8b]),
         ("log.trace", b"a 1 4096\n".to_vec()),
-    ];
-    for (name, bytes) in cases {
+    ] {
         let path = dir.path().join(name);
         fs::write(&path, &bytes).unwrap();
         let text = refusal(&path);

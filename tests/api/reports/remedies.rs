@@ -30,34 +30,17 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
     let adaptive = || builder().max_bytes(4 << 20).build().unwrap();
     let tensorflow = || builder().preset(Preset::TensorFlow).max_bytes(4 << 20).build().unwrap();
     let fixed = || builder().max_bytes(8 << 20).reserve(4 << 20).setting("growth", false).build().unwrap();
+    let sooner = "Return buffers sooner or raise PINPOOL_MAX_BYTES";
+    let smaller = "Request a smaller buffer or raise PINPOOL_MAX_BYTES";
+    let all_in_use = "raise PINPOOL_RESERVE (all of it is in use), or set PINPOOL_GROWTH=1";
+    let too_small = "Request a smaller buffer, raise PINPOOL_RESERVE (it is too small)";
     for (case, pool, held, len, helps, never) in [
-        ("full", adaptive(), 4 * MIB, 4096, "Return buffers sooner or raise PINPOOL_MAX_BYTES", "exceeds"),
-        ("never fits", adaptive(), 1, 5 * MIB, "Request a smaller buffer or raise PINPOOL_MAX_BYTES", "eturn buffers"),
-        ("full", tensorflow(), 3 * MIB, 4096, "Return buffers sooner or raise PINPOOL_MAX_BYTES", "exceeds"),
-        (
-            "never fits",
-            tensorflow(),
-            1,
-            5 * MIB,
-            "Request a smaller buffer or raise PINPOOL_MAX_BYTES",
-            "eturn buffers",
-        ),
-        (
-            "no growth, full",
-            fixed(),
-            4 * MIB,
-            4096,
-            "raise PINPOOL_RESERVE (all of it is in use), or set PINPOOL_GROWTH=1",
-            "PINPOOL_MAX_BYTES",
-        ),
-        (
-            "no growth, never fits",
-            fixed(),
-            1,
-            5 * MIB,
-            "Request a smaller buffer, raise PINPOOL_RESERVE (it is too small)",
-            "PINPOOL_MAX_BYTES",
-        ),
+        ("full", adaptive(), 4 * MIB, 4096, sooner, "exceeds"),
+        ("never fits", adaptive(), 1, 5 * MIB, smaller, "eturn buffers"),
+        ("full", tensorflow(), 3 * MIB, 4096, sooner, "exceeds"),
+        ("never fits", tensorflow(), 1, 5 * MIB, smaller, "eturn buffers"),
+        ("no growth, full", fixed(), 4 * MIB, 4096, all_in_use, "PINPOOL_MAX_BYTES"),
+        ("no growth, never fits", fixed(), 1, 5 * MIB, too_small, "PINPOOL_MAX_BYTES"),
     ] {
         let text = refusal(&pool, held, len);
         let (_, remedy) = text.lines().next().unwrap().rsplit_once("in flight 0B").unwrap();
@@ -129,11 +112,8 @@ fn set_memlock(bytes: u64) {
 /// A pool limit equal to the limit of locked memory: the error names the limit that really refuses.
 fn refused_at_the_lock_limit(is_bound: bool) {
     const LIMIT: u64 = 8 << 20;
-    if is_bound {
-        lower_memlock(LIMIT)
-    } else {
-        set_memlock(LIMIT)
-    }
+    let set = if is_bound { lower_memlock } else { set_memlock };
+    set(LIMIT);
     if pinpool::unstable::backend::lock_limit().is_some() != is_bound {
         println!("skipped: whether RLIMIT_MEMLOCK binds this process depends on its capabilities");
         return;

@@ -73,8 +73,7 @@ fn nobody_but_its_user_reads_it_and_another_users_is_not_read() {
     use std::io::Read;
     use std::os::unix::fs::PermissionsExt;
 
-    use crate::child::Child;
-    use crate::child::alone;
+    use crate::child::{Child, alone};
 
     alone(|| {
         // SAFETY: takes nothing and cannot fail.

@@ -6,12 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::stats::{EvictionReasons, MissReasons};
-use pinpool::unstable::ManualClock;
 use pinpool::{OnFull, Pool, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::{SinkMem, SinkStream, SourceCall};
 
-use crate::fixture::{LONG, MIB, faulty, faulty_sim, over, over_sim, until_waits};
+use crate::fixture::{LONG, MIB, faulty, faulty_sim, held_sink, over, over_sim, until_waits, with_manual_clock};
 use crate::valid_stats::valid_stats;
 
 /// Misses of new sizes, of sizes that once had more buffers, and while all buffers were in use.
@@ -90,9 +89,8 @@ fn a_wait_that_ends_without_room_is_timed_and_counted_as_timed_out() {
 
 #[test]
 fn evictions_are_counted_by_reason() {
-    let clock = ManualClock::default();
-    let builder = over(faulty_sim(), 16 << 20).unstable_clock(clock.clone());
-    let pool = builder.setting("pool_size_limit", 3).setting("auto_resize", false).build().unwrap();
+    let builder = over(faulty_sim(), 16 << 20).setting("pool_size_limit", 3).setting("auto_resize", false);
+    let (pool, clock) = with_manual_clock(builder);
     drop((0..4).map(|_| pool.get(MIB).unwrap()).collect::<Vec<_>>());
     assert_eq!(left(&pool), [1, 0, 0, 0]);
     pool.trim(0);
@@ -145,8 +143,7 @@ fn what_rounding_adds_is_known_of_the_requests_that_found_nothing_idle() {
 
 #[test]
 fn a_use_is_timed_from_a_miss_to_its_put_and_a_hit_is_not() {
-    let clock = ManualClock::default();
-    let pool = over(faulty_sim(), 64 << 20).unstable_clock(clock.clone()).build().unwrap();
+    let (pool, clock) = with_manual_clock(over(faulty_sim(), 64 << 20));
     let buf = pool.get(MIB).unwrap();
     clock.advance_us(1000);
     drop(buf);
@@ -194,16 +191,14 @@ fn idle_buffers_and_buffers_in_flight_have_columns_in_the_rows_of_the_classes() 
         let small: Vec<_> = (0..3).map(|_| pool.get(5_000).unwrap()).collect();
         let large: Vec<_> = (0..2).map(|_| pool.get(1 << 20).unwrap()).collect();
         let rows = || {
-            let rows = pool.class_stats();
-            rows.iter().map(|row| [row.buffers, row.in_use, row.idle, row.in_flight]).collect::<Vec<_>>()
+            pool.class_stats().iter().map(|row| [row.buffers, row.in_use, row.idle, row.in_flight]).collect::<Vec<_>>()
         };
         assert_eq!(rows(), [[3, 3, 0, 0], [2, 2, 0, 0]], "{preset:?}");
         drop(small);
         // Another thread's puts come back to the thread that took the buffers.
         thread::spawn(|| drop(large)).join().unwrap();
         assert_eq!(rows(), [[3, 0, 3, 0], [2, 0, 2, 0]], "{preset:?}");
-        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(5_000));
-        let gate = stream.hold();
+        let (stream, mut device, gate) = held_sink(5_000);
         drop(pool.get(5_000).unwrap().copy_to(&stream, &mut device).unwrap());
         let _held = pool.get(5_000).unwrap();
         assert_eq!(rows(), [[3, 1, 1, 1], [2, 0, 2, 0]], "{preset:?}");
@@ -211,7 +206,6 @@ fn idle_buffers_and_buffers_in_flight_have_columns_in_the_rows_of_the_classes() 
         stream.synchronize().unwrap();
         pool.maintain();
         assert_eq!(rows(), [[3, 1, 2, 0], [2, 0, 2, 0]], "{preset:?}");
-        let idle: u64 = pool.class_stats().iter().map(|row| row.idle).sum();
-        assert_eq!(idle, pool.stats().memory.idle);
+        assert_eq!(pool.class_stats().iter().map(|row| row.idle).sum::<u64>(), pool.stats().memory.idle);
     }
 }

@@ -5,17 +5,15 @@ use std::time::Duration;
 
 use pinpool::{OnFull, Pool, Stats};
 use pinpool_replay::SimSource;
-use pinpool_testing::{SinkMem, SinkStream};
 
-use crate::fixture::{MIB, over};
+use crate::fixture::{MIB, held_sink, over};
 use crate::valid_stats::valid_stats;
 
 /// A pool that has something to show in each row, and its copies still in flight.
 fn busy() -> (Pool, Stats) {
     let builder = over(Arc::new(SimSource::new(1 << 40)), 8 << 20).name("train").on_full(OnFull::Pageable);
     let pool = builder.wait(Duration::from_millis(1)).maintenance_thread(false).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
-    let gate = stream.hold();
+    let (stream, mut device, gate) = held_sink(MIB);
     drop(pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap());
     let _held = pool.get(5 * MIB).unwrap();
     let _unpinned = pool.get(4 * MIB - 1).unwrap();

@@ -4,13 +4,12 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use log::Level;
-use pinpool::unstable::ManualClock;
 use pinpool::unstable::Rounding;
 use pinpool::{Pool, PoolBuilder, Preset, Request};
 use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{lines_with_levels, listen};
-use crate::fixture::{MIB, heap};
+use crate::fixture::{MIB, heap, held_sink, with_manual_clock};
 use crate::valid_stats::valid_stats;
 
 fn builder() -> PoolBuilder {
@@ -58,8 +57,7 @@ fn each_tag_counts_what_its_handles_hold() {
 fn a_buffer_counts_until_its_copy_is_over_also_if_another_thread_drops_it() {
     let pool = builder().build().unwrap();
     let images = pool.tagged("images");
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
-    let gate = stream.hold();
+    let (stream, mut device, gate) = held_sink(MIB);
     let copy = images.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
     assert_eq!(owners(&pool), [of("images", 1, 1 << 20)], "in flight");
     drop(gate);
@@ -113,8 +111,7 @@ fn a_buffer_that_is_lost_is_nobodys() {
 
 #[test]
 fn at_the_end_the_log_has_totals_and_what_is_still_out() {
-    let clock = ManualClock::default();
-    let pool = builder().name("p").unstable_clock(clock.clone()).build().unwrap();
+    let (pool, clock) = with_manual_clock(builder().name("p"));
     listen();
     let images = pool.tagged("images");
     let old = images.get(MIB).unwrap();

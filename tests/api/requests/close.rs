@@ -4,10 +4,10 @@ use std::task::Poll;
 use std::thread;
 
 use pinpool::{Backend, OnFull, Request, Stats};
-use pinpool_testing::{SinkMem, SinkStream, SourceCall};
+use pinpool_testing::SourceCall;
 
 use crate::captured_log;
-use crate::fixture::{LONG, MIB, both_presets, faulty_sim, over_sim, poll, until_waits};
+use crate::fixture::{LONG, MIB, both_presets, faulty_sim, held_sink, over_sim, poll, until_waits};
 use crate::until::until;
 use crate::valid_stats::{stats_when, valid_stats};
 
@@ -61,8 +61,7 @@ fn idle_memory_goes_at_once_and_buffers_in_use_stay_valid_until_they_are_dropped
         let pool = builder.build().unwrap();
         drop(pool.get(MIB).unwrap());
         let (mut used, copied) = (pool.get(MIB / 2).unwrap(), pool.get(MIB / 4).unwrap());
-        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
-        let gate = stream.hold();
+        let (stream, mut device, gate) = held_sink(MIB);
         let copy = copied.copy_to(&stream, &mut device).unwrap();
         pool.close();
         assert_eq!(valid_stats(&pool).memory.idle_bytes, 0);
@@ -107,8 +106,7 @@ fn a_task_whose_driver_call_runs_fails_and_the_memory_of_the_call_is_not_kept() 
         closing.join()
     });
     closing.unwrap();
-    let stats = stats_when(&pool, |stats| stats.memory.in_use_bytes + stats.memory.transit_bytes == 0);
-    assert_eq!(stats.memory.idle, 0);
+    assert_eq!(stats_when(&pool, |stats| stats.memory.in_use_bytes + stats.memory.transit_bytes == 0).memory.idle, 0);
 }
 
 #[test]

@@ -7,12 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pinpool::source::{Region, Source, SourceError};
-use pinpool::unstable::ManualClock;
 use pinpool::{PinnedBy, Pool, Request};
 use pinpool_replay::SimSource;
 use pinpool_testing::SourceCall;
 
-use crate::fixture::{MIB, faulty, faulty_sim, over};
+use crate::fixture::{MIB, faulty, faulty_sim, over, with_manual_clock};
 use crate::pressure_file::PressureFile;
 use crate::until::ends;
 use crate::valid_stats::valid_stats;
@@ -53,12 +52,8 @@ fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
 #[test]
 fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
     let pressure = PressureFile::new();
-    let clock = ManualClock::default();
-    let pool = over(faulty_sim(), 64 << 20)
-        .unstable_code(|code| code.pressure = Some(pressure.path()))
-        .unstable_clock(clock.clone())
-        .build()
-        .unwrap();
+    let under_pressure = over(faulty_sim(), 64 << 20).unstable_code(|code| code.pressure = Some(pressure.path()));
+    let (pool, clock) = with_manual_clock(under_pressure);
     drop((0..50).map(|_| pool.get(4096).unwrap()).collect::<Vec<_>>());
     pressure.write(90.0, 90.0);
     let stop = AtomicBool::new(false);

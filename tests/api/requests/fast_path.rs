@@ -10,7 +10,7 @@ use std::time::Duration;
 use pinpool::unstable::{ManualClock, fast_path};
 use pinpool::{PinnedBuf, Pool, PoolBuilder, Preset, Request, Stats};
 
-use crate::fixture::{LONG, heap};
+use crate::fixture::{LONG, heap, with_manual_clock};
 use crate::until::until;
 use crate::valid_stats::valid_stats;
 
@@ -213,8 +213,7 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
                     while !stop.load(Ordering::Relaxed) {
                         for len in [LEN, 100, 100_000, LEN * (thread + 1)] {
                             (0..20).for_each(|_| drop(pool.get(len).unwrap()));
-                            let held: Vec<_> = (0..5).map(|_| pool.get(len).unwrap()).collect();
-                            drop(held);
+                            drop((0..5).map(|_| pool.get(len).unwrap()).collect::<Vec<_>>());
                             pass.send(pool.get(len).unwrap()).unwrap();
                         }
                     }
@@ -225,8 +224,7 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
             for look in 0..looks {
                 let now = pool.stats();
                 let counts = |Stats { memory, requests, .. }: &Stats| {
-                    let evicted = memory.evictions.over_limit;
-                    [requests.served, requests.hits, requests.misses, requests.returned, evicted]
+                    [requests.served, requests.hits, requests.misses, requests.returned, memory.evictions.over_limit]
                 };
                 let (old, new) = (counts(&before), counts(&now));
                 // Ends the threads also if this fails.
@@ -249,11 +247,10 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
 /// The second call of `maintain` comes before the next tick is due.
 #[test]
 fn maintain_enforces_the_count_limit_on_what_other_threads_put_back() {
-    let clock = ManualClock::default();
     let pool = builder(Preset::Adaptive)
         .setting("pool_size_limit", 1)
         .setting("auto_resize", false)
-        .unstable_clock(clock)
+        .unstable_clock(ManualClock::default())
         .build()
         .unwrap();
     let held: Vec<_> = (0..3).map(|_| pool.get(LEN).unwrap()).collect();
@@ -275,8 +272,7 @@ const MUCH: usize = 2 << 20;
 
 /// A pool of 8 MiB without automatic maintenance, filled until only small buffers are left.
 fn full_pool() -> (Pool, Vec<PinnedBuf>) {
-    let builder = builder(Preset::Adaptive).max_bytes(8 << 20).wait(LONG).maintenance_thread(false);
-    let pool = builder.build().unwrap();
+    let pool = builder(Preset::Adaptive).max_bytes(8 << 20).wait(LONG).maintenance_thread(false).build().unwrap();
     let small = pool.get(LEN).unwrap();
     let held: Vec<_> =
         std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).timeout(Duration::ZERO)).ok()).collect();
@@ -301,8 +297,7 @@ fn a_hit_takes_the_fast_path_but_while_a_request_waits() {
 
 #[test]
 fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
-    let clock = ManualClock::default();
-    let pool = builder(Preset::Adaptive).unstable_clock(clock.clone()).maintenance_thread(false).build().unwrap();
+    let (pool, clock) = with_manual_clock(builder(Preset::Adaptive).maintenance_thread(false));
     drop((pool.get(LEN).unwrap(), pool.get(LEN).unwrap()));
     // An hour of hits of one of the two buffers; no one reads the clock meanwhile.
     for _ in 0..3600 {

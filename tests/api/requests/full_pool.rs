@@ -6,15 +6,13 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use pinpool::{PinnedBuf, Request};
-use pinpool_testing::{SinkMem, SinkStream};
 
-use crate::fixture::{MIB, Requests, both_presets, over_sim, run};
+use crate::fixture::{MIB, Requests, both_presets, held_sink, over_sim, run};
 use crate::valid_stats::valid_stats;
 
 /// A request of `waiting` that needs the memory of `held` is served when the copy of `held`, which starts later, ends.
 fn a_copy_serves(waiting: &impl Requests, held: PinnedBuf) {
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(held.len()));
-    let gate = stream.hold();
+    let (stream, mut device, gate) = held_sink(held.len());
     let mut get = pin!(waiting.get_async(MIB.into()));
     assert!(get.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     let copy = held.copy_to(&stream, &mut device).unwrap();
@@ -29,8 +27,7 @@ fn a_copy_that_begins_while_a_request_waits_serves_it() {
     for has_thread in [false, true] {
         for builder in both_presets(1 << 20) {
             let pool = builder.maintenance_thread(has_thread).build().unwrap();
-            let held = pool.get(MIB).unwrap();
-            a_copy_serves(&pool, held);
+            a_copy_serves(&pool, pool.get(MIB).unwrap());
         }
     }
 }
@@ -79,8 +76,7 @@ fn looks_rarely(pool: &impl Requests) {
     let wait = Duration::from_millis(200);
     let idle = polls(pool, wait);
     assert!(idle <= wait.as_millis() / 5 + 3, "{idle} looks for nothing");
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
-    let gate = stream.hold();
+    let (stream, mut device, gate) = held_sink(MIB);
     let copy = held.copy_to(&stream, &mut device).unwrap();
     // At most 128 looks until each pause exceeds 40 us, and then at most 128 each time that the wait has grown e-fold.
     let looks = polls(pool, wait);

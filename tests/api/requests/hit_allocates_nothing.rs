@@ -9,8 +9,7 @@ use crate::heap_calls;
 fn hits_allocate_nothing_on_the_heap() {
     // Some hits read the clock, and maintenance, which is due every 10 ms, may allocate. The clock stands still, so that
     // hits alone are counted.
-    let clock = ManualClock::default();
-    let pool = heap().unstable_clock(clock).build().unwrap();
+    let pool = heap().unstable_clock(ManualClock::default()).build().unwrap();
     let lens = [100, 5_000, 100_000, 1 << 20];
     // Once round, so that every class has its buffer and every table its size.
     let round = || {

@@ -12,10 +12,9 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::{Pool, Preset};
-use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::child::alone;
-use crate::fixture::heap;
+use crate::fixture::{heap, held_sink};
 use crate::until::until;
 
 /// How long each pattern of hits runs, all at once. The kernel's pressure files used to be read once a second.
@@ -137,8 +136,7 @@ fn a_hit_makes_no_system_call() {
         let (same, mix, held) = (pool(), pool(), pool());
         let (first, second) = (pool(), pool());
         // The maintenance thread has something to do meanwhile.
-        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
-        let _gate = stream.hold();
+        let (stream, mut device, _gate) = held_sink(4096);
         let copying = same.clone();
         copying.get(4096).unwrap().copy_to(&stream, &mut device).unwrap();
 

@@ -57,8 +57,7 @@ fn unknown_variables_of_ours_are_named_and_others_left_alone() {
     alone_with([("PINPOOL_MAXBYTES", "1"), ("PINPOOLX", "1")], || {
         let report = report();
         assert!(report.errors.is_empty());
-        let text = "PINPOOL_MAXBYTES=1: unknown and ignored; did you mean PINPOOL_MAX_BYTES?";
-        assert_eq!(report.warnings, [text]);
+        assert_eq!(report.warnings, ["PINPOOL_MAXBYTES=1: unknown and ignored; did you mean PINPOOL_MAX_BYTES?"]);
     });
 }
 
@@ -114,18 +113,15 @@ fn a_setting_given_twice_with_different_values_is_named() {
         let warned = |builder: PoolBuilder| {
             listen();
             builder.wait(Duration::from_secs(2)).setting("zero", true).setting("log_every", 3).build().unwrap();
-            let lines = lines().into_iter().filter_map(|line| Some(line.split_once(" setting: ")?.1.to_owned()));
-            lines.collect::<Vec<_>>()
+            lines().into_iter().filter_map(|line| Some(line.split_once(" setting: ")?.1.to_owned())).collect::<Vec<_>>()
         };
         let in_code = |name, value, code| {
             format!("{name}={value}: ignored; the program sets {code} in code, which takes precedence")
         };
-        let expected = [in_code("PINPOOL_LOG_EVERY", "x", "3"), in_code("PINPOOL_WAIT", "5s", "2s")];
-        assert_eq!(warned(heap()), expected);
+        assert_eq!(warned(heap()), [in_code("PINPOOL_LOG_EVERY", "x", "3"), in_code("PINPOOL_WAIT", "5s", "2s")]);
         // Another prefix replaces the usual one; variables with the usual prefix are not read.
         assert_eq!(warned(heap().env_prefix("EVAL_")), [in_code("EVAL_WAIT", "7s", "2s")]);
-        let empty = heap().without_env().setting("maintenance_thread", "").setting("close_wait", " ");
-        assert_eq!(warned(empty), [""; 0]);
+        assert_eq!(warned(heap().without_env().setting("maintenance_thread", "").setting("close_wait", " ")), [""; 0]);
     });
     // Two texts in code, as in the string that C opens a pool with.
     let twice = |texts: [&str; 2]| {
@@ -223,55 +219,41 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
 
 #[test]
 fn settings_that_fail_every_request_are_refused_and_settings_without_effect_are_named() {
-    let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    let owned = |(name, value): &(&str, &str)| (format!("PINPOOL_{name}"), (*value).to_owned());
     let report = |pairs: &[(&str, &str)]| report_of(&pairs.iter().map(owned).collect::<Vec<_>>());
     for (name, value, words) in [
-        ("PINPOOL_GROWTH", "0", "PINPOOL_GROWTH=0: fails every request, since there is no reserve"),
-        ("PINPOOL_MAX_BYTES", "1", "PINPOOL_MAX_BYTES=1B: fails every request: the smallest takes 4KiB"),
-        ("PINPOOL_MAX_BYTES", "4095", "the smallest takes 4KiB; raise the limit"),
-        ("PINPOOL_ROUNDING", "noop", "PINPOOL_ROUNDING=exact: is not possible with PINPOOL_PRESET=adaptive"),
+        ("GROWTH", "0", "PINPOOL_GROWTH=0: fails every request, since there is no reserve"),
+        ("MAX_BYTES", "1", "PINPOOL_MAX_BYTES=1B: fails every request: the smallest takes 4KiB"),
+        ("MAX_BYTES", "4095", "the smallest takes 4KiB; raise the limit"),
+        ("ROUNDING", "noop", "PINPOOL_ROUNDING=exact: is not possible with PINPOOL_PRESET=adaptive"),
     ] {
         let problems = report(&[(name, value)]).errors;
         assert!(problems.len() == 1 && problems[0].to_string().contains(words), "{problems:?}");
-        assert!(of_text(name, value)[0].as_ref().is_err_and(|error| error.contains(words)));
+        assert!(of_text(&format!("PINPOOL_{name}"), value)[0].as_ref().is_err_and(|error| error.contains(words)));
     }
-    let tensorflow = ("PINPOOL_PRESET", "tensorflow");
-    for pairs in [
-        [("PINPOOL_GROWTH", "0"), ("PINPOOL_RESERVE", "1M")],
-        [("PINPOOL_MAX_BYTES", "1"), tensorflow],
-        [("PINPOOL_ROUNDING", "noop"), tensorflow],
-    ] {
+    let tensorflow = ("PRESET", "tensorflow");
+    for pairs in
+        [[("GROWTH", "0"), ("RESERVE", "1M")], [("MAX_BYTES", "1"), tensorflow], [("ROUNDING", "noop"), tensorflow]]
+    {
         let report = report(&pairs);
         assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
     }
     for (pairs, words) in [
-        (
-            [("PINPOOL_IDLE_TIMEOUT", "5s"), tensorflow],
-            "PINPOOL_IDLE_TIMEOUT=5s: has no effect under PINPOOL_PRESET=tensorflow",
-        ),
-        ([("PINPOOL_HUGETLB", "auto"), tensorflow], "PINPOOL_HUGETLB=auto: has no effect without"),
-        (
-            [("PINPOOL_HUGETLB", "2M"), ("PINPOOL_BACKEND", "heap")],
-            "PINPOOL_HUGETLB=2MiB: has no effect without a reserve",
-        ),
-        (
-            [("PINPOOL_RESERVE_WAIT", "0"), ("PINPOOL_ZERO", "1")],
-            "PINPOOL_RESERVE_WAIT=0: has no effect without PINPOOL_RESERVE",
-        ),
-        (
-            [("PINPOOL_ON_FULL", "pageable"), ("PINPOOL_WAIT", "none")],
-            "PINPOOL_ON_FULL=pageable: has no effect with PINPOOL_WAIT",
-        ),
+        ([("IDLE_TIMEOUT", "5s"), tensorflow], "IDLE_TIMEOUT=5s: has no effect under PINPOOL_PRESET=tensorflow"),
+        ([("HUGETLB", "auto"), tensorflow], "HUGETLB=auto: has no effect without"),
+        ([("HUGETLB", "2M"), ("BACKEND", "heap")], "HUGETLB=2MiB: has no effect without a reserve"),
+        ([("RESERVE_WAIT", "0"), ("ZERO", "1")], "RESERVE_WAIT=0: has no effect without PINPOOL_RESERVE"),
+        ([("ON_FULL", "pageable"), ("WAIT", "none")], "ON_FULL=pageable: has no effect with PINPOOL_WAIT"),
     ] {
         let report = report(&pairs);
         assert!(report.errors.is_empty() && report.warnings.len() == 1, "{report:?}");
-        assert!(report.warnings[0].contains(words), "{:?}", report.warnings);
+        assert!(report.warnings[0].contains(&format!("PINPOOL_{words}")), "{:?}", report.warnings);
     }
     for pairs in [
-        [("PINPOOL_HUGETLB", "2M"), ("PINPOOL_BACKEND", "register")],
-        [("PINPOOL_HUGETLB", "2M"), ("PINPOOL_RESERVE", "2M")],
-        [("PINPOOL_RESERVE_WAIT", "0"), ("PINPOOL_RESERVE", "2M")],
-        [("PINPOOL_IDLE_TIMEOUT", "5s"), ("PINPOOL_ON_FULL", "pageable")],
+        [("HUGETLB", "2M"), ("BACKEND", "register")],
+        [("HUGETLB", "2M"), ("RESERVE", "2M")],
+        [("RESERVE_WAIT", "0"), ("RESERVE", "2M")],
+        [("IDLE_TIMEOUT", "5s"), ("ON_FULL", "pageable")],
     ] {
         assert!(report(&pairs).warnings.is_empty(), "{pairs:?}");
     }
@@ -315,8 +297,7 @@ fn the_wait_is_short_where_other_memory_may_be_given_and_a_full_pool_is_an_error
     assert_eq!(of(|pool| pool), (OnFull::Error, Some(Duration::from_secs(30))));
     assert_eq!(of(|pool| pool.on_full(OnFull::Pageable)), (OnFull::Pageable, Some(Duration::from_millis(100))));
     assert_eq!(of(|pool| pool.on_full(OnFull::Pageable).wait(None)), (OnFull::Pageable, None));
-    let of_tensorflow = of(|pool| pool.preset(Preset::TensorFlow));
-    assert_eq!(of_tensorflow, (OnFull::Error, Some(Duration::ZERO)));
+    assert_eq!(of(|pool| pool.preset(Preset::TensorFlow)), (OnFull::Error, Some(Duration::ZERO)));
     let config = Pool::builder().without_env().max_bytes(8 << 20).build().unwrap().config().clone();
     assert_eq!(config.on_full, OnFull::Error, "whatever the backend that is found");
 }

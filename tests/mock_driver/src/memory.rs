@@ -129,8 +129,7 @@ fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
         make_resident(mapping, mapping_bytes);
     }
     let address = mapping + offset;
-    let owner = Owner::Allocated { flags, mapping, mapping_bytes };
-    insert(address as u64, bytes as u64, owner)?;
+    insert(address as u64, bytes as u64, Owner::Allocated { flags, mapping, mapping_bytes })?;
     out.put(ptr::with_exposed_provenance_mut(address))
 }
 

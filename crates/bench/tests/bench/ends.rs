@@ -1,19 +1,15 @@
 //! A measurement without threads.
 
 use crate::bench;
-use crate::tool::{Ran, finish};
+use crate::tool::finish;
 
 /// A stack larger than any address space: every thread of `std` is refused.
 const NO_STACK: &str = "70368744177664";
 
-fn without_threads(args: &[&str]) -> Ran {
-    finish(bench(args).env("RUST_MIN_STACK", NO_STACK))
-}
-
 #[test]
 fn a_benchmark_without_threads_ends_with_an_error() {
     for args in [&["hit", "--threads", "2"][..], &["stall", "--step", "8MiB", "--backend", "heap"]] {
-        let ran = without_threads(args);
+        let ran = finish(bench(args).env("RUST_MIN_STACK", NO_STACK));
         assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{args:?}: {}", ran.stderr);
         assert!(ran.stderr.contains("ulimit -u") || ran.stderr.contains("thread"), "{args:?}: {}", ran.stderr);
     }

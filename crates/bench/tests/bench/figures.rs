@@ -11,10 +11,8 @@ fn bench(args: &[&str]) -> Value {
 
 /// Runs a benchmark that must be refused. A limit on its address space keeps a failing test from using the memory.
 fn refused(args: &[&str]) -> (Option<i32>, String) {
-    let tool = env!("CARGO_BIN_EXE_pinpool-bench");
-    let mut command = Command::new("sh");
-    command.args(["-c", r#"ulimit -v 4000000; exec "$0" "$@""#, tool]).args(args).env_clear();
-    let output = command.output().unwrap();
+    let limited = ["-c", r#"ulimit -v 4000000; exec "$0" "$@""#, env!("CARGO_BIN_EXE_pinpool-bench")];
+    let output = Command::new("sh").args(limited).args(args).env_clear().output().unwrap();
     assert!(output.stdout.is_empty(), "{args:?}: {}", String::from_utf8_lossy(&output.stdout));
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
@@ -27,8 +25,7 @@ fn bench_in(args: &[&str], env: &[(&str, &Path)]) -> Value {
 
 fn output(args: &[&str], env: &[(&str, &Path)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinpool-bench"));
-    command.args(args).env_clear().envs(env.iter().copied());
-    command.output().unwrap()
+    command.args(args).env_clear().envs(env.iter().copied()).output().unwrap()
 }
 
 fn number(value: &Value) -> f64 {
@@ -88,8 +85,7 @@ fn check_stall(of: &Value, step_bytes: f64) {
     let work = number(&grow["enqueues"]) + number(&shrink["enqueues"]);
     assert!(number(&rest["enqueues"]) >= work.max(1.0), "{of}");
     for phase in phases {
-        let times = ["p50_us", "p99_us", "max_us"].map(|name| number(&phase[name]));
-        assert!(times.is_sorted(), "{phase}");
+        assert!(["p50_us", "p99_us", "max_us"].map(|name| number(&phase[name])).is_sorted(), "{phase}");
     }
     let beyond = |phase: &Value| (number(&phase["max_us"]) - number(&rest["max_us"])).max(0.0);
     assert!((number(&of["grow_stall_us"]) - beyond(grow)).abs() < 0.01, "{of}");
@@ -175,12 +171,11 @@ fn missing_backends_are_listed_and_without_another_the_benchmark_fails() {
 fn more_memory_than_the_default_limit_is_refused_with_argument_limit_and_remedy() {
     let most = bench(&["pin", "--bytes", "4KiB", "--rounds", "1", "--backend", "heap"])["most_bytes"].clone();
     let most = format!(" bytes, more than the {most} that a pool may use on this machine; give ");
-    let too_much = [
+    for (args, argument, words) in [
         (&["pin", "--bytes", "1048576TiB"][..], "--bytes 1048576TiB: ", &*most),
         (&["stall", "--step", "1048576TiB"], "--step 1048576TiB: ", &most),
         (&["copy", "--size", "4KiB", "--size", "1048576TiB"], "--size 1048576TiB: ", &most),
-    ];
-    for (args, argument, words) in too_much {
+    ] {
         let (code, stderr) = refused(args);
         assert!(code == Some(2) && stderr.starts_with(&format!("pinpool: {argument}")), "{args:?}: {code:?} {stderr}");
         assert!(stderr.contains(words), "{stderr}");

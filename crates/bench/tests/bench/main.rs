@@ -23,7 +23,6 @@ fn run(args: &[&str]) -> Ran {
 /// A folder with the mock driver as libcuda.
 fn mock_driver(dir: &Path) -> PathBuf {
     let here = std::env::current_exe().unwrap();
-    let library = here.parent().unwrap().join("libmock_driver.so");
-    std::os::unix::fs::symlink(library, dir.join("libcuda.so")).unwrap();
+    std::os::unix::fs::symlink(here.parent().unwrap().join("libmock_driver.so"), dir.join("libcuda.so")).unwrap();
     dir.to_owned()
 }

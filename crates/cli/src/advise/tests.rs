@@ -46,6 +46,7 @@ struct Step {
 }
 
 /// A running program: its threads wait for memory, in order of arrival, and for the buffers that they return.
+#[derive(Default)]
 struct Run {
     steps: BTreeMap<u32, VecDeque<Step>>,
     ended_ns: HashMap<u32, u64>,
@@ -73,17 +74,7 @@ impl Run {
             };
             steps.entry(thread).or_default().push_back(Step { gap_ns: at_ns - since_ns, name, op });
         }
-        Self {
-            steps,
-            ended_ns: HashMap::new(),
-            due: BinaryHeap::new(),
-            got_ns: HashMap::new(),
-            held: HashMap::new(),
-            used_bytes: 0,
-            line: VecDeque::new(),
-            blocked: HashMap::new(),
-            records: Vec::new(),
-        }
+        Self { steps, ..Self::default() }
     }
 
     fn plan(&mut self, thread: u32) {
@@ -120,22 +111,19 @@ impl Run {
     fn serve(&mut self, max_bytes: u64, now_ns: u64) {
         while let Some(&(thread, asked_ns)) = self.line.front() {
             let &Step { name, op: Op::Get { bytes }, .. } = self.steps[&thread].front().unwrap() else { return };
-            if self.used_bytes > 0 && self.used_bytes + class_bytes(bytes) > max_bytes {
+            let class_bytes = class_bytes(bytes);
+            if self.used_bytes > 0 && self.used_bytes + class_bytes > max_bytes {
                 return;
             }
             self.line.pop_front();
-            self.used_bytes += class_bytes(bytes);
-            self.held.insert(name, class_bytes(bytes));
+            self.used_bytes += class_bytes;
+            self.held.insert(name, class_bytes);
             self.got_ns.insert(name, now_ns);
             let took_ns = now_ns - asked_ns;
             if took_ns > 0 {
                 self.record(now_ns, thread, Event::Waited);
             }
-            self.record(
-                now_ns,
-                thread,
-                Event::Get { id: name, bytes, class_bytes: class_bytes(bytes), tag: 0, took_ns },
-            );
+            self.record(now_ns, thread, Event::Get { id: name, bytes, class_bytes, tag: 0, took_ns });
             self.end_step(thread, now_ns);
             if let Some(blocked) = self.blocked.remove(&name) {
                 self.plan(blocked);
@@ -265,8 +253,7 @@ fn advised_for(held: u64, bytes: impl Fn(u64) -> u64, facts: &[(&str, &str)]) ->
     }
     acts.sort_by_key(|act| act.at_ns);
     let workload = Workload::from_recording(&Run::of(&acts).record_all(Some(6 << 30), facts)).unwrap();
-    let progress = ProgressBar::hidden();
-    let settings = Search::new(&workload, &[], &progress).advise().unwrap().advised?.settings;
+    let settings = Search::new(&workload, &[], &ProgressBar::hidden()).advise().unwrap().advised?.settings;
     Some(settings.into_iter().map(|(name, value)| format!("{name}={value}")).collect())
 }
 
@@ -320,8 +307,7 @@ fn settings_made_in_code_are_not_advised_as_variables() {
         let workload =
             Workload::from_recording(&Run::of(&acts).record_all(None, &[("set_in_code", set_in_code)])).unwrap();
         let advised = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_MAX_BYTES", "7")];
-        let advised = advised.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        super::exports(&workload, advised).0
+        super::exports(&workload, advised.map(|(name, value)| (name.to_owned(), value.to_owned()))).0
     };
     let all = "export PINPOOL_PRESET=adaptive\nexport PINPOOL_ROUNDING=eighths\nexport PINPOOL_MAX_BYTES=7\n";
     assert_eq!((lines(""), lines("PINPOOL_BACKEND PINPOOL_TRACE")), (all.to_owned(), all.to_owned()));
@@ -375,8 +361,7 @@ fn a_recording_that_a_replay_cannot_reproduce_gets_no_advice() {
 
 /// The kind of a correct advice.
 fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
-    let progress = ProgressBar::hidden();
-    let advice = Search::new(workload, &[], &progress).advise().unwrap();
+    let advice = Search::new(workload, &[], &ProgressBar::hidden()).advise().unwrap();
     let Some(better) = advice.advised else { return Ok(Outcome::Kept) };
     let set: Vec<_> = better.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     let costs = Costs::of(workload);

@@ -56,14 +56,8 @@ fn each_setting_has_a_column() {
     let dir = tempfile::tempdir().unwrap();
     let path = written(dir.path(), "w.trace", batches(400, 8, &[1 << 20, 300_000]));
     let replay = |args: &[&str]| finish(pinpool(&["replay"]).arg(&path).args(args));
-    let sets = [
-        "--set",
-        "PRESET=tensorflow",
-        "--set",
-        "pinpool_preset=tensorflow,POOL_SIZE_LIMIT=4",
-        "--set",
-        "MAX_BYTES=6MiB",
-    ];
+    let sets = ["PRESET=tensorflow", "pinpool_preset=tensorflow,POOL_SIZE_LIMIT=4", "MAX_BYTES=6MiB"];
+    let sets = sets.map(|set| ["--set", set]).concat();
     let ran = replay(&sets).exits(0);
     for row in ["misses", "driver seconds", "most held", "waits"] {
         assert!(ran.stdout.contains(row), "no {row} in\n{}", ran.stdout);
@@ -94,8 +88,7 @@ fn each_setting_has_a_column() {
 
 /// Checks that a setting is refused with these words and the usage status.
 fn refused(command: &str, path: &Path, set: &[&str], words: &str) -> Ran {
-    let flags = set.iter().flat_map(|set| ["--set", set]);
-    let ran = finish(pinpool(&[command]).args(flags).arg(path));
+    let ran = finish(pinpool(&[command]).args(set.iter().flat_map(|set| ["--set", set])).arg(path));
     assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""), "{command} {set:?}");
     ran.check_stderr(words);
     ran
@@ -141,8 +134,7 @@ fn advised(advice: &Value) -> Option<String> {
 /// A replay under the advised settings costs what the advice says: no more time than the given settings, and no more memory unless it
 /// gains time.
 fn check(path: &Path) -> Value {
-    let ran = advise(path, &["--json"]).exits(0);
-    let advice = ran.figures();
+    let advice = advise(path, &["--json"]).exits(0).figures();
     let set = advised(&advice).unwrap_or_else(|| panic!("nothing is advised: {advice}"));
     let played = finish(pinpool(&["replay", "--json", "--set", &set]).arg(path)).figures();
     for key in ["page_locks", "waits", "fallbacks", "peak_pinned_bytes"] {

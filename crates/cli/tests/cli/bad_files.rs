@@ -17,15 +17,13 @@ fn on(args: &[&str], path: &Path) -> Ran {
 
 /// 66 MiB of zeros in less than 100 KB.
 fn bomb(dir: &TempDir) -> PathBuf {
-    let mebibyte = packed(&vec![0; 1 << 20]);
-    written(dir.path(), "bomb.gz", mebibyte.repeat(66))
+    written(dir.path(), "bomb.gz", packed(&vec![0; 1 << 20]).repeat(66))
 }
 
 #[test]
 fn a_compressed_line_without_an_end_is_refused_by_its_length() {
     let dir = TempDir::new().unwrap();
-    let path = bomb(&dir);
-    let ran = on(&["inspect"], &path).refuses(1);
+    let ran = on(&["inspect"], &bomb(&dir)).refuses(1);
     ran.check_stderr("bomb.gz");
     ran.check_stderr("line 1 is longer than 64 MiB");
 }
@@ -128,8 +126,7 @@ fn a_reader_that_goes_away_is_no_error() {
         drop(reader);
         let ran = finish(pinpool(&args).stdout(Stdio::from(writer)));
         assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""), "{args:?}");
-        let full = File::options().write(true).open("/dev/full").unwrap();
-        let ran = finish(pinpool(&args).stdout(Stdio::from(full)));
+        let ran = finish(pinpool(&args).stdout(Stdio::from(File::options().write(true).open("/dev/full").unwrap())));
         assert_eq!(ran.code(), 1, "{args:?}");
         ran.check_stderr("stdout: ");
     }

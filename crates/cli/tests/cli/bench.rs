@@ -6,8 +6,7 @@ const SHORT: [&str; 5] = ["bench", "--bytes", "8MiB", "--size", "64KiB"];
 
 #[test]
 fn bench_measures_the_pool_and_its_alternatives() {
-    let ran = run(&[&SHORT[..], &["--json"]].concat()).exits(0);
-    let printed = ran.figures();
+    let printed = run(&[&SHORT[..], &["--json"]].concat()).exits(0).figures();
     for name in ["pin_gb_s", "ordinary_gb_s", "hit_ns", "malloc_ns", "copy_gb_s", "ordinary_copy_gb_s"] {
         assert!(printed[name].as_f64().is_some_and(|number| number > 0.0), "{name}: {printed}");
     }

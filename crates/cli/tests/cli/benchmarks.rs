@@ -8,8 +8,7 @@ use std::process::Command;
 fn the_tables_of_the_replays_are_those_of_the_script() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks.md");
     let mut page = fs::read_to_string(path).unwrap();
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.ci/tables");
-    let Ok(ran) = Command::new("python3").arg(script).output() else {
+    let Ok(ran) = Command::new("python3").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.ci/tables")).output() else {
         println!("skipped: there is no python3");
         return;
     };

@@ -59,8 +59,7 @@ fn a_leak_is_named_by_the_function_that_got_it() {
         String::from_utf8_lossy(&fs::read(out).unwrap()).into_owned()
     };
     let text = converted("text");
-    let is_named = |line: &str| line.contains("## sampled: ") && line.contains("::get_and_keep");
-    assert!(text.lines().any(is_named), "{text}");
+    assert!(text.lines().any(|line| line.contains("## sampled: ") && line.contains("::get_and_keep")), "{text}");
     // Frames of entries and of the blocks at the end.
     assert_eq!(converted("pytorch").matches("call_stacks::get_and_keep").count(), 2 * GETS / 20);
 

@@ -28,8 +28,7 @@ fn diagnosis(command: &mut Command) -> Value {
 
 /// Level, text and remedy of the finding of this name.
 fn finding<'a>(diagnosis: &'a Value, check: &str) -> (&'a str, &'a str, &'a str) {
-    let findings = diagnosis["findings"].as_array().unwrap();
-    let found = findings.iter().find(|finding| finding["check"] == check);
+    let found = diagnosis["findings"].as_array().unwrap().iter().find(|finding| finding["check"] == check);
     let found = found.unwrap_or_else(|| panic!("no {check} in {diagnosis}"));
     let [level, text, remedy] = ["level", "found", "remedy"].map(|key| found[key].as_str().unwrap_or_default());
     (level, text, remedy)

@@ -45,8 +45,7 @@ fn run(folder: &Path, lib: &Path, vars: &[(&str, &str)]) -> Output {
 
 fn lines(output: &Output) -> Vec<Value> {
     let text = String::from_utf8_lossy(&output.stdout);
-    let parse = |line: &str| serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}"));
-    text.lines().map(parse).collect()
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}"))).collect()
 }
 
 const SHORT: [(&str, &str); 7] = [

@@ -29,9 +29,8 @@ fn piped(command: &mut Command, bytes: Vec<u8>) -> Ran {
 /// One file of each kind of trace, plain and packed.
 fn traces(dir: &Path) -> Vec<PathBuf> {
     let recording = fs::read(recorded(dir, "t.trace")).unwrap();
-    let kinds = [("recording", recording), ("workload", WORKLOAD.into())];
     let mut paths = Vec::new();
-    for (name, bytes) in kinds {
+    for (name, bytes) in [("recording", recording), ("workload", WORKLOAD.into())] {
         for (path, bytes) in [(dir.join(name), bytes.clone()), (dir.join(format!("{name}.gz")), packed(&bytes))] {
             fs::write(&path, bytes).unwrap();
             paths.push(path);

@@ -60,7 +60,7 @@ fn unreadable_and_unwritable_files_are_errors_with_their_names() {
     let file = |name: &str, bytes: &[u8]| written(dir.path(), name, bytes);
     let bomb = packed(&[&whole[..12], &vec![0; 64 << 20]].concat());
     let lines = packed(&vec![b'\n'; 5 << 20]);
-    let cases = [
+    for (path, words) in [
         (file("bomb.gz", &bomb), "block of 0 bytes"),
         (file("lines.gz", &lines), "at most 4000000 lines"),
         (file("empty", b""), "no requests"),
@@ -68,8 +68,7 @@ fn unreadable_and_unwritable_files_are_errors_with_their_names() {
         (file("no_gets.trace", b"t 100\n"), "no requests"),
         (dir.path().join("absent"), "absent"),
         (dir.path().to_owned(), "directory"),
-    ];
-    for (path, words) in cases {
+    ] {
         let name = path.file_name().unwrap().to_str().unwrap();
         for command in [vec!["advise"], vec!["replay", "--set", "PRESET=adaptive"]] {
             let ran = finish(pinpool(&command).arg(&path));

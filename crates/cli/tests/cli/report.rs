@@ -28,8 +28,7 @@ fn series(page: &str, id: &str) -> Vec<(String, String, usize)> {
     let data = data(page);
     let figure = data["charts"].as_array().unwrap().iter().find(|figure| figure["id"] == id);
     let figure = figure.unwrap_or_else(|| panic!("no figure {id}"));
-    let panels = figure["panels"].as_array().unwrap().iter();
-    let series = panels.flat_map(|panel| panel["series"].as_array().unwrap());
+    let series = figure["panels"].as_array().unwrap().iter().flat_map(|panel| panel["series"].as_array().unwrap());
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     series.map(|one| (text(&one["name"]), text(&one["shape"]), one["points"].as_array().unwrap().len())).collect()
 }
@@ -63,8 +62,7 @@ fn a_log_has_its_limit_with_raises_its_evictions_and_the_diagnosis() {
 fn two_pools_have_series_of_different_names() {
     let dir = tempfile::tempdir().unwrap();
     let start_again = format!("{}\n{RAISE}\n", after("2030", "2030", "1000", "0.492611", "0.541872"));
-    let log = written(dir.path(), "two.log", format!("{AFTER}\n{RAISE}\n{start_again}"));
-    let page = page(&log);
+    let page = page(&written(dir.path(), "two.log", format!("{AFTER}\n{RAISE}\n{start_again}")));
     for name in ["limit of pool 1", "limit of pool 2", "evictions"] {
         assert!(points(&page, "limit", name) > 0, "{name}");
     }

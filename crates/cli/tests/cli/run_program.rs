@@ -36,10 +36,8 @@ fn script(folder: &TempDir, text: &str, mode: u32) -> String {
 fn the_program_keeps_its_arguments_output_exit_status_and_signals() {
     let ran = finish(run(&["--", "sh", "-c", "echo \"$0 $1\"; exit 7"]).args(["a b", "--log"]));
     assert_eq!((ran.stdout.as_str(), ran.code()), ("a b --log\n", 7), "{}", ran.stderr);
-    let ended = run(&["--", "sh", "-c", "kill -TERM $$"]).status().unwrap();
-    assert_eq!(ended.signal(), Some(15));
-    let piped = run(&["--", "sh", "-c", "kill -PIPE $$"]).status().unwrap();
-    assert_eq!(piped.signal(), Some(13), "not ignored");
+    assert_eq!(run(&["--", "sh", "-c", "kill -TERM $$"]).status().unwrap().signal(), Some(15));
+    assert_eq!(run(&["--", "sh", "-c", "kill -PIPE $$"]).status().unwrap().signal(), Some(13), "not ignored");
 }
 
 #[test]
@@ -67,8 +65,7 @@ fn a_program_that_cannot_run_has_the_exit_status_of_a_shell() {
     let folder = tempfile::tempdir().unwrap();
     let ran = finish(&mut run(&["--", "no-such-program-anywhere"])).exits(127);
     ran.check_stderr("no-such-program-anywhere: No such file");
-    let plain = script(&folder, "#!/bin/sh\n", 0o644);
-    finish(&mut run(&["--", &plain])).exits(126).check_stderr("Permission denied");
+    finish(&mut run(&["--", &script(&folder, "#!/bin/sh\n", 0o644)])).exits(126).check_stderr("Permission denied");
     finish(&mut run(&["--", "./no/such/path"])).exits(127);
 }
 
@@ -90,8 +87,7 @@ fn wrong_settings_and_a_missing_library_start_nothing() {
 #[test]
 fn a_program_that_preloads_nothing_runs_with_a_warning() {
     let folder = tempfile::tempdir().unwrap();
-    let own = script(&folder, "#!/bin/sh\necho ran\n", 0o4755);
-    let ran = finish(&mut run(&["--", &own]));
+    let ran = finish(&mut run(&["--", &script(&folder, "#!/bin/sh\necho ran\n", 0o4755)]));
     assert_eq!((ran.code(), ran.stdout.as_str()), (0, "ran\n"), "a script has no other user");
     let Ok(output) = Command::new("cc")
         .args(["-static", "-x", "c", "-", "-o"])

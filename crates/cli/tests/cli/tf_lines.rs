@@ -38,8 +38,7 @@ impl Row {
 }
 
 pub(crate) fn public_rows() -> Vec<Row> {
-    let file = Path::new(crate::ROOT).join("tests/data/tf_lines/public.tsv");
-    let text = fs::read_to_string(file).unwrap();
+    let text = fs::read_to_string(Path::new(crate::ROOT).join("tests/data/tf_lines/public.tsv")).unwrap();
     let row = |line: &str| {
         let cells: Vec<String> = line.split('\t').map(str::to_owned).collect();
         let numbers = if cells[1] == "after" { &cells[3..8] } else { &cells[8..10] };
@@ -60,7 +59,6 @@ pub(crate) fn objects(ran: &Ran) -> (Vec<Value>, Vec<Value>) {
 pub(crate) fn inspected(text: impl AsRef<[u8]>) -> (Vec<Value>, Value) {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), text).unwrap();
-    let ran = finish(pinpool(&["inspect", "--json"]).arg(file.path())).exits(0);
-    let (messages, mut summaries) = objects(&ran);
+    let (messages, mut summaries) = objects(&finish(pinpool(&["inspect", "--json"]).arg(file.path())).exits(0));
     (messages, summaries.remove(0))
 }

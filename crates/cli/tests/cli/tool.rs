@@ -222,8 +222,7 @@ fn a_pool_that_evicts_logs_tensorflows_lines() {
     // 2018-06-27 18:09:11.701458: I src/engine/stock.rs:109] message
     let (prefix, message) = line.split_once("] ").unwrap();
     let (time, place) = prefix.split_at(26);
-    let shape = time.replace(|c: char| c.is_ascii_digit(), "9");
-    assert_eq!(shape, "9999-99-99 99:99:99.999999");
+    assert_eq!(time.replace(|c: char| c.is_ascii_digit(), "9"), "9999-99-99 99:99:99.999999");
     let line_number = place.strip_prefix(": I src/").and_then(|place| place.split_once(".rs:")).expect(place).1;
     assert!(line_number.parse::<u32>().is_ok(), "{line_number}");
     assert!(message.contains(" get requests, put_count=") && message.contains("evicted_count=1000 "), "{message}");
@@ -238,10 +237,8 @@ pub(crate) fn data(name: &str) -> String {
 fn a_replay_prints_a_table_for_each_workload_or_json() {
     let [cosmoflow, jitter] = ["cosmoflow", "jitter_3"].map(|name| data(&format!("workloads/{name}.trace.gz")));
     let two = run(&["replay", &cosmoflow, &jitter]).exits(0);
-    let row = |head: &str| {
-        let cells = two.stdout.lines().filter_map(|line| line.strip_prefix(head));
-        cells.map(str::trim).collect::<Vec<_>>()
-    };
+    let row =
+        |head: &str| two.stdout.lines().filter_map(|line| line.strip_prefix(head)).map(str::trim).collect::<Vec<_>>();
     assert_eq!((row("pins  "), row("not served in time")), (vec!["24", "7"], vec!["0", "0"]));
     assert_eq!((row("requests  ")[0], row("limit  ")[0]), ("20,000", "none"), "{}", two.stdout);
 

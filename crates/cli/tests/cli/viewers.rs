@@ -11,8 +11,7 @@ use crate::tool::{finish, pinpool};
 
 /// Runs a Python script; `None` without Python.
 fn python(script: &str, input: &Path) -> Option<String> {
-    let script = Path::new(crate::ROOT).join(script);
-    let Ok(ran) = Command::new("python3").arg(script).arg(input).output() else {
+    let Ok(ran) = Command::new("python3").arg(Path::new(crate::ROOT).join(script)).arg(input).output() else {
         println!("skipped: there is no python3");
         return None;
     };
@@ -55,8 +54,7 @@ fn a_snapshot_can_be_played_backwards_as_memory_viz_does() {
     let mut entries = 0;
     for path in traces(dir.path()) {
         let Some(said) = python("tests/data/torch_snapshot/check.py", &converted(&path)) else { return };
-        let count = said.lines().find_map(|line| line.strip_prefix("entries ")).unwrap();
-        entries += count.parse::<u64>().unwrap();
+        entries += said.lines().find_map(|line| line.strip_prefix("entries ")).unwrap().parse::<u64>().unwrap();
     }
     assert!(entries > 100, "{entries}");
 }

@@ -128,8 +128,7 @@ fn utf_16_is_read_as_powershell_writes_it() {
         let text: String = rows.iter().map(|row| format!("{}: I é:247] {}\r\n", row.time, row.message())).collect();
         std::iter::once(0xfeff).chain(text.encode_utf16()).flat_map(u16::to_le_bytes).collect()
     };
-    let ran = inspect(&write_runs(dir.path(), &rows, text), &["--json"]);
-    assert_eq!(check("UTF-16", &rows, &ran), SOME);
+    assert_eq!(check("UTF-16", &rows, &inspect(&write_runs(dir.path(), &rows, text), &["--json"])), SOME);
 }
 
 /// Compares all messages with the rows. Returns how many runs there are, and how many messages have a limit that follows from their
@@ -262,8 +261,7 @@ fn the_verdict_tells_a_pool_that_has_its_size_from_one_that_never_will() {
         let [evicting, missing] = [1_000, allocated].map(|count| format!("{:.6}", count as f64 / get as f64));
         after(&get.to_string(), &get.to_string(), "1000", &evicting, &missing)
     };
-    let text = format!("{}\n{}\n{}\n", varied(100, 0), varied(281, 256), varied(2049, 1863));
-    let (messages, summary) = inspected(text);
+    let (messages, summary) = inspected(format!("{}\n{}\n{}\n", varied(100, 0), varied(281, 256), varied(2049, 1863)));
     assert_eq!(limits(&messages), [Some(100), Some(281), Some(2049)]);
     assert_eq!(summary[TREND], "thrashing");
     let advice = summary["pools"][0]["advice"].to_string();
@@ -277,6 +275,5 @@ fn the_table_is_for_people_and_has_a_row_for_each_line() {
     fs::write(file.path(), format!("{AFTER}\n{RAISE}\n").repeat(60)).unwrap();
     let table = inspect(&[file.path().to_owned()], &[]).stdout;
     assert!(table.contains("120 messages in 120 lines"), "{table}");
-    let rows = table.lines().filter(|line| line.contains("63,521") || line.ends_with(" 110")).count();
-    assert_eq!(rows, 120, "{table}");
+    assert_eq!(table.lines().filter(|line| line.contains("63,521") || line.ends_with(" 110")).count(), 120, "{table}");
 }

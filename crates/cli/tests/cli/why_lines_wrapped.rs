@@ -217,8 +217,7 @@ fn a_rate_that_is_cut_at_the_end_of_a_line_is_joined_or_decides_nothing() {
         assert_eq!(messages[0]["limit"], 493, "{text}");
     }
     // As sure as the whole rate, and cut.
-    let chance = after("8980", "12319", "6000", "0.487053", "0.30\n9131\n");
-    assert_eq!(inspected(chance).0[0]["limit"], 1273);
+    assert_eq!(inspected(after("8980", "12319", "6000", "0.487053", "0.30\n9131\n")).0[0]["limit"], 1273);
     let lost = after("", "2530", "2000", "0.790514", "0");
     let texts: Vec<_> = (10..lost.len()).map(|at| format!("{}\n{}\n", &lost[..at], &lost[at..])).collect();
     assert!(all_inspected(&texts).iter().all(|(messages, _)| messages[0]["put"] == 2530));

@@ -64,8 +64,7 @@ fn run(target: &str) {
         try_input(target, *property, seed);
     }
     let runs = env::var("FUZZ_RUNS").map_or(DEFAULT_RUNS, |runs| runs.parse().expect("a number"));
-    let seeds: Vec<_> = seeds.into_iter().map(|(_, seed)| seed).collect();
-    let mut changes = change::Changes::new(seeds, MOST_BYTES);
+    let mut changes = change::Changes::new(seeds.into_iter().map(|(_, seed)| seed).collect(), MOST_BYTES);
     for _ in 0..runs {
         try_input(target, *property, &changes.next_input());
     }

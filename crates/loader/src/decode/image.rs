@@ -170,8 +170,7 @@ mod tests {
     #[test]
     fn a_crop_takes_the_middle_and_a_stretch_all() {
         // Black, white, black: a square of the middle is white.
-        let pixels: Vec<u8> = [[0; 12], [255; 12], [0; 12]].concat().repeat(4);
-        let file = encoded(12, 4, png::ColorType::Rgb, &pixels);
+        let file = encoded(12, 4, png::ColorType::Rgb, &[[0; 12], [255; 12], [0; 12]].concat().repeat(4));
         let image = |fit| decoded(Image::new(2, 2, Layout::Hwc, fit).unwrap(), &file);
         assert!(image(Fit::Crop).iter().all(|&value| value > 200), "{:?}", image(Fit::Crop));
         assert!(image(Fit::Stretch).iter().all(|&value| (50..200).contains(&value)), "{:?}", image(Fit::Stretch));
@@ -198,11 +197,9 @@ mod tests {
     fn scratch_of_a_large_image_is_freed_and_of_a_small_one_kept() {
         let image = Image::new(1, 1, Layout::Hwc, Fit::Stretch).unwrap();
         // 75 MB of pixels, in a file of some KB.
-        let large = encoded(5000, 5000, png::ColorType::Grayscale, &vec![7; 25_000_000]);
-        assert_eq!(decoded(image, &large), [7; 3]);
+        assert_eq!(decoded(image, &encoded(5000, 5000, png::ColorType::Grayscale, &vec![7; 25_000_000])), [7; 3]);
         assert_eq!(SCRATCH.with_borrow(Scratch::bytes), 0);
-        let small = encoded(500, 500, png::ColorType::Grayscale, &vec![7; 250_000]);
-        assert_eq!(decoded(image, &small), [7; 3]);
+        assert_eq!(decoded(image, &encoded(500, 500, png::ColorType::Grayscale, &vec![7; 250_000])), [7; 3]);
         assert!(SCRATCH.with_borrow(Scratch::bytes) >= 750_000);
     }
 
@@ -243,9 +240,8 @@ mod tests {
         let image = Image::new(1, 1, Layout::Hwc, Fit::Stretch).unwrap();
         let file = encoded(20, 10, png::ColorType::Grayscale, &[7; 200]);
         assert_eq!(decoded(image.max_pixels(200), &file), [7; 3]);
-        let error = image.max_pixels(199).decode(&file, &mut [0; 3]).unwrap_err();
         let text = "an image of 20 x 10 pixels: the limit is 199 (max_pixels, up to 178956970); raise it, or leave the file out";
-        assert_eq!(error.to_string(), text);
+        assert_eq!(image.max_pixels(199).decode(&file, &mut [0; 3]).unwrap_err().to_string(), text);
         assert_eq!(image.max_pixels(usize::MAX), image, "never above the most that any image may have");
     }
 

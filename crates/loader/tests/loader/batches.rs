@@ -29,8 +29,7 @@ fn reader(pool: &Pool, catalog: &Catalog, options: LoadOptions) -> BatchReader {
 fn batches_come_in_order_with_their_samples_and_bytes() {
     let (_dir, catalog) = numbered_files(&[10, 0, 300_000, 7, 1, 0, 0, 0, 0]);
     let pool = pool(1 << 30);
-    let options = options(|o| (o.batch_samples, o.epochs) = (NonZeroU64::new(4), 2));
-    let mut reader = reader(&pool, &catalog, options);
+    let mut reader = reader(&pool, &catalog, options(|o| (o.batch_samples, o.epochs) = (NonZeroU64::new(4), 2)));
     for number in 0..6 {
         let batch = reader.next().unwrap();
         assert_eq!((batch.number, batch.epoch, batch.in_epoch), (number, number / 3, number % 3));
@@ -153,9 +152,8 @@ fn a_state_of_other_batches_is_refused() {
     let error = loader(&listed(&[dir.path()], false), |_| ()).resume_at(state).unwrap_err();
     assert!(error.to_string().contains("resume with the same files"), "{error}");
 
-    let error = loader(&catalog, |_| ()).resume_at(LoadState { batch: 4, ..state }).unwrap_err();
     let text = "the state is after batch 4 of epoch 0, which has 3: it was changed or belongs to another load";
-    assert_eq!(error.to_string(), text);
+    assert_eq!(loader(&catalog, |_| ()).resume_at(LoadState { batch: 4, ..state }).unwrap_err().to_string(), text);
 }
 
 #[test]
@@ -240,8 +238,7 @@ fn a_reader_ends_soon_while_a_worker_waits_long_for_memory() {
 fn a_stop_ends_the_reader_from_any_thread() {
     let catalog = Catalog::synthetic(100_000, 5);
     let (pool, stop) = (pool(1 << 30), StopFlag::new());
-    let loader = Loader::new(&pool, &catalog, options(one_by_one)).stop_on(&stop);
-    let mut reader = loader.batches().unwrap();
+    let mut reader = Loader::new(&pool, &catalog, options(one_by_one)).stop_on(&stop).batches().unwrap();
     reader.next().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| stop.raise());
@@ -279,8 +276,7 @@ fn what_cannot_be_read_is_named_with_its_batch_in_every_epoch() {
     fs::remove_file(dir.path().join("06")).unwrap();
     fs::remove_file(dir.path().join("09")).unwrap();
     fs::create_dir(dir.path().join("09")).unwrap();
-    let pool = pool(1 << 30);
-    let batches: Vec<_> = reader(&pool, &catalog, options(|o| o.epochs = 2)).collect();
+    let batches: Vec<_> = reader(&pool(1 << 30), &catalog, options(|o| o.epochs = 2)).collect();
     assert_eq!(batches.len(), 6);
     for (number, batch) in batches.iter().enumerate() {
         let (gone, why) =

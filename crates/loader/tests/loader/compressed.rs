@@ -56,8 +56,7 @@ type Named = Vec<(String, Vec<u8>)>;
 /// The parts of each batch, as name, first byte in the sample and bytes; all failures are named.
 fn batches_of(pool: &Pool, catalog: &Catalog, options: LoadOptions) -> (Vec<Named>, Vec<String>) {
     let mut failures = Vec::new();
-    let reader = Loader::new(pool, catalog, options).batches().unwrap();
-    let batches = reader.map(|batch| {
+    let batches = Loader::new(pool, catalog, options).batches().unwrap().map(|batch| {
         failures.extend(batch.failures.iter().map(ToString::to_string));
         let bytes = batch.buffer.wait_slice().unwrap();
         let name = |sample: usize| catalog.samples()[sample].member.as_deref().unwrap_or_default().to_owned();
@@ -80,8 +79,7 @@ fn samples_of_compressed_archives_arrive_in_order() {
     assert!(catalog.failures().is_empty(), "{:?}", catalog.failures());
     assert_eq!(catalog.files()[1].compression, Some(Compression::Gzip));
     assert_eq!(catalog.files()[2].compression, Some(Compression::Zstd));
-    let first = &catalog.samples()[0];
-    assert_eq!(first.fields().collect::<Vec<_>>(), [("jpg", 0..47), ("cls", 47..50)]);
+    assert_eq!(catalog.samples()[0].fields().collect::<Vec<_>>(), [("jpg", 0..47), ("cls", 47..50)]);
     let expected = whole(&numbers).into_iter().collect::<Vec<_>>();
     for (samples, bytes) in [(4, None), (1, None), (100, None), (4, NonZeroU64::new(100))] {
         let options = options(|options| {
@@ -245,8 +243,7 @@ fn damaged_and_cut_off_files_are_named_with_the_place() {
 fn a_file_that_changes_between_listing_and_reading_fails_and_the_rest_arrives() {
     let (_dir, paths) = shards(&[40, 40, 40]);
     let catalog = listed(&paths, false);
-    let other = compress("tgz", &shard(1, 3));
-    fs::write(&paths[1], &other).unwrap();
+    fs::write(&paths[1], compress("tgz", &shard(1, 3))).unwrap();
     fs::remove_file(&paths[2]).unwrap();
     let (batches, failures) = batches_of(&pool(1 << 30), &catalog, options(|options| options.verify = false));
     let arrived: BTreeMap<_, _> = batches.into_iter().flatten().collect();

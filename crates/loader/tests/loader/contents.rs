@@ -59,8 +59,7 @@ fn a_seed_is_a_data_set() {
 
 #[test]
 fn synthetic_lengths_have_the_mean_they_claim() {
-    let catalog = Catalog::synthetic(20_000, 0);
-    let mean = catalog.len_bytes() / 20_000;
+    let mean = Catalog::synthetic(20_000, 0).len_bytes() / 20_000;
     // Three standard errors: sd is 0.66 of the mean for this sigma, and 0.66 / sqrt(20,000) is 0.5 %.
     assert!((112_900..=116_400).contains(&mean), "mean {mean}");
 }

@@ -64,15 +64,12 @@ fn decoded_fields_are_arrays_followed_by_the_other_fields() {
     let first = bytes(&batches[0]);
     assert_eq!(batches[0].arrays, [0..4, 64..66]);
     assert_eq!((&first[..4], &first[64..66]), (&b"dcba"[..], &b"vu"[..]));
-    let part = &batches[0].parts[0];
-    assert_eq!(&first[part.bytes.clone()], b"10first");
-    let kept: Vec<_> = kept_fields(&decode, &catalog.samples()[0]).collect();
-    assert_eq!(kept, [("cls", 0..2), ("txt", 2..7)]);
+    assert_eq!(&first[batches[0].parts[0].bytes.clone()], b"10first");
+    assert_eq!(kept_fields(&decode, &catalog.samples()[0]).collect::<Vec<_>>(), [("cls", 0..2), ("txt", 2..7)]);
     let second = bytes(&batches[1]);
     assert_eq!((&second[..4], &second[batches[1].parts[0].bytes.clone()]), (&b"jihg"[..], &b"2"[..]));
     let all: Vec<_> = kept_fields(&[], &catalog.samples()[0]).map(|(name, bytes)| (name.to_owned(), bytes)).collect();
-    let fields: Vec<_> = catalog.samples()[0].fields().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
-    assert_eq!(all, fields);
+    assert_eq!(all, catalog.samples()[0].fields().map(|(name, bytes)| (name.to_owned(), bytes)).collect::<Vec<_>>());
 }
 
 #[test]

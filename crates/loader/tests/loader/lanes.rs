@@ -50,8 +50,7 @@ fn a_slow_lane_does_not_delay_the_other() {
     let gate = destination.0[0].0.hold();
     let mut observer = RecordingObserver::at(5, || drop(gate));
     let summary = load(6, false, &mut destination, &mut observer);
-    let done: Vec<_> = observer.done.iter().map(|done| done.batch).collect();
-    assert_eq!(done, [1, 2, 3, 4, 5, 0]);
+    assert_eq!(observer.done.iter().map(|done| done.batch).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 0]);
     assert_eq!(summary.max_in_flight_batches, 2);
 }
 

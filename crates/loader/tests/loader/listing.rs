@@ -85,8 +85,7 @@ fn a_socket_is_skipped_unless_it_is_named() {
     let _listener = UnixListener::bind(&socket).unwrap();
     let inside = listed(&[dir.path()], false);
     assert!(inside.files().is_empty() && inside.failures().is_empty());
-    let named = listed(&[&socket], false);
-    assert!(matches!(named.failures()[0].cause, FailureCause::NotAFile));
+    assert!(matches!(listed(&[&socket], false).failures()[0].cause, FailureCause::NotAFile));
 }
 
 #[test]

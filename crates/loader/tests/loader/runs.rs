@@ -29,8 +29,7 @@ fn containers_count_as_one_file_and_their_members_as_samples() {
     put("d", b"");
     put("e.tar", b"no tar");
     let catalog = listed(&[dir.path()], true);
-    let options = options(|o| o.epochs = 2);
-    let (summary, observer) = run(&catalog, options, &mut FaultyDestination::new());
+    let (summary, observer) = run(&catalog, options(|o| o.epochs = 2), &mut FaultyDestination::new());
     assert_eq!((summary.files, summary.samples, summary.bytes), (4, 2 * 6, 2 * 78));
     assert_eq!((summary.failed_files, observer.failed.len()), (1, 1), "named once: {:?}", observer.failed);
     assert_eq!(summary.batches, summary.verified_batches);
@@ -44,8 +43,7 @@ fn any_number_of_epochs_over_empty_containers_ends() {
         put(dir.path(), name, tar_file(&[]));
     }
     let catalog = listed(&[dir.path()], true);
-    let options = options(|o| o.epochs = u64::MAX);
-    let (summary, _) = run(&catalog, options, &mut FaultyDestination::new());
+    let (summary, _) = run(&catalog, options(|o| o.epochs = u64::MAX), &mut FaultyDestination::new());
     assert_eq!((summary.files, summary.epochs, summary.batches), (2, u64::MAX, 0));
 }
 
@@ -68,8 +66,7 @@ fn a_batch_beyond_the_limit_is_skipped_and_the_rest_arrives() {
     put(dir.path(), "c", [3; 1000]);
     fs::File::create(dir.path().join("d")).unwrap().set_len(1 << 42).unwrap();
     let catalog = listed(&[dir.path()], false);
-    let options = options(one_by_one);
-    let (summary, observer) = run_in(&pool(2_000_000), &catalog, options, &mut FaultyDestination::new());
+    let (summary, observer) = run_in(&pool(2_000_000), &catalog, options(one_by_one), &mut FaultyDestination::new());
     assert_eq!((summary.files, summary.failed_files, summary.verified_batches), (2, 2, 2));
     assert!(observer.failed[0].starts_with(&dir.path().join("b").display().to_string()), "{:?}", observer.failed);
     assert!(observer.failed[0].contains("PINPOOL_MAX_BYTES"), "{:?}", observer.failed);
@@ -100,8 +97,7 @@ fn a_stop_ends_the_run_with_what_has_arrived() {
     let mut observer = RecordingObserver::at(3, move || {
         raised.raise();
     });
-    let options = options(one_by_one);
-    let loader = Loader::new(&pool, &catalog, options).stop_on(&stop);
+    let loader = Loader::new(&pool, &catalog, options(one_by_one)).stop_on(&stop);
     let summary = loader.run(&mut FaultyDestination::new(), &mut observer);
     assert!(matches!(summary.outcome, LoadOutcome::Stopped), "{summary:?}");
     // Copies in flight complete: at most one on each lane.

@@ -46,10 +46,8 @@ fn scrape(reporters: &[&Reporter]) -> String {
 /// The value of the series with this name and these labels.
 fn value(text: &str, name: &str, labels: &[&str]) -> Option<f64> {
     let mut lines = text.lines().filter(|line| !line.starts_with('#'));
-    let line = lines.find(|line| {
-        let series = line.split(['{', ' ']).next();
-        series == Some(name) && labels.iter().all(|label| line.contains(label))
-    })?;
+    let line = lines
+        .find(|line| line.split(['{', ' ']).next() == Some(name) && labels.iter().all(|label| line.contains(label)))?;
     line.rsplit(' ').next()?.parse().ok()
 }
 

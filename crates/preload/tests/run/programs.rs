@@ -2,15 +2,20 @@
 
 use std::process::Command;
 
+use tempfile::TempDir;
+
 use crate::fixture::{Built, Ran, WAYS, Way, built, library, log_of, ran, served, tool};
 
 /// Runs the program alone and served, and returns both and the log.
 fn both(built: &Built, way: Way, what: &str) -> (Ran, Ran, String) {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
-    let alone = ran(&mut built.command(way, what));
-    let served = ran(&mut served(built.command(way, what), &log));
-    (alone, served, log_of(&log))
+    (ran(&mut built.command(way, what)), ran(&mut served(built.command(way, what), &log)), log_of(&log))
+}
+
+/// The programs, and a new folder for their logs.
+fn built_and_folder() -> Option<(&'static Built, TempDir)> {
+    Some((built()?, tempfile::tempdir().unwrap()))
 }
 
 #[test]
@@ -75,15 +80,13 @@ fn what_the_driver_refuses_is_refused_by_the_driver() {
 
 #[test]
 fn a_capture_under_way_is_not_invalidated_and_memory_of_running_copies_stays_out() {
-    let Some(built) = built() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let Some((built, folder)) = built_and_folder() else { return };
     let log = folder.path().join("log");
     let alone = ran(&mut built.command(Way::Dlsym, "capture"));
     assert!(alone.out.contains("end of the capture 901"), "the driver alone invalidates it: {alone:?}");
     for way in WAYS {
-        let served = ran(&mut served(built.command(way, "capture"), &log));
         let expected = "free during a capture 0\nend of the capture 0\ncopied 11 11\nreplayed 22 22\n";
-        assert_eq!(served.out, expected, "{way:?}: {}", log_of(&log));
+        assert_eq!(ran(&mut served(built.command(way, "capture"), &log)).out, expected, "{way:?}: {}", log_of(&log));
         // Asked only once the capture was over.
         assert!(!log_of(&log).contains("invalidated"), "{}", log_of(&log));
     }
@@ -112,8 +115,7 @@ fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() 
 /// one is unmapped.
 #[test]
 fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_context() {
-    let Some(built) = built() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let Some((built, folder)) = built_and_folder() else { return };
     let log = folder.path().join("log");
     let mut command = served(built.command(Way::ProcAddress, "reset-by-table"), &log);
     let served = ran(command.env("MOCK_DRIVER_ADVERSARIAL", "RecurringHandles,ResetUnmaps,DeadEventAborts"));
@@ -137,8 +139,7 @@ fn a_context_that_ends_while_it_captures_takes_the_capture_along() {
 
 #[test]
 fn over_the_limit_no_get_waits_for_a_capture_and_few_wait_for_work_that_does_not_end() {
-    let Some(built) = built() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let Some((built, folder)) = built_and_folder() else { return };
     let log = folder.path().join("log");
     // 40 waits would be longer than a test may be.
     for (what, wait) in [("over-captured", "1h"), ("over-held", "2s")] {
@@ -151,8 +152,7 @@ fn over_the_limit_no_get_waits_for_a_capture_and_few_wait_for_work_that_does_not
 
 #[test]
 fn a_free_waits_only_if_it_is_asked_to() {
-    let Some(built) = built() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let Some((built, folder)) = built_and_folder() else { return };
     let log = folder.path().join("log");
     let waits = |command: &mut Command| ran(command).out;
     let (ready, not_ready) = ("after the free 0\n", "after the free 600\n");
@@ -164,8 +164,7 @@ fn a_free_waits_only_if_it_is_asked_to() {
 
 #[test]
 fn a_full_pool_and_a_bad_setting_leave_the_program_to_the_driver() {
-    let Some(built) = built() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let Some((built, folder)) = built_and_folder() else { return };
     let alone = ran(&mut built.command(Way::Dlsym, "steps"));
     let cases = [
         ("PINPOOL_MAX_BYTES", "64KiB", "than the limit has room for"),
@@ -182,8 +181,7 @@ fn a_full_pool_and_a_bad_setting_leave_the_program_to_the_driver() {
 
 #[test]
 fn a_free_whose_event_the_driver_refuses_once_loses_nothing() {
-    let Some(built) = built() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let Some((built, folder)) = built_and_folder() else { return };
     let alone = ran(&mut built.command(Way::Dlsym, "steps"));
     for (number, refused) in
         ["cuEventCreate:1=2", "cuCtxRecordEvent:1=2", "cuCtxRecordEvent:2=999"].into_iter().enumerate()
@@ -200,8 +198,7 @@ fn a_free_whose_event_the_driver_refuses_once_loses_nothing() {
 
 #[test]
 fn a_capture_that_no_hook_saw_is_met_once_and_ends_the_service() {
-    let Some(built) = built() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let Some((built, folder)) = built_and_folder() else { return };
     let [seen, unseen] = ["seen", "unseen"].map(|name| folder.path().join(name));
     // The default stream tells of a capture of a stream that is ordered with it.
     let blocking = ran(&mut served(built.command(Way::Dlsym, "unseen-blocking"), &seen));
@@ -239,8 +236,7 @@ fn memory_that_a_program_registers_is_not_served_and_logged_once_at_its_end() {
 
 #[test]
 fn a_registration_that_the_driver_refuses_does_not_count() {
-    let Some(built) = built() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let Some((built, folder)) = built_and_folder() else { return };
     for (failing, lines) in [("cuMemHostRegister_v2:2=2", 1), ("cuMemHostRegister_v2:1+=2", 0)] {
         let log = folder.path().join(failing);
         ran(served(built.command(Way::Dlsym, "registers"), &log).env("MOCK_DRIVER_FAIL", failing));
@@ -251,8 +247,7 @@ fn a_registration_that_the_driver_refuses_does_not_count() {
 
 #[test]
 fn the_programs_notice_memory_that_is_used_again_too_early() {
-    let Some(built) = built() else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let Some((built, folder)) = built_and_folder() else { return };
     let over = built.path().join("libover.so");
     for (what, noticed) in [("steps", "is wrong"), ("devices", "arrived 55 55")] {
         let mut command = served(built.command(Way::Dlsym, what), &folder.path().join("log"));

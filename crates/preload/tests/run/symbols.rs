@@ -24,9 +24,8 @@ fn look_ups_without_a_driver_and_by_the_next_of_a_name_are_as_they_were() {
 #[test]
 fn another_library_before_the_driver_is_passed_once_and_not_in_a_circle() {
     let Some(built) = built() else { return };
-    let wrapper = built.path().join("libwrapper.so");
     let alone = ran(&mut built.command(Way::Linked, "steps"));
-    let paths = [library(), wrapper].map(|path| path.display().to_string());
+    let paths = [library(), built.path().join("libwrapper.so")].map(|path| path.display().to_string());
     let run = |preload: String| ran(built.command(Way::Linked, "steps").env("LD_PRELOAD", preload));
     let ours_first = run(format!("{}:{}", paths[0], paths[1]));
     assert_eq!(ours_first.out, alone.out, "{ours_first:?}");

@@ -49,8 +49,7 @@ fn a_recording_replays_its_requests_and_returns() {
     assert_eq!(workload.gets, 80);
     // Three buffers and the one that is copied.
     assert!(workload.peak_requested_bytes() >= (MIB + 60_000) as u64);
-    let pins = count(&read(&path), |event| matches!(event, Event::Pin { .. }));
-    assert_eq!(workload.pins.len() as u64, pins);
+    assert_eq!(workload.pins.len() as u64, count(&read(&path), |event| matches!(event, Event::Pin { .. })));
     assert_eq!(workload.warning, None);
 }
 
@@ -84,18 +83,16 @@ fn waiting_threads_continue_immediately_under_a_sufficient_limit() {
     assert_eq!([&as_recorded, &enough, &free].map(|outcome| outcome.gets), [240; 3]);
     assert_eq!((enough.waits, enough.waited_us, free.waits), (0, 0, 0));
     // Three at a time take twice as long as six, and one at a time six times as long.
-    let ended_ms = [&as_recorded, &enough, &play(Some(4))].map(|outcome| outcome.ended_us / 1000);
-    assert_eq!(ended_ms, [400, 200, 1200]);
+    assert_eq!([&as_recorded, &enough, &play(Some(4))].map(|outcome| outcome.ended_us / 1000), [400, 200, 1200]);
 }
 
 #[test]
 fn a_slow_consumer_ends_no_earlier_with_more_memory() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
-    let heap = Backend::Source(Arc::new(HeapSource::new()));
     let builder = Pool::builder()
         .without_env()
-        .backend(heap)
+        .backend(Backend::Source(Arc::new(HeapSource::new())))
         .maintenance_thread(false)
         .trace(path.clone())
         .wait(Duration::from_secs(60));

@@ -180,8 +180,7 @@ fn a_file_gives_the_same_numbers_on_every_thread() {
 #[test]
 fn a_replay_under_tensorflows_policy_costs_as_much_as_tensorflows_pool() {
     let seed = read("conformance/seed.trace");
-    let replay = with("PRESET=tensorflow,ROUNDING=exact");
-    let report = replay.play(&seed).unwrap();
+    let report = with("PRESET=tensorflow,ROUNDING=exact").play(&seed).unwrap();
     // The statistics match seed.expected, recorded from TensorFlow's pool.
     assert_eq!((report.preset, report.page_locks, report.bytes_locked), (Preset::TensorFlow, 11_256, 507_645_600));
     assert_eq!((report.evicted, report.pool_size_limit, report.raises), (11_000, 281, 11));
@@ -205,22 +204,19 @@ fn a_timed_out_request_is_a_fallback_and_the_next_one_is_tried() {
     assert_eq!((report.waits, report.fallbacks), (2, 1));
     assert_eq!(report.gets, 3);
     // A wait ends on time within a long `t` too.
-    let text = "a 1 3145728\na 2 3145728\nt 600000\na 3 1048576\nf 1\nf 2\nf 3\n";
-    let report = play(text, &under(4 * MIB));
+    let report = play("a 1 3145728\na 2 3145728\nt 600000\na 3 1048576\nf 1\nf 2\nf 3\n", &under(4 * MIB));
     assert_eq!((report.waits, report.fallbacks), (1, 1), "nothing waits at the third request");
 }
 
 #[test]
 fn the_return_of_a_buffer_ends_the_wait_for_it() {
-    let text = "a 1 3145728\na 2 3145728\na 3 1048576\nf 2\nt 50\nf 1\nf 3\nt 200000\n";
-    let report = play(text, &under(4 * MIB));
+    let report = play("a 1 3145728\na 2 3145728\na 3 1048576\nf 2\nt 50\nf 1\nf 3\nt 200000\n", &under(4 * MIB));
     assert_eq!((report.waits, report.fallbacks), (2, 0));
 }
 
 #[test]
 fn a_wait_of_zero_is_an_immediate_fallback() {
-    let text = "a 1 3145728\na 2 3145728\nf 2\nf 1\n";
-    let report = play(text, &Replay { wait: Some(Duration::ZERO), ..under(4 * MIB) });
+    let report = play("a 1 3145728\na 2 3145728\nf 2\nf 1\n", &Replay { wait: Some(Duration::ZERO), ..under(4 * MIB) });
     assert_eq!((report.waits, report.fallbacks), (0, 1));
 }
 
@@ -264,7 +260,6 @@ fn the_minute_after_the_last_return_counts_even_if_the_trace_continues() {
     for text in ["a 1 10\nf 1\n", "a 1 10\nf 1\nt 30000000\n", "a 1 10\nf 1\nt 500000000\n"] {
         assert_eq!(play(text, &replay).pinned_after_60s_bytes, 2 * MIB, "{text}");
         // Ten seconds in the thread cache and 45 in the arena have passed.
-        let sooner = with("IDLE_TIMEOUT=45s");
-        assert_eq!(play(text, &sooner).pinned_after_60s_bytes, 0, "{text}");
+        assert_eq!(play(text, &with("IDLE_TIMEOUT=45s")).pinned_after_60s_bytes, 0, "{text}");
     }
 }

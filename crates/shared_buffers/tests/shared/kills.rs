@@ -118,8 +118,7 @@ fn a_worker_that_waits_takes_what_a_dead_one_was_filling() {
         let shared = shared();
         let mut dead = Child::new(|| {
             let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
-            let all: Vec<_> = (0..BUFFERS).map(|_| worker.get(1, LONG).unwrap()).collect();
-            std::mem::forget(all);
+            std::mem::forget((0..BUFFERS).map(|_| worker.get(1, LONG).unwrap()).collect::<Vec<_>>());
         });
         dead.wait();
         assert_eq!(shared.counts().filling, BUFFERS);
@@ -148,8 +147,7 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
                     };
                     // The other one may have filled all buffers before this one is attached.
                     let attached = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap());
-                    let error = attached.map_or_else(|error| error, &mut fill);
-                    let told = error.is_peer();
+                    let told = attached.map_or_else(|error| error, &mut fill).is_peer();
                     std::io::Write::write_all(&mut &writer, if told { b"p" } else { b"?" }).unwrap();
                 });
                 std::mem::forget(worker);
@@ -161,8 +159,7 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
             // SAFETY: ends this process as from outside.
             unsafe { libc::raise(libc::SIGKILL) };
         });
-        let status = trainer.wait();
-        assert!(libc::WIFSIGNALED(status));
+        assert!(libc::WIFSIGNALED(trainer.wait()));
         drop(writer);
         let mut ends = String::new();
         std::io::Read::read_to_string(&mut reader, &mut ends).unwrap();

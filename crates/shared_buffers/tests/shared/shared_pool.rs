@@ -41,8 +41,7 @@ fn bytes_arrive_in_place_and_the_buffer_comes_back() {
         let tickets: Vec<_> = (0..3).map(|at| sent(&worker, &[at; 10_000], u64::from(at))).collect();
         assert!(worker.get(1, SOON).unwrap_err().is_limit(), "round {round}: all are sent");
         for (at, ticket) in (0..3).zip(&tickets) {
-            let ticket = Ticket::from_bytes(&ticket.to_bytes()).unwrap();
-            let buf = shared.receive(&ticket).unwrap();
+            let buf = shared.receive(&Ticket::from_bytes(&ticket.to_bytes()).unwrap()).unwrap();
             assert_eq!(*buf.wait_slice().unwrap(), [at; 10_000]);
             assert_eq!((shared.counts().held, shared.counts().sent), (1, 2 - usize::from(at)));
         }
@@ -140,8 +139,7 @@ fn a_buffer_comes_back_when_its_copy_has_ended_and_not_before() {
     let worker = attach(&shared);
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
     let held = stream.hold();
-    let buf = shared.receive(&sent(&worker, &[5; 4096], 0)).unwrap();
-    buf.copy_to(&stream, &mut device).unwrap();
+    shared.receive(&sent(&worker, &[5; 4096], 0)).unwrap().copy_to(&stream, &mut device).unwrap();
     assert!(worker.get(1, Duration::from_millis(30)).unwrap_err().is_limit(), "the device is reading it");
     assert_eq!((shared.counts().held, shared.pool().stats().copies.in_flight), (1, 1));
     drop(held);

@@ -156,8 +156,7 @@ mod tests {
     fn one_that_is_first_is_never_held_up_by_those_behind_it() {
         for held in [0, 10, 40] {
             let own = wants(held, 30, 1);
-            let others = [wants(20, 50, 2), wants(0, 64, 3)];
-            assert_eq!(claimable_bytes(&own, &others, 64, 30, 30), 30);
+            assert_eq!(claimable_bytes(&own, &[wants(20, 50, 2), wants(0, 64, 3)], 64, 30, 30), 30);
         }
     }
 }

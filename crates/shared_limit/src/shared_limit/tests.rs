@@ -285,7 +285,7 @@ fn a_used_file_of_another_format_namespace_or_length_is_refused_and_its_owners_g
         bytes[8 * word..][..8].copy_from_slice(&value.to_ne_bytes());
         bytes
     };
-    let cases = [
+    for (bytes, text) in [
         (changed(2, 3), "has format 3, and this release of pinpool uses format 4: use the same release"),
         // As in a container that shares the directory alone: no such segment, or another one of that number.
         (changed(3, 0x7fff_ffff), "is used in another IPC namespace: share that too"),
@@ -293,8 +293,7 @@ fn a_used_file_of_another_format_namespace_or_length_is_refused_and_its_owners_g
         (changed(4, 1), "is used in another IPC namespace"),
         (whole[..8].to_vec(), "was truncated while other processes use it: stop them, or use another name"),
         (Vec::new(), "was truncated while other processes use it"),
-    ];
-    for (bytes, text) in cases {
+    ] {
         named.write(&bytes);
         for error in [named.error(), super::report(&named.0).unwrap_err()] {
             assert!(error.contains(text), "{error}");

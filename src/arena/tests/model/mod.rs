@@ -55,8 +55,7 @@ impl RangeModel {
     fn restamp(&mut self, now_us: u64) {
         for granule in 0..self.idle_since.len() {
             let idle = self.kind != RangeKind::Reserve && self.granule(granule).iter().all(|&page| page == Page::Free);
-            let since = self.idle_since[granule].unwrap_or(now_us);
-            self.idle_since[granule] = idle.then_some(since);
+            self.idle_since[granule] = idle.then_some(self.idle_since[granule].unwrap_or(now_us));
         }
     }
 
@@ -184,15 +183,13 @@ impl World {
     }
 
     fn count(&self, wanted: Page) -> u64 {
-        let pages = self.ranges.values().flat_map(|model| &model.pages);
-        pages.filter(|&&page| page == wanted).count() as u64 * PAGE
+        self.ranges.values().flat_map(|model| &model.pages).filter(|&&page| page == wanted).count() as u64 * PAGE
     }
 
     /// Idle granules, the longest idle first.
     fn idle(&self) -> Vec<IdleGranule> {
         let of_ranges = self.ranges.iter().flat_map(|(&range, model)| {
-            let ages = model.idle_since.iter().enumerate();
-            ages.filter_map(move |(granule, &since)| Some((since?, range, granule)))
+            model.idle_since.iter().enumerate().filter_map(move |(granule, &since)| Some((since?, range, granule)))
         });
         let mut idle: Vec<_> = of_ranges.collect();
         idle.sort_unstable();
@@ -463,8 +460,7 @@ impl World {
         }
         dropped.iter().for_each(|range| drop(self.ranges.remove(range)));
         for target in steps[..done].iter().filter_map(|step| source_and_target(step).1) {
-            let granules = self.granules(target);
-            for (range, granule) in granules {
+            for (range, granule) in self.granules(target) {
                 self.ranges.get_mut(&range).unwrap().idle_since[granule] = oldest_us;
             }
         }
@@ -523,8 +519,7 @@ impl World {
             }
             Op::ReleaseDownTo(pages) => {
                 let to_bytes = pages as u64 * PAGE;
-                let stats = self.arena.stats();
-                let mut staying = stats.committed_bytes - self.arena.leaving_bytes;
+                let mut staying = self.arena.stats().committed_bytes - self.arena.leaving_bytes;
                 let granules = self.idle().into_iter().take_while(|&(_, range, _)| {
                     let go = staying > to_bytes;
                     staying -= if go { self.granule_bytes(range) } else { 0 };
@@ -535,8 +530,7 @@ impl World {
                 self.check_release(plan, expected);
             }
         }
-        let now_us = self.now_us;
-        self.ranges.values_mut().for_each(|range| range.restamp(now_us));
+        self.ranges.values_mut().for_each(|range| range.restamp(self.now_us));
     }
 
     fn compare(&self) {
@@ -563,9 +557,14 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
     let place =
         (ptr, steps).prop_map(|((pages, commit_bytes, may_decommit_regions), (step_bytes, largest, known_bytes))| {
             let largest_bytes = largest * GRANULE;
-            let over_bytes = 0;
-            let limits =
-                GrowthLimits { commit_bytes, over_bytes, may_decommit_regions, step_bytes, largest_bytes, known_bytes };
+            let limits = GrowthLimits {
+                commit_bytes,
+                over_bytes: 0,
+                may_decommit_regions,
+                step_bytes,
+                largest_bytes,
+                known_bytes,
+            };
             Op::Place { pages, limits }
         });
     let finish = (any::<usize>(), prop_oneof![3 => Just(None), 1 => (0..4usize).prop_map(Some)], any::<bool>());
@@ -584,8 +583,7 @@ const OPS_IN_A_CASE: usize = if cfg!(miri) { 20 } else { 500 };
 
 /// Random operations of both tests together; `PINPOOL_MODEL_OPS` sets another number.
 fn ops_wanted() -> usize {
-    let requested = std::env::var("PINPOOL_MODEL_OPS").ok().and_then(|ops| ops.parse().ok());
-    requested.unwrap_or(100_000)
+    std::env::var("PINPOOL_MODEL_OPS").ok().and_then(|ops| ops.parse().ok()).unwrap_or(100_000)
 }
 
 fn run(growth: GrowthMode, pages_max: usize) {

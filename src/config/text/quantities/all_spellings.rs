@@ -82,8 +82,7 @@ fn check(units: &[(&str, u64)], plain: u64, read: impl Fn(&str) -> Option<u64>) 
                 for exponent in EXPONENTS {
                     let expected = meant(whole, fraction, exponent, scale);
                     let number = format!("{whole}{fraction}{exponent}");
-                    let spellings = [unit.to_owned(), unit.to_lowercase(), format!("  {}", unit.to_uppercase())];
-                    for unit in spellings {
+                    for unit in [unit.to_owned(), unit.to_lowercase(), format!("  {}", unit.to_uppercase())] {
                         assert_eq!(read(&format!("{number}{unit}")), expected, "{number}{unit}");
                         spellings_read += 1;
                     }

@@ -103,8 +103,7 @@ impl Stream {
             Step::DoAll => self.done = self.given_out,
             Step::Read => assert_eq!(sequence.update(|| self.done as u32), self.done),
             Step::ReadOld => {
-                let reached = sequence.update(|| self.old as u32);
-                assert_eq!(reached, self.seen.max(self.old), "{step:?}");
+                assert_eq!(sequence.update(|| self.old as u32), self.seen.max(self.old), "{step:?}");
             }
             Step::KeepReading => self.old = self.done,
         }
@@ -128,8 +127,7 @@ fn all_short_sequences_of_a_stream_through_the_wrap_are_read_exactly() {
     let steps = if cfg!(miri) { 3 } else { 6 };
     let mut sequences = 0;
     for first in [0, FIRST, u64::from(u32::MAX), (1 << 32) + SEQUENCE_WINDOW - 1] {
-        let stream = Stream { seen: first, given_out: first, done: first, old: first };
-        sequences += stream.all_sequences(steps);
+        sequences += Stream { seen: first, given_out: first, done: first, old: first }.all_sequences(steps);
     }
     println!("{sequences} sequences of {steps} steps");
 }

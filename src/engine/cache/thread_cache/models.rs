@@ -102,8 +102,7 @@ fn loom_a_remote_put_while_the_home_shard_takes() {
         let putter = cache.clone();
         let putting = thread::spawn(move || assert!(put(&putter, 1, entry(0))));
         assert!(put(&cache, 0, entry(0)));
-        let taken = cache.take(0, 0).map(used).is_some();
-        assert!(taken, "the home thread takes its own buffer");
+        assert!(cache.take(0, 0).map(used).is_some(), "the home thread takes its own buffer");
         putting.join().unwrap();
         assert_eq!(idle(&cache), 1);
     });

@@ -71,6 +71,10 @@ fn examples() -> Vec<captured::Line> {
     let mlock = SourceError::new("mlock", "out of memory").with_code(12);
     let unknown =
         Error::from(ErrorKind::Device { why: "cuEventQuery failed: unspecified launch failure (code 719)".to_owned() });
+    let not_pinned = Finding::warning("pinning", "memory is not pinned: mlock is limited").remedy("raise `ulimit -l`");
+    let not_used = Finding::error("gpu", "the GPU is not used: the driver does not start (code 999)");
+    let why_full =
+        "the pool limit of 24.0MiB is reached (PINPOOL_MAX_BYTES): return buffers sooner or raise PINPOOL_MAX_BYTES";
     let mut ended = Stats::default();
     (ended.requests.served, ended.requests.misses, ended.memory.peak_held_bytes) = (2, 2, 24 * MIB);
     let mut still_out = Stats::default();
@@ -84,18 +88,8 @@ fn examples() -> Vec<captured::Line> {
     };
     add(&|| log.created(facts));
     add(&|| log.lock_limit(8 * MIB));
-    add(&|| {
-        log.machine(
-            log::Level::Warn,
-            &Finding::warning("pinning", "memory is not pinned: mlock is limited").remedy("raise `ulimit -l`"),
-        )
-    });
-    add(&|| {
-        log.machine(
-            log::Level::Error,
-            &Finding::error("gpu", "the GPU is not used: the driver does not start (code 999)"),
-        )
-    });
+    add(&|| log.machine(log::Level::Warn, &not_pinned));
+    add(&|| log.machine(log::Level::Error, &not_used));
     add(&|| log.setting("PINPOOL_MAX_BYTE=8GiB: unknown and ignored; did you mean PINPOOL_MAX_BYTES?"));
     add(&|| log.no_maintenance_thread(&io::ErrorKind::WouldBlock.into()));
     add(&|| log.grew(0, 16 * MIB, Some(24 * MIB), 1, Duration::from_micros(36_100)));
@@ -110,12 +104,8 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.partition("eval", Some(16 * MIB), Some(8 * MIB)));
     add(&|| log.waiting(500_000, 524_288));
     add(&|| log.waited(500_000, Duration::from_micros(5_130), true));
-    add(&|| {
-        log.full(500_000, "the pool limit of 24.0MiB is reached (PINPOOL_MAX_BYTES): return buffers sooner or raise PINPOOL_MAX_BYTES", &usage)
-    });
-    add(&|| {
-        log.refused(500_000, "the pool limit of 24.0MiB is reached (PINPOOL_MAX_BYTES): return buffers sooner or raise PINPOOL_MAX_BYTES", &usage)
-    });
+    add(&|| log.full(500_000, why_full, &usage));
+    add(&|| log.refused(500_000, why_full, &usage));
     add(&|| log.shortage_ended(Duration::from_secs(3), 2, Duration::from_millis(1_500), 0));
     add(&|| log.pageable(500_000, 10, 2 * MIB, Some(24 * MIB)));
     add(&|| log.out_of_memory(&dump));

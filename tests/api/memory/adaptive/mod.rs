@@ -7,8 +7,7 @@ use pinpool::unstable::ManualClock;
 use pinpool::{PinnedBuf, Pool, PoolBuilder, Stats};
 use pinpool_replay::SimSource;
 
-use crate::fixture;
-use crate::fixture::MIB;
+use crate::fixture::{self, MIB, with_manual_clock};
 use crate::valid_stats::valid_stats;
 
 mod failures;
@@ -38,11 +37,6 @@ fn over_discrete_regions() -> PoolBuilder {
 
 fn over_both() -> [PoolBuilder; 2] {
     [over_virtual_memory(), over_discrete_regions()]
-}
-
-fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
-    let clock = ManualClock::default();
-    (builder.unstable_clock(clock.clone()).build().unwrap(), clock)
 }
 
 /// Advances the clock once, polls once.

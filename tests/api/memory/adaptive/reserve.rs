@@ -24,8 +24,7 @@ fn reserves_add_up_and_displace_idle_memory() {
 
 #[test]
 fn a_reserve_is_pinned_by_as_many_threads_as_were_asked_for() {
-    let cores = thread::available_parallelism().unwrap().get();
-    for (asked, touching) in [(None, cores), (Some(3), 3), (Some(1), 1)] {
+    for (asked, touching) in [(None, thread::available_parallelism().unwrap().get()), (Some(3), 3), (Some(1), 1)] {
         let source = faulty_sim();
         let mut builder = over(source.clone()).reserve(2 << 20);
         if let Some(threads) = asked {

@@ -61,8 +61,7 @@ fn a_request_over_the_machine_is_refused_by_the_source_and_releases_nothing() {
 fn a_request_that_the_source_refuses_is_made_from_idle_memory() {
     for source in [SimSource::new(16 << 20), SimSource::discrete(16 << 20)] {
         let pool = over(Arc::new(source)).build().unwrap();
-        let eight: Vec<_> = (0..8).map(|_| pool.get(2 * MIB).unwrap()).collect();
-        drop(eight);
+        drop((0..8).map(|_| pool.get(2 * MIB).unwrap()).collect::<Vec<_>>());
         assert_eq!(pool.get(16 * MIB).unwrap().len(), 16 * MIB);
         assert_eq!(valid_stats(&pool).memory.evictions.reclaimed, 8);
     }

@@ -6,9 +6,9 @@ use log::{Level, LevelFilter};
 use pinpool::unstable::window;
 use pinpool::{PinnedBuf, Pool, Stats};
 use pinpool_replay::SimSource;
-use pinpool_testing::{SinkMem, SinkStream};
 
 use crate::captured_log::{lines_with_levels, listen_from};
+use crate::fixture::held_sink;
 
 use super::{
     KIB, MIB, after_seconds, over, over_both, over_discrete_regions, over_virtual_memory, valid_stats,
@@ -116,8 +116,7 @@ fn regions_hold_four_of_the_largest_that_missed_during_copies_too() {
     let (pool, _clock) = with_manual_clock(over_discrete_regions());
     let large = pool.get(10 * MIB).unwrap();
     assert_eq!(valid_stats(&pool).memory.held_bytes, 40 << 20);
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10 * MIB));
-    let gate = stream.hold();
+    let (stream, mut device, gate) = held_sink(10 * MIB);
     let copy = large.copy_to(&stream, &mut device).unwrap();
     let held = [(); 3].map(|()| pool.get(10 * MIB).unwrap());
     let _next = pool.get(4 * MIB).unwrap();

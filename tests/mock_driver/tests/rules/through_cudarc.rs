@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use cudarc::driver::sys;
-use cudarc::driver::{CudaContext, DevicePtr, DriverError, result};
+use cudarc::driver::{CudaContext, DevicePtr, DriverError, result, sys};
 use mock_driver::{Code, MockDriver};
 
 const MIB: usize = 1 << 20;
@@ -40,8 +39,7 @@ impl Drop for Pinned {
 }
 
 fn start() -> (MockDriver, Arc<CudaContext>) {
-    let driver = MockDriver::load();
-    (driver, CudaContext::new(0).unwrap())
+    (MockDriver::load(), CudaContext::new(0).unwrap())
 }
 
 fn code(result: Result<impl Sized, DriverError>) -> i32 {
@@ -158,8 +156,7 @@ fn the_legacy_stream_is_ordered_with_blocking_streams_only() {
     let gate = driver.hold(blocking);
     let held = blocking_stream.record_event(None).unwrap();
     let behind = legacy.record_event(None).unwrap();
-    let free = aloof.record_event(None).unwrap();
-    free.synchronize().unwrap();
+    aloof.record_event(None).unwrap().synchronize().unwrap();
     assert!(!held.is_complete() && !behind.is_complete());
     drop(gate);
     behind.synchronize().unwrap();

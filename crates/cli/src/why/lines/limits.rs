@@ -136,16 +136,14 @@ mod tests {
 
     #[test]
     fn without_requests_the_returns_and_evictions_determine_the_limit() {
-        let fits = Chain::from(100).fits(&counters(0, 1_010, 1_000, 0.0));
-        assert_eq!(fits, [Fit { limit: 110, allocated: 0 }]);
+        assert_eq!(Chain::from(100).fits(&counters(0, 1_010, 1_000, 0.0)), [Fit { limit: 110, allocated: 0 }]);
     }
 
     #[test]
     fn impossible_numbers_fit_no_limit() {
         assert_eq!(Chain::from(100).fits(&counters(10, 50_000, 1_000, 0.5)), []);
         assert_eq!(Chain::from(100).fits(&counters(u64::MAX, 0, u64::MAX, 1.0)), []);
-        let lost = Counters { get: None, ..counters(0, 2_530, 2_000, 0.0) };
-        assert_eq!(Chain::from(100).fits(&lost), []);
+        assert_eq!(Chain::from(100).fits(&Counters { get: None, ..counters(0, 2_530, 2_000, 0.0) }), []);
     }
 
     #[test]

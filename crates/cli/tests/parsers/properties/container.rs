@@ -9,8 +9,7 @@ use super::written;
 type Listed = Result<Vec<(String, Vec<(u64, u64)>)>, String>;
 
 fn listed(name: &str, data: &[u8]) -> Listed {
-    let path = written(name, data);
-    let list = Catalog::from_paths(&[&path], true, &StopFlag::new());
+    let list = Catalog::from_paths(&[&written(name, data)], true, &StopFlag::new());
     assert_eq!(list.files().len() + list.failures().len(), 1, "listed once, or refused once");
     if let Some(failure) = list.failures().first() {
         assert!(failure.to_string().contains(name), "{failure} does not name the file");
@@ -23,8 +22,7 @@ fn listed(name: &str, data: &[u8]) -> Listed {
             assert!(end <= data.len() as u64, "{end} of {}", data.len());
         }
         assert_eq!(ranges.iter().map(|(_, len_bytes)| len_bytes).sum::<u64>(), sample.len_bytes);
-        let name = sample.member.as_deref().expect("a sample of a container has a name");
-        (name.to_owned(), ranges)
+        (sample.member.as_deref().expect("a sample of a container has a name").to_owned(), ranges)
     });
     Ok(samples.collect())
 }
@@ -40,15 +38,13 @@ pub(crate) fn tar(data: &[u8]) {
             members.push((entry.raw_file_position(), entry.size()));
         }
     }
-    let ranges: Vec<_> = samples.into_iter().flat_map(|(_, ranges)| ranges).collect();
-    assert_eq!(ranges, members);
+    assert_eq!(samples.into_iter().flat_map(|(_, ranges)| ranges).collect::<Vec<_>>(), members);
 }
 
 /// A safetensors file. It is accepted, with the same tensors, where the `safetensors` crate accepts the whole file.
 pub(crate) fn safetensors(data: &[u8]) {
     let ours = listed("weights.safetensors", data);
-    let theirs = SafeTensors::deserialize(data);
-    let (samples, tensors) = match (ours, theirs) {
+    let (samples, tensors) = match (ours, SafeTensors::deserialize(data)) {
         (Ok(samples), Ok(tensors)) => (samples, tensors),
         (Err(_), Err(_)) => return,
         (Ok(_), Err(error)) => panic!("accepted, but the crate says {error}"),

@@ -50,8 +50,7 @@ pub(crate) fn pressure(data: &[u8]) {
 
 /// A list of NUMA nodes or processors.
 pub(crate) fn number_list(data: &[u8]) {
-    let text = String::from_utf8_lossy(data);
-    let Some(numbers) = host::parse_list(&text) else { return };
+    let Some(numbers) = host::parse_list(&String::from_utf8_lossy(data)) else { return };
     assert!(numbers.len() <= 1 << 16, "{} numbers", numbers.len());
     let listed = numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     assert_eq!(host::parse_list(&listed), Some(numbers));
@@ -62,10 +61,8 @@ pub(crate) fn smaps(data: &[u8]) {
     let (head, text) = data.split_at(data.len().min(16));
     let mut numbers = [0; 16];
     numbers[..head.len()].copy_from_slice(head);
-    let [start, len_bytes] = [0, 8].map(|at| {
-        let bytes = numbers[at..].first_chunk().expect("eight bytes are left");
-        usize::from_le_bytes(*bytes)
-    });
+    let [start, len_bytes] =
+        [0, 8].map(|at| usize::from_le_bytes(*numbers[at..].first_chunk().expect("eight bytes are left")));
     let text = String::from_utf8_lossy(text);
     for (start, len_bytes) in [(start, len_bytes), (0x100_0000, 8 << 20)] {
         huge_bytes(&text, &(start..start.saturating_add(len_bytes)));

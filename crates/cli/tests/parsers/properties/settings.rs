@@ -54,8 +54,7 @@ fn accepted<T>(text: &str, parsed: Result<T, ParseError>) -> Option<T> {
 pub(crate) fn environment(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let pair = |line: &str| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let pairs: Vec<_> = text.lines().filter_map(pair).collect();
-    let report = env::report_of(&pairs);
+    let report = env::report_of(&text.lines().filter_map(pair).collect::<Vec<_>>());
     for warning in &report.warnings {
         assert!(warning.contains("PINPOOL_"), "{warning} names no variable");
     }

@@ -211,8 +211,7 @@ mod tests {
         add_item(&mut items, &record(Event::Cleared));
         (1..=70_000).for_each(|number| add_item(&mut items, &Item::Tag(number, "a".to_owned())));
         add_item(&mut items, &record(Event::End));
-        let bytes = [head(), block(&items)].concat();
-        let recording = Recording::read(bytes.as_slice()).unwrap();
+        let recording = Recording::read([head(), block(&items)].concat().as_slice()).unwrap();
         assert_eq!(recording.records, [Record { time_ns: 1, thread: 0, pool: 0, event: Event::Cleared }]);
         assert!(recording.warning.unwrap().contains("more than 65536 pools, tags and call stacks"));
     }
@@ -220,8 +219,7 @@ mod tests {
     proptest! {
         #[test]
         fn random_bytes_in_a_valid_block_are_read_or_refused(items in proptest::collection::vec(any::<u8>(), 1..400)) {
-            let bytes = [head(), block(&items)].concat();
-            let recording = Recording::read(bytes.as_slice()).unwrap();
+            let recording = Recording::read([head(), block(&items)].concat().as_slice()).unwrap();
             prop_assert!(recording.records.len() <= items.len());
         }
     }
