@@ -100,7 +100,7 @@ fn arena(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> ArenaS
 /// woken as a deadlock.
 #[cfg(pinpool_loom)]
 mod models {
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use loom::thread;
 
@@ -125,7 +125,13 @@ mod models {
 
         fn get(&self) -> Option<BlockMemory> {
             let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
-            match self.arena.find(class, 0, SlowCalls::Until(Instant::now()), &NoBlocks, &|| false) {
+            match self.arena.find(
+                class,
+                0,
+                SlowCalls::Until(Instant::now() + Duration::from_secs(60)),
+                &NoBlocks,
+                &|| false,
+            ) {
                 Ok(memory) => Some(memory),
                 refused => {
                     assert!(matches!(refused, Err(Stop::Refused(Refusal::Limit(_)))), "{refused:?}");
