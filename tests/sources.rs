@@ -36,7 +36,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/config", 726),
     ("src/copy", 1259),
     ("src/driver", 725),
-    ("src/engine", 6810),
+    ("src/engine", 6785),
     ("src/error", 217),
     ("src/in_flight", 532),
     ("src/lib", 49),
@@ -49,12 +49,12 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37337),
-    ("sum of code and tests", 76209),
+    ("tests", 37196),
+    ("sum of code and tests", 76044),
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 115_923;
+const MARKDOWN_BYTES: usize = 115_920;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;
