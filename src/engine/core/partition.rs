@@ -232,7 +232,7 @@ impl Server for PartitionCore {
         let wanted = ticket.request();
         self.core.log.waited(wanted.len as u64, ticket.age(), claim.is_some());
         claim.ok_or_else(|| {
-            self.timeouts.add(u64::from(!self.is_hopeless(None)));
+            self.timeouts.add(u64::from(!self.is_hopeless(ticket.waiter.refusal().as_ref())));
             let needed_bytes = self.core.memory.supply.block_bytes(wanted.class);
             let full = || self.budget.full(needed_bytes).into();
             self.refuse(wanted, ticket.waiter.refusal().unwrap_or_else(full))

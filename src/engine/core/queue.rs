@@ -11,7 +11,6 @@ use crate::engine::wait_queue::{Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{Result, Retry};
 use crate::in_flight::QueryScope;
 use crate::maintenance_thread::pause_for_copies;
-use crate::quota::QuotaExceeded;
 use pinpool_observe::record::Event;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, Ordering, fence};
@@ -28,10 +27,9 @@ impl Server for Core {
         &self.waiters
     }
 
-    fn require_slow_path(&self, is_waiting: bool) {
-        if !is_waiting {
-            self.clear_demand();
-        }
+    fn require_slow_path(&self, _is_waiting: bool) {
+        // The first request to wait has no demand yet, and after the last one there is none.
+        self.clear_demand();
         self.update_slow_path();
     }
 
@@ -50,7 +48,9 @@ impl Server for Core {
             return self.acquire(&waiter.request, calls).map_err(expect_refusal);
         };
         if !self.memory.supply.could_hold(class) {
-            let over = QuotaExceeded { could_fit: false, ..self.memory.budget.refusal(class.bytes as u64) };
+            let mut over = self.memory.budget.refusal(self.memory.supply.block_bytes(class));
+            // Pageable memory may be returned.
+            over.could_fit |= self.memory.could_be_pageable(class);
             return self.fall_back(waiter.request.len, class).ok_or(over.into());
         }
         let begun = Instant::now();

@@ -229,10 +229,9 @@ impl ArenaSupply {
         let books = self.books();
         // Idle memory of this pool is used first, and is claimed already.
         let arena = books.arena.stats();
-        // A region with idle buffers counts as a hole, and is released with them.
-        let hole_bytes = arena.hole_bytes - arena.reserve_hole_bytes;
-        let reusable_bytes =
-            idle_bytes.saturating_add(if self.shape.is_discrete { hole_bytes } else { arena.idle_bytes });
+        let reusable_bytes = idle_bytes.saturating_add(arena.idle_bytes);
+        // A region with idle buffers alone has holes too, and is released with them.
+        let hole_bytes = if self.shape.is_discrete { arena.hole_bytes - arena.reserve_hole_bytes } else { 0 };
         let (missing_bytes, grown_bytes) = (books.arena.missing_bytes(bytes), books.arena.grown_bytes(bytes));
         drop(books);
         let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
@@ -246,9 +245,10 @@ impl ArenaSupply {
         // A part of the best place may be committed; idle granules elsewhere move there.
         let missing_bytes = missing_bytes.filter(|_| !self.shape.is_discrete).unwrap_or(grown_bytes);
         let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
-        let own_bytes = self.budget.own_room_bytes();
+        let (own_bytes, rest_bytes) = (self.budget.own_room_bytes(), claimed_bytes.saturating_sub(hole_bytes));
         // There may have been room although no plan was found: idle memory may lie elsewhere.
-        let wanted = [(claimed_bytes, own_bytes), (grown_bytes, own_bytes.saturating_add(reusable_bytes))];
+        let most_bytes = own_bytes.saturating_add(reusable_bytes);
+        let wanted = [(claimed_bytes, own_bytes), (rest_bytes, own_bytes), (grown_bytes, most_bytes)];
         let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
         let over = shared.filter_map(|&(bytes, _)| self.budget.current_shared_refusal(bytes)).next();
         over.unwrap_or_else(|| self.budget.full(claimed_bytes)).into()

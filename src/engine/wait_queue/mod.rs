@@ -238,6 +238,9 @@ impl<S: Server> WaitQueue<S> {
 
     /// Searches for memory for `waiter` if it is the head, or deferred. Ends its wait if it is served, late, or hopeless.
     fn search(&self, server: &Arc<S>, waiter: &Arc<Waiter<S>>) {
+        if waiter.has_ended() {
+            return;
+        }
         let is_deferred = waiter.state.lock().joined.is_none();
         if !is_deferred && self.is_head(server, waiter) {
             // A returned item is handed to the head, which may be this request.

@@ -86,11 +86,12 @@ impl<S: Server> Waiter<S> {
         self.state.lock().refusal.clone()
     }
 
-    /// It is in the queue from now on; false if it has ended. Only under the lock of the queue, like all changes of the slot.
+    /// It is in the queue from now on; false if it was already, or has ended. Only under the lock of the queue, like all changes of the slot.
     pub(super) fn join(&self) -> bool {
         let (now, mut state) = (Instant::now(), self.state.lock());
-        (state.joined, state.polls_since) = ((!state.has_ended).then_some(now), now);
-        !state.has_ended
+        let may_join = !state.has_ended && state.joined.is_none();
+        (state.joined, state.polls_since) = (state.joined.or(may_join.then_some(now)), now);
+        may_join
     }
 
     /// A return hands `item` over.
