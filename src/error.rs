@@ -106,7 +106,7 @@ macro_rules! predicates {
     };
 }
 predicates! {
-    /// The length, alignment or handle of the request is invalid.
+    /// The length, alignment, range, element type or handle of the request is invalid.
     is_invalid_request, Request = Length | Alignment | Memory | Handle;
     /// The request does not fit within the limit (`PINPOOL_MAX_BYTES`) or the shared limit (`PINPOOL_LEDGER`), earlier requests
     /// are waiting, or a driver call did not return within the wait of an async request.

@@ -32,8 +32,8 @@ use crate::labels::Labels;
 use crate::pool::Pool;
 use crate::unlocked::unlocked;
 
-/// The text of a failure, and whether the pool had no memory.
-type Failed = (String, bool);
+/// The text of a failure, and the report of the pool if it had no memory.
+type Failed = (String, Option<String>);
 /// Sample, first byte in the buffer, length, first byte in the sample.
 type Part = (usize, usize, usize, u64);
 /// Number, epoch, index in the epoch, buffer, parts, the first byte of each array, labels if a field has them, and failures.
@@ -82,10 +82,10 @@ fn interruptibly<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -
     })
 }
 
-/// A failure, and whether the pool caused it.
+/// The texts of a failure.
 fn failed_of(failure: &Failure) -> Failed {
-    let is_pool = matches!(failure.cause, FailureCause::Pool(_));
-    (failure.to_string(), is_pool)
+    let report = if let FailureCause::Pool(error) = &failure.cause { Some(error.report()) } else { None };
+    (failure.to_string(), report)
 }
 
 /// A number of bytes from text such as "16MiB".

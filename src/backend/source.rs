@@ -184,8 +184,8 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         false
     }
 
-    /// The error if a device reset has ended all memory of this source. The maintenance calls this, and a refused
-    /// request.
+    /// The error if a device reset has ended all memory of this source. Called by maintenance ticks, and when a
+    /// request is refused.
     #[doc(hidden)]
     fn device_lost(&self) -> Option<SourceError> {
         None

@@ -18,7 +18,7 @@ use strsim::levenshtein;
 /// The prefix of every variable.
 pub const PREFIX: &str = "PINPOOL_";
 
-/// Names of earlier versions, without the prefix, and what replaces them.
+/// Names that are settings no more, without the prefix, and what replaces them.
 const RETIRED: [(&str, &str); 12] = [
     ("CALL_STACKS", "set call_stacks in Rust or C, or use `pinpool load --call-stacks`"),
     ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),

@@ -6,7 +6,7 @@
 //! | `RawStream` | `RawMem` | `u8` | the GPU's copy engine |
 //! | `SinkStream` of the crate `pinpool-testing` | `SinkMem` | `u8` | a thread in place of a device |
 //!
-//! All are asynchronous and in order, and return a [`Fence`], so that
+//! All are in order and, over pinned memory, asynchronous, and return a [`Fence`], so that
 //! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) is the same code with and without a GPU.
 //!
 //! [`CopyTarget`], [`CopySource`], [`CopyStream`] and [`Fence`] may be implemented by other crates, for another driver or for

@@ -163,7 +163,7 @@ impl Drop for CurrentContext {
 
 /// Keeps this thread's calls from disturbing captures on any thread, until it is dropped.
 ///
-/// In CUDA's default mode a capture anywhere in the process forbids event queries and allocations everywhere. The calls of
+/// A capture in CUDA's default mode, anywhere in the process, forbids event queries and allocations everywhere. The calls of
 /// this crate touch no capturing stream, so the ban protects nothing here.
 #[derive(Debug)]
 pub(crate) struct RelaxedCapture {

@@ -278,7 +278,7 @@ impl Pool {
     ///
     /// [`stats`](Pool::stats) has the current limit.
     ///
-    /// Addresses are reserved for eight times the initial limit and at least 16 GiB, or less if the system refuses that; a pool cannot
+    /// On `vmm`, `mlock` and `heap` addresses are reserved for eight times the initial limit and at least 16 GiB, or less if the system refuses that; a pool cannot
     /// grow beyond that. A limit of 0 is accepted here, unlike in the builder and in C: every request for memory then fails.
     ///
     /// # Errors
@@ -300,8 +300,8 @@ impl Pool {
     }
 
     /// Returns the buffers with completed copies, and releases memory that has been idle too long; on `register` and `cuda`,
-    /// where releases wait for the device, only if memory is short. The maintenance thread does this about ten times a second;
-    /// without it (`maintenance_thread(false)`), only misses and returns with copies do.
+    /// where releases wait for the device, only if memory is short. The maintenance thread does this ten times a second while
+    /// copies are in flight or memory is idle, else once a second; without it (`maintenance_thread(false)`), only misses and returns with copies do.
     pub fn maintain(&self) {
         self.unless_forked(Core::maintain);
     }

@@ -208,7 +208,7 @@ pub unsafe extern "C" fn pp_adopt(
 /// No device work may use the buffer any more; otherwise use pp_put_after_stream or pp_put_after_event. Any thread may call this.
 ///
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
-///   pp_last_error.
+///   pp_last_error. Once the address is handed out again, a second return is not detected: it returns the new buffer.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
     call(|| {

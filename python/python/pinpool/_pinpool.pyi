@@ -123,7 +123,8 @@ class Pool:
         with pool.get(4096) as buf:
             np.asarray(buf)[:] = 7
 
-    Threads may share a pool. It belongs to one process: in a forked child its methods raise ForkError, so create another pool there.
+    Threads may share a pool. It belongs to one process: in a forked child requests and `reserve` raise ForkError and statistics are 0, so create
+    another pool there.
 
     A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its default.
     Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or `float("inf")` means no
@@ -359,7 +360,7 @@ class SharedPoolCore:
     def is_hugetlb(self) -> bool: ...
     def close(self) -> None: ...
 
-_Failed: TypeAlias = tuple[str, bool]
+_Failed: TypeAlias = tuple[str, str | None]
 _Part: TypeAlias = tuple[int, int, int, int]
 _RawBatch: TypeAlias = tuple[int, int, int, Any, list[_Part], list[int], list[Any] | None, list[_Failed]]
 

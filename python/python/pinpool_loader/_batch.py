@@ -33,7 +33,7 @@ class RawBatch(NamedTuple):
     #: Offset of each decoded field in the buffer; empty if there are no samples.
     field_offsets: list[int]
     labels: list[Any] | None
-    failures: list[tuple[str, bool]]
+    failures: list[tuple[str, str | None]]
 
 
 class BatchSource(NamedTuple):

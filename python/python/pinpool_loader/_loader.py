@@ -307,12 +307,13 @@ class Loader(Generic[T]):
             return None
         raw = RawBatch._make(taken)
         failures = [text for text, _ in raw.failures]
-        for_pool = [text for text, is_pool in raw.failures if is_pool]
+        for_pool = [failure for failure in raw.failures if failure[1]]
         if for_pool or failures and not self._skips_errors:
             del taken, raw  # Otherwise the traceback would keep the buffer.
             if for_pool:
                 self._pool.try_get(0)  # Raises ForkError if the pool belongs to a parent.
-                raise LimitError(f"{for_pool[0]}; batches that the program keeps count: drop one before the next, or use smaller batches")
+                text, report = for_pool[0]
+                raise LimitError(f"{text}; batches that the program keeps count: drop one before the next, or use smaller batches", report)
             raise LoadError(_failure_text(failures))
         self._failed.update(dict.fromkeys(failures))
         labels = raw.labels

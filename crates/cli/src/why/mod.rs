@@ -100,7 +100,7 @@ pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
     if has_alarm { Err(ExitError::Failure.into()) } else { Ok(()) }
 }
 
-/// The lines of each pool; without `all`, healthy pools share one line if another has a problem.
+/// The lines of each pool; without `all`, the healthy ones of several pools share one line.
 fn in_words(diagnoses: &[DiagnosisText], all: bool) -> String {
     // A single pool has its own lines.
     let is_brief = |one: &&DiagnosisText| !all && diagnoses.len() > 1 && one.cause == Cause::Healthy.name();
