@@ -23,7 +23,7 @@ impl Labels {
         bytes: &mut [u8],
         arrays: &[Range<usize>],
         parts: &mut Vec<LoadedPart>,
-        failures: &mut Vec<(String, bool)>,
+        failures: &mut Vec<(String, Option<String>)>,
     ) -> PyResult<Vec<Py<PyAny>>> {
         let mut found = Vec::new();
         for (row, part) in std::mem::take(parts).into_iter().enumerate() {
@@ -40,7 +40,7 @@ impl Labels {
                     found.push(label);
                     parts.push(part);
                 }
-                Err(why) => failures.push((format!("{}: {why}", catalog.name(part.sample)), false)),
+                Err(why) => failures.push((format!("{}: {why}", catalog.name(part.sample)), None)),
             }
         }
         Ok(found)

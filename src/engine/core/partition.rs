@@ -159,8 +159,7 @@ impl PartitionCore {
         let (needed_bytes, waiting) = (self.core.memory.supply.block_bytes(class), self.waiters.waiting_bytes());
         match waiting.first() {
             Some(&first_bytes) if self.budget.could_hold(needed_bytes) => {
-                let waiting = waiting.len() as u64;
-                Err(Refusal::Queued { level: LimitLevel::Partition, waiting, first_bytes })
+                Err(Refusal::Queued { level: LimitLevel::Partition, waiting: waiting.len() as u64, first_bytes })
             }
             _ => Ok(self.budget.claim(needed_bytes)?),
         }

@@ -203,8 +203,7 @@ impl Core {
             None => self.request_pace(Pace::Active),
         }
         // Logged last, because a log line may be slow, and at powers of two, because one failed device affects many blocks.
-        let nth = self.counters.quarantines[usize::from(is_leaked)].add(1);
-        if nth.is_power_of_two() {
+        if self.counters.quarantines[usize::from(is_leaked)].add(1).is_power_of_two() {
             if is_leaked {
                 self.log.leaked(bytes, buffers, keeps_all, error);
             } else {

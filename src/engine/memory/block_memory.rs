@@ -93,8 +93,10 @@ pub(crate) enum Refusal {
 impl Refusal {
     /// The bytes of the claim, if a shared limit refused it that could hold it.
     pub(crate) fn by_shared_limit(&self) -> Option<u64> {
-        let Self::Limit(QuotaExceeded { level, bytes, could_fit }) = *self else { return None };
-        (level == LimitLevel::Shared && could_fit).then_some(bytes)
+        match *self {
+            Self::Limit(QuotaExceeded { level: LimitLevel::Shared, bytes, could_fit: true }) => Some(bytes),
+            Self::Limit(_) | Self::Source(_) | Self::Queued { .. } => None,
+        }
     }
 
     /// Returns whether a partition refused it.
