@@ -2,7 +2,7 @@
 #![allow(dead_code)] // Not every test binary needs all of it.
 
 use std::sync::mpsc::channel;
-use std::thread;
+use std::{fs, thread};
 use std::time::{Duration, Instant};
 
 /// Bounds a hang alone: a machine with other work makes a test late and not fail.
@@ -31,4 +31,11 @@ pub(crate) fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'stati
     let (done, result) = channel();
     thread::spawn(move || done.send(act()));
     result.recv_timeout(HANGS).expect("it hangs, or it panicked")
+}
+
+/// The threads of this process with this name. A thread that has just begun may not have it yet.
+pub(crate) fn threads_named(name: &str) -> usize {
+    let names =
+        fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| fs::read_to_string(task.path().join("comm")));
+    names.flatten().filter(|found| found.trim() == name).count()
 }

@@ -14,6 +14,7 @@ use crate::events_only::EventsOnly;
 use crate::fixture::{
     MIB, begin_capture, end_capture, filled, in_flight_and_quarantined, maintain_until, start, stream_and_memory,
 };
+use crate::until::threads_named;
 use crate::valid_stats::valid_stats;
 
 #[test]
@@ -181,7 +182,8 @@ fn a_copy_without_a_fence_during_a_capture_is_not_waited_for_again() {
     let gate = driver.hold(stream.cu_stream());
     begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
     let copy = copy_without_a_fence(&driver, &pool, &stream, &mut memory);
-    maintain_until(&pool, |_| driver.calls("cuCtxSynchronize") > 0);
+    // Also no thread of an earlier test, which could have made the call.
+    maintain_until(&pool, |_| driver.calls("cuCtxSynchronize") > 0 && threads_named("pinpool-wait") == 0);
     assert!(copy.wait().unwrap_err().is_device());
     let waits = driver.calls("cuCtxSynchronize");
     for _ in 0..3 {

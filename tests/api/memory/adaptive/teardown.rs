@@ -1,6 +1,5 @@
 //! The end of a pool releases everything, once.
 
-use std::fs;
 use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use pinpool_testing::{FaultSource, SourceCall};
 use super::{MIB, over};
 use crate::child::alone;
 use crate::fixture::each_sim;
-use crate::until::until;
+use crate::until::{threads_named, until};
 
 /// Address ranges that are still reserved.
 fn ranges(source: &FaultSource) -> u64 {
@@ -55,26 +54,20 @@ fn the_maintenance_thread_releases_by_itself_and_ends_after_the_last_pool() {
         let builder =
             || over(source.clone()).idle_timeout(Duration::ZERO).maintenance_thread(true).unstable_clock(clock.clone());
         let (pool, other) = (builder().build().unwrap(), builder().build().unwrap());
-        assert_eq!(maintenance_threads(), 0, "nothing needs it yet");
+        assert_eq!(threads_named("pinpool-maint"), 0, "nothing needs it yet");
         drop((pool.get(2 * MIB).unwrap(), other.get(2 * MIB).unwrap()));
         // One for both, once it has taken its name.
-        until("one thread", || maintenance_threads() == 1);
+        until("one thread", || threads_named("pinpool-maint") == 1);
         assert!(held_bytes() > 0);
         clock.advance_us(60_000_000);
         // No thread calls the pools, and their memory is released all the same.
         until("its memory is released", || held_bytes() == 0);
         drop((pool, other));
-        until("the thread ends", || maintenance_threads() == 0);
+        until("the thread ends", || threads_named("pinpool-maint") == 0);
         assert_eq!(ranges(&source), 0);
         let later = builder().build().unwrap();
         drop(later.get(2 * MIB).unwrap());
         // It starts again.
-        until("one thread", || maintenance_threads() == 1);
+        until("one thread", || threads_named("pinpool-maint") == 1);
     });
-}
-
-fn maintenance_threads() -> usize {
-    let names =
-        fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| fs::read_to_string(task.path().join("comm")));
-    names.flatten().filter(|name| name.trim() == "pinpool-maint").count()
 }
