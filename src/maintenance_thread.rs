@@ -331,7 +331,8 @@ impl MaintenanceThread {
             let mut all = schedule.reminders.iter().chain(&schedule.pools);
             let Some(one) = all.nth(at).cloned() else { break };
             let address = one.as_ptr().addr();
-            let Some(one) = one.upgrade().filter(|_| !schedule.stuck.contains(&address)) else { continue };
+            // Under the lock nothing may be dropped that could be the last reference.
+            let Some(one) = (!schedule.stuck.contains(&address)).then(|| one.upgrade()).flatten() else { continue };
             schedule.call = Some(Call { address, since: Instant::now(), thread: thread::current().id() });
             drop(schedule);
             // A panic is reported by the process's hook and stops nothing else.

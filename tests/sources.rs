@@ -43,14 +43,14 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/maintenance_thread", 279),
     ("src/policy", 78),
     ("src/pool", 927),
-    ("src/quota", 385),
+    ("src/quota", 384),
     ("src/report", 673),
     ("src/shared_limit", 21),
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37196),
-    ("sum of code and tests", 76044),
+    ("tests", 37194),
+    ("sum of code and tests", 76041),
 ];
 
 /// Bytes of all Markdown files.

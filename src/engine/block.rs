@@ -74,7 +74,6 @@ impl<E> fmt::Debug for BlockBody<E> {
         f.debug_struct("Block")
             .field("class_bytes", &self.class_bytes)
             .field("memory", &self.memory)
-            .field("copy_fences", &self.copy_fences)
             .finish_non_exhaustive()
     }
 }

@@ -301,7 +301,7 @@ impl Pool {
 
     /// Returns the buffers with completed copies, and releases memory that has been idle too long; on `register` and `cuda`,
     /// where releases wait for the device, only if memory is short. The maintenance thread does this ten times a second while
-    /// copies are in flight or memory is idle, else once a second; without it (`maintenance_thread(false)`), only misses and returns with copies do.
+    /// copies are in flight or a part of the memory is idle, else once a second; without it (`maintenance_thread(false)`), only misses and returns with copies do.
     pub fn maintain(&self) {
         self.unless_forked(Core::maintain);
     }

@@ -291,10 +291,9 @@ impl Budget {
 
     /// Returns true if other processes hold more of the shared limit than this one.
     pub(crate) fn is_held_by_others(&self) -> bool {
-        let owners = self.host().map_or_else(Vec::new, |host| host.report().owners);
-        let held =
-            |is_own| owners.iter().filter(|owner| owner.is_own == is_own).map(|owner| owner.held_bytes).sum::<u64>();
-        held(false) > held(true)
+        let report = self.host().map(|host| host.report()).unwrap_or_default();
+        let own_bytes: u64 = report.owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum();
+        report.held_bytes - own_bytes > own_bytes
     }
 
     /// Why the shared limit has no room for `needed_bytes`, and what helps.

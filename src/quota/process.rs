@@ -162,8 +162,8 @@ impl Budget {
     pub(crate) fn reclaim_from_others(&self, bytes: u64) -> bool {
         let shortfall_bytes = || bytes.saturating_sub(self.shared_room_for(bytes));
         self.others().iter().filter_map(|other| other.owner()).any(|owner| {
-            let released_bytes = owner.release_idle(shortfall_bytes());
-            released_bytes > 0 && shortfall_bytes() == 0
+            owner.release_idle(shortfall_bytes());
+            shortfall_bytes() == 0
         })
     }
 

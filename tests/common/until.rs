@@ -2,8 +2,8 @@
 #![allow(dead_code)] // Not every test binary needs all of it.
 
 use std::sync::mpsc::channel;
-use std::{fs, thread};
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 /// Bounds a hang alone: a machine with other work makes a test late and not fail.
 const HANGS: Duration = Duration::from_secs(300);

@@ -164,8 +164,15 @@ impl Core {
     fn pass_head(&self, class: Class) -> Result<u64, Refusal> {
         self.tick_if_alone();
         self.evict_over_limit(None);
-        let supply = &self.memory.supply;
-        let pass = self.waiters.try_pass(|first| (supply.room_to_pass(first), supply.bytes_to_pass(class)));
+        if !self.has_waiters() {
+            return Ok(0);
+        }
+        let (supply, budget) = (&self.memory.supply, &self.memory.budget);
+        // Other owners and user memory leave less than the limit.
+        let user_bytes = self.counters.user_memory_bytes.get();
+        let share_bytes = budget.used_bytes().saturating_add(budget.room_for(u64::MAX)).saturating_sub(user_bytes);
+        let most_bytes = budget.max_bytes().map_or(0, |max_bytes| max_bytes.min(share_bytes));
+        let pass = self.waiters.try_pass(|first| (supply.room_to_pass(first, most_bytes), supply.bytes_to_pass(class)));
         pass.map_err(|(waiting, first_bytes)| Refusal::Queued { level: LimitLevel::Pool, waiting, first_bytes })
     }
 

@@ -34,7 +34,7 @@ use crate::stats::{EvictionReason, SharedLimitStats};
 use pinpool_observe::record::Event;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::host::{HostMemory, LimitOrigin, MemoryGauge};
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::words::Size;
 
 /// Between two readings of the memory of the system, which are kernel files.
@@ -55,6 +55,8 @@ pub(crate) struct AutoLimit {
     followed: Mutex<Option<(u64, LimitOrigin)>>,
     /// Where the gauge reads.
     root: PathBuf,
+    /// Changes of a pool's limit come one after the other.
+    changing: Mutex<()>,
 }
 
 /// The last reading of the system's memory, with its root and the time of the process. All pools of the process use it.
@@ -63,7 +65,13 @@ static LAST_READING: OfProcess<Mutex<Option<(PathBuf, u64, HostMemory)>>> = OfPr
 impl AutoLimit {
     /// Reads the files below `root`.
     pub(crate) fn new(root: PathBuf) -> Self {
-        Self { gauge: MemoryGauge::open(&root), root, lock_limit_bytes: None, followed: Mutex::default() }
+        Self {
+            gauge: MemoryGauge::open(&root),
+            root,
+            lock_limit_bytes: None,
+            followed: Mutex::default(),
+            changing: Mutex::default(),
+        }
     }
 
     /// The limit `max_bytes` in bytes for pools that hold `held_bytes`, and in words. The limit `auto` is followed from now on.
@@ -128,26 +136,27 @@ fn share(memory: &HostMemory, held_bytes: u64) -> (u64, String) {
 impl Core {
     /// Changes the limit; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
     pub(crate) fn set_limit(&self, limit: Limit) {
-        let budget = &self.memory.budget;
+        let (budget, changing) = (&self.memory.budget, self.auto_limit.changing.lock());
         budget.set_auto(limit == Limit::Auto);
         let (max_bytes, _) = self.auto_limit.set(limit, budget.auto_bytes());
-        self.apply_limit(max_bytes, if limit == Limit::Auto { "auto" } else { "set_max_bytes" });
+        self.apply_limit(max_bytes, if limit == Limit::Auto { "auto" } else { "set_max_bytes" }, changing);
     }
 
     /// Sets the limit again, if it is `auto` and a cgroup limit has changed.
     pub(super) fn follow_limit(&self, now_us: u64) {
-        let held_bytes = || self.memory.budget.auto_bytes();
+        let (held_bytes, changing) = (|| self.memory.budget.auto_bytes(), self.auto_limit.changing.lock());
         if let Some((max_bytes, why)) = self.auto_limit.change(self.time.of_process_us(now_us), held_bytes) {
-            self.apply_limit(max_bytes, &why);
+            self.apply_limit(max_bytes, &why, changing);
         }
     }
 
-    fn apply_limit(&self, max_bytes: Option<u64>, why: &str) {
+    fn apply_limit(&self, max_bytes: Option<u64>, why: &str, changing: MutexGuard<'_, ()>) {
         let before = self.memory.budget.max_bytes();
         if before == max_bytes {
             return;
         }
         self.memory.set_max_bytes(max_bytes);
+        drop(changing);
         self.record(Event::MaxBytes { bytes: max_bytes.unwrap_or(u64::MAX) });
         self.log.limit_changed(before, max_bytes, why);
         self.sweep_copies(QueryScope::Unknown);
@@ -163,21 +172,7 @@ impl Core {
         arena.resume_reserve();
         self.request_pace(arena.reserve_pace());
     }
-}
 
-impl BudgetOwner for Core {
-    fn release_idle(&self, bytes: u64) -> u64 {
-        let released_bytes = self.memory.release_idle(bytes, self, self.time.coarse_us());
-        if released_bytes > 0 {
-            let host = self.memory.budget.host();
-            let name = host.as_ref().map_or("(this process)", |host| host.name());
-            self.log.shared_limit_released(name, released_bytes);
-        }
-        released_bytes
-    }
-}
-
-impl Core {
     /// From now on a thread is notified of changes of the shared limit, if there is one.
     pub(crate) fn watch_shared_limit(self: &Arc<Self>) {
         let Some(limit) = self.memory.budget.host() else { return };
@@ -188,7 +183,8 @@ impl Core {
                 log.shared_limit_lost(&name, loss);
             }
             let Some(core) = core.upgrade() else { return false };
-            core.room_was_made();
+            // Calls that the source refused stay paused: bytes of other owners are no memory of the source.
+            core.wake_waiters();
             if is_wanted {
                 core.update_slow_path();
                 core.request_pace(Pace::Copies);
@@ -246,13 +242,10 @@ impl Core {
 
     /// For a return while other owners want memory: releases `block` if they have priority, which is a slow call, and returns it
     /// otherwise.
-    #[inline]
     pub(super) fn release_for_others(&self, block: Block) -> Option<Block> {
-        if self.slow_path_flag.is_for_shared_limit() { self.release_if_owed(block) } else { Some(block) }
-    }
-
-    #[cold]
-    fn release_if_owed(&self, block: Block) -> Option<Block> {
+        if !self.slow_path_flag.is_for_shared_limit() {
+            return Some(block);
+        }
         // Another return makes room, which may be enough.
         let Some(_making_room) = self.making_room.try_lock() else { return Some(block) };
         if self.memory.budget.owed_bytes() == 0 {
@@ -317,5 +310,17 @@ impl Core {
             max_bytes,
             held_bytes,
         })
+    }
+}
+
+impl BudgetOwner for Core {
+    fn release_idle(&self, bytes: u64) -> u64 {
+        let released_bytes = self.memory.release_idle(bytes, self, self.time.coarse_us());
+        if released_bytes > 0 {
+            let host = self.memory.budget.host();
+            let name = host.as_ref().map_or("(this process)", |host| host.name());
+            self.log.shared_limit_released(name, released_bytes);
+        }
+        released_bytes
     }
 }

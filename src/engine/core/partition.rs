@@ -167,10 +167,10 @@ impl PartitionCore {
 
     fn refuse(&self, wanted: &BlockRequest, refusal: Refusal) -> crate::Error {
         self.failed.add(1);
+        self.core.counters.failed_requests.add(1);
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
-        self.core.counters.failed_requests.add(1);
         let refusal = self.core.memory_ended.get().cloned().map_or(refusal, Refusal::Source);
         let error = self.core.refused(wanted, refusal, Purpose::Request);
         self.core.record_outcome(&Err::<Block, _>(()), wanted, None);

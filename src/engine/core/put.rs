@@ -243,9 +243,7 @@ impl Core {
             self.finish_put(block);
         }
     }
-}
 
-impl Core {
     /// Evicts a pinned block, and counts `why`. Makes slow calls.
     pub(super) fn evict(&self, block: Block, why: EvictionReason) {
         self.classes.left(block.class(), why);
@@ -318,7 +316,6 @@ impl Core {
 
     /// No handle is left. Idle blocks are released now, others when they are returned.
     pub(crate) fn seal(&self) {
-        // From now on returns release their blocks, and nothing is idle.
         if let Some(arena) = self.memory.arena() {
             arena.cancel_reserve();
         }
@@ -327,6 +324,7 @@ impl Core {
         }
         self.report_end();
         self.lifetime.seal();
+        // From now on returns release their blocks, and nothing is idle.
         let idle = self.idle.seal();
         // A release that waits for the device would wait for a stuck copy, so copies in flight come first.
         if self.memory.source().release_waits() {

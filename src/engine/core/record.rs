@@ -79,6 +79,21 @@ impl Core {
             self.log.recorded(recorder.path(), &recorded);
         }
     }
+
+    /// Records the holder of `block` under its tag, and its call stack if this request is sampled.
+    pub(crate) fn record_holder(&self, block: &mut Block, wanted: &BlockRequest) {
+        let is_sampled = is_drawn(self.config.code.call_stacks);
+        let tag = wanted.tag.as_ref().or_else(|| is_sampled.then_some(&self.owners.untagged));
+        let Some(tag) = tag else { return };
+        let stack = is_sampled.then(|| Arc::new(CallStack::here()));
+        if let Some((recorder, id)) = self.recorder().zip(block.memory().recorded_id())
+            && let Some(stack) = &stack
+        {
+            recorder.record(Event::Sampled { id, stack: recorder.number(Name::Stack(stack.clone())) });
+        }
+        let held_bytes = block.memory().held_bytes();
+        block.set_holder(tag.hold(wanted.len as u64, held_bytes, self.time.coarse_us(), stack));
+    }
 }
 
 /// The number of the request's tag; 0 without one.
@@ -106,23 +121,6 @@ fn is_drawn(every: u64) -> bool {
     random ^= random << 17;
     RANDOM.set(random);
     (u128::from(random) * u128::from(every)) >> 64 == 0
-}
-
-impl Core {
-    /// Records the holder of `block` under its tag, and its call stack if this request is sampled.
-    pub(crate) fn record_holder(&self, block: &mut Block, wanted: &BlockRequest) {
-        let is_sampled = is_drawn(self.config.code.call_stacks);
-        let tag = wanted.tag.as_ref().or_else(|| is_sampled.then_some(&self.owners.untagged));
-        let Some(tag) = tag else { return };
-        let stack = is_sampled.then(|| Arc::new(CallStack::here()));
-        if let Some((recorder, id)) = self.recorder().zip(block.memory().recorded_id())
-            && let Some(stack) = &stack
-        {
-            recorder.record(Event::Sampled { id, stack: recorder.number(Name::Stack(stack.clone())) });
-        }
-        let held_bytes = block.memory().held_bytes();
-        block.set_holder(tag.hold(wanted.len as u64, held_bytes, self.time.coarse_us(), stack));
-    }
 }
 
 #[cfg(test)]

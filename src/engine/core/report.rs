@@ -154,9 +154,7 @@ impl Core {
     pub(crate) fn window(&self) -> Window {
         self.idle.window()
     }
-}
 
-impl Core {
     /// This thread returns a buffer while requests wait.
     pub(super) fn record_return(&self) {
         // A thread that ends makes no request.

@@ -208,39 +208,7 @@ impl Core {
         let logged = self.ticks.findings.swap(findings.len(), Ordering::Relaxed);
         findings.iter().skip(logged).for_each(|finding| self.log.found(finding));
     }
-}
 
-impl Maintained for Core {
-    fn maintain(&self) {
-        let wanted = self.wanted_of_shared_limit.bytes();
-        let budget = &self.memory.budget;
-        if wanted > 0 && budget.host().is_none() && budget.room_for(wanted) >= wanted {
-            // Another pool of the process has made room, and has woken this thread only.
-            self.wake_waiters();
-        }
-        let is_compacting = self.memory.arena().is_some_and(|arena| {
-            arena.reserve_turn(self);
-            arena.compact(self.time.now_us()) || arena.reserve_pace() == Pace::Steps
-        });
-        // While it compacts or pins a reserve, the thread runs more often than other work is due.
-        if !is_compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
-            self.run_due();
-        } else {
-            self.release_to_others();
-        }
-    }
-
-    fn pace(&self) -> Pace {
-        let of_copies = if self.in_flight.held() > 0 { self.pace_of_copies() } else { Pace::Never };
-        let of_reserve = self.memory.arena().map_or(Pace::Never, |arena| arena.reserve_pace());
-        // A return that keeps its buffer does not tell other owners, which lack memory.
-        let is_wanted = self.memory.supply.held_bytes() > 0 && self.memory.budget.is_wanted();
-        let of_shared_limit = if is_wanted { Pace::Copies } else { Pace::Never };
-        self.pace_of_idle().max(of_copies).max(of_reserve).max(of_shared_limit)
-    }
-}
-
-impl Core {
     /// Time until the maintenance thread would check again.
     pub(crate) fn maintenance_period(&self) -> Option<Duration> {
         self.pace().period(Instant::now())
@@ -276,5 +244,35 @@ impl Core {
         } else {
             Pace::Active
         }
+    }
+}
+
+impl Maintained for Core {
+    fn maintain(&self) {
+        let wanted = self.wanted_of_shared_limit.bytes();
+        let budget = &self.memory.budget;
+        if wanted > 0 && budget.host().is_none() && budget.room_for(wanted) >= wanted {
+            // Another pool of the process has made room, and has woken this thread only.
+            self.wake_waiters();
+        }
+        let is_compacting = self.memory.arena().is_some_and(|arena| {
+            arena.reserve_turn(self);
+            arena.compact(self.time.now_us()) || arena.reserve_pace() == Pace::Steps
+        });
+        // While it compacts or pins a reserve, the thread runs more often than other work is due.
+        if !is_compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
+            self.run_due();
+        } else {
+            self.release_to_others();
+        }
+    }
+
+    fn pace(&self) -> Pace {
+        let of_copies = if self.in_flight.held() > 0 { self.pace_of_copies() } else { Pace::Never };
+        let of_reserve = self.memory.arena().map_or(Pace::Never, |arena| arena.reserve_pace());
+        // A return that keeps its buffer does not tell other owners, which lack memory.
+        let is_wanted = self.memory.supply.held_bytes() > 0 && self.memory.budget.is_wanted();
+        let of_shared_limit = if is_wanted { Pace::Copies } else { Pace::Never };
+        self.pace_of_idle().max(of_copies).max(of_reserve).max(of_shared_limit)
     }
 }

@@ -167,15 +167,13 @@ impl Supply for ArenaSupply {
     }
 
     /// In whole granules.
-    fn room_to_pass(&self, first: Class) -> u64 {
+    fn room_to_pass(&self, first: Class, most_bytes: u64) -> u64 {
         let GrowthShape { largest_granule_bytes: granule_bytes, is_discrete, .. } = self.shape;
-        match self.budget.max_bytes().filter(|_| !is_discrete && self.settings.may_grow) {
-            Some(max_bytes) => {
-                let granules = (max_bytes / granule_bytes).saturating_sub((first.bytes as u64).div_ceil(granule_bytes));
-                granules * granule_bytes
-            }
-            None => 0,
+        if is_discrete || !self.settings.may_grow {
+            return 0;
         }
+        let granules = (most_bytes / granule_bytes).saturating_sub((first.bytes as u64).div_ceil(granule_bytes));
+        granules * granule_bytes
     }
 
     /// All the granules that it may touch.
@@ -257,7 +255,8 @@ impl ArenaSupply {
     pub(in crate::engine) fn has_aging_memory(&self) -> bool {
         let books = self.books();
         let releasable_bytes = books.arena.releasable_bytes();
-        releasable_bytes > 0 && (self.may_release_by_time() || books.overdue_bytes < releasable_bytes)
+        let is_aging = releasable_bytes > 0 && books.arena.retention.idle_timeout_us.is_some();
+        is_aging && (self.may_release_by_time() || books.overdue_bytes < releasable_bytes)
     }
 
     /// The longest piece of free memory.

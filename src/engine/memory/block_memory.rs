@@ -51,8 +51,11 @@ impl SlowCalls {
     }
 
     /// The same calls, without a wait for other threads.
-    pub(crate) fn without_waiting(self) -> Self {
-        if let Self::Until(_) = self { Self::Until(Instant::now()) } else { self }
+    pub(crate) fn without_waiting(mut self) -> Self {
+        if let Self::Until(until) | Self::After(until) = &mut self {
+            *until = Instant::now();
+        }
+        self
     }
 }
 

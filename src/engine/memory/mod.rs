@@ -180,10 +180,9 @@ pub(crate) trait Supply: Send + Sync {
     fn close(&self, now_us: u64);
     /// Returns whether a block of `class` fits under all limits if nothing else is held.
     fn could_hold(&self, class: Class) -> bool;
-    /// How much later requests may take although the head of the wait queue, of the class `first`, waits: the bytes that the limit
-    /// leaves next to its block. 0 if memory is held in regions, which a small
-    /// buffer may keep from being replaced.
-    fn room_to_pass(&self, first: Class) -> u64;
+    /// How much later requests may take although the head of the wait queue, of the class `first`, waits: the bytes that remain next
+    /// to its block if blocks may hold `most_bytes`. 0 if memory is held in regions, which a small buffer may keep from being replaced.
+    fn room_to_pass(&self, first: Class, most_bytes: u64) -> u64;
     /// The bytes of that room that a block of `class` uses.
     fn bytes_to_pass(&self, class: Class) -> u64;
     /// The bytes that a block of `class` holds for its user.

@@ -48,10 +48,15 @@ impl OneEach {
     /// Acquires `class_bytes`, as far as `calls` allow. Makes slow calls.
     pub(super) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Stop> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
-        let claim = self.budget.claim(needed_bytes).map_err(Refusal::from)?;
+        let claim = || self.budget.claim(needed_bytes).map_err(Refusal::from);
         if matches!(calls, SlowCalls::None | SlowCalls::Held(..)) {
+            // While there is room nothing is claimed, which would refuse other requests.
+            if self.budget.room_for(needed_bytes) < needed_bytes {
+                drop(claim()?);
+            }
             return Err(Stop::NeedsCall);
         }
+        let claim = claim()?;
         let mut pin = CallStats::default();
         let acquire = |source: &dyn Source| source.acquire_until(class_bytes, calls.deadline());
         let acquired = self.source.acquire(class_bytes, &mut pin, acquire);
@@ -155,8 +160,8 @@ impl Supply for OneEach {
         self.budget.could_hold(self.block_bytes(class))
     }
 
-    fn room_to_pass(&self, first: Class) -> u64 {
-        self.budget.max_bytes().map_or(0, |max_bytes| max_bytes.saturating_sub(self.block_bytes(first)))
+    fn room_to_pass(&self, first: Class, most_bytes: u64) -> u64 {
+        most_bytes.saturating_sub(self.block_bytes(first))
     }
 
     fn bytes_to_pass(&self, class: Class) -> u64 {

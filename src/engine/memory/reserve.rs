@@ -37,10 +37,8 @@ impl ArenaSupply {
         let progress = &mut books.progress;
         let is_first = progress.begun.is_none();
         progress.begun.get_or_insert((Instant::now(), pinned_bytes));
-        progress.stopped = None;
-        progress.lacks_room = false;
-        progress.reported = 0;
-        progress.has_logged_lack = false;
+        (progress.stopped, progress.reported) = (None, 0);
+        (progress.lacks_room, progress.has_logged_lack) = (false, false);
         drop(books);
         if is_first && let Some(Err(refusal @ Refusal::Source(_))) = self.step(pool) {
             let mut books = self.books();
@@ -61,9 +59,14 @@ impl ArenaSupply {
         self.books().progress.pace()
     }
 
-    /// There may be room: a reserve that waits for it tries its next step again.
+    /// There may be room: a reserve that waits for it tries its next step again, also if it was complete before a lower limit.
     pub(in crate::engine) fn resume_reserve(&self) {
-        self.books().progress.lacks_room = false;
+        let mut books = self.books();
+        books.progress.lacks_room = false;
+        if books.reserve_to_come() > 0 {
+            let pinned_bytes = books.reserve_progress().0;
+            books.progress.begun.get_or_insert((Instant::now(), pinned_bytes));
+        }
     }
 
     /// Makes one step, if one is due, and logs its result. Returns whether another step is due now. Makes slow calls.
@@ -150,7 +153,7 @@ impl ArenaSupply {
     fn end_reserve(&self) {
         let mut books = self.books();
         let begun = books.progress.begun.take();
-        books.progress.lacks_room = false;
+        (books.progress.lacks_room, books.progress.has_logged_lack) = (false, false);
         let pinned_bytes = books.reserve_progress().0;
         drop(books);
         self.update_want();

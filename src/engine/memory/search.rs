@@ -39,8 +39,6 @@ pub(super) struct Search<'pool> {
     now_us: u64,
     calls: SlowCalls,
     pool: &'pool dyn PoolView,
-    /// Commits are short, since registering much at once delays enqueues.
-    is_short_step: bool,
     commit: CommitSize,
     /// Idle blocks that may still be released.
     pub(super) to_release: u64,
@@ -66,7 +64,6 @@ impl ArenaSupply {
             now_us,
             calls,
             pool,
-            is_short_step: self.source.release_waits() && pool.has_copies(),
             commit: if matches!(calls, SlowCalls::Held(_)) { CommitSize::Nothing } else { CommitSize::Ample },
             to_release: pool.idle_buffers(),
             has_swept: false,
@@ -157,7 +154,9 @@ impl ArenaSupply {
         let (step_bytes, largest_bytes) = match search.commit {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
             CommitSize::Ample => {
-                let step_bytes = if search.is_short_step { STEP_DURING_COPIES_BYTES } else { u64::MAX };
+                // Registering much at once delays enqueues.
+                let is_short = self.source.release_waits() && search.pool.has_copies();
+                let step_bytes = if is_short { STEP_DURING_COPIES_BYTES } else { u64::MAX };
                 (step_bytes, books.demand.missed.largest(search.now_us))
             }
         };
@@ -171,9 +170,7 @@ impl ArenaSupply {
             known_bytes: books.demand.held.largest(search.now_us),
         }
     }
-}
 
-impl ArenaSupply {
     /// Carries out `plan`. Waits for calls of other threads until `until`. Logs what was pinned, for `asked_bytes` if that is known.
     /// Returns whether the plan's block was granted. Makes slow calls.
     pub(super) fn carry_out(
@@ -200,10 +197,7 @@ impl ArenaSupply {
         }
         finished
     }
-}
 
-/// What fits, and why something does not.
-impl ArenaSupply {
     /// Returns whether a block of `bytes` could be held if everything else were released.
     pub(super) fn could_hold_bytes(&self, bytes: u64) -> bool {
         let is_addressable = bytes <= self.shape.longest_bytes;

@@ -377,9 +377,6 @@ impl<S: Server> WaitQueue<S> {
     /// for the class of the head what the limit leaves next to it, and what the request needs of that. Otherwise returns how many
     /// requests come first, and the bytes of the head.
     pub(super) fn try_pass(&self, bytes_next_to: impl FnOnce(Class) -> (u64, u64)) -> Result<u64, (u64, u64)> {
-        if !self.has_waiters() {
-            return Ok(0);
-        }
         let mut state = self.state.lock();
         let Some(&(number, ref head)) = state.waiters.front() else { return Ok(0) };
         let (room_bytes, needed_bytes) = bytes_next_to(head.class);

@@ -149,10 +149,9 @@ impl<S: Server> Waiter<S> {
 
     /// Wakes this waker from now on. Clones and drops wakers, which is user code, outside of the lock.
     pub(super) fn register(&self, waker: &Waker) {
-        let before = self.state.lock().waker.take();
-        let same = before.filter(|before| before.will_wake(waker));
-        let waker = same.unwrap_or_else(|| waker.clone());
-        self.state.lock().waker = Some(waker);
+        let waker = waker.clone();
+        // In one step, so that every wake-up finds a waker.
+        let _before = self.state.lock().waker.replace(waker);
     }
 }
 
@@ -241,8 +240,8 @@ impl<S: Server> WaitTicket<S> {
         if !has_thread && !waiter.has_ended() {
             queue.search_for_task(server, waiter);
         }
-        if Instant::now() >= waiter.deadline {
-            // The attempt may be in a driver call that does not return.
+        if Instant::now() >= waiter.deadline || server.is_hopeless(None) {
+            // The attempt may be in a driver call that does not return, and a close may have come before the waker.
             queue.end(&**server, waiter, None);
         }
         if waiter.has_ended() {

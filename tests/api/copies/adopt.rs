@@ -8,8 +8,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Waker};
+use std::thread;
+use std::time::Duration;
 
-use crate::fixture::{heap, held_sink};
+use crate::fixture::{LONG, heap, held_sink, until_waits};
 #[cfg(feature = "observe")]
 use crate::recordings::read_recording;
 use crate::scratch::scratch;
@@ -160,7 +162,7 @@ fn pinned_memory_is_under_the_limit_until_its_owner_is_gone() {
         let locked = lock(&pool, 0).expect("idle memory makes room");
         assert_eq!((locked.pinned_by(), locked.memory().len()), (None, 8192));
         assert_eq!(locked.owner().0[0], 3);
-        assert!(pool.get_with(Request::new(12_000).timeout(std::time::Duration::ZERO)).unwrap_err().is_limit());
+        assert!(pool.get_with(Request::new(12_000).timeout(Duration::ZERO)).unwrap_err().is_limit());
         let other = lock(&pool, 0).unwrap();
         let error = lock(&pool, 0).unwrap_err();
         assert!(error.is_limit() && error.to_string().contains("user memory 16.0KiB"), "{error}");
@@ -191,6 +193,22 @@ fn idle_memory_makes_room_whichever_pool_keeps_it() {
 }
 
 #[test]
+fn user_memory_leaves_less_for_requests_that_pass_the_head() {
+    let builder = heap().max_bytes(65_536_u64).preset(Preset::TensorFlow).setting("rounding", "exact");
+    let pool = builder.wait(LONG).build().unwrap();
+    let _pinned = [(); 2].map(|()| lock(&pool, 0).unwrap());
+    let held = pool.get(12_000).unwrap();
+    thread::scope(|scope| {
+        let head = scope.spawn(|| pool.get(40_000).map(drop));
+        until_waits(&pool, 1);
+        let next = pool.get_with(Request::new(20_000).timeout(Duration::ZERO));
+        assert!(next.unwrap_err().is_limit(), "both do not fit next to the user memory");
+        drop(held);
+        head.join().unwrap().unwrap();
+    });
+}
+
+#[test]
 fn idle_memory_makes_room_for_a_reserve_next_to_an_earlier_pin() {
     let pool = heap().max_bytes(64_u64 << 20).maintenance_thread(false).build().unwrap();
     let pinned = lock(&pool, 0).unwrap();
@@ -201,31 +219,30 @@ fn idle_memory_makes_room_for_a_reserve_next_to_an_earlier_pin() {
     drop(pinned);
 }
 
+/// Two pages until the end of this process.
+#[cfg(all(target_os = "linux", not(miri)))]
+fn mapped(protection: libc::c_int) -> NonNull<[u8]> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: anonymous pages at an address of the kernel's choice.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), 8192, protection, flags, -1, 0) };
+    NonNull::slice_from_raw_parts(NonNull::new(start.cast::<u8>()).unwrap(), 8192)
+}
+
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
 fn memory_with_content_keeps_it_and_may_be_read_only() {
     for backend in [Backend::Heap, Backend::Mlock] {
         let pool = Pool::builder().without_env().backend(backend).max_bytes(1_u64 << 20).build().unwrap();
-        // SAFETY: anonymous pages at an address of the kernel's choice.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                8192,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        let memory = NonNull::new(start.cast::<u8>()).unwrap();
+        let memory = mapped(libc::PROT_READ | libc::PROT_WRITE);
+        let start = memory.cast::<u8>().as_ptr();
         // SAFETY: two pages, mapped above.
-        unsafe { memory.as_ptr().write_bytes(7, 8192) };
+        unsafe { start.write_bytes(7, 8192) };
         // SAFETY: the second of the two.
-        assert_eq!(unsafe { libc::mprotect(start.wrapping_byte_add(4096), 4096, libc::PROT_READ) }, 0);
+        assert_eq!(unsafe { libc::mprotect(start.wrapping_byte_add(4096).cast(), 4096, libc::PROT_READ) }, 0);
         // SAFETY: mapped until the end of this process.
-        let locked = unsafe { pool.pin(NonNull::slice_from_raw_parts(memory, 8192), ()) };
+        let locked = unsafe { pool.pin(memory, ()) };
         // SAFETY: mapped above.
-        assert!(unsafe { std::slice::from_raw_parts(memory.as_ptr(), 8192) }.iter().all(|&byte| byte == 7));
+        assert!(unsafe { memory.as_ref() }.iter().all(|&byte| byte == 7));
         drop(locked.unwrap());
     }
 }
@@ -234,10 +251,7 @@ fn memory_with_content_keeps_it_and_may_be_read_only() {
 #[test]
 fn a_refused_pin_has_no_advice_on_the_reserve() {
     let pool = Pool::builder().without_env().backend(Backend::Mlock).max_bytes(1_u64 << 20).build().unwrap();
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: anonymous pages at an address of the kernel's choice.
-    let start = unsafe { libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_NONE, flags, -1, 0) };
-    let memory = NonNull::slice_from_raw_parts(NonNull::new(start.cast::<u8>()).unwrap(), 8192);
+    let memory = mapped(libc::PROT_NONE);
     // SAFETY: mapped until the end of this process; the kernel refuses to lock what it cannot read.
     let error = unsafe { pool.pin(memory, ()) }.unwrap_err();
     let report = error.report();

@@ -89,9 +89,7 @@ fn the_limit_holds_while_it_changes_under_load() {
                     }
                 });
             }
-            for step in 0..200_u64 {
-                pool.set_max_bytes((4 + step % 5) << 20).unwrap();
-            }
+            (0..200_u64).for_each(|step| pool.set_max_bytes((4 + step % 5) << 20).unwrap());
         });
         let peak_bytes = sim.sums.lock().peak_bytes;
         assert!(peak_bytes <= 8 << 20, "{peak_bytes} B were held");

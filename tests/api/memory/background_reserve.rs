@@ -126,11 +126,10 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
             assert_eq!(source.calls(SourceCall::Acquire), calls);
             drop(pool.get(MIB).unwrap());
             assert!(pool.wait_reserved(Duration::ZERO).is_err());
-            // Asked again, the rest comes.
-            pool.reserve(MI).unwrap();
+            // What was requested and is not there is not requested twice.
+            pool.reserve(512 * MI - there).unwrap();
             assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
-            // A region is whole granules.
-            assert_eq!(valid_stats(&pool).memory.reserve_bytes, if discrete { 514 * MI } else { 513 * MI });
+            assert_eq!(valid_stats(&pool).memory.reserve_bytes, 512 * MI);
         }
     }
 }
@@ -155,17 +154,20 @@ fn a_lower_limit_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_it_
     let pool = by_steps(faulty(false), 256 * MI, 128 * MI).build().unwrap();
     (0..7).for_each(|_| pool.maintain());
     assert_eq!(valid_stats(&pool).memory.reserve_bytes, 64 * MI);
-    pool.set_max_bytes(32 * MI).unwrap();
-    for _ in 0..3 {
-        pool.maintain();
-        assert!(valid_stats(&pool).memory.held_bytes <= 32 * MI, "{:?}", pool.stats());
+    // The second time it is complete.
+    for _ in 0..2 {
+        pool.set_max_bytes(32 * MI).unwrap();
+        for _ in 0..3 {
+            pool.maintain();
+            assert!(valid_stats(&pool).memory.held_bytes <= 32 * MI, "{:?}", pool.stats());
+        }
+        assert!(!pool.wait_reserved(Duration::from_millis(1)).unwrap());
+        assert_eq!(lines().iter().filter(|line| line.contains("reserve_paused: ")).count(), 1);
+        assert_eq!(pool.stats().memory.reserve_target_bytes, 128 * MI);
+        pool.set_max_bytes(256 * MI).unwrap();
+        assert!(pool.wait_reserved(PATIENCE).unwrap());
+        assert_eq!(valid_stats(&pool).memory.reserve_bytes, 128 * MI);
     }
-    assert!(!pool.wait_reserved(Duration::from_millis(1)).unwrap());
-    assert_eq!(lines().iter().filter(|line| line.contains("reserve_paused: ")).count(), 1);
-    assert_eq!(pool.stats().memory.reserve_target_bytes, 128 * MI);
-    pool.set_max_bytes(256 * MI).unwrap();
-    assert!(pool.wait_reserved(PATIENCE).unwrap());
-    assert_eq!(valid_stats(&pool).memory.reserve_bytes, 128 * MI);
 }
 
 #[test]

@@ -49,9 +49,7 @@ fn a_request_returns_zeros_whether_its_memory_is_fresh_reused_or_carved_again() 
                 let bufs: Vec<_> = [100, 5_000, 70_000, 300_000].map(|len| dirty(&pool, len + round * 9_000)).into();
                 drop(bufs);
             }
-            for _ in 0..10 {
-                drop(dirty(&pool, 100));
-            }
+            (0..10).for_each(|_| drop(dirty(&pool, 100)));
             // A buffer that the maintenance thread is zeroing counts as in use.
             let stats = stats_when(&pool, |stats| stats.memory.in_use == 0);
             assert!(stats.requests.hits > 0 && stats.memory.evictions.over_limit > 0, "{stats:?}");
@@ -96,9 +94,7 @@ fn memory_that_stands_in_for_a_full_pool_is_zero_too() {
         .build()
         .unwrap();
     let _all = dirty(&pool, 1 << 20);
-    for _ in 0..3 {
-        assert!(dirty(&pool, 1 << 18).pinned_by().is_none());
-    }
+    (0..3).for_each(|_| assert!(dirty(&pool, 1 << 18).pinned_by().is_none()));
     assert_eq!(pool.stats().requests.pageable, 3);
 }
 

@@ -19,7 +19,7 @@ use crate::valid_stats::valid_stats;
 const SHORT: Duration = Duration::from_millis(30);
 
 #[derive(Debug, Default)]
-struct Counting(AtomicUsize);
+pub(super) struct Counting(pub(super) AtomicUsize);
 
 impl Wake for Counting {
     fn wake(self: Arc<Self>) {

@@ -1,7 +1,7 @@
 //! Requests that wait are served, or fail, as soon as they can: the head, the next, and requests in a partition.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, Wake};
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 use std::{pin::Pin, sync::Arc};
@@ -9,6 +9,7 @@ use std::{pin::Pin, sync::Arc};
 use pinpool::{Preset, Request};
 use pinpool_testing::SourceCall;
 
+use super::async_get::Counting;
 use crate::fixture::{LONG, MIB, Requests, both_presets, faulty_sim, over, over_sim, poll, until_waits};
 use crate::until::{in_time, until};
 
@@ -99,15 +100,6 @@ fn idle_memory_makes_room_although_another_threads_call_hangs() {
         served.join().unwrap().unwrap();
         hanging.join().unwrap().unwrap();
     });
-}
-
-#[derive(Debug, Default)]
-struct Counting(AtomicUsize);
-
-impl Wake for Counting {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
 }
 
 #[test]

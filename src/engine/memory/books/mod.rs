@@ -279,10 +279,7 @@ impl Books {
         stats.memory.smaller_regions = self.smaller_regions;
         stats.memory.mappings = arena.mappings;
     }
-}
 
-/// The claim under the limit.
-impl Books {
     /// Ends the claim. Memory that could not be released stays claimed until the process ends. Drop the result outside the lock: it
     /// may be the last claim under a shared limit, which the pool then leaves.
     pub(in crate::engine) fn end_claims(&mut self, is_all_released: bool) -> Option<Claim> {

@@ -57,10 +57,11 @@ impl Books {
         Err(Refusal::Source(SourceError::new("reserve", what)))
     }
 
-    /// Requests a reserve of `bytes` more, if the limit has room for all reserves.
+    /// Requests a reserve of `bytes` more, if the limit has room for all reserves. What a stopped reserve lacks is not requested twice.
     pub(in crate::engine) fn request_reserve(&mut self, bytes: u64) -> Result<(), Refusal> {
         self.check_length(bytes)?;
-        let requested_bytes = self.requested_bytes.saturating_add(bytes);
+        let lacking_bytes = self.progress.stopped.as_ref().map_or(0, |_| self.reserve_to_come());
+        let requested_bytes = self.requested_bytes.saturating_add(bytes - bytes.min(lacking_bytes));
         if self.budget.max_bytes().is_some_and(|max_bytes| requested_bytes > max_bytes) {
             return Err(self.budget.full(bytes).into());
         }

@@ -29,9 +29,7 @@ fn failed_releases_hold_back_no_other_and_are_logged_once() {
         assert_eq!(count(&logged, "release_delayed"), 1, "{logged:?}");
         let releases = source.calls(SourceCall::Release);
         assert!(held_bytes() < before && releases > 7, "{releases} releases");
-        for _ in 0..200 {
-            after_seconds(&clock, &pool, 1);
-        }
+        (0..200).for_each(|_| drop(after_seconds(&clock, &pool, 1)));
         drop(between);
         pool.trim(0);
         assert_eq!((valid_stats(&pool).memory.held_bytes, held_bytes()), (0, 0));

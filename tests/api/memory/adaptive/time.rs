@@ -51,9 +51,7 @@ fn hits_look_at_no_clock_and_misses_do() {
     let (pool, clock) = with_manual_clock(over_virtual_memory());
     drop((pool.get(100).unwrap(), pool.get(5000).unwrap()));
     clock.advance_us(20_000_000);
-    for _ in 0..1000 {
-        drop(pool.get(100).unwrap());
-    }
+    (0..1000).for_each(|_| drop(pool.get(100).unwrap()));
     assert_eq!((pool.stats().memory.idle, pool.stats().memory.evictions.expired), (2, 0), "no hit did anything");
     drop(pool.get(100_000).unwrap());
     assert!(pool.stats().memory.evictions.expired > 0, "the miss looked for what is old");
