@@ -89,7 +89,8 @@ pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
         return Ok(wait.min(LONGEST_WAIT));
     }
     let total = value.getattr_opt("total_seconds")?.map(|total| total.call0()).transpose()?;
-    let seconds: f64 = total.as_ref().unwrap_or(value).extract().map_err(|_| {
+    let seconds = total.as_ref().unwrap_or(value).extract::<f64>().ok();
+    let seconds = seconds.filter(|_| !value.is_instance_of::<PyBool>()).ok_or_else(|| {
         let text = shown(value);
         PyTypeError::new_err(format!(
             "timeout must be a number of seconds, a timedelta or text such as \"500ms\", not {text}"

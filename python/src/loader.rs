@@ -21,7 +21,7 @@ use pinpool_loader::{
     first_undecodable, kept_fields,
 };
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
-use pyo3::prelude::*;
+use pyo3::{IntoPyObjectExt, prelude::*};
 
 use crate::buffer::Buffer;
 use crate::decode::{self, Decoder};
@@ -262,21 +262,20 @@ impl Reader {
 
 #[pymethods]
 impl Reader {
-    /// The next batch; None at the end.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<RawBatch>> {
+    /// The next batch; None at the end, and False if there is none within `timeout` seconds.
+    #[pyo3(signature = (timeout=None))]
+    fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyAny>>> {
         if self.process != std::process::id() {
             return Err(errors::ForkError::new_err(
                 "this loader was created in a parent of this process: create one after the fork, in the process that uses it",
             ));
         }
-        let Ok(next) = wait_interruptibly(py, None, |wait| {
+        let Ok(next) = wait_interruptibly(py, timeout.map(std::time::Duration::from_secs_f64), |wait| {
             let next = self.reader().as_mut().map_or(Poll::Ready(None), |reader| reader.next_within(wait));
-            Ok::<_, Infallible>(match next {
-                Poll::Ready(next) => Some(next),
-                Poll::Pending => None,
-            })
+            Ok::<_, Infallible>(if let Poll::Ready(next) = next { Some(next) } else { None })
         })?;
-        next.flatten().map(|batch| self.raw_batch(py, batch)).transpose()
+        let Some(next) = next else { return false.into_py_any(py).map(Some) };
+        next.map(|batch| self.raw_batch(py, batch)?.into_py_any(py)).transpose()
     }
 
     /// Ends the threads. Batches that were handed out stay valid.

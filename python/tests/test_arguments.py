@@ -55,6 +55,7 @@ def decode(pool, images):
         (lambda pool: pool.trim(2**80), pinpool.RequestError, "invalid size to_bytes=1208925819614629174706176: must be at most"),
         (lambda pool: pool.set_max_bytes("few"), pinpool.RequestError, "max_bytes: `few` is not a size"),
         (lambda pool: pool.get(1, timeout=[]), TypeError, r"timeout must be a number of seconds, a timedelta or text such as .*, not \[\]"),
+        (lambda pool: pool.get(1, timeout=True), TypeError, "timeout must be a number of seconds, a timedelta or text such as .*, not True"),
         (lambda pool: pinpool.Pool(env=False, max_bytes=True), pinpool.SettingError, "MAX_BYTES=on: not a size"),
         (lambda pool: pinpool.Pool(max_byte=1), TypeError, r'"max_byte" is not a setting of a pool; did you mean max_bytes\?'),
         (lambda pool: load(pool, batch_size=True), TypeError, "batch_size must be a whole number, not True"),

@@ -165,7 +165,9 @@ def test_stacked_tensors_are_in_the_shared_buffer_without_gradients(shared):
 def test_pack_keeps_torch_dtypes_that_numpy_lacks(shared):
     batch = {name: of_torch(name)[1] for name in ("bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2")}
     batch["ordered"] = collections.OrderedDict(a=np.float32(1), b=torch.tensor([1 + 2j]).conj())
+    batch["sequence"] = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.zeros(1)])
     got = shared.unpack(shared.pack(batch))
+    assert type(got["sequence"]) is type(batch["sequence"]) and got["sequence"].data.tolist() == [1, 0, 1, 1]
     for name in list(batch)[:3]:
         same(got[name], batch[name])
     assert type(got["ordered"]) is collections.OrderedDict and got["ordered"]["b"].tolist() == [1 - 2j]

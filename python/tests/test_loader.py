@@ -249,6 +249,19 @@ def test_a_state_of_a_different_loader_is_refused(files, pool, settings):
         load(files, pool, state=state)
 
 
+def test_a_state_fits_files_that_moved_together_and_not_a_renamed_directory(tmp_path, pool):
+    for name in ("a/0.bin", "a/1.bin", "b/0.bin", "b/1.bin"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_bytes(name.encode())
+    moved = tmp_path / "moved"
+    state = pinpool_loader.Loader(tmp_path / "data", batch_size=1, pool=pool).state_dict()
+    (tmp_path / "data").rename(moved)
+    pinpool_loader.Loader(moved, batch_size=1, pool=pool, state=state)
+    (moved / "a").rename(moved / "c")
+    with pytest.raises(ValueError, match="a loader with different batches"):
+        pinpool_loader.Loader(moved, batch_size=1, pool=pool, state=state)
+
+
 def test_ranks_with_equal_batches_share_their_states(files, pool):
     first = load(files, pool, world_size=3, rank=0, even=True)
     next(iter(first))

@@ -106,3 +106,38 @@ def test_memory_returns_with_the_result(folder):
     results.close()
     gc.collect()
     assert pool.stats()["memory"]["in_use"] == 0
+
+
+def test_a_function_that_raises_stop_iteration_fails_and_does_not_end_the_epoch(folder):
+    captions, seen = iter(range(5)), []
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        seen.extend(loader(folder, lambda batch: next(captions)))
+    assert seen == list(range(5))
+
+
+def test_a_pool_of_two_batches_serves_a_loop_that_keeps_one(folder):
+    # 10 batches of 4 KiB, of which two fit.
+    for number in range(40):
+        (folder / f"{number:02}.bin").write_bytes(bytes([number]) * 1024)
+    pool = heap(max_bytes="8KiB", wait="300s")
+    loading = loader(folder, lambda batch: batch, pool=pool, threads=1, map_threads=2)
+    assert sum((first_bytes(batch) for batch in loading), []) == list(range(40))
+
+
+def test_a_break_frees_the_memory_that_the_function_waits_for(folder):
+    pool, refused = heap(max_bytes="96KiB", wait="20s"), []
+    has_begun = threading.Event()
+
+    def function(batch):
+        if batch.number > 0:
+            has_begun.set()
+        try:
+            return [pool.empty(16_384, "uint8") for _ in range(2)]
+        except pinpool.LimitError as error:
+            refused.append(error)
+            raise
+
+    for _ in loader(folder, function, pool=pool, map_threads=2):
+        assert has_begun.wait(300)
+        break
+    assert not refused

@@ -7,7 +7,7 @@ import pytest
 
 import pinpool
 
-from conftest import until
+from conftest import heap, until
 
 torch = pytest.importorskip("torch")
 
@@ -102,6 +102,21 @@ def test_persistent_workers_free_buffers_after_a_break(shared):
     assert len(workers) == 2, "they are the same in each epoch"
     assert numbers(shared.batches(loader)) == list(range(50))
     until(lambda: free(shared) == 9)
+
+
+def test_persistent_workers_are_not_asked_while_batches_are_kept():
+    shared = pinpool.SharedPool("64KiB", buffers=4, pool=heap())
+    loader = DataLoader(Images(), batch_size=4, num_workers=1, persistent_workers=True, collate_fn=shared.collate)
+    kept = []
+    for batch in shared.batches(loader):
+        kept.append(batch)
+        if len(kept) == 3:
+            break
+    with pytest.raises(pinpool.LimitError, match="3 of 4 shared buffers belong"):
+        next(iter(shared.batches(loader)))
+    kept.clear()
+    del batch
+    assert numbers(shared.batches(loader)) == list(range(50))
 
 
 def test_a_loader_without_batches_keeps_no_buffer(shared):

@@ -22,6 +22,7 @@ use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
@@ -143,9 +144,7 @@ impl Batches {
             ..Batches::default()
         };
         batches.start_epoch();
-        for _ in 0..start.batch {
-            batches.next_in_epoch();
-        }
+        (0..start.batch).for_each(|_| drop(batches.next_in_epoch()));
         batches.number = start.number;
         batches
     }
@@ -304,28 +303,31 @@ impl Iterator for Batches {
     }
 }
 
-/// A hash of everything that determines the batches of an epoch, except its number (plan-I5). Excludes directories, so that all files
-/// may be moved together.
+/// A hash of everything that determines the batches of an epoch, except its number (plan-I5). Excludes the directory of all files, so
+/// that they may be moved together.
 pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
     let mut hasher = Xxh3Default::new();
     let mut number = |number: Option<u64>| {
         hasher.update(&[u8::from(number.is_some())]);
         hasher.update(&number.unwrap_or(0).to_le_bytes());
     };
-    number(options.batch_samples.map(NonZeroU64::get));
-    number(options.batch_bytes.map(NonZeroU64::get));
+    [options.batch_samples, options.batch_bytes].into_iter().for_each(|limit| number(limit.map(NonZeroU64::get)));
     number(options.shuffle_seed);
     number(options.shard.map(|shard| shard.rank()));
     number(options.shard.map(|shard| shard.world()));
-    if options.even || options.drop_last {
-        number(Some(u64::from(options.even) + 2 * u64::from(options.drop_last)));
-    }
+    number(Some(u64::from(options.even) + 2 * u64::from(options.drop_last)));
+    let path_of = |file: usize| match &catalog.files()[file].origin {
+        DataOrigin::File(path) => path,
+        DataOrigin::Synthetic { .. } => Path::new(""),
+    };
+    let directories = (0..catalog.files().len()).filter_map(|file| path_of(file).parent());
+    let common =
+        directories.reduce(|root, other| root.ancestors().find(|&root| other.starts_with(root)).unwrap_or(root));
+    let common = common.unwrap_or(Path::new(""));
     for sample in catalog.samples() {
         hasher.update(&sample.len_bytes.to_le_bytes());
-        let file = match &catalog.files()[sample.file].origin {
-            DataOrigin::File(path) => path.file_name().unwrap_or_default().as_bytes(),
-            DataOrigin::Synthetic { .. } => &[],
-        };
+        let path = path_of(sample.file);
+        let file = path.strip_prefix(common).unwrap_or(path).as_os_str().as_bytes();
         for name in [file, sample.member.as_deref().unwrap_or_default().as_bytes()] {
             hasher.update(&(name.len() as u64).to_le_bytes());
             hasher.update(name);

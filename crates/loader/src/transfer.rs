@@ -138,9 +138,7 @@ impl<'a> Transfer<'a> {
 
     fn take(&mut self, mut batch: LoadedBatch) {
         self.summary.epochs = batch.epoch;
-        for failure in mem::take(&mut batch.failures) {
-            self.skip(failure);
-        }
+        mem::take(&mut batch.failures).into_iter().for_each(|failure| self.skip(failure));
         // A strict run ends with the failure, so the other samples of the batch are not sent.
         let mut is_in_flight = false;
         if !self.is_finished() && batch.buffer.is_empty() {

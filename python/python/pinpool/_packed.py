@@ -75,6 +75,8 @@ class Batches:
             length = math.inf
         # Number of batches that the workers prepare before torch's loader returns the next one.
         ahead = getattr(self._loader, "num_workers", 0) * (getattr(self._loader, "prefetch_factor", None) or 0)
+        # Before persistent workers are told of the epoch: torch waits for each, and a worker for a buffer.
+        self._shared._refuse_too_many_kept(min(max(ahead, 1), length))
         iterator = iter(self._loader)
         try:
             for number in itertools.count():

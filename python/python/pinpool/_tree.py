@@ -252,7 +252,8 @@ def _with_items(mapping, keys, items):
 
 def _with_elements(sequence, elements):
     if isinstance(sequence, tuple):
-        return type(sequence)(*elements) if hasattr(sequence, "_fields") else tuple(elements)
+        # Without the constructor, which in a PackedSequence expects tensors.
+        return tuple.__new__(type(sequence), elements) if hasattr(sequence, "_fields") else tuple(elements)
     try:
         if not isinstance(sequence, MutableSequence):
             return type(sequence)(elements)

@@ -259,7 +259,7 @@ class Loader(Generic[T]):
         return list(self._failed)
 
     def __len__(self) -> int:
-        """Number of batches of the current `for`, or else of the next one."""
+        """Number of batches of the current `for`, or else of the next one, from its first epoch on also if a state is resumed."""
         first, end = self._epochs_of_pass()
         return sum(self._files.batches(epoch) for epoch in range(first, end))
 
@@ -282,7 +282,9 @@ class Loader(Generic[T]):
         runner = None
         if (function := self._map) is not None:
             # The position travels with each result, because `state_dict()` must not count results ahead of the loop.
-            batches = runner = MapRunner(lambda taken: (function(taken[0]), taken[1]), batches, self._map_threads)
+            batches = runner = MapRunner(
+                lambda taken: (function(taken[0]), taken[1]), lambda timeout: self._take(reader, timeout), self._map_threads
+            )
 
         def hand_out(taken: tuple[Any, _Position]) -> Any:
             made, self._position = taken
@@ -295,16 +297,16 @@ class Loader(Generic[T]):
             # `load_state_dict` or `close`, or when another `for` has begun.
             yield from map(hand_out, takewhile(lambda _: self._reader is reader, batches))
         finally:
-            # Also after `break`, an exception or Ctrl-C.
+            # Also after `break`, an exception or Ctrl-C. The reader first: what it has read ahead is memory that `map` may wait for.
+            reader.stop()
             if runner is not None:
                 runner.close()
-            reader.stop()
             if self._reader is reader:
                 self._reader = self._pass_start = None
 
-    def _take(self, reader: _pinpool.Reader) -> tuple[Batch, _Position] | None:
-        if (taken := reader.next()) is None:
-            return None
+    def _take(self, reader: _pinpool.Reader, timeout: float | None = None) -> tuple[Batch, _Position] | Literal[False] | None:
+        if not (taken := reader.next(timeout)):
+            return taken
         raw = RawBatch._make(taken)
         failures = [text for text, _ in raw.failures]
         for_pool = [failure for failure in raw.failures if failure[1]]

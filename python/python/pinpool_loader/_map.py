@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+# Between two checks whether a result is there while the next item is read.
+POLL_SECONDS = 0.005
+
 
 class MapRunner(Generic[T, R]):
-    """Iterates over `function(item)` for each item of `items`, at most one item per thread ahead.
+    """Iterates over `function(item)` for each item of `take(timeout)`, which returns False after the timeout and None at the end, at most
+    one item per thread ahead.
 
     Not a generator, because a generator keeps a reference to the last yielded value.
     """
 
-    def __init__(self, function: Callable[[T], R], items: Iterator[T], threads: int) -> None:
-        self._function, self._items, self._ahead = function, items, threads
+    def __init__(self, function: Callable[[T], R], take: Callable[[float | None], T | Literal[False] | None], threads: int) -> None:
+        self._function, self._take, self._ahead = function, take, threads
         self._executor = ThreadPoolExecutor(threads, "pinpool-map")
         self._running: deque[Future[R]] = deque()
         self._failure: Exception | None = None
@@ -29,7 +33,16 @@ class MapRunner(Generic[T, R]):
     def __next__(self) -> R:
         while self._failure is None and len(self._running) <= self._ahead:
             try:
-                self._running.append(self._executor.submit(self._function, next(self._items)))
+                # Once there is a result, waits for no item: it may need the memory that the loop has until it gets the result.
+                has_result = bool(self._running) and self._running[0].done()
+                item = self._take(0 if has_result else POLL_SECONDS if self._running else None)
+                if item is False:
+                    if has_result:
+                        break
+                    continue
+                if item is None:
+                    raise StopIteration
+                self._running.append(self._executor.submit(self._apply, item))
             except Exception as failure:
                 # Also StopIteration. It is raised after the results of the earlier items.
                 self._failure = failure
@@ -38,7 +51,14 @@ class MapRunner(Generic[T, R]):
             raise self._failure
         return self._running.popleft().result()
 
+    def _apply(self, item: T) -> R:
+        try:
+            return self._function(item)
+        except StopIteration as error:
+            # Would end the loop as if the epoch were over.
+            raise RuntimeError("map= raised StopIteration") from error
+
     def close(self) -> None:
-        """Ends the threads after their current items; queued items are dropped."""
-        self._executor.shutdown(cancel_futures=True)
+        """Ends the threads after their current items; results and queued items are dropped."""
         self._running.clear()
+        self._executor.shutdown(cancel_futures=True)
