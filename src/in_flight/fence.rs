@@ -278,10 +278,10 @@ impl CopyFences {
     fn wait_for(&self, concerns: impl Fn(&Access) -> bool) -> Result<()> {
         let Some(accesses) = self.0.get() else { return Ok(()) };
         // The list is copied, not held: a wait under the lock would delay other threads that check the buffer.
-        let accesses: Vec<Access> = accesses.lock().clone();
+        let accesses: Vec<_> = accesses.lock().iter().filter(|each| concerns(each)).cloned().collect();
         let mut outcome = Ok(());
         // Each one is waited for, also after a failure of another.
-        for each in accesses.iter().filter(|each| concerns(each)) {
+        for each in accesses {
             let waited = each.fence.wait();
             if outcome.is_ok() {
                 outcome = waited;

@@ -307,9 +307,9 @@ impl Pool {
     }
 
     /// Closes the pool and its partitions to requests: those that wait, threads and tasks, and all later ones fail with
-    /// [`is_closed`](crate::Error::is_closed). Idle memory is released by the calling thread, so this is a slow call. Buffers in
-    /// use and copies in flight remain valid; their memory is released when the buffers are dropped and the copies have
-    /// completed. Closing a pool twice has no effect.
+    /// [`is_closed`](crate::Error::is_closed). Then the calling thread releases idle memory, which on `register` and `cuda` waits for
+    /// the work of the device. Buffers in use and copies in flight remain valid; their memory is released when the buffers are
+    /// dropped and the copies have completed. Closing a pool twice has no effect.
     ///
     /// ```
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(1 << 20).build()?;

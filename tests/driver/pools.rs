@@ -7,7 +7,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use mock_driver::MockDriver;
 use pinpool::{Backend, Pool};
 
-use crate::fixture::{MIB, builder, filled, held, maintain_until, on_a_stream, with_manual_clock};
+use crate::fixture::{MIB, builder, filled, held, maintain_until, on_a_stream, tensorflow, with_manual_clock};
 use crate::pressure_file::PressureFile;
 use crate::valid_stats::valid_stats;
 
@@ -72,8 +72,8 @@ fn during_copies_a_pool_grows_in_short_steps() {
 #[test]
 fn the_end_of_a_pool_with_a_stuck_copy_releases_nothing_that_would_wait_for_it() {
     let (driver, stream, mut memory) = on_a_stream(4096);
-    for backend in [Backend::Register, Backend::Cuda] {
-        let pool = builder(backend).unstable_code(|code| code.close_wait = Some(Duration::ZERO)).build().unwrap();
+    for builder in [builder(Backend::Register), builder(Backend::Cuda), tensorflow()] {
+        let pool = builder.unstable_code(|code| code.close_wait = Some(Duration::ZERO)).build().unwrap();
         drop(pool.get(3 * MIB).unwrap());
         let gate = driver.hold(stream.cu_stream());
         start_copy(&pool, &stream, &mut memory);

@@ -21,7 +21,8 @@ fn reset_under_a_pool(backend: Backend, has_events: bool) {
     let _events = has_events.then(EventsOnly::begin);
     driver.set_deviations(AS_ON_A_DEVICE);
     let context = CudaContext::new(0).unwrap();
-    let pool = builder(backend.clone()).build().unwrap();
+    // Zeroes what comes back, if it is still there.
+    let pool = builder(backend.clone()).setting("zero", "1").build().unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
     // Its event is kept for the next copy.
     filled(&pool, MIB, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();

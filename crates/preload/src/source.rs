@@ -55,12 +55,6 @@ impl HostSource {
     }
 }
 
-/// The driver's block that holds a region: a small one begins anywhere in a page.
-fn block_bytes(len_bytes: usize) -> usize {
-    let whole_pages = len_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX);
-    if whole_pages < GRANULE_BYTES { whole_pages + PAGE_BYTES } else { whole_pages }
-}
-
 // SAFETY: source-C1: `cuMemHostAlloc` maps pinned memory at a fixed address until `cuMemFreeHost`, and a failed free
 // leaves it mapped; after the end of its context nothing of it is touched (preload-I4). source-C2: pages of the kernel, or
 // used before by this process. source-C3: the region begins at a page, and ends inside the block. source-C4: a counter.
@@ -75,11 +69,13 @@ unsafe impl Source for HostSource {
     }
 
     fn held_bytes(&self, len_bytes: usize) -> usize {
-        block_bytes(len_bytes)
+        let whole_pages = len_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX);
+        // A small block of the driver begins anywhere in a page.
+        if whole_pages < GRANULE_BYTES { whole_pages + PAGE_BYTES } else { whole_pages }
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        let held_bytes = block_bytes(len_bytes);
+        let held_bytes = self.held_bytes(len_bytes);
         let block = self.context.while_alive(|handle| {
             let _entered = self.driver.enter(handle)?;
             let block = self.driver.host_alloc(held_bytes, PORTABLE | MAPPED)?;
@@ -120,6 +116,10 @@ unsafe impl Source for HostSource {
         });
         // A context that is gone has taken its memory along.
         released.unwrap_or(Ok(()))
+    }
+
+    fn device_lost(&self) -> Option<SourceError> {
+        self.context.while_alive(|_| ()).is_none().then(Self::gone)
     }
 
     fn needs_gpu(&self) -> bool {

@@ -88,7 +88,8 @@ impl Core {
         block.end_holding();
         // Ends last: requests that wait for memory of the pool precede the partition's next request.
         let _claim = block.take_claim();
-        if self.config.zero && block.memory().adopted().is_none() {
+        // After a reset of the device the memory may be gone.
+        if self.config.zero && block.memory().adopted().is_none() && self.memory.source().device_lost().is_none() {
             block.zero();
         }
         if !block.memory().is_from_source() {
@@ -145,7 +146,7 @@ impl Core {
         } else {
             self.counters.pageable_returns.add(1);
         }
-        self.release_block(block);
+        self.end_block(block, true);
         self.close_if_unused();
         self.wake_waiters();
     }
@@ -247,19 +248,23 @@ impl Core {
     /// Evicts a pinned block, and counts `why`. Makes slow calls.
     pub(super) fn evict(&self, block: Block, why: EvictionReason) {
         self.classes.left(block.class(), why);
-        self.release_block(block);
+        self.end_block(block, true);
     }
 
     pub(super) fn evict_all(&self, entries: Victims<BlockBody<Self>>, why: EvictionReason) {
         entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
     }
 
-    /// Releases a block. Makes slow calls.
-    fn release_block(&self, block: Block) {
+    /// Releases a block, or leaks it if not `may_release`. Makes slow calls.
+    fn end_block(&self, block: Block, may_release: bool) {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.
         let (_pool, memory) = block.into_parts(&self.spare);
-        self.memory.release(memory, self.time.coarse_us());
+        if may_release {
+            self.memory.release(memory, self.time.coarse_us());
+        } else {
+            leaked::leak(memory);
+        }
         // After the release, because the pool may close on it.
         self.lifetime.remove_block();
     }
@@ -305,20 +310,9 @@ impl Core {
         self.memory.enforce_limits(self, self.config.max_idle_bytes, self.time.coarse_us());
     }
 
-    /// The memory is gone, for this reason. False if that was known.
-    pub(super) fn end_memory(&self, why: SourceError) -> bool {
-        let is_new = self.memory_ended.set(why).is_ok();
-        if is_new {
-            self.evict_all(self.idle.seal(), EvictionReason::Released);
-        }
-        is_new
-    }
-
     /// No handle is left. Idle blocks are released now, others when they are returned.
     pub(crate) fn seal(&self) {
-        if let Some(arena) = self.memory.arena() {
-            arena.cancel_reserve();
-        }
+        self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
         if let Some(thread) = self.thread {
             thread.remove(std::ptr::from_ref(self).cast());
         }
@@ -327,35 +321,37 @@ impl Core {
         // From now on returns release their blocks, and nothing is idle.
         let idle = self.idle.seal();
         // A release that waits for the device would wait for a stuck copy, so copies in flight come first.
-        if self.memory.source().release_waits() {
-            self.await_copies();
+        let is_stuck = self.memory.source().release_waits() && !self.await_copies();
+        // An arena releases nothing yet.
+        let may_release = !is_stuck || self.memory.arena().is_some();
+        idle.into_iter().for_each(|entry| self.end_block(Block::from_entry(entry), may_release));
+        if self.lifetime.begin_close(|| self.in_flight.held()) {
+            self.close(is_stuck);
         }
-        idle.into_iter().for_each(|entry| self.release_block(Block::from_entry(entry)));
-        self.close_if_unused();
     }
 
     /// Waiting and later requests fail. Idle blocks are released now, others when they are returned.
     pub(crate) fn refuse_requests(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
-        self.end_memory(SourceError::new("the request", "the pool is closed"));
-        if let Some(arena) = self.memory.arena() {
-            arena.cancel_reserve();
-        }
-        self.trim(0);
+        let _earlier = self.memory_ended.set(SourceError::new("the request", "the pool is closed"));
+        // Before releases, which may wait for the device.
         self.waiters.wake_all();
         self.existing_partitions().iter().for_each(|partition| partition.close());
+        self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
+        self.evict_all(self.idle.seal(), EvictionReason::Released);
+        self.trim(0);
     }
 
     /// Closes a sealed pool once every block is in flight, released or leaked.
     pub(super) fn close_if_unused(&self) {
         // Blocks in flight do not keep the pool open: `close` waits for their copies.
         if self.lifetime.begin_close(|| self.in_flight.held()) {
-            self.close();
+            self.close(false);
         }
     }
 
-    /// Waits until nothing is in flight, at most as long as configured.
-    fn await_copies(&self) {
+    /// Waits until nothing is in flight, at most as long as configured. Returns whether that is so.
+    fn await_copies(&self) -> bool {
         let begun = Instant::now();
         let longest_wait = self.config.code.close_wait.unwrap_or(CLOSE_WAIT);
         // Short copies complete soon; waiting for a stuck copy should not keep a processor busy.
@@ -364,17 +360,19 @@ impl Core {
             // A device that failed is not waited for.
             self.sweep_copies(QueryScope::All);
             if begun.elapsed() >= longest_wait {
-                return;
+                return false;
             }
             thread::sleep(pause.min(longest_wait));
             pause = (pause * 2).min(Duration::from_millis(10));
         }
+        true
     }
 
-    /// Ends the pool: waits for the copies in flight, and abandons those that do not end.
-    fn close(&self) {
+    /// Ends the pool: waits for the copies in flight, unless a wait has just found that one `is_stuck`, and abandons those that do not
+    /// end.
+    fn close(&self, is_stuck: bool) {
         let begun = Instant::now();
-        self.await_copies();
+        let _have_ended = !is_stuck && self.await_copies();
         if let Some(recorder) = self.recorder() {
             recorder.snapshot(self.time.now_us(), self.snapshot());
         }

@@ -13,7 +13,7 @@ use crate::backend::Source;
 use crate::in_flight::{PendingGroup, QueryScope};
 use crate::maintenance_thread::{Maintained, MaintenanceThread, Pace};
 use crate::report;
-use crate::stats::SourceCalls;
+use crate::stats::{EvictionReason, SourceCalls};
 use pinpool_observe::diagnosis::STUCK_AFTER;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::sync::process::{AtomicU64, AtomicUsize, Ordering};
@@ -199,8 +199,9 @@ impl Core {
         let source = self.memory.source();
         if self.memory_ended.get().is_none()
             && let Some(why) = source.device_lost()
-            && self.end_memory(why.clone())
+            && self.memory_ended.set(why.clone()).is_ok()
         {
+            self.evict_all(self.idle.seal(), EvictionReason::Released);
             self.log.device_lost(&why);
         }
         let findings = source.findings();
