@@ -396,8 +396,11 @@ impl<S: Server> WaitQueue<S> {
         let state = self.state.lock();
         let all: Vec<_> = state.waiters.iter().map(|(_, waiter)| waiter).chain(&state.deferred).cloned().collect();
         drop(state);
-        // A task too, because the thread that serves it may be in a driver call.
-        all.iter().for_each(|waiter| (self.wake(waiter), waiter.wake()).1);
+        for waiter in all {
+            self.wake(&waiter);
+            // A task too, because the thread that serves it may be in a driver call.
+            waiter.wake();
+        }
     }
 
     /// Has the head checked again.
