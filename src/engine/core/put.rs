@@ -255,7 +255,7 @@ impl Core {
         entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
     }
 
-    /// Releases a block, or leaks it if not `may_release`. Makes slow calls.
+    /// Releases the memory of a block, at the close of the pool if it must not yet. Makes slow calls.
     fn end_block(&self, block: Block, may_release: bool) {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.
@@ -263,7 +263,7 @@ impl Core {
         if may_release {
             self.memory.release(memory, self.time.coarse_us());
         } else {
-            leaked::leak(memory);
+            self.memory.supply.postpone(memory);
         }
         // After the release, because the pool may close on it.
         self.lifetime.remove_block();
@@ -356,10 +356,12 @@ impl Core {
         let longest_wait = self.config.code.close_wait.unwrap_or(CLOSE_WAIT);
         // Short copies complete soon; waiting for a stuck copy should not keep a processor busy.
         let mut pause = Duration::from_micros(20);
-        while self.in_flight.count() > 0 {
-            // A device that failed is not waited for.
+        let mut left = self.in_flight.count();
+        while left > 0 {
+            // A device that failed is not waited for. Of each stream a sweep may find only the oldest copy.
             self.sweep_copies(QueryScope::All);
-            if begun.elapsed() >= longest_wait {
+            let before = std::mem::replace(&mut left, self.in_flight.count());
+            if left == before && begun.elapsed() >= longest_wait {
                 return false;
             }
             thread::sleep(pause.min(longest_wait));
@@ -373,9 +375,7 @@ impl Core {
     fn close(&self, is_stuck: bool) {
         let begun = Instant::now();
         let _have_ended = !is_stuck && self.await_copies();
-        if let Some(recorder) = self.recorder() {
-            recorder.snapshot(self.time.now_us(), self.snapshot());
-        }
+        self.recorder().into_iter().for_each(|recorder| recorder.snapshot(self.time.now_us(), self.snapshot()));
         let Ended { swept, abandoned, recovered, failed } = self.in_flight.end();
         self.complete(swept);
         self.recover(recovered);

@@ -107,9 +107,7 @@ impl Memory {
     /// Sets the limit.
     pub(in crate::engine) fn set_max_bytes(&self, max_bytes: Option<u64>) {
         self.budget.set_max_bytes(max_bytes);
-        if let Some(pageable) = &self.pageable {
-            pageable.budget.set_max_bytes(max_bytes);
-        }
+        self.pageable.iter().for_each(|pageable| pageable.budget.set_max_bytes(max_bytes));
     }
 
     /// Pageable memory for `class`, if this pool may return it and its limit leaves room.
@@ -152,9 +150,7 @@ impl Memory {
     pub(in crate::engine) fn fill_stats(&self, stats: &mut Stats) {
         self.supply.fill(stats);
         stats.memory.quarantined = self.quarantined.get();
-        if let Some(pageable) = &self.pageable {
-            stats.memory.pageable_bytes = pageable.all_block_bytes();
-        }
+        stats.memory.pageable_bytes = self.pageable.as_ref().map_or(0, Supply::all_block_bytes);
         let calls = self.supply.calls();
         (stats.memory.pin, stats.memory.unpin, stats.memory.remap) = (calls.pin, calls.unpin, calls.remap);
     }
@@ -174,6 +170,8 @@ pub(crate) trait Supply: Send + Sync {
     ) -> Result<BlockMemory, Stop>;
     /// Returns memory of [`find`](Self::find).
     fn give(&self, memory: BlockMemory, now_us: u64);
+    /// Returns memory that is released when the pool closes, because a release would wait for a stuck copy. An arena releases none earlier.
+    fn postpone(&self, _memory: BlockMemory) {}
     /// Releases what the source refused to release before; an arena does so with its next release. Makes slow calls.
     fn release_refused(&self) {}
     /// The pool has closed: releases all memory, now or with the last block.

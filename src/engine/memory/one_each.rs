@@ -19,7 +19,7 @@ pub(crate) struct OneEach {
     pub(super) budget: Arc<Budget>,
     /// A claim of zero bytes, which keeps the shared limit joined until the pool is closed.
     base: Mutex<Option<Claim>>,
-    /// Regions that the source refused to release; their release is tried again.
+    /// Regions that the source refused to release, or could not release yet; their release is tried again.
     refused: Mutex<Vec<(Region, Claim)>>,
     counts: Box<Mutex<CallCounts>>,
     /// `None` for pageable memory.
@@ -143,9 +143,12 @@ impl Supply for OneEach {
 
     fn release_refused(&self) {
         let refused = std::mem::take(&mut *self.refused.lock());
-        for (region, claim) in refused {
-            let _refused_again = self.release(region, claim);
-        }
+        refused.into_iter().for_each(|(region, claim)| drop(self.release(region, claim)));
+    }
+
+    fn postpone(&self, memory: BlockMemory) {
+        let BlockMemory::Region { region, claim, .. } = memory else { return };
+        self.refused.lock().push((region, claim));
     }
 
     /// From now on the pool claims only the bytes of quarantined blocks and of regions that are never released.
