@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pinpool
+import pinpool_loader
 from conftest import in_use
 
 has_driver = ctypes.util.find_library("cuda") is not None
@@ -45,12 +46,17 @@ def test_an_object_that_is_not_a_stream_is_refused(pool, stream):
     assert in_use(pool) == 1
 
 
-def test_record_stream_finds_the_buffer_of_an_array(pool):
+def test_record_stream_finds_the_buffer_of_an_array(pool, tmp_path):
     array = pool.empty((4, 5))
     with pytest.raises(pinpool.BackendError if not has_driver else Exception):
         pinpool.record_stream(array[1:].reshape(-1)[2:], 0)
     pinpool.record_stream([np.empty(0), {"name": ("a", 1.5, None)}, np.zeros(3)], 0)
     pinpool.record_stream(pool.empty(0), 0)
+    (tmp_path / "sample").write_bytes(b"x")
+    [batch] = pinpool_loader.Loader(tmp_path, pool=pool)
+    for taken in (batch, batch.buffer):
+        with pytest.raises(pinpool.BackendError if not has_driver else Exception):
+            pinpool.record_stream(taken, 0)
     for other in (np.zeros(3), np.zeros(3)[1:], memoryview(b"abc"), None, 7, [np.zeros(3), object()], {"path": pathlib.Path("a")}):
         with pytest.raises(TypeError, match="is not in a pool buffer: pass an array from pool.empty"):
             pinpool.record_stream(other, 0)

@@ -119,4 +119,4 @@ def test_an_installed_package_has_its_licences_and_needs_numpy():
         pytest.skip("it is not installed: pip install ./python")
     names = {file.name for file in installed.files or [] if "licenses" in file.parts}
     assert names == {"LICENSE-APACHE", "LICENSE-MIT"} and installed.metadata.get_all("License-File") == sorted(names)
-    assert "numpy" in (installed.requires or [])
+    assert "numpy>=1.24" in (installed.requires or [])

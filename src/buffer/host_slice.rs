@@ -225,6 +225,6 @@ fn elements_in(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize
     if start <= end && end <= len {
         return Ok(start..end);
     }
-    let why = format!("{:?} to {:?} is not inside {len} elements", range.start_bound(), range.end_bound());
+    let why = format!("{start}..{end} is not inside {len} elements");
     Err(ErrorKind::Memory { why }.into())
 }

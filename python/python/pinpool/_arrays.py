@@ -22,7 +22,7 @@ def record_stream(batch: Any, stream: Any) -> None:
         batch: an array or tensor over a buffer of a pool: from `pool.empty`, a batch, `torch.from_dlpack(buf)` or `np.asarray(buf)`,
             or a view of one. One call covers all arrays of the same buffer. Also a dict, list or tuple of them, in which other values and
             host memory outside pools are ignored: arrays within other objects, such as dataclasses, need calls of their own. Empty arrays
-            are ignored.
+            are ignored. Also a `Batch` of `pinpool_loader.Loader`.
         stream: as for `Buffer.record_stream`.
 
     Raises:
@@ -32,6 +32,8 @@ def record_stream(batch: Any, stream: Any) -> None:
     """
     import numpy as np
 
+    if isinstance(buffer := getattr(batch, "buffer", None), _pinpool.Buffer):
+        batch = buffer
     if isinstance(batch, (Mapping, list, tuple)):
         arrays, others = [], []
         for value in _values_in(batch):

@@ -184,7 +184,7 @@ class Pool:
         numa_node: int | str | None = ...,
         idle_timeout: _Time | None = ...,
         trace: str | PathLike[str] | None = ...,
-        socket: str | PathLike[str] | None = ...,
+        socket: _Switch | str | PathLike[str] | None = ...,
         preset: Literal["adaptive", "tensorflow"] | None = ...,
         pool_size_limit: int | str | None = ...,
         auto_resize: _Switch | None = ...,
