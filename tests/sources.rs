@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37194),
-    ("sum of code and tests", 76040),
+    ("tests", 37190),
+    ("sum of code and tests", 76036),
 ];
 
 /// Bytes of all Markdown files.

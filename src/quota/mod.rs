@@ -460,6 +460,25 @@ mod tests {
     }
 
     #[test]
+    fn pools_of_a_process_that_want_memory_come_in_the_order_in_which_they_began() {
+        let [mut held, first, second] = [(); 3].map(|()| automatic("unit-order", 100));
+        held.resize(70).unwrap();
+        let (held, first, second) = (held.budget(), first.budget(), second.budget());
+        let wants: [Want; 2] = Default::default();
+        let rooms = || [first, second, held].map(|budget| budget.room_for(100));
+        assert_eq!((first.set_want(&wants[0], 50, 50), second.set_want(&wants[1], 20, 20)), (0, 0));
+        assert_eq!(rooms(), [30, 0, 0], "30 are free, and the first wants more");
+        assert_eq!(
+            [first, second, held].map(|budget| (budget.is_wanted(), budget.owed_bytes())),
+            [(false, 0), (true, 20), (true, 40)]
+        );
+        assert_eq!((first.set_want(&wants[0], 25, 25), first.set_want(&wants[0], 25, 25)), (50, 25));
+        assert_eq!(rooms(), [30, 5, 0], "a change keeps the place");
+        assert_eq!((first.set_want(&wants[0], 0, 0), first.set_want(&wants[0], 10, 10)), (25, 0));
+        assert_eq!(rooms(), [10, 30, 0], "a new want comes last");
+    }
+
+    #[test]
     fn bytes_that_are_kept_forever_count_for_the_other_pools_of_the_process() {
         let (pool, other) = (automatic("unit-kept", 100), automatic("unit-kept", 100));
         let elsewhere = automatic("unit-elsewhere", 100);

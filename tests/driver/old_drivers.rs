@@ -66,9 +66,7 @@ fn a_driver_that_registers_nothing_is_asked_for_a_timeline_once() {
         driver.set_deviations(&[Deviation::NoRegistering]);
         let pool = builder(Backend::Vmm).build().unwrap();
         let asked = driver.calls("cuMemHostRegister_v2");
-        for byte in 0..9 {
-            filled(&pool, MIB, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
-        }
+        (0..9).for_each(|byte| filled(&pool, MIB, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap());
         assert_eq!(driver.calls("cuMemHostRegister_v2"), asked + 1, "events do it from then on");
     });
 }

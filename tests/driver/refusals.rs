@@ -28,9 +28,7 @@ fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
         let pool = builder(Backend::Vmm).build().unwrap();
         let before = driver.counts().registrations;
         driver.fail("cuMemHostGetDevicePointer_v2", 1, Code::OUT_OF_MEMORY);
-        for byte in 0..20 {
-            filled(&pool, 4096, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
-        }
+        (0..20).for_each(|byte| filled(&pool, 4096, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap());
         assert!(driver.counts().registrations <= before + 1, "events do it from then on");
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![19; 4096]);
     });

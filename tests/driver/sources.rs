@@ -215,9 +215,7 @@ fn granules_from_several_subranges_are_all_remapped_or_none_with_one_call_for_ac
     assert!(vmm.are_intact([11, 1, 12, 3, 9, 10]));
     vmm.source.unmap_old_places().unwrap();
     assert_eq!((held(&driver), driver.calls("cuMemUnmap") - unmapped), (before, 3), "a call for each piece");
-    for (first, count) in [(1, 1), (3, 1), (9, 4)] {
-        vmm.decommit(first, count).unwrap();
-    }
+    [(1, 1), (3, 1), (9, 4)].into_iter().for_each(|(first, count)| vmm.decommit(first, count).unwrap());
     vmm.end();
 }
 

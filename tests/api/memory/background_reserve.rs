@@ -138,9 +138,7 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
 fn more_than_the_limit_is_refused_at_once() {
     for discrete in [false, true] {
         let pool = by_steps(faulty(discrete), 64 * MI, 0).build().unwrap();
-        for bytes in [65 * MI, u64::MAX] {
-            assert!(!pool.reserve(bytes).unwrap_err().is_forked());
-        }
+        [65 * MI, u64::MAX].into_iter().for_each(|bytes| assert!(!pool.reserve(bytes).unwrap_err().is_forked()));
         pool.reserve(40 * MI).unwrap();
         assert!(pool.reserve(40 * MI).unwrap_err().is_limit(), "with the one before it is over the limit");
         assert!(pool.wait_reserved(PATIENCE).unwrap());

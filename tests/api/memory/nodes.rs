@@ -24,9 +24,7 @@ fn on(root: &TempDir, node: u32) -> PoolBuilder {
 fn a_node_that_does_not_exist_is_refused_if_there_is_a_choice() {
     let error = on(&machine("0-1\n"), 7).build().unwrap_err();
     assert!(error.is_setting() && error.to_string().contains("the machine has [0, 1]"), "{error}");
-    for nodes in ["0\n", ""] {
-        drop(on(&machine(nodes), 7).build().unwrap().get(MIB).unwrap());
-    }
+    ["0\n", ""].into_iter().for_each(|nodes| drop(on(&machine(nodes), 7).build().unwrap().get(MIB).unwrap()));
 }
 
 /// The kernel's policy of the memory behind a buffer.

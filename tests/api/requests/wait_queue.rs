@@ -84,9 +84,7 @@ fn a_request_that_fits_in_addition_to_the_first_in_the_queue_is_served_and_does_
         let waiting = scope.spawn(|| pool.get(56 * MIB).unwrap());
         until_waits(&pool, 1);
         // Again and again, far more than fits at once.
-        for _ in 0..1000 {
-            drop(pool.get_with(Request::new(4 * KIB).timeout(Duration::ZERO)).unwrap());
-        }
+        (0..1000).for_each(|_| drop(pool.get_with(Request::new(4 * KIB).timeout(Duration::ZERO)).unwrap()));
         let adjacent = pool.get_with(Request::new(4 * KIB).timeout(Duration::ZERO)).unwrap();
         let error = pool.get_with(Request::new(7 * MIB).timeout(Duration::ZERO)).unwrap_err();
         assert!(error.is_limit());

@@ -16,9 +16,7 @@ fn lines(text: &str, words: &str) -> usize {
 pub(crate) fn mock_driver(dir: &Path) -> PathBuf {
     // A dev-dependency, which Cargo builds next to the test.
     let built = std::env::current_exe().unwrap().parent().unwrap().join("libmock_driver.so");
-    for name in ["libcuda.so", "libcuda.so.1"] {
-        symlink(&built, dir.join(name)).unwrap();
-    }
+    ["libcuda.so", "libcuda.so.1"].into_iter().for_each(|name| symlink(&built, dir.join(name)).unwrap());
     dir.to_path_buf()
 }
 

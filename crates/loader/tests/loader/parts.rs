@@ -12,9 +12,7 @@ fn sparse_file(dir: &Path, name: &str, len: u64) {
     use std::os::unix::fs::FileExt;
     let file = fs::File::create(dir.join(name)).unwrap();
     file.set_len(len).unwrap();
-    for at in [0, len / 3, len - 3] {
-        file.write_all_at(b"abc", at).unwrap();
-    }
+    [0, len / 3, len - 3].into_iter().for_each(|at| file.write_all_at(b"abc", at).unwrap());
 }
 
 fn in_parts(bytes: u64) -> impl FnOnce(&mut LoadOptions) {

@@ -17,9 +17,7 @@ use super::{
 
 /// Sizes that each miss although the memory for them is idle in another size. The last buffer is put when sizes vary.
 fn vary(pool: &Pool) {
-    for mib in [16, 8, 14, 9, 13, 15, 10, 12, 11] {
-        drop(pool.get(mib * MIB).unwrap());
-    }
+    [16, 8, 14, 9, 13, 15, 10, 12, 11].into_iter().for_each(|mib| drop(pool.get(mib * MIB).unwrap()));
 }
 
 #[test]
@@ -50,9 +48,7 @@ fn after_a_change_from_one_fixed_size_to_another_requests_hit_again() {
     for (pool, _clock) in over_both().map(with_manual_clock) {
         listen_from(LevelFilter::Debug);
         let epochs = |len: usize, buffers: usize| {
-            for _ in 0..3 {
-                drop((0..buffers).map(|_| pool.get(len).unwrap()).collect::<Vec<_>>());
-            }
+            (0..3).for_each(|_| drop((0..buffers).map(|_| pool.get(len).unwrap()).collect::<Vec<_>>()));
         };
         let hits_of_round = || {
             let before = pool.stats().requests.hits;
