@@ -312,7 +312,8 @@ impl BatchReader {
             self.stop();
             return Poll::Ready(None);
         }
-        self.reading.ahead().set_wanted(true);
+        // A consumer that only looks does not wait for a worker's last attempt to get memory.
+        self.reading.ahead().set_wanted(!wait.is_zero());
         let Poll::Ready(next) = self.reading.next(wait) else { return Poll::Pending };
         let Some(batch) = next else {
             self.stop();

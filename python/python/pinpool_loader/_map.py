@@ -33,7 +33,7 @@ class MapRunner(Generic[T, R]):
     def __next__(self) -> R:
         while self._failure is None and len(self._running) <= self._ahead:
             try:
-                # Once there is a result, waits for no item: it may need the memory that the loop has until it gets the result.
+                # Once there is a result, no item is waited for: reading it may need memory that the loop has until it gets the result.
                 has_result = bool(self._running) and self._running[0].done()
                 item = self._take(0 if has_result else POLL_SECONDS if self._running else None)
                 if item is False:

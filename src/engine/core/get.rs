@@ -168,10 +168,11 @@ impl Core {
             return Ok(0);
         }
         let (supply, budget) = (&self.memory.supply, &self.memory.budget);
-        // Other owners and user memory leave less than the limit.
-        let user_bytes = self.counters.user_memory_bytes.get();
-        let share_bytes = budget.used_bytes().saturating_add(budget.room_for(u64::MAX)).saturating_sub(user_bytes);
-        let most_bytes = budget.max_bytes().map_or(0, |max_bytes| max_bytes.min(share_bytes));
+        // Other owners, user memory and quarantined blocks leave less than the limit.
+        let (used_bytes, max_bytes) = (budget.used_bytes(), budget.max_bytes().unwrap_or(0));
+        let share_bytes = used_bytes.saturating_add(budget.room_for(max_bytes.saturating_sub(used_bytes)));
+        let lost_bytes = self.counters.user_memory_bytes.get() + self.counters.quarantined_bytes.get();
+        let most_bytes = max_bytes.min(share_bytes).saturating_sub(lost_bytes);
         let pass = self.waiters.try_pass(|first| (supply.room_to_pass(first, most_bytes), supply.bytes_to_pass(class)));
         pass.map_err(|(waiting, first_bytes)| Refusal::Queued { level: LimitLevel::Pool, waiting, first_bytes })
     }
@@ -274,7 +275,7 @@ impl Core {
 
     /// Hands `block` to the head of the queue, or releases it to make room. Returns `block` if no request waits.
     pub(super) fn offer_to_head(&self, block: Block) -> Option<Block> {
-        if !self.has_waiters() {
+        if !self.has_waiters() || self.memory_ended.get().is_some() {
             return Some(block);
         }
         let class = block.class();

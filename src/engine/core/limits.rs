@@ -55,7 +55,7 @@ pub(crate) struct AutoLimit {
     followed: Mutex<Option<(u64, LimitOrigin)>>,
     /// Where the gauge reads.
     root: PathBuf,
-    /// Changes of a pool's limit come one after the other.
+    /// One change of the limit at a time.
     changing: Mutex<()>,
 }
 
@@ -156,12 +156,14 @@ impl Core {
             return;
         }
         self.memory.set_max_bytes(max_bytes);
-        drop(changing);
         self.record(Event::MaxBytes { bytes: max_bytes.unwrap_or(u64::MAX) });
+        drop(changing);
         self.log.limit_changed(before, max_bytes, why);
         self.sweep_copies(QueryScope::Unknown);
         self.enforce_limits();
-        self.resume_reserve();
+        if max_bytes.unwrap_or(u64::MAX) > before.unwrap_or(u64::MAX) {
+            self.resume_reserve();
+        }
         self.request_pace(Pace::Active);
         self.room_was_made();
     }
@@ -235,9 +237,7 @@ impl Core {
 
     /// Reports the idle bytes to the host's limit.
     pub(super) fn record_idle(&self) {
-        if let Some(host) = self.memory.budget.host() {
-            host.record_idle(self.memory.supply.idle_bytes(self));
-        }
+        self.memory.budget.host().into_iter().for_each(|host| host.record_idle(self.memory.supply.idle_bytes(self)));
     }
 
     /// For a return while other owners want memory: releases `block` if they have priority, which is a slow call, and returns it

@@ -88,9 +88,10 @@ impl Core {
         block.end_holding();
         // Ends last: requests that wait for memory of the pool precede the partition's next request.
         let _claim = block.take_claim();
-        // After a reset of the device the memory may be gone.
-        if self.config.zero && block.memory().adopted().is_none() && self.memory.source().device_lost().is_none() {
-            block.zero();
+        if self.config.zero && block.memory().adopted().is_none() {
+            // After a reset of the device the memory may be gone.
+            self.watch_device();
+            self.memory_ended.get().map_or_else(|| block.zero(), |_| ());
         }
         if !block.memory().is_from_source() {
             return self.put_foreign(block);
@@ -146,7 +147,7 @@ impl Core {
         } else {
             self.counters.pageable_returns.add(1);
         }
-        self.end_block(block, true);
+        self.release_block(block);
         self.close_if_unused();
         self.wake_waiters();
     }
@@ -219,7 +220,9 @@ impl Core {
         let (completed, lost) = self.in_flight.query_quarantined(most);
         lost.into_iter().for_each(|block| self.leak_block(block));
         self.recover(completed);
-        self.memory.supply.release_refused();
+        if !self.would_wait() {
+            self.memory.supply.release_refused();
+        }
     }
 
     /// Never uses `block` again; keeps its memory, and with it this pool.
@@ -248,25 +251,28 @@ impl Core {
     /// Evicts a pinned block, and counts `why`. Makes slow calls.
     pub(super) fn evict(&self, block: Block, why: EvictionReason) {
         self.classes.left(block.class(), why);
-        self.end_block(block, true);
+        self.release_block(block);
     }
 
     pub(super) fn evict_all(&self, entries: Victims<BlockBody<Self>>, why: EvictionReason) {
         entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
     }
 
-    /// Releases the memory of a block, at the close of the pool if it must not yet. Makes slow calls.
-    fn end_block(&self, block: Block, may_release: bool) {
+    /// Releases a block, or postpones that to the close of the pool while a release would wait for copies. Makes slow calls.
+    fn release_block(&self, block: Block) {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.
         let (_pool, memory) = block.into_parts(&self.spare);
-        if may_release {
-            self.memory.release(memory, self.time.coarse_us());
-        } else {
-            self.memory.supply.postpone(memory);
-        }
+        self.memory.release(memory, self.time.coarse_us(), !self.would_wait());
         // After the release, because the pool may close on it.
         self.lifetime.remove_block();
+    }
+
+    /// Returns whether no handle is left, and a release would wait for copies in flight, which may be stuck. An arena releases nothing
+    /// before it closes.
+    fn would_wait(&self) -> bool {
+        let is_ending = self.lifetime.is_sealed() && self.memory.arena().is_none() && self.in_flight.count() > 0;
+        is_ending && self.memory.source().release_waits()
     }
 
     /// Releases the `evicted` block, if any, and others until the limit on idle buffers holds. Returns on the fast path do not check
@@ -313,18 +319,14 @@ impl Core {
     /// No handle is left. Idle blocks are released now, others when they are returned.
     pub(crate) fn seal(&self) {
         self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
-        if let Some(thread) = self.thread {
-            thread.remove(std::ptr::from_ref(self).cast());
-        }
+        self.thread.into_iter().for_each(|thread| thread.remove(std::ptr::from_ref(self).cast()));
         self.report_end();
         self.lifetime.seal();
         // From now on returns release their blocks, and nothing is idle.
         let idle = self.idle.seal();
         // A release that waits for the device would wait for a stuck copy, so copies in flight come first.
         let is_stuck = self.memory.source().release_waits() && !self.await_copies();
-        // An arena releases nothing yet.
-        let may_release = !is_stuck || self.memory.arena().is_some();
-        idle.into_iter().for_each(|entry| self.end_block(Block::from_entry(entry), may_release));
+        idle.into_iter().for_each(|entry| self.release_block(Block::from_entry(entry)));
         if self.lifetime.begin_close(|| self.in_flight.held()) {
             self.close(is_stuck);
         }
@@ -350,7 +352,7 @@ impl Core {
         }
     }
 
-    /// Waits until nothing is in flight, at most as long as configured. Returns whether that is so.
+    /// Waits until nothing is in flight, as long as configured, or longer while copies complete. Returns whether that is so.
     fn await_copies(&self) -> bool {
         let begun = Instant::now();
         let longest_wait = self.config.code.close_wait.unwrap_or(CLOSE_WAIT);

@@ -57,8 +57,7 @@ impl Server for Core {
         // A request that nothing can serve any more fails with the refusal of a new call, not of an earlier one.
         let is_last = !self.is_closed() && self.is_hopeless(Some(&refused));
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) && !is_last {
-            // A refusal by the source is no demand, and a stop may have no refusal.
-            self.clear_demand();
+            // May stop without a refusal.
             self.search(class, SlowCalls::Held(until), 0).map_err(|_| refused)
         } else {
             let attempt = || self.search(class, SlowCalls::Until(until), 0).map_err(expect_refusal);

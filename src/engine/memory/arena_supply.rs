@@ -145,7 +145,7 @@ impl Supply for ArenaSupply {
 
     /// A pool closes once its last block is counted as returned, which may be before another thread returns that block's memory.
     /// So the later of `close` and this call tears down.
-    fn give(&self, memory: BlockMemory, now_us: u64) {
+    fn give(&self, memory: BlockMemory, now_us: u64, _may_wait: bool) {
         // A block is made by the supply of its pool.
         let BlockMemory::Carved { extent, .. } = memory else { return };
         let mut books = self.books();

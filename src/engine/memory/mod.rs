@@ -132,12 +132,14 @@ impl Memory {
         }
     }
 
-    /// Memory leaves the pool, to the supply or to the system. Makes slow calls.
-    pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64) {
+    /// Memory leaves the pool, to the supply or to the system. Makes slow calls; if it must not wait for copies, none that do.
+    pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64, may_wait: bool) {
         match (memory, &self.pageable) {
-            (memory @ BlockMemory::Region { is_pageable: true, .. }, Some(pageable)) => pageable.give(memory, now_us),
+            (memory @ BlockMemory::Region { is_pageable: true, .. }, Some(pageable)) => {
+                pageable.give(memory, now_us, true)
+            }
             (BlockMemory::Adopted(adopted), _) => adopted.release(),
-            (pinned, _) => self.supply.give(pinned, now_us),
+            (pinned, _) => self.supply.give(pinned, now_us, may_wait),
         }
     }
 
@@ -168,10 +170,8 @@ pub(crate) trait Supply: Send + Sync {
         pool: &dyn PoolView,
         take_idle: &dyn Fn() -> bool,
     ) -> Result<BlockMemory, Stop>;
-    /// Returns memory of [`find`](Self::find).
-    fn give(&self, memory: BlockMemory, now_us: u64);
-    /// Returns memory that is released when the pool closes, because a release would wait for a stuck copy. An arena releases none earlier.
-    fn postpone(&self, _memory: BlockMemory) {}
+    /// Returns memory of [`find`](Self::find). If a release must not wait for copies, and would, it comes when the pool closes.
+    fn give(&self, memory: BlockMemory, now_us: u64, may_wait: bool);
     /// Releases what the source refused to release before; an arena does so with its next release. Makes slow calls.
     fn release_refused(&self) {}
     /// The pool has closed: releases all memory, now or with the last block.

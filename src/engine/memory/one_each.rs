@@ -132,9 +132,12 @@ impl Supply for OneEach {
         }
     }
 
-    fn give(&self, memory: BlockMemory, _: u64) {
+    fn give(&self, memory: BlockMemory, _: u64, may_wait: bool) {
         // A block is made by the supply of its pool.
         let BlockMemory::Region { region, claim, .. } = memory else { return };
+        if !may_wait {
+            return self.refused.lock().push((region, claim));
+        }
         let held_bytes = claim.bytes();
         if let (Err(error), Some(log)) = (self.release(region, claim), &self.log) {
             log.release_failed(held_bytes, &error);
@@ -144,11 +147,6 @@ impl Supply for OneEach {
     fn release_refused(&self) {
         let refused = std::mem::take(&mut *self.refused.lock());
         refused.into_iter().for_each(|(region, claim)| drop(self.release(region, claim)));
-    }
-
-    fn postpone(&self, memory: BlockMemory) {
-        let BlockMemory::Region { region, claim, .. } = memory else { return };
-        self.refused.lock().push((region, claim));
     }
 
     /// From now on the pool claims only the bytes of quarantined blocks and of regions that are never released.

@@ -59,7 +59,7 @@ impl ArenaSupply {
         self.books().progress.pace()
     }
 
-    /// There may be room: a reserve that waits for it tries its next step again, also if it was complete before a lower limit.
+    /// There may be room: a reserve that waits for it tries its next step again, also if it was complete before the limit was lowered.
     pub(in crate::engine) fn resume_reserve(&self) {
         let mut books = self.books();
         books.progress.lacks_room = false;

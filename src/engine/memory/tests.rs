@@ -141,7 +141,7 @@ mod models {
         }
 
         fn put(&self, memory: BlockMemory) {
-            self.arena.give(memory, 0);
+            self.arena.give(memory, 0, true);
         }
 
         fn release_all(&self) {
@@ -228,7 +228,7 @@ mod end {
             if is_leaked {
                 assert_eq!((lines.len(), source.released()), (1, 0));
             } else {
-                arena.give(found, 0);
+                arena.give(found, 0, true);
                 assert_eq!((lines.len(), source.released()), (0, 1));
             }
         }

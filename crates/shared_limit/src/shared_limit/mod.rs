@@ -166,7 +166,7 @@ impl SharedLimit {
         let own = &self.0;
         own.with(|place| {
             let before_bytes = want.replace(bytes);
-            if before_bytes == bytes && (bytes == 0 || needed_bytes == place.demand.needed_bytes) {
+            if before_bytes == bytes && [0, place.demand.needed_bytes].contains(&needed_bytes) {
                 return before_bytes;
             }
             let now = (own.slots.events().load(Ordering::SeqCst), own.slot);
