@@ -101,7 +101,7 @@ impl CopyError {
         &self.error
     }
 
-    /// Returns the buffer for another attempt. After a failed `copy_to` nothing was enqueued. After a failed `release_after` other
+    /// Returns the buffer for another attempt. If a failed `copy_to` returns it, nothing was enqueued. After a failed `release_after` other
     /// code's work may still use the buffer, so do not drop it before that work has completed. `None` after a `release_after` in a forked child, and if a copy
     /// may have started: the memory then returns to the pool when that copy completes, or never.
     pub fn into_buf(self) -> Option<PinnedBuf> {
@@ -266,8 +266,8 @@ impl PinnedBuf {
     /// - [`Error::is_backend`]: there is no driver,
     /// - [`Error::is_device`], [`Error::is_capture`]: no fence can be recorded on the stream, or it is capturing a graph.
     ///
-    /// Then the memory is never reused, unless a later call for the same stream succeeds. No later call helps after a capture, since
-    /// each launch of the graph uses the memory again.
+    /// Except without a driver, the memory is then never reused, unless a later call for the same stream succeeds. No later call helps
+    /// after a capture, since each launch of the graph uses the memory again.
     ///
     /// # Safety
     ///

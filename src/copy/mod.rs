@@ -56,8 +56,8 @@ pub(crate) fn timeline_bytes() -> u64 {
 /// # Safety
 ///
 /// On `Ok` and [`CopyFailure::Failed`], the returned fence must satisfy the contract of [`Fence`] for this copy; on
-/// [`CopyFailure::Refused`] nothing may have been enqueued that reads the source. A panic counts as a refusal: it must not
-/// come once something is enqueued.
+/// [`CopyFailure::Refused`] nothing may have been enqueued that reads the source. A panic counts as a refusal, so the
+/// function must not panic once something is enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
     /// Length of this memory in bytes.

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`is_present`] | without a driver there is nothing to call |
 //! | [`CurrentContext`] | most calls use the thread's current context, which belongs to the user |
-//! | [`RelaxedCapture`] | while a stream captures, a query or an allocation on any thread fails and invalidates the capture |
+//! | [`RelaxedCapture`] | while a stream captures in global mode, a query or an allocation on any thread fails and invalidates the capture |
 //! | [`Context`] | a context that is created after a reset may have the handle of the old context |
 //! | [`library`], [`symbol`] | cudarc's bindings depend on the CUDA version of the final build, and take a stub for the driver |
 //! | [`calls`] | cudarc returns results as a Rust enum, and its functions may come from a stub |

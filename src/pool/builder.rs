@@ -220,7 +220,7 @@ macro_rules! setters {
             $($(#[doc = concat!("| `", $variable, "` |", $doc, " |")])+)+
             ///
             /// `maintenance_thread` and `call_stacks`, which no variable sets, are accepted too. [`build`](Self::build) fails if there is
-            /// no such setting, its value is invalid, or code has set another value.
+            /// no such setting, its value is invalid, or code has set another value of a variable.
             ///
             /// ```
             /// let pool = pinpool::Pool::builder().setting("backend", "heap").setting("PINPOOL_MAX_BYTES", "1.5G").build()?;

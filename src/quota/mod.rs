@@ -9,7 +9,7 @@
 //!             └▶ QuotaExceeded: the level that refused
 //! ```
 //!
-//! Pageable memory has a separate budget. Never calls a source and never waits.
+//! Pageable memory has a separate budget. Never waits, and calls a source only through other pools that release idle memory for a claim.
 //!
 //! - quota-I1: `used` is the sum of all live claims, including claims that are kept forever. A claim that would raise it above
 //!   `max` is refused by the first level without room, and claims nothing. So the sum is at most `max`, unless `max` was lowered meanwhile.

@@ -3,7 +3,7 @@
  *
  *     cc -std=c99 loader.c $(pkg-config --cflags --libs pinpool) -lpthread -o loader
  *
- * With a GPU the batch is copied by cuMemcpyHtoDAsync or cudaMemcpyAsync, and put by pp_put_after_stream in place of pp_put.
+ * Nothing is copied to a GPU here. After cudaMemcpyAsync return the batch by pp_put_after_stream, not pp_put: see on_stream.c.
  */
 #include <pinpool.h>
 

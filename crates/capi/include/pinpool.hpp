@@ -67,7 +67,7 @@ struct handle {
 
 /**
  * A buffer of a pool. The destructor returns it: after set_stream once the work on that stream has completed, otherwise
- * immediately. Empty after a move and after a successful put.
+ * immediately, even while a copy uses it. Empty after a move and after a successful put.
  */
 class buffer {
 public:

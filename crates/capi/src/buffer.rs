@@ -205,7 +205,8 @@ pub unsafe extern "C" fn pp_adopt(
 }
 
 /// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
-/// No device work may use the buffer any more; otherwise use pp_put_after_stream or pp_put_after_event. Any thread may call this.
+/// No device work may use the buffer any more; otherwise use pp_put_after_stream or pp_put_after_event. If one of these has failed, this is
+/// allowed all the same: the memory is not reused while its end is unknown. Any thread may call this.
 ///
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
 ///   pp_last_error. Once the address is handed out again, a second return is not detected: it returns the new buffer.

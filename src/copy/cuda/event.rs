@@ -102,7 +102,7 @@ pub(crate) fn fence_after_event(event: &CudaEvent) -> Result<Option<SharedFence>
 ///
 /// The event is alive.
 pub(super) unsafe fn after_event(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
-    // Not waited for without an answer: it may be one of a capture, which a wait would invalidate.
+    // If the query fails, the event is not waited for: it may have been recorded in a capture, which a wait would invalidate.
     if context.query_now(Handle(event))? {
         return Ok(None);
     }

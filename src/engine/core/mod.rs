@@ -99,7 +99,7 @@ pub(crate) struct Core {
     classes: Classes,
     memory: Memory,
     recorder: Option<Arc<dyn Recorder>>,
-    /// The reason that all pinned memory is gone: then nothing is kept any more, and no request is served.
+    /// Why nothing is kept any more and no request is served: the device was reset, or the pool is closed.
     memory_ended: OnceLock<SourceError>,
     pub(super) in_flight: InFlight<Block>,
     waiters: WaitQueue<Self>,

@@ -18,11 +18,11 @@ use pinpool_observe::diagnosis::STUCK_AFTER;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::sync::process::{AtomicU64, AtomicUsize, Ordering};
 
-/// Between two ticks: much shorter than any time in the policy, and much longer than a tick.
+/// Time between two ticks: much shorter than any time in the policy, and much longer than a tick.
 const TICK_EVERY_US: u64 = 10_000;
 /// A tick that the maintenance thread has not run for this long is run by the next miss or return with a copy.
 const LATE_US: u64 = 3_000_000;
-/// Between two queries of fences that failed.
+/// Time between two queries of fences that failed.
 const QUERY_FAILED_EVERY_US: u64 = 100_000;
 /// Failed fences that a tick queries again: a lost device may have left thousands.
 const QUERIED_AT_ONCE: usize = 64;
