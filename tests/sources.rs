@@ -22,7 +22,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("crates/metrics", 363),
     ("crates/observe", 1799),
     ("crates/os", 1351),
-    ("crates/preload", 1407),
+    ("crates/preload", 1406),
     ("crates/replay", 1299),
     ("crates/shared_buffers", 1049),
     ("crates/shared_limit", 900),
@@ -50,7 +50,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/stats", 501),
     ("src/unstable", 53),
     ("tests", 37190),
-    ("sum of code and tests", 76036),
+    ("sum of code and tests", 76035),
 ];
 
 /// Bytes of all Markdown files.

@@ -87,9 +87,7 @@ fn captures_survive_commits_remaps_releases_and_copies_on_any_thread() {
 /// Commits, remaps, releases, copies, waits and polls.
 fn use_pool(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
     let mut bufs = fill_granules(pool, 10);
-    for index in (0..bufs.len()).rev().step_by(2) {
-        drop(bufs.swap_remove(index));
-    }
+    (0..bufs.len()).rev().step_by(2).for_each(|index| drop(bufs.swap_remove(index)));
     let contiguous = pool.get_with(Request::new(6 * MIB).timeout(Duration::ZERO));
     assert_eq!(contiguous.is_ok(), rig.virtual_memory() && pool.stats().memory.remap.count > 0, "{}", rig.name());
     drop((bufs, contiguous));

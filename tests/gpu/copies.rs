@@ -127,9 +127,7 @@ fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
                         hold.open();
                     }
                 }
-                for (number, lane) in (0..).zip(&lanes) {
-                    lane.check(Batch::new(round * 4 + number, LEN));
-                }
+                (0..).zip(&lanes).for_each(|(number, lane)| lane.check(Batch::new(round * 4 + number, LEN)));
             }
             wait_until_put(&pool);
             assert_eq!(pool.stats().memory.quarantined, 0, "{}, events {has_events}", rig.name());

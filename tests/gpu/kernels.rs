@@ -146,9 +146,7 @@ fn memory_is_pinned_moved_and_released_while_a_kernel_runs() {
         let pool = rig.builder().max_bytes(LIMIT).build().unwrap();
         let running = Running::on(&stream, kernels.as_ref());
         let mut bufs = fill_granules(&pool, 1);
-        for index in (0..bufs.len()).rev().step_by(2) {
-            drop(bufs.swap_remove(index));
-        }
+        (0..bufs.len()).rev().step_by(2).for_each(|index| drop(bufs.swap_remove(index)));
         let wide = pool.get_with(Request::new(6 * MIB).timeout(Duration::ZERO));
         assert_eq!(wide.is_ok(), rig.virtual_memory(), "{}: {:?}", rig.name(), pool.stats());
         if rig.virtual_memory() {

@@ -247,8 +247,6 @@ pub(crate) struct Relaxed<'a> {
 
 impl Drop for Relaxed<'_> {
     fn drop(&mut self) {
-        if let Some(before) = self.before {
-            self.driver.exchange(before);
-        }
+        let _last = self.before.and_then(|before| self.driver.exchange(before));
     }
 }

@@ -27,7 +27,8 @@ fn end_by(ends: impl Fn(&Context) -> bool, end: impl FnOnce() -> Code, is_gone: 
     for context in &ended {
         if let Some(pool) = context.take_pool() {
             log::context_ended(context.handle());
-            // Not dropped: that would release its memory.
+            // Not dropped, which would release its memory; closed, so that it does not log the loss too.
+            pool.close();
             std::mem::forget(pool);
         }
         captures::forget(context.number());

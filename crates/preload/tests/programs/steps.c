@@ -307,6 +307,17 @@ static void reset(void) {
     printf("after %016lx\n", (unsigned long)steps(2));
 }
 
+/* The pool ticks once a second. */
+static void zero_reset(void) {
+    unsigned char *b;
+    MUST(host_alloc((void **)&b, 1 << 20, 0));
+    memset(b, 1, 1 << 20);
+    MUST(host_free(b));
+    MUST(p_cuDevicePrimaryCtxReset_v2(0));
+    usleep(2200000);
+    puts("alive");
+}
+
 /* As the runtime does: retains the primary context by a private table, which no public function sees. */
 static void reset_by_table(void) {
     static const unsigned char id[16] = {0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9};
@@ -463,6 +474,7 @@ int main(int count, char **arguments) {
     else if (strcmp(what, "capture") == 0) capture();
     else if (strcmp(what, "fork") == 0) child_of_fork();
     else if (strcmp(what, "reset") == 0) reset();
+    else if (strcmp(what, "zero-reset") == 0) zero_reset();
     else if (strcmp(what, "reset-by-table") == 0) reset_by_table();
     else if (strcmp(what, "ends-capturing") == 0) ends_capturing();
     else if (strcmp(what, "over-captured") == 0) over_the_limit(1);

@@ -126,6 +126,15 @@ fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_co
 }
 
 #[test]
+fn memory_of_a_device_that_was_reset_is_not_zeroed_when_it_comes_back() {
+    let Some((built, folder)) = built_and_folder() else { return };
+    let log = folder.path().join("log");
+    let mut command = served(built.command(Way::ProcAddress, "zero-reset"), &log);
+    let served = ran(command.env("MOCK_DRIVER_ADVERSARIAL", "ResetUnmaps").env("PINPOOL_ZERO", "1"));
+    assert!(served.out.contains("alive"), "{served:?}\n{}", log_of(&log));
+}
+
+#[test]
 fn a_context_that_ends_while_it_captures_takes_the_capture_along() {
     let Some(built) = built() else { return };
     for way in [Way::Dlsym, Way::ProcAddress] {
