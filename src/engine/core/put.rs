@@ -268,11 +268,11 @@ impl Core {
         self.lifetime.remove_block();
     }
 
-    /// Returns whether no handle is left, and a release would wait for copies in flight, which may be stuck. An arena releases nothing
-    /// before it closes.
+    /// Returns whether no handle is left, and a release would wait for copies, which may be stuck. An arena releases nothing before it
+    /// closes.
     fn would_wait(&self) -> bool {
-        let is_ending = self.lifetime.is_sealed() && self.memory.arena().is_none() && self.in_flight.count() > 0;
-        is_ending && self.memory.source().release_waits()
+        let is_ending = self.lifetime.is_sealed() && self.memory.arena().is_none();
+        is_ending && self.memory.source().release_waits() && self.in_flight.count() + self.memory.quarantined.get() > 0
     }
 
     /// Releases the `evicted` block, if any, and others until the limit on idle buffers holds. Returns on the fast path do not check
@@ -379,6 +379,8 @@ impl Core {
         let _have_ended = !is_stuck && self.await_copies();
         self.recorder().into_iter().for_each(|recorder| recorder.snapshot(self.time.now_us(), self.snapshot()));
         let Ended { swept, abandoned, recovered, failed } = self.in_flight.end();
+        // First, so that no release waits for what is abandoned.
+        self.memory.quarantined.add(abandoned.len() as u64);
         self.complete(swept);
         self.recover(recovered);
         failed.into_iter().for_each(leaked::leak);
@@ -388,7 +390,6 @@ impl Core {
         }
         // A release that waits for the device would wait for a stuck copy.
         let may_release = abandoned.is_empty() || !self.memory.source().release_waits();
-        self.memory.quarantined.add(abandoned.len() as u64);
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(leaked::leak);
         if may_release {
