@@ -161,17 +161,16 @@ impl Core {
         self.log.limit_changed(before, max_bytes, why);
         self.sweep_copies(QueryScope::Unknown);
         self.enforce_limits();
-        if max_bytes.unwrap_or(u64::MAX) > before.unwrap_or(u64::MAX) {
-            self.resume_reserve();
-        }
+        self.resume_reserve(max_bytes.unwrap_or(u64::MAX) > before.unwrap_or(u64::MAX));
         self.request_pace(Pace::Active);
         self.room_was_made();
     }
 
-    /// There may be more room: the maintenance thread, or the next call of `maintain`, continues a reserve that waits for it.
-    pub(super) fn resume_reserve(&self) {
+    /// There may be more room: the maintenance thread, or the next call of `maintain`, continues a reserve that waits for it. If the
+    /// limit `is_raised`, also one that was complete before the limit was lowered.
+    pub(super) fn resume_reserve(&self, is_raised: bool) {
         let Some(arena) = self.memory.arena() else { return };
-        arena.resume_reserve();
+        arena.resume_reserve(is_raised);
         self.request_pace(arena.reserve_pace());
     }
 
@@ -191,7 +190,7 @@ impl Core {
                 core.update_slow_path();
                 core.request_pace(Pace::Copies);
             }
-            core.resume_reserve();
+            core.resume_reserve(false);
             true
         });
         begun.unwrap_or_else(|error| self.log.no_maintenance_thread(&error));

@@ -294,7 +294,7 @@ impl Core {
         self.add_within_limits(bytes, Purpose::Reserve, || {
             if self.config.reserve_wait { arena.reserve_now(bytes, self) } else { arena.begin_reserve(bytes, self) }
         })?;
-        self.resume_reserve();
+        self.resume_reserve(false);
         Ok(())
     }
 

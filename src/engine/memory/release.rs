@@ -85,7 +85,7 @@ impl ArenaSupply {
         }
         self.refresh_demand(now_us);
         self.release_due(now_us).unwrap_or_else(|error| self.log.release_delayed(&error));
-        self.resume_reserve();
+        self.resume_reserve(false);
     }
 
     /// Releases what is due (policy-R9), soon: if that calls a driver, a dedicated thread does it, so that no request or

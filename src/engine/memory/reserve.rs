@@ -59,11 +59,12 @@ impl ArenaSupply {
         self.books().progress.pace()
     }
 
-    /// There may be room: a reserve that waits for it tries its next step again, also if it was complete before the limit was lowered.
-    pub(in crate::engine) fn resume_reserve(&self) {
+    /// There may be room: a reserve that waits for it tries its next step again, and if the limit `is_raised`, so does one that was
+    /// complete before.
+    pub(in crate::engine) fn resume_reserve(&self, is_raised: bool) {
         let mut books = self.books();
         books.progress.lacks_room = false;
-        if books.reserve_to_come() > 0 {
+        if is_raised && books.reserve_to_come() > 0 {
             let pinned_bytes = books.reserve_progress().0;
             books.progress.begun.get_or_insert((Instant::now(), pinned_bytes));
         }
@@ -110,7 +111,7 @@ impl ArenaSupply {
         }
         // Earlier releases notified nobody.
         if self.update_want() {
-            self.resume_reserve();
+            self.resume_reserve(false);
         }
     }
 
