@@ -46,7 +46,9 @@ fn exits_with_copies_in_flight() {
         (0..4).map(|number| Lane::on(&context.new_stream().unwrap(), format!("stream {number}"), LEN)).collect();
     let busy = pool.clone();
     thread::spawn(move || {
-        (0_usize..).for_each(|round| drop(busy.get(4096 * (1 + round % 400))));
+        for round in 0_usize.. {
+            drop(busy.get(4096 * (1 + round % 400)));
+        }
     });
     for round in 0..2 {
         for lane in &mut lanes {

@@ -33,7 +33,5 @@ fn a_setting_that_cannot_be_parsed_is_reported_and_cuinit_fails() {
 #[test]
 #[ignore = "a program that initializes the driver under an invalid setting"]
 fn starts_no_driver() {
-    for _ in 0..2 {
-        assert_eq!(result::init().unwrap_err().0, sys::CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
+    (0..2).for_each(|_| assert_eq!(result::init().unwrap_err().0, sys::CUresult::CUDA_ERROR_INVALID_VALUE));
 }
