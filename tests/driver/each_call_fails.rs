@@ -15,7 +15,7 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
 use log::Level;
 use mock_driver::{Code, MockDriver};
-use pinpool::{Backend, PinnedBuf, Pool, Request, Result};
+use pinpool::{Backend, CopyError, PinnedBuf, Pool, Request, Result};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::draw::Draw;
@@ -75,6 +75,11 @@ fn filled(pool: &Pool, len: usize, byte: u8) -> Result<PinnedBuf> {
     Ok(buf)
 }
 
+/// A buffer that a failed release returns is released again: dropped, it would never be reused.
+fn release(buf: PinnedBuf, attempt: impl Fn(PinnedBuf) -> Result<(), CopyError>) {
+    let _refused = attempt(buf).or_else(|refused| refused.into_buf().map_or(Ok(()), &attempt));
+}
+
 /// All that a pool does with a driver. A step that fails does not keep the others from being tried.
 fn use_pool(pool: &Pool, lane: &mut Lane) {
     // A thread of a program that makes its context current for its own calls only.
@@ -93,15 +98,14 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
         let _refused = lane.stream.memcpy_htod(&buf, &mut lane.memory);
     }
     if let Ok(buf) = filled(pool, LEN, 7) {
-        let _refused = buf.release_after(&lane.stream);
+        release(buf, |buf| buf.release_after(&lane.stream));
     }
     if let (Ok(buf), Ok(event)) = (filled(pool, LEN, 8), lane.stream.record_event(None)) {
-        let _refused = buf.release_after_event(&event);
+        release(buf, |buf| buf.release_after_event(&event));
     }
     let _refused = lane.stream.synchronize();
     // Grows to the limit; then every other granule is free, and the next buffer needs two in a row.
-    let mut bufs: Vec<_> = (0..4).map(|_| pool.try_get(2 * MIB - 4096)).collect();
-    bufs.retain(|buf| matches!(buf, Ok(Some(_))));
+    let mut bufs: Vec<_> = (0..4).filter_map(|_| pool.try_get(2 * MIB - 4096).ok().flatten()).collect();
     (0..bufs.len()).rev().step_by(2).for_each(|index| drop(bufs.swap_remove(index)));
     let _refused = pool.get_with(Request::new(3 * MIB).timeout(Duration::ZERO));
     drop(bufs);
@@ -201,10 +205,6 @@ const STORED_BY_CUDARC: [&str; 9] = [
     "cuStreamWaitEvent",
 ];
 
-fn is_everything_tried() -> bool {
-    std::env::var("DRIVER_FAULTS").is_ok_and(|value| value == "all")
-}
-
 /// The `nth` call of `name` fails.
 #[derive(Debug, Clone)]
 struct Fault {
@@ -222,6 +222,7 @@ impl Fault {
 
 /// Runs that went wrong, each with its reason; and how often each call failed alone.
 fn sweep(case: &Case, driver: &MockDriver, current: &Mutex<String>) -> (Vec<String>, BTreeMap<String, u64>) {
+    let is_everything_tried = std::env::var("DRIVER_FAULTS").is_ok_and(|value| value == "all");
     let is_meant = |(name, _): &(String, u64)| case.only.is_empty() || case.only.contains(&&**name);
     let [mut calls, _] = run(driver, case, true, || {});
     let [_, mut all_calls] = run(driver, case, false, || {});
@@ -241,9 +242,9 @@ fn sweep(case: &Case, driver: &MockDriver, current: &Mutex<String>) -> (Vec<Stri
     };
     for (name, count) in &all_calls {
         let before_end = calls.iter().find(|(other, _)| other == name).map_or(0, |(_, count)| *count);
-        let is_chosen = |nth: &u64| *nth <= 5 || nth % 3 == 2 || is_everything_tried();
+        let is_chosen = |nth: &u64| *nth <= 5 || nth % 3 == 2 || is_everything_tried;
         for nth in (1..=*count.min(&FIRST_TIMES)).filter(is_chosen) {
-            let codes = if is_everything_tried() { &CODES[..] } else { &CODES[(nth % 5) as usize..][..1] };
+            let codes = if is_everything_tried { &CODES[..] } else { &CODES[(nth % 5) as usize..][..1] };
             for &code in codes {
                 try_run(&[Fault::new(name, nth, code)], nth <= before_end);
                 *failed.entry(name.clone()).or_insert(0) += 1;
@@ -252,7 +253,7 @@ fn sweep(case: &Case, driver: &MockDriver, current: &Mutex<String>) -> (Vec<Stri
         }
     }
     let mut draw = Draw::of(1);
-    for _ in 0..if is_everything_tried() { 300 } else { 20 } {
+    for _ in 0..if is_everything_tried { 300 } else { 20 } {
         let faults: Vec<_> = (0..AT_ONCE)
             .map(|_| {
                 let (name, count) = &calls[usize::try_from(draw.below(calls.len() as u64)).unwrap()];
