@@ -119,7 +119,7 @@ fn advise(
         && workload.failed_gets > 0
     {
         let failed = counted(workload.failed_gets, "request");
-        let why = format_args!(
+        let why = format!(
             "{failed} failed under the limit, and no replay shows what the program would have done with memory: \
              {remedy}; then record it again"
         );

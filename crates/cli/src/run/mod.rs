@@ -94,7 +94,7 @@ pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
 /// The setting as a valid variable.
 fn variable(setting: &str) -> Result<(String, String), Box<dyn Error>> {
     if !setting.contains('=') {
-        let why = format_args!("{setting}: a setting is NAME=VALUE, and the program follows --; {OPTIONS}");
+        let why = format!("{setting}: a setting is NAME=VALUE, and the program follows --; {OPTIONS}");
         return Err(ExitError::Settings.because(why));
     }
     pair(setting).map_err(|why| ExitError::Settings.because(format_args!("{why}\n{OPTIONS}")))

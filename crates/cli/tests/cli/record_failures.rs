@@ -1,7 +1,6 @@
 //! A requested recording that is missing or incomplete is a failure.
 
-use std::fs::File;
-
+use pinpool::{Backend, Pool};
 use tempfile::TempDir;
 
 use crate::tool::{finish, pinpool, scratch};
@@ -22,8 +21,7 @@ fn a_full_disk_fails_the_load_whose_recording_it_was_to_take() {
 #[test]
 fn a_file_that_another_process_writes_fails_the_load() {
     let (_dir, path) = scratch("t.gz");
-    let file = File::create(&path).unwrap();
-    file.lock().unwrap();
+    let _pool = Pool::builder().without_env().backend(Backend::Heap).trace(path.clone()).build().unwrap();
     finish(pinpool(&LOAD).arg("--record").arg(&path)).exits(1).check_stderr("another process writes it");
 }
 

@@ -52,7 +52,7 @@ pub(super) fn open_locked(path: &Path, left: Option<(FileId, u64)>) -> Result<Op
     }
     let (id, bytes) = (FileId::from_metadata(&metadata), metadata.len());
     if bytes > 0 && !is_recording(&file) {
-        let what = format_args!("it holds {bytes} bytes that are not a recording");
+        let what = format!("it holds {bytes} bytes that are not a recording");
         return Err(refused(what, "name another file, or remove this one"));
     }
     // The first write overwrites what another process has left: the build of the pool may still fail.
@@ -79,7 +79,7 @@ fn check(path: &Path, found: &Metadata) -> Result<FileType, Unrecorded> {
         _ if kind.is_char_device() && ["/dev/null", "/dev/full"].map(Path::new).contains(&path) => Ok(kind),
         _ if !kind.is_file() && !kind.is_fifo() => Err(refused("it is a device or a socket", "name a file")),
         _ if user != own => {
-            let what = format_args!("it belongs to user {user}, and this process to user {own}");
+            let what = format!("it belongs to user {user}, and this process to user {own}");
             Err(refused(what, "name a file of your own"))
         }
         _ => Ok(kind),
