@@ -56,7 +56,6 @@ mod tests {
 }
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use discrete::RegionsInUse;
 use extent::{Grid, RANGES_MAX};
@@ -125,12 +124,12 @@ pub(crate) struct ArenaStats {
 }
 
 /// The address ranges and their indices. See the module.
-#[derive(Debug)]
 pub(crate) struct Arena {
     growth: GrowthMode,
     /// Sizes of the granules of the virtual ranges.
     sizes: GranuleSizes,
-    region_cost: RegionCost,
+    /// The bytes that the system holds for a region of the given length: at least that length, and monotonic in it.
+    region_cost: Box<dyn Fn(u64) -> u64 + Send>,
     ranges: BTreeMap<u32, ArenaRange>,
     /// Ranges are numbered in the order of their creation, until all numbers have been used once.
     next_range: u32,
@@ -150,15 +149,6 @@ pub(crate) struct Arena {
     kept_bytes: u64,
 }
 
-/// The bytes that the system holds for a region of the given length: at least that length, and monotonic in it.
-struct RegionCost(Box<dyn Fn(u64) -> u64 + Send>);
-
-impl fmt::Debug for RegionCost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("RegionCost")
-    }
-}
-
 /// How the arena grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum GrowthMode {
@@ -176,7 +166,7 @@ impl Arena {
         Self {
             growth,
             sizes: GranuleSizes::of_pool(smallest_bytes, None),
-            region_cost: RegionCost(Box::new(|bytes| bytes)),
+            region_cost: Box::new(|bytes| bytes),
             ranges: BTreeMap::new(),
             next_range: 0,
             holes: Default::default(),
@@ -199,14 +189,14 @@ impl Arena {
 
     /// Returns the arena with `held_bytes`, which returns the bytes that the system holds for a region of the given length.
     pub(crate) fn with_region_cost(self, held_bytes: impl Fn(u64) -> u64 + Send + 'static) -> Self {
-        Self { region_cost: RegionCost(Box::new(held_bytes)), ..self }
+        Self { region_cost: Box::new(held_bytes), ..self }
     }
 
     /// The bytes that the system holds for granules, or a region, of `bytes`.
     pub(crate) fn held_bytes(&self, bytes: u64) -> u64 {
         match self.growth {
             GrowthMode::Granules(_) => bytes,
-            GrowthMode::Regions => (self.region_cost.0)(bytes).max(bytes),
+            GrowthMode::Regions => (self.region_cost)(bytes).max(bytes),
         }
     }
 

@@ -24,8 +24,6 @@ mod choose;
 mod cuda;
 mod heap;
 mod huge_pages;
-#[cfg(feature = "cuda")]
-mod location;
 mod mapping;
 mod mlock;
 mod options;

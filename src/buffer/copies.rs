@@ -142,7 +142,7 @@ impl PinnedBuf {
         S: ?Sized,
         T: CopyTarget<S, E> + ?Sized,
     {
-        let Some(block) = self.block.as_ref().filter(|block| block.bytes().1 > 0) else {
+        let Some(block) = self.block.as_ref().filter(|block| block.len() > 0) else {
             return Ok(Completion::completed());
         };
         let checked = block.begin_read().map_err(CopyFailure::Refused);
@@ -216,13 +216,13 @@ impl PinnedBuf {
         S: ?Sized,
         T: CopySource<S, E> + ?Sized,
     {
-        let Some(block) = self.block.as_mut().filter(|block| block.bytes().1 > 0) else {
+        let Some(block) = self.block.as_mut().filter(|block| block.len() > 0) else {
             return Ok(PendingBuf { buf: self, copy: Completion::completed().into_future() });
         };
         block.check_process()?;
         // Earlier copies must not see the new bytes, lent ones included.
         block.copy_fences_mut().wait_for_all()?;
-        let (start, len) = block.bytes();
+        let (start, len) = (block.start(), block.len());
         let checked = copy::check_len(len, "source", source.available_bytes());
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing touches the memory, nor does it
         // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.

@@ -150,13 +150,13 @@ impl PinnedBuf {
 
     #[inline(always)]
     fn start(&self) -> NonNull<u8> {
-        self.block.as_ref().map_or(NonNull::<Aligned>::dangling().cast(), |block| block.bytes().0)
+        self.block.as_ref().map_or(NonNull::<Aligned>::dangling().cast(), |block| block.start())
     }
 
     /// Length in bytes: as requested, or as [`truncate`](PinnedBuf::truncate) left it.
     #[inline(always)]
     pub fn len(&self) -> usize {
-        self.block.as_ref().map_or(0, |block| block.bytes().1)
+        self.block.as_ref().map_or(0, |block| block.len())
     }
 
     #[inline(always)]

@@ -6,7 +6,7 @@
 //!             └─ BlockBody: pool (its core), memory, class, buffer state
 //! ```
 //!
-//! Generic over the pool `E`, so that nothing here depends on one. Never acquires or releases memory.
+//! Generic over the pool `P`, so that nothing here depends on one. Never acquires or releases memory.
 //!
 //! - **block-I1**: `memory.start()` up to `class_bytes` bytes later is memory that belongs to this block alone, and `first`
 //!   is an address in it.
@@ -16,7 +16,6 @@
 //! - **block-I3**: Only a fast-path block can take the fast path of a return. A take opens it, and what sets another stamp
 //!   closes it.
 
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -32,14 +31,14 @@ use pinpool_os::fork;
 ///
 /// A block carries its own reference to the pool, in use or idle, so a hit touches no reference count. The cycle (the pool
 /// keeps idle blocks, which keep the pool) is cut when the pool closes and is drained.
-pub(crate) struct Block<E>(Box<Entry<BlockBody<E>>>);
+pub(crate) struct Block<P>(Box<Entry<BlockBody<P>>>);
 
 /// The contents of a block, behind the header by which the thread cache links idle blocks.
 #[repr(C)] // The first two fields share the header's cache line, which is all that a hit touches.
-pub(super) struct BlockBody<E> {
+pub(super) struct BlockBody<P> {
     first: Address,
     len: usize,
-    pool: Arc<E>,
+    pool: Arc<P>,
     memory: BlockMemory,
     class_bytes: usize,
     copy_fences: CopyFences,
@@ -68,24 +67,8 @@ unsafe impl Send for Address {}
 #[allow(unsafe_code)]
 unsafe impl Sync for Address {}
 
-/// Without the pool: its idle blocks would lead back here.
-impl<E> fmt::Debug for BlockBody<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block")
-            .field("class_bytes", &self.class_bytes)
-            .field("memory", &self.memory)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<E> fmt::Debug for Block<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        BlockBody::fmt(&self.0, f)
-    }
-}
-
-impl<E> Block<E> {
-    pub(super) fn new(pool: Arc<E>, memory: BlockMemory, class: Class, spare: &SpareEntries<BlockBody<E>>) -> Self {
+impl<P> Block<P> {
+    pub(super) fn new(pool: Arc<P>, memory: BlockMemory, class: Class, spare: &SpareEntries<BlockBody<P>>) -> Self {
         let held_bytes = usize::try_from(memory.held_bytes()).unwrap_or(usize::MAX);
         let body = || BlockBody {
             first: Address(memory.start()),
@@ -105,22 +88,22 @@ impl<E> Block<E> {
     }
 
     #[inline]
-    pub(super) fn from_entry(entry: Box<Entry<BlockBody<E>>>) -> Self {
+    pub(super) fn from_entry(entry: Box<Entry<BlockBody<P>>>) -> Self {
         Self(entry)
     }
 
     #[inline]
-    pub(super) fn into_entry(self) -> Box<Entry<BlockBody<E>>> {
+    pub(super) fn into_entry(self) -> Box<Entry<BlockBody<P>>> {
         self.0
     }
 
     /// The pool, and the memory for its release.
-    pub(super) fn into_parts(self, spare: &SpareEntries<BlockBody<E>>) -> (Arc<E>, BlockMemory) {
+    pub(super) fn into_parts(self, spare: &SpareEntries<BlockBody<P>>) -> (Arc<P>, BlockMemory) {
         spare.unwrap(self.0, |body| (body.pool, body.memory))
     }
 
     #[inline]
-    pub(super) fn pool(&self) -> &Arc<E> {
+    pub(super) fn pool(&self) -> &Arc<P> {
         &self.0.pool
     }
 
@@ -128,10 +111,16 @@ impl<E> Block<E> {
         &self.0.memory
     }
 
-    /// The first byte of the buffer, and its length.
+    /// The first byte of the buffer.
     #[inline(always)]
-    pub(crate) fn bytes(&self) -> (NonNull<u8>, usize) {
-        (self.0.first.0, self.0.len)
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.0.first.0
+    }
+
+    /// The length of the buffer.
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.len
     }
 
     /// A new user requests `len` bytes of this fast-path block.

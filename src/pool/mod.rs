@@ -138,10 +138,7 @@ impl Pool {
     // A separate function, so that the fast path saves no registers.
     #[inline(never)]
     fn get_fast(&self, shard: CachedShard<'_>, len: usize) -> Result<PinnedBuf> {
-        match shard.take(len) {
-            Some(block) => Ok(PinnedBuf::from_plain_block(block, len)),
-            None => self.get_slow(len),
-        }
+        shard.take(len).map_or_else(|| self.get_slow(len), |block| Ok(PinnedBuf::from_plain_block(block, len)))
     }
 
     #[inline(never)]
@@ -152,16 +149,20 @@ impl Pool {
             return Ok(PinnedBuf::from_plain_block(block, len));
         }
         // The backend aligns to pages anyway, so the alignment does not affect the class.
-        self.get_with(Request::new(len))
+        self.get_as(Request::new(len))
     }
 
-    /// Returns a buffer as `request` describes it.
+    /// Returns a buffer as `request`, a length or a [`Request`], describes it.
     ///
     /// # Errors
     ///
     /// As [`get`](Pool::get); [`is_invalid_request`](crate::Error::is_invalid_request) also if the alignment is not a power of two up to 1 GiB.
+    pub fn get_with(&self, request: impl Into<Request>) -> Result<PinnedBuf> {
+        self.get_as(request.into())
+    }
+
     #[inline(never)]
-    pub fn get_with(&self, request: Request) -> Result<PinnedBuf> {
+    fn get_as(&self, request: Request) -> Result<PinnedBuf> {
         let Some(wanted) = self.wanted(request)? else { return Ok(PinnedBuf::default()) };
         self.core().enter();
         let (mut wait, mut claim) = (self.longest_wait(request), None);

@@ -68,7 +68,7 @@ impl Partition {
     /// # Errors
     ///
     /// As [`get`](Self::get) and [`Pool::get_with`].
-    pub fn get_with(&self, request: Request) -> Result<PinnedBuf> {
+    pub fn get_with(&self, request: impl Into<Request>) -> Result<PinnedBuf> {
         self.requests.get_with(request)
     }
 

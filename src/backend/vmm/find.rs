@@ -3,11 +3,11 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use super::super::location::{HostLocation, Machine};
 use super::super::options::PinOptions;
 use super::super::register::RegisterSource;
 use super::super::trial;
 use super::VmmSource;
+use super::location::{HostLocation, Machine};
 use super::table::GranuleTable;
 use crate::driver::calls;
 use crate::driver::device::Device;

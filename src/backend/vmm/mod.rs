@@ -15,7 +15,7 @@
 //! end of the pool waits for the device and blocks every enqueue.
 //!
 //! Access is set for the CPU and every GPU (`table`). Creating a source tests a granule at each
-//! [location](super::location) in order, and makes no context; neither does reserving.
+//! [location](location) in order, and makes no context; neither does reserving.
 //!
 //! Invariants:
 //!
@@ -46,6 +46,7 @@ use pinpool_os::sync::process::{AtomicBool, Ordering};
 use pinpool_os::words::Size;
 
 mod find;
+mod location;
 mod old_places;
 mod table;
 

@@ -131,7 +131,7 @@ impl Core {
         let now_us = self.time.coarse_us();
         let idle = Cell::new(None);
         let take_idle = || self.take(class).map(|block| idle.set(Some(block))).is_some();
-        let find = || match self.memory_ended.get() {
+        let find = || match self.ended.get() {
             Some(why) => Err(Refusal::Source(why.clone()).into()),
             None => self.memory.supply.find(class, now_us, calls, &**self, &take_idle),
         };
@@ -196,7 +196,7 @@ impl Core {
         let could_hold = self.memory.supply.could_hold(class);
         // A request that can never be served is no shortage, unless pageable memory serves it.
         let is_servable = could_hold || self.memory.could_be_pageable(class);
-        let may_wait = is_servable && !wait.is_zero() && self.memory_ended.get().is_none();
+        let may_wait = is_servable && !wait.is_zero() && self.ended.get().is_none();
         if is_servable {
             self.record_need(class);
             // A full pool is ordinary.
@@ -275,7 +275,7 @@ impl Core {
 
     /// Hands `block` to the head of the queue, or releases it to make room. Returns `block` if no request waits.
     pub(super) fn offer_to_head(&self, block: Block) -> Option<Block> {
-        if !self.has_waiters() || self.memory_ended.get().is_some() {
+        if !self.has_waiters() || self.ended.get().is_some() {
             return Some(block);
         }
         let class = block.class();

@@ -100,7 +100,7 @@ pub(crate) struct Core {
     memory: Memory,
     recorder: Option<Arc<dyn Recorder>>,
     /// Why nothing is kept any more and no request is served: the device was reset, or the pool is closed.
-    memory_ended: OnceLock<SourceError>,
+    ended: OnceLock<SourceError>,
     pub(super) in_flight: InFlight<Block>,
     waiters: WaitQueue<Self>,
     time: Timekeeper,
@@ -150,7 +150,7 @@ impl Core {
             classes: Classes::default(),
             memory,
             recorder,
-            memory_ended: OnceLock::new(),
+            ended: OnceLock::new(),
             in_flight: InFlight::new(),
             waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,

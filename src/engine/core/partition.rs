@@ -171,7 +171,7 @@ impl PartitionCore {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
-        let refusal = self.core.memory_ended.get().cloned().map_or(refusal, Refusal::Source);
+        let refusal = self.core.ended.get().cloned().map_or(refusal, Refusal::Source);
         let error = self.core.refused(wanted, refusal, Purpose::Request);
         self.core.record_outcome(&Err::<Block, _>(()), wanted, None);
         error
@@ -243,7 +243,7 @@ impl Server for PartitionCore {
     }
 
     fn is_hopeless(&self, refusal: Option<&Refusal>) -> bool {
-        self.is_closed() || self.core.memory_ended.get().is_some() || refusal.is_some_and(Refusal::is_too_large)
+        self.is_closed() || self.core.ended.get().is_some() || refusal.is_some_and(Refusal::is_too_large)
     }
 
     fn record_wait(&self, waited: Duration) {

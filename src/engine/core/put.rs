@@ -91,7 +91,7 @@ impl Core {
         if self.config.zero && block.memory().adopted().is_none() {
             // After a reset of the device the memory may be gone.
             self.watch_device();
-            self.memory_ended.get().map_or_else(|| block.zero(), |_| ());
+            self.ended.get().map_or_else(|| block.zero(), |_| ());
         }
         if !block.memory().is_from_source() {
             return self.put_foreign(block);
@@ -335,7 +335,7 @@ impl Core {
     /// Waiting and later requests fail. Idle blocks are released now, others when they are returned.
     pub(crate) fn refuse_requests(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
-        let _earlier = self.memory_ended.set(SourceError::new("the request", "the pool is closed"));
+        let _earlier = self.ended.set(SourceError::new("the request", "the pool is closed"));
         // Before releases, which may wait for the device.
         self.waiters.wake_all();
         self.existing_partitions().iter().for_each(|partition| partition.close());

@@ -110,7 +110,7 @@ impl Server for Core {
         let Some(Refusal::Source(error)) = refusal else {
             return self.is_closed() || refusal.is_some_and(Refusal::is_too_large);
         };
-        self.is_closed() || self.memory_ended.get().is_some() || !self.memory.may_recover(error)
+        self.is_closed() || self.ended.get().is_some() || !self.memory.may_recover(error)
     }
 
     fn record_taken(&self) {

@@ -197,9 +197,9 @@ impl Core {
     /// Ends the memory of the pool if a device reset has invalidated it, and logs new findings about the device. Makes slow calls.
     pub(super) fn watch_device(&self) {
         let source = self.memory.source();
-        if self.memory_ended.get().is_none()
+        if self.ended.get().is_none()
             && let Some(why) = source.device_lost()
-            && self.memory_ended.set(why.clone()).is_ok()
+            && self.ended.set(why.clone()).is_ok()
         {
             self.evict_all(self.idle.seal(), EvictionReason::Released);
             self.log.device_lost(&why);

@@ -25,7 +25,6 @@ mod reserve;
 
 use reserve::Progress;
 
-#[derive(Debug)]
 pub(in crate::engine) struct Books {
     pub(super) arena: Arena,
     pub(super) mappings: Mappings,
