@@ -22,7 +22,7 @@ const OF_A_CAPTURE: [Code; 2] = [Code(900), Code(901)];
 const BACKENDS: [Backend; 3] = [Backend::Vmm, Backend::Register, Backend::Cuda];
 
 #[test]
-fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
+fn without_a_device_address_timelines_leak_one_page_in_all() {
     child::alone(|| {
         let (driver, stream, mut memory) = on_a_stream(4096);
         let pool = builder(Backend::Vmm).build().unwrap();
