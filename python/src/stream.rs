@@ -88,7 +88,7 @@ impl Stream {
                 "pass a stream that is alive. The memory of this buffer is never reused, because the end of the work on \
                  that stream is unknown"
             } else {
-                "no copy can run on a stream: release the buffer without one; run `pinpool doctor` for details"
+                "no copy can run on a stream: release the buffer without one"
             };
             let text = format!("stream {:#x}: {error}; {remedy}", self.handle);
             Unfenced { error: with_text(&error, text), may_run }

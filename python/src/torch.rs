@@ -80,8 +80,7 @@ pub(crate) fn _host_memory() -> Option<(u64, String)> {
 pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<usize> {
     let (is_cuda_pinned, pool) = (pool.get().handle().origin().is_cuda_pinned, pool.get().pool()?.clone());
     if !is_cuda_pinned && pool.config().backend.name() == "auto" {
-        let why =
-            "torch's pinned memory needs the backend vmm, register or cuda, and none works here: see `pinpool doctor`";
+        let why = "torch's pinned memory needs the backend vmm, register or cuda: Pool(backend=\"gpu\") says why none works here";
         return Err(BackendError::new_err(why));
     }
     let functions = Functions { pool: Box::leak(Box::new(pool)), get, put, trim, totals, is_capturing };

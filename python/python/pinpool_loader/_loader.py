@@ -101,7 +101,8 @@ class Loader(Generic[T]):
         batch_size: maximum number of samples per batch.
         batch_bytes: maximum number of bytes per batch, or text such as "16MiB" (the default if `batch_size` is not given either). A longer sample
             comes in parts.
-        threads: number of threads that read and decode (default: one per core, divided by `LOCAL_WORLD_SIZE`).
+        threads: number of threads that read and decode (default: one per core; if the process may use all cores, divided by
+            `LOCAL_WORLD_SIZE`).
         prefetch: batches read ahead (default: two per thread).
         shuffle: whether each epoch has another order, determined by `seed`.
         seed: seed of the order and of `Batch.rng`.

@@ -66,7 +66,7 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
 
     Raises:
         ImportError: torch cannot be imported.
-        PinpoolError: torch is older than 2.11 or built for ROCm; or a pool is installed already.
+        PinpoolError: torch is older than 2.11, built for ROCm or without a CUDA allocator; or a pool is installed, or tensors use the last one.
         BackendError: no GPU backend works, or the allocator does not compile.
         TypeError, SettingError: both a pool and settings are given, or a setting is unknown or invalid.
     """
