@@ -12,7 +12,7 @@
 //!
 //! let pool = Pool::builder().build()?; // settings from `PINPOOL_*`
 //! let (stream, mut device) = (SinkStream::new()?, SinkMem::new(4096)); // on a GPU: cudarc's stream and slice
-//! let mut buf = pool.get(4096)?; // idle memory of this class, or newly pinned
+//! let mut buf = pool.get(4096)?; // reuses pinned memory, or pins more
 //! buf.wait_slice_mut()?.fill(7);
 //! buf.copy_to(&stream, &mut device)?; // returns to the pool when the copy ends
 //! assert_eq!(device.read(), [7; 4096]);

@@ -105,9 +105,10 @@ struct Aligned;
 /// # When a device fails
 ///
 /// After a device failure it is unknown whether a copy has completed: the memory is quarantined until its fence confirms that.
-/// [`wait`](PinnedBuf::wait) returns that failure. If the copy wrote *into* the buffer, its bytes may still change, and
-/// every access through the buffer is an error, never an empty slice, and a cudarc copy from it copies nothing; if it read *from* it, its bytes can be read and not written. In a
-/// forked child access fails if the memory belongs to the GPU driver, since children do not inherit it.
+/// [`wait`](PinnedBuf::wait) returns that failure. If the copy wrote *into* the buffer, its bytes may still change:
+/// every access is an error, never an empty slice, and a cudarc copy from it copies nothing. If the copy read *from* the buffer, its
+/// bytes can be read but not written. In a forked child access fails if the memory belongs to the GPU driver, since children do
+/// not inherit it.
 pub struct PinnedBuf {
     /// Taken only by `drop`, so the compiler adds no check after it.
     block: ManuallyDrop<Option<Block>>,
@@ -141,7 +142,7 @@ impl PinnedBuf {
         Self { block: ManuallyDrop::new(Some(block)) }
     }
 
-    /// The first `len` bytes of a fast-path block of their class.
+    /// The first `len` bytes of a plain block of their class.
     #[inline(always)]
     pub(crate) fn from_plain_block(mut block: Block, len: usize) -> Self {
         block.begin_plain(len);

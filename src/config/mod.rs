@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   code ──┐                                     ┌──▶ Config
-//!          ├──▶ Settings (what was set) ──examine──┼──▶ errors: invalid values, contradictions
-//!   env  ──┘        code wins                      └──▶ warnings: retired and unknown names, ignored values, settings without effect
+//!          ├──▶ Settings (what was set) ─examine─┼──▶ errors: invalid values, contradictions
+//!   env  ──┘        code wins                    └──▶ warnings: retired and unknown names, ignored values, settings without effect
 //! ```
 //!
 //! Prints nothing, logs nothing.

@@ -84,7 +84,8 @@ impl Completion {
         self.fence.as_ref().map_or(Ok(true), |fence| fence.is_complete())
     }
 
-    /// Waits until the copy has completed. A buffer that moved into the copy is then back in its pool, unless another copy uses it.
+    /// Waits until the copy has completed. A buffer that moved into the copy is then back in its pool, unless another copy
+    /// uses it or another thread is just checking its stream.
     ///
     /// # Errors
     ///

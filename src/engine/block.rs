@@ -123,7 +123,7 @@ impl<P> Block<P> {
         self.0.len
     }
 
-    /// A new user requests `len` bytes of this fast-path block.
+    /// A new user requests `len` bytes of this plain block.
     #[inline(always)]
     pub(crate) fn begin_plain(&mut self, len: usize) {
         debug_assert!(self.0.first.0 == self.0.memory.start() && len <= self.0.class_bytes);

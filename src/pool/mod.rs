@@ -33,9 +33,9 @@ pub use user_memory::UserMemory;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
 ///
-/// The thread that drops the last clone or the last buffer waits up to 30 s for copies in flight and then releases all memory. Under
-/// `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device: in a task, drop it where blocking is
-/// allowed. Buffers that are still in flight after the 30 s are never freed.
+/// The thread that drops the last clone or the last buffer waits 30 s for copies in flight, or longer while they complete, and then
+/// releases the memory. Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device: in a
+/// task, drop it where blocking is allowed. Buffers that are still in flight then are never freed.
 ///
 /// | pool | requests, `reserve`, `partition`, `pin`, `adopt` | everything else |
 /// | --- | --- | --- |

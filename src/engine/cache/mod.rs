@@ -5,7 +5,7 @@
 //! | `tensorflow` | `tensorflow.rs` | oldest of the class first | oldest of all first | one |
 //! | `adaptive` | `thread_cache` | newest of the class first | oldest of all first | one per shard |
 //!
-//! One structure cannot serve both: TensorFlow's order is one list for the whole process, and maintaining it costs every return
+//! One structure cannot serve both: TensorFlow's order is one list for the whole pool, and maintaining it costs every return
 //! a lock that all threads share. `tensorflow` enforces the limit on idle buffers at each return; `adaptive` at the next miss, slow
 //! return or tick.
 //!

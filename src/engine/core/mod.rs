@@ -23,8 +23,8 @@
 //!          last buffer returned ─▶ close: wait for copies, abandon those that do not end, close the memory
 //! ```
 //!
-//! A sweep may query a driver, which is slow if many threads do so. So hits do not sweep. Misses, waiting requests, the
-//! maintenance thread, [`Pool::maintain`](crate::Pool::maintain), `trim`, `clear` and the end of the pool do.
+//! A sweep may query a driver, which is slow if many threads do so. So hits do not sweep. Misses, waiting requests, waits for
+//! a copy, the maintenance thread, [`Pool::maintain`](crate::Pool::maintain), `trim`, `clear` and the end of the pool do.
 //!
 //! Under `PINPOOL_ZERO` a returned block waits in `in_flight` without a fence. A block is zeroed when a sweep returns it, or
 //! when it is new. So idle blocks and free memory contain zeros.

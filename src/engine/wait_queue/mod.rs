@@ -12,7 +12,7 @@
 //! - a request that finds nothing idle joins the queue. It may pass the head only if it fits in addition to the head: what passed
 //!   the head and has not been returned must fit into what the limit leaves next to the head's request. So the head is served, at
 //!   the latest, when all buffers that were in use or idle when it became the head have been returned,
-//! - only the head searches for memory, so small requests cannot overtake a large one forever.
+//! - of the queue only the head searches, so small requests cannot overtake a large one forever.
 //!
 //! A waiting thread searches for memory itself. The thread `pinpool-get` searches for tasks; the first waiting task starts it, and
 //! it ends when no task waits. A task whose first attempt needs a driver call is *deferred*: the thread makes that attempt before
