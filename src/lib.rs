@@ -41,9 +41,9 @@
 //!
 //! # Platforms
 //!
-//! Linux, Rust 1.88 or newer. On other Unix systems the crate builds with the pageable backend `heap` and `Backend::Source`, and without limits
-//! shared by processes. Log records go through the `log` crate. In a program without a logger each kind of warning about
-//! settings and the machine is printed to stderr once.
+//! Linux, Rust 1.88 or newer. On other Unix systems the crate builds with the pageable backend `heap` and `Backend::Source`, and
+//! without limits shared by processes. Log records go through the `log` crate. In a program without a logger each kind of warning
+//! about settings and the machine is printed to stderr once.
 //!
 //! # Versions
 //!

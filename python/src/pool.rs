@@ -31,8 +31,8 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     with pool.get(4096) as buf:
 ///         np.asarray(buf)[:] = 7
 ///
-/// Threads may share a pool. It belongs to one process: in a forked child requests and `reserve` raise ForkError and statistics are 0, so create
-/// another pool there.
+/// Threads may share a pool. It belongs to one process: in a forked child requests and `reserve` raise ForkError and statistics
+/// are 0, so create another pool there.
 ///
 /// A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its default.
 /// Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or `float("inf")` means no

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::PinnedBuf;
 use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::{CopyFences, SharedFence};
 
 /// A buffer that a device is writing to. Only [`wait`](PendingBuf::wait) or `await` gives access to its bytes. Dropping it drops
@@ -102,8 +102,8 @@ impl CopyError {
     }
 
     /// Returns the buffer for another attempt. If a failed `copy_to` returns it, nothing was enqueued. After a failed `release_after` other
-    /// code's work may still use the buffer, so do not drop it before that work has completed. `None` after a `release_after` in a forked child, and if a copy
-    /// may have started: the memory then returns to the pool when that copy completes, or never.
+    /// code's work may still use the buffer, so do not drop it before that work has completed. `None` after a `release_after` in
+    /// a forked child, and if a copy may have started: the memory then returns to the pool when that copy completes, or never.
     pub fn into_buf(self) -> Option<PinnedBuf> {
         self.buf.map(|mut refused| std::mem::take(&mut refused.buf))
     }
@@ -171,7 +171,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The kinds of [`copy_to`](PinnedBuf::copy_to), and [`Error::is_copy`] if `range` is not inside the buffer; the buffer is
+    /// The kinds of [`copy_to`](PinnedBuf::copy_to), and [`Error::is_invalid_request`] if `range` is not inside the buffer; the buffer is
     /// unchanged. If the copy may be running and cannot be tracked, the memory is never reused, and the length of the buffer becomes 0.
     pub fn copy_range_to<S, E, T>(&mut self, range: Range<usize>, stream: &S, target: &mut T) -> Result<Completion>
     where
@@ -181,7 +181,7 @@ impl PinnedBuf {
         let len = range.end.saturating_sub(range.start);
         if range.start > range.end || range.end > self.len() {
             let why = format!("range {}..{} is not inside a buffer of {}B", range.start, range.end, self.len());
-            return Err(Error::copy_refused(len, why));
+            return Err(ErrorKind::Memory { why }.into());
         }
         let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::completed()) };
         block.begin_read()?;

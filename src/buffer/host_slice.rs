@@ -163,8 +163,9 @@ impl<B, T: Pod> TrackedView<B, T> {
 /// [`wait_slice`](PinnedBuf::wait_slice) returns. This holds for every stream, whether or not the context tracks events.
 ///
 /// If a copy cannot be tracked (in a forked child, after the failure of an earlier copy that the new one must wait for, if the device
-/// cannot reach the memory, or if the driver says too little about the stream), cudarc's call returns `Ok` and **copies nothing**, and its next call returns
-/// `CUDA_ERROR_NOT_PERMITTED`. [`copy_to`](PinnedBuf::copy_to) and [`copy_from`](PinnedBuf::copy_from) return the error themselves.
+/// cannot reach the memory, or if the driver says too little about the stream), cudarc's call returns `Ok` and **copies
+/// nothing**, and its next call returns `CUDA_ERROR_NOT_PERMITTED`. [`copy_to`](PinnedBuf::copy_to) and
+/// [`copy_from`](PinnedBuf::copy_from) return the error themselves.
 impl HostSlice<u8> for PinnedBuf {
     fn len(&self) -> usize {
         PinnedBuf::len(self)

@@ -296,8 +296,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`wait_slice`](PinnedBuf::wait_slice), and [`Error::is_invalid_request`](crate::Error::is_invalid_request) if the length is
-    /// not a multiple of the element's size, or the address is not aligned for it.
+    /// The errors of [`wait_slice`](PinnedBuf::wait_slice), and [`Error::is_invalid_request`](crate::Error::is_invalid_request)
+    /// if the length is not a multiple of the element's size, or the address is not aligned for it.
     pub fn wait_slice_as<T: Pod>(&self) -> Result<&PinnedSlice<T>> {
         slice::cast(self.wait_slice()?)
     }

@@ -156,7 +156,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As [`get`](Pool::get); [`is_invalid_request`](crate::Error::is_invalid_request) also if the alignment is not a power of two up to 1 GiB.
+    /// As [`get`](Pool::get); [`is_invalid_request`](crate::Error::is_invalid_request) also if the alignment is not a power of
+    /// two up to 1 GiB.
     pub fn get_with(&self, request: impl Into<Request>) -> Result<PinnedBuf> {
         self.get_as(request.into())
     }
@@ -223,8 +224,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`is_invalid_request`](crate::Error::is_invalid_request), [`is_forked`](crate::Error::is_forked) and [`is_closed`](crate::Error::is_closed) as
-    /// for [`get`](Pool::get).
+    /// [`is_invalid_request`](crate::Error::is_invalid_request), [`is_forked`](crate::Error::is_forked) and
+    /// [`is_closed`](crate::Error::is_closed) as for [`get`](Pool::get).
     pub fn try_get(&self, request: impl Into<Request>) -> Result<Option<PinnedBuf>> {
         let request = request.into();
         let Some(wanted) = self.wanted(request)? else { return Ok(Some(PinnedBuf::default())) };
@@ -279,8 +280,9 @@ impl Pool {
     ///
     /// [`stats`](Pool::stats) has the current limit.
     ///
-    /// On `vmm`, `mlock` and `heap` addresses are reserved for eight times the initial limit and at least 16 GiB, or less if the system refuses that; a pool cannot
-    /// grow beyond that. A limit of 0 is accepted here, unlike in the builder and in C: every request for memory then fails.
+    /// On `vmm`, `mlock` and `heap` addresses are reserved for eight times the initial limit and at least 16 GiB, or less if the
+    /// system refuses that; a pool cannot grow beyond that. A limit of 0 is accepted here, unlike in the builder and in C: every
+    /// request for memory then fails.
     ///
     /// # Errors
     ///
@@ -302,7 +304,8 @@ impl Pool {
 
     /// Returns the buffers with completed copies, and releases memory that has been idle too long; on `register` and `cuda`,
     /// where releases wait for the device, only if memory is short. The maintenance thread does this ten times a second while
-    /// copies are in flight or a part of the memory is idle, else once a second; without it (`maintenance_thread(false)`), only misses and returns with copies do.
+    /// copies are in flight or a part of the memory is idle, else once a second; without it (`maintenance_thread(false)`), only
+    /// misses and returns with copies do.
     pub fn maintain(&self) {
         self.unless_forked(Core::maintain);
     }
@@ -327,8 +330,8 @@ impl Pool {
         self.unless_forked(Core::refuse_requests);
     }
 
-    /// Returns all idle memory except reserves to the system, as `trim(0)` does, and restarts TensorFlow's counters of requests, returns and
-    /// evictions. Does not change the limit on idle buffers, buffers in use or copies in flight.
+    /// Returns all idle memory except reserves to the system, as `trim(0)` does, and restarts TensorFlow's counters of requests,
+    /// returns and evictions. Does not change the limit on idle buffers, buffers in use or copies in flight.
     pub fn clear(&self) {
         self.unless_forked(Core::clear);
     }

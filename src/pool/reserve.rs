@@ -9,8 +9,8 @@ impl Pool {
     /// Pins `bytes` now, by the fastest method of the backend, and keeps them until the pool ends. Logs its progress. Makes slow calls.
     ///
     /// With `PINPOOL_RESERVE_WAIT=0` it returns after about 8 MiB, and the maintenance thread pins the
-    /// rest in steps of about 8 MiB (64 MiB on `register` and `cuda` while no copy is in flight; no buffer there is longer than its step). The memory that requests
-    /// pin meanwhile becomes part of the reserve. A limit below the reserve pauses it. If the
+    /// rest in steps of about 8 MiB (64 MiB on `register` and `cuda` while no copy is in flight; no buffer there is longer than
+    /// its step). The memory that requests pin meanwhile becomes part of the reserve. A limit below the reserve pauses it. If the
     /// driver or the kernel refuses a step, the rest is abandoned with a warning; call this again once the cause is fixed.
     /// [`MemoryStats::reserve_fraction`](crate::stats::MemoryStats::reserve_fraction) shows the progress, and
     /// [`wait_reserved`](Self::wait_reserved) waits for completion.

@@ -62,8 +62,9 @@ macro_rules! group {
 /// # Partitions
 ///
 /// A [partition](crate::Pool::partition) counts its own requests, waits and limit. Its `memory.in_use_bytes`,
-/// `memory.held_bytes` and `memory.peak_held_bytes` are the bytes that its buffers and its waiting requests claim. All other statistics are 0, and no sum has to
-/// hold. The pool's statistics include its partitions, except waits at the limit of a partition.
+/// `memory.held_bytes` and `memory.peak_held_bytes` are the bytes that its buffers and its waiting requests claim. All other
+/// statistics are 0, and no sum has to hold. The pool's statistics include its partitions, except waits at the limit of a
+/// partition.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

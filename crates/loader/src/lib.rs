@@ -1,4 +1,5 @@
-//! The reference loader: reads files into batches in pinned memory and copies them to a device. It uses the pool's public API, and `unstable` for CUDA.
+//! The reference loader: reads files into batches in pinned memory and copies them to a device. It uses the pool's public API,
+//! and `unstable` for CUDA.
 //!
 //! [`Loader::batches`] iterates over batches in host memory; [`Loader::run`] copies them to a [`Destination`]. The loader never pins
 //! memory, prints, or copies bytes on the host.

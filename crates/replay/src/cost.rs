@@ -31,8 +31,8 @@ impl CallCost {
 
     /// The least-squares line through `calls`, with neither part below 0. Calls of one size do not separate the cost of a call from
     /// the cost of its bytes: `assumed` is then scaled to their mean. Nor do times that barely depend on the bytes, as on a busy
-    /// machine: a byte then costs what it cost in the fastest call, since larger calls would otherwise seem free. The recorded calls together
-    /// cost what they took. `None` without calls.
+    /// machine: a byte then costs what it cost in the fastest call, since larger calls would otherwise seem free. The recorded
+    /// calls together cost what they took. `None` without calls.
     pub fn fitted(calls: &[TimedCall], assumed: Self) -> Option<Self> {
         let n = calls.len() as f64;
         let mean = |of: fn(&TimedCall) -> u64| calls.iter().map(|call| of(call) as f64).sum::<f64>() / n;

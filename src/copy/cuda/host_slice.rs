@@ -17,8 +17,8 @@
 //! - **host-slice-I1**: the event of a fence is new, is recorded only by cudarc's `SyncOnDrop`, and lives until the borrow
 //!   of the memory has ended: `CopyFences` lets go of a fence only through `&mut` (copy-fences-I1).
 //! - **host-slice-I2**: once that borrow has ended, a fence without a record is an error until all work of the
-//!   [context](super::context_fence) has completed: the end of the copy is unknown. If the event was recorded into a graph, so was the copy; that
-//!   is an error permanently.
+//!   [context](super::context_fence) has completed: the end of the copy is unknown. If the event was recorded into a graph, so
+//!   was the copy; that is an error permanently.
 //! - **host-slice-I3**: a copy is waited for unless the stream's [id](super::stream::id_number) shows that the next copy follows it on
 //!   the same stream.
 #![allow(unsafe_code)] // Hands an event to cudarc, and calls the driver.

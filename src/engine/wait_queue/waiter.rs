@@ -86,7 +86,8 @@ impl<S: Server> Waiter<S> {
         self.state.lock().refusal.clone()
     }
 
-    /// It is in the queue from now on; false if it was already, or has ended. Only under the lock of the queue, like all changes of the slot.
+    /// It is in the queue from now on; false if it was already, or has ended. Only under the lock of the queue, like all changes
+    /// of the slot.
     pub(super) fn join(&self) -> bool {
         let (now, mut state) = (Instant::now(), self.state.lock());
         let may_join = !state.has_ended && state.joined.is_none();
