@@ -286,7 +286,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`record_stream`](PinnedBuf::record_stream); [`Error::is_handle`] also for a null event.
+    /// The errors of [`record_stream`](PinnedBuf::record_stream), but [`Error::is_device`] for an event of a capture;
+    /// [`Error::is_handle`] also for a null event.
     ///
     /// # Safety
     ///

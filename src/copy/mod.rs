@@ -24,7 +24,8 @@ pub use crate::in_flight::{Fence, StreamId};
 pub use completion::CompletionFuture;
 pub(crate) use completion::{Completion, CopyKeeper};
 
-/// The fence of work that cannot be tracked because the driver refused a fence. The memory that the work uses is leaked.
+/// The fence of work that cannot be tracked because the driver refused a fence. The memory is leaked unless a later call for
+/// the work succeeds.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 pub(crate) struct UnknownEnd(pub(crate) String);

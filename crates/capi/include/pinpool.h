@@ -54,7 +54,7 @@
  *
  * Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument unless its
  * comment says otherwise. The comment of each function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE,
- * pp_last_error returns a string with the value, the limit and what to do. Unless a function says otherwise, nothing has changed
+ * pp_last_error returns its text: one or more lines, mostly with a remedy. Unless a function says otherwise, nothing has changed
  * then, and results are stored as NULL or 0.
  */
 typedef enum {
@@ -363,8 +363,8 @@ pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
  * no work. If the work has not completed, a context must be current on this thread, the event's or another.
  *
  * - PP_INVALID_HANDLE: `event` is NULL (PP_UNAVAILABLE without a driver), or no context is current.
- * - PP_DEVICE and the other codes of pp_put_after_stream, with the same consequences. Before a second call the event must not have
- *   been recorded again.
+ * - PP_DEVICE (also for an event recorded in a capture), PP_UNKNOWN_POINTER: as pp_put_after_stream. Before a second call the
+ *   event must not have been recorded again.
  */
 pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *event);
 

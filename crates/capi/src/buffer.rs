@@ -261,8 +261,8 @@ pub unsafe extern "C" fn pp_put_after_stream(
 /// no work. If the work has not completed, a context must be current on this thread, the event's or another.
 ///
 /// - PP_INVALID_HANDLE: `event` is NULL (PP_UNAVAILABLE without a driver), or no context is current.
-/// - PP_DEVICE and the other codes of pp_put_after_stream, with the same consequences. Before a second call the event must not have
-///   been recorded again.
+/// - PP_DEVICE (also for an event recorded in a capture), PP_UNKNOWN_POINTER: as pp_put_after_stream. Before a second call the
+///   event must not have been recorded again.
 ///
 /// # Safety
 ///

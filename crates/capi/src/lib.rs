@@ -14,8 +14,8 @@
 //! | `call` | the wrapper of every function, and the thread's last error |
 //! | `status` | the status codes, and the code for each error |
 //! | `config` | the string that a pool is opened with |
-//! | `slots` | handles of pools, and the end of closed pools |
-//! | `table` | the buffers in use, by address |
+//! | `handle`, `slots`, `state` | handles of pools, and the end of closed pools |
+//! | `table`, `asan` | the buffers in use, by address; their marks for AddressSanitizer |
 //!
 //! A handle is a number in the form of a pointer and is never dereferenced, so a closed or invalid handle is an error and not a crash.
 //! No header precedes a buffer's bytes: the table finds a buffer by its address.

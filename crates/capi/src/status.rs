@@ -8,7 +8,7 @@ use pinpool::Error;
 ///
 /// Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument unless its
 /// comment says otherwise. The comment of each function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE,
-/// pp_last_error returns a string with the value, the limit and what to do. Unless a function says otherwise, nothing has changed
+/// pp_last_error returns its text: one or more lines, mostly with a remedy. Unless a function says otherwise, nothing has changed
 /// then, and results are stored as NULL or 0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -164,7 +164,7 @@ impl Table {
         Err(self.inside(address))
     }
 
-    /// Returns whether a buffer is in use.
+    /// Returns whether no buffer is in use.
     pub(crate) fn is_empty(&self) -> bool {
         self.shards.iter().all(|shard| locked(shard).is_empty())
     }

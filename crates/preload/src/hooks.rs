@@ -183,7 +183,7 @@ hooks! {
     cuCtxPushCurrent_v2 = c"cuCtxPushCurrent" 4000..UNKNOWN_FROM Any
         (context: usize)
         real => recording(context, || real(context));
-    // All forms have the place of the handle first, and up to five arguments that are numbers or addresses, which stand in
+    // All forms have the place of the handle first and at most five arguments in all, numbers or addresses, which stand in
     // registers; a register without an argument is not checked.
     cuCtxCreate_v4 = c"cuCtxCreate" 12050..UNKNOWN_FROM Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)

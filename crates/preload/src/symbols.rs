@@ -4,8 +4,8 @@
 //! | --- | --- |
 //! | linked to libcuda | the hooks are exported under the driver's names, and `LD_PRELOAD` puts them first |
 //! | `dlsym` of a handle, or of `RTLD_DEFAULT` | answered with the hook, if there is such a function behind it |
-//! | the same from a library that has a function of that name | the real answer: it is behind the hook, as the driver does |
-//! | `dlsym(RTLD_NEXT)` | the real answer for the caller: such a caller is between a program and the driver as this library does |
+//! | the same from a library that has a function of that name | the real answer: it is behind the hook, as the driver is |
+//! | `dlsym(RTLD_NEXT)` | the real answer for the caller: such a caller is between a program and the driver, as this library is |
 //! | `dlvsym` | not checked: libcuda has no versions of symbols |
 //! | `cuGetProcAddress` | a hook itself: the driver answers, and a function of the table is replaced (`hooks`) |
 //!

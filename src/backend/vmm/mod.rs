@@ -73,7 +73,7 @@ pub struct VmmSource {
     untested: Option<SourceError>,
 }
 
-/// More granules than these are not left mapped at old places: each is a mapping of the process.
+/// A remap that finds more granules at old places unmaps them first: each is a mapping of the process.
 const OLD_GRANULES_MAX: usize = 256;
 
 /// All addresses.
