@@ -2,7 +2,7 @@
 If a rank dies, torchrun restarts all ranks, and they continue after the step of the last checkpoint.
 
     pip install './python[torch]'
-    PINPOOL_LEDGER=JOB PINPOOL_MAX_BYTES=256MiB torchrun --standalone --nproc-per-node 4 --max-restarts 3 python/examples/torchrun.py DIRECTORY --out RUN
+    PINPOOL_LEDGER=NAME PINPOOL_MAX_BYTES=256MiB torchrun --standalone --nproc-per-node 4 --max-restarts 3 python/examples/torchrun.py DIRECTORY --out RUN
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> int:
         # A launcher may make only one GPU visible to each rank.
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
         device = torch.cuda.current_device()
-    shared = pinpool.SharedPool("1MiB", 4, pool=pinpool.Pool(name=f"rank{rank}", device=device))
+    shared = pinpool.SharedPool(buffer_bytes="1MiB", buffers=4, pool=pinpool.Pool(name=f"rank{rank}", device=device))
     steps = 0
     for epoch in range(saved["epoch"], args.epochs):
         sampler.set_epoch(epoch)

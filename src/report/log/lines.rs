@@ -174,7 +174,7 @@ lines! {
         "idle memory was released for another pool, name={name} bytes={bytes}B";
 
     /// The file of the shared limit was removed, or its descriptor closed; buffers stay valid. To do: restart all its processes; exclude
-    /// the file from cleaners of `/dev/shm` (`RemoveIPC=no`), the descriptor from `closefrom`.
+    /// it from cleaners of `/dev/shm` (`RemoveIPC=no`), its descriptor from `closefrom`.
     Error(shared_limit) shared_limit_lost(name: &str, loss: Loss as describe_loss)
         "{loss}, so this pool can no longer grow, name={name}; restart all its processes";
 

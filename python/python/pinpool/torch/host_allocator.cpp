@@ -40,7 +40,7 @@ constexpr uint8_t kPriority = 0;
 
 extern "C" {
 
-// Totals since the pool was created.
+// Totals since the pool was created; of `held_*` the current values, of `_peak`, `_max` and `_min` the extremes.
 struct pinpool_torch_totals {
   int64_t held_bytes, held_bytes_peak, pinned_bytes, unpinned_bytes;
   int64_t held_buffers, pinned_buffers, unpinned_buffers;
