@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let len = usize::try_from(file.metadata()?.len())?;
     let (stream, mut device) = (SinkStream::new()?, SinkMem::new(len)); // on a GPU: cudarc's stream and slice
 
-    let mut buf = pool.get(len)?; // idle memory of this class, or newly pinned
+    let mut buf = pool.get(len)?; // reuses pinned memory, or pins more
     file.read_exact(buf.wait_slice_mut()?)?;
     let copy = buf.copy_to(&stream, &mut device)?; // the buffer belongs to the copy until it completes
     copy.wait()?;

@@ -205,7 +205,7 @@ impl Buffer {
         if device == Device::CudaHost && !self.memory.is_pinned {
             return Err(PyBufferError::new_err(
                 "CUDA has not pinned the memory of this buffer, so it cannot be exported as kDLCUDAHost: export it as kDLCPU, or use \
-                 the backend vmm, register or cuda (Pool(backend=\"gpu\") says why auto chose another)",
+                 the backend vmm, register or cuda (Pool(backend=\"gpu\") raises with the reasons if none works)",
             ));
         }
         let has_version = max_version.is_some_and(|(major, _)| major >= 1);

@@ -46,7 +46,7 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     reserve: bytes pinned at the start and kept.
 ///     max_idle_bytes: maximum number of bytes in idle buffers and free memory.
 ///     ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": all
-///         ranks (not with LOCAL_WORLD_SIZE=1) and Ray processes share one limit, across jobs.
+///         torchrun ranks (not with LOCAL_WORLD_SIZE=1) and Ray processes share one limit, across jobs.
 ///     wait: how long a request waits when the pool is full (default 30 s; 100 ms with `on_full="pageable"`, 0 under "tensorflow").
 ///     on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
 ///     reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
@@ -178,7 +178,7 @@ impl Pool {
         built.map_err(|error| exception(&error))
     }
 
-    /// Returns a buffer: an idle one, or newly pinned memory. When the pool is full, waits for a release.
+    /// Returns a buffer: reuses pinned memory, or pins more. When the pool is full, waits for a release.
     ///
     /// Args:
     ///     n: length in bytes, or text such as "64MiB".

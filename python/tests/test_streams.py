@@ -54,7 +54,7 @@ def test_record_stream_finds_the_buffer_of_an_array(pool, tmp_path):
     pinpool.record_stream(pool.empty(0), 0)
     (tmp_path / "sample").write_bytes(b"x")
     [batch] = pinpool_loader.Loader(tmp_path, pool=pool)
-    for taken in (batch, batch.buffer):
+    for taken in (batch, batch.buffer, [batch]):
         with pytest.raises(pinpool.BackendError if not has_driver else Exception):
             pinpool.record_stream(taken, 0)
     for other in (np.zeros(3), np.zeros(3)[1:], memoryview(b"abc"), None, 7, [np.zeros(3), object()], {"path": pathlib.Path("a")}):

@@ -21,7 +21,7 @@ pub const PREFIX: &str = "PINPOOL_";
 /// Names that are settings no more, without the prefix, and what replaces them.
 const RETIRED: [(&str, &str); 12] = [
     ("CALL_STACKS", "set call_stacks in Rust or C, or use `pinpool load --call-stacks`"),
-    ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
+    ("CLOSE_WAIT", "a pool that ends waits 30s for a stuck copy"),
     ("FENCE", "streams count completed copies in host memory, or record events if the driver refuses that"),
     ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared-buffers shares buffers between processes"),
     ("MAX_FALLBACK_BYTES", "pageable memory is limited to as much as PINPOOL_MAX_BYTES"),

@@ -13,7 +13,7 @@
 //! - **block-I2**: The stamp of the entry is the fork generation of its pool only while the block is *plain*: memory of the
 //!   source, no copy begun or recorded, no holder, `first` at its start, no fork since. Every call that may change one of
 //!   these sets another stamp; the slow put makes the block plain again. So a hit compares two numbers and skips all checks.
-//! - **block-I3**: Only a fast-path block can take the fast path of a return. A take opens it, and what sets another stamp
+//! - **block-I3**: Only a plain block can take the fast path of a return. A take opens it, and what sets another stamp
 //!   closes it.
 
 use std::ptr::NonNull;

@@ -33,9 +33,10 @@ pub use user_memory::UserMemory;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
 ///
-/// The thread that drops the last clone or the last buffer waits 30 s for copies in flight, or longer while they complete, and then
-/// releases the memory. Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device: in a
-/// task, drop it where blocking is allowed. Buffers that are still in flight then are never freed.
+/// The thread that drops the last clone or the last buffer waits until no copy is in flight, after 30 s only while copies complete,
+/// and then releases the memory. Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the
+/// device: in a task, drop it where blocking is allowed. Buffers that are still in flight then are never freed, and under
+/// `register` and `cuda` nothing is.
 ///
 /// | pool | requests, `reserve`, `partition`, `pin`, `adopt` | everything else |
 /// | --- | --- | --- |

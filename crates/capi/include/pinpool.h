@@ -212,8 +212,8 @@ pp_status pp_partition_open(pp_pool *pool, const char *name, uint64_t max_bytes,
  * may succeed; a pp_get that waits for memory continues to wait, so join such threads first.
  *
  * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last of them. The call that
- * returns the last buffer, or this call if none is in use, releases all memory and waits up to 30 s for copies in flight. Open
- * partitions keep the memory of a closed pool and still serve requests: close them first.
+ * returns the last buffer, or this call if none is in use, waits until no copy is in flight, after 30 s only while copies
+ * complete, and releases the memory. Open partitions keep the memory of a closed pool and still serve requests: close them first.
  *
  * May be called from a log callback. A process may exit without closing its pools.
  */
@@ -262,7 +262,7 @@ pp_status pp_stats_json(pp_pool *pool, char **json);
 void pp_string_free(char *text);
 
 /**
- * Allocates a buffer of `bytes` bytes and stores its address in `ptr`: idle memory of this size class, or newly pinned memory.
+ * Allocates a buffer of `bytes` bytes and stores its address in `ptr`; reuses pinned memory, or pins more.
  * Return it with pp_put, pp_put_after_stream or pp_put_after_event.
  *
  * The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, waits up
@@ -362,9 +362,9 @@ pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
  * is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
  * no work. If the work has not completed, a context must be current on this thread, the event's or another.
  *
- * - PP_INVALID_HANDLE: `event` is NULL (PP_UNAVAILABLE without a driver), or no context is current.
- * - PP_DEVICE (also for an event recorded in a capture), PP_UNKNOWN_POINTER: as pp_put_after_stream. Before a second call the
- *   event must not have been recorded again.
+ * - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
+ * - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream. Before a
+ *   second call the event must not have been recorded again.
  */
 pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *event);
 

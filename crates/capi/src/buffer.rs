@@ -45,7 +45,7 @@ fn get(
     })
 }
 
-/// Allocates a buffer of `bytes` bytes and stores its address in `ptr`: idle memory of this size class, or newly pinned memory.
+/// Allocates a buffer of `bytes` bytes and stores its address in `ptr`; reuses pinned memory, or pins more.
 /// Return it with pp_put, pp_put_after_stream or pp_put_after_event.
 ///
 /// The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, waits up
@@ -260,9 +260,9 @@ pub unsafe extern "C" fn pp_put_after_stream(
 /// is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
 /// no work. If the work has not completed, a context must be current on this thread, the event's or another.
 ///
-/// - PP_INVALID_HANDLE: `event` is NULL (PP_UNAVAILABLE without a driver), or no context is current.
-/// - PP_DEVICE (also for an event recorded in a capture), PP_UNKNOWN_POINTER: as pp_put_after_stream. Before a second call the
-///   event must not have been recorded again.
+/// - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
+/// - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream. Before a
+///   second call the event must not have been recorded again.
 ///
 /// # Safety
 ///

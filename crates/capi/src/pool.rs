@@ -104,8 +104,8 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
 /// may succeed; a pp_get that waits for memory continues to wait, so join such threads first.
 ///
 /// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last of them. The call that
-/// returns the last buffer, or this call if none is in use, releases all memory and waits up to 30 s for copies in flight. Open
-/// partitions keep the memory of a closed pool and still serve requests: close them first.
+/// returns the last buffer, or this call if none is in use, waits until no copy is in flight, after 30 s only while copies
+/// complete, and releases the memory. Open partitions keep the memory of a closed pool and still serve requests: close them first.
 ///
 /// May be called from a log callback. A process may exit without closing its pools.
 #[unsafe(no_mangle)]

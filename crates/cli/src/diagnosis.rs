@@ -80,8 +80,8 @@ pub(crate) fn from_log_line(line: &[u8]) -> Option<DiagnosisText> {
 pub(crate) fn from_recording(of_pool: &PoolDiagnosis, has_ended: bool) -> DiagnosisText {
     let PoolDiagnosis { name, diagnosis, requests, delayed_requests, .. } = of_pool;
     let mut lines = diagnosis.lines();
-    let all =
-        format!("  in the whole recording, {} of {} requests waited", grouped(*delayed_requests), grouped(*requests));
+    let (delayed, requests) = (grouped(*delayed_requests), grouped(*requests));
+    let all = format!("  in the whole recording, {delayed} of {requests} requests waited or failed");
     let killed = "  the end of the pool is not recorded: its process was killed, or is still running".to_owned();
     lines.splice(1..1, (!has_ended).then_some(killed).into_iter().chain([all]));
     let (cause, is_alarm) = (diagnosis.cause.name().to_owned(), diagnosis.is_alarm);

@@ -1,7 +1,7 @@
 """A pool of pinned host memory for CUDA transfers.
 
     pool = pinpool.Pool(max_bytes="2GiB", name="loader")
-    with pool.get(1 << 20) as buf:           # an idle buffer, or newly pinned memory
+    with pool.get(1 << 20) as buf:           # reuses pinned memory, or pins more
         np.frombuffer(buf, np.uint8)[:] = 7  # a view without a copy
 
 `SharedPool` provides pinned batches for the workers of a `DataLoader`, `pinpool.torch.install` serves torch's own pinned memory, and the

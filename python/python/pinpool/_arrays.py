@@ -61,7 +61,7 @@ def _values_in(value):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _values_in(item)
     elif not isinstance(value, (str, bytes, int, float, complex, np.generic, type(None))):
-        yield value
+        yield buffer if isinstance(buffer := getattr(value, "buffer", None), _pinpool.Buffer) else value
 
 
 def is_tensor(value):

@@ -123,8 +123,8 @@ class Pool:
         with pool.get(4096) as buf:
             np.asarray(buf)[:] = 7
 
-    Threads may share a pool. It belongs to one process: in a forked child requests and `reserve` raise ForkError and statistics are 0, so create
-    another pool there.
+    Threads may share a pool. It belongs to one process: in a forked child requests and `reserve` raise ForkError and statistics
+    are 0, so create another pool there.
 
     A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its default.
     Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or `float("inf")` means no
@@ -138,7 +138,7 @@ class Pool:
         reserve: bytes pinned at the start and kept.
         max_idle_bytes: maximum number of bytes in idle buffers and free memory.
         ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": all
-            ranks (not with LOCAL_WORLD_SIZE=1) and Ray processes share one limit, across jobs.
+            torchrun ranks (not with LOCAL_WORLD_SIZE=1) and Ray processes share one limit, across jobs.
         wait: how long a request waits when the pool is full (default 30 s; 100 ms with `on_full="pageable"`, 0 under "tensorflow").
         on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
         reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
@@ -196,7 +196,7 @@ class Pool:
         maintenance_thread: _Switch | None = ...,
     ) -> Self: ...
     def get(self, n: _Size, *, timeout: _Time | None = None) -> Buffer:
-        """Returns a buffer: an idle one, or newly pinned memory. When the pool is full, waits for a release.
+        """Returns a buffer: reuses pinned memory, or pins more. When the pool is full, waits for a release.
 
         Args:
             n: length in bytes, or text such as "64MiB".

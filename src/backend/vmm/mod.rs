@@ -15,7 +15,7 @@
 //! end of the pool waits for the device and blocks every enqueue.
 //!
 //! Access is set for the CPU and every GPU (`table`). Creating a source tests a granule at each
-//! [location](location) in order, and makes no context; neither does reserving.
+//! [`location`] in order, and makes no context; neither does reserving.
 //!
 //! Invariants:
 //!

@@ -52,7 +52,7 @@ lines! {
     /// A pool was created. To do: nothing.
     Info(pool) created(facts: &str) "{facts}";
 
-    /// The process may lock less memory than the pool's limit. To do: follow the remedy in the line, or lower the limit.
+    /// The process may lock less memory than the pool's limit. To do: follow its remedy, or lower the limit.
     Warn(limit) lock_limit(max: u64 as Size) "RLIMIT_MEMLOCK lowers the pool limit, max={max}; raise it (`ulimit -l`, \
         LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK";
 
@@ -60,10 +60,10 @@ lines! {
     /// `pinpool doctor`.
     level(machine) machine(level: Level, finding: &Finding) "{finding}";
 
-    /// A setting has no effect. To do: follow the remedy in the line. Also on standard error if the program has no logger.
+    /// A setting has no effect. To do: follow its remedy. Also on standard error if the program has no logger.
     Warn(settings) setting(unused: &str) "{unused}";
 
-    /// There is no maintenance thread. To do: follow the remedy in the line.
+    /// There is no maintenance thread. To do: follow its remedy.
     Warn(maintenance) no_maintenance_thread(error: &io::Error) "idle memory is released only while the pool is used; call \
         maintain() when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}";
 
@@ -110,7 +110,7 @@ lines! {
     Info(shortage) full(request: u64 as Size, why: &str, usage: &Stats as usage_by_state)
         "request={request} {usage}; waiting for a return: {why}";
 
-    /// A request found no memory and does not wait. To do: follow the remedy in the line.
+    /// A request found no memory and does not wait. To do: follow its remedy.
     Warn(shortage) refused(request: u64 as Size, why: &str, usage: &Stats as usage_by_state) "request={request} {usage}; {why}";
 
     /// No request has waited for a second. To do: nothing.
@@ -146,7 +146,7 @@ lines! {
     Info(reserve) reserve_pinned(bytes: u64 as Size, huge: impl Fn() -> u64 as measured, node: Option<u32> as numa_node)
         "bytes={bytes}{node} huge={huge}";
 
-    /// The limit has no room for the rest of the reserve; pinning continues once there is room. To do: follow the remedy in the line.
+    /// The limit has no room for the rest of the reserve; pinning continues once there is room. To do: follow its remedy.
     Warn(reserve) reserve_paused(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as limit_text)
         "waiting for room in the limit, pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
 
@@ -155,14 +155,14 @@ lines! {
     Warn(reserve) reserve_stopped(pinned: u64 as Size, of: u64 as Size, error: &SourceError)
         "pinned={pinned} of={of}: {error}; fix this and call reserve(), or lower PINPOOL_RESERVE";
 
-    /// There are too few huge pages, and others are used. To do: follow the remedy in the line.
+    /// There are too few huge pages, and others are used. To do: follow its remedy.
     Warn(reserve) huge_pages(lack: &str) "too few, so other pages are used: {lack}";
 
     /// The pool joined a shared limit (`PINPOOL_LEDGER`). To do: nothing.
     Info(shared_limit) shared_limit_joined(name: &str, max: Option<u64> as limit_text, held: u64 as Size, others: usize)
         "name={name} max={max} held={held} other_pools={others}";
 
-    /// The first process set another shared limit. To do: follow the remedy in the line.
+    /// The first process set another shared limit. To do: follow its remedy.
     Warn(shared_limit) shared_limit_differs(name: &str, max: Option<u64> as limit_text, ignored: u64 as Size)
         "the first process set another limit, name={name} max={max} ignored={ignored}; give all processes the same PINPOOL_MAX_BYTES";
 
@@ -221,7 +221,7 @@ lines! {
     #[cfg(feature = "observe")]
     Info(trace) trace_started(path: &Path as shown) "recording, path={path}";
 
-    /// Another process writes the file, so nothing is recorded. To do: follow the remedy in the line.
+    /// Another process writes the file, so nothing is recorded. To do: follow its remedy.
     #[cfg(feature = "observe")]
     Warn(trace) trace_taken(path: &Path as shown)
         "path={path}: another process writes it; put %p (the process ID) into the name";

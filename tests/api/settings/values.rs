@@ -63,7 +63,7 @@ fn unknown_variables_of_ours_are_named_and_others_left_alone() {
 
 /// Two of the retired names; the table is in `config`.
 const RETIRED: [(&str, &str); 2] = [
-    ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
+    ("CLOSE_WAIT", "a pool that ends waits 30s for a stuck copy"),
     ("POOLS_PER_HOST", "share one limit with PINPOOL_LEDGER, or set PINPOOL_MAX_BYTES to a size"),
 ];
 

@@ -51,7 +51,7 @@ pub(crate) struct AdviseArgs {
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
 
-    /// Pool to advise [default: the one that lost most]
+    /// Pool to advise [default: the worst]
     #[arg(long, value_name = "NAME")]
     pool: Option<String>,
 
@@ -81,7 +81,7 @@ const BEYOND_SETTINGS: [Cause; 5] =
     [Cause::Leak, Cause::StuckCopy, Cause::OtherProcess, Cause::MemoryRefused, Cause::NotPinned];
 /// Reasons to advise no limit, or nothing at all.
 const GROWS: &str = "use grows until the end, and a longer run would outgrow any limit that this one needs";
-const NO_GAIN: &str = "no timeout or reserve saves a tenth of the lost time, no limit a tenth of the memory for free";
+const NO_GAIN: &str = "no timeout or reserve saves enough time to matter, no limit a tenth of the memory for free";
 const NO_SOONER: &str = "with more memory the program would end less than 10 % sooner";
 
 pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
@@ -145,7 +145,7 @@ fn advise(
     Ok((text, workload.warning.is_none()))
 }
 
-/// The trace of one pool, the named one or the one that lost most, and its diagnosis.
+/// The trace of one pool, the named one or the worst, and its diagnosis.
 fn open(path: &Path, pool: Option<&str>, terminal: &Terminal) -> Result<(Workload, Option<WindowDiagnosis>), String> {
     let mut diagnosis = None;
     let choose = |recording: &mut Recording| {
@@ -153,16 +153,16 @@ fn open(path: &Path, pool: Option<&str>, terminal: &Terminal) -> Result<(Workloa
         let chosen = diagnoses.iter().find(|one| pool.is_none_or(|pool| one.name == pool));
         if chosen.is_none() && !diagnoses.is_empty() {
             let names: Vec<_> = diagnoses.iter().map(|one| &*one.name).collect();
-            return Err(named(path, &format_args!("it has no such pool with requests; it has {}", names.join(", "))));
+            return Err(named(path, &format_args!("no such pool with 20 requests; it has {}", names.join(", "))));
         }
         let is_beyond = |one: &&PoolDiagnosis| one.diagnosis.is_alarm && BEYOND_SETTINGS.contains(&one.diagnosis.cause);
         if let Some(PoolDiagnosis { name, diagnosis, .. }) = chosen.filter(is_beyond) {
             recording.warning.iter().for_each(|warning| terminal.message(named(path, warning)));
             return Err(named(path, &format_args!("no setting of {name} helps: {diagnosis}")));
         }
-        if let Some(PoolDiagnosis { pool: number, name, .. }) = chosen.filter(|_| diagnoses.len() > 1) {
-            let why = if pool.is_none() { ", which lost most (--pool names another)" } else { "" };
-            let pools = diagnoses.len();
+        if let Some(PoolDiagnosis { pool: number, name, .. }) = chosen.filter(|_| recording.pools.len() > 1) {
+            let why = if pool.is_none() { ", the worst (--pool names another)" } else { "" };
+            let pools = recording.pools.len();
             terminal.message(named(path, &format_args!("it has {pools} pools; the advice is for {name}{why}")));
             recording.pools.retain(|pool| pool.number == *number);
             recording.records.retain(|record| record.pool == *number);

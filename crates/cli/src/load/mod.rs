@@ -164,7 +164,7 @@ pub(crate) fn run(args: &LoadArgs, verbosity: Verbosity, terminal: &Terminal) ->
         true => terminal.print(&report),
         false => terminal.print(report::table(&report, &stats).trim_end()),
     };
-    conclude(&summary)?;
+    conclude(&summary, &stop)?;
     if catalog.files().is_empty() {
         return Err(ExitError::NothingToLoad.because("nothing to load: the paths contain no regular file"));
     }
@@ -186,13 +186,11 @@ fn stay_idle(idle: Duration, stop: &StopFlag) {
     }
 }
 
-fn conclude(summary: &LoadSummary) -> Result<(), Box<dyn Error>> {
+fn conclude(summary: &LoadSummary, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     match &summary.outcome {
-        LoadOutcome::Stopped => {
-            Err(ExitError::Interrupted.because("interrupted; the statistics cover the part before"))
-        }
         LoadOutcome::Strict => Err("stopped at the first failure (--strict)".into()),
         LoadOutcome::Failed(error) => Err(ExitError::Failure.because(format_args!("stopped: {error}"))),
+        _ if stop.is_raised() => Err(ExitError::Interrupted.because("interrupted: the statistics are incomplete")),
         _ if summary.is_clean() => Ok(()),
         _ => Err(ExitError::Failure.into()),
     }

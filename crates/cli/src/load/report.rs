@@ -38,6 +38,7 @@ pub(super) fn table(report: &Value, stats: &Stats) -> String {
     let number = |name: &str| report[name].as_f64().unwrap_or(0.0);
     let pinned = if stats.pinned_by.is_some() { "pinned" } else { "not pinned" };
     let is_verified = report["verify"] == true;
+    let verified = if is_verified { count("verified_batches") } else { "not requested (--verify)".to_owned() };
     let rows = [
         ("copied to", report["destination"].as_str().unwrap_or_default().to_owned()),
         ("epochs", count("epochs")),
@@ -48,10 +49,7 @@ pub(super) fn table(report: &Value, stats: &Stats) -> String {
         ("seconds", format!("{:.3}, and {:.3} to list the files", number("seconds"), number("listing_seconds"))),
         ("GB/s", format!("{:.3}", number("gb_per_s"))),
         ("batches", count("batches")),
-        (
-            "verified batches",
-            if is_verified { count("verified_batches") } else { "not requested (--verify)".to_owned() },
-        ),
+        ("verified batches", verified),
         ("most in flight", format!("{} batches", count("max_in_flight_batches"))),
         ("pool", format!("{} ({pinned})", stats.backend)),
         ("pinned at the end", format!("{} bytes", count("pinned_bytes"))),

@@ -184,7 +184,7 @@ impl<'a> Charts<'a> {
             let limit = |(x, of): &(f64, Snapshot)| Some((*x, of.pool_size_limit? as f64));
             let points: Vec<_> = pool.points.iter().filter_map(limit).collect();
             let (Some((_, first)), Some((_, last))) = (points.first(), points.last()) else { continue };
-            words += &format!("The limit of {} changes from {first} to {last}. ", pool.name);
+            words += &format!("The limit of {} is {first} at first and {last} at the end. ", pool.name);
             raises.extend(points.windows(2).filter(|pair| pair[1].1 > pair[0].1).map(|pair| pair[1]));
             lines.push(line(&format!("limit of {}", pool.name), "steps", points));
         }

@@ -109,6 +109,7 @@ fn check_log(log: &Path) -> Result<(), String> {
         Ok(facts) if facts.is_file() => File::options().append(true).open(&path).map(drop),
         // Opening a pipe would wait for its reader.
         Ok(_) => Ok(()),
+        Err(_) if path.is_symlink() => File::options().append(true).create(true).open(&path).map(drop),
         Err(_) => File::options().append(true).create(true).open(&path).and_then(|_made| fs::remove_file(&path)),
     };
     written.map_err(|error| format!("--log {} cannot be written: {error}", log.display()))

@@ -73,9 +73,9 @@ fn serve(address: &str, args: &MetricsArgs, terminal: &Terminal) -> Result<(), B
         loop {
             match listener.accept() {
                 // A slow client does not delay others.
-                Ok((stream, _)) => _ = scope.spawn(move || answer(&stream, args)),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
+                Ok((stream, _)) => _ = thread::Builder::new().spawn_scoped(scope, move || answer(&stream, args)),
+                // Without descriptors, until a client has gone.
+                Err(_) => thread::sleep(Duration::from_millis(20)),
             }
         }
     })

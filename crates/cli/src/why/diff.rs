@@ -27,13 +27,16 @@ const ROWS: [(&str, &str); 8] = [
     ("  pinning", "pinning_seconds"),
     ("  remapping", "remapping_seconds"),
     ("requests", "requests"),
-    ("  waited", "requests_waited"),
+    ("  delayed", "requests_waited"),
 ];
 
 /// Pools are matched by name, or by number if they have no name.
 pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let both = [read(before)?, read(after)?];
     let pools = changes(&both);
+    if ["before", "after"].iter().any(|side| pools.iter().all(|pool| pool[*side].is_null())) {
+        return Err("too few requests to compare: each recording needs a pool with at least 20".into());
+    }
     let [old, new] = ["before", "after"].map(|side| pools.iter().map(|pool| share(&pool[side])).sum::<f64>());
     let text = match is_json {
         true => json!({ "before_share": old, "after_share": new, "pools": pools }).to_string(),

@@ -86,7 +86,7 @@ pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
     let Series { diagnoses, warning, .. } = read_series(target, Duration::ZERO, &StopFlag::new())?;
     if diagnoses.is_empty() {
         let missing = warning.map_or_else(String::new, |warning| format!("; {warning}"));
-        let why = format!("too few requests for a diagnosis: at least 20 are needed{missing}");
+        let why = format!("too short for a diagnosis: at least 20 requests and 0.1 s are needed{missing}");
         return Err(named(target, &why).into());
     }
     let has_alarm = diagnoses.iter().any(|one| one.is_alarm);

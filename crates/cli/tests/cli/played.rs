@@ -37,13 +37,13 @@ fn several_pools_are_advised_one_by_one() {
     drop(quiet);
     let advice = |args: &[&str]| ran("advise", &path, args);
     let worst = advice(&["--json"]);
-    worst.check_stderr("it has 2 pools; the advice is for train, which lost most (--pool names another)");
+    worst.check_stderr("it has 2 pools; the advice is for train, the worst (--pool names another)");
     assert_eq!(number(&worst.figures(), "requests"), 120, "{}", worst.stdout);
     let quiet = advice(&["--json", "--pool", "quiet"]).figures();
     assert_eq!(number(&quiet, "requests"), 100);
     let lost = |of: &serde_json::Value| of["recorded_lost_seconds"].as_f64();
     assert!(lost(&quiet) < lost(&worst.figures()), "{quiet}");
-    advice(&["--pool", "none"]).check_stderr("it has no such pool with requests; it has train, quiet");
+    advice(&["--pool", "none"]).check_stderr("no such pool with 20 requests; it has train, quiet");
 }
 
 #[test]

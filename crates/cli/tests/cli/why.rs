@@ -137,7 +137,7 @@ fn a_target_without_diagnosis_is_refused_with_the_reason() {
     let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();
     fs::write(dir.path().join("cut.trace"), &whole[..40]).unwrap();
     let ran = why(&dir.path().join("cut.trace"), &[]).exits(1);
-    ran.check_stderr("too few requests for a diagnosis: at least 20 are needed; the recording is truncated");
+    ran.check_stderr("for a diagnosis: at least 20 requests and 0.1 s are needed; the recording is truncated");
     // No process has this number.
     let ran = why(Path::new("4194305"), &[]).exits(1);
     ran.check_stderr("no process serves its statistics there; start it with PINPOOL_SOCKET=1");

@@ -5,7 +5,7 @@
 
 From then on `pin_memory=True`, `Tensor.pin_memory()` and every library that requests pinned memory from torch use the pool. torch
 records each non-blocking copy, and the pool reuses a block only after these copies. `torch.cuda.host_memory_stats()` shows the pool, and
-from torch 2.15 on memory snapshots show its blocks in use.
+from torch 2.15 on memory snapshots show its blocks in use and their history.
 
 The C++ interface of torch's host allocator differs between versions of torch. Wheels contain `host_allocator.cpp`, which implements it,
 compiled for the versions known when `build_wheels.sh` built them. Otherwise, and always after an installation from a clone, the first
