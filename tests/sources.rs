@@ -42,7 +42,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/lib", 49),
     ("src/maintenance_thread", 279),
     ("src/policy", 78),
-    ("src/pool", 927),
+    ("src/pool", 926),
     ("src/quota", 384),
     ("src/report", 673),
     ("src/shared_limit", 21),
@@ -50,7 +50,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/stats", 501),
     ("src/unstable", 53),
     ("tests", 37190),
-    ("sum of code and tests", 76012),
+    ("sum of code and tests", 76011),
 ];
 
 /// Bytes of all Markdown files.

@@ -130,16 +130,15 @@ impl Pool {
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close).
     #[inline]
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
-        match self.handle.cached_shard() {
-            Some(shard) => self.get_fast(shard, len),
-            None => self.get_slow(len),
-        }
+        let Some(shard) = self.handle.cached_shard() else { return self.get_slow(len) };
+        self.get_fast(shard, len)
     }
 
     // A separate function, so that the fast path saves no registers.
     #[inline(never)]
     fn get_fast(&self, shard: CachedShard<'_>, len: usize) -> Result<PinnedBuf> {
-        shard.take(len).map_or_else(|| self.get_slow(len), |block| Ok(PinnedBuf::from_plain_block(block, len)))
+        let Some(block) = shard.take(len) else { return self.get_slow(len) };
+        Ok(PinnedBuf::from_plain_block(block, len))
     }
 
     #[inline(never)]

@@ -105,7 +105,7 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
     }
     let _refused = lane.stream.synchronize();
     // Grows to the limit; then every other granule is free, and the next buffer needs two in a row.
-    let mut bufs: Vec<_> = (0..4).filter_map(|_| pool.try_get(2 * MIB - 4096).ok().flatten()).collect();
+    let mut bufs: Vec<_> = (0..4).filter_map(|_| pool.get(2 * MIB - 4096).ok()).collect();
     (0..bufs.len()).rev().step_by(2).for_each(|index| drop(bufs.swap_remove(index)));
     let _refused = pool.get_with(Request::new(3 * MIB).timeout(Duration::ZERO));
     drop(bufs);
