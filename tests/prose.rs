@@ -63,7 +63,7 @@ const PHRASES: &[(&str, &str, usize, usize)] = &[
     ("goes on", "continues", 0, 0),
     ("go on", "continue", 0, 0),
     ("in line", "waiting, in the wait queue", 0, 2),
-    ("the line", "the wait queue", 3, 11),
+    ("the line", "the wait queue", 1, 9),
     ("mend", "fix", 0, 0),
     ("mends", "fixes", 0, 0),
     ("of its own", "separate, dedicated", 1, 0),

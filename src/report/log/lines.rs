@@ -52,26 +52,26 @@ lines! {
     /// A pool was created. To do: nothing.
     Info(pool) created(facts: &str) "{facts}";
 
-    /// The process may lock less memory than the pool's limit. To do: follow its remedy, or lower the limit.
+    /// `RLIMIT_MEMLOCK` is below the pool's limit and applies instead. To do: raise `ulimit -l`, or lower `PINPOOL_MAX_BYTES`.
     Warn(limit) lock_limit(max: u64 as Size) "RLIMIT_MEMLOCK lowers the pool limit, max={max}; raise it (`ulimit -l`, \
         LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK";
 
-    /// The GPU is not used, memory is not pinned, or similar; an error if the requested GPU or backend cannot be used. To do: see
-    /// `pinpool doctor`.
+    /// The GPU is not used, memory is not pinned, or similar; an error if the requested GPU or backend cannot be used. To do: run
+    /// `pinpool doctor`, which checks the machine.
     level(machine) machine(level: Level, finding: &Finding) "{finding}";
 
-    /// A setting has no effect. To do: follow its remedy. Also on standard error if the program has no logger.
+    /// A setting has no effect. To do: correct or remove the setting.
     Warn(settings) setting(unused: &str) "{unused}";
 
-    /// There is no maintenance thread. To do: follow its remedy.
+    /// The maintenance thread could not be started. To do: raise the limit on threads, or call `maintain()` when the program is idle.
     Warn(maintenance) no_maintenance_thread(error: &io::Error) "idle memory is released only while the pool is used; call \
         maintain() when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}";
 
-    /// Held memory has doubled, from 64 MiB on. To do: nothing if it stops.
+    /// Held memory has doubled, from 64 MiB on. To do: nothing, unless it continues after startup; then see the `diagnosis` line.
     Info(growth) grew(before: u64 as Size, held: u64 as Size, max: Option<u64> as limit_text, pins: u64, time: Duration as Time)
         "held={before}->{held} max={max} pins={pins} time={time}";
 
-    /// One request took memory from the system. To do: if many appear in steady state, see the diagnosis.
+    /// One request took memory from the system. To do: if there are many in steady state, see the `diagnosis` line.
     Debug(growth) acquired(request: u64, before: u64, held: u64, pins: u64, time: Duration as Time)
         "request={request}B held={before}B->{held}B pins={pins} time={time}";
 
@@ -96,21 +96,22 @@ lines! {
     /// `set_max_bytes` was called, or the limit of the cgroup changed (`auto`). To do: nothing.
     Info(limit) limit_changed(from: Option<u64> as limit_text, to: Option<u64> as limit_text, why: &str) "max={from}->{to}: {why}";
 
-    /// A partition was created. To do: nothing; if the pool's limit is lower, it applies.
+    /// A partition was created; if the pool's limit is lower, that limit applies. To do: nothing.
     Info(limit) partition(name: &str, max: Option<u64> as limit_text, pool: Option<u64> as limit_text) "name={name} max={max} pool_max={pool}";
 
     /// A request joins the wait queue. To do: nothing.
     Trace(wait) waiting(request: u64, rounded: u64) "request={request}B rounded={rounded}B";
 
-    /// A request left the wait queue. To do: if there are many, raise `PINPOOL_MAX_BYTES` or hold less.
+    /// A request left the wait queue. To do: if there are many, raise `PINPOOL_MAX_BYTES`, or return buffers sooner.
     Debug(wait) waited(request: u64, time: Duration as Time, is_served: bool as yes_or_no)
         "request={request}B time={time} served={is_served}";
 
-    /// The pool is full, and a request waits for a return. To do: nothing if the consumer is always busy; else raise the limit.
+    /// The pool is full, and a request waits for a return. To do: nothing if the consumer is always busy; otherwise raise the limit.
     Info(shortage) full(request: u64 as Size, why: &str, usage: &Stats as usage_by_state)
         "request={request} {usage}; waiting for a return: {why}";
 
-    /// A request found no memory and does not wait. To do: follow its remedy.
+    /// A request found no memory: the pool is full and the request may not wait, or the backend refused. To do: raise the limit, or
+    /// fix the logged reason.
     Warn(shortage) refused(request: u64 as Size, why: &str, usage: &Stats as usage_by_state) "request={request} {usage}; {why}";
 
     /// No request has waited for a second. To do: nothing.
@@ -122,11 +123,11 @@ lines! {
         "copies from this memory are slow and block their caller, request={request} count={nth} pageable={held} \
         max_pageable={max}";
 
-    /// A request failed (the first, 10th, 100th); the largest holders follow. To do: what the last line of the block says.
+    /// A request failed (the first, 10th, 100th); the largest holders follow. To do: follow the last line of the block (`to do:`).
     Warn(shortage) out_of_memory(dump: &Dump) "{dump}";
 
-    /// The diagnosis changed; evaluated every 10 s. A warning if something costs time that can be saved. To do: follow the remedy in the
-    /// line; for a `leak`, find who holds the tag's buffers.
+    /// The diagnosis changed; it is evaluated every 10 s. A warning if something costs time that can be saved. To do: apply the logged
+    /// recommendation; for a `leak`, find who holds the tag's buffers.
     level(diagnosis) diagnosis(level: Level, found: &WindowDiagnosis) "{found}";
 
     /// The rest of the reserve is pinned while the program runs. To do: nothing.
@@ -142,43 +143,45 @@ lines! {
         "pinned={pinned} time={time}{node}";
 
     // Queries the kernel for `huge` only if the line is logged.
-    /// The reserve is pinned; `huge` is its part in huge pages. To do: if few are huge, check `transparent_hugepage`.
+    /// The reserve is pinned; `huge` counts its bytes in huge pages. To do: if they are few, check `/sys/kernel/mm/transparent_hugepage`.
     Info(reserve) reserve_pinned(bytes: u64 as Size, huge: impl Fn() -> u64 as measured, node: Option<u32> as numa_node)
         "bytes={bytes}{node} huge={huge}";
 
-    /// The limit has no room for the rest of the reserve; pinning continues once there is room. To do: follow its remedy.
+    /// The limit has no room for the rest of the reserve; pinning continues once there is room. To do: raise `PINPOOL_MAX_BYTES`, or
+    /// lower `PINPOOL_RESERVE`.
     Warn(reserve) reserve_paused(pinned: u64 as Size, of: u64 as Size, max: Option<u64> as limit_text)
         "waiting for room in the limit, pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
 
-    /// The backend refused the rest of the reserve; the pool continues without it. To do: fix the reason in the line, then call
+    /// The backend refused the rest of the reserve; the pool continues without it. To do: fix the logged reason, then call
     /// `reserve()`.
     Warn(reserve) reserve_stopped(pinned: u64 as Size, of: u64 as Size, error: &SourceError)
         "pinned={pinned} of={of}: {error}; fix this and call reserve(), or lower PINPOOL_RESERVE";
 
-    /// There are too few huge pages, and others are used. To do: follow its remedy.
+    /// There are too few huge pages, so other pages are used. To do: raise `vm.nr_hugepages` (1 GiB pages: at boot), or set
+    /// `PINPOOL_HUGETLB=auto`.
     Warn(reserve) huge_pages(lack: &str) "too few, so other pages are used: {lack}";
 
     /// The pool joined a shared limit (`PINPOOL_LEDGER`). To do: nothing.
     Info(shared_limit) shared_limit_joined(name: &str, max: Option<u64> as limit_text, held: u64 as Size, others: usize)
         "name={name} max={max} held={held} other_pools={others}";
 
-    /// The first process set another shared limit. To do: follow its remedy.
+    /// The first process set another shared limit, which applies. To do: give all processes the same `PINPOOL_MAX_BYTES`.
     Warn(shared_limit) shared_limit_differs(name: &str, max: Option<u64> as limit_text, ignored: u64 as Size)
         "the first process set another limit, name={name} max={max} ignored={ignored}; give all processes the same PINPOOL_MAX_BYTES";
 
-    /// The pool could not join the shared limit and uses only its own. To do: fix the named reason.
+    /// The pool could not join the shared limit and uses only its own. To do: fix the logged reason.
     Warn(shared_limit) shared_limit_unused(why: &str) "the pool has only its own limit: {why}";
 
     /// Idle memory was released for another pool. To do: nothing.
     Debug(shared_limit) shared_limit_released(name: &str, bytes: u64)
         "idle memory was released for another pool, name={name} bytes={bytes}B";
 
-    /// The file of the shared limit was removed, or its descriptor closed; buffers stay valid. To do: restart all its processes; exclude
-    /// it from cleaners of `/dev/shm` (`RemoveIPC=no`), its descriptor from `closefrom`.
+    /// The file of the shared limit was removed, or its descriptor closed; buffers stay valid. To do: restart all its processes. Prevent
+    /// the cause: a cleaner of `/dev/shm` (`RemoveIPC=no`), or `closefrom` in the program.
     Error(shared_limit) shared_limit_lost(name: &str, loss: Loss as describe_loss)
         "{loss}, so this pool can no longer grow, name={name}; restart all its processes";
 
-    /// Copies do not complete. To do: find what blocks the stream.
+    /// Copies have been in flight for 30 s. To do: find what blocks the stream.
     Warn(copies) stuck(buffers: u64, bytes: u64 as Size, age: Duration as Time, stream: Option<u64> as stream_id)
         "copies do not complete,{stream} buffers={buffers} bytes={bytes} in_flight_for={age}; find what blocks the stream";
 
@@ -186,8 +189,8 @@ lines! {
     Error(copies) quarantined(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
         "not reused until the device responds, bytes={bytes} quarantined={buffers}{keeps_all}: {error}";
 
-    /// The driver can never tell whether a copy has completed. To do: if a graph captured the copy, keep the buffer until the last
-    /// launch; else check the device.
+    /// The driver can never tell whether a copy has completed. To do: if a graph captured the copy, keep the buffer until the graph's
+    /// last launch has completed; otherwise check the device.
     Error(copies) leaked(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
         "never reused, because a device may still use it, bytes={bytes} quarantined={buffers}{keeps_all}: {error}";
 
@@ -195,7 +198,8 @@ lines! {
     Info(copies) quarantine_ended(buffers: u64, bytes: u64 as Size)
         "quarantined buffers are reusable, buffers={buffers} bytes={bytes}";
 
-    /// Idle memory is due, but a release would wait for the device; logged once. To do: call `trim()` if the host needs the memory.
+    /// Idle memory has reached `PINPOOL_IDLE_TIMEOUT` but stays pinned, because a release would wait for the device; logged once. To do:
+    /// call `trim()` if the host needs the memory.
     Info(release) idle_kept(idle: u64 as Size, backend: &str)
         "a release would wait for the device, idle={idle} backend={backend}";
 
@@ -213,7 +217,7 @@ lines! {
     #[cfg(feature = "observe")]
     Info(socket) socket_opened(path: &Path as shown) "serving statistics, path={path}";
 
-    /// The statistics socket cannot be opened. To do: choose another path.
+    /// The statistics socket cannot be opened. To do: set another path in `PINPOOL_SOCKET`.
     #[cfg(feature = "observe")]
     Warn(socket) socket_failed(path: &Path as shown, why: &str) "no statistics, path={path}: {why}";
 
@@ -221,7 +225,7 @@ lines! {
     #[cfg(feature = "observe")]
     Info(trace) trace_started(path: &Path as shown) "recording, path={path}";
 
-    /// Another process writes the file, so nothing is recorded. To do: follow its remedy.
+    /// Another process writes the file, so nothing is recorded. To do: put `%p` (the process ID) into the name.
     #[cfg(feature = "observe")]
     Warn(trace) trace_taken(path: &Path as shown)
         "path={path}: another process writes it; put %p (the process ID) into the name";
@@ -234,7 +238,7 @@ lines! {
     Warn(trace) trace_records_lost(path: &Path as shown, records: u64, lost: u64)
         "records came faster than they could be written, path={path} records={records} lost={lost}";
 
-    /// The recording is truncated. To do: fix the named reason, such as a full disk.
+    /// The recording is truncated. To do: fix the logged reason, such as a full disk.
     Error(trace) trace_incomplete(path: &Path as shown, records: u64, lost: u64, why: &str)
         "path={path} records={records} lost={lost}: {why}";
 
@@ -243,14 +247,14 @@ lines! {
 
     // No warning: a buffer that is a later field than its pool is dropped after it.
     /// The last handle was dropped, but buffers are still out; those with a tag or a sampled call stack are listed. To do: nothing if
-    /// they are dropped soon; else find who holds them.
+    /// they are dropped soon; otherwise find who holds them.
     Info(pool) buffers_still_out(list: (&Stats, &[HeldBuffer]) as still_out) "memory stays allocated until these are dropped, {list}";
 
-    /// Copies were in flight when the pool ended. To do: find the blocked stream.
+    /// Copies were in flight when the pool ended. To do: find what blocks the stream.
     Error(copies) close_in_flight(copies: u64, bytes: u64 as Size, waited: Duration as Time) "a device may still use \
         this memory; it is never released, copies={copies} bytes={bytes} waited={waited}";
 
-    /// A copy never completed, so all memory stays pinned. To do: find the blocked stream.
+    /// A copy never completed, so all memory stays pinned. To do: find what blocks the stream.
     Error(release) close_left_pinned(bytes: u64 as Size)
         "memory stays pinned, because a release would wait for a copy, bytes={bytes}";
 
