@@ -57,13 +57,13 @@ lines! {
         LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK";
 
     /// The GPU is not used, memory is not pinned, or similar; an error if the requested GPU or backend cannot be used. To do: run
-    /// `pinpool doctor`, which checks the machine.
+    /// `pinpool doctor`.
     level(machine) machine(level: Level, finding: &Finding) "{finding}";
 
     /// A setting has no effect. To do: correct or remove the setting.
     Warn(settings) setting(unused: &str) "{unused}";
 
-    /// The maintenance thread could not be started. To do: raise the limit on threads, or call `maintain()` when the program is idle.
+    /// A thread for maintenance could not be started. To do: raise the limit on threads, or call `maintain()` when the program is idle.
     Warn(maintenance) no_maintenance_thread(error: &io::Error) "idle memory is released only while the pool is used; call \
         maintain() when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}";
 
