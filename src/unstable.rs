@@ -25,7 +25,7 @@ pub mod fast_path {
     /// A request that only takes the fast path; `None` if the slow path would have to serve it.
     pub fn get(pool: &Pool, len: usize) -> Option<PinnedBuf> {
         let block = pool.core().cached_shard()?.take(len)?;
-        Some(PinnedBuf::from_plain_block(block, len))
+        Some(PinnedBuf::from_fast_path_block(block, len))
     }
 }
 

@@ -142,10 +142,10 @@ impl PinnedBuf {
         Self { block: ManuallyDrop::new(Some(block)) }
     }
 
-    /// The first `len` bytes of a plain block of their class.
+    /// The first `len` bytes of a fast-path block of the class of that length.
     #[inline(always)]
-    pub(crate) fn from_plain_block(mut block: Block, len: usize) -> Self {
-        block.begin_plain(len);
+    pub(crate) fn from_fast_path_block(mut block: Block, len: usize) -> Self {
+        block.begin_fast_path(len);
         Self { block: ManuallyDrop::new(Some(block)) }
     }
 
@@ -161,8 +161,8 @@ impl PinnedBuf {
     }
 
     #[inline(always)]
-    fn is_plain(&self) -> bool {
-        self.block.as_ref().is_some_and(Block::is_plain)
+    fn is_fast_path(&self) -> bool {
+        self.block.as_ref().is_some_and(Block::is_fast_path)
     }
 
     /// Returns whether the length is zero.
@@ -234,7 +234,7 @@ impl PinnedBuf {
     /// - [`Error::is_forked`](crate::Error::is_forked): this is a forked child, and the memory belongs to a driver.
     #[inline]
     pub fn wait_slice(&self) -> Result<&PinnedSlice<u8>> {
-        if !self.is_plain() {
+        if !self.is_fast_path() {
             self.check_reachable()?;
             self.wait_for_writes()?;
         }
@@ -266,7 +266,7 @@ impl PinnedBuf {
     /// - [`Error::is_forked`](crate::Error::is_forked): this is a forked child, and the memory belongs to a driver.
     #[inline]
     pub fn wait_slice_mut(&mut self) -> Result<&mut PinnedSlice<u8>> {
-        if !self.is_plain() {
+        if !self.is_fast_path() {
             self.end_recorded_copies()?;
         }
         // SAFETY: no copy uses the bytes: none was recorded (block-I2), or the call above returned `Ok`.

@@ -6,15 +6,16 @@
 //!             └─ BlockBody: pool (its core), memory, class, buffer state
 //! ```
 //!
-//! Generic over the pool `P`, so that nothing here depends on one. Never acquires or releases memory.
+//! Generic over the pool `P`, so that this module does not depend on the pool's type. Never acquires or releases memory.
 //!
 //! - **block-I1**: `memory.start()` up to `class_bytes` bytes later is memory that belongs to this block alone, and `first`
 //!   is an address in it.
-//! - **block-I2**: The stamp of the entry is the fork generation of its pool only while the block is *plain*: memory of the
-//!   source, no copy begun or recorded, no holder, `first` at its start, no fork since. Every call that may change one of
-//!   these sets another stamp; the slow put makes the block plain again. So a hit compares two numbers and skips all checks.
-//! - **block-I3**: Only a plain block can take the fast path of a return. A take opens it, and what sets another stamp
-//!   closes it.
+//! - **block-I2**: The stamp of the entry is the fork generation of its pool only while the block is a *fast-path block*: its
+//!   memory is from the source, `first` is at the start of it, no copy was begun or recorded, nothing holds or claims the block,
+//!   and the process has not forked since. Every call that may change one of these sets another stamp. The slow return makes the
+//!   block a fast-path block again. So a hit compares two numbers and skips all checks.
+//! - **block-I3**: Only a fast-path block can take the fast path of a return. Taking a block from a shard opens the block to that
+//!   shard, and every call that sets another stamp closes it.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -42,20 +43,20 @@ pub(super) struct BlockBody<P> {
     memory: BlockMemory,
     class_bytes: usize,
     copy_fences: CopyFences,
-    /// Number of the waiting request that this block's request overtook; 0: none.
+    /// Number of the waiting request that this block's request overtook; 0 if there was none.
     passed: u64,
-    /// When its first use or its time in flight began, one more than in the pool's microseconds; 0: not known.
+    /// When the block's first use or its time in flight began, in the pool's microseconds plus one; 0 if unknown.
     since: u64,
-    /// Where a buffer that was requested under a tag is recorded.
+    /// The record of a buffer that was requested under a tag, or with a sampled call stack.
     holder: Option<Holder>,
-    /// The claim of its user's partition.
+    /// The claim of the partition that the user requested the buffer from.
     claim: Option<Claim>,
 }
 
-/// The stamp of a block that is not plain; no fork generation.
-pub(super) const NOT_PLAIN: u32 = u32::MAX;
+/// The stamp of a block that is not a fast-path block. No fork generation has this number.
+pub(super) const NOT_FAST_PATH: u32 = u32::MAX;
 
-/// The first byte of a buffer.
+/// The address of the first byte of a buffer.
 #[derive(Debug, Clone, Copy)]
 struct Address(NonNull<u8>);
 
@@ -83,7 +84,7 @@ impl<P> Block<P> {
             claim: None,
         };
         let entry = spare.wrap(class.index, held_bytes, body);
-        entry.set_stamp(NOT_PLAIN);
+        entry.set_stamp(NOT_FAST_PATH);
         Self(entry)
     }
 
@@ -123,9 +124,9 @@ impl<P> Block<P> {
         self.0.len
     }
 
-    /// A new user requests `len` bytes of this plain block.
+    /// A new user requests `len` bytes of this fast-path block.
     #[inline(always)]
-    pub(crate) fn begin_plain(&mut self, len: usize) {
+    pub(crate) fn begin_fast_path(&mut self, len: usize) {
         debug_assert!(self.0.first.0 == self.0.memory.start() && len <= self.0.class_bytes);
         // Compare first: a loader repeats the same length, and a cache line that is not written stays shared.
         if self.0.len != len {
@@ -136,7 +137,7 @@ impl<P> Block<P> {
     /// A new user requests `len` bytes, `skip_bytes` past the start; both are within the class.
     pub(crate) fn begin(&mut self, skip_bytes: usize, len: usize) {
         if skip_bytes > 0 {
-            self.end_plain();
+            self.end_fast_path();
         }
         let start = self.0.memory.start();
         // SAFETY: within the block's memory (block-I1), as the caller computed.
@@ -155,9 +156,9 @@ impl<P> Block<P> {
         self.0.first.0.addr().get() - self.0.memory.start().addr().get()
     }
 
-    /// Returns whether nothing but its length distinguishes the block from an idle one (block-I2).
+    /// Returns whether this is a fast-path block (block-I2): only its length distinguishes it from an idle block.
     #[inline(always)]
-    pub(crate) fn is_plain(&self) -> bool {
+    pub(crate) fn is_fast_path(&self) -> bool {
         self.0.stamp() == fork::current()
     }
 
@@ -167,8 +168,8 @@ impl<P> Block<P> {
         self.0.is_of(shard)
     }
 
-    /// Makes the block plain in fork generation `generation`: no copy uses it, and nothing is recorded on it.
-    pub(super) fn make_plain(&mut self, generation: u32) {
+    /// Makes this a fast-path block in fork generation `generation`. No copy may use it, and nothing may be recorded on it.
+    pub(super) fn make_fast_path(&mut self, generation: u32) {
         self.begin(0, 0);
         self.0.set_stamp(generation);
     }
@@ -183,7 +184,7 @@ impl<P> Block<P> {
         Class { bytes: self.0.class_bytes, index: self.0.class() }
     }
 
-    /// `held_bytes` of memory of an arena, from the cache line that a return touches anyway.
+    /// The bytes held by arena memory, read from the cache line that a return touches anyway.
     #[inline(always)]
     pub(super) fn entry_bytes(&self) -> usize {
         self.0.bytes()
@@ -200,28 +201,28 @@ impl<P> Block<P> {
         &self.0.copy_fences
     }
 
-    /// For copies that a shared borrow records; the block is not plain from now on.
+    /// For copies that are recorded through a shared borrow. From now on this is not a fast-path block.
     #[cfg(feature = "cuda")]
     pub(crate) fn shared_fences(&self) -> &CopyFences {
-        self.end_plain();
+        self.end_fast_path();
         &self.0.copy_fences
     }
 
-    /// The block is not plain from now on.
+    /// From now on this is not a fast-path block.
     pub(crate) fn copy_fences_mut(&mut self) -> &mut CopyFences {
-        self.end_plain();
+        self.end_fast_path();
         &mut self.0.copy_fences
     }
 
-    /// The block is not plain from now on.
-    fn end_plain(&self) {
-        self.0.set_stamp(NOT_PLAIN);
+    /// From now on this is not a fast-path block.
+    fn end_fast_path(&self) {
+        self.0.set_stamp(NOT_FAST_PATH);
         self.0.close_to_fast_path();
     }
 
-    /// Records the block with its user, `holder`, until it is idle again: its return takes the slow path.
+    /// Records the block with its user, `holder`, until the block is idle again. Its return takes the slow path.
     pub(super) fn set_holder(&mut self, holder: Holder) {
-        self.end_plain();
+        self.end_fast_path();
         self.0.holder = Some(holder);
     }
 
@@ -232,9 +233,9 @@ impl<P> Block<P> {
         }
     }
 
-    /// A partition claims for the block until it is idle or released: its return takes the slow path.
+    /// Charges the block to a partition until the block is idle or released. Its return takes the slow path.
     pub(super) fn set_claim(&mut self, claim: Claim) {
-        self.end_plain();
+        self.end_fast_path();
         self.0.claim = Some(claim);
     }
 
@@ -242,7 +243,7 @@ impl<P> Block<P> {
         self.0.claim.take()
     }
 
-    /// Returns whether a miss made it for its present user.
+    /// Returns whether a time is recorded: the block was made by a miss for its present user, or is in flight.
     pub(super) fn has_begun_time(&self) -> bool {
         self.0.since > 0
     }
@@ -252,12 +253,12 @@ impl<P> Block<P> {
         self.0.passed
     }
 
-    /// The first use of the block, or the time in flight, begins at `now_us`.
+    /// The first use of the block, or its time in flight, begins at `now_us`.
     pub(super) fn begin_time(&mut self, now_us: u64) {
         self.0.since = now_us.saturating_add(1);
     }
 
-    /// When the use or the time in flight began that ends now; `None` for the use of a hit.
+    /// Ends the first use or the time in flight, and returns when it began; `None` for the use of a hit.
     #[inline]
     pub(super) fn end_time(&mut self) -> Option<u64> {
         std::mem::take(&mut self.0.since).checked_sub(1)

@@ -138,7 +138,7 @@ impl Pool {
     #[inline(never)]
     fn get_fast(&self, shard: CachedShard<'_>, len: usize) -> Result<PinnedBuf> {
         let Some(block) = shard.take(len) else { return self.get_slow(len) };
-        Ok(PinnedBuf::from_plain_block(block, len))
+        Ok(PinnedBuf::from_fast_path_block(block, len))
     }
 
     #[inline(never)]
@@ -146,7 +146,7 @@ impl Pool {
         if self.handle.scope.is_none()
             && let Some(block) = self.core().take_remote_or_second(len)
         {
-            return Ok(PinnedBuf::from_plain_block(block, len));
+            return Ok(PinnedBuf::from_fast_path_block(block, len));
         }
         // The backend aligns to pages anyway, so the alignment does not affect the class.
         self.get_as(Request::new(len))

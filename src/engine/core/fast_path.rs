@@ -140,14 +140,15 @@ fn position(pool: *const Core) -> Option<usize> {
 pub(crate) struct CachedShard<'a>(&'a OwnShard);
 
 impl CachedShard<'_> {
-    /// A plain idle block for a plain request for `len` bytes, if the shard has one. Its length is yet to be set.
+    /// An idle fast-path block for a request for `len` bytes without options, if the shard has one. The caller sets the
+    /// block's length.
     #[inline(always)]
     pub(crate) fn take(self, len: usize) -> Option<Block<Core>> {
         // SAFETY: the index of every length is below the number of classes of the pool's cache.
         unsafe { self.0.take_fast(plain_eighths_index(len)) }.map(Block::from_entry)
     }
 
-    /// Puts `block`, which is open to the shard, if that is free.
+    /// Returns `block`, which is open to the shard, to the shard if that is free.
     #[inline(always)]
     fn put(self, block: Block<Core>) -> Result<(), Block<Core>> {
         self.0.put_fast(block.into_entry()).map_err(Block::from_entry)
@@ -183,7 +184,7 @@ fn put_remote_or_second(block: Block<Core>) {
 /// Writes only the header of the block; the next hit needs its cache line anyway.
 fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     let pool = Arc::as_ptr(block.pool());
-    let Some(at) = position(pool).filter(|_| block.is_plain()) else { return Err(block) };
+    let Some(at) = position(pool).filter(|_| block.is_fast_path()) else { return Err(block) };
     // SAFETY: (fast-path-I1) the cached pool is alive; it is until the next change of its entry, by this thread.
     let core = unsafe { &*pool };
     let is_for_arena = policy::goes_to_arena(block.entry_bytes(), || core.is_varied());

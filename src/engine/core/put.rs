@@ -96,7 +96,7 @@ impl Core {
         if !block.memory().is_from_source() {
             return self.put_foreign(block);
         }
-        block.make_plain(self.generation.number());
+        block.make_fast_path(self.generation.number());
         if self.has_waiters() {
             self.record_return();
         }

@@ -5,8 +5,8 @@
 //!                     └── one row for each buffer: bytes asked, bytes held, request time
 //! ```
 //!
-//! A buffer without a tag has no holder, so its hit and its return do nothing here. A buffer with a holder is not plain
-//! (block-I2): its return takes the slow path, which ends the row.
+//! A buffer without a tag has no holder, so its hit and its return do nothing here. A block with a holder is not a fast-path
+//! block (block-I2): its return takes the slow path, which ends the row.
 //!
 //! A buffer with a sampled request has a holder, too; without a tag it belongs to a tag that no sum includes, since untagged buffers
 //! are the remainder.
