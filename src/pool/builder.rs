@@ -18,9 +18,10 @@ use crate::engine::ManualClock;
 use crate::error::{Error, Result};
 use crate::report::{CheckReport, LogSampler, PoolLog};
 
-/// Collects the settings of a new pool. A setting that code does not set comes from the environment, or has its default.
+/// Collects the settings of a new pool. A setting that code does not set takes its value from the environment, or else its
+/// default.
 ///
-/// [`setting`](PoolBuilder::setting) lists all settings. The most common ones have a method with a type as well.
+/// [`setting`](PoolBuilder::setting) lists all settings. The most common settings also have a typed method.
 #[must_use]
 pub struct PoolBuilder {
     settings: Settings,
@@ -57,14 +58,14 @@ impl Default for PoolBuilder {
 }
 
 impl PoolBuilder {
-    /// Ignores the `PINPOOL_*` variables: settings that code does not set have their defaults.
+    /// Ignores the `PINPOOL_*` variables. Settings that code does not set have their defaults.
     pub fn without_env(mut self) -> Self {
         self.env_prefix = None;
         self
     }
 
-    /// Reads variables that begin with `prefix` in place of `PINPOOL_`: with `EVAL_PINPOOL_`, the limit is read from
-    /// `EVAL_PINPOOL_MAX_BYTES`. For programs with several pools that need different settings.
+    /// Reads variables that begin with `prefix` in place of `PINPOOL_`. With the prefix `EVAL_PINPOOL_`, for example, the limit
+    /// is read from `EVAL_PINPOOL_MAX_BYTES`. Use it in programs with several pools that need different settings.
     pub fn env_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.env_prefix = Some(prefix.into());
         self
@@ -90,8 +91,8 @@ impl PoolBuilder {
         report.errors.splice(0..0, errors);
         let in_code = report.variables.iter().filter(|of| of.origin == "builder").map(|of| of.name);
         report.config.code.set_in_code = in_code.collect::<Vec<_>>().join(" ");
-        // A pool that pins without a driver does not search for one: a child that another thread forks meanwhile could inherit a
-        // locked dynamic linker.
+        // A pool that pins without a driver does not search for a driver: a child that another thread forks during the search
+        // could inherit a locked dynamic linker.
         let may_use_gpu = matches!(
             report.config.backend,
             Backend::Auto | Backend::Gpu | Backend::Vmm | Backend::Register | Backend::Cuda
@@ -102,16 +103,17 @@ impl PoolBuilder {
         report
     }
 
-    /// Lets the process's maintenance thread serve the pool (the default), so that idle memory is released and statistics are current
-    /// while the program makes no calls. Without a maintenance thread, call [`Pool::maintain`] periodically. Tasks that wait still start
-    /// threads.
+    /// Sets whether the process's maintenance thread serves the pool (the default). The thread releases idle memory and keeps
+    /// statistics current while the program makes no calls. Without it, call [`Pool::maintain`] periodically. Async requests and
+    /// awaited copies start threads in any case.
     pub fn maintenance_thread(mut self, is_enabled: bool) -> Self {
         self.settings.code.maintenance_thread = Some(is_enabled);
         self
     }
 
-    /// Records the call stack of one request in `every`, chosen at random, so that a recording, the diagnosis of a leak and the list
-    /// of buffers in use name the calling line; 0 (the default) records none. Every request then takes the slow path.
+    /// Records the call stack of one request in `every`, chosen at random; 0 (the default) records none. A recording, the
+    /// diagnosis of a leak and the list of buffers in use then name the calling line. While call stacks are recorded, every
+    /// request takes the slow path.
     #[cfg(feature = "observe")]
     pub fn call_stacks(mut self, every: u64) -> Self {
         self.settings.code.call_stacks = every;
@@ -154,31 +156,32 @@ impl PoolBuilder {
         self
     }
 
-    /// Calls `listener` after every check of the rates, printed or not, on the thread that returned a buffer and so triggered
-    /// the check, outside all pool locks. A panic of the listener is caught.
+    /// Calls `listener` after every check of the rates, printed or not. The thread that triggered the check by returning a buffer
+    /// makes the call, outside all pool locks. A panic of the listener is caught.
     #[doc(hidden)]
     pub fn unstable_on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
         self
     }
 
-    /// Builds the pool, which keeps nothing pinned except its reserve. With `PINPOOL_RESERVE_WAIT=0`, about the
-    /// first 8 MiB of the reserve are pinned when this returns.
+    /// Builds the pool. Only its reserve is pinned when this returns: all of it, or about the first 8 MiB with
+    /// `PINPOOL_RESERVE_WAIT=0`.
     ///
-    /// [`Backend::Auto`] tries each driver backend until one works: it acquires at most 2 MiB (one granule with `vmm`), copies one
-    /// word to the device and back, and releases the memory. Under `adaptive` this creates no context on a device without one, unless
-    /// the driver refuses `vmm` or needs a context for it; without a context `vmm` makes no copy. With `register` and `cuda`, the
-    /// release waits for all device work. An explicit `gpu` or `vmm` is tried here, any other explicit backend is first used by the
-    /// first request.
+    /// [`Backend::Auto`] tries each driver backend until one works. A trial acquires at most 2 MiB (one granule with `vmm`),
+    /// copies one word to the device and back, and releases the memory. The trial of `vmm` creates no context unless the driver
+    /// needs one, and makes no copy on a device without a context. The trials of `register` and `cuda` create a context, and
+    /// their release waits for all device work. The backends `gpu` and `vmm` are tried here as well. Any other named backend is
+    /// not tried before the first request.
     ///
-    /// If the process has not started the driver, `auto` tries the backends in the first call on the pool, on the calling thread, so
-    /// that children forked before that call can use CUDA. With a reserve, a recording, a NUMA node or a shared limit it tries them
-    /// here. A pool that starts in its first call and finds no address space works as `tensorflow` over `heap`, and warns.
+    /// If the process has not started the driver, `auto` postpones the trials to the first call on the pool, which makes them on
+    /// the calling thread. Children forked before that call can then use CUDA. With a reserve, a recording, a NUMA node or a
+    /// shared limit the trials are not postponed. If a postponed start finds no address space, the pool warns and works as
+    /// `tensorflow` over `heap`.
     ///
     /// # Errors
     ///
-    /// - [`Error::is_setting`](crate::Error::is_setting) if a value is invalid, in code as in a variable
-    ///   (`max_bytes(0)`), two settings contradict each other, or one needs a feature that this build lacks,
+    /// - [`Error::is_setting`](crate::Error::is_setting) if a value is invalid, in code as in a variable (`max_bytes(0)`), two
+    ///   settings contradict each other, or a setting needs a feature that this build lacks,
     /// - [`Error::is_backend`](crate::Error::is_backend) if the chosen backend is not available, or cannot pin the
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
@@ -212,15 +215,16 @@ macro_rules! setters {
         $variable:literal = $default:expr, $name:ident $(($argument:ty))?: $type:ty as $format:expr;
     )+)+) => {
         impl PoolBuilder {
-            /// Sets the setting `name` from text, as its variable does: for settings without a method of their own, and for values from
-            /// a file or another language. The name may be in lower case and without `PINPOOL_`. Empty text sets nothing.
+            /// Sets the setting `name` from text, as its variable does. Use it for settings without a separate method, and for
+            /// values from a file or another language. The name may be in lower case and without `PINPOOL_`. Empty text sets
+            /// nothing.
             ///
             /// | variable | meaning |
             /// | --- | --- |
             $($(#[doc = concat!("| `", $variable, "` |", $doc, " |")])+)+
             ///
-            /// `maintenance_thread` and `call_stacks`, which no variable sets, are accepted too. [`build`](Self::build) fails if there is
-            /// no such setting, its value is invalid, or code has set another value of a variable.
+            /// The names `maintenance_thread` and `call_stacks`, which have no variable, are accepted too. [`build`](Self::build)
+            /// fails if there is no such setting, if its value is invalid, or if code sets two values for one variable.
             ///
             /// ```
             /// let pool = pinpool::Pool::builder().setting("backend", "heap").setting("PINPOOL_MAX_BYTES", "1.5G").build()?;

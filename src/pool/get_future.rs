@@ -5,9 +5,9 @@
 //!                                         └─▶ a place in the wait queue: each later poll checks its slot
 //! ```
 //!
-//! The wait starts at the first poll. If it times out while a driver call runs, or while calls for other tasks delay it, the request
-//! fails, and the next request gets the memory once the call returns. A request with a wait of zero does not wait for room, but it
-//! waits for driver calls.
+//! The wait starts at the first poll. If the wait times out while a driver call runs, or while calls for other tasks delay the
+//! request, the request fails. The next request gets the memory once the call returns. A request with a wait of zero does not
+//! wait for room, but it waits for driver calls.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -22,11 +22,11 @@ use crate::quota::Claim;
 
 /// The future of [`Pool::get_async`]: a buffer, or the error of [`Pool::get`].
 ///
-/// The request begins when the future is first polled. If the future is dropped before it is ready, it leaves the wait queue, and the
-/// next request gets a buffer or memory that was already assigned to it. It keeps its place in the queue even if it is not polled,
-/// until its wait has timed out.
+/// The request begins when the future is first polled. Dropping the future before it is ready removes the request from the wait
+/// queue. A buffer or memory that was already assigned to the request then goes to the next request. Until the wait times out,
+/// the request keeps its place in the queue even if the future is not polled.
 ///
-/// Polling it again after it was ready begins another request.
+/// Polling the future again after it was ready begins another request.
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
 pub struct GetFuture {
@@ -52,7 +52,7 @@ impl GetFuture {
         Self { state: State::New, pool, request, claim: None }
     }
 
-    /// Leaves the queue unchanged in a forked child: its locks may be held by threads that do not exist here.
+    /// Leaves the queue unchanged in a forked child: the locks of the queue may be held by threads that do not exist here.
     fn forget_if_forked(&mut self) {
         if !matches!(self.state, State::New) && self.pool.core().is_forked() {
             std::mem::forget((std::mem::take(&mut self.state), self.claim.take()));

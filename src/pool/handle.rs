@@ -1,8 +1,9 @@
 //! The state that all clones of a pool share. Its core may start at the first use of the pool.
 //!
-//! A pool that chooses its backend starts the CUDA driver, and forked children of a process that has started it have no CUDA. A
-//! launcher that builds a pool and only forks must not start it, so if no step can fail, the first call that needs the core
-//! starts it; the name and the settings do not. A forked child that is the first to use such a pool has its own core.
+//! Choosing a backend starts the CUDA driver, and forked children of a process that has started the driver cannot use CUDA. A
+//! launcher that builds a pool and then only forks must not start the driver. So if no step of the start can fail, the core
+//! starts in the first call that needs it. Reading the name or the settings does not start the core. A forked child that is the
+//! first to use such a pool starts its own core.
 #![allow(unsafe_code)] // Finds a shard by the address of its pool.
 
 use std::ptr;
@@ -18,8 +19,8 @@ use pinpool_os::sync::process::{AtomicPtr, Ordering};
 pub(super) struct Handle {
     /// The address of the core, once it has started.
     address: AtomicPtr<Core>,
-    /// The core of the process that built the pool, and the core of a forked child that is the first to use it: a parent thread may
-    /// have been initializing the first one during the fork.
+    /// The core of the process that built the pool, and the core of a forked child that is the first to use the pool. The child
+    /// needs a separate cell because a parent thread may have been initializing the first cell during the fork.
     cores: [OnceLock<Arc<Core>>; 2],
     pub(super) start: Arc<PoolStart>,
     generation: ForkGeneration,
@@ -53,7 +54,7 @@ impl Drop for Handle {
 
 impl Handle {
     pub(super) fn new(start: Arc<PoolStart>, scope: Option<RequestScope>) -> Self {
-        // Neither null, which a thread without a cached pool has, nor the address of any core.
+        // This is neither null, which a thread without a cached pool has, nor the address of any core.
         let address = AtomicPtr::new(ptr::without_provenance_mut(1));
         Self { address, cores: Default::default(), start, generation: ForkGeneration::now(), scope }
     }

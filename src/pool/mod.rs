@@ -33,10 +33,10 @@ pub use user_memory::UserMemory;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
 ///
-/// The thread that drops the last clone or the last buffer waits until no copy is in flight, after 30 s only while copies complete,
-/// and then releases the memory. Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the
-/// device: in a task, drop it where blocking is allowed. Buffers that are still in flight then are never freed, and under
-/// `register` and `cuda` nothing is.
+/// The thread that drops the last clone or the last buffer waits until no copy is in flight, and then releases the memory. After
+/// 30 s it waits only as long as copies still complete. Buffers that are still in flight after the wait are never freed, and
+/// under `register` and `cuda` none of the pool's memory is. Under `register` and `cuda`, and for a reserve of `vmm`, the release
+/// waits for all device work, so an async task should drop the last handle on a thread that may block.
 ///
 /// | pool | requests, `reserve`, `partition`, `pin`, `adopt` | everything else |
 /// | --- | --- | --- |
@@ -116,15 +116,15 @@ impl Pool {
 
     /// Returns a buffer of `len` bytes at a page-aligned address.
     ///
-    /// Reuses an idle buffer of the same class. Without one, carves a buffer from the arena or calls the backend, which is
-    /// slow. The bytes are initialized to arbitrary values, such as data of an earlier buffer, or to zero under `PINPOOL_ZERO`. If
-    /// the limit leaves no room, the call blocks for at most `PINPOOL_WAIT` and then returns pageable memory or an error
-    /// (`PINPOOL_ON_FULL`).
+    /// Reuses an idle buffer of the same size class. If none is idle, the pool carves a buffer from its arena, or calls the
+    /// backend, which is slow. The bytes have arbitrary values, such as data of an earlier buffer, or are zero under
+    /// `PINPOOL_ZERO`. If the limit leaves no room, the call blocks for at most `PINPOOL_WAIT` and then returns pageable memory
+    /// or an error (`PINPOOL_ON_FULL`).
     ///
     /// # Errors
     ///
     /// - [`is_invalid_request`](crate::Error::is_invalid_request): `len` exceeds `isize::MAX` after rounding,
-    /// - [`is_limit`](crate::Error::is_limit): it does not fit under the limit, even if every idle buffer is released,
+    /// - [`is_limit`](crate::Error::is_limit): the request does not fit within the limit, even if every idle buffer is released,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked,
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close).
@@ -148,7 +148,7 @@ impl Pool {
         {
             return Ok(PinnedBuf::from_fast_path_block(block, len));
         }
-        // The backend aligns to pages anyway, so the alignment does not affect the class.
+        // The backend aligns all memory to pages, so page alignment does not affect the class.
         self.get_as(Request::new(len))
     }
 
@@ -176,13 +176,15 @@ impl Pool {
         Ok(buffer(self.core(), block, &wanted, request.align, claim))
     }
 
-    /// Requests a buffer as [`get`](Pool::get) does, for a task; takes a length or a [`Request`]. Threads and tasks wait in one queue
-    /// in order of arrival. No runtime is needed: threads of the pool wake the task when it is served, and at its deadline.
+    /// Requests a buffer as [`get`](Pool::get) does, for an async task. `request` is a length or a [`Request`]. Threads and tasks
+    /// wait in one queue in order of arrival. No particular runtime is needed: threads of the pool wake the task when its request
+    /// is served, and at its deadline.
     ///
-    /// A poll pins nothing, except to [choose the backend](PoolBuilder::build), but may query the events of copies. A thread of the
-    /// pool pins, for one task at a time. The time of its calls counts towards the wait: if the wait ends while a call runs, the
-    /// future fails with [`is_limit`](crate::Error::is_limit), and the next request gets the memory once the call returns. With a
-    /// wait of zero the future does not wait for room, but still waits for driver calls.
+    /// A poll pins no memory, except to [choose the backend](PoolBuilder::build), but it may query the events of copies. A
+    /// dedicated thread of the pool pins memory for one task at a time, and the time of its driver calls counts towards the wait.
+    /// If the wait times out while a call runs, the future fails with [`is_limit`](crate::Error::is_limit), and the next request
+    /// gets the memory once the call returns. With a wait of zero the future does not wait for room, but still waits for driver
+    /// calls.
     ///
     /// ```
     /// # use std::pin::pin;
@@ -218,9 +220,9 @@ impl Pool {
         Ok((len > 0).then_some(BlockRequest { len, class, tag, partition }))
     }
 
-    /// Returns an idle buffer for `request`, a length or a [`Request`]; `None` if none of its class is idle. Pins nothing, except to
-    /// [choose the backend](PoolBuilder::build), and does not wait for room. May query the events of copies; under `tensorflow` a
-    /// buffer with a completed copy may be released.
+    /// Returns an idle buffer for `request`, a length or a [`Request`], or `None` if no buffer of its size class is idle. Pins no
+    /// memory, except to [choose the backend](PoolBuilder::build), and does not wait for room. The call may query the events of
+    /// copies; under `tensorflow` it may then release a buffer with a completed copy.
     ///
     /// # Errors
     ///
@@ -233,13 +235,13 @@ impl Pool {
         Ok(served.map(|(block, claim)| buffer(self.core(), block, &wanted, request.align, claim)))
     }
 
-    /// Returns a handle of this pool that tags its buffers with `tag`, so that [`dump`](Pool::dump), the error of a failed request
-    /// and the log name the holders: `loader/images`. Handles with the same tag are counted together; everything else acts on the
-    /// pool.
+    /// Returns a handle of this pool that tags its buffers with `tag`, so that [`dump`](Pool::dump), the error of a failed
+    /// request and the log name the holders: `loader/images`. Handles with the same tag are counted together. All other calls on
+    /// the handle act on the whole pool.
     ///
-    /// A buffer is counted under the tag from its request until it is idle again, including the copies that use it. Tags are cut to 128
-    /// bytes, control characters become `?`, and an empty tag has no effect. A pool distinguishes 1024 tags at one time; further ones
-    /// are counted together, as `(other tags)`.
+    /// A buffer is counted under the tag from its request until it is idle again, including the copies that use it. Tags are cut
+    /// to 128 bytes, control characters become `?`, and an empty tag has no effect. A pool distinguishes 1024 tags at one time.
+    /// Buffers under further tags are counted together, as `(other tags)`.
     ///
     /// A tagged request and the return of its buffer take the slow path: 8 to 12 times as long as an untagged hit.
     ///
@@ -272,17 +274,17 @@ impl Pool {
     /// Changes the limit on all pinned bytes, in use and idle: to a number of bytes, [`Limit::Unlimited`], or
     /// [`Limit::Auto`], which follows the cgroup.
     ///
-    /// A higher limit lets waiting requests try again at once. Under a lower limit idle memory is released, and later what is
-    /// returned: at the next miss, or by the maintenance thread within a second. Buffers in use stay with their users, so the
-    /// pool may exceed a lowered limit until they are returned; it does not grow meanwhile. A waiting request that is larger than a
-    /// lowered limit fails when it is the first in the queue. The limit of pageable memory ([`on_full`](PoolBuilder::on_full)) changes
-    /// as well.
+    /// A higher limit lets waiting requests try again at once. A lower limit releases idle memory at once. Buffers in use stay
+    /// with their users, so the pool may exceed the lower limit until they are returned; it does not grow meanwhile. The memory
+    /// of returned buffers is released at the next miss, or by the maintenance thread within a second. A waiting request that is
+    /// larger than the new limit fails when it is the first in the queue. The limit on pageable memory
+    /// ([`on_full`](PoolBuilder::on_full)) changes as well.
     ///
     /// [`stats`](Pool::stats) has the current limit.
     ///
-    /// On `vmm`, `mlock` and `heap` addresses are reserved for eight times the initial limit and at least 16 GiB, or less if the
-    /// system refuses that; a pool cannot grow beyond that. A limit of 0 is accepted here, unlike in the builder and in C: every
-    /// request for memory then fails.
+    /// On `vmm`, `mlock` and `heap` the pool reserves addresses for eight times the initial limit and at least 16 GiB, or less if
+    /// the system refuses so much. It cannot grow beyond these addresses. Unlike the builder and the C interface, this call
+    /// accepts a limit of 0: every request for memory then fails.
     ///
     /// # Errors
     ///
@@ -293,27 +295,27 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns idle memory to the system, oldest first, until at most `to_bytes` are held or nothing is idle. The calling
-    /// thread makes the driver calls, so this is slow. Memory of copies in flight and reserves is not idle.
+    /// Returns idle memory to the system, oldest first, until at most `to_bytes` are held or nothing is idle. The calling thread
+    /// makes the driver calls, so this is slow. The memory of copies in flight and of reserves is not idle.
     ///
-    /// On `vmm` it takes 0.1 ms or more for each granule of 2 MiB. On `register` and `cuda` each release waits for all work of
-    /// the device, and delays other threads that enqueue work meanwhile.
+    /// On `vmm` a trim takes 0.1 ms or more for each granule of 2 MiB. On `register` and `cuda` each release waits for all device
+    /// work, and delays other threads that enqueue work meanwhile.
     pub fn trim(&self, to_bytes: u64) {
         self.unless_forked(|core| core.trim(to_bytes));
     }
 
-    /// Returns the buffers with completed copies, and releases memory that has been idle too long; on `register` and `cuda`,
-    /// where releases wait for the device, only if memory is short. The maintenance thread does this ten times a second while
-    /// copies are in flight or a part of the memory is idle, else once a second; without it (`maintenance_thread(false)`), only
-    /// misses and returns with copies do.
+    /// Returns buffers with completed copies to the pool, and releases memory that has been idle for too long. On `register` and
+    /// `cuda` a release waits for the device, so idle memory is released there only if memory is short. The maintenance thread
+    /// does the same ten times a second while copies are in flight or a part of the memory is idle, and otherwise once a second.
+    /// With `maintenance_thread(false)` only misses and returns with copies do.
     pub fn maintain(&self) {
         self.unless_forked(Core::maintain);
     }
 
-    /// Closes the pool and its partitions to requests: those that wait, threads and tasks, and all later ones fail with
-    /// [`is_closed`](crate::Error::is_closed). Then the calling thread releases idle memory, which on `register` and `cuda` waits for
-    /// the work of the device. Buffers in use and copies in flight remain valid; their memory is released when the buffers are
-    /// dropped and the copies have completed. Closing a pool twice has no effect.
+    /// Closes the pool and its partitions to requests. Requests that are waiting, in threads and in tasks, and all later requests
+    /// fail with [`is_closed`](crate::Error::is_closed). Then the calling thread releases idle memory, which on `register` and
+    /// `cuda` waits for all device work. Buffers in use and copies in flight remain valid; their memory is released when the
+    /// buffers are dropped and the copies have completed. Closing a pool twice has no effect.
     ///
     /// ```
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(1 << 20).build()?;
@@ -331,7 +333,7 @@ impl Pool {
     }
 
     /// Returns all idle memory except reserves to the system, as `trim(0)` does, and restarts TensorFlow's counters of requests,
-    /// returns and evictions. Does not change the limit on idle buffers, buffers in use or copies in flight.
+    /// returns and evictions. The limit on idle buffers, buffers in use and copies in flight do not change.
     pub fn clear(&self) {
         self.unless_forked(Core::clear);
     }

@@ -18,9 +18,9 @@ impl Config {
     }
 
     /// The source that a pool with these settings takes its memory from, chosen as
-    /// [`PoolBuilder::build`](crate::PoolBuilder::build) does, and why better ones are skipped. The backends named in `without`,
-    /// each with the reason, are not tried: backends of a driver that would end this process, and `gpu` for all driver
-    /// backends.
+    /// [`PoolBuilder::build`](crate::PoolBuilder::build) does, and why better sources are skipped. The backends named in
+    /// `without`, each with a reason, are not tried. Use it to exclude backends of a driver that would end this process; `gpu`
+    /// excludes all driver backends.
     ///
     /// # Errors
     ///

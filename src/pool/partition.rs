@@ -12,9 +12,10 @@ use crate::stats::Stats;
 
 /// A part of a pool with its own limit and wait queue ([`Pool::partition`]). Cheap to clone; keeps its pool alive.
 ///
-/// Requests above the limit of the partition wait in its queue, so they delay no other user of the pool. Below that limit they are
-/// requests of the pool and wait in the pool's queue. Buffers are tagged with the name of the partition and become idle in the pool.
-/// Requests take the slow path, as [tagged](Pool::tagged) ones do.
+/// Requests that exceed the limit of the partition wait in the partition's queue and delay no other user of the pool. Requests
+/// within that limit become requests of the pool, and wait in the pool's queue. Buffers are tagged with the name of the
+/// partition, and returned buffers are idle in the pool. Like [tagged](Pool::tagged) requests, requests of a partition take the
+/// slow path.
 ///
 /// ```
 /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(64 << 20).build()?;
@@ -38,9 +39,9 @@ impl fmt::Debug for Partition {
 }
 
 impl Pool {
-    /// Creates a part of this pool with its own limit and wait queue, for a second use, such as evaluation during training, that must not
-    /// take the memory of the first. `name` is the tag of its buffers. A `max_bytes` above the limit of the pool is allowed, and then
-    /// the pool's limit applies, as it does with [`Limit::Unlimited`] and [`Limit::Auto`].
+    /// Creates a part of this pool with its own limit and wait queue. Use it for a second purpose, such as evaluation during
+    /// training, that must not take the memory of the first. `name` is the tag of the partition's buffers. If `max_bytes` exceeds
+    /// the limit of the pool, or is [`Limit::Unlimited`] or [`Limit::Auto`], the pool's limit applies.
     ///
     /// # Errors
     ///
@@ -86,9 +87,9 @@ impl Partition {
         self.requests.try_get(request)
     }
 
-    /// Changes the limit of the partition: to a number of bytes, or with [`Limit::Unlimited`] and [`Limit::Auto`] to the limit of the
-    /// pool. A higher limit lets waiting requests try again; a lower limit takes no buffer away, and fails waiting requests that are
-    /// larger.
+    /// Changes the limit of the partition to a number of bytes, or to the limit of the pool ([`Limit::Unlimited`] and
+    /// [`Limit::Auto`]). A higher limit lets waiting requests try again. A lower limit takes no buffer away, but waiting requests
+    /// that are larger than the new limit fail.
     ///
     /// # Errors
     ///

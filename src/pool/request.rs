@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::size_class::DEFAULT_ALIGN;
 
-/// A request for a buffer: its length and, if they are set, its alignment and the longest wait.
+/// A request for a buffer: its length, and optionally its alignment and its longest wait.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -33,10 +33,10 @@ impl Request {
         Self { align, ..self }
     }
 
-    /// Sets the longest wait, in place of `PINPOOL_WAIT`; zero does not wait for room.
+    /// Sets the longest wait, in place of `PINPOOL_WAIT`. A request with a timeout of zero does not wait for room.
     ///
-    /// It limits how long a thread waits for room. For driver calls of other threads a thread may wait 100 ms even with a shorter
-    /// timeout, and its own driver calls are not interrupted: if the driver hangs, so does the thread.
+    /// The timeout limits how long a thread waits for room. Even with a shorter timeout, a thread may wait 100 ms for driver
+    /// calls of other threads. Its own driver calls are not interrupted: if the driver hangs, so does the thread.
     /// [`Pool::get_async`](crate::Pool::get_async) makes its driver calls on another thread and fails in time.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout: Some(timeout), ..self }

@@ -6,19 +6,20 @@ use super::Pool;
 use crate::error::{ErrorKind, Result};
 
 impl Pool {
-    /// Pins `bytes` now, by the fastest method of the backend, and keeps them until the pool ends. Logs its progress. Makes slow calls.
+    /// Pins `bytes` by the fastest method of the backend, and keeps them pinned until the pool ends. Logs its progress. Makes
+    /// slow calls.
     ///
-    /// With `PINPOOL_RESERVE_WAIT=0` it returns after about 8 MiB, and the maintenance thread pins the
-    /// rest in steps of about 8 MiB (64 MiB on `register` and `cuda` while no copy is in flight; no buffer there is longer than
-    /// its step). The memory that requests pin meanwhile becomes part of the reserve. A limit below the reserve pauses it. If the
-    /// driver or the kernel refuses a step, the rest is abandoned with a warning; call this again once the cause is fixed.
-    /// [`MemoryStats::reserve_fraction`](crate::stats::MemoryStats::reserve_fraction) shows the progress, and
-    /// [`wait_reserved`](Self::wait_reserved) waits for completion.
+    /// With `PINPOOL_RESERVE_WAIT=0` the call returns after about 8 MiB, and the maintenance thread pins the rest in steps of
+    /// about 8 MiB. On `register` and `cuda` a step has 64 MiB while no copy is in flight, and no buffer of the reserve is longer
+    /// than its step. The memory that requests pin meanwhile becomes part of the reserve. If the limit has no room for the next
+    /// step, the reserve pauses. If the driver or the kernel refuses a step, the rest is abandoned with a warning; call `reserve`
+    /// again once the cause is fixed. [`MemoryStats::reserve_fraction`](crate::stats::MemoryStats::reserve_fraction) shows the
+    /// progress, and [`wait_reserved`](Self::wait_reserved) waits for completion.
     ///
     /// # Errors
     ///
     /// - [`is_setting`](crate::Error::is_setting): the preset is `tensorflow`, which has no arena,
-    /// - [`is_limit`](crate::Error::is_limit): it exceeds the limit, or would leave no room for a waiting request,
+    /// - [`is_limit`](crate::Error::is_limit): the reserve exceeds the limit, or would leave no room for a waiting request,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_forked`](crate::Error::is_forked), [`is_closed`](crate::Error::is_closed), as for [`get`](Self::get).
     pub fn reserve(&self, bytes: u64) -> Result<()> {
@@ -30,7 +31,7 @@ impl Pool {
         self.core().reserve(bytes)
     }
 
-    /// Waits up to `timeout` until the whole reserve is pinned, and returns whether it is.
+    /// Waits up to `timeout` until the whole reserve is pinned, and returns whether the reserve is complete.
     ///
     /// Returns true at once if nothing was reserved or `PINPOOL_RESERVE_WAIT` is on. With
     /// `maintenance_thread(false)` the calling thread pins the reserve.

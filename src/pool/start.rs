@@ -30,8 +30,8 @@ pub(super) struct PoolStart {
 }
 
 impl PoolStart {
-    /// Returns whether the backend can be chosen at the first use of the pool: no step can fail, nothing is reserved, and the driver,
-    /// which the choice would start, has not been started.
+    /// Returns whether the backend can be chosen at the first use of the pool. That is so if no step of the start can fail,
+    /// nothing is reserved, and the choice would be the first to start the driver in this process.
     pub(super) fn may_start_later(&self) -> bool {
         let Config { backend, reserve, trace, numa_node, .. } = &self.settings.config;
         matches!(backend, Backend::Auto)
@@ -41,8 +41,8 @@ impl PoolStart {
             && backend::may_start_driver()
     }
 
-    /// Starts the engine at the first use of the pool, which must not fail: if the arena gets no address space, the pool uses ordinary
-    /// memory without an arena.
+    /// Starts the engine at the first use of the pool. This must not fail, so if the arena gets no address space, the pool uses
+    /// ordinary memory without an arena.
     pub(super) fn start_later(&self) -> Arc<Core> {
         let mut config = self.settings.config.clone();
         if !self.settings.is_set("PINPOOL_DEVICE") {
@@ -166,7 +166,7 @@ impl PoolStart {
         Ok(Memory::of_arena(arena, pageable))
     }
 
-    /// A slot in the shared limit, if `PINPOOL_LEDGER` names one. Its first owner sets its limit.
+    /// A slot in the shared limit, if `PINPOOL_LEDGER` names a shared limit. The first process that uses the name sets the limit.
     pub(super) fn join_shared_limit(&self) -> Result<Option<SharedLimit>> {
         let (config, log) = (&self.settings.config, &self.log);
         let name = match &config.ledger {

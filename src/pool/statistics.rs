@@ -6,7 +6,8 @@ use crate::report::{Diagnosis, Dump};
 use crate::stats::{ClassStats, Stats};
 
 impl Pool {
-    /// Returns a text of about 20 lines: what the pool holds and for whom, what the system has left, and what to change if little is left.
+    /// Returns a report of about 20 lines: what the pool holds and for whom, what the system has left, and, if little is left,
+    /// what to change.
     ///
     /// Does not wait for driver calls, except to [choose the backend](crate::PoolBuilder::build). Reads kernel files, at most
     /// once a second. In a forked child all numbers are 0.
@@ -24,10 +25,12 @@ impl Pool {
     /// A snapshot of the statistics. Its [`Display`](std::fmt::Display) is a table.
     ///
     /// Takes a few microseconds and does not wait for driver calls, except to [choose the backend](crate::PoolBuilder::build).
-    /// Exact while no other thread uses the pool, the maintenance thread included; otherwise the numbers may be a few operations apart.
+    /// The numbers are exact while no other thread uses the pool, the maintenance thread included. Otherwise they may be a few
+    /// operations apart.
     ///
-    /// A completed copy counts as in flight until the pool detects that: at once with timelines (`adaptive`); otherwise at the
-    /// next miss, [`maintain`](Pool::maintain) or [`Completion::wait`](crate::Completion::wait), or within 0.1 s.
+    /// A completed copy counts as in flight until the pool detects its end. With timelines (`adaptive`) the pool detects it at
+    /// once, otherwise at the next miss, [`maintain`](Pool::maintain) or [`Completion::wait`](crate::Completion::wait), or within
+    /// 0.1 s.
     pub fn stats(&self) -> Stats {
         self.unless_forked(|core| core.complete_by_loads());
         self.core().stats()

@@ -16,12 +16,12 @@ use crate::quota::Claim;
 use pinpool_os::leaked;
 
 impl Pool {
-    /// Wraps memory that another library or process pinned in a buffer with tracked copies.
+    /// Returns a buffer over memory that another library or process pinned. Its copies are tracked.
     ///
-    /// The bytes count neither as held nor towards the limit; [`RequestStats::adopted`](crate::stats::RequestStats::adopted) counts
-    /// the buffer. `on_return` runs once, after the buffer was dropped and its last copy has completed, on the thread that finds
-    /// this, without a lock. It must not wait for this pool. If it cannot be known whether a copy has completed, `on_return` neither runs
-    /// nor is dropped, because a device may still use the memory.
+    /// The bytes count neither as held nor towards the limit; [`RequestStats::adopted`](crate::stats::RequestStats::adopted)
+    /// counts the buffer. `on_return` runs once, after the buffer was dropped and its last copy has completed. The thread that
+    /// detects this calls it, without a lock. `on_return` must not wait for this pool. If it is unknown whether a copy has
+    /// completed, `on_return` is neither called nor dropped, because a device may still use the memory.
     ///
     /// ```
     /// use std::ptr::NonNull;
@@ -40,8 +40,8 @@ impl Pool {
     ///
     /// # Safety
     ///
-    /// Until `on_return` is called, the bytes of `memory` are initialized, writable, at a fixed address, and used by nothing but the
-    /// buffer and its copies. With a `pinned_by`, they stay pinned for as long.
+    /// Until `on_return` is called, the bytes of `memory` are initialized, writable, at a fixed address, and used by nothing but
+    /// the buffer and its copies. If `pinned_by` is not `None`, they also stay pinned until then.
     ///
     /// # Errors
     ///
@@ -49,7 +49,7 @@ impl Pool {
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close),
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     ///
-    /// After an error `on_return` is not called, and is dropped.
+    /// After an error `on_return` is dropped without being called.
     pub unsafe fn adopt(
         &self,
         memory: NonNull<[u8]>,
@@ -62,11 +62,11 @@ impl Pool {
         Ok(PinnedBuf::from_block(block, len, 1))
     }
 
-    /// Pins memory that the caller mapped (anonymous, memfd or tmpfs, writable), with the pool's backend and within its limit; idle
-    /// memory is released if necessary. Read-only and file-system mappings may be refused. `owner` keeps the memory mapped. Makes slow
-    /// calls.
+    /// Pins writable memory that the caller mapped (anonymous, memfd or tmpfs) with the pool's backend. The bytes count towards
+    /// the pool's limit, and idle memory is released if necessary. Read-only and file-system mappings may be refused. `owner`
+    /// keeps the memory mapped. Makes slow calls.
     ///
-    /// Parts can then be copied directly, without a copy into a buffer: [`adopt`](Self::adopt) wraps them.
+    /// Parts of the memory can then be copied to a device directly: [`adopt`](Self::adopt) returns a buffer over a part.
     ///
     /// ```
     /// # use std::ptr::NonNull;
@@ -86,8 +86,8 @@ impl Pool {
     /// # Safety
     ///
     /// `memory` is initialized, stays mapped at its address until `owner` is dropped, and is not pinned by other code. No device
-    /// uses it when the result is dropped. While a driver has pinned it, forked children do not have these pages, so they must
-    /// contain nothing that the children need.
+    /// uses it when the result is dropped. While a driver has pinned the pages, forked children do not have them, so the pages
+    /// must contain nothing that the children need.
     ///
     /// # Errors
     ///
@@ -125,9 +125,9 @@ impl Pool {
 
 /// Memory pinned by [`Pool::pin`], with its owner.
 ///
-/// Dropping it unpins the memory, drops the owner, and returns the bytes to the limit, in this order. If the driver fails to unpin
-/// the memory, the owner is never dropped and the bytes stay counted, because a device may use them. In a forked child nothing
-/// happens.
+/// Dropping it unpins the memory, drops the owner, and returns the bytes to the limit, in this order. If the driver fails to
+/// unpin the memory, the owner is never dropped and the bytes stay counted, because a device may use them. In a forked child
+/// nothing happens.
 pub struct UserMemory<O: Send + 'static> {
     /// Taken only by the drop.
     held: ManuallyDrop<Held<O>>,
