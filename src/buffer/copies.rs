@@ -13,8 +13,8 @@ use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, C
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::{CopyFences, SharedFence};
 
-/// A buffer that a device is writing to. Only [`wait`](PendingBuf::wait) or `await` gives access to its bytes. Dropping it drops
-/// the buffer, which returns to its pool when the copy completes.
+/// A buffer that a device is writing to. Only [`wait`](PendingBuf::wait) or `await` gives access to its bytes. Dropping the
+/// `PendingBuf` drops the buffer, which returns to its pool when the copy completes.
 #[derive(Debug)]
 #[must_use = "the bytes are there after `wait`"]
 pub struct PendingBuf {
@@ -32,7 +32,8 @@ impl PendingBuf {
         self.copy.completion().is_complete()
     }
 
-    /// Waits up to `timeout` for the copy, and returns whether it has completed. If so, [`wait`](PendingBuf::wait) returns at once.
+    /// Waits up to `timeout` for the copy, and returns whether it has completed. If so, [`wait`](PendingBuf::wait) returns at
+    /// once.
     ///
     /// # Errors
     ///
@@ -53,8 +54,8 @@ impl PendingBuf {
     }
 }
 
-/// Resolves to the buffer when the copy completes, or to the error of [`wait`](PendingBuf::wait). If it is polled again after that,
-/// it resolves to a buffer of zero bytes.
+/// Resolves to the buffer when the copy completes, or to the error of [`wait`](PendingBuf::wait). If the future is polled again
+/// after that, it resolves to a buffer of zero bytes.
 impl Future for PendingBuf {
     type Output = Result<PinnedBuf>;
 
@@ -65,7 +66,7 @@ impl Future for PendingBuf {
 }
 
 /// Error of [`PinnedBuf::copy_to`] and [`PinnedBuf::release_after`], with the buffer for another attempt. `?` converts it to an
-/// [`Error`] and drops the buffer: after a failed `release_after` its memory is never reused.
+/// [`Error`] and drops the buffer. The memory of a buffer that is dropped after a failed `release_after` is never reused.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct CopyError {
@@ -76,7 +77,7 @@ pub struct CopyError {
 /// A buffer that the failed call did not consume.
 struct RefusedBuf {
     buf: PinnedBuf,
-    /// Other code's work may still use it, so the memory is leaked if there is no other attempt.
+    /// Other code's work may still use the buffer, so its memory is leaked if there is no other attempt.
     may_be_in_use: bool,
 }
 
@@ -101,9 +102,10 @@ impl CopyError {
         &self.error
     }
 
-    /// Returns the buffer for another attempt. If a failed `copy_to` returns it, nothing was enqueued. After a failed `release_after` other
-    /// code's work may still use the buffer, so do not drop it before that work has completed. `None` after a `release_after` in
-    /// a forked child, and if a copy may have started: the memory then returns to the pool when that copy completes, or never.
+    /// Returns the buffer for another attempt, or `None` if a copy may have started or `release_after` was called in a forked
+    /// child. If a failed `copy_to` returns the buffer, nothing was enqueued; otherwise the memory returns to the pool when the
+    /// copy completes, or never. After a failed `release_after` other code's work may still use the buffer, so do not drop the
+    /// buffer before that work has completed.
     pub fn into_buf(self) -> Option<PinnedBuf> {
         self.buf.map(|mut refused| std::mem::take(&mut refused.buf))
     }
@@ -121,21 +123,22 @@ impl From<CopyError> for std::io::Error {
     }
 }
 
-/// Makes a fence after work that may be running. A panic counts as a refusal: dropped by it, the buffer would be reused.
+/// Makes a fence after work that may be running. A panic counts as a refusal. If it unwound further, it would drop the buffer,
+/// and the memory would be reused.
 fn checked<F>(make_fence: impl FnOnce() -> Result<F>) -> Result<F> {
     pinpool_os::unwind::caught(make_fence).unwrap_or_else(|| Err(Error::device_failed("recording a fence panicked")))
 }
 
 impl PinnedBuf {
-    /// Enqueues a copy of the whole buffer to the start of `target` and consumes the buffer, which returns to the pool when the copy
-    /// completes. Waits for earlier copies into the buffer. `E` is the target's element and is inferred.
+    /// Enqueues a copy of the whole buffer to the start of `target` and consumes the buffer, which returns to the pool when the
+    /// copy completes. Waits for earlier copies into the buffer. `E` is the element type of the target and is inferred.
     ///
     /// # Errors
     ///
     /// - [`Error::is_copy`], [`Error::is_capture`]: the target is too small, or the stream is capturing a graph;
     ///   [`CopyError::into_buf`] returns the buffer,
-    /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory returns to the pool once it has completed, or
-    ///   is never reused,
+    /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory returns to the pool when the copy has
+    ///   completed, or is never reused,
     /// - [`Error::is_forked`]: the pool was created before this process was forked.
     pub fn copy_to<S, E, T>(mut self, stream: &S, target: &mut T) -> Result<Completion, CopyError>
     where
@@ -147,8 +150,8 @@ impl PinnedBuf {
         };
         let checked = block.begin_read().map_err(CopyFailure::Refused);
         let checked = checked.and_then(|()| copy::check_len(self.len(), "target", target.capacity_bytes()));
-        // SAFETY: the length was checked. The engine gets the block with this copy's fence and keeps it from every other use until
-        // the copy has completed (in-flight-I1); on a refusal nothing was enqueued.
+        // SAFETY: the length was checked. The engine gets the block with this copy's fence and keeps it from every other use
+        // until the copy has completed (in-flight-I1); on a refusal nothing was enqueued.
         let enqueue = |()| unsafe { target.enqueue_write(stream, self.start().as_ptr(), self.len()) };
         match checked.and_then(enqueue) {
             Ok(fence) => {
@@ -171,8 +174,9 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The kinds of [`copy_to`](PinnedBuf::copy_to), and [`Error::is_invalid_request`] if `range` is not inside the buffer; the buffer is
-    /// unchanged. If the copy may be running and cannot be tracked, the memory is never reused, and the length of the buffer becomes 0.
+    /// The errors of [`copy_to`](PinnedBuf::copy_to), and [`Error::is_invalid_request`] if `range` is not inside the buffer. The
+    /// buffer is kept. But if the copy may be running and cannot be tracked, the memory is never reused, and the length of the
+    /// buffer becomes 0.
     pub fn copy_range_to<S, E, T>(&mut self, range: Range<usize>, stream: &S, target: &mut T) -> Result<Completion>
     where
         S: ?Sized,
@@ -194,8 +198,8 @@ impl PinnedBuf {
         self.track(checked.and_then(enqueue), CopyFences::record)
     }
 
-    /// Waits for earlier copies of the buffer, then enqueues a copy that fills it from the start of `source`. [`PendingBuf::wait`]
-    /// returns the buffer when the copy completes.
+    /// Waits for earlier copies of the buffer, then enqueues a copy that fills it from the start of `source`.
+    /// [`PendingBuf::wait`] returns the buffer when the copy completes.
     ///
     /// ```
     /// # use pinpool_testing::{SinkMem, SinkStream};
@@ -209,8 +213,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The kinds of [`copy_to`](PinnedBuf::copy_to); [`Error::is_copy`] if the source is too small. After a refusal the buffer is back
-    /// in its pool, or returns once its earlier copies have completed.
+    /// The errors of [`copy_to`](PinnedBuf::copy_to); [`Error::is_copy`] means that the source is too small. After a refusal the
+    /// buffer returns to its pool at once, or when its earlier copies have completed.
     pub fn copy_from<S, E, T>(mut self, stream: &S, source: &T) -> Result<PendingBuf>
     where
         S: ?Sized,
@@ -220,7 +224,7 @@ impl PinnedBuf {
             return Ok(PendingBuf { buf: self, copy: Completion::completed().into_future() });
         };
         block.check_process()?;
-        // Earlier copies must not see the new bytes, lent ones included.
+        // Earlier copies, including copies of lent slices, must not see the new bytes.
         block.copy_fences_mut().wait_for_all()?;
         let (start, len) = (block.start(), block.len());
         let checked = copy::check_len(len, "source", source.available_bytes());
@@ -231,8 +235,8 @@ impl PinnedBuf {
         Ok(PendingBuf { buf: self, copy: copy.into_future() })
     }
 
-    /// Consumes the buffer, which returns to the pool when all work enqueued on `stream` so far has completed. Use it for work that
-    /// the pool cannot see: a kernel that reads the memory through its device pointer, or a copy by another library.
+    /// Consumes the buffer, which returns to the pool when all work enqueued on `stream` so far has completed. Use it for work
+    /// that the pool cannot see: a kernel that reads the memory through its device pointer, or a copy by another library.
     ///
     /// # Errors
     ///
@@ -242,23 +246,23 @@ impl PinnedBuf {
         self.release_with_fence(|| stream.record_fence().map(Some))
     }
 
-    /// Consumes the buffer as [`release_after`](PinnedBuf::release_after) does, for the work that `event` covers now: all work
-    /// enqueued before it was last recorded. The caller may record or drop the event at once. An event that was never recorded
+    /// Consumes the buffer, which returns to the pool when the work that `event` covers now has completed: all work enqueued
+    /// before the event was last recorded. The caller may record or drop the event at once. An event that was never recorded
     /// covers nothing.
     ///
     /// # Errors
     ///
-    /// The errors of [`release_after`](PinnedBuf::release_after), and one if the event was last recorded on a stream that
+    /// The errors of [`release_after`](PinnedBuf::release_after), and an error if the event was last recorded on a stream that
     /// captured a graph.
     #[cfg(feature = "cuda")]
     pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<(), CopyError> {
         self.release_with_fence(|| crate::driver::with_one_retry(|| copy::cuda::fence_after_event(event)))
     }
 
-    /// Records that the work enqueued so far on another library's stream uses the buffer, which returns to the pool only when that
-    /// work has also completed. Takes the raw handle of the driver or the runtime (`cudaStream_t` is the same). The legacy stream
-    /// (null) belongs to the current context, the per-thread stream also to this thread. For cudarc streams use
-    /// [`release_after`](PinnedBuf::release_after).
+    /// Records that the work enqueued so far on another library's stream uses the buffer. The buffer returns to the pool only
+    /// when that work, too, has completed. `stream` is a raw handle of the driver or of the runtime (a `CUstream` and a
+    /// `cudaStream_t` are the same). The legacy stream (null) belongs to the current context, and the per-thread stream also to
+    /// this thread. For cudarc streams use [`release_after`](PinnedBuf::release_after).
     ///
     /// # Errors
     ///
@@ -266,37 +270,38 @@ impl PinnedBuf {
     /// - [`Error::is_backend`]: there is no driver,
     /// - [`Error::is_device`], [`Error::is_capture`]: no fence can be recorded on the stream, or it is capturing a graph.
     ///
-    /// Except without a driver, the memory is then never reused, unless a later call for the same stream succeeds. No later call helps
-    /// after a capture, since each launch of the graph uses the memory again.
+    /// After these errors, except without a driver, the memory is never reused unless a later call for the same stream succeeds.
+    /// After a capture no later call helps, since each launch of the graph uses the memory again.
     ///
     /// # Safety
     ///
-    /// The stream is not destroyed during the call, nor between a failed call and the next one for it. Its context, unless it is a
-    /// primary context, is not destroyed before the pool has detected the end of the work: until
-    /// [`Pool::maintain`](crate::Pool::maintain) after it.
+    /// The stream is not destroyed during the call, nor between a failed call and the next call for this stream. Its context,
+    /// unless it is a primary context, is not destroyed before the pool has detected the end of the work.
+    /// [`Pool::maintain`](crate::Pool::maintain) after that end lets the pool detect it.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_stream(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
         // SAFETY: the caller's promise.
         self.record_work(stream.addr(), || unsafe { copy::cuda::fence_after_stream(stream.cast()) }.map(Some))
     }
 
-    /// Records work as [`record_stream`](PinnedBuf::record_stream) does, for the work that another library's event covers now: all
-    /// work enqueued before it was last recorded. The caller may record or destroy the event at once. An event that was never
-    /// recorded covers nothing. If the work has not completed, a context must be current on this thread, the event's or another.
+    /// Records, as [`record_stream`](PinnedBuf::record_stream) does, the work that another library's event covers now: all work
+    /// enqueued before the event was last recorded. The caller may record or destroy the event at once. An event that was never
+    /// recorded covers nothing. If the work has not completed, a context must be current on this thread. It need not be the
+    /// context of the event.
     ///
     /// # Errors
     ///
-    /// The errors of [`record_stream`](PinnedBuf::record_stream), but [`Error::is_device`] for an event of a capture;
-    /// [`Error::is_handle`] also for a null event.
+    /// The errors of [`record_stream`](PinnedBuf::record_stream). An event that was recorded in a capture is
+    /// [`Error::is_device`], and a null event is [`Error::is_handle`].
     ///
     /// # Safety
     ///
-    /// The event is not destroyed during the call, nor destroyed or recorded between a failed call and the next one for it. The
-    /// contexts of the event and of this thread are not destroyed as for [`record_stream`](PinnedBuf::record_stream).
+    /// The event is not destroyed during the call, nor destroyed or recorded between a failed call and the next call for this
+    /// event. The requirement of [`record_stream`](PinnedBuf::record_stream) for the stream's context applies to the contexts of
+    /// the event and of this thread.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_event(&mut self, event: *mut std::ffi::c_void) -> Result<()> {
-        // Inverted, so that no stream has this handle: null is a default stream.
-        // SAFETY: the caller's promise.
+        // Inverted, because no stream has such a handle; a null handle would mean a default stream. SAFETY: the caller's promise.
         self.record_work(!event.addr(), || unsafe { copy::cuda::fence_after_event_handle(event.cast()) })
     }
 
@@ -334,9 +339,10 @@ impl PinnedBuf {
         }
     }
 
-    /// Consumes the buffer; it is reused after the fence that `make_fence` returns, or at once if there is none.
+    /// Consumes the buffer. Its memory is reused once the fence that `make_fence` returns is complete, or at once if there is no
+    /// fence.
     fn release_with_fence(mut self, make_fence: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<(), CopyError> {
-        // Not by the length: others may still use the memory of a buffer that was truncated to nothing.
+        // The length is not checked: other code may still use the memory of a buffer that was truncated to zero bytes.
         let Some(block) = &*self.block else { return Ok(()) };
         block.check_process().map_err(|error| CopyError { error, buf: None })?;
         match checked(make_fence) {
@@ -362,7 +368,7 @@ impl PinnedBuf {
         copy::cuda::mapped_address(context, self.start().as_ptr(), self.len())
     }
 
-    /// Records a copy by `record`. If its end is unknown, the memory goes out of use.
+    /// Records a copy with `record`. If the end of the copy is unknown, the memory is leaked.
     fn track(
         &mut self,
         enqueued: Result<SharedFence, CopyFailure>,

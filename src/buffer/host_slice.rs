@@ -67,8 +67,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::is_invalid_request`](crate::Error::is_invalid_request) if the length is not a multiple of the element's size, or the
-    /// address is not aligned for it.
+    /// [`Error::is_invalid_request`](crate::Error::is_invalid_request) if the length is not a multiple of the element's size, or
+    /// the address is not aligned for it.
     pub fn view_as<T: Pod>(&self) -> Result<BufView<'_, T>> {
         check_cast::<T>(self.start().as_ptr(), self.len())?;
         Ok(TrackedView { bytes: 0..self.len(), buf: self, element: PhantomData })
@@ -84,7 +84,8 @@ impl PinnedBuf {
         Ok(TrackedView { bytes: 0..self.len(), buf: self, element: PhantomData })
     }
 
-    /// The fence of a copy that cudarc starts on `stream`. Without one the context gets an error, unless the buffer is empty.
+    /// The fence of a copy that cudarc starts on `stream`. If there is no fence, the context gets an error, unless the buffer is
+    /// empty.
     fn fence_on(&self, stream: &CudaStream) -> Option<HostSliceFence> {
         let block = self.block.as_ref()?;
         let reached = || ensure_access(stream.context().ordinal(), self.start().as_ptr(), self.len());
@@ -100,7 +101,7 @@ impl PinnedBuf {
         let (Some(block), Some(fence)) = (&*self.block, self.fence_on(stream)) else {
             return (&[], SyncOnDrop::Record(None));
         };
-        // Writes of this very stream have completed before the copy begins (host-slice-I3).
+        // Earlier writes on the same stream complete before the copy begins (host-slice-I3).
         let copy_fences = block.shared_fences();
         let written = copy_fences.wait_for_writes(fence.shared.stream_id());
         copy_fences.lend(fence.shared.clone());
@@ -158,14 +159,14 @@ impl<B, T: Pod> TrackedView<B, T> {
     }
 }
 
-/// cudarc copies from and to the buffer are tracked: a buffer dropped after `stream.memcpy_htod(&buf, &mut device)` returns to its
-/// pool when the copy completes, and after `stream.memcpy_dtoh(&device, &mut buf)` the bytes are valid once
+/// cudarc copies from and to the buffer are tracked: a buffer dropped after `stream.memcpy_htod(&buf, &mut device)` returns to
+/// its pool when the copy completes, and after `stream.memcpy_dtoh(&device, &mut buf)` the bytes are valid once
 /// [`wait_slice`](PinnedBuf::wait_slice) returns. This holds for every stream, whether or not the context tracks events.
 ///
-/// If a copy cannot be tracked (in a forked child, after the failure of an earlier copy that the new one must wait for, if the device
-/// cannot reach the memory, or if the driver says too little about the stream), cudarc's call returns `Ok` and **copies
-/// nothing**, and its next call returns `CUDA_ERROR_NOT_PERMITTED`. [`copy_to`](PinnedBuf::copy_to) and
-/// [`copy_from`](PinnedBuf::copy_from) return the error themselves.
+/// If a copy cannot be tracked, cudarc's call returns `Ok` and **copies nothing**, and its next call returns
+/// `CUDA_ERROR_NOT_PERMITTED`. This happens in a forked child, after the failure of an earlier copy that the new copy must wait
+/// for, if the device cannot reach the memory, or if the driver reports too little about the stream.
+/// [`copy_to`](PinnedBuf::copy_to) and [`copy_from`](PinnedBuf::copy_from) return the error themselves.
 impl HostSlice<u8> for PinnedBuf {
     fn len(&self) -> usize {
         PinnedBuf::len(self)

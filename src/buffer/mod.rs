@@ -8,8 +8,8 @@
 //!                   └──copy_from────────────────▶ PendingBuf ──wait──▶ PinnedBuf
 //! ```
 //!
-//! The module owns the view of a block's memory as bytes and the record of the copies that use it. It decides nothing about
-//! when a block is reused: a dropped buffer hands block and fences to the engine.
+//! The module owns the view of a block's memory as bytes and the record of the copies that use the block. The engine decides when
+//! a block is reused: a dropped buffer passes its block and fences to the engine.
 //!
 //! There is no `Deref` to a slice, on purpose: a copy started from a plain slice of pinned memory is asynchronous and
 //! untracked, so the pool could hand the buffer out again while the device still reads it.
@@ -66,12 +66,12 @@ struct Aligned;
 ///   stream.memcpy_dtoh(&src, &mut buf.view_mut(..n)?)?
 /// ```
 ///
-/// [`wait_slice`](PinnedBuf::wait_slice) and [`wait_slice_mut`](PinnedBuf::wait_slice_mut) return a [`PinnedSlice`], which host code
-/// uses as any other slice and cudarc does not accept. Both deref to plain slices, since host code such as `read_exact`
-/// accepts nothing else, and no type can tell whether a library copies from a plain slice. If a library that starts copies
-/// accepts only `&[u8]`, as candle's `Tensor::from_raw_buffer` does, pass
-/// [`wait_slice_untracked`](PinnedBuf::wait_slice_untracked), which is `unsafe`, and keep the buffer until `device.synchronize()?` has
-/// returned; or [copy](PinnedBuf::copy_to) into the library's device memory, wrapped as `RawMem`.
+/// [`wait_slice`](PinnedBuf::wait_slice) and [`wait_slice_mut`](PinnedBuf::wait_slice_mut) return a [`PinnedSlice`], which host
+/// code uses like any other slice, but which cudarc does not accept. It derefs to a plain slice, since host code such as
+/// `read_exact` accepts nothing else, and no type can tell whether a library copies from a plain slice. Some libraries that start
+/// copies accept only `&[u8]`, such as candle with `Tensor::from_raw_buffer`. Pass them
+/// [`wait_slice_untracked`](PinnedBuf::wait_slice_untracked), which is `unsafe`, and keep the buffer until
+/// `device.synchronize()?` has returned. Or [copy](PinnedBuf::copy_to) into the library's device memory, wrapped as `RawMem`.
 ///
 /// ```compile_fail,E0133
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
@@ -104,11 +104,11 @@ struct Aligned;
 ///
 /// # When a device fails
 ///
-/// After a device failure it is unknown whether a copy has completed: the memory is quarantined until its fence confirms that.
-/// [`wait`](PinnedBuf::wait) returns that failure. If the copy wrote *into* the buffer, its bytes may still change:
-/// every access is an error, never an empty slice, and a cudarc copy from it copies nothing. If the copy read *from* the buffer, its
-/// bytes can be read but not written. In a forked child access fails if the memory belongs to the GPU driver, since children do
-/// not inherit it.
+/// After a device failure it is unknown whether a copy has completed. The memory is quarantined until the copy's fence confirms
+/// that, and [`wait`](PinnedBuf::wait) returns the failure. If the copy wrote *into* the buffer, the bytes may still change, so
+/// every access returns an error, and a cudarc copy from the buffer copies nothing. If the copy read *from* the buffer, the bytes
+/// can be read but not written. In a forked child access fails if the memory belongs to the GPU driver, since children do not
+/// inherit driver memory.
 pub struct PinnedBuf {
     /// Taken only by `drop`, so the compiler adds no check after it.
     block: ManuallyDrop<Option<Block>>,
@@ -133,8 +133,8 @@ impl Default for PinnedBuf {
 impl PinnedBuf {
     /// The first `len` bytes of `block` at a multiple of `align`; the block's class was computed for both (buffer-I1).
     pub(crate) fn from_block(mut block: Block, len: usize, align: usize) -> Self {
-        // Less than `align`, and the class has `align` bytes more than `len` wherever the page-aligned base is not aligned
-        // already (`size_class`).
+        // Less than `align`. The class has `align` bytes more than `len`, unless every page-aligned address is aligned to `align`
+        // (`size_class`).
         let skip_bytes = block.memory().start().as_ptr().align_offset(align);
         let end = skip_bytes.checked_add(len);
         debug_assert!(end.is_some_and(|end| end <= block.class_bytes()), "the class is too small for the alignment");
@@ -184,8 +184,8 @@ impl PinnedBuf {
         self.block.as_ref().map_or(0, |block| block.class_bytes() - block.skip_bytes())
     }
 
-    /// The component that pinned the memory: copies can be asynchronous if it is [`PinnedBy::Driver`]. `None` for `heap`, for pageable
-    /// memory of a full pool, and for empty buffers.
+    /// The component that pinned the memory: copies can be asynchronous if it is [`PinnedBy::Driver`]. `None` for `heap`, for
+    /// pageable memory of a full pool, and for empty buffers.
     pub fn pinned_by(&self) -> Option<PinnedBy> {
         self.block.as_ref().and_then(Block::pinned_by)
     }
@@ -195,8 +195,8 @@ impl PinnedBuf {
         self.block.as_ref().and_then(Block::numa_node)
     }
 
-    /// Identifies the buffer's memory: equal after reuse, and unique within its backend. `None` for empty buffers and
-    /// [adopted](crate::Pool::adopt) memory.
+    /// Identifies the buffer's memory. The number stays the same when the memory is reused, and is unique within the backend.
+    /// `None` for empty buffers and [adopted](crate::Pool::adopt) memory.
     pub fn id(&self) -> Option<u64> {
         self.block.as_ref().and_then(|block| block.memory().id())
     }
@@ -214,8 +214,8 @@ impl PinnedBuf {
         self.as_ptr().cast_mut()
     }
 
-    /// Waits for all copies that use the buffer, those enqueued through cudarc included. In a forked child it returns at once:
-    /// no device uses the child's copy of the memory.
+    /// Waits for all copies that use the buffer, including copies enqueued through cudarc. In a forked child the call returns at
+    /// once, since no device uses the child's copy of the memory.
     ///
     /// # Errors
     ///
@@ -242,8 +242,8 @@ impl PinnedBuf {
         Ok(PinnedSlice::from_ref(unsafe { self.bytes() }))
     }
 
-    /// As [`wait_slice`](PinnedBuf::wait_slice), but a plain slice, for a library that starts a copy from it. For tracked copies see
-    /// [`PinnedBuf`](PinnedBuf#which-copies-are-tracked).
+    /// As [`wait_slice`](PinnedBuf::wait_slice), but returns a plain slice, for a library that starts a copy from a slice.
+    /// [`PinnedBuf`](PinnedBuf#which-copies-are-tracked) lists the tracked copies.
     ///
     /// # Errors
     ///
@@ -251,8 +251,8 @@ impl PinnedBuf {
     ///
     /// # Safety
     ///
-    /// The pool cannot track a copy that is started from this slice. Until each such copy has completed, the buffer must be neither
-    /// dropped nor written to.
+    /// The pool cannot track a copy that is started from this slice. Until each such copy has completed, the buffer must be
+    /// neither dropped nor written to.
     #[inline]
     pub unsafe fn wait_slice_untracked(&self) -> Result<&[u8]> {
         self.wait_slice().map(|bytes| &**bytes)
@@ -324,7 +324,7 @@ impl PinnedBuf {
     ///
     /// # Safety
     ///
-    /// No copy is writing to them, or they are read after it, on its stream.
+    /// No copy is writing to the bytes, or they are read on the stream of that copy, after the copy.
     #[inline(always)]
     unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: buffer-I1 and buffer-I3; `&self` excludes writers in this process; the caller excludes device writes.
@@ -335,14 +335,14 @@ impl PinnedBuf {
     ///
     /// # Safety
     ///
-    /// No copy is using them, or they are written after it, on its stream.
+    /// No copy is using the bytes, or they are written on the stream of that copy, after the copy.
     #[inline(always)]
     unsafe fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: buffer-I1 and buffer-I3, and `&mut self` makes it the only slice.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len()) }
     }
 
-    /// Fails in a child of `fork` if the memory belongs to a driver: it may not be mapped.
+    /// Fails in a forked child if the memory belongs to a driver, since it may not be mapped there.
     #[inline]
     fn check_reachable(&self) -> Result<()> {
         match &*self.block {

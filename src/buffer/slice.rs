@@ -1,4 +1,4 @@
-//! A slice of pinned memory that host code can use and cudarc does not take for a copy; casts to elements.
+//! A slice of pinned memory that host code can use but cudarc does not accept, and casts to elements.
 #![allow(unsafe_code)] // Turns a slice reference into one of a transparent wrapper.
 
 use std::any::type_name;
@@ -14,8 +14,8 @@ use crate::error::{ErrorKind, Result};
 /// A slice of a [`PinnedBuf`](crate::PinnedBuf), for host code: derefs to `[T]`, so `fill`, `copy_from_slice`, `read_exact`
 /// and indexing work as on any slice.
 ///
-/// It is not a `HostSlice` of cudarc, and neither is a range of it: a copy started from it would not be tracked, and its
-/// bytes would be overwritten under the copy by the next user of the buffer. This does not compile:
+/// Neither this type nor a range of it is a `HostSlice` of cudarc, because a copy started from it would not be tracked: the next
+/// user of the buffer could overwrite the bytes during the copy. This does not compile:
 ///
 #[cfg_attr(feature = "cuda", doc = "```compile_fail,E0277")]
 #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
@@ -108,7 +108,7 @@ impl<T> IndexMut<usize> for PinnedSlice<T> {
     }
 }
 
-/// A range of pinned memory is pinned memory: without these, indexing would go through `Deref` to a plain slice.
+/// A range of pinned memory is pinned memory. Without these implementations, indexing would go through `Deref` to a plain slice.
 macro_rules! index_by_range {
     ($($range:ty),*) => {$(
         impl<T> Index<$range> for PinnedSlice<T> {
