@@ -6,7 +6,7 @@
 //! | `RawStream` | `RawMem` | `u8` | the GPU's copy engine |
 //! | `SinkStream` of the crate `pinpool-testing` | `SinkMem` | `u8` | a thread in place of a device |
 //!
-//! All are in order and, over pinned memory, asynchronous, and return a [`Fence`], so that
+//! Copies on one stream run in order, and copies over pinned memory are asynchronous. Each returns a [`Fence`], so that
 //! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) is the same code with and without a GPU.
 //!
 //! [`CopyTarget`], [`CopySource`], [`CopyStream`] and [`Fence`] may be implemented by other crates, for another driver or for
@@ -51,7 +51,7 @@ pub(crate) fn timeline_bytes() -> u64 {
     0
 }
 
-/// Memory that can be copied into on a stream `S`. `E` is the memory's element; it only lets the compiler find the
+/// Memory that can be copied into on a stream `S`. `E` is the element type of the memory. It only helps the compiler to find the
 /// implementation, since all sizes are in bytes.
 ///
 /// # Safety
@@ -68,7 +68,7 @@ pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
     ///
     /// # Errors
     ///
-    /// [`CopyFailure`], by whether the stream may be reading the source.
+    /// A [`CopyFailure`], which tells whether the stream may be reading the source.
     ///
     /// # Safety
     ///
@@ -96,7 +96,7 @@ pub unsafe trait CopySource<S: ?Sized, E = u8> {
     ///
     /// # Errors
     ///
-    /// [`CopyFailure`], by whether the stream may be writing to the target.
+    /// A [`CopyFailure`], which tells whether the stream may be writing to the target.
     ///
     /// # Safety
     ///
@@ -117,8 +117,9 @@ pub unsafe trait CopyStream {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if no fence can be recorded, [`Error::is_capture`] if the stream is capturing a graph; of a
-    /// [`RawStream`](cuda::RawStream) also [`Error::is_handle`] for an invalid handle, and [`Error::is_unavailable`] without a driver.
+    /// [`Error::is_device`] if no fence can be recorded, [`Error::is_capture`] if the stream is capturing a graph. A
+    /// [`RawStream`](cuda::RawStream) also returns [`Error::is_handle`] for an invalid handle, and [`Error::is_unavailable`]
+    /// without a driver.
     fn record_fence(&self) -> Result<Arc<dyn Fence>>;
 }
 

@@ -2,8 +2,9 @@
 //! frameworks.
 //!
 //! The driver returns the context of a stream. A green context can be current on one thread at a time, so its streams are served
-//! through the primary context of the device. Its default streams have no handle there and are refused. The context of an event is
-//! unknown, so the wait for it is enqueued in the context that is current on the thread; a stream may wait for an event of any context.
+//! through the primary context of the device. Its default streams have no handle there and are refused. The context of an event
+//! is unknown, so the wait for it is enqueued in the context that is current on the thread; a stream may wait for an event of any
+//! context.
 //!
 //! This module refuses a call only before anything is enqueued.
 #![allow(unsafe_code)] // Calls the driver.
@@ -44,14 +45,14 @@ pub struct RawStream {
 }
 
 impl RawStream {
-    /// The stream with this handle, of the driver or the runtime. Null and 1 (legacy) belong to the context that is current when this is
-    /// used, and 2 (per-thread) also to the thread that uses it.
+    /// The stream with this handle, of the driver or the runtime. The handles null and 1 (legacy) belong to the context that is
+    /// current when the result is used, and 2 (per-thread) also to the thread that uses it.
     ///
     /// # Safety
     ///
-    /// The stream is not destroyed while this is used. Its context, unless it is a primary context, is not destroyed
-    /// (`cuCtxDestroy`) before the pool has detected the end of the work: until [`Pool::maintain`](crate::Pool::maintain) after it,
-    /// the pool may query the context.
+    /// The stream is not destroyed while the result is used. Its context, unless it is a primary context, is not destroyed
+    /// (`cuCtxDestroy`) before the pool has detected the end of the work, since the pool may query the context until then.
+    /// [`Pool::maintain`](crate::Pool::maintain) after that end lets the pool detect it.
     #[must_use]
     pub unsafe fn new(handle: *mut c_void) -> Self {
         Self { handle: handle.cast(), device: None }
@@ -64,8 +65,8 @@ impl RawStream {
         Self { device: Some(ordinal), ..self }
     }
 
-    /// Returns whether the stream captures a graph; for the legacy stream, whether a blocking stream of its context does. `false` if
-    /// the driver does not say.
+    /// Returns whether the stream captures a graph; for the legacy stream, whether a blocking stream of its context does. `false`
+    /// if the driver does not say.
     #[must_use]
     pub fn is_capturing(self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
@@ -97,7 +98,8 @@ unsafe impl CopyStream for RawStream {
     }
 }
 
-/// Device memory of another framework, for copies from and to it. Owns nothing and orders nothing: its owner does.
+/// Device memory of another framework, for copies from and to it. The type neither owns the memory nor orders its uses; the owner
+/// of the memory does.
 ///
 /// ```no_run
 /// use pinpool::{Pool, copy::cuda::{RawMem, RawStream}};
@@ -119,12 +121,12 @@ pub struct RawMem {
 }
 
 impl RawMem {
-    /// `len` bytes at `address` of the device of the streams that copy them.
+    /// The `len` bytes at `address` of the device that the copying streams belong to.
     ///
     /// # Safety
     ///
-    /// The bytes stay allocated until every copy made through this has completed, and all other uses of them are ordered with
-    /// those copies.
+    /// The bytes stay allocated until every copy made through the result has completed, and all other uses of them are ordered
+    /// with those copies.
     pub unsafe fn new(address: u64, len: usize) -> Self {
         Self { address, len }
     }
@@ -194,8 +196,8 @@ pub(crate) unsafe fn fence_after_stream(stream: sys::CUstream) -> Result<SharedF
     fence_after_work(stream, context)
 }
 
-/// A fence after all work so far on a stream with a timeline. `None` if the stream has none or captures, or if the driver refuses.
-/// A default stream needs its context first.
+/// A fence after all work so far on a stream with a timeline. `None` if the stream has none or captures, or if the driver
+/// refuses. A default stream needs its context first.
 ///
 /// # Safety
 ///
