@@ -18,7 +18,7 @@ use strsim::levenshtein;
 /// The prefix of every variable.
 pub const PREFIX: &str = "PINPOOL_";
 
-/// Names that are settings no more, without the prefix, and what replaces them.
+/// Names of former settings, without the prefix, and what replaces them.
 const RETIRED: [(&str, &str); 12] = [
     ("CALL_STACKS", "set call_stacks in Rust or C, or use `pinpool load --call-stacks`"),
     ("CLOSE_WAIT", "a pool that ends waits 30s for a stuck copy"),
@@ -34,8 +34,8 @@ const RETIRED: [(&str, &str); 12] = [
     ("WRITE_COMBINED", "pool memory is always cached; allocate write-combined memory with cuMemHostAlloc"),
 ];
 
-/// Prefixes of variables, without `PINPOOL_`, that do not configure a pool: the prefixes of `pinpool run`, of its preloaded library, and of
-/// the GPU tests.
+/// Prefixes, without `PINPOOL_`, of variables that do not configure a pool: for `pinpool run`, its preloaded library, and the GPU
+/// tests.
 const OTHER_PREFIXES: [&str; 3] = ["PRELOAD_", "REQUIRE_GPU", "GPU_"];
 
 /// Reads a text into the settings of code.
@@ -315,8 +315,8 @@ impl Config {
     }
 }
 
-/// Returns whether the environment shows that this process is one of several on its host: a rank of torchrun, or a process of Ray.
-/// [`SharedLimitName::Auto`](super::SharedLimitName::Auto) attaches a pool to the shared limit then.
+/// Returns whether the environment shows that this process is one of several on its host: a torchrun rank, or a Ray process. In
+/// that case [`SharedLimitName::Auto`](super::SharedLimitName::Auto) attaches a pool to the shared limit.
 pub fn is_one_of_several() -> bool {
     shows_several(|name| std::env::var(name).ok())
 }

@@ -6,7 +6,7 @@
 //!   env  ──┘        code wins                    └──▶ warnings: retired and unknown names, ignored values, settings without effect
 //! ```
 //!
-//! Prints nothing, logs nothing.
+//! This module prints nothing and logs nothing.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub use crate::shared_limit::SharedLimitName;
 /// The limit on the bytes that a pool holds, in use and idle.
 ///
 /// Converts from a number of bytes, and by [`str::parse`] from the values of `PINPOOL_MAX_BYTES`. `u64` is the only integer type
-/// that converts: with a second one, `max_bytes(8 << 30)` would be an `i32`, which overflows.
+/// that converts. With a second integer type the literal in `max_bytes(8 << 30)` would be an `i32` and overflow.
 ///
 /// ```
 /// let pool = pinpool::Pool::builder().max_bytes("1.5GiB".parse::<pinpool::Limit>()?).build()?;
@@ -37,8 +37,8 @@ pub use crate::shared_limit::SharedLimitName;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {
-    /// A quarter of the memory of the cgroup or, without one, of the machine, at most what is available. All pools of the process with
-    /// this limit share it.
+    /// A quarter of the memory of the cgroup, or of the machine if there is no cgroup, but no more than is available. All pools
+    /// of the process with this limit share it.
     Auto,
     /// This many bytes.
     Bytes(u64),
@@ -74,7 +74,7 @@ pub enum OnFull {
 pub struct CodeSettings {
     /// Use of the maintenance thread; `None` for yes.
     pub maintenance_thread: Option<bool>,
-    /// The caller maintains the pool as that thread does, so requests do not.
+    /// The caller maintains the pool as the maintenance thread does, so requests do not.
     pub maintained_by_caller: bool,
     /// The call stack of one request in this many is kept; 0 for none.
     pub call_stacks: u64,

@@ -1,8 +1,8 @@
 //! The settings: one row each, from which the fields, the variables, the builder's methods and `docs/settings.md` are made.
 //!
-//! A row is, in this order: what the setting does (at most 15 words), its variable, its default, its name, what its builder
-//! method takes if it has one, its type, and how its variable is written. To add a setting, add a row, and if another setting
-//! implies or contradicts it, a line in [`Settings::resolve`] or [`Config::contradictions`].
+//! A row has, in this order: the effect of the setting (at most 15 words), its variable, its default, its name, the argument of
+//! its builder method if there is such a method, its type, and the text format of its variable. To add a setting, add a row. If
+//! another setting implies or contradicts the new one, add a line in [`Settings::resolve`] or [`Config::contradictions`].
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,12 +36,12 @@ macro_rules! for_each_setting {
 
         group "Waiting";
 
-        // Longer than a training step, but short enough that a user does not assume a hang: a loader ahead of its device waits for
-        // it, and a program that holds every buffer itself fails. The log says at once that a request waits.
+        // Longer than a training step, so a loader that is ahead of its device waits for the device. Short enough that a user
+        // does not assume a hang: a program that holds every buffer itself fails. The log says at once that a request waits.
         /// How long a request waits at the limit: a time, 0, or none (forever).
         "PINPOOL_WAIT" = Some(Duration::from_secs(30)), wait(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
-        // The same with and without a GPU, so that a loader that holds too much fails on its developer's machine.
+        // The default is the same with and without a GPU, so that a loader that holds too much fails on its developer's machine.
         /// After the wait: error, or pageable (ordinary memory, up to the same limit again).
         "PINPOOL_ON_FULL" = OnFull::Error, on_full(OnFull): OnFull as word();
 
@@ -147,7 +147,7 @@ macro_rules! fields {
 for_each_setting!(fields);
 
 impl Settings {
-    /// `self`, else `env`, else what others of them imply, else the defaults.
+    /// The value of each setting: from `self`, else from `env`, else as other settings imply, else the default.
     pub(super) fn resolve(self, env: Self) -> Config {
         let set = self.or(env);
         let is_tensorflow = set.preset == Some(Preset::TensorFlow);

@@ -16,7 +16,7 @@ mod quantities;
 use quantities::show_time;
 pub use quantities::{format_bytes, parse_bytes, parse_duration};
 
-/// A value that cannot be read: names it and says what was expected.
+/// An invalid value. The text names the value and the expected format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{value}` is {problem}")]
 pub struct ParseError {
@@ -187,7 +187,7 @@ pub(super) const PATH_OR_NONE: ValueFormat<Option<PathBuf>> =
     ValueFormat::new(|text| or_word("none", text, |text| Ok(PathBuf::from(text))), show_path);
 pub(super) const SOCKET: ValueFormat<Option<PathBuf>> = ValueFormat::new(socket, show_path);
 
-/// A word without a slash is more likely a mistake than a socket in the directory where the program happens to run.
+/// Refuses a word without a slash: it is more likely a mistake than a socket in the current directory.
 fn socket(text: &str) -> Result<Option<PathBuf>, ParseError> {
     match switch(text) {
         Ok(is_served) => Ok(is_served.then(|| PathBuf::from("1"))),

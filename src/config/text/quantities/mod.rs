@@ -22,8 +22,8 @@ const A_SIZE: &str = "not a size (like 2GiB, 512M, 1.5GB, 1e9 or plain bytes; th
 /// | `2KB` (and `MB`, `GB`, `TB`) | 2 x 1000 |
 /// | `1.5G`, `.5GiB`, `1.5e3K` | fractions and exponents with any unit; a part of a byte is dropped |
 ///
-/// Case does not matter, and blanks before the unit are allowed. In Kubernetes `2G` is 2 x 1000^3, which is `2GB` here; `2Gi` means the
-/// same everywhere.
+/// Case does not matter, and blanks before the unit are allowed. In Kubernetes `2G` is 2 x 1000^3, which is `2GB` here; `2Gi`
+/// means the same everywhere.
 ///
 /// # Errors
 ///
@@ -127,7 +127,7 @@ fn split_exponent(text: &str) -> Option<(usize, &str)> {
     (!digits.is_empty()).then_some((exponent, rest))
 }
 
-/// `bytes` in the largest binary unit that leaves no remainder, so that [`parse_bytes`] reads it back exactly.
+/// `bytes` in the largest binary unit without a remainder, so that [`parse_bytes`] reads the text back exactly.
 pub fn format_bytes(bytes: u64) -> String {
     let power = if bytes == 0 { 0 } else { (bytes.trailing_zeros() / 10).min(4) };
     match LETTERS.chars().take(power as usize).last() {
