@@ -2,7 +2,7 @@
 
 /// Statistics of one size class ([`Pool::class_stats`](crate::Pool::class_stats)).
 ///
-/// Hits are not counted per class, because the fast path would have to. A recording contains them (`PINPOOL_TRACE`).
+/// Hits are not counted per class, because the fast path would have to count them. A recording (`PINPOOL_TRACE`) contains them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

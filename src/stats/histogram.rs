@@ -84,8 +84,8 @@ impl Histogram {
         self.max
     }
 
-    /// The buckets in ascending order: the exclusive upper bound (`None` for the last) and the number of events. Bounds double from
-    /// 256 ns to 275 s.
+    /// The buckets in ascending order: the exclusive upper bound (`None` for the last) and the number of events. Bounds double
+    /// from 256 ns to 275 s.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> + '_ {
         self.buckets.iter().enumerate().map(|(at, count)| {
             let bound = (at + 1 < BUCKETS).then(|| Duration::from_nanos(FIRST_BOUND_NANOS << at));

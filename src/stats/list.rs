@@ -1,5 +1,5 @@
-//! The list of all statistics. The structures, their documentation, the table, the JSON object and the metrics come from it: a
-//! new statistic is a line here, and the code that counts it.
+//! The list of all statistics. The structures, their documentation, the table, the JSON object and the metrics come from it: to
+//! add a statistic, add a line here and the code that counts it.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use super::Histogram;
 use super::entry::{Entry, Kind, Statistic};
 use crate::policy::Preset;
 
-/// Declares a group of statistics: for each its help text (the first line), more documentation, the name, the type, and whether it is
-/// a `gauge`, a `counter`, a `histogram`, a `label` (not a number to aggregate) or a `group` of further statistics.
+/// Declares a group of statistics: for each its help text (the first line), more documentation, the name, the type, and whether
+/// it is a `gauge`, a `counter`, a `histogram`, a `label` (not a number to aggregate) or a `group` of further statistics.
 macro_rules! group {
     (
         $(#[$doc:meta])* $name:ident;
@@ -111,7 +111,8 @@ group! {
     hits: u64 = Counter,
     /// Requests that no idle buffer served.
     ///
-    /// Under `tensorflow` each is an allocation. Under `adaptive` most buffers are carved from memory that the pool already holds.
+    /// Under `tensorflow` each miss is an allocation. Under `adaptive` most buffers are carved from memory that the pool already
+    /// holds.
     misses: u64 = Counter,
     /// Misses by reason.
     miss_reasons: MissReasons = Group,
@@ -154,7 +155,7 @@ group! {
     idle_bytes: u64 = Gauge,
     /// Buffers that cannot be reused, because the driver does not tell whether their copy has completed; leaked ones included.
     ///
-    /// If only the query failed, it is repeated ten times a second, and the buffer is reused once the copy has completed.
+    /// If only the query failed, the pool repeats it ten times a second, and reuses the buffer once the copy has completed.
     quarantined: u64 = Gauge,
     /// Bytes of the quarantined buffers, and of memory that the backend failed to release.
     quarantined_bytes: u64 = Gauge,

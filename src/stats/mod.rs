@@ -8,8 +8,8 @@
 //! | `class.rs` | one size class |
 //! | `table.rs`, `serial.rs` | the snapshot as a table and as data |
 //!
-//! Each module of the pool counts its own events, under a lock or on a cache line that it already holds. A snapshot collects the
-//! counts.
+//! Each module of the pool counts its own events, under a lock or on a cache line that the module already holds. A snapshot
+//! collects the counts.
 
 mod calls;
 mod class;
