@@ -11,8 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call of the pool failed.
 ///
-/// The text is for people and may change. Code branches on the `is_...` methods; converting it to an [`io::Error`] chooses a kind
-/// that matches them. The content is boxed so that a `Result<PinnedBuf, Error>` is small.
+/// The text is for people and may change. Code should branch on the `is_...` methods. The conversion to an [`io::Error`] chooses
+/// a kind that matches them. The content is boxed so that a `Result<PinnedBuf, Error>` is small.
 #[derive(thiserror::Error)]
 #[error(transparent)]
 pub struct Error(Box<ErrorKind>);
@@ -128,13 +128,14 @@ predicates! {
 }
 
 impl Error {
-    /// This machine has no such backend, or no driver for a stream or event: the same call fails again. Implies
+    /// The machine lacks the backend, or a driver for the stream or event, so the same call would fail again. Implies
     /// [`is_backend`](Self::is_backend).
     pub fn is_unavailable(&self) -> bool {
         matches!(*self.0, ErrorKind::Unavailable { .. })
     }
 
-    /// The driver knows no such stream or event, or no context is current. Implies [`is_invalid_request`](Self::is_invalid_request).
+    /// The driver knows no such stream or event, or no context is current. Implies
+    /// [`is_invalid_request`](Self::is_invalid_request).
     pub fn is_handle(&self) -> bool {
         matches!(*self.0, ErrorKind::Handle { .. })
     }
@@ -165,7 +166,7 @@ impl Error {
 }
 
 impl Error {
-    /// The first of these errors of settings, which names the others.
+    /// The first of these setting errors, extended by the names of the other settings.
     pub(crate) fn first_of(errors: Vec<Self>) -> Option<Self> {
         let mut names: Vec<_> = errors.iter().filter_map(Self::setting).collect();
         names.dedup();
@@ -242,7 +243,7 @@ impl SourceError {
         Self { call, code: None, what: what.into(), remedy: None, retry: Retry::Later }
     }
 
-    /// `call` failed as the calling thread's `errno` says.
+    /// `call` failed with the calling thread's `errno`.
     pub(crate) fn last_os(call: &'static str) -> Self {
         let error = std::io::Error::last_os_error();
         let code = error.raw_os_error().map(i64::from);

@@ -36,14 +36,14 @@
 //! | `serde` | no | `serde::Serialize` for [`Stats`] and its parts |
 //! | `observe` | no | recordings (`PINPOOL_TRACE`), call stacks of requests, and statistics of a running process on a Unix socket (`PINPOOL_SOCKET`) |
 //!
-//! The crate `pinpool-loader` is the reference loader, `pinpool-cli` the tool, `pinpool-metrics` an adapter to the `metrics` facade,
-//! and `crates/capi` the C interface.
+//! The crate `pinpool-loader` is the reference loader, `pinpool-cli` the tool, `pinpool-metrics` an adapter to the `metrics`
+//! facade, and `crates/capi` the C interface.
 //!
 //! # Platforms
 //!
-//! Linux, Rust 1.88 or newer. On other Unix systems the crate builds with the pageable backend `heap` and `Backend::Source`, and
-//! without limits shared by processes. Log records go through the `log` crate. In a program without a logger each kind of warning
-//! about settings and the machine is printed to stderr once.
+//! Linux, Rust 1.88 or newer. On other Unix systems the crate has only the pageable backend `heap` and `Backend::Source`, and no
+//! limits shared by processes. Log records go through the `log` crate. If the program has no logger, each kind of warning about
+//! settings and the machine is printed once to stderr.
 //!
 //! # Versions
 //!

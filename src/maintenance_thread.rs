@@ -24,8 +24,8 @@
 //!
 //! Decides when to check. Knows neither pools nor memory, and holds no lock while it calls out.
 //!
-//! - maint-I1: no wake-up is lost. The thread publishes its pace before it checks a last time what the pools need; a caller changes
-//!   what its pool needs before it reads the pace. Both have a full barrier in between.
+//! - maint-I1: no wake-up is lost. The thread publishes its pace before it checks a last time what the pools need; a caller
+//!   changes what its pool needs before it reads the pace. Both have a full barrier in between.
 //! - maint-I2: once the process has begun to exit, the thread makes no call.
 
 use std::any::Any;
@@ -74,7 +74,7 @@ pub(crate) enum Pace {
     /// Nothing is held.
     #[default]
     Never,
-    /// All memory is in use, and a return without copies notifies nobody; or none is in use, and idle memory only ages.
+    /// All memory is in use, and a return without copies notifies nobody. Or no memory is in use, and idle memory only ages.
     Quiet,
     /// Copies are in flight, or some memory is idle and some in use.
     Active,
@@ -151,7 +151,7 @@ pub(crate) struct MaintenanceThread {
     /// Threads that are calling pools or wakers: the current one, and those that it replaced.
     calling: AtomicU32,
     is_exiting: AtomicBool,
-    /// By how much the thread's sleeps took too long, counting those that took seconds too long.
+    /// The sum of the excess of sleeps that took seconds too long, in microseconds.
     stopped_us: AtomicU64,
     schedule: Mutex<Schedule>,
     changed: Condvar,
@@ -224,8 +224,8 @@ impl MaintenanceThread {
         let _ = self.wake(false);
     }
 
-    /// A pool now needs to be checked at `pace`. Starts the thread if there is none. [`Pace::Copies`] restarts its back-off, since
-    /// one more copy has begun.
+    /// A pool now needs to be checked at `pace`. Starts the thread if there is none. [`Pace::Copies`] restarts its back-off,
+    /// since one more copy has begun.
     ///
     /// # Errors
     ///
@@ -239,8 +239,9 @@ impl MaintenanceThread {
         if is_as_often && pace != Pace::Copies { Ok(()) } else { self.wake(true) }
     }
 
-    /// Makes the thread check the pools at once. Replaces it if it is stuck in one call, so that one pool does not block the others;
-    /// the replacement skips the called object until the call returns. If there is no thread, starts one only if it `may_start`.
+    /// Makes the thread check the pools at once. Replaces it if it is stuck in one call, so that one pool does not block the
+    /// others; the replacement skips the called object until the call returns. If there is no thread, starts one only if it
+    /// `may_start`.
     ///
     /// # Errors
     ///
@@ -292,8 +293,8 @@ impl MaintenanceThread {
         Ok(reminded)
     }
 
-    /// Wakes due reminders, then maintains the pools. Returns the pace and the next deadline, or `None` if this thread ends: it was
-    /// replaced, there is nothing to check, or the process exits.
+    /// Wakes due reminders, then maintains the pools. Returns the pace and the next deadline, or `None` if this thread ends: it
+    /// was replaced, there is nothing to check, or the process exits.
     fn check_all(&self, number: u64) -> Option<(Pace, Option<Instant>)> {
         let _entered = self.enter()?;
         let mut schedule = self.schedule.lock();
@@ -324,7 +325,8 @@ impl MaintenanceThread {
         self.call_each(number, check).then(|| (pace.get(), deadline.get()))
     }
 
-    /// Makes a `call` of each reminder and pool, unless an earlier thread is still in it. False if this thread was replaced meanwhile.
+    /// Makes a `call` of each reminder and pool, unless an earlier thread is still in it. False if this thread was replaced
+    /// meanwhile.
     fn call_each(&self, number: u64, call: impl Fn(&dyn Maintained)) -> bool {
         for at in 0.. {
             let mut schedule = self.schedule.lock();
@@ -374,13 +376,13 @@ impl MaintenanceThread {
         }
     }
 
-    /// How long the process has been stopped since it began (SIGSTOP), as far as this thread slept meanwhile.
+    /// How long the process has been stopped (SIGSTOP) since its start, as far as this thread slept meanwhile.
     pub(crate) fn stopped_us(&self) -> u64 {
         self.stopped_us.load(Ordering::Relaxed)
     }
 
-    /// A thread of this crate makes calls until the result is dropped; the exit of the process waits for it briefly. `None`: the
-    /// process has begun to exit, and no call may be made (maint-I2).
+    /// Announces that a thread of this crate makes calls until the result is dropped. The exit of the process waits for them
+    /// briefly. `None` if the process has begun to exit: then no call may be made (maint-I2).
     pub(crate) fn enter(&self) -> Option<EnteredCall<'_>> {
         // SeqCst, with the store and load of `stop`: at least one of the two threads sees the other.
         self.calling.fetch_add(1, Ordering::SeqCst);

@@ -12,7 +12,8 @@ use pinpool_os::host::GRANULE_BYTES;
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Preset {
-    /// An arena behind the idle buffers: most misses are carved from pinned memory, bytes are bounded, and idle memory is released.
+    /// An arena behind the idle buffers: most misses are carved from pinned memory, held bytes are limited, and idle memory is
+    /// released.
     #[default]
     Adaptive,
     /// Reproduces TensorFlow's `PoolAllocator`, including its counters and log lines: each miss is a separate allocation.

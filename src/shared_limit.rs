@@ -23,8 +23,8 @@ pub enum SharedLimitName {
 ///
 /// # Errors
 ///
-/// [`Error::is_setting`](crate::Error::is_setting): `name` is invalid, or the file cannot be read, has another version or is
-/// not a shared limit.
+/// [`Error::is_setting`](crate::Error::is_setting): `name` is invalid, or the file is unreadable, has another version or is not a
+/// shared limit.
 pub fn report(name: &str) -> Result<Option<SharedLimitReport>> {
     pinpool_shared_limit::report(name)
         .map_err(|why| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into())

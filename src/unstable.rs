@@ -17,7 +17,8 @@ pub mod fast_path {
     use crate::buffer::PinnedBuf;
     use crate::pool::Pool;
 
-    /// Returns whether requests and returns of the calling thread may take the fast path: the preset has one, and no request waits.
+    /// Returns whether requests and returns of the calling thread may take the fast path: the preset has one, and no request
+    /// waits.
     pub fn is_open(pool: &Pool) -> bool {
         pool.core().has_fast_path()
     }
@@ -70,8 +71,8 @@ pub fn maintenance_period(pool: &Pool) -> Option<Duration> {
     pool.core().maintenance_period()
 }
 
-/// Remaps a few granules towards the compaction target, as the maintenance thread does while nothing is due (`policy-R13`). Returns
-/// whether any were remapped.
+/// Remaps a few granules towards the compaction target, as the maintenance thread does while nothing is due (`policy-R13`).
+/// Returns whether any were remapped.
 pub fn compaction_step(pool: &Pool) -> bool {
     pool.core().compaction_step()
 }

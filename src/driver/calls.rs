@@ -1,9 +1,9 @@
 //! The functions of the driver that this crate calls, found by name in the driver that [`symbol`](super::symbol) knows, with
 //! results that are numbers. An error names its call ([`FailedCall`]).
 //!
-//! Not by cudarc's bindings: their results are an enumeration ([`code`](super::code)), and they are looked up in a library of their
-//! own, which may be a toolkit's stub. cudarc itself still calls the driver when its objects are created or used: streams, events
-//! and device memory of users, and our context object, through which it records an event after a lent slice
+//! Not by cudarc's bindings: their results are an enumeration ([`code`](super::code)), and they are looked up in a library of
+//! their own, which may be a toolkit's stub. cudarc itself still calls the driver when its objects are created or used: streams,
+//! events and device memory of users, and our context object, through which it records an event after a lent slice
 //! (`copy::cuda::own_context`).
 //!
 //! Virtual memory has a separate table, since drivers without it are supported too.
@@ -53,8 +53,8 @@ macro_rules! calls {
 
 pub(super) use calls;
 
-/// Defines functions that first take the place of their result. Their other arguments are numbers, pointers that the driver looks up,
-/// and references.
+/// Defines functions that first take the place of their result. Their other arguments are numbers, pointers that the driver looks
+/// up, and references.
 macro_rules! values {
     ($($(#[$doc:meta])* $vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),*) -> $value:ty;)*) => {$(
         $(#[$doc])*
@@ -62,7 +62,8 @@ macro_rules! values {
             super::calls::calls! { call = $name(value: *mut $value $(, $arg: $type)*); }
             // SAFETY: all of these types are numbers or raw pointers, which may be zero.
             let mut value: $value = unsafe { std::mem::zeroed() };
-            // SAFETY: `value` takes the result. The driver refuses the call without a context, and for an unknown device or pointer.
+            // SAFETY: `value` takes the result. The driver refuses the call without a context, and for an unknown device or
+            // pointer.
             unsafe { call(&raw mut value $(, $arg)*) }.map(|()| value)
         }
     )*};
@@ -169,8 +170,8 @@ pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, FailedCall> 
     unsafe { is_capturing_call(stream, &raw mut status) }.map(|()| status != CAPTURES_NOTHING)
 }
 
-/// The context of a stream, and null; for a stream of a green context, the primary context of its device and the green one. Drivers
-/// before CUDA 12.5 do not distinguish them.
+/// The context of a stream, and null; for a stream of a green context, the primary context of its device and the green one.
+/// Drivers before CUDA 12.5 do not distinguish them.
 ///
 /// # Safety
 ///

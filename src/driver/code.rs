@@ -1,5 +1,5 @@
-//! Driver results as numbers. cudarc returns them as a Rust enum, which must never hold a value that it does not list, but a driver
-//! that is newer than the bindings may return any.
+//! Driver results as numbers. cudarc returns them as a Rust enum, which must never hold a value that it does not list, but a
+//! driver that is newer than the bindings may return any.
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
@@ -64,8 +64,8 @@ impl Code {
     /// - The event was recorded into a graph (907): each launch of the graph repeats its copy.
     ///
     /// Any other code is queried again, also a code that is newer than this list. That is the safe choice: whatever this function
-    /// returns, the memory stays quarantined until the driver confirms the end of the work, and the handle is still the pool's, so
-    /// only a query costs. A temporary error that counted as permanent would leak the memory.
+    /// returns, the memory stays quarantined until the driver confirms the end of the work, and the handle is still the pool's,
+    /// so only a query costs. A temporary error that counted as permanent would leak the memory.
     pub(crate) fn is_permanent(self) -> bool {
         // CONTAINED, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK,
         // MPS_CLIENT_TERMINATED, EXTERNAL_DEVICE.

@@ -35,8 +35,8 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Returns the device with this ordinal: the object found earlier, or another one after a reset of the device, since the pools of
-    /// the old one have lost their memory. Creates nothing on the device.
+    /// Returns the device with this ordinal: the object found earlier, or another one after a reset of the device, since the
+    /// pools of the old one have lost their memory. Creates nothing on the device.
     pub(crate) fn find(ordinal: u32) -> Result<Arc<Self>, SourceError> {
         if !super::is_present() {
             return Err(SourceError::new("dlopen", "no CUDA driver (libcuda.so.1) on this machine"));

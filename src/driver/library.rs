@@ -82,8 +82,8 @@ pub(crate) fn is_loaded() -> bool {
     LIBRARIES.into_iter().any(|(library, _)| open(library, libc::RTLD_NOLOAD).is_some())
 }
 
-/// Returns whether a driver is mapped in this process, for background threads. They must not call `dlopen`: a child forked meanwhile
-/// inherits the loader's lock and its pointer to the unmapped `ld.so.cache`, and crashes when it loads a library.
+/// Returns whether a driver is mapped in this process, for background threads. They must not call `dlopen`: a child forked
+/// meanwhile inherits the loader's lock and its pointer to the unmapped `ld.so.cache`, and crashes when it loads a library.
 pub(crate) fn is_mapped() -> bool {
     let name = b"/libcuda.so";
     let holds_name = |maps: Vec<u8>| maps.windows(name.len()).any(|window| window == name);

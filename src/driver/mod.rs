@@ -44,8 +44,8 @@ unsafe impl<T> Send for Handle<T> {}
 // SAFETY: as above; the handle itself is never written to.
 unsafe impl<T> Sync for Handle<T> {}
 
-/// A context handle, and the number of the context, which no other context of the process ever has. A reset of the device ends the
-/// context, and the next context may have the same handle.
+/// A context handle, and the number of the context, which no other context of the process ever has. A reset of the device ends
+/// the context, and the next context may have the same handle.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context {
     handle: Handle<sys::CUctx_st>,
@@ -78,7 +78,8 @@ impl Context {
         matches!((self.id, context_id(self.handle())), (Some(id), Some(Ok(now))) if now != id)
     }
 
-    /// Returns whether the driver confirms that this context is current on the thread: one call. If so, the context has not ended.
+    /// Returns whether the driver confirms that this context is current on the thread: one call. If so, the context has not
+    /// ended.
     pub(crate) fn is_current(self) -> bool {
         let mut current = 0;
         // SAFETY: null is the current context; `current` takes the result.

@@ -6,8 +6,8 @@
 use pinpool_os::clock::monotonic_us;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
-/// A driver that has not returned from any query for this long is stuck. Longer than an ordinary preemption; a throttled thread only
-/// delays an answer.
+/// A driver that has not returned from any query for this long is stuck. Longer than an ordinary preemption; a throttled thread
+/// only delays an answer.
 const STUCK_AFTER_US: u64 = 20_000;
 
 /// Queries in progress.

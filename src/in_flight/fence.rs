@@ -36,8 +36,8 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// The errors of [`is_complete`](Fence::is_complete).
     fn wait(&self) -> Result<()>;
 
-    /// Whether the copy has completed, if a load can tell; `None` if only [`is_complete`](Fence::is_complete) can. Calls nothing and
-    /// takes no lock.
+    /// Whether the copy has completed, if a load can tell; `None` if only [`is_complete`](Fence::is_complete) can. Calls nothing
+    /// and takes no lock.
     #[doc(hidden)]
     fn is_complete_by_load(&self) -> Option<bool> {
         None
@@ -92,8 +92,8 @@ pub(super) struct FenceFailure {
     pub(super) is_final: bool,
 }
 
-/// Queries fences, which may be a user's: are all complete? The failure of one outweighs the others (in-flight-I2). A panic counts
-/// as a failure, so that nothing but the memory is lost.
+/// Queries fences, which may be a user's: are all complete? The failure of one outweighs the others (in-flight-I2). A panic
+/// counts as a failure, so that nothing but the memory is lost.
 pub(super) fn query(fences: &[SharedFence]) -> Result<bool, FenceFailure> {
     match caught(|| fences.iter().try_fold(true, |all, fence| Ok(fence.is_complete()? && all))) {
         Some(answer) => answer.map_err(|error| FenceFailure { error, is_final: false }),
@@ -134,8 +134,8 @@ pub(super) fn discard<F>(fence: F) {
 ///
 /// - **copy-fences-I1**: a *lent* access may be enqueued only after it is recorded here, so its fence may not cover the
 ///   copy yet. It is neither queried nor dropped except through `&mut`, which proves that the borrow has ended.
-/// - **copy-fences-I2**: of the reads of one stream that `&mut` put in order only the last is kept: when it has completed, so have
-///   those before it. Lent reads are all kept, since two threads that borrow at once enqueue in either order.
+/// - **copy-fences-I2**: of the reads of one stream that `&mut` put in order only the last is kept: when it has completed, so
+///   have those before it. Lent reads are all kept, since two threads that borrow at once enqueue in either order.
 /// - **copy-fences-I3**: a failed fence stays in the list, so a buffer with an unknown copy never counts as free.
 #[derive(Debug, Default)]
 pub(crate) struct CopyFences(OnceLock<Box<Mutex<Vec<Access>>>>);

@@ -11,9 +11,9 @@
 //!                   └──▶ completed (in the order found), failed ──quarantine──▶ failed {g}: queried again at a tick
 //! ```
 //!
-//! The module owns the items in flight. It blocks a caller only in a wait, and it never frees or reuses an
-//! item: completed and failed items leave by return value. Two streams with one number cost at most a delay, since each item waits for
-//! its own fences.
+//! The module owns the items in flight. It blocks a caller only in a wait, and it never frees or reuses an item: completed and
+//! failed items leave by return value. Two streams with one number cost at most a delay, since each item waits for its own
+//! fences.
 //!
 //! A user may implement a fence, and a query may call a driver. So fences are queried and dropped without a lock: one thread at a
 //! time queries a queue, and others skip that queue. The items stay in their queue meanwhile.
@@ -21,12 +21,12 @@
 //! Invariants:
 //!
 //! - **in-flight-I1**: an item completes only after each of its fences returned `Ok(true)`.
-//! - **in-flight-I2**: an item with a failed fence is quarantined until that fence answers, because the device may still use it. A
-//!   fence that panics has failed permanently.
-//! - **in-flight-I3**: an item leaves its queue by its number, which no other item ever has, so the answer of one fence completes no
-//!   other item.
-//! - **in-flight-I4**: an item is counted exactly while it is in a queue or quarantined: both change under one lock. So the end of
-//!   a pool, which checks the count, finds every counted item.
+//! - **in-flight-I2**: an item with a failed fence is quarantined until that fence answers, because the device may still use it.
+//!   A fence that panics has failed permanently.
+//! - **in-flight-I3**: an item leaves its queue by its number, which no other item ever has, so the answer of one fence completes
+//!   no other item.
+//! - **in-flight-I4**: an item is counted exactly while it is in a queue or quarantined: both change under one lock. So the end
+//!   of a pool, which checks the count, finds every counted item.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -169,8 +169,8 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Items in flight for `limit` or longer, grouped by stream. While a reported item of a stream is in flight, the others are stuck
-    /// with it and are not reported.
+    /// Items in flight for `limit` or longer, grouped by stream. While a reported item of a stream is in flight, the others are
+    /// stuck with it and are not reported.
     pub(crate) fn newly_stuck(&self, now_us: u64, limit: Duration) -> Vec<PendingGroup> {
         let mut queues = self.queues.lock();
         let copies = queues.queues.iter().flat_map(|queue| &queue.copies);
@@ -277,8 +277,8 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Removes all items, for the end of a pool. Queries each, since a completed item may be behind a stuck item of another stream with
-    /// the same number. Skips queues that another thread is querying, which may be blocked in the driver.
+    /// Removes all items, for the end of a pool. Queries each, since a completed item may be behind a stuck item of another
+    /// stream with the same number. Skips queues that another thread is querying, which may be blocked in the driver.
     pub(crate) fn end(&self) -> Ended<T> {
         let (recovered, mut failed) = self.query_quarantined(usize::MAX);
         let (queues, quarantined) = {

@@ -9,10 +9,12 @@
 //!             └▶ QuotaExceeded: the level that refused
 //! ```
 //!
-//! Pageable memory has a separate budget. Never waits, and calls a source only through other pools that release idle memory for a claim.
+//! Pageable memory has a separate budget. Never waits, and calls a source only through other pools that release idle memory for a
+//! claim.
 //!
 //! - quota-I1: `used` is the sum of all live claims, including claims that are kept forever. A claim that would raise it above
-//!   `max` is refused by the first level without room, and claims nothing. So the sum is at most `max`, unless `max` was lowered meanwhile.
+//!   `max` is refused by the first level without room, and claims nothing. So the sum is at most `max`, unless `max` was lowered
+//!   meanwhile.
 //! - quota-I2: a claim is returned exactly once, by its drop.
 //! - quota-I3: a request that waits for a partition misses no return: it joins the queue, executes a fence and claims; a return
 //!   lowers `used`, executes a fence and notifies the owner.
@@ -105,8 +107,8 @@ impl Budget {
         Arc::new(Self { owner: OnceLock::from(owner), ..Self::of_level(LimitLevel::Partition, max_bytes) })
     }
 
-    /// A claim of zero bytes under the new budget of a pool. Claims are also made in `host`, if there is one; the pool leaves `host`
-    /// with its last claim.
+    /// A claim of zero bytes under the new budget of a pool. Claims are also made in `host`, if there is one; the pool leaves
+    /// `host` with its last claim.
     pub(crate) fn of_pool(max_bytes: Option<u64>, member: Member, host: Option<SharedLimit>) -> Claim {
         let host = host.map(Arc::new);
         let weak = host.as_ref().map(Arc::downgrade);
@@ -264,8 +266,8 @@ impl Budget {
         self.shared(|host| host.room_for(bytes), Process::claimable_bytes)
     }
 
-    /// Records that a request or reserve of this pool that needs `needed_bytes` now wants `bytes` of the shared limit. Notifies the other
-    /// owners if that is more than before. Returns the previous value; `bytes` without a shared limit.
+    /// Records that a request or reserve of this pool that needs `needed_bytes` now wants `bytes` of the shared limit. Notifies
+    /// the other owners if that is more than before. Returns the previous value; `bytes` without a shared limit.
     pub(crate) fn set_want(&self, want: &Want, bytes: u64, needed_bytes: u64) -> u64 {
         match self.host() {
             Some(host) => host.set_want(want, bytes, needed_bytes),

@@ -1,9 +1,9 @@
 //! The limit of a process: its `auto` pools together hold at most the limit of one of them.
 //!
-//! So a program with a pool for each library, or for each thread, pins no more of the machine than a program with one pool. Each pool
-//! may use the whole limit. If the limit refuses a request, the other pools release idle memory. Pools that wait for each other are
-//! served in the order in which they began to wait: later pools release what is returned to them, and claim nothing that an earlier
-//! pool wants.
+//! So a program with a pool for each library, or for each thread, pins no more of the machine than a program with one pool. Each
+//! pool may use the whole limit. If the limit refuses a request, the other pools release idle memory. Pools that wait for each
+//! other are served in the order in which they began to wait: later pools release what is returned to them, and claim nothing
+//! that an earlier pool wants.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};

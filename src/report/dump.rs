@@ -141,8 +141,8 @@ pub(crate) struct FailedRequest {
 
 /// A snapshot of a pool's memory and its holders, from [`Pool::dump`](crate::Pool::dump).
 ///
-/// Displays as several lines: who asked for what if a request failed, the largest owners, the bytes by state with their limits,
-/// what the system has left, and, if a request failed or would soon, the likely cause and what to change.
+/// Displays as several lines: the failed request, if there is one, the largest owners, the bytes by state with their limits, and
+/// what the system has left. If a request failed, or the next ones may fail, the likely cause and a remedy follow.
 #[derive(Debug, Clone)]
 pub struct Dump {
     pub(crate) device: String,
@@ -169,7 +169,7 @@ impl Dump {
         self.to_string().split_once('\n').map(|(_, body)| body.to_owned()).unwrap_or_default()
     }
 
-    /// Why the request failed, or the next ones may.
+    /// Why the request failed, or why the next requests may fail.
     pub(crate) fn likely_cause(&self) -> Option<LikelyCause> {
         let holders = self.owners.iter().map(Owner::holder).collect();
         likely_cause(&Shortage {

@@ -1,7 +1,7 @@
 //! Every log line of the library: `lines.rs` has one row for each; no other code uses the crate `log`.
 //!
-//! A line has the shape `pool[NAME] event: short sentence key=value key=value`; unnamed pools carry their number. TensorFlow's two
-//! lines have TensorFlow's shape. A test makes docs/log-lines.md from the rows, with an example of each line.
+//! A line has the shape `pool[NAME] event: short sentence key=value key=value`; unnamed pools carry their number. TensorFlow's
+//! two lines have TensorFlow's shape. A test makes docs/log-lines.md from the rows, with an example of each line.
 //!
 //! Takes plain values, never a pool. Its only decision is which checks are printed: one in ten over the whole process,
 //! as in TensorFlow.
