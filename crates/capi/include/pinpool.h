@@ -54,8 +54,8 @@
  *
  * Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument unless its
  * comment says otherwise. The comment of each function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE,
- * pp_last_error returns its text: one or more lines, mostly with a remedy. Unless a function says otherwise, nothing has changed
- * then, and results are stored as NULL or 0.
+ * pp_last_error returns its text: one or more lines, mostly with a remedy. Unless the comment of a function says otherwise, such
+ * a call has changed nothing, and its results are stored as NULL or 0.
  */
 typedef enum {
   /** Success. */
@@ -69,7 +69,7 @@ typedef enum {
   /** The handle is invalid, or its pool was closed. */
   PP_UNKNOWN_POOL = 4,
   /**
-   * Over the limit of the pool (PINPOOL_MAX_BYTES), of its partition or of pools that share one, or earlier requests are
+   * Over the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or earlier requests are
    * waiting. A later call may succeed.
    */
   PP_LIMIT = 5,
@@ -162,8 +162,8 @@ const char *pp_last_error(pp_status *status);
  * Without a callback, or with PP_LOG_OFF, log lines are dropped, but the first warnings about settings and about each problem of
  * the machine go to standard error.
  *
- * When this returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may be freed.
- * The caller must not hold a lock that the earlier callback takes. Called from inside a callback, it does not wait.
+ * When this function returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may
+ * be freed. The caller must not hold a lock that the earlier callback takes. A call from inside a callback does not wait.
  *
  * - PP_INVALID_ARGUMENT: no such level.
  * - PP_LOGGER_SET: the process has already installed a Rust logger.
@@ -179,14 +179,14 @@ pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
  *   overrides the environment: "max_bytes=2GiB; wait=2s". docs/settings.md lists the variables.
  * - `maintenance_thread=0` starts no maintenance thread; `call_stacks=100` keeps the call stack of one request in 100.
  * - `name=loader` names the pool in its log lines.
- * - An item without `=` is a prefix, of A to Z, digits and `_`, which ends in `_`: variables that begin with it are read in
- *   place of those that begin with PINPOOL_. With "EVAL_PINPOOL_" the limit is EVAL_PINPOOL_MAX_BYTES.
+ * - An item without `=` is a prefix of A to Z, digits and `_` that ends in `_`. Variables with this prefix are read in place of
+ *   the PINPOOL_ variables. With "EVAL_PINPOOL_" the limit is EVAL_PINPOOL_MAX_BYTES.
  *
  * With NULL or "" only the PINPOOL_* variables of the environment apply. Everything else has its default.
  *
- * May take seconds: it pins the reserve and may test the backends, which pins and releases 2 MiB. If it does not test them, the
- * first other call on the pool does.
- * All pools of a process share one thread, which releases idle memory, unless `maintenance_thread=0`.
+ * The call may take seconds: it pins the reserve, and may test the backends, which pins and releases 2 MiB. If it does not test
+ * the backends, the next call on the pool does. All pools of a process share one thread, which releases idle memory, unless
+ * `maintenance_thread=0`.
  *
  * - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
  * - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
@@ -198,9 +198,10 @@ pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
 pp_status pp_pool_open(const char *config, pp_pool **pool);
 
 /**
- * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
- * pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. pp_get_tagged,
- * pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition_open return PP_INVALID_ARGUMENT for a partition.
+ * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, and stores its handle in `partition`. It is for
+ * a use that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
+ * pp_get_tagged, pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition_open return PP_INVALID_ARGUMENT for a
+ * partition.
  *
  * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
  * - PP_INVALID_ARGUMENT: `name` is not UTF-8, or `pool` is a partition.
@@ -211,16 +212,17 @@ pp_status pp_partition_open(pp_pool *pool, const char *name, uint64_t max_bytes,
  * Closes a pool or a partition: later calls with its handle return PP_UNKNOWN_POOL. Running calls of other threads continue and
  * may succeed; a pp_get that waits for memory continues to wait, so join such threads first.
  *
- * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last of them. The call that
- * returns the last buffer, or this call if none is in use, waits until no copy is in flight, after 30 s only while copies
- * complete, and releases the memory. Open partitions keep the memory of a closed pool and still serve requests: close them first.
+ * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
+ * returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the memory.
+ * After 30 s it waits only as long as copies still complete. Open partitions keep the memory of a closed pool and still serve
+ * requests: close them first.
  *
  * May be called from a log callback. A process may exit without closing its pools.
  */
 pp_status pp_pool_close(pp_pool *pool);
 
 /**
- * Pins `bytes` now and keeps them until the pool ends, so that requests that fit need no driver call. Needs the preset
+ * Pins `bytes` now and keeps them until the pool ends. Requests that fit into the reserve need no driver call. Needs the preset
  * adaptive.
  *
  * - PP_LIMIT: over the limit.
@@ -230,9 +232,9 @@ pp_status pp_pool_close(pp_pool *pool);
 pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
 
 /**
- * Changes the limit on all pinned bytes, in use and idle; PP_NO_LIMIT removes it. A lower limit releases idle memory now, and buffers
- * in use when they are returned; a higher limit serves waiting requests. A partition has its own limit, within the limit of its
- * pool.
+ * Changes the limit on all pinned bytes, in use and idle; PP_NO_LIMIT removes it. A lower limit releases idle memory now, and
+ * buffers in use when they are returned. A higher limit serves waiting requests. A partition has its own limit, and the limit of
+ * its pool applies as well.
  *
  * - PP_INVALID_ARGUMENT: 0 bytes.
  */
@@ -262,12 +264,12 @@ pp_status pp_stats_json(pp_pool *pool, char **json);
 void pp_string_free(char *text);
 
 /**
- * Allocates a buffer of `bytes` bytes and stores its address in `ptr`; reuses pinned memory, or pins more.
- * Return it with pp_put, pp_put_after_stream or pp_put_after_event.
+ * Allocates a buffer of `bytes` bytes and stores its address in `ptr`. Reuses pinned memory, or pins more. Return the buffer
+ * with pp_put, pp_put_after_stream or pp_put_after_event.
  *
- * The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, waits up
- * to PINPOOL_WAIT; then it fails or, with PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0 bytes it
- * stores NULL and returns PP_OK.
+ * The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, the call
+ * waits up to PINPOOL_WAIT. Then it fails or, with PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0
+ * bytes the call stores NULL and returns PP_OK.
  *
  * - PP_LIMIT: over the limit after the wait.
  * - PP_BACKEND: the driver or the kernel refused.
@@ -285,8 +287,8 @@ pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
 pp_status pp_get_aligned(pp_pool *pool, size_t bytes, size_t alignment, void **ptr);
 
 /**
- * Allocates as pp_get does, counted under `tag` (UTF-8): errors, statistics and reports show how much each tag holds, and since
- * when. Use few tags, one per part of the program, not one per buffer.
+ * Allocates as pp_get does, and counts the buffer under `tag` (UTF-8). Errors, statistics and reports show how much each tag
+ * holds, and since when. Use few tags: one per part of the program, not one per buffer.
  *
  * - PP_INVALID_ARGUMENT: `tag` is not UTF-8.
  * - The codes of pp_get.
@@ -302,18 +304,18 @@ pp_status pp_get_tagged(pp_pool *pool, size_t bytes, const char *tag, void **ptr
 pp_status pp_get_within(pp_pool *pool, size_t bytes, uint64_t timeout_ms, void **ptr);
 
 /**
- * Allocates as pp_get does if a buffer of this size class is idle. Pins nothing and does not wait for room; as the first call on a
- * pool it may test the backends (see pp_pool_open).
+ * Allocates as pp_get does if a buffer of this size class is idle. Pins no memory and does not wait for room. The first call on
+ * a pool may test the backends (see pp_pool_open).
  *
- * - PP_NONE_IDLE: none is idle. Not an error: pp_last_error does not change.
+ * - PP_NONE_IDLE: no such buffer is idle. This is not an error, so pp_last_error does not change.
  * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
  */
 pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
 
 /**
- * Makes `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any other
- * buffer: once device work with it has completed, the pool calls `on_return` with `ptr` and `user_data`. pp_is_pinned returns
- * `is_pinned` for it. The bytes do not count towards the limit. `user_data` may be NULL.
+ * Makes the `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any
+ * other buffer. Once device work with the buffer has completed, the pool calls `on_return` with `ptr` and `user_data`, which may
+ * be NULL. pp_is_pinned returns `is_pinned` for the buffer. The bytes do not count towards the limit.
  *
  * `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_return` is called.
  *
@@ -325,46 +327,48 @@ pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_pinned, pp_ret
 
 /**
  * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
- * No device work may use the buffer any more; otherwise use pp_put_after_stream or pp_put_after_event. If one of these has failed, this is
- * allowed all the same: the memory is not reused while its end is unknown. Any thread may call this.
+ * If device work may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one of these has failed,
+ * pp_put is allowed all the same: the memory is not reused while the end of the work is unknown. Any thread may call this
+ * function.
  *
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
- *   pp_last_error. Once the address is handed out again, a second return is not detected: it returns the new buffer.
+ *   pp_last_error. Once the address is handed out again, a second return is not detected, and returns the new buffer.
  */
 pp_status pp_put(pp_pool *pool, void *ptr);
 
 /**
- * Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
- * CUstream or a cudaStream_t. The stream may be destroyed after this call, its context (cuCtxDestroy) only once the pool has
- * detected the end of the work: after a pp_maintain that follows it.
+ * Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is
+ * a CUstream or a cudaStream_t. The stream may be destroyed after this call. Its context may be destroyed (cuCtxDestroy) only
+ * once the pool has detected the end of the work: call pp_maintain after that end.
  *
  * NULL is always the legacy default stream; code compiled with `--default-stream per-thread` must pass `cudaStreamPerThread`.
- * The legacy stream belongs to the current context, `cudaStreamPerThread` also to the calling thread: call this on the thread that
- * enqueued the work, with the same device current, or use pp_put_after_event.
+ * The legacy stream belongs to the current context, and `cudaStreamPerThread` also to the calling thread. Make this call on the
+ * thread that enqueued the work, with the same device current, or use pp_put_after_event.
  *
- * - PP_DEVICE: the driver refused to record a fence after the work, for example on NULL while another stream captures a
- *   graph. Call this function again with the same stream, which must not have been destroyed; if that succeeds, the buffer is reused.
+ * - PP_DEVICE: the driver refused to record a fence after the work, for example on NULL while another stream captures a graph.
+ *   Call this function again with the same stream, which must still exist; if that succeeds, the buffer is reused.
  * - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
  * - PP_INVALID_HANDLE: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
  * - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
  *   pp_last_error.
  *
- * NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After
- * PP_CAPTURING and after a NULL event, and after PP_DEVICE and PP_INVALID_HANDLE unless a second call with the same stream or event
- * succeeds, the end of the work is unknown, so the pool never reuses its memory. After PP_INTERNAL the buffer may be gone; its
- * memory is never reused.
+ * NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer, and pp_put returns it. After
+ * PP_CAPTURING and after a NULL event the end of the work stays unknown, so the pool never reuses the memory. The same holds
+ * after PP_DEVICE and PP_INVALID_HANDLE, unless a second call with the same stream or event succeeds. After PP_INTERNAL the
+ * buffer may be gone; its memory is never reused.
  */
 pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 
 /**
- * Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed. `event`
- * is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
- * no work. If the work has not completed, a context must be current on this thread, the event's or another.
+ * Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
+ * `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
+ * recorded covers no work. If the work has not completed, a context must be current on this thread. It need not be the context
+ * of the event.
  *
  * - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
- * - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream. Before a
- *   second call the event must not have been recorded again.
+ * - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream. The event
+ *   must not be recorded again before a second call.
  */
 pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *event);
 

@@ -1,8 +1,8 @@
-//! Annotations for AddressSanitizer, if the program uses it: the bytes of a buffer in use are addressable; bytes beyond its
-//! length, and the bytes of a returned buffer, are not.
+//! Annotations for AddressSanitizer, if the program uses it. The bytes of a buffer in use are addressable; bytes beyond the
+//! length of the buffer, and the bytes of a returned buffer, are not.
 //!
-//! - **asan-I1**: bytes are poisoned only within the capacity of one buffer, and the next request that returns them unpoisons them
-//!   first. The sanitizer itself tracks memory that returns to the system, in its `mmap` and `free`.
+//! - **asan-I1**: bytes are poisoned only within the capacity of a buffer, and the next request that hands out these bytes
+//!   unpoisons them first. The sanitizer itself tracks memory that returns to the system, in its `mmap` and `free`.
 
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;

@@ -45,12 +45,12 @@ fn get(
     })
 }
 
-/// Allocates a buffer of `bytes` bytes and stores its address in `ptr`; reuses pinned memory, or pins more.
-/// Return it with pp_put, pp_put_after_stream or pp_put_after_event.
+/// Allocates a buffer of `bytes` bytes and stores its address in `ptr`. Reuses pinned memory, or pins more. Return the buffer
+/// with pp_put, pp_put_after_stream or pp_put_after_event.
 ///
-/// The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, waits up
-/// to PINPOOL_WAIT; then it fails or, with PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0 bytes it
-/// stores NULL and returns PP_OK.
+/// The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, the call
+/// waits up to PINPOOL_WAIT. Then it fails or, with PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0
+/// bytes the call stores NULL and returns PP_OK.
 ///
 /// - PP_LIMIT: over the limit after the wait.
 /// - PP_BACKEND: the driver or the kernel refused.
@@ -83,8 +83,8 @@ pub unsafe extern "C" fn pp_get_aligned(
     get(pool, ptr, |call| Ok(Some(call.opened()?.get_with(Request::new(bytes).align(alignment))?)))
 }
 
-/// Allocates as pp_get does, counted under `tag` (UTF-8): errors, statistics and reports show how much each tag holds, and since
-/// when. Use few tags, one per part of the program, not one per buffer.
+/// Allocates as pp_get does, and counts the buffer under `tag` (UTF-8). Errors, statistics and reports show how much each tag
+/// holds, and since when. Use few tags: one per part of the program, not one per buffer.
 ///
 /// - PP_INVALID_ARGUMENT: `tag` is not UTF-8.
 /// - The codes of pp_get.
@@ -126,10 +126,10 @@ pub unsafe extern "C" fn pp_get_within(
     get(pool, ptr, |call| Ok(Some(call.opened()?.get_with(request)?)))
 }
 
-/// Allocates as pp_get does if a buffer of this size class is idle. Pins nothing and does not wait for room; as the first call on a
-/// pool it may test the backends (see pp_pool_open).
+/// Allocates as pp_get does if a buffer of this size class is idle. Pins no memory and does not wait for room. The first call on
+/// a pool may test the backends (see pp_pool_open).
 ///
-/// - PP_NONE_IDLE: none is idle. Not an error: pp_last_error does not change.
+/// - PP_NONE_IDLE: no such buffer is idle. This is not an error, so pp_last_error does not change.
 /// - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
 ///
 /// # Safety
@@ -162,9 +162,9 @@ impl Adopted {
     }
 }
 
-/// Makes `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any other
-/// buffer: once device work with it has completed, the pool calls `on_return` with `ptr` and `user_data`. pp_is_pinned returns
-/// `is_pinned` for it. The bytes do not count towards the limit. `user_data` may be NULL.
+/// Makes the `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any
+/// other buffer. Once device work with the buffer has completed, the pool calls `on_return` with `ptr` and `user_data`, which may
+/// be NULL. pp_is_pinned returns `is_pinned` for the buffer. The bytes do not count towards the limit.
 ///
 /// `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_return` is called.
 ///
@@ -205,11 +205,12 @@ pub unsafe extern "C" fn pp_adopt(
 }
 
 /// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
-/// No device work may use the buffer any more; otherwise use pp_put_after_stream or pp_put_after_event. If one of these has failed, this is
-/// allowed all the same: the memory is not reused while its end is unknown. Any thread may call this.
+/// If device work may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one of these has failed,
+/// pp_put is allowed all the same: the memory is not reused while the end of the work is unknown. Any thread may call this
+/// function.
 ///
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
-///   pp_last_error. Once the address is handed out again, a second return is not detected: it returns the new buffer.
+///   pp_last_error. Once the address is handed out again, a second return is not detected, and returns the new buffer.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
     call(|| {
@@ -222,26 +223,26 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
     })
 }
 
-/// Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is a
-/// CUstream or a cudaStream_t. The stream may be destroyed after this call, its context (cuCtxDestroy) only once the pool has
-/// detected the end of the work: after a pp_maintain that follows it.
+/// Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is
+/// a CUstream or a cudaStream_t. The stream may be destroyed after this call. Its context may be destroyed (cuCtxDestroy) only
+/// once the pool has detected the end of the work: call pp_maintain after that end.
 ///
 /// NULL is always the legacy default stream; code compiled with `--default-stream per-thread` must pass `cudaStreamPerThread`.
-/// The legacy stream belongs to the current context, `cudaStreamPerThread` also to the calling thread: call this on the thread that
-/// enqueued the work, with the same device current, or use pp_put_after_event.
+/// The legacy stream belongs to the current context, and `cudaStreamPerThread` also to the calling thread. Make this call on the
+/// thread that enqueued the work, with the same device current, or use pp_put_after_event.
 ///
-/// - PP_DEVICE: the driver refused to record a fence after the work, for example on NULL while another stream captures a
-///   graph. Call this function again with the same stream, which must not have been destroyed; if that succeeds, the buffer is reused.
+/// - PP_DEVICE: the driver refused to record a fence after the work, for example on NULL while another stream captures a graph.
+///   Call this function again with the same stream, which must still exist; if that succeeds, the buffer is reused.
 /// - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
 /// - PP_INVALID_HANDLE: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
 /// - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
 ///   pp_last_error.
 ///
-/// NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer; pp_put returns it. After
-/// PP_CAPTURING and after a NULL event, and after PP_DEVICE and PP_INVALID_HANDLE unless a second call with the same stream or event
-/// succeeds, the end of the work is unknown, so the pool never reuses its memory. After PP_INTERNAL the buffer may be gone; its
-/// memory is never reused.
+/// NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer, and pp_put returns it. After
+/// PP_CAPTURING and after a NULL event the end of the work stays unknown, so the pool never reuses the memory. The same holds
+/// after PP_DEVICE and PP_INVALID_HANDLE, unless a second call with the same stream or event succeeds. After PP_INTERNAL the
+/// buffer may be gone; its memory is never reused.
 ///
 /// # Safety
 ///
@@ -256,13 +257,14 @@ pub unsafe extern "C" fn pp_put_after_stream(
     put_recorded(pool, ptr, |buf| unsafe { buf.record_stream(stream.cast()) })
 }
 
-/// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed. `event`
-/// is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never recorded covers
-/// no work. If the work has not completed, a context must be current on this thread, the event's or another.
+/// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
+/// `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
+/// recorded covers no work. If the work has not completed, a context must be current on this thread. It need not be the context
+/// of the event.
 ///
 /// - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
-/// - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream. Before a
-///   second call the event must not have been recorded again.
+/// - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream. The event
+///   must not be recorded again before a second call.
 ///
 /// # Safety
 ///

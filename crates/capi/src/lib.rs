@@ -17,11 +17,11 @@
 //! | `handle`, `slots`, `state` | handles of pools, and the end of closed pools |
 //! | `table`, `asan` | the buffers in use, by address; their marks for AddressSanitizer |
 //!
-//! A handle is a number in the form of a pointer and is never dereferenced, so a closed or invalid handle is an error and not a crash.
-//! No header precedes a buffer's bytes: the table finds a buffer by its address.
+//! A handle is a number in the form of a pointer and is never dereferenced, so a closed or invalid handle is an error and not a
+//! crash. No header precedes a buffer's bytes: the table finds a buffer by its address.
 //!
-//! - **capi-P1**: a pointer argument is null, or points to what its type and the header say for as long as the call runs.
-//!   The caller upholds it; the functions check for null and nothing else.
+//! - **capi-P1**: a pointer argument is null, or points to what its type and the header say for as long as the call runs. The
+//!   caller upholds this; the functions check only for null.
 #![allow(unsafe_code)] // A C interface consists of raw pointers.
 #![allow(non_camel_case_types)] // The header uses these names.
 #![allow(clippy::missing_errors_doc)] // Every function returns a status, which its docs list.

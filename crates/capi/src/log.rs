@@ -3,8 +3,9 @@
 //! A line is passed on without a lock, so a callback may log, use pools, and set another callback. Setting another callback waits
 //! until the previous one has returned in all threads.
 //!
-//! - **log-I1**: a sink is never freed, and reused for the same callback and data. A thread increments its counter before it checks
-//!   again whether the sink is current, and a setter replaces the sink before it reads the counter, so one of the two sees the other.
+//! - **log-I1**: a sink is never freed, and is reused for the same callback and data. A thread increments the sink's counter
+//!   before it checks again whether the sink is current. A setter replaces the sink before it reads the counter. So at least one
+//!   of the two sees the other.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
@@ -136,8 +137,8 @@ fn filter(level: c_int) -> Option<LevelFilter> {
 /// Without a callback, or with PP_LOG_OFF, log lines are dropped, but the first warnings about settings and about each problem of
 /// the machine go to standard error.
 ///
-/// When this returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may be freed.
-/// The caller must not hold a lock that the earlier callback takes. Called from inside a callback, it does not wait.
+/// When this function returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may
+/// be freed. The caller must not hold a lock that the earlier callback takes. A call from inside a callback does not wait.
 ///
 /// - PP_INVALID_ARGUMENT: no such level.
 /// - PP_LOGGER_SET: the process has already installed a Rust logger.

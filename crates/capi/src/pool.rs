@@ -19,14 +19,14 @@ use crate::status::pp_status;
 ///   overrides the environment: "max_bytes=2GiB; wait=2s". docs/settings.md lists the variables.
 /// - `maintenance_thread=0` starts no maintenance thread; `call_stacks=100` keeps the call stack of one request in 100.
 /// - `name=loader` names the pool in its log lines.
-/// - An item without `=` is a prefix, of A to Z, digits and `_`, which ends in `_`: variables that begin with it are read in
-///   place of those that begin with PINPOOL_. With "EVAL_PINPOOL_" the limit is EVAL_PINPOOL_MAX_BYTES.
+/// - An item without `=` is a prefix of A to Z, digits and `_` that ends in `_`. Variables with this prefix are read in place of
+///   the PINPOOL_ variables. With "EVAL_PINPOOL_" the limit is EVAL_PINPOOL_MAX_BYTES.
 ///
 /// With NULL or "" only the PINPOOL_* variables of the environment apply. Everything else has its default.
 ///
-/// May take seconds: it pins the reserve and may test the backends, which pins and releases 2 MiB. If it does not test them, the
-/// first other call on the pool does.
-/// All pools of a process share one thread, which releases idle memory, unless `maintenance_thread=0`.
+/// The call may take seconds: it pins the reserve, and may test the backends, which pins and releases 2 MiB. If it does not test
+/// the backends, the next call on the pool does. All pools of a process share one thread, which releases idle memory, unless
+/// `maintenance_thread=0`.
 ///
 /// - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
 /// - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
@@ -52,9 +52,10 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
     })
 }
 
-/// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, for a use that must not take all memory of the
-/// pool, and stores its handle in `partition`. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers. pp_get_tagged,
-/// pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition_open return PP_INVALID_ARGUMENT for a partition.
+/// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, and stores its handle in `partition`. It is for
+/// a use that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
+/// pp_get_tagged, pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition_open return PP_INVALID_ARGUMENT for a
+/// partition.
 ///
 /// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
 /// - PP_INVALID_ARGUMENT: `name` is not UTF-8, or `pool` is a partition.
@@ -103,9 +104,10 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
 /// Closes a pool or a partition: later calls with its handle return PP_UNKNOWN_POOL. Running calls of other threads continue and
 /// may succeed; a pp_get that waits for memory continues to wait, so join such threads first.
 ///
-/// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last of them. The call that
-/// returns the last buffer, or this call if none is in use, waits until no copy is in flight, after 30 s only while copies
-/// complete, and releases the memory. Open partitions keep the memory of a closed pool and still serve requests: close them first.
+/// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
+/// returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the memory.
+/// After 30 s it waits only as long as copies still complete. Open partitions keep the memory of a closed pool and still serve
+/// requests: close them first.
 ///
 /// May be called from a log callback. A process may exit without closing its pools.
 #[unsafe(no_mangle)]
@@ -113,7 +115,7 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
     call(|| slots::close(pool).map(|()| pp_status::PP_OK))
 }
 
-/// Pins `bytes` now and keeps them until the pool ends, so that requests that fit need no driver call. Needs the preset
+/// Pins `bytes` now and keeps them until the pool ends. Requests that fit into the reserve need no driver call. Needs the preset
 /// adaptive.
 ///
 /// - PP_LIMIT: over the limit.
@@ -128,9 +130,9 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
     })
 }
 
-/// Changes the limit on all pinned bytes, in use and idle; PP_NO_LIMIT removes it. A lower limit releases idle memory now, and buffers
-/// in use when they are returned; a higher limit serves waiting requests. A partition has its own limit, within the limit of its
-/// pool.
+/// Changes the limit on all pinned bytes, in use and idle; PP_NO_LIMIT removes it. A lower limit releases idle memory now, and
+/// buffers in use when they are returned. A higher limit serves waiting requests. A partition has its own limit, and the limit of
+/// its pool applies as well.
 ///
 /// - PP_INVALID_ARGUMENT: 0 bytes.
 #[unsafe(no_mangle)]

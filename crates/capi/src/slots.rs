@@ -4,15 +4,14 @@
 //!   Free ──open──▶ Opening ──▶ Open ──close──▶ Closed ──the last call has ended──▶ Ending ──▶ Ended ──no buffer in use──▶ Free
 //! ```
 //!
-//! A handle consists of a slot's number and generation. The generation increases with each pool and is part of the slot's `state`.
-//! Slots are created when needed and never freed, so any handle can be looked up at any time. A request costs two atomic operations
-//! on a counter that few threads share; a return costs none, since a slot with a buffer in use is not reused.
+//! A handle consists of a slot's number and generation. The generation increases with each pool and is part of the slot's
+//! `state`. Slots are created when needed and never freed, so any handle can be looked up at any time. A request costs two atomic
+//! operations on a counter that few threads share; a return costs none, since a slot with a buffer in use is not reused.
 //!
 //! - **slots-I1**: `pool` is written only in Opening, by the thread that claimed the slot, and in Ending, by the thread that
-//!   ended it when no call was counted. A call reads it while it is counted and has seen Open since.
-//! - **slots-I2**: a slot becomes Free only with an empty table, and after Closed only counted calls insert buffers. What a
-//!   thread has read of the calls and the table belongs to the generation that the slot had before, so the thread passes that
-//!   generation when it changes the state.
+//!   ended it when no call was counted. A call reads `pool` only after it was counted and has then seen Open.
+//! - **slots-I2**: a slot becomes Free only with an empty table, and after Closed only counted calls insert buffers. A thread
+//!   reads the calls and the table of one generation of the slot, so it passes that generation when it changes the state.
 
 use std::cell::UnsafeCell;
 use std::ptr;
@@ -213,8 +212,8 @@ impl Buffers {
 impl Drop for Buffers {
     #[inline]
     fn drop(&mut self) {
-        // The return removed its buffer under a lock of the table before this, so either this sees Ended, or the thread that ended
-        // the pool saw the table without the buffer.
+        // The return removed its buffer under a lock of the table before this, so either this sees Ended, or the thread that
+        // ended the pool saw the table without the buffer.
         if self.slot.state.is(self.generation, Phase::Ended) {
             self.slot.free_if_empty(self.generation);
         }
@@ -288,8 +287,8 @@ impl Slot {
     #[inline]
     fn leave(&self, counter: &AtomicUsize) {
         counter.fetch_sub(1, Ordering::SeqCst);
-        // Either this sees Closed, or the thread that closes sees the count without this call. A refused call may have been counted
-        // with a later pool, so it checks the pool that the slot holds now.
+        // Either this sees Closed, or the thread that closes sees the count without this call. A refused call may have been
+        // counted with a later pool, so it checks the pool that the slot holds now.
         if let Some(generation) = self.state.generation_in(Phase::Closed) {
             self.end_if_unused(generation);
         }

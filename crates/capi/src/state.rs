@@ -1,7 +1,7 @@
 //! The generation of a slot's pool and the phase of its life, in one word.
 //!
-//! Each change passes the expected generation, and is refused if the slot holds another pool by then. So a thread may check a slot,
-//! sleep while the pool ends and others use the slot, and then try a change, which fails.
+//! Each change passes the expected generation, and is refused if the slot holds another pool by then. So a thread may check a
+//! slot, sleep while the pool ends and others use the slot, and then try a change, which fails.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -8,8 +8,8 @@ use pinpool::Error;
 ///
 /// Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument unless its
 /// comment says otherwise. The comment of each function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE,
-/// pp_last_error returns its text: one or more lines, mostly with a remedy. Unless a function says otherwise, nothing has changed
-/// then, and results are stored as NULL or 0.
+/// pp_last_error returns its text: one or more lines, mostly with a remedy. Unless the comment of a function says otherwise, such
+/// a call has changed nothing, and its results are stored as NULL or 0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum pp_status {
@@ -23,7 +23,7 @@ pub enum pp_status {
     PP_UNKNOWN_POINTER = 3,
     /// The handle is invalid, or its pool was closed.
     PP_UNKNOWN_POOL = 4,
-    /// Over the limit of the pool (PINPOOL_MAX_BYTES), of its partition or of pools that share one, or earlier requests are
+    /// Over the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or earlier requests are
     /// waiting. A later call may succeed.
     PP_LIMIT = 5,
     /// No buffer of this size is idle. Only from pp_try_get.

@@ -1,7 +1,7 @@
 //! The buffers in use, by address.
 //!
-//! Sharded by address, so that threads with different buffers rarely share a lock. A lock is held for one look-up; buffers are dropped
-//! and fences created without it.
+//! Sharded by address, so that threads with different buffers rarely share a lock. A lock is held for one look-up; buffers are
+//! dropped and fences created without it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
