@@ -10,8 +10,8 @@ use pinpool_cli::terminal::Terminal;
 /// Signals within this time are one interrupt; two key presses take longer.
 const SAME_INTERRUPT: Duration = Duration::from_millis(150);
 
-/// The first Ctrl-C ends the run cleanly, the second immediately. `timeout` and a shell's job control signal the process and its group,
-/// so a second signal right after the first belongs to the same interrupt.
+/// The first Ctrl-C ends the run cleanly, the second immediately. `timeout` and a shell's job control signal the process and its
+/// group, so a second signal right after the first belongs to the same interrupt.
 pub(crate) fn stop_at_interrupt(terminal: &Terminal) -> StopFlag {
     let stop = StopFlag::new();
     let flag = stop.clone();

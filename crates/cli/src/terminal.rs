@@ -1,7 +1,7 @@
 //! The terminal: results on stdout, messages on stderr, a progress bar below the messages.
 //!
-//! Every write of the tool goes through here and never panics: a message that cannot be written is dropped, a result that cannot be
-//! written is an error.
+//! Every write of the tool goes through here and never panics: a message that cannot be written is dropped, a result that cannot
+//! be written is an error.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -77,7 +77,8 @@ impl Terminal {
         self.report(write_stdout(|out| writeln!(out, "{text}")).map_err(Into::into))
     }
 
-    /// Prints the error, unless that was done, and returns its exit status. A closed stdout is not an error: its reader needs no more.
+    /// Prints the error, unless that was done, and returns its exit status. A closed stdout is not an error: its reader needs no
+    /// more.
     pub fn report(&self, result: Result<(), Box<dyn Error>>) -> Result<(), ExitError> {
         let Err(error) = result else { return Ok(()) };
         if let Some(printed) = error.downcast_ref::<ExitError>() {
@@ -107,7 +108,8 @@ pub fn write_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io:
     written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))
 }
 
-/// Escapes control characters (colors, cursor moves, line ends): names of files, archive members, pools and variables are untrusted.
+/// Escapes control characters (colors, cursor moves, line ends): names of files, archive members, pools and variables are
+/// untrusted.
 pub fn one_line(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() && c != '\t' { c.escape_default().to_string() } else { c.to_string() })

@@ -36,12 +36,12 @@ use pinpool_cli::terminal::{Terminal, Verbosity};
 
 /// Recommend a limit, idle timeout or reserve for a recorded program
 ///
-/// Replays the recording on simulated memory, in virtual time, and counts the seconds that settings cost: driver calls, remaps and
-/// waiting. A recording is replayed as its threads would continue, starting from its own settings; a trace of requests alone from the
-/// defaults, without a limit. It tries PINPOOL_IDLE_TIMEOUT=none and a PINPOOL_RESERVE, unless --set fixes them, then bisects
-/// PINPOOL_MAX_BYTES. If nothing costs less, it says to keep what you have, and why. Exits with 1 if the trace is truncated, cannot be
-/// replayed faithfully, or shows a leak or another cause that no setting removes. With --try it shows the costs of the named settings
-/// instead, a column each.
+/// Replays the recording on simulated memory, in virtual time, and counts the seconds that settings cost: driver calls, remaps
+/// and waiting. The replay of a recording starts from the recorded settings, and its threads continue as they would under the new
+/// ones. The replay of a trace of requests starts from the defaults, without a limit. The command tries PINPOOL_IDLE_TIMEOUT=none
+/// and a PINPOOL_RESERVE, unless --set fixes them, then bisects PINPOOL_MAX_BYTES. If nothing costs less, it recommends the
+/// present settings, with the reason. Exits with 1 if the trace is truncated, cannot be replayed faithfully, or shows a leak or
+/// another cause that no setting removes. With --try it shows the costs of the named settings instead, one column for each.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool advise t.gz
   export PINPOOL_RESERVE=536870912

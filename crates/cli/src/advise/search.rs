@@ -1,8 +1,9 @@
 //! The smallest limit that costs a program no more time, with a longer idle timeout or a reserve if these save time.
 //!
-//! A replay of the whole trace counts the seconds that settings cost: driver calls, remaps and waiting. `MAX_BYTES` is bisected at the cost
-//! of a pool without a limit, or with the given one; the advised limit was replayed as printed, with its headroom. If threads
-//! are known, they are also replayed without the delays that the advice removes, because faster threads hold more memory at once.
+//! A replay of the whole trace counts the seconds that settings cost: driver calls, remaps and waiting. `MAX_BYTES` is bisected
+//! at the cost of a pool without a limit, or with the given one; the advised limit was replayed as printed, with its headroom. If
+//! threads are known, they are also replayed without the delays that the advice removes, because faster threads hold more memory
+//! at once.
 
 use std::error::Error;
 
@@ -157,8 +158,8 @@ impl<'a> Search<'a> {
         Ok(choices.filter(|(name, _)| is_open(name)).map(|(name, value)| (name.to_owned(), value)).collect())
     }
 
-    /// Returns true if this setting saves enough, even if all pin calls were as short as the shortest. A reserve pins the same bytes
-    /// at the start: it must save repeated pin calls.
+    /// Returns true if this setting saves enough, even if all pin calls were as short as the shortest. A reserve pins the same
+    /// bytes at the start: it must save repeated pin calls.
     fn gains(&self, setting: &Option<Setting>, cost: &Column, as_given: &Column) -> bool {
         let seconds = self.workload.duration_us as f64 / 1e6;
         let of_reserve = (seconds * RESERVE_GAIN_OF_TIME).min(as_given.lost_seconds * RESERVE_GAIN);
@@ -281,8 +282,8 @@ fn bisect(
     Ok(Some((high, cost)))
 }
 
-/// The seconds lost, less a tenth for a reserve. A replay prices each pinned byte alike, but a reserve is pinned by several threads before
-/// the program works, and also replaces its first pin calls.
+/// The seconds lost, less a tenth for a reserve. A replay prices each pinned byte alike, but a reserve is pinned by several
+/// threads before the program works, and also replaces its first pin calls.
 fn rank((setting, cost): &(Option<Setting>, Column)) -> f64 {
     if is_reserve(setting) { cost.lost_seconds * (1.0 - GAIN) } else { cost.lost_seconds }
 }

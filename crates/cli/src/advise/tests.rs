@@ -1,5 +1,5 @@
-//! Advised settings cost no more time than the given ones, and no more memory unless they save time: for random programs, recorded under
-//! several limits.
+//! Advised settings cost no more time than the given ones, and no more memory unless they save time: for random programs,
+//! recorded under several limits.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
@@ -320,8 +320,8 @@ fn settings_made_in_code_are_not_advised_as_variables() {
     }
 }
 
-/// A loader with a full pool: four threads alternately wait for memory, and a fifth passes filled buffers to a device, which reads
-/// each for 8 of 10 ms. `last_bytes` is the limit at the end.
+/// A loader with a full pool: four threads alternately wait for memory, and a fifth passes filled buffers to a device, which
+/// reads each for 8 of 10 ms. `last_bytes` is the limit at the end.
 fn full_pool(last_bytes: u64) -> Workload {
     let record = |time_ns, thread, event| Record { time_ns, thread, pool: 0, event };
     let class = class_bytes(4 * MIB);

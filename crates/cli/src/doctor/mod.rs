@@ -36,9 +36,10 @@ pub(crate) use probe::{ProbeArgs, run_probe};
 
 /// Check GPU, driver, backends, limits and settings
 ///
-/// Each backend pins a little memory and releases it. Exits with 0 if pinned memory for the GPU is available and the reserve fits, with 1
-/// if not, and with 2 if the settings are invalid. With --settings it lists the PINPOOL_ variables, and exits with 2 if they are invalid
-/// or contradict each other. With --bench it measures pinning, hits and copies next to malloc and the driver.
+/// Each backend pins a little memory and releases it. Exits with 0 if pinned memory for the GPU is available and the reserve
+/// fits, with 1 if not, and with 2 if the settings are invalid. With --settings it lists the PINPOOL_ variables, and exits with 2
+/// if they are invalid or contradict each other. With --bench it measures pinning, hits and copies, compared with malloc and the
+/// driver.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool doctor --reserve 8G
   gpu      ok     GPU 0 of 1, NVIDIA H100 80GB HBM3, CUDA 13.0, libcuda.so.1

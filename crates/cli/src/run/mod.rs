@@ -31,13 +31,13 @@ const PRELOAD: &str = "LD_PRELOAD";
 
 /// Run an unmodified CUDA program with its pinned memory served from a pool
 ///
-/// Memory that the program allocates with cudaHostAlloc, cudaMallocHost, cuMemHostAlloc or cuMemAllocHost comes from a pool, and
-/// returns to it when it is freed and all work enqueued on the device before has completed. The exit status is the program's; 127 if
-/// it is not found, 126 if it cannot be executed.
+/// Memory that the program allocates with cudaHostAlloc, cudaMallocHost, cuMemHostAlloc or cuMemAllocHost comes from a pool.
+/// Freed memory returns to the pool when all work that was enqueued on the device before the free has completed. The exit status
+/// is the exit status of the program, 127 if the program is not found, or 126 if it cannot be executed.
 ///
-/// Served: programs on the CUDA runtime or driver, CuPy, TensorRT, NCCL, torch. Not served, because they pin their own memory with
-/// cuMemHostRegister: JAX and all of XLA, current TensorFlow, DeepSpeed, SGLang, torch with pinned_use_cuda_host_register. The log says
-/// at the end whether the program did so.
+/// Served: programs on the CUDA runtime or driver, CuPy, TensorRT, NCCL, torch. Not served, because they pin their own memory
+/// with cuMemHostRegister: JAX and all of XLA, current TensorFlow, DeepSpeed, SGLang, torch with pinned_use_cuda_host_register.
+/// At its end the log says whether the program pinned such memory.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool run max_bytes=2GiB -- ./train")]
 pub(crate) struct RunArgs {

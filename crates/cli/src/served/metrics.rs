@@ -20,8 +20,8 @@ const REQUEST_BYTES_MAX: u64 = 16 << 10;
 
 /// Print the metrics of running processes for Prometheus, or serve them
 ///
-/// For programs in any language, also under `pinpool run`. The processes must run with PINPOOL_SOCKET=1 (or a path). Each series has the
-/// labels pid, pool_name and backend. Exits with 1 if a process does not answer.
+/// Works for programs in any language, also under `pinpool run`. The processes must run with PINPOOL_SOCKET=1 (or a path). Each
+/// series has the labels pid, pool_name and backend. Exits with 1 if a process does not answer.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool metrics --all --listen 127.0.0.1:9464
   http://127.0.0.1:9464/metrics")]

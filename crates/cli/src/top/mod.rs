@@ -37,10 +37,10 @@ const POINTS_MAX: usize = 200;
 
 /// Show the pools of running processes live
 ///
-/// Shows the cause of what each pool costs, seconds lost, bytes by state and who holds them. The processes must run with
-/// PINPOOL_SOCKET=1 (or a path) and a pinpool built with the feature `observe`. A process with several pools is shown as a table
-/// first. Keys: a switches between the table and one pool, n shows the next pool, q or Ctrl-C ends. Exits with 1 if a process does not
-/// answer.
+/// Shows for each pool the main cause of its costs, the seconds lost, the bytes by state and their holders. The processes must
+/// run with PINPOOL_SOCKET=1 (or a path) and a pinpool built with the feature `observe`. A process with several pools is shown as
+/// a table first. Keys: a switches between the table and one pool, n shows the next pool, q or Ctrl-C ends. Exits with 1 if a
+/// process does not answer.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool top 4711 --once
   train: healthy: 600 of 607 requests were served immediately, 64.0MiB held

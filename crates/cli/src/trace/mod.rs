@@ -23,8 +23,8 @@ use pinpool_cli::terminal::write_stdout;
 
 /// Print a recording, or convert it for PyTorch's memory_viz
 ///
-/// Reads recordings (PINPOOL_TRACE or `load --record`), plain or compressed. Exits with 1 if the recording is truncated; the intact part
-/// is printed.
+/// Reads recordings (PINPOOL_TRACE or `load --record`), plain or compressed. If the recording is truncated, prints the intact
+/// part and exits with 1.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool trace t.gz --format pytorch -o t.pickle
   Open t.pickle at https://pytorch.org/memory_viz")]

@@ -1,11 +1,11 @@
-//! A snapshot in the format of `torch.cuda.memory._snapshot()`, for memory_viz: segments for all addresses that buffers had, blocks for the
-//! buffers at the end, and one trace with the history.
+//! A snapshot in the format of `torch.cuda.memory._snapshot()`, for memory_viz: segments for all addresses that buffers had,
+//! blocks for the buffers at the end, and one trace with the history.
 //!
-//! A buffer is allocated by its request and freed by its release, or by the end of its copies. memory_viz plays the trace backwards
-//! from the end, so each entry must be reversible: a block lies in a segment, and what is freed was allocated. Therefore the segments are
-//! mapped at the start, a request frees buffers without a recorded release, and buffers without a recorded address are left
-//! out. The last frame of an entry names the tag, or the thread, and the pool; the frames before it are the call stack of a sampled
-//! request.
+//! A buffer is allocated by its request and freed by its release, or by the end of its copies. memory_viz plays the trace
+//! backwards from the end, so each entry must be reversible: a block lies in a segment, and what is freed was allocated.
+//! Therefore the segments are mapped at the start, a request frees buffers without a recorded release, and buffers without a
+//! recorded address are left out. The last frame of an entry names the tag, or the thread, and the pool; the frames before it are
+//! the call stack of a sampled request.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};

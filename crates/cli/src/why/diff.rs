@@ -53,8 +53,8 @@ fn read(path: &Path) -> Result<Recording, String> {
     input::read_recording(path, input::open(path)?)
 }
 
-/// An object for each pool, the largest increase in lost time first. A side is null if the recording does not have the pool, or has
-/// too few of its requests.
+/// An object for each pool, the largest increase in lost time first. A side is null if the recording does not have the pool, or
+/// has too few of its requests.
 fn changes(both: &[Recording; 2]) -> Vec<Value> {
     let diagnoses = both.each_ref().map(diagnose_recording);
     let names: BTreeSet<_> = diagnoses.iter().flatten().map(|one| &one.name).collect();

@@ -32,11 +32,12 @@ const NAMED: usize = 8;
 
 /// Explain what a pool costs and what to change
 ///
-/// TARGET is a running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE), or a log (`-` is stdin) of TensorFlow or
-/// pinpool. For two recordings it prints what changed: seconds lost, causes, settings. Costs are seconds lost by waiting, pinning and
-/// moving memory. With --lines it lists the messages `PoolAllocator: After ...` and `Raising pool_size_limit_ ...` in logs, saved
-/// notebooks and compressed logs, with the limit at each. Exits with 1 if it found a problem, if the second recording loses more of its
-/// time, or if a file is truncated or has no such line.
+/// TARGET is a running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE), or a log (`-` is stdin) of
+/// TensorFlow or pinpool. For two recordings it prints what changed: seconds lost, causes, settings. Costs are seconds lost by
+/// waiting, pinning and moving memory. With --lines it lists the messages `PoolAllocator: After ...` and
+/// `Raising pool_size_limit_ ...` of logs, saved notebooks and compressed logs, each with the limit at that point. Exits with 1
+/// if it found a problem, if the second recording loses a larger share of its time, or if a file is truncated or has no such
+/// message.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool why t.gz
   leak: tag labels holds 60 buffers (60.0MiB), 30 more than 30.0s ago, ...

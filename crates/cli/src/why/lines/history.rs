@@ -1,9 +1,9 @@
 //! A log's messages in order: the pool of each, the limit in force, and the raises that were not printed.
 //!
-//! One message in ten is printed, counted over all pools of a process; lines get lost, processes share a file, and programs restart.
-//! Therefore the numbers of each message decide first (`limits.rs`), and its neighbors only if the numbers fit several limits. A
-//! pool's limit never falls, and its counters never fall while its limit is unchanged: a message that contradicts this belongs to
-//! another pool, or to a restarted program.
+//! One message in ten is printed, counted over all pools of a process; lines get lost, processes share a file, and programs
+//! restart. Therefore the numbers of each message decide first (`limits.rs`), and its neighbors only if the numbers fit several
+//! limits. A pool's limit never falls, and its counters never fall while its limit is unchanged: a message that contradicts this
+//! belongs to another pool, or to a restarted program.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -226,8 +226,8 @@ impl Process<'_> {
     }
 
     /// The pool that may print its next message at `limit`. If there are several: one with this limit and the closest lower
-    /// counters; else one with the highest limit, preferably after a check that had to raise it; then, for a raise, the one with the latest
-    /// check, which is printed together with it; then the latest.
+    /// counters; else one with the highest limit, preferably after a check that had to raise it; then, for a raise, the one with
+    /// the latest check, which is printed together with it; then the latest.
     fn pool_at(&self, limit: u64, counters: Option<&Counters>) -> Option<usize> {
         let distance = |pool: &PoolHistory| {
             let is_due = pool.window.as_ref().is_some_and(may_raise);

@@ -1,15 +1,15 @@
 //! The limit in force when a message was printed, from the numbers of the message.
 //!
-//! Since the last raise, the underlying allocator served one request for every evicted buffer, for every additional buffer in use, and
-//! for every additional idle buffer. At a check the number of idle buffers equals the limit, and after a raise it equals the previous
-//! limit. So
+//! Since the last raise, the underlying allocator served one request for every evicted buffer, for every additional buffer in
+//! use, and for every additional idle buffer. At a check the number of idle buffers equals the limit, and after a raise it equals
+//! the previous limit. So
 //!
 //! ```text
 //! allocated = get - put + evicted + (limit - previous limit)
 //! ```
 //!
-//! with a previous limit of 0 before the first raise. The message prints `allocated / get` with six significant digits, and limits
-//! form a chain, so usually one limit of the chain fits.
+//! with a previous limit of 0 before the first raise. The message prints `allocated / get` with six significant digits, and
+//! limits form a chain, so usually one limit of the chain fits.
 
 use super::message::{Counters, GETS_MIN, Numbers, START_LIMIT, TOLERABLE_RATE, raised};
 

@@ -77,8 +77,8 @@ fn in_words(name: &[u8]) -> String {
     String::from_utf8_lossy(name).trim().to_owned()
 }
 
-/// Removes from the origins what numbers the lines instead of naming a process: first words without letters, such as a thread or a
-/// record number, then the rest.
+/// Removes from the origins what numbers the lines instead of naming a process: first words without letters, such as a thread or
+/// a record number, then the rest.
 pub(super) fn forget_numbers(messages: &mut Vec<Message>) {
     let words = |origin: String| {
         let words: Vec<_> = origin.split(' ').filter(|word| word.contains(|c: char| c.is_alphabetic())).collect();

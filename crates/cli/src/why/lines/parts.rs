@@ -152,8 +152,8 @@ pub(super) fn ends_alike(tail: &[u8], next: &[u8]) -> bool {
     frame(&next, &tail) == tail.len()
 }
 
-/// Returns true if `rest`, after a part of a message, is only the end of a line: blanks, a border, the end of a string, markup, or a
-/// separate column far to the right.
+/// Returns true if `rest`, after a part of a message, is only the end of a line: blanks, a border, the end of a string, markup,
+/// or a separate column far to the right.
 pub(super) fn is_line_end(rest: &[u8]) -> bool {
     const LONGEST_TAG: usize = 64;
     let mut at = 0;
