@@ -18,11 +18,11 @@ use crate::stream;
 ///     array = np.asarray(buf).view(np.float32)    # also np.frombuffer(buf, np.float32) and memoryview(buf)
 ///     tensor = torch.from_dlpack(buf)             # uint8, one dimension
 ///
-/// These are writable views without a copy. The memory returns to the pool after `release()`, the end of `with`, or when the object
-/// is garbage-collected, but never before the last view is gone and the work on the recorded streams has completed.
+/// These are writable views without a copy. The memory returns to the pool after `release()`, at the end of `with`, or when the
+/// object is garbage-collected, but never before the last view is gone and the work on the recorded streams has completed.
 ///
-/// `np.ndarray(shape, buffer=buf)` and `torch.frombuffer(buf)` make views that the pool cannot count: pass `memoryview(buf)` to them. A
-/// buffer cannot be pickled.
+/// `np.ndarray(shape, buffer=buf)` and `torch.frombuffer(buf)` make views that the pool cannot count. Pass `memoryview(buf)` to
+/// them instead. A buffer cannot be pickled.
 #[pyclass(frozen, weakref, module = "pinpool")]
 pub struct Buffer {
     memory: Arc<Memory>,
@@ -71,8 +71,8 @@ impl Buffer {
         Ok(self.memory.address)
     }
 
-    /// True if the driver pinned the memory, so that copies can be asynchronous: on the backends vmm, register and cuda, except for
-    /// buffers beyond the limit with `on_full="pageable"`. torch's `tensor.is_pinned()` says the same.
+    /// True if the driver pinned the memory, so that copies can be asynchronous. This is so on the backends vmm, register and
+    /// cuda, except for buffers beyond the limit with `on_full="pageable"`. torch's `tensor.is_pinned()` returns the same value.
     #[getter]
     fn is_pinned(&self) -> bool {
         self.memory.is_pinned
@@ -96,8 +96,8 @@ impl Buffer {
         self.memory.views()
     }
 
-    /// Releases the buffer. Its memory returns to the pool once the work already enqueued on `stream` and on the recorded streams has
-    /// completed.
+    /// Releases the buffer. Its memory returns to the pool once the work already enqueued on `stream` and on the recorded streams
+    /// has completed.
     ///
     /// A second call does nothing.
     ///
@@ -121,19 +121,20 @@ impl Buffer {
 
     /// Delays the reuse of the memory until all work enqueued on `stream` so far has completed. The buffer stays in use.
     ///
-    /// Call it after each asynchronous copy that another library starts from the buffer. Unlike torch's `Tensor.record_stream`, it covers
-    /// only the work that is already enqueued: a call before the copy does not protect the memory.
+    /// Call it after each asynchronous copy that another library starts from the buffer. Unlike torch's `Tensor.record_stream`,
+    /// it covers only the work that is already enqueued, so a call before the copy does not protect the memory.
     ///
     /// Args:
-    ///     stream: a stream of torch, CuPy or Numba, an object with `__cuda_stream__`, or a CUDA stream handle as an int. Handles 0 and
-    ///         1 (legacy) belong to the current context, 2 also to the calling thread: call on the thread that enqueued the copy.
+    ///     stream: a stream of torch, CuPy or Numba, an object with `__cuda_stream__`, or a CUDA stream handle as an int. Handles
+    ///         0 and 1 (legacy) belong to the current context, and 2 also to the calling thread, so call on the thread that
+    ///         enqueued the copy.
     ///
     /// Raises:
     ///     TypeError, ValueError: `stream` is not a stream. The call has no effect.
     ///     BackendError: there is no CUDA driver, so no copy can run on a stream.
-    ///     DeviceError, RequestError: the driver refuses the stream, or it captures a graph. It is unknown when its work completes, so the
-    ///         memory is leaked: never reused, and counted in `stats()["memory"]["quarantined"]`. If the device refused, a later call with
-    ///         the same stream may succeed.
+    ///     DeviceError, RequestError: the driver refuses the stream, or the stream captures a graph. The end of its work is
+    ///         unknown, so the memory is never reused, and is counted in `stats()["memory"]["quarantined"]`. If the driver
+    ///         refused the stream, a later call with the same stream may succeed.
     ///     ReleasedError: the buffer was released.
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         self.memory.check()?;
@@ -174,8 +175,8 @@ impl Buffer {
         self.memory.end_view();
     }
 
-    /// The bytes through NumPy's array interface. The pool cannot count arrays made from it, so `release()` fails from then on, and the
-    /// memory returns when the buffer is gone.
+    /// The bytes through NumPy's array interface. The pool cannot count arrays made from it, so `release()` fails from then on,
+    /// and the memory returns when the buffer is gone.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.memory.expose()?;

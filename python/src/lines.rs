@@ -122,8 +122,9 @@ fn is_first_thread() -> bool {
     thread == unsafe { libc::getpid() }
 }
 
-/// Forwards queued lines to Python if this is the main thread. During a call on another thread the interpreter may exit, and Python
-/// before 3.14 then ends the thread, which must not be inside a Rust function. The thread of `pinpool/_log.py` forwards those lines.
+/// Forwards queued lines to Python if this is the main thread. During a call on another thread the interpreter may exit, and
+/// Python before 3.14 then ends the thread, which must not be inside a Rust function. The thread of `pinpool/_log.py` forwards
+/// those lines.
 pub(crate) fn flush(py: Python<'_>) -> PyResult<()> {
     let are_waiting = Lines::of_process().is_some_and(|lines| lines.is_waiting.load(Ordering::Relaxed));
     if are_waiting && is_first_thread() {

@@ -5,7 +5,8 @@
 //!     └───────────the last reference ends──────▶
 //! ```
 //!
-//! - **memory-I1**: the buffer is not returned while a [`View`] exists, nor after [`expose`](Memory::expose) while a reference exists.
+//! - **memory-I1**: the buffer is not returned while a [`View`] exists, nor after [`expose`](Memory::expose) while a reference
+//!   exists.
 //! - **memory-I2**: `address` and `len` describe the buffer until it is returned.
 //! - **memory-I3**: a buffer with a view is in [`VIEWED`].
 
@@ -37,8 +38,8 @@ pub(crate) struct Origin {
     may_fall_back: bool,
     /// True once a stream was recorded on any buffer. From then on, requests and returns may call the driver.
     has_streams: AtomicBool,
-    /// The pool, after its last Python object was dropped. Keeping it avoids a warning about buffers that outlive their pool, because
-    /// Python drops objects in any order.
+    /// The pool, after its last Python object was dropped. Keeping it avoids a warning about buffers that outlive their pool,
+    /// because Python drops objects in any order.
     pool: Mutex<Option<pinpool::Pool>>,
 }
 

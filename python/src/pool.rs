@@ -31,12 +31,12 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     with pool.get(4096) as buf:
 ///         np.asarray(buf)[:] = 7
 ///
-/// Threads may share a pool. It belongs to one process: in a forked child requests and `reserve` raise ForkError and statistics
-/// are 0, so create another pool there.
+/// Threads may share a pool. A pool belongs to one process. In a forked child requests and `reserve` raise ForkError and
+/// statistics are 0: create another pool there.
 ///
-/// A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its default.
-/// Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or `float("inf")` means no
-/// limit.
+/// A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its
+/// default. Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or
+/// `float("inf")` means no limit.
 ///
 /// Args:
 ///     name: name of the pool in log lines and reports.
@@ -45,15 +45,16 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///         the cgroup or machine, at most what is free, shared by all pools of the process with this default).
 ///     reserve: bytes pinned at the start and kept.
 ///     max_idle_bytes: maximum number of bytes in idle buffers and free memory.
-///     ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": all
-///         torchrun ranks (not with LOCAL_WORLD_SIZE=1) and Ray processes share one limit, across jobs.
-///     wait: how long a request waits when the pool is full (default 30 s; 100 ms with `on_full="pageable"`, 0 under "tensorflow").
+///     ledger: name of a limit, such as the job's ID, that all processes of this user and host with the same name share. With
+///         "auto" all torchrun ranks (not with LOCAL_WORLD_SIZE=1) and Ray processes share one limit, across jobs.
+///     wait: how long a request waits when the pool is full (default 30 s; 100 ms with `on_full="pageable"`, 0 under
+///         "tensorflow").
 ///     on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
 ///     reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
 ///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
-///     device: GPU that copies use: a number, "cuda:1" or a torch.device. The default is the GPU that the process uses already, else 0.
-///         Under torchrun, call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`; `pinpool.torch.install`
-///         chooses the rank's GPU.
+///     device: GPU that copies use: a number, "cuda:1" or a torch.device. The default is the GPU that the process already uses,
+///         or else 0. Under torchrun, call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`;
+///         `pinpool.torch.install` chooses the rank's GPU itself.
 ///     numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
 ///     idle_timeout: how long idle memory stays pinned (default 60 s).
 ///     trace: path of a recording for the command `pinpool`.
@@ -66,8 +67,8 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
 ///     growth: whether the pool may pin more than its reserve (the default).
 ///     zero: whether buffers are zeroed before reuse (default False).
-///     maintenance_thread: whether a thread detects completed copies and releases idle memory (the default). Without it, call `maintain()`
-///         periodically.
+///     maintenance_thread: whether a thread detects completed copies and releases idle memory (the default). Without it, call
+///         `maintain()` periodically.
 ///
 /// Raises:
 ///     SettingError: a setting is invalid, or two settings contradict each other.
@@ -212,8 +213,8 @@ impl Pool {
         served.map_err(|error| errors::for_request(&error, wait, taken))
     }
 
-    /// Returns an idle buffer of `n` bytes, or None if there is none. Pins nothing and does not wait for room. Raises the same errors
-    /// as `get` for invalid arguments.
+    /// Returns an idle buffer of `n` bytes, or None if there is none. Pins nothing and does not wait for room. Raises the same
+    /// errors as `get` for invalid arguments.
     fn try_get(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<Option<Buffer>> {
         let len = size("n", n)?;
         py.detach(|| self.idle(len))
@@ -256,7 +257,7 @@ impl Pool {
     /// Pins `n` bytes now, in addition to what is held, and keeps them.
     ///
     /// Raises:
-    ///     LimitError: they exceed the limit (`max_bytes`).
+    ///     LimitError: the bytes exceed the limit (`max_bytes`).
     ///     BackendError: the driver or the kernel refused to pin memory.
     fn reserve(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<()> {
         let bytes = size("n", n)? as u64;

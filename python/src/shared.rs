@@ -202,8 +202,9 @@ struct Filling {
 
 /// A buffer of a `SharedPool` that this process fills, from `SharedPool.get`.
 ///
-/// `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `send()` passes the buffer to the trainer and returns its ticket; a
-/// buffer that is not sent becomes free when it and its views are gone. Pickling a buffer sends it, and it arrives as its ticket.
+/// `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `send()` passes the buffer to the trainer and returns its
+/// ticket. A buffer that is not sent becomes free when it and its views are gone. Pickling a buffer sends it; the receiver
+/// unpickles its ticket.
 #[pyclass(frozen, module = "pinpool")]
 pub struct SharedBuffer {
     len: usize,
@@ -248,7 +249,7 @@ impl SharedBuffer {
     ///
     /// Raises:
     ///     BufferError: the buffer has views, which could change what the trainer reads.
-    ///     ReleasedError: it was sent or released before.
+    ///     ReleasedError: the buffer was sent or released before.
     ///     PeerError: the trainer has ended or closed the shared pool.
     #[pyo3(signature = (number=0))]
     fn send<'py>(&self, py: Python<'py>, number: u64) -> PyResult<Bound<'py, PyBytes>> {

@@ -131,7 +131,8 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
     let put = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the caller's array.
         let streams = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(streams, count) } };
-        // SAFETY: torch never destroys its own streams; the owner of an ExternalStream keeps it, as torch's allocator requires too.
+        // SAFETY: torch never destroys its own streams; the owner of an ExternalStream keeps it, as torch's allocator requires
+        // too.
         let fences =
             streams.iter().map(|stream| unsafe { stream.as_raw() }.record_fence()).collect::<Result<Vec<_>, _>>();
         let warn = |why: &pinpool::Error| {

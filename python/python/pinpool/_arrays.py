@@ -13,16 +13,18 @@ def record_stream(batch: Any, stream: Any) -> None:
     """Delays the reuse of the memory of `batch` until all work enqueued on `stream` so far has completed.
 
     Call it after each asynchronous copy and before the batch is dropped, with the stream of the copy. Unlike torch's
-    `Tensor.record_stream`, it covers only the work that is already enqueued: a call before the copy does not protect the memory.
+    `Tensor.record_stream`, it covers only the work that is already enqueued, so a call before the copy does not protect the
+    memory.
 
         inputs = images.to("cuda", non_blocking=True)
         pinpool.record_stream(images, torch.cuda.current_stream())
 
     Args:
-        batch: an array or tensor over a buffer of a pool: from `pool.empty`, a batch, `torch.from_dlpack(buf)` or `np.asarray(buf)`,
-            or a view of one. One call covers all arrays of the same buffer. Also a dict, list or tuple of them, in which other values and
-            host memory outside pools are ignored: arrays within other objects, such as dataclasses, need calls of their own. Empty arrays
-            are ignored. Also a `Batch` of `pinpool_loader.Loader`.
+        batch: an array or tensor over a buffer of a pool (from `pool.empty`, a batch, `torch.from_dlpack(buf)` or
+            `np.asarray(buf)`), or a view of such an array. One call covers all arrays of the same buffer. `batch` may also be a
+            `Batch` of `pinpool_loader.Loader`, or a dict, list or tuple of arrays. Other values in these containers, empty
+            arrays, and host memory outside pools are ignored. Arrays within other objects, such as dataclasses, need separate
+            calls.
         stream: as for `Buffer.record_stream`.
 
     Raises:

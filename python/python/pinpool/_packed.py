@@ -24,8 +24,8 @@ live_pools: weakref.WeakSet[SharedPool] = weakref.WeakSet()
 class Packed:
     """A batch that `SharedPool.collate` or `SharedPool.pack` has sent: the ticket of its buffer and the positions of its arrays.
 
-    `shared.unpack(packed)` returns the batch, and `shared.batches(loader)` unpacks all batches of a loader. Its buffer becomes free if the
-    object is dropped in the trainer without being unpacked.
+    `shared.unpack(packed)` returns the batch, and `shared.batches(loader)` unpacks all batches of a loader. If the object is
+    dropped in the trainer without being unpacked, its buffer becomes free.
     """
 
     __slots__ = ("_is_received", "_oversized", "_tree", "ticket")

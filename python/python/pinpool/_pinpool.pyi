@@ -39,11 +39,11 @@ class Buffer:
         array = np.asarray(buf).view(np.float32)    # also np.frombuffer(buf, np.float32) and memoryview(buf)
         tensor = torch.from_dlpack(buf)             # uint8, one dimension
 
-    These are writable views without a copy. The memory returns to the pool after `release()`, the end of `with`, or when the object
-    is garbage-collected, but never before the last view is gone and the work on the recorded streams has completed.
+    These are writable views without a copy. The memory returns to the pool after `release()`, at the end of `with`, or when the
+    object is garbage-collected, but never before the last view is gone and the work on the recorded streams has completed.
 
-    `np.ndarray(shape, buffer=buf)` and `torch.frombuffer(buf)` make views that the pool cannot count: pass `memoryview(buf)` to them. A
-    buffer cannot be pickled.
+    `np.ndarray(shape, buffer=buf)` and `torch.frombuffer(buf)` make views that the pool cannot count. Pass `memoryview(buf)` to
+    them instead. A buffer cannot be pickled.
     """
 
     def __len__(self) -> int:
@@ -56,8 +56,8 @@ class Buffer:
         """Address of the first byte, aligned to a page. The pool cannot track copies started from it: call `record_stream`."""
     @property
     def is_pinned(self) -> bool:
-        """True if the driver pinned the memory, so that copies can be asynchronous: on the backends vmm, register and cuda, except for
-        buffers beyond the limit with `on_full="pageable"`. torch's `tensor.is_pinned()` says the same.
+        """True if the driver pinned the memory, so that copies can be asynchronous. This is so on the backends vmm, register and
+        cuda, except for buffers beyond the limit with `on_full="pageable"`. torch's `tensor.is_pinned()` returns the same value.
         """
     @property
     def numa_node(self) -> int | None:
@@ -69,8 +69,8 @@ class Buffer:
     def views(self) -> int:
         """Number of views: memoryviews, arrays and tensors through the buffer protocol or DLPack, and objects derived from them."""
     def release(self, stream: _Stream | None = None) -> None:
-        """Releases the buffer. Its memory returns to the pool once the work already enqueued on `stream` and on the recorded streams has
-        completed.
+        """Releases the buffer. Its memory returns to the pool once the work already enqueued on `stream` and on the recorded streams
+        has completed.
 
         A second call does nothing.
 
@@ -84,19 +84,20 @@ class Buffer:
     def record_stream(self, stream: _Stream) -> None:
         """Delays the reuse of the memory until all work enqueued on `stream` so far has completed. The buffer stays in use.
 
-        Call it after each asynchronous copy that another library starts from the buffer. Unlike torch's `Tensor.record_stream`, it covers
-        only the work that is already enqueued: a call before the copy does not protect the memory.
+        Call it after each asynchronous copy that another library starts from the buffer. Unlike torch's `Tensor.record_stream`,
+        it covers only the work that is already enqueued, so a call before the copy does not protect the memory.
 
         Args:
-            stream: a stream of torch, CuPy or Numba, an object with `__cuda_stream__`, or a CUDA stream handle as an int. Handles 0 and
-                1 (legacy) belong to the current context, 2 also to the calling thread: call on the thread that enqueued the copy.
+            stream: a stream of torch, CuPy or Numba, an object with `__cuda_stream__`, or a CUDA stream handle as an int. Handles
+                0 and 1 (legacy) belong to the current context, and 2 also to the calling thread, so call on the thread that
+                enqueued the copy.
 
         Raises:
             TypeError, ValueError: `stream` is not a stream. The call has no effect.
             BackendError: there is no CUDA driver, so no copy can run on a stream.
-            DeviceError, RequestError: the driver refuses the stream, or it captures a graph. It is unknown when its work completes, so the
-                memory is leaked: never reused, and counted in `stats()["memory"]["quarantined"]`. If the device refused, a later call with
-                the same stream may succeed.
+            DeviceError, RequestError: the driver refuses the stream, or the stream captures a graph. The end of its work is
+                unknown, so the memory is never reused, and is counted in `stats()["memory"]["quarantined"]`. If the driver
+                refused the stream, a later call with the same stream may succeed.
             ReleasedError: the buffer was released.
         """
     def __enter__(self) -> Self: ...
@@ -123,12 +124,12 @@ class Pool:
         with pool.get(4096) as buf:
             np.asarray(buf)[:] = 7
 
-    Threads may share a pool. It belongs to one process: in a forked child requests and `reserve` raise ForkError and statistics
-    are 0, so create another pool there.
+    Threads may share a pool. A pool belongs to one process. In a forked child requests and `reserve` raise ForkError and
+    statistics are 0: create another pool there.
 
-    A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its default.
-    Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or `float("inf")` means no
-    limit.
+    A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its
+    default. Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or
+    `float("inf")` means no limit.
 
     Args:
         name: name of the pool in log lines and reports.
@@ -137,15 +138,16 @@ class Pool:
             the cgroup or machine, at most what is free, shared by all pools of the process with this default).
         reserve: bytes pinned at the start and kept.
         max_idle_bytes: maximum number of bytes in idle buffers and free memory.
-        ledger: name of a limit shared by all processes of this user and host that give it, such as the job's id; or "auto": all
-            torchrun ranks (not with LOCAL_WORLD_SIZE=1) and Ray processes share one limit, across jobs.
-        wait: how long a request waits when the pool is full (default 30 s; 100 ms with `on_full="pageable"`, 0 under "tensorflow").
+        ledger: name of a limit, such as the job's ID, that all processes of this user and host with the same name share. With
+            "auto" all torchrun ranks (not with LOCAL_WORLD_SIZE=1) and Ray processes share one limit, across jobs.
+        wait: how long a request waits when the pool is full (default 30 s; 100 ms with `on_full="pageable"`, 0 under
+            "tensorflow").
         on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
         reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
         backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
-        device: GPU that copies use: a number, "cuda:1" or a torch.device. The default is the GPU that the process uses already, else 0.
-            Under torchrun, call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`; `pinpool.torch.install`
-            chooses the rank's GPU.
+        device: GPU that copies use: a number, "cuda:1" or a torch.device. The default is the GPU that the process already uses,
+            or else 0. Under torchrun, call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`;
+            `pinpool.torch.install` chooses the rank's GPU itself.
         numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
         idle_timeout: how long idle memory stays pinned (default 60 s).
         trace: path of a recording for the command `pinpool`.
@@ -158,8 +160,8 @@ class Pool:
         hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
         growth: whether the pool may pin more than its reserve (the default).
         zero: whether buffers are zeroed before reuse (default False).
-        maintenance_thread: whether a thread detects completed copies and releases idle memory (the default). Without it, call `maintain()`
-            periodically.
+        maintenance_thread: whether a thread detects completed copies and releases idle memory (the default). Without it, call
+            `maintain()` periodically.
 
     Raises:
         SettingError: a setting is invalid, or two settings contradict each other.
@@ -211,8 +213,8 @@ class Pool:
             ForkError: the pool belongs to the parent of this process.
         """
     def try_get(self, n: _Size) -> Buffer | None:
-        """Returns an idle buffer of `n` bytes, or None if there is none. Pins nothing and does not wait for room. Raises the same errors
-        as `get` for invalid arguments.
+        """Returns an idle buffer of `n` bytes, or None if there is none. Pins nothing and does not wait for room. Raises the same
+        errors as `get` for invalid arguments.
         """
     def aget(self, n: _Size, *, timeout: _Time | None = None) -> Coroutine[Any, Any, Buffer]:
         """`get` for asyncio: `buf = await pool.aget(n)`. Raises the same errors.
@@ -275,7 +277,7 @@ class Pool:
         """Pins `n` bytes now, in addition to what is held, and keeps them.
 
         Raises:
-            LimitError: they exceed the limit (`max_bytes`).
+            LimitError: the bytes exceed the limit (`max_bytes`).
             BackendError: the driver or the kernel refused to pin memory.
         """
     def wait_reserved(self, timeout: _Time | None = None) -> bool:
@@ -311,8 +313,9 @@ class Pool:
 class SharedBuffer:
     """A buffer of a `SharedPool` that this process fills, from `SharedPool.get`.
 
-    `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `send()` passes the buffer to the trainer and returns its ticket; a
-    buffer that is not sent becomes free when it and its views are gone. Pickling a buffer sends it, and it arrives as its ticket.
+    `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `send()` passes the buffer to the trainer and returns its
+    ticket. A buffer that is not sent becomes free when it and its views are gone. Pickling a buffer sends it; the receiver
+    unpickles its ticket.
     """
 
     def __len__(self) -> int:
@@ -328,7 +331,7 @@ class SharedBuffer:
 
         Raises:
             BufferError: the buffer has views, which could change what the trainer reads.
-            ReleasedError: it was sent or released before.
+            ReleasedError: the buffer was sent or released before.
             PeerError: the trainer has ended or closed the shared pool.
         """
     def release(self) -> None:

@@ -41,10 +41,11 @@ class SharedPool:
         for images, labels in shared.batches(loader):
             ...
 
-    Create it in the trainer, which pins the memory once. It is passed to `multiprocessing` workers like any object (fork, spawn or
-    forkserver), as an argument, in a `functools.partial`, or as an attribute of a dataset: workers receive a descriptor of the memory,
-    not its bytes. A module-level function cannot refer to it with spawn or forkserver (the default from Python 3.14). A worker that
-    attaches it raises glibc's thresholds for returning freed memory to the kernel (`mallopt`), so its heap may stay larger.
+    Create the shared pool in the trainer, which pins the memory once. Pass it to `multiprocessing` workers like any object (fork,
+    spawn or forkserver): as an argument, in a `functools.partial`, or as an attribute of a dataset. Workers receive a descriptor
+    of the memory, not its bytes. With spawn or forkserver (the default from Python 3.14) a module-level function cannot refer to
+    the shared pool. A worker that attaches a shared pool raises glibc's thresholds for returning freed memory to the kernel
+    (`mallopt`), so the worker's heap may stay larger.
 
     Args:
         buffer_bytes: length of each buffer: bytes, or text such as "40MiB". A longer batch is pickled and copied, with a warning.
@@ -201,7 +202,8 @@ class SharedPool:
         return self._trainer().next(timeout)
 
     def next_from_dead_worker(self) -> tuple[int, _pinpool.Buffer] | None:
-        """Returns a buffer (and its number) sent by a worker that has ended, because its ticket may be lost, or None."""
+        """Returns a buffer that a worker sent before it ended, and its number, or None. The ticket of such a buffer may be lost.
+        """
         return self._trainer().next_from_dead_worker()
 
     def unpack(self, packed: Packed) -> Any:
@@ -217,8 +219,8 @@ class SharedPool:
     def batches(self, loader: Iterable[Packed]) -> Batches:
         """Returns the unpacked batches of a DataLoader with `collate_fn=shared.collate`; each `for` is an epoch.
 
-        Only one loader at a time may use a shared pool. When a `for` ends, also by `break` or an exception, unreceived buffers become
-        free; with `persistent_workers=True`, at the next `for`.
+        Only one loader at a time may use a shared pool. When a `for` ends, also by `break` or an exception, unreceived buffers
+        become free. With `persistent_workers=True` they become free at the next `for`.
 
         The `for` raises LimitError if the program keeps so many batches that fewer than `num_workers * prefetch_factor` buffers are
         left for the workers.
@@ -357,7 +359,7 @@ def _unpickle(passed, library):
 def _keep_freed_memory(nbytes: int) -> None:
     """Makes malloc keep freed memory of about two batches of `nbytes`.
 
-    Otherwise it returns the memory to the kernel after each batch, and the kernel clears every page again for the next batch.
+    Otherwise malloc returns the memory to the kernel after each batch, and the kernel clears every page again for the next batch.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -92,15 +92,15 @@ class Loader(Generic[T]):
         for batch in loader:
             train(batch.field("jpg"), batch.labels)
 
-    A file is a sample. The members of a `.tar` file are samples too: those that share a name up to the first dot are the fields of one
-    sample (WebDataset). Each `for` is a new pass over `epochs` epochs, also after `break`.
+    Each file is a sample. In a `.tar` file, the members that share a name up to the first dot are the fields of one sample
+    (WebDataset). Each `for` is a new pass over `epochs` epochs, also after a `break`.
 
     Args:
         paths: a file or directory, or several, also with patterns and braces: "shards/*.tar", "train-{000..146}.tar". A `.tar` or
             `.safetensors` file is opened if it is named or in a directory of only such files. Compressed files are refused.
         batch_size: maximum number of samples per batch.
-        batch_bytes: maximum number of bytes per batch, or text such as "16MiB" (the default if `batch_size` is not given either). A longer sample
-            comes in parts.
+        batch_bytes: maximum number of bytes per batch, or text such as "16MiB" (the default if `batch_size` is not given either).
+            A longer sample comes in parts.
         threads: number of threads that read and decode (default: one per core; if the process may use all cores, divided by
             `LOCAL_WORLD_SIZE`).
         prefetch: batches read ahead (default: two per thread).
@@ -110,19 +110,20 @@ class Loader(Generic[T]):
             `world_size`-th sample, from number `rank` on.
         drop_last: leaves out incomplete batches, so that all ranks have the same number of batches.
         even: repeats a few samples, as DistributedSampler does, so that all ranks have the same number of batches. In validation,
-            repeated samples count twice in metrics. With neither, ranks may have different numbers, which hangs DDP.
+            repeated samples count twice in metrics. With neither `drop_last` nor `even`, ranks may have different numbers of
+            batches, which makes DDP hang.
         epochs: epochs of one `for`.
-        state: a result of `state_dict()`, after which the first `for` continues.
+        state: a result of `state_dict()`. The first `for` continues after that position.
         pool: pool of the batches, by default a new `pinpool.Pool(name="loader")`.
         containers: whether to open all `.tar` and `.safetensors` files in directories.
         decode: images by field name (the suffix of a plain file): `{"jpg;png": pinpool_loader.Image(224, 224)}` makes
             `batch.field("jpg")` one uint8 array of shape (n, 224, 224, 3). Needs `batch_size`.
         labels: field with the label, such as "cls". By default the label of a plain file is the index of its directory in `classes`.
         label_type: function from the text of the field, or the name of the directory, to the label (default for `labels`: int).
-        map: function of a batch; the `for` yields its results, in order, instead of batches. `batch.rng()` is its source of random
-            numbers.
-        map_threads: number of threads that run `map` ahead of the loop. They run one at a time except in calls that release the GIL, as many of
-            NumPy and torch do.
+        map: function that takes a batch. The `for` yields its results, in order, instead of batches. The function should take
+            random numbers from `batch.rng()`.
+        map_threads: number of threads that run `map` ahead of the loop. They run one at a time, except in calls that release the
+            GIL, as many calls of NumPy and torch do.
         on_error: "raise", or "skip" to leave out samples that cannot be read and list them in `failures`.
 
     Raises:
@@ -260,7 +261,7 @@ class Loader(Generic[T]):
         return list(self._failed)
 
     def __len__(self) -> int:
-        """Number of batches of the current `for`, or else of the next one, from its first epoch on also if a state is resumed."""
+        """Number of batches of the current `for`, or else of the next one, counted from its first epoch even if a state is resumed."""
         first, end = self._epochs_of_pass()
         return sum(self._files.batches(epoch) for epoch in range(first, end))
 

@@ -7,11 +7,11 @@ From then on `pin_memory=True`, `Tensor.pin_memory()` and every library that req
 records each non-blocking copy, and the pool reuses a block only after these copies. `torch.cuda.host_memory_stats()` shows the pool, and
 from torch 2.15 on memory snapshots show its blocks in use and their history.
 
-The C++ interface of torch's host allocator differs between versions of torch. Wheels contain `host_allocator.cpp`, which implements it,
-compiled for the versions known when `build_wheels.sh` built them. Otherwise, and always after an installation from a clone, the first
-call compiles it (about 10 s) and keeps it in torch's extension cache (`TORCH_EXTENSIONS_DIR`). This needs a C++ compiler and
-`pip install ninja setuptools` (the extra `torch`), but no CUDA toolkit. If a compilation was killed, delete the file `lock` in its folder there, because torch
-waits for that file to disappear.
+The C++ interface of torch's host allocator differs between versions of torch; `host_allocator.cpp` implements it. Wheels contain
+this file compiled for the versions known when `build_wheels.sh` built them. For other versions, and after an installation from a
+clone, the first call compiles the file (about 10 s) and keeps the result in torch's extension cache (`TORCH_EXTENSIONS_DIR`).
+This needs a C++ compiler and `pip install ninja setuptools` (the extra `torch`), but no CUDA toolkit. If a compilation was
+killed, delete the file `lock` in its folder of the cache, because torch waits for that file to disappear.
 
 The pool does not serve memory requested while a CUDA graph is captured (torch keeps it with the graph), memory pinned before `install`,
 and memory that other libraries register with `cudaHostRegister`.
@@ -59,14 +59,16 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
 
     Args:
         pool: a `pinpool.Pool`; by default a new one.
-        settings: settings of a new `pinpool.Pool`, with other defaults: `max_bytes` is three quarters of the memory of the cgroup or
-            machine, divided by `LOCAL_WORLD_SIZE` (a log line states it), so several processes of a launcher that does not set this
-            variable need `max_bytes`; with `PINPOOL_LEDGER` or `PINPOOL_PRESET` it is `Pool`'s default; `backend` is "gpu" (with
-            `on_full="pageable"` a full pool still gives pageable memory); `device` is torch's current GPU if torch has started CUDA, else the GPU of `LOCAL_RANK`, else 0.
+        settings: settings of a new `pinpool.Pool`, with other defaults. `max_bytes` is three quarters of the memory of the cgroup
+            or machine, divided by `LOCAL_WORLD_SIZE`; a log line states it. If a launcher starts several processes without this
+            variable, set `max_bytes`. With `PINPOOL_LEDGER` or `PINPOOL_PRESET`, `max_bytes` has the default of `Pool`. `backend`
+            is "gpu"; with `on_full="pageable"` a full pool still returns pageable memory. `device` is torch's current GPU if
+            torch has started CUDA, else the GPU of `LOCAL_RANK`, else 0.
 
     Raises:
         ImportError: torch cannot be imported.
-        PinpoolError: torch is older than 2.11, built for ROCm or without a CUDA allocator; or a pool is installed, or tensors use the last one.
+        PinpoolError: torch is older than 2.11, built for ROCm or without a CUDA allocator; a pool is already installed; or
+            tensors still use the last pool.
         BackendError: no GPU backend works, or the allocator does not compile.
         TypeError, SettingError: both a pool and settings are given, or a setting is unknown or invalid.
     """
@@ -91,8 +93,8 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
 def uninstall() -> int:
     """Makes torch's own allocator serve later requests. Returns the number of blocks of the pool that are still in use.
 
-    While there are such blocks, pinpool's allocator stays installed and forwards requests to torch's, because it tracks the copies
-    of the blocks. Call `uninstall` again later to remove it. If no block of a pool is left, it returns 0.
+    While there are such blocks, pinpool's allocator stays installed and forwards requests to torch's allocator, because it tracks
+    the copies of the blocks. Call `uninstall` again later to remove it. The result is 0 once no block of a pool is left.
     """
     global _installed
     with _lock:

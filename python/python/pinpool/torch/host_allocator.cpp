@@ -10,8 +10,8 @@
 // pinpool_torch_functions and CUDA only through torch's device guard, so a C++ compiler suffices to build it for the installed
 // version of torch. The oldest is 2.11; history and segments came with 2.15.
 //
-// Locks: one for `blocks_` and one for `captures_`. Neither is held during another lock, or a call of the pool or of torch's allocator;
-// torch's filters of captures are called under the second.
+// Locks: one for `blocks_` and one for `captures_`. Neither is held while another lock is taken, or during a call of the pool or
+// of torch's allocator. torch's filters of captures are called under the second lock.
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -33,14 +33,15 @@
 namespace {
 
 constexpr auto kDevice = c10::DeviceType::CUDA;
-// torch's own allocator registers with priority 0, and of equal priorities the later registration wins.
+// torch's own allocator registers with priority 0. Of two registrations with equal priority the later one wins.
 constexpr uint8_t kPriority = 0;
 
 } // namespace
 
 extern "C" {
 
-// Totals since the pool was created; of `held_*` the current values, of `_peak`, `_max` and `_min` the extremes.
+// `held_bytes` and `held_buffers` are current values. Fields with `_peak`, `_max` or `_min` are extremes since the pool was
+// created, all other fields are totals since then.
 struct pinpool_torch_totals {
   int64_t held_bytes, held_bytes_peak, pinned_bytes, unpinned_bytes;
   int64_t held_buffers, pinned_buffers, unpinned_buffers;
@@ -58,8 +59,8 @@ struct pinpool_torch_functions {
   void* pool;
   // Writes the block and its address and returns 0, or writes an error text and returns another number.
   int (*get)(void* pool, size_t bytes, void** block, void** address, char* error, size_t error_bytes);
-  // Releases a block, which is reused after the work enqueued on these streams. Returns 0, or another number if the driver refuses a
-  // stream; then the caller keeps the block.
+  // Releases a block, which is reused after the work enqueued on these streams. Returns 0. If the driver refuses a stream,
+  // returns another number, and the caller keeps the block.
   int (*put)(void* block, const pinpool_torch_stream* streams, size_t count);
   void (*trim)(void* pool);
   void (*totals)(void* pool, pinpool_torch_totals* totals);
@@ -396,7 +397,7 @@ class HostAllocator final : public at::HostAllocator {
  private:
   using Blocks = std::map<void*, Block>;
 
-  // Returns false after `pass_on`: `uninstall` may have counted the blocks already, and then nothing would track this one.
+  // Returns false after `pass_on`: `uninstall` may have counted the blocks already, so nothing would track this block.
   bool add(Block block, void* address) {
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
     if (passes_on()) {
@@ -575,8 +576,8 @@ int pinpool_torch_install(const pinpool_torch_functions* functions, char* error,
   }
 }
 
-// From now on torch's own allocator serves all requests. Returns the number of blocks in use. While there are any, this allocator
-// stays installed and forwards requests, because it tracks the streams of the blocks.
+// From now on torch's own allocator serves all requests. Returns the number of blocks in use. While there are such blocks, this
+// allocator stays installed and forwards requests, because it tracks the streams of the blocks.
 size_t pinpool_torch_uninstall() {
   auto* allocator = installed.load(std::memory_order_acquire);
   if (allocator == nullptr) {
