@@ -30,7 +30,7 @@ const PHRASES: &[(&str, &str, usize, usize)] = &[
     ("where none", "if none", 0, 0),
     ("where that", "if that", 0, 1),
     ("where a", "if a", 0, 5),
-    ("of which", "a second sentence", 0, 7),
+    ("of which", "a second sentence", 0, 6),
     ("whose", "with", 1, 5),
     ("in vain", "timed out", 0, 0),
     ("anew", "again", 0, 0),

@@ -5,19 +5,19 @@
 //!   one step                                     ^^^^ <──────────────── move
 //! ```
 //!
-//! The target is where a request would be placed (policy-R5), so the request does not have to remap the granules that a step
-//! has already remapped. Granules come from the smallest holes first, and none from the hole that is being made longer.
+//! The target is where a request would be placed (policy-R5), so the request does not have to remap the granules that a step has
+//! already remapped. Granules are taken from the smallest holes first, and never from the hole that is being extended.
 
 use super::extent::{Extent, first_bytes};
 use super::grow::pair;
 use super::plan::Plan;
 use super::{Arena, GrowthMode, HoleSet};
 
-/// A step moves at most this many granules in a small pool, so that it holds few in transit; and a request that lacks no more
-/// granules remaps them itself.
+/// A step in a small pool moves at most this many granules, so that few are in transit. A request that lacks no more granules
+/// than this remaps them itself.
 const STEP_GRANULES: u64 = 2;
 
-/// In a large pool a step moves up to this many, since each call has a fixed cost, if that is no more than one part in
+/// A step in a large pool moves up to this many granules, since each call has a fixed cost, but no more than one part in
 /// `TRANSIT_SHARE` of what is committed.
 const LONG_STEP_GRANULES: u64 = 32;
 const TRANSIT_SHARE: u64 = 128;
@@ -54,7 +54,7 @@ impl Arena {
         (!steps.is_empty()).then(|| self.plan(None, steps, idle_before))
     }
 
-    /// The uncommitted runs that the standing hole lacks, all of one size of granules, and the extent from which nothing is
+    /// The uncommitted runs that the compaction target lacks, all with granules of one size, and the extent from which nothing is
     /// to be moved.
     fn standing_hole(&self, wanted_bytes: u64) -> Option<(Vec<Extent>, Extent)> {
         let GrowthMode::Granules(smallest_bytes) = self.growth else { return None };
@@ -93,7 +93,7 @@ impl Arena {
         found
     }
 
-    /// The first `bytes` of `targets`, of each the end that touches a hole.
+    /// The first `bytes` of `targets`. A target is cut so that the end that touches a hole remains.
     fn beside_holes(&self, targets: Vec<Extent>, bytes: u64) -> Vec<Extent> {
         let holes = &self.holes[HoleSet::Shared as usize];
         let mut left = bytes;

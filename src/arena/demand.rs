@@ -8,13 +8,13 @@
 //!   1,024 misses in a row that find a ghost                 sizes recur again
 //! ```
 //!
-//! A ghost is the size of a buffer that has returned and would still be in one hole if no other buffer had been carved since: the
-//! newest sizes, as far as the holes have bytes for them (a "ghost list" of ARC). If a miss finds a ghost of its size, keeping
-//! the buffer would have made the miss a hit. If it finds none although free and idle bytes suffice, then keeping buffers of other
-//! sizes does not help, and merging them does.
+//! A ghost is the size of a returned buffer that would still be in one hole if no other buffer had been carved since. The ghosts
+//! are the newest sizes, as far as the holes have bytes for them (as in the "ghost list" of ARC). If a miss finds a ghost of its
+//! size, keeping the buffer would have made the miss a hit. If a miss finds no ghost although free and idle bytes suffice, then
+//! keeping buffers of other sizes does not help, and merging them does.
 //!
-//! A growth commits more than its buffer needs. A miss that this would have sufficed for belongs to the growth and does not
-//! count, since none of the sizes of a program has returned while it starts.
+//! A growth commits more than its buffer needs. A miss that this surplus would have served belongs to the growth and does not
+//! count, since no buffer has returned yet while a program starts.
 //!
 //! A program that changes from some fixed sizes to others can still make sizes vary. Its large buffers are then merged, so each
 //! of its requests misses and finds a ghost. Many such misses in a row show that its sizes recur.
@@ -113,8 +113,8 @@ impl Demand {
         self.surplus_bytes += bytes;
     }
 
-    /// A request for `bytes` missed while `held_bytes` were committed. Returns whether this is no sign of varied sizes: a buffer of
-    /// this size has returned, or a growth committed the bytes in advance.
+    /// A request for `bytes` missed while `held_bytes` were committed. Returns whether this is no sign of varied sizes: a buffer
+    /// of this size has returned, or a growth committed the bytes in advance.
     pub(crate) fn missed(&mut self, bytes: u64, held_bytes: u64, now_us: u64) -> bool {
         self.missed.record_largest(bytes, now_us);
         self.held.record_largest(held_bytes, now_us);

@@ -1,9 +1,9 @@
 //! Discrete regions (policy-R11): which hole a buffer gets, and how large the next region is.
 //!
-//! A region cannot be released or replaced while it contains a buffer, so the order of policy-R11 lets regions become empty:
-//! long-lived buffers gather in old regions. The tightest hole of all would keep every region partly in use: in replays of
-//! scaled sizes the worst peak is 3.5 times the requested bytes, and 1.9 times with this order. A region that replaces others is
-//! not cut to whole buffers, since the rest would have to be committed again for the next buffer.
+//! A region cannot be released or replaced while it contains a buffer. The order of policy-R11 lets regions become empty, because
+//! long-lived buffers gather in old regions. If each buffer got the tightest hole of all regions, every region would stay partly
+//! in use: in replays of scaled sizes the worst peak is then 3.5 times the requested bytes, and 1.9 times with this order. A
+//! region that replaces others is not cut to whole buffers, since the rest would have to be committed again for the next buffer.
 //!
 //! - **discrete-I1**: `by_region` has the holes that are not a whole region, `longest` the longest of each region in
 //!   `by_region`, by ascending number.
@@ -25,15 +25,15 @@ const GROWTH_SHARE: u64 = 8;
 const MANY_BUFFERS: u64 = 8;
 const MANY_BYTES_MAX: u64 = 16 << 20;
 
-/// A region of large buffers holds at least this many of the largest requested size, unless they exceed
-/// `SEVERAL_BYTES_MAX`: if sizes vary, a region for one size would serve few of the next requests.
+/// A region of large buffers holds at least this many buffers of the largest requested size, unless they exceed
+/// `SEVERAL_BYTES_MAX`. If sizes vary, a region for one size would serve few of the next requests.
 const SEVERAL_LARGEST: u64 = 4;
 const SEVERAL_BYTES_MAX: u64 = 44 << 20;
 
-/// The bytes of the next region for buffers of `class_bytes`, in whole buffers. The other regions of its set hold
-/// `held_bytes`; at most `limit_bytes` may be committed, and no more than `step_bytes` at once, unless a buffer or several
-/// of `largest_bytes` need it. If it replaces empty regions of `replaced_bytes`, it has at least that many bytes, uncut.
-/// `None`: no buffer fits.
+/// The bytes of the next region for buffers of `class_bytes`, in whole buffers; `None` if no buffer fits. The other regions of
+/// the set hold `held_bytes`. At most `limit_bytes` may be committed, and no more than `step_bytes` at once, unless one buffer,
+/// or several of `largest_bytes`, need more. A region that replaces empty regions of `replaced_bytes` has at least that many
+/// bytes, and is not cut to whole buffers.
 pub(super) fn region_bytes(
     held_bytes: u64,
     class_bytes: u64,

@@ -74,7 +74,8 @@ impl Extent {
     }
 }
 
-/// The first `bytes` of `extents`, in their order. The last extent of more ends where `cut` moves its end: at the edge of a granule.
+/// The first `bytes` of `extents`, in their order. If the last extent is longer than needed, it ends at the edge of a granule, to
+/// which `cut` moves its end.
 pub(super) fn first_bytes(
     extents: impl IntoIterator<Item = Extent>,
     bytes: u64,
@@ -82,7 +83,7 @@ pub(super) fn first_bytes(
 ) -> Vec<Extent> {
     let (mut left, mut extents) = (bytes, extents.into_iter());
     let mut chosen = Vec::new();
-    // Not one more than necessary is searched for.
+    // Searches for no extent that is not needed.
     while left > 0
         && let Some(extent) = extents.next()
     {
@@ -128,8 +129,8 @@ impl Grid {
         self.origin + self.sizes.up(at - self.origin)
     }
 
-    /// The whole granules of `whole` that `part` of it touches. Freeing `part`, so that it merges into `whole`, makes them
-    /// idle; taking `part` out of `whole` ends that.
+    /// The whole granules of `whole` that `part` of it touches. They become idle when `part` is freed and merges into `whole`,
+    /// and are no longer idle when `part` is taken out of `whole`.
     pub(super) fn granules_decided(self, whole: Extent, part: Extent) -> Option<Extent> {
         // Most holes are shorter than any granule.
         if whole.bytes() < self.sizes.zone_at(0).granule_bytes {

@@ -5,7 +5,7 @@
 //! | `by_len`: (length, start) | the tightest extent that fits, the lowest among equals |
 //! | `start_by_end` | the neighbors of an extent that is added |
 //!
-//! Extents are keyed by their *end*: a carve takes the low end of a hole, so the key stays.
+//! Extents are keyed by their *end*, because a carve takes the low end of a hole and leaves the key unchanged.
 //!
 //! - **extent-set-I1**: Both indices have the same extents.
 //! - **extent-set-I2**: No two extents touch or overlap; adjacent ones are merged.

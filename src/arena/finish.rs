@@ -12,10 +12,11 @@ impl Arena {
         self.planned_bytes -= plan.claim_bytes;
         let is = |step: usize, outcome| outcomes.get(step) == Some(&outcome);
         let granted = (0..plan.steps.len()).all(|step| is(step, StepOutcome::Made));
-        // What a plan without a buffer commits or moves is idle, as old as the oldest of it (policy-R13).
+        // The granules that a plan without a buffer commits or moves are idle. All get the age of the oldest of them
+        // (policy-R13).
         let oldest_us = plan.idle_before.iter().map(|run| run.since_us).min();
         let since_us = oldest_us.filter(|_| plan.buffer.is_none()).unwrap_or(now_us);
-        // What was committed of the buffer before.
+        // The part of the buffer that was committed before the plan.
         let mut rest: Vec<Extent> = plan.buffer.into_iter().collect();
         for (index, &step) in plan.steps.iter().enumerate() {
             let made = is(index, StepOutcome::Made);
@@ -40,8 +41,8 @@ impl Arena {
             self.stats.live_bytes -= plan.buffer.map_or(0, Extent::bytes);
         }
         if !granted {
-            // Granules that are idle again get their old age back, except those that failed to decommit: they are idle
-            // since now, so that they are tried again last and block no others.
+            // Granules that are idle again get their old age back. Granules that failed to decommit are idle since now, so that
+            // they are tried again last and block no others.
             let failed = plan.steps.iter().enumerate().filter(|&(index, _)| is(index, StepOutcome::Failed));
             let refused: Vec<_> = failed.filter_map(|(_, step)| step.decommitted()).collect();
             let not_refused = |run: &IdleRun| !refused.iter().any(|refused| refused.contains(run.extent));

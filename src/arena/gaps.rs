@@ -1,8 +1,8 @@
 //! The search for the placement of a buffer that needs the fewest uncommitted granules.
 //!
-//! A *gap* is a maximal free extent, committed or not: uncommitted runs and the holes that touch them, alternating. An
-//! uncommitted granule is wholly free, so there are no more gaps with uncommitted granules than uncommitted runs, however
-//! many buffers live; the search walks only those.
+//! A *gap* is a maximal free extent, committed or not, in which uncommitted runs and the holes that touch them alternate. An
+//! uncommitted granule is wholly free, so there are no more gaps with uncommitted granules than uncommitted runs, however many
+//! buffers are live. The search walks only these gaps.
 //!
 //! ```text
 //!   |live|  hole  | uncomm.  |  hole  |   uncommitted ... |
@@ -11,11 +11,11 @@
 //!                 from which the buffer just ends within the hole. No other start needs fewer granules or lies lower.
 //! ```
 //!
-//! Why these suffice: as a buffer moves up within a gap, the count of missing granules falls only when its start passes an
-//! uncommitted granule, and rises only when its end enters one. So the lowest best start is the start of the gap, a
-//! granule edge, or inside an uncommitted run the position where the buffer ends in the last granule of a hole. From any
-//! other start, one granule further up would be better, or a lower start as good. That holds among granules of one size; a
-//! buffer across two sizes may find a start that needs less, by less than a granule of the larger.
+//! These candidates suffice. As a buffer moves up within a gap, the count of missing granules falls only when the start of the
+//! buffer passes an uncommitted granule, and rises only when its end enters an uncommitted granule. So the lowest best start is
+//! the start of the gap, the edge of a granule, or, inside an uncommitted run, the position from which the buffer ends in the
+//! last granule of a hole. For any other start, a start one granule further up is better, or a lower start is as good. This holds
+//! for granules of one size. A buffer across two sizes may have a slightly better start, by less than one of the larger granules.
 
 use super::extent::{Extent, Grid};
 use super::extent_set::ExtentSet;

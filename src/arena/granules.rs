@@ -6,13 +6,14 @@
 //!   granules    4096          768          768          768          the rest
 //! ```
 //!
-//! Buffers are placed where the fewest bytes are missing and low (policy-R5), so a pool gets larger granules only once it
-//! holds much: a granule is never more than 1/256 of what lies below it. In replay, granules of 1/256 of the peak cost 0.3 %
-//! of it; granules sized by the limit cost pools that hold little of it 4 to 120 %. So a pool of 1 TiB has at most 8,180
-//! granules, and each granule is one mapping of the process. Under a limit of up to 8,192 small granules all are small; without
-//! a limit those up to 32 GiB are.
+//! Each granule is one mapping of the process. Buffers are placed low, at the position with the fewest missing bytes (policy-R5),
+//! so a pool uses larger granules only once it holds much memory: a granule is never more than 1/256 of the bytes below it. In
+//! replays, granules of 1/256 of the peak cost 0.3 % of the peak. Granules sized by the limit cost 4 to 120 % in pools that hold
+//! little of it. With these sizes a pool of 1 TiB has at most 8,180 granules. Under a limit of up to 8,192 small granules all are
+//! small; without a limit all up to 32 GiB are.
 //!
-//! A granule moves only among granules of its size. Between sizes one is decommitted and another committed.
+//! A granule is remapped only to the place of a granule of the same size. Between sizes one granule is decommitted and another is
+//! committed.
 
 use std::iter;
 

@@ -1,8 +1,8 @@
 //! Placements that must commit or remap granules first (policy-R5, policy-R7, policy-R8, policy-R11).
 //!
-//! Granules are committed in steps, in one call: the call costs the same time for one buffer as for the next few. What the
-//! buffer does not need of a step is a hole. Up to what was held lately a step is long, since the memory will be needed again;
-//! beyond that it is short, since what is left of the last step is unused at the peak.
+//! Granules are committed in steps of one call each, since a call for one buffer takes as long as a call for the next few buffers
+//! too. The part of a step that the buffer does not need becomes a hole. A step is long up to the bytes that were held lately,
+//! since they will be needed again. Beyond that a step is short, since the rest of the last step is unused at the peak.
 
 use super::discrete::region_bytes;
 use super::extent::{Extent, Grid, first_bytes};
@@ -15,9 +15,8 @@ use super::{Arena, GrowthMode, HoleSet, RangeKind};
 /// Idle granules are remapped once free bytes exceed one part in this many of the bytes in use (policy-R7).
 const SPARE_SHARE: u64 = 10;
 
-/// If granules must be committed, then one part in this many of those committed now up to what was held lately, and one in
-/// `NEW_STEP_SHARE` beyond that, as far as that is no more than `STEP_BYTES_MAX`, and no more than N times what is needed
-/// (policy-R7).
+/// If granules must be committed, a step is one part in this many of the committed bytes, up to what was held lately, and one
+/// part in `NEW_STEP_SHARE` beyond that. It is at most `STEP_BYTES_MAX`, and at most N times what is needed (policy-R7).
 const STEP_SHARE: u64 = 4;
 const NEW_STEP_SHARE: u64 = 28;
 const STEP_BYTES_MAX: u64 = 64 << 20;
@@ -28,16 +27,16 @@ const STEP_FACTOR: u64 = 9;
 pub(crate) struct GrowthLimits {
     /// Bytes that may be committed beyond those claimed now; `u64::MAX` without a limit.
     pub(crate) commit_bytes: u64,
-    /// Bytes claimed now beyond a limit that was lowered: what is decommitted makes up for these before it makes room.
+    /// Bytes claimed beyond a lowered limit. Decommitted bytes make up for these before they make room.
     pub(crate) over_bytes: u64,
-    /// Discrete regions may be decommitted now: that does not wait for the device, or nothing else makes room.
+    /// Discrete regions may be decommitted now, because that does not wait for the device, or because nothing else makes room.
     pub(crate) may_decommit_regions: bool,
     /// Longest step, and longest discrete region, that is committed at once unless a single buffer needs more. Regions are
     /// short while copies run, because committing delays them; 0 once the source has refused more than one buffer.
     pub(crate) step_bytes: u64,
-    /// The largest buffer of which regions should hold several: the largest recent miss.
+    /// The size of the largest recent miss: regions should hold several such buffers.
     pub(crate) largest_bytes: u64,
-    /// The most that was held lately: up to here steps are long.
+    /// The most bytes that were held lately. Steps up to here are long.
     pub(crate) known_bytes: u64,
 }
 
@@ -68,9 +67,9 @@ impl Arena {
         }
     }
 
-    /// Places `bytes` at an address with missing granules, and plans how to commit them. Call [`Arena::carve`] first.
-    /// From now on the bytes belong to the buffer and the granules are in transit. `None` if that would exceed the limits, even with
-    /// every idle granule remapped or decommitted.
+    /// Places `bytes` at an address with missing granules, and plans how to commit them. Call [`Arena::carve`] first. From now on
+    /// the bytes belong to the buffer and the granules are in transit. `None` if that would exceed the limits, even with every
+    /// idle granule remapped or decommitted.
     pub(crate) fn grow(&mut self, bytes: u64, limits: GrowthLimits) -> Option<Plan> {
         let plan = match self.growth {
             GrowthMode::Granules(_) => self.grow_granules(bytes, limits),
@@ -179,7 +178,7 @@ impl Arena {
             let (size, granule_bytes) = self.all_of_size(first);
             let wanted = (spare / granule_bytes * granule_bytes).max(over_limit.next_multiple_of(granule_bytes));
             let wanted = wanted.min(of_size.iter().map(|target| target.bytes()).sum());
-            // No more than are wanted: there may be thousands of idle runs.
+            // No more runs than are wanted: there may be thousands of idle runs.
             let outside = self.idle.within(size).flat_map(|run| run.extent.without(hull)).flatten();
             let remapped = first_bytes(outside, wanted, |_, end| end).into_iter().map(Extent::bytes).sum();
             (spare, over_limit) = (spare.saturating_sub(remapped), over_limit.saturating_sub(remapped));
@@ -250,7 +249,7 @@ impl Arena {
         Some(Plan { surplus_bytes: region - bytes, ..plan })
     }
 
-    /// The region that `size` gives for the most bytes for which the system holds no more than `limit_bytes`.
+    /// The largest region that `size` returns for a number of bytes with which the system holds at most `limit_bytes`.
     fn held_within(&self, limit_bytes: u64, size: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let mut within = limit_bytes;
         loop {

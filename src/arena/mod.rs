@@ -1,6 +1,6 @@
-//! The arena: bookkeeping for the address ranges behind the idle buffers. It knows which granules are committed
-//! (pinned) and where a buffer fits, and plans what to commit, remap or decommit. It works on numbers: it commits no
-//! memory, takes no lock, reads no clock, logs nothing.
+//! The arena: bookkeeping for the address ranges behind the idle buffers. It records which granules are committed (pinned), finds
+//! where a buffer fits, and plans what to commit, remap or decommit. It works on numbers only: it commits no memory, takes no
+//! lock, reads no clock, and logs nothing.
 //!
 //! ```text
 //!  virtual range 0 (large, granules of 2 MiB)
@@ -28,8 +28,8 @@
 //! - **arena-I1**: Holes, uncommitted extents, live buffers and extents in transit tile every range without overlap.
 //! - **arena-I2**: Committed bytes + bytes being committed + uncommitted bytes are the length of all ranges.
 //! - **arena-I3**: A granule is in the idle index exactly if it is wholly inside a hole of a range that is not a reserve.
-//! - **arena-I4**: `claimed_bytes` is never below what is held at any instant between a plan and its completion: what is
-//!   committed, and the overhead of its regions.
+//! - **arena-I4**: At any instant between a plan and its completion, `claimed_bytes` is at least the bytes that are held: the
+//!   committed bytes, and the overhead of their regions.
 //! - **arena-I5**: The holes of discrete regions in use, and no others, are also in `regions` of their set.
 //! - **arena-I6** (`reserve`): The reserved floor is committed, outside of the ranges of reserves.
 //! - **arena-I7**: Uncommitted extents are whole granules.

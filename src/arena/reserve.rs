@@ -1,5 +1,5 @@
-//! A reserve that is committed piece by piece (policy-R10): granules of a virtual range that are committed for no buffer, and
-//! a floor under what releases leave committed.
+//! A reserve that is committed piece by piece (policy-R10): granules of a virtual range that are committed without a buffer, and
+//! a minimum of committed bytes that releases keep (the floor).
 //!
 //! ```text
 //!   | live | hole | live |  hole  |  uncommitted ...
@@ -39,7 +39,7 @@ impl Arena {
         Ok(self.plan(None, vec![Step::Commit { extent }], Vec::new()))
     }
 
-    /// Keeps `bytes` more of what is committed outside of reserves committed from now on, as far as they exist.
+    /// From now on keeps `bytes` more of the memory outside of reserves committed, as far as so much is committed.
     pub(crate) fn keep(&mut self, bytes: u64) {
         self.kept_bytes = self.kept_bytes.saturating_add(bytes);
         self.record_kept();

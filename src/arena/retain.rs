@@ -2,8 +2,8 @@
 //! one run.
 //!
 //! A run is added when the last byte of its granules is freed, and removed when a buffer, a remap or a decommit takes it. Each
-//! run that is split or removed was added by one free, so a carve or a free is O(log n) amortised, however many granules a
-//! buffer spans. Decommitting a share of the due granules per step of time resembles the decay of jemalloc's dirty pages.
+//! run that is split or removed was added by one free, so a carve or a free takes O(log n) amortised time, however many granules
+//! a buffer spans. Each step of time decommits a share of the due granules, which resembles the decay of jemalloc's dirty pages.
 //!
 //! Reads no clock: callers pass times in microseconds.
 //!
@@ -127,8 +127,8 @@ impl Default for Retention {
 }
 
 impl Retention {
-    /// What is idle for `idle_timeout_us` goes in parts of a fifth each second, as by default; with a time shorter than these
-    /// parts take, at once.
+    /// Granules idle for `idle_timeout_us` are decommitted a fifth each second, as by default, or at once if the time is shorter
+    /// than these steps take.
     pub(crate) fn after(idle_timeout_us: Option<u64>) -> Self {
         const BRIEF_US: u64 = 10_000_000;
         let default = Self::default();
@@ -146,8 +146,8 @@ impl Retention {
         idle.longest_idle().take_while(is_due)
     }
 
-    /// The granules of `sizes` to decommit at `now_us`: their share in bytes. `None`: a run is one region, decommitted as a
-    /// whole, and counts as one.
+    /// The granules of `sizes` to decommit at `now_us`: the due share in bytes. With `None` each run is a region, which is
+    /// decommitted as a whole and counts as one.
     pub(super) fn select(&self, idle: &IdleGranules, sizes: Option<GranuleSizes>, now_us: u64) -> Vec<Extent> {
         let weight = |extent: Extent| if sizes.is_some() { extent.bytes() } else { 1 };
         let due: u64 = self.due(idle, now_us).map(|run| weight(run.extent)).sum();

@@ -22,7 +22,8 @@ impl Arena {
         self.release(selected)
     }
 
-    /// Whether [`Arena::release_due`] would return a plan, unless what is due is kept but for a part of a granule.
+    /// Whether [`Arena::release_due`] would return a plan. It may still return none if all due memory but a part of a granule is
+    /// kept.
     pub(crate) fn is_release_due(&self, now_us: u64) -> bool {
         now_us >= self.next_release_us
             && self.releasable_bytes() > 0
@@ -41,8 +42,8 @@ impl Arena {
         self.release(self.no_more_than(self.longest_idle(bytes.min(releasable_bytes)), releasable_bytes))
     }
 
-    /// A plan that decommits idle granules, the longest idle first, until `bytes` are decommitted, kept ones too: less is
-    /// kept then. For a limit that was lowered.
+    /// A plan that decommits idle granules, kept ones too, the longest idle first, until `bytes` are decommitted. Less is kept
+    /// from then on. For a lowered limit.
     pub(crate) fn release_idle_of_kept(&mut self, bytes: u64) -> Option<Plan> {
         self.release(self.longest_idle(bytes))
     }
