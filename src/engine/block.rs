@@ -6,7 +6,7 @@
 //!             └─ BlockBody: pool (its core), memory, class, buffer state
 //! ```
 //!
-//! Generic over the pool `P`, so that this module does not depend on the pool's type. Never acquires or releases memory.
+//! Generic over the pool `P`, so that nothing here depends on the pool. Never acquires or releases memory.
 //!
 //! - **block-I1**: `memory.start()` up to `class_bytes` bytes later is memory that belongs to this block alone, and `first`
 //!   is an address in it.
@@ -47,9 +47,9 @@ pub(super) struct BlockBody<P> {
     passed: u64,
     /// When the block's first use or its time in flight began, in the pool's microseconds plus one; 0 if unknown.
     since: u64,
-    /// The record of a buffer that was requested under a tag, or with a sampled call stack.
+    /// The record of a tagged or sampled request.
     holder: Option<Holder>,
-    /// The claim of the partition that the user requested the buffer from.
+    /// The claim of the user's partition.
     claim: Option<Claim>,
 }
 
@@ -156,7 +156,7 @@ impl<P> Block<P> {
         self.0.first.0.addr().get() - self.0.memory.start().addr().get()
     }
 
-    /// Returns whether this is a fast-path block (block-I2): only its length distinguishes it from an idle block.
+    /// Returns whether this is a fast-path block (block-I2).
     #[inline(always)]
     pub(crate) fn is_fast_path(&self) -> bool {
         self.0.stamp() == fork::current()
@@ -168,7 +168,7 @@ impl<P> Block<P> {
         self.0.is_of(shard)
     }
 
-    /// Makes this a fast-path block in fork generation `generation`. No copy may use it, and nothing may be recorded on it.
+    /// Makes this unused block a fast-path block in fork generation `generation`.
     pub(super) fn make_fast_path(&mut self, generation: u32) {
         self.begin(0, 0);
         self.0.set_stamp(generation);
@@ -201,20 +201,20 @@ impl<P> Block<P> {
         &self.0.copy_fences
     }
 
-    /// For copies that are recorded through a shared borrow. From now on this is not a fast-path block.
+    /// For copies that are recorded through a shared borrow. Ends the fast path of the block.
     #[cfg(feature = "cuda")]
     pub(crate) fn shared_fences(&self) -> &CopyFences {
         self.end_fast_path();
         &self.0.copy_fences
     }
 
-    /// From now on this is not a fast-path block.
+    /// Ends the fast path of the block.
     pub(crate) fn copy_fences_mut(&mut self) -> &mut CopyFences {
         self.end_fast_path();
         &mut self.0.copy_fences
     }
 
-    /// From now on this is not a fast-path block.
+    /// Ends the fast path of the block.
     fn end_fast_path(&self) {
         self.0.set_stamp(NOT_FAST_PATH);
         self.0.close_to_fast_path();
@@ -243,7 +243,7 @@ impl<P> Block<P> {
         self.0.claim.take()
     }
 
-    /// Returns whether a time is recorded: the block was made by a miss for its present user, or is in flight.
+    /// Returns whether a miss made the block for its present user, or it is in flight.
     pub(super) fn has_begun_time(&self) -> bool {
         self.0.since > 0
     }

@@ -5,8 +5,8 @@
 //! | `tensorflow` | `tensorflow.rs` | oldest of the class first | oldest of all first | one |
 //! | `adaptive` | `thread_cache` | newest of the class first | oldest of all first | one per shard |
 //!
-//! One structure cannot serve both: TensorFlow's order is one list for the whole pool, and maintaining it costs every return
-//! a lock that all threads share. `tensorflow` enforces the limit on idle buffers at each return; `adaptive` at the next miss, slow
+//! One structure cannot serve both: TensorFlow's order is one list for the whole pool, and maintaining it costs every return a
+//! lock that all threads share. `tensorflow` enforces the limit on idle buffers at each return; `adaptive` at the next miss, slow
 //! return or tick.
 //!
 //! Generic over the buffer, so that tests use integers. Owns the counts of hits, returns and evictions, and the limit.

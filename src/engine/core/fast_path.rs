@@ -6,15 +6,15 @@
 //!   REFERENCES  has a destructor: one reference for each         Arc<Core>            Arc<Core>
 //! ```
 //!
-//! A hit compares its pool with the pools in `CACHED`, and a return compares the shard that may keep its buffer (block-I3) with the
-//! shards. So neither counts a reference or computes an index. There are two entries, for a thread that alternates between two
-//! pools. If another thread took the buffer, its return finds the pool by the block, and pushes the block to the
-//! shard of that thread, where the next hit takes it. The slow paths fill the entries and check everything.
+//! A hit compares its pool with the pools in `CACHED`, and a return compares the shard that may keep its buffer (block-I3) with
+//! the shards. So neither counts a reference or computes an index. There are two entries, for a thread that alternates between
+//! two pools. If another thread took the buffer, its return finds the pool by the block, and pushes the block to the shard of
+//! that thread, where the next hit takes it. The slow paths fill the entries and check everything.
 //!
 //! A pool that records or samples uses the slow paths and is never cached.
 //!
-//! A return gives up its buffer's reference to the pool: another thread may take the buffer, release it and close the pool
-//! before the return has completed. So a return uses a reference of its thread. It keeps only bookkeeping alive: memory and
+//! A return gives up its buffer's reference to the pool: another thread may take the buffer, release it and close the pool before
+//! the return has completed. So a return uses a reference of its thread. That reference keeps only bookkeeping alive: memory and
 //! addresses are released when the pool closes.
 //!
 //! - **fast-path-I1**: Each entry of `CACHED` is a pool to which this thread holds a reference, in `REFERENCES` or in a
@@ -48,7 +48,7 @@ struct CachedPool {
     shard: Cell<*const OwnShard>,
 }
 
-/// The shard of no pool: neither null, which a block has that is closed to the fast path, nor the address of any shard.
+/// The shard of no pool: neither null, as in a block that is closed to the fast path, nor the address of any shard.
 const NO_SHARD: *const OwnShard = ptr::without_provenance(1);
 
 impl CachedPool {
@@ -71,7 +71,8 @@ thread_local! {
 
 impl Drop for References {
     fn drop(&mut self) {
-        // Before the references are dropped (fast-path-I1). `REFERENCES` is inaccessible from now on, so no entry is filled again.
+        // Before the references are dropped (fast-path-I1). `REFERENCES` is inaccessible from now on, so no entry is filled
+        // again.
         clear();
     }
 }
@@ -201,8 +202,8 @@ fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
 /// Wakes the head of the wait queue of `core`, which is cached at `at`.
 #[cold]
 fn wake_waiters(core: &Core, at: usize) {
-    // A waker is user code: it may return a buffer of another pool, which then replaces the entry. If the reference is not here, a
-    // `KeptCore` further up this stack has it.
+    // A waker is user code: it may return a buffer of another pool, which then replaces the entry. If the reference is not here,
+    // a `KeptCore` further up this stack has it.
     let _kept = kept_reference(at).map(|core| KeptCore(ManuallyDrop::new(core)));
     core.wake_waiters();
 }
@@ -234,7 +235,8 @@ impl KeptCore {
     /// none and counts its own reference, as does an exiting thread.
     pub(in crate::engine) fn take(block: &Block<Core>) -> Self {
         let core = block.pool();
-        // The reference of an entry may be in use further up the stack, and one of another pool in its place: compare.
+        // The reference of an entry may be in use further up the stack, with a reference to another pool in its place, so
+        // compare.
         let kept = position(Arc::as_ptr(core)).and_then(kept_reference).filter(|kept| Arc::ptr_eq(kept, core));
         Self(ManuallyDrop::new(kept.unwrap_or_else(|| core.clone())))
     }

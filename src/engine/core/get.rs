@@ -99,8 +99,8 @@ impl Core {
         None
     }
 
-    /// A block for a first attempt at `wanted`: with completed copies, or of new memory, as far as `calls` allow. While other requests
-    /// wait, only a request that fits in addition to their head searches for memory. Makes slow calls.
+    /// A block for a first attempt at `wanted`: with completed copies, or of new memory, as far as `calls` allow. While other
+    /// requests wait, only a request that fits in addition to their head searches for memory. Makes slow calls.
     pub(super) fn acquire(self: &Arc<Self>, wanted: &BlockRequest, calls: SlowCalls) -> Result<Block, Stop> {
         let class = wanted.class;
         if let Some(block) = self.take_completed(class) {

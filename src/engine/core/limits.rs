@@ -1,7 +1,7 @@
 //! The limits of a pool: `auto`, which a tick sets, and the limit that it shares with other owners.
 //!
-//! The limit `auto` is a share of the memory that the process may use. It follows the cgroup limit, and not free memory, which changes
-//! all the time and depends on the pool itself.
+//! The limit `auto` is a share of the memory that the process may use. It follows the cgroup limit, and not free memory, which
+//! changes all the time and depends on the pool itself.
 //!
 //! A shared limit: demand of the pool's requests, and releases for requests of other owners:
 //!
@@ -12,8 +12,8 @@
 //!                              └─▶ slow-path flag: a return makes room, if the others come first
 //! ```
 //!
-//! A buffer that is returned and requested again at once is never idle when the maintenance thread checks, so returns make room as
-//! well. This pool cannot claim released memory before the other owners are served (`shared_limit::shares`).
+//! A buffer that is returned and requested again at once is never idle when the maintenance thread checks, so returns make room
+//! as well. This pool cannot claim released memory before the other owners are served (`shared_limit::shares`).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -166,8 +166,8 @@ impl Core {
         self.room_was_made();
     }
 
-    /// There may be more room: the maintenance thread, or the next call of `maintain`, continues a reserve that waits for it. If the
-    /// limit `is_raised`, also one that was complete before the limit was lowered.
+    /// There may be more room: the maintenance thread, or the next call of `maintain`, continues a reserve that waits for it. If
+    /// the limit `is_raised`, also one that was complete before the limit was lowered.
     pub(super) fn resume_reserve(&self, is_raised: bool) {
         let Some(arena) = self.memory.arena() else { return };
         arena.resume_reserve(is_raised);
@@ -196,8 +196,8 @@ impl Core {
         begun.unwrap_or_else(|error| self.log.no_maintenance_thread(&error));
     }
 
-    /// The head of the queue was refused for this reason. Returns whether to try again at once: its demand was published just now, and
-    /// earlier releases notified nobody.
+    /// The head of the queue was refused for this reason. Returns whether to try again at once: its demand was published just
+    /// now, and earlier releases notified nobody.
     pub(super) fn publish_demand(&self, refusal: &Refusal, class: Class) -> bool {
         let Some(shortfall) = refusal.by_shared_limit() else {
             // Memory of other owners would not help any more.
@@ -210,14 +210,15 @@ impl Core {
 
     /// No request of this queue wants memory of other owners any more.
     pub(super) fn clear_demand(&self) {
-        // A load without a shared limit. A request that changes it meanwhile has joined the queue, and ends it.
+        // One load without a shared limit. A request that changes the demand meanwhile has joined the queue, and clears it
+        // itself.
         if self.wanted_of_shared_limit.bytes() > 0 {
             self.memory.budget.set_want(&self.wanted_of_shared_limit, 0, 0);
         }
     }
 
-    /// Asks the other pools of the process to release idle memory for a request that was refused for this reason. Returns whether it
-    /// has room now; or whether it may have, if no such `calls` may be made. Makes slow calls.
+    /// Asks the other pools of the process to release idle memory for a request that was refused for this reason. Returns whether
+    /// it has room now; or whether it may have, if no such `calls` may be made. Makes slow calls.
     pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
         let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::Held(..)));
         shared.is_some_and(|shortfall| calls == SlowCalls::None || self.memory.budget.reclaim_from_others(shortfall))
@@ -260,8 +261,8 @@ impl Core {
         None
     }
 
-    /// Calls `add`, which pins or claims `bytes` in addition to buffers. Idle memory of this pool makes room; while a shared limit
-    /// refuses, waits for other owners as a request would. Makes slow calls.
+    /// Calls `add`, which pins or claims `bytes` in addition to buffers. Idle memory of this pool makes room; while a shared
+    /// limit refuses, waits for other owners as a request would. Makes slow calls.
     pub(super) fn add_within_limits<R>(
         &self,
         bytes: u64,

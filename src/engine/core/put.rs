@@ -1,5 +1,5 @@
-//! Returns of blocks by their users and by completed copies, evictions, blocks that are never reused, and the end of a pool, after
-//! its last handle and its last block outside a copy.
+//! Returns of blocks by their users and by completed copies, evictions, blocks that are never reused, and the end of a pool,
+//! after its last handle and its last block outside a copy.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -119,8 +119,8 @@ impl Core {
         self.wake_waiters();
     }
 
-    /// Announces that a copy has begun. Requests that wait for its memory, here or in a partition, poll immediately and at short intervals
-    /// from now on.
+    /// Announces that a copy has begun. Requests that wait for its memory, here or in a partition, poll immediately and at short
+    /// intervals from now on.
     fn announce_copy(&self) {
         // Pairs with the fence in `patience`.
         fence(Ordering::SeqCst);
@@ -268,15 +268,15 @@ impl Core {
         self.lifetime.remove_block();
     }
 
-    /// Returns whether no handle is left, and a release would wait for copies, which may be stuck. An arena releases nothing before it
-    /// closes.
+    /// Returns whether no handle is left, and a release would wait for copies, which may be stuck. An arena releases nothing
+    /// before it closes.
     fn would_wait(&self) -> bool {
         let is_ending = self.lifetime.is_sealed() && self.memory.arena().is_none();
         is_ending && self.memory.source().release_waits() && self.in_flight.count() + self.memory.quarantined.get() > 0
     }
 
-    /// Releases the `evicted` block, if any, and others until the limit on idle buffers holds. Returns on the fast path do not check
-    /// it.
+    /// Releases the `evicted` block, if any, and others until the limit on idle buffers holds. Returns on the fast path do not
+    /// check it.
     pub(super) fn evict_over_limit(&self, evicted: Option<Evicted<BlockBody<Self>>>) {
         let mut evicted = evicted.or_else(|| self.idle.evict_over_limit());
         while let Some(Evicted { entry, reason, check }) = evicted {
@@ -292,7 +292,8 @@ impl Core {
         }
     }
 
-    /// Releases blocks over the limit on idle buffers or idle for too long, and lowers a limit that no request has needed for long.
+    /// Releases blocks over the limit on idle buffers or idle for too long, and lowers a limit that no request has needed for
+    /// long.
     pub(super) fn expire(&self, now_us: u64) {
         self.evict_over_limit(None);
         self.evict_all(self.idle.expire(now_us), EvictionReason::Expired);
@@ -372,8 +373,8 @@ impl Core {
         true
     }
 
-    /// Ends the pool: waits for the copies in flight, unless a wait has just found that one `is_stuck`, and abandons those that do not
-    /// end.
+    /// Ends the pool: waits for the copies in flight, unless a wait has just found that one `is_stuck`, and abandons those that
+    /// do not end.
     fn close(&self, is_stuck: bool) {
         let begun = Instant::now();
         let _have_ended = !is_stuck && self.await_copies();

@@ -1,7 +1,8 @@
 //! Maintenance ticks: reads the clock, completes copies, and does what is due.
 //!
-//! The [maintenance thread](crate::maintenance_thread) of the process runs them. Without one, misses and returns with copies do; with
-//! one, these only if it is late by seconds, because it could not be started or is in a call of another pool. A hit never does.
+//! The [maintenance thread](crate::maintenance_thread) of the process runs the ticks. Misses and returns with copies run them if
+//! there is no such thread, or if it is late by seconds, because it could not be started or is in a call of another pool. A hit
+//! never runs a tick.
 //!
 //! One thread at a time runs a tick; a thread that finds another thread running one continues without waiting. So the lock held
 //! during a tick, slow calls included, makes no thread wait.
@@ -194,7 +195,8 @@ impl Core {
         (state.held_bytes, state.calls) = (held_bytes, calls);
     }
 
-    /// Ends the memory of the pool if a device reset has invalidated it, and logs new findings about the device. Makes slow calls.
+    /// Ends the memory of the pool if a device reset has invalidated it, and logs new findings about the device. Makes slow
+    /// calls.
     pub(super) fn watch_device(&self) {
         let source = self.memory.source();
         if self.ended.get().is_none()
@@ -234,7 +236,8 @@ impl Core {
         if idle_bytes > 0 || arena.has_aging_memory() {
             return if self.memory.own_bytes() > idle_bytes { Pace::Active } else { Pace::Quiet };
         }
-        // A return that keeps its buffer wakes no thread, although it makes a buffer idle. Free memory is released if memory is short.
+        // A return that keeps its buffer wakes no thread, although it makes a buffer idle. Free memory is released if memory is
+        // short.
         if supply.all_block_bytes() > 0 || arena.has_free() { Pace::Quiet } else { Pace::Never }
     }
 

@@ -1,7 +1,8 @@
 //! Preset `adaptive`: an arena over a source, and the lock around its books.
 //!
 //! Only completely free memory is released, which no copy uses, so a release needs no lock against copies. If a release waits for
-//! the device ([`Source::release_waits`](crate::backend::Source::release_waits)), it blocks every enqueue meanwhile. It happens only:
+//! the device ([`Source::release_waits`](crate::backend::Source::release_waits)), it blocks every enqueue meanwhile. Such a
+//! release happens only:
 //!
 //! - in `trim` and `clear`, and when a limit is lowered or exceeded
 //! - at the limit, if a request cannot be served otherwise, or a request of another pool or process under a shared limit

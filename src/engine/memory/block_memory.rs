@@ -81,8 +81,8 @@ impl From<Refusal> for Stop {
     }
 }
 
-/// The reason that there is no memory: numbers from the claim or call that failed. [`Memory::explain`](super::Memory::explain) words
-/// it when it is shown, since the head of the queue fails again and again.
+/// The reason that there is no memory: numbers from the claim or call that failed. [`Memory::explain`](super::Memory::explain)
+/// makes a text only when it is shown, since the head of the queue fails repeatedly.
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {
     /// A limit has no room.
@@ -139,8 +139,8 @@ impl BlockMemory {
         }
     }
 
-    /// The id in a recording. Ids of pageable memory, which comes from another source, have the highest bit set. `None` for adopted
-    /// memory, which no setting of the pool changes.
+    /// The id in a recording. Ids of pageable memory, which comes from another source, have the highest bit set. `None` for
+    /// adopted memory, which no setting of the pool changes.
     pub(crate) fn recorded_id(&self) -> Option<u64> {
         self.id().map(|id| if self.is_from_source() { id } else { id | 1 << 63 })
     }

@@ -1,4 +1,5 @@
-//! Wraps a source, which may be the user's: counts its slow calls, records them if the pool records, and turns panics into failures.
+//! Wraps a source, which may be the user's: counts its slow calls, records them if the pool records, and turns panics into
+//! failures.
 #![allow(unsafe_code)] // Passes unsafe calls on.
 
 use std::ops::Deref;

@@ -1,8 +1,8 @@
 //! Varied sizes (policy-R12), and the compaction target (policy-R13).
 //!
 //! A miss, a return to the arena and a growth set a flag if no hole is as long as is wanted. The maintenance thread then remaps a
-//! few granules at a time, until a request would have almost nothing to remap. Each step is a separate plan, so that requests find
-//! most of the granules in the arena meanwhile. Granules that a request remapped are unmapped at their old addresses first.
+//! few granules at a time, until a request would have almost nothing to remap. Each step is a separate plan, so that requests
+//! find most of the granules in the arena meanwhile. Granules that a request remapped are unmapped at their old addresses first.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;

@@ -21,8 +21,8 @@
 //! | `pressure.rs` | memory pressure; the number of mappings of the process |
 //! | `refusal.rs` | the text of a refusal, with a remedy |
 //!
-//! Bytes are claimed under the limits before the source is called, and returned on every failing path. The books are not locked during
-//! a source call. Never decides which idle buffer is reused, and reaches idle buffers only through [`PoolView`].
+//! Bytes are claimed under the limits before the source is called, and returned on every failing path. The books are not locked
+//! during a source call. Never decides which idle buffer is reused, and reaches idle buffers only through [`PoolView`].
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -55,8 +55,8 @@ pub(crate) use called_source::CalledSource;
 pub(crate) use one_each::OneEach;
 pub(crate) use shape::granule_bytes;
 
-/// The memory of one pool: a supply of pinned memory, pageable memory for requests without room, and memory that users have pinned
-/// under the same limit.
+/// The memory of one pool: a supply of pinned memory, pageable memory for requests without room, and memory that users have
+/// pinned under the same limit.
 pub(crate) struct Memory {
     source: CalledSource,
     /// The limit of the pool.
@@ -120,7 +120,8 @@ impl Memory {
         self.pageable.as_ref().is_some_and(|pageable| pageable.could_hold(class))
     }
 
-    /// How much the supply may hold for a refused claim to fit in addition. `None` if no idle memory can make room for it.
+    /// The bytes that the supply may hold so that a refused claim fits in addition. `None` if no idle memory can make room for
+    /// the claim.
     pub(in crate::engine) fn room_next_to(&self, refusal: &Refusal) -> Option<u64> {
         let &Refusal::Limit(QuotaExceeded { level, bytes, could_fit: true }) = refusal else { return None };
         match level {
@@ -160,8 +161,8 @@ impl Memory {
 
 /// A supply of pinned memory for the blocks of one pool.
 pub(crate) trait Supply: Send + Sync {
-    /// Memory for a request; idle blocks of `pool` make room. Stops if `take_idle` finds an idle block that was returned meanwhile. A
-    /// slow call.
+    /// Memory for a request; idle blocks of `pool` make room. Stops if `take_idle` finds an idle block that was returned
+    /// meanwhile. A slow call.
     fn find(
         &self,
         class: Class,
@@ -178,8 +179,9 @@ pub(crate) trait Supply: Send + Sync {
     fn close(&self, now_us: u64);
     /// Returns whether a block of `class` fits under all limits if nothing else is held.
     fn could_hold(&self, class: Class) -> bool;
-    /// How much later requests may take although the head of the wait queue, of the class `first`, waits: the bytes that remain next
-    /// to its block if blocks may hold `most_bytes`. 0 if memory is held in regions, which a small buffer may keep from being replaced.
+    /// The bytes that later requests may take while the head of the wait queue, of class `first`, waits: the bytes that remain
+    /// next to its block if blocks may hold `most_bytes`. 0 for separate regions, since a small buffer may keep a region from
+    /// being replaced.
     fn room_to_pass(&self, first: Class, most_bytes: u64) -> u64;
     /// The bytes of that room that a block of `class` uses.
     fn bytes_to_pass(&self, class: Class) -> u64;
@@ -216,8 +218,8 @@ pub(crate) trait PoolView: Send + Sync {
     fn room_was_made(&self);
 }
 
-/// Releases blocks of `pool`, the oldest first, while `is_wanted`. Releases no more than were idle at the start, so it ends although
-/// other threads return blocks meanwhile.
+/// Releases blocks of `pool`, the oldest first, while `is_wanted`. Releases no more than were idle at the start, so it ends
+/// although other threads return blocks meanwhile.
 pub(crate) fn release_while(pool: &dyn PoolView, why: EvictionReason, mut is_wanted: impl FnMut() -> bool) {
     for _ in 0..pool.idle_buffers() {
         if !is_wanted() || !pool.release_oldest(why) {

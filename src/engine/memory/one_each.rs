@@ -1,5 +1,5 @@
-//! A supply without an arena, which makes one acquisition for each block and keeps no memory: under `tensorflow`, with a release for
-//! each eviction, and of pageable memory, for requests without room for pinned memory.
+//! A supply without an arena, which makes one acquisition for each block and keeps no memory. It serves `tensorflow`, with a
+//! release for each eviction, and provides pageable memory for requests without room for pinned memory.
 
 use std::sync::Arc;
 

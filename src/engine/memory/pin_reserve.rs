@@ -24,8 +24,8 @@ const STEP_PATIENCE: Duration = Duration::from_millis(100);
 const SLICE_BYTES_MIN: u64 = 16 << 20;
 
 impl ArenaSupply {
-    /// Pins a reserve of `bytes` (policy-R10) before it returns. If the source refuses even short slices, it is as long as the
-    /// slices that are pinned. Makes slow calls.
+    /// Pins a reserve of `bytes` (policy-R10) before it returns. If the source refuses even short slices, the reserve consists of
+    /// the slices that are pinned. Makes slow calls.
     pub(in crate::engine) fn reserve_now(&self, bytes: u64, pool: &dyn PoolView) -> Result<(), Refusal> {
         let len = self.claim_reserve(bytes, pool)?;
         let mut books = self.books();
@@ -83,8 +83,8 @@ impl ArenaSupply {
         held(bytes, |len| self.source.held_bytes_fast(len))
     }
 
-    /// Claims a reserve of `bytes`, and returns its length. Refused if the reserves would leave no room for a request that waits. The
-    /// claim comes first, so that a request that arrives meanwhile is refused.
+    /// Claims a reserve of `bytes`, and returns its length. Refused if the reserves would leave no room for a request that waits.
+    /// The claim comes first, so that a request that arrives meanwhile is refused.
     fn claim_reserve(&self, bytes: u64, pool: &dyn PoolView) -> Result<u64, Refusal> {
         let len = self.books().claim_reserve(bytes, |bytes| self.reserved_bytes(bytes))?;
         let waiting = pool.waiting_bytes();
@@ -94,7 +94,8 @@ impl ArenaSupply {
         Err(Refusal::Queued { level: LimitLevel::Pool, waiting: waiting.len() as u64, first_bytes })
     }
 
-    /// Pins claimed `bytes` of a reserve with this number of threads, and returns their addresses. If that fails, they stay claimed.
+    /// Pins claimed `bytes` of a reserve with this number of threads, and returns their addresses. If that fails, they stay
+    /// claimed.
     fn pin_region(&self, bytes: u64, threads: usize, progress: &dyn Fn(usize)) -> Result<Range<usize>, SourceError> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut pin = CallStats::default();

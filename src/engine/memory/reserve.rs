@@ -21,7 +21,8 @@ use crate::backend::SourceError;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::report;
 
-/// Between two checks of a thread that waits for the reserve: memory that requests commit becomes part of it, and notifies nobody.
+/// Between two checks of a thread that waits for the reserve: memory that requests commit becomes part of it, and notifies
+/// nobody.
 const CHECK_EVERY: Duration = Duration::from_millis(5);
 /// Longest wait of `cancel_reserve` for a step.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
@@ -59,8 +60,8 @@ impl ArenaSupply {
         self.books().progress.pace()
     }
 
-    /// There may be room: a reserve that waits for it tries its next step again, and if the limit `is_raised`, so does one that was
-    /// complete before.
+    /// There may be room: a reserve that waits for room tries its next step again. If the limit `is_raised`, so does a reserve
+    /// that was complete before.
     pub(in crate::engine) fn resume_reserve(&self, is_raised: bool) {
         let mut books = self.books();
         books.progress.lacks_room = false;
@@ -172,8 +173,8 @@ impl ArenaSupply {
         self.update_want();
     }
 
-    /// Waits until the whole reserve is pinned, at most until `until`. Returns whether it is. Makes the steps itself if `unthreaded` is
-    /// the pool, which then has no thread that makes them. A slow call.
+    /// Waits until the whole reserve is pinned, at most until `until`. Returns whether it is. Makes the steps itself if
+    /// `unthreaded` is the pool, which then has no thread that makes them. A slow call.
     ///
     /// # Errors
     ///

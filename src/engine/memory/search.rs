@@ -1,5 +1,5 @@
-//! The search of one request for memory of the arena, in the loop of [`ArenaSupply::find`](super::Supply::find): growth, room that is
-//! made, what the limits permit, and the reason that nothing was found.
+//! The search of one request for memory of the arena, in the loop of [`ArenaSupply::find`](super::Supply::find): growth, room
+//! that is made, what the limits permit, and the reason that nothing was found.
 //!
 //! - search-I1: no more idle blocks are released than were idle at the start, or when copies were swept for the first time. So a
 //!   search ends although other threads return blocks meanwhile.
@@ -171,8 +171,8 @@ impl ArenaSupply {
         }
     }
 
-    /// Carries out `plan`. Waits for calls of other threads until `until`. Logs what was pinned, for `asked_bytes` if that is known.
-    /// Returns whether the plan's block was granted. Makes slow calls.
+    /// Carries out `plan`. Waits for calls of other threads until `until`. Logs what was pinned, for `asked_bytes` if that is
+    /// known. Returns whether the plan's block was granted. Makes slow calls.
     pub(super) fn carry_out(
         &self,
         mut books: MutexGuard<'_, Books>,

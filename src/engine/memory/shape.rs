@@ -32,8 +32,8 @@ const FEW_ADDRESSES: &str =
 pub(in crate::engine) struct Mappings {
     /// The virtual range, in which granules are committed and decommitted, and its number.
     pub(super) addresses: Option<(u32, Arc<AddressRange>)>,
-    /// The other ranges, each one acquisition: a discrete region, or a reserve. In the order of their numbers, so that the same calls
-    /// release them in the same order.
+    /// The other ranges, each one acquisition: a discrete region, or a reserve. In the order of their numbers, so that the same
+    /// calls release them in the same order.
     pub(super) regions: BTreeMap<u32, Region>,
 }
 
@@ -101,11 +101,11 @@ pub(in crate::engine) fn held(bytes: u64, held_bytes: impl FnOnce(usize) -> usiz
 pub(in crate::engine) struct GrowthShape {
     /// Sizes vary if a hole longer than this is wanted (policy-R12).
     pub(in crate::engine) varied_above_bytes: u64,
-    /// The largest granules that a pool uses that holds its first limit without gaps.
+    /// The largest granules of a pool that holds its first limit without gaps.
     pub(in crate::engine) largest_granule_bytes: u64,
     /// Longest buffer that there are addresses for.
     pub(in crate::engine) longest_bytes: u64,
-    /// Grows by regions of their own, not by granules.
+    /// Grows by separate regions, not by granules.
     pub(in crate::engine) is_discrete: bool,
     /// The remedy if the system gave fewer addresses than are useful.
     pub(in crate::engine) address_remedy: Option<&'static str>,

@@ -1,7 +1,7 @@
 //! The pool's time: microseconds since it was made, and a coarse copy of them that costs a load.
 //!
-//! No hit reads a clock. Misses, returns with copies, the maintenance thread and [`Pool::maintain`](crate::Pool::maintain) refresh the
-//! coarse copy, which is exact enough for rules that count in seconds.
+//! No hit reads a clock. Misses, returns with copies, the maintenance thread and [`Pool::maintain`](crate::Pool::maintain)
+//! refresh the coarse copy, which is exact enough for rules that count in seconds.
 
 use pinpool_os::clock::monotonic_us;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
@@ -71,8 +71,8 @@ impl Timekeeper {
         now_us
     }
 
-    /// When a buffer that was put before the reading `now_us` was put at the latest. A manual clock knows: nothing happens
-    /// while it moves.
+    /// The latest possible time of a return before the reading `now_us`. With a manual clock that is its last time, since nothing
+    /// happens while it moves.
     pub(crate) fn latest_put_us(&self, now_us: u64) -> u64 {
         self.manual.as_ref().map_or(now_us, |clock| clock.0.before_us.load(Ordering::Relaxed))
     }

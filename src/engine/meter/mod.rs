@@ -130,8 +130,8 @@ impl Counters {
         self.requested.lock().new_lengths
     }
 
-    /// Adds these counters to `stats`, which contain the counters of the cache, the memory and the copies in flight. `own_bytes` are the
-    /// bytes in blocks of this pool.
+    /// Adds these counters to `stats`, which contain the counters of the cache, the memory and the copies in flight. `own_bytes`
+    /// are the bytes in blocks of this pool.
     pub(crate) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
         let (pageable, pageable_returns) = (self.pageable.get(), self.pageable_returns.get());
         let handed_over = self.handed_over.get();
@@ -209,8 +209,8 @@ impl Lifetime {
     }
 }
 
-/// The current shortage of memory, if any. Logged once when it begins and once when it ends: the first of a pool, the tenth, the
-/// hundredth, so that a pool that runs short often does not repeat itself.
+/// The current shortage of memory, if any. Shortages number 1, 10, 100 and so on of a pool are logged, once at their beginning
+/// and once at their end.
 #[derive(Debug, Default)]
 pub(crate) struct Shortage {
     /// Lets a miss that finds room skip the lock.

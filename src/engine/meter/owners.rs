@@ -8,8 +8,8 @@
 //! A buffer without a tag has no holder, so its hit and its return do nothing here. A block with a holder is not a fast-path
 //! block (block-I2): its return takes the slow path, which ends the row.
 //!
-//! A buffer with a sampled request has a holder, too; without a tag it belongs to a tag that no sum includes, since untagged buffers
-//! are the remainder.
+//! A buffer with a sampled request has a holder, too; without a tag it belongs to a tag that no sum includes, since untagged
+//! buffers are the remainder.
 //!
 //! Owns the tags and their rows. Reads no clock: times are arguments.
 

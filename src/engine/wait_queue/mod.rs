@@ -9,22 +9,22 @@
 //! - a returned buffer of the head's class is handed to the head; another buffer does not become idle, and its memory makes room
 //!   for the head,
 //! - a buffer that was idle before the queue formed may serve one more hit of its class,
-//! - a request that finds nothing idle joins the queue. It may pass the head only if it fits in addition to the head: what passed
-//!   the head and has not been returned must fit into what the limit leaves next to the head's request. So the head is served, at
-//!   the latest, when all buffers that were in use or idle when it became the head have been returned,
-//! - of the queue only the head searches, so small requests cannot overtake a large one forever.
+//! - a request that finds nothing idle joins the queue. It may pass the head only if it fits in addition to the head: the bytes
+//!   that passed the head and are not yet returned must fit into the room that the limit leaves next to the head's request. So
+//!   the head is served, at the latest, when all buffers that were in use or idle when it became the head have been returned,
+//! - only the head of the queue searches, so small requests cannot overtake a large request forever.
 //!
-//! A waiting thread searches for memory itself. The thread `pinpool-get` searches for tasks; the first waiting task starts it, and
-//! it ends when no task waits. A task whose first attempt needs a driver call is *deferred*: the thread makes that attempt before
-//! the request joins the queue. If no thread is available, and in a simulation, the polls search for memory.
+//! A waiting thread searches for memory itself. The thread `pinpool-get` searches for tasks; the first waiting task starts it,
+//! and it ends when no task waits. A task whose first attempt needs a driver call is *deferred*: the thread makes that attempt
+//! before the request joins the queue. If no thread is available, and in a simulation, the polls search for memory.
 //!
-//! While no request waits, a hit and a return pay one load: [`WaitQueue::has_waiters`]. Each pool has one queue, and each partition
-//! another, in which requests wait for their claim before they join the queue of the pool. Owns the order. Never acquires memory,
-//! which is the task of the [`Server`].
+//! While no request waits, a hit and a return pay one load: [`WaitQueue::has_waiters`]. Each pool has one queue, and each
+//! partition another, in which requests wait for their claim before they join the queue of the pool. Owns the order. Never
+//! acquires memory, which is the task of the [`Server`].
 //!
 //! - waiters-I1: no wake-up is lost. A return made after a request joined finds it, or that request's first attempt finds the
-//!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep. The end of a copy wakes no request, so the start of
-//!   a copy wakes the head of the queue, which polls at short intervals while copies are in flight.
+//!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep. The end of a copy wakes no request, so the start
+//!   of a copy wakes the head of the queue, which polls at short intervals while copies are in flight.
 //! - waiters-I2: a request that leaves the queue, for any reason, wakes the next, and passes on an item that it was handed.
 //! - waiters-I3: nothing is handed to a request that has left the queue: both happen under the lock of the queue.
 //! - waiters-I4: the slow path is required exactly while the queue has a request: [`WaitQueue::change`] tells the pool.
@@ -195,7 +195,8 @@ impl<S: Server> WaitQueue<S> {
         result
     }
 
-    /// Wakes `waiter` to check again, on its own thread or on the thread that serves tasks. May call a waker, so never under a lock.
+    /// Wakes `waiter` to check again, on its own thread or on the thread that serves tasks. May call a waker, so never under a
+    /// lock.
     fn wake(&self, waiter: &Waiter<S>) {
         waiter.state.lock().polls_since = Instant::now();
         if !waiter.is_task() || !self.wake_thread() {
@@ -279,8 +280,8 @@ impl<S: Server> WaitQueue<S> {
         })
     }
 
-    /// When to search for `waiter` again if it is not woken: for the head soon, since room may appear without a wake-up, and for the
-    /// others when the head is late.
+    /// When to search for `waiter` again if it is not woken: for the head soon, since room may appear without a wake-up, and for
+    /// the others when the head is late.
     fn next_search(&self, server: &S, waiter: &Arc<Waiter<S>>) -> Instant {
         let soon = Instant::now() + server.patience(waiter.polls_since());
         let state = self.state.lock();
@@ -373,9 +374,9 @@ impl<S: Server> WaitQueue<S> {
         item
     }
 
-    /// Lets a request search for memory: no request waits (0), or it passes the head, which has this number. `bytes_next_to` returns
-    /// for the class of the head what the limit leaves next to it, and what the request needs of that. Otherwise returns how many
-    /// requests come first, and the bytes of the head.
+    /// Lets a request search for memory: no request waits (0), or it passes the head, which has this number. `bytes_next_to`
+    /// returns for the class of the head the bytes that the limit leaves next to it, and the bytes that the request needs.
+    /// Otherwise returns how many requests come first, and the bytes of the head.
     pub(super) fn try_pass(&self, bytes_next_to: impl FnOnce(Class) -> (u64, u64)) -> Result<u64, (u64, u64)> {
         let mut state = self.state.lock();
         let Some(&(number, ref head)) = state.waiters.front() else { return Ok(0) };

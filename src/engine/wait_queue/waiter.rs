@@ -101,8 +101,8 @@ impl<S: Server> Waiter<S> {
         (state.item, state.was_handed, state.has_ended) = (Some(item), true, true);
     }
 
-    /// Ends the wait, with `item` or without. Returns the item that is not needed: `item` if the wait has ended before, or an item
-    /// that a return handed over while an attempt found `item`, which is counted already.
+    /// Ends the wait, with `item` or without. Returns the item that is not needed: `item` if the wait has ended before, or an
+    /// item that a return handed over while an attempt found `item`, which is counted already.
     pub(super) fn end(&self, item: Option<S::Item>) -> Option<S::Item> {
         let mut state = self.state.lock();
         let is_open = !std::mem::replace(&mut state.has_ended, true);

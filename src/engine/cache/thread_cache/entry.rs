@@ -3,8 +3,8 @@
 //! The header travels with the buffer, so neither a request nor a return allocates, and a buffer changes hands as one pointer.
 //! The links belong to the cache alone: they mean something only while the entry is idle.
 //!
-//! The *home* of an entry is the slot of the thread that took it last. Threads are numbered in the order in which they first use a
-//! pool, and the number selects a thread's own shard. Two threads may share a shard, which is as correct and only slower.
+//! The *home* of an entry is the slot of the thread that took it last. Threads are numbered in the order in which they first use
+//! a pool, and the number selects a thread's own shard. Two threads may share a shard, which is correct but slower.
 #![allow(unsafe_code)] // Send and Sync despite the links; moves a value out of memory that is kept.
 
 use pinpool_os::sync::plain::Mutex;

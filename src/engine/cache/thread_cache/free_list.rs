@@ -13,8 +13,8 @@
 //! a lower bound per class, which only evictions refresh. With ticks of 10 ms the order lasts for 348 years. More than 2^24
 //! puts between two ticks carry into the next tick: their entries seem a tick younger, until a later tick begins.
 //!
-//! The links are in the entries, so the list allocates once: at its first mark, the heads. Until then it uses heads that
-//! all lists share, or each pool would hold the heads of every shard that no thread uses. It has no lock and no limit.
+//! The links are in the entries, so the list allocates once: at its first mark, the heads. Until then it uses heads that all
+//! lists share, so that a shard that no thread uses has no heads. The list has no lock and no limit.
 //!
 //! - **list-I1**: A node is a head of this list, or an entry that was leaked from its box in `push` and is in exactly one
 //!   class list until a take makes it a box again; only `&mut self` reaches it meanwhile.

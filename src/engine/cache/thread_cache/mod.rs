@@ -36,9 +36,9 @@
 //!
 //! # Why this shape
 //!
-//! A shard's lock is one exchange and one store, and any thread may take it. A lock that is biased to its owner with `membarrier` saved
-//! a tenth of a hit, but another thread must interrupt every core to take it. Without a lock, buffers of a sleeping thread are out of
-//! reach. `docs/benchmarks.md` has the times of a hit.
+//! A shard's lock is one exchange and one store, and any thread may take it. A lock that is biased to its owner with `membarrier`
+//! saved a tenth of a hit, but another thread must interrupt every core to take it. Without a lock, buffers of a sleeping thread
+//! are out of reach. `docs/benchmarks.md` has the times of a hit.
 //!
 //! An array of slots cannot tell which buffer is oldest without reading all of it; one list of all buffers costs each hit
 //! four more writes. Shards that steal but have no remote list make the copying thread the home of every buffer that
@@ -152,8 +152,8 @@ impl<T> ThreadCache<T> {
         })
     }
 
-    /// The shard that keeps `entry` when it is returned: the shard of the thread that took it last. `None` if the limit is 0, or the
-    /// cache does not know the class.
+    /// The shard that keeps `entry` when it is returned: the shard of the thread that took it last. `None` if the limit is 0, or
+    /// the cache does not know the class.
     pub(in crate::engine) fn home(&self, entry: &Entry<T>) -> Option<&Shard<T>> {
         let may_keep = self.limit() > 0 && self.occupancy.has_class(entry.class());
         may_keep.then(|| &self.shards[self.shard_of(entry.home)])
@@ -283,8 +283,8 @@ struct ReturnTicks {
 }
 
 impl ReturnTicks {
-    /// Begins a tick at `now_us`, unless the current tick began at that time or later; all buffers of the current tick were returned by
-    /// `put_by_us`. `begin` gets the number of the tick and returns the one that has begun, which may be later.
+    /// Begins a tick at `now_us`, unless the current tick began at that time or later; all buffers of the current tick were
+    /// returned by `put_by_us`. `begin` gets the number of the tick and returns the one that has begun, which may be later.
     fn begin(&mut self, now_us: u64, put_by_us: u64, begin: impl FnOnce(u64) -> u64) {
         let now = now_us / RETURN_TICK_US;
         if self.current == 0 || now > self.since {

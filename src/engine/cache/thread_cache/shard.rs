@@ -9,15 +9,15 @@
 //! words and leaves; it does nothing but the common case, and fails otherwise. Other threads take the lock to steal, evict
 //! or drain, for a few dozen instructions. Their puts wait in the remote list until a thread that holds the lock collects it.
 //!
-//! The remote list is a Treiber stack (as `thread_free` of mimalloc) that is only ever taken as a whole. A push never dereferences the
-//! address that it read, so the ABA problem does not arise.
+//! The remote list is a Treiber stack (as `thread_free` of mimalloc) that is only ever taken as a whole. A push never
+//! dereferences the address that it read, so the ABA problem does not arise.
 //!
 //! - **shard-I1**: `idle` and `oldest` are written under the lock; read without it, they are hints.
 //! - **shard-I2**: A thread that holds the lock collects the remote list before it compares ages or pushes a buffer; the fast
 //!   path compares none and pushes in the order of its returns.
 //! - **shard-I3**: No entry in the free list has an order below `oldest`.
-//! - **remote-I1**: An entry in the remote list was leaked from its box in `push`; only the thread that exchanged the list follows
-//!   it, and makes each entry a box again.
+//! - **remote-I1**: An entry in the remote list was leaked from its box in `push`; only the thread that exchanged the list
+//!   follows it, and makes each entry a box again.
 #![allow(unsafe_code)] // The fast path does not check that a class exists; the chain of remote entries.
 
 use super::Counts;

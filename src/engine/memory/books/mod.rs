@@ -151,8 +151,8 @@ impl Books {
         idle_bytes + self.arena.stats().hole_bytes >= bytes
     }
 
-    /// Plans a block of `bytes` within `limits`, and claims the bytes that the plan may commit. Without a plan, returns the limit that
-    /// refused the claim, if one did.
+    /// Plans a block of `bytes` within `limits`, and claims the bytes that the plan may commit. Without a plan, returns the limit
+    /// that refused the claim, if one did.
     pub(super) fn plan_growth(&mut self, bytes: u64, limits: GrowthLimits) -> Result<Plan, Option<QuotaExceeded>> {
         let plan = self.arena.grow(bytes, limits).ok_or(None)?;
         Ok(self.claim_plan(plan)?)
@@ -172,8 +172,8 @@ impl Books {
         self.lower_claim();
     }
 
-    /// Finishes a plan that was carried out: counts its calls and records the regions that it acquired or kept. Returns whether its
-    /// block was granted, or why a call failed, which is reported once for releases until one succeeds.
+    /// Finishes a plan that was carried out: counts its calls and records the regions that it acquired or kept. Returns whether
+    /// its block was granted, or why a call failed, which is reported once for releases until one succeeds.
     pub(super) fn finish_plan(&mut self, plan: Plan, execution: Execution, now_us: u64) -> Result<bool, SourceError> {
         let Execution { regions, calls, mut error, outcomes, .. } = execution;
         self.mappings.regions.extend(regions);
@@ -255,8 +255,8 @@ impl Books {
         self.arena.release_idle_of_kept(u64::MAX)
     }
 
-    /// After the last release: the remaining mappings, or `None` while a granule must be released before its addresses. Empty if a
-    /// block still exists, which keeps its memory until the process ends.
+    /// After the last release: the remaining mappings, or `None` while a granule must be released before its addresses. Empty if
+    /// a block still exists, which keeps its memory until the process ends.
     pub(in crate::engine) fn take_mappings(&mut self) -> Option<Mappings> {
         if !self.is_unused() {
             return Some(Mappings::default());
@@ -279,8 +279,8 @@ impl Books {
         stats.memory.mappings = arena.mappings;
     }
 
-    /// Ends the claim. Memory that could not be released stays claimed until the process ends. Drop the result outside the lock: it
-    /// may be the last claim under a shared limit, which the pool then leaves.
+    /// Ends the claim. Memory that could not be released stays claimed until the process ends. Drop the result outside the lock:
+    /// it may be the last claim under a shared limit, which the pool then leaves.
     pub(in crate::engine) fn end_claims(&mut self, is_all_released: bool) -> Option<Claim> {
         match self.claim.take() {
             Some(claim) if !is_all_released && claim.bytes() > 0 => {

@@ -57,7 +57,8 @@ impl Books {
         Err(Refusal::Source(SourceError::new("reserve", what)))
     }
 
-    /// Requests a reserve of `bytes` more, if the limit has room for all reserves. What a stopped reserve lacks is not requested twice.
+    /// Requests a reserve of `bytes` more, if the limit has room for all reserves. What a stopped reserve lacks is not requested
+    /// twice.
     pub(in crate::engine) fn request_reserve(&mut self, bytes: u64) -> Result<(), Refusal> {
         self.check_length(bytes)?;
         let lacking_bytes = self.progress.stopped.as_ref().map_or(0, |_| self.reserve_to_come());
@@ -126,8 +127,8 @@ impl Books {
         }
     }
 
-    /// Claims the bytes that the system will hold for a reserve of `bytes`, by `held_bytes`: in whole granules if there is room for
-    /// them, else in whole pages. Returns the length of the reserve.
+    /// Claims the bytes that the system will hold for a reserve of `bytes`, by `held_bytes`: in whole granules if there is room
+    /// for them, else in whole pages. Returns the length of the reserve.
     pub(in crate::engine) fn claim_reserve(
         &mut self,
         bytes: u64,
