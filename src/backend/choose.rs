@@ -5,9 +5,9 @@
 //! | with an arena (`adaptive`) | `vmm`, `register`, `cuda`, `mlock`, `heap` |
 //! | without (`tensorflow`) | `cuda`, `mlock`, `heap`: each miss is an allocation, for which `vmm` and `register` are too slow |
 //!
-//! A driver source is chosen if a trial could allocate memory, copy from it and release it ([`trial`]); otherwise
-//! the refusal is kept for the log line and the next source is tried. The trial of `vmm` makes no context, and copies only if
-//! there is one; the trials of `register` and `cuda` make one. A source that the user names is not tried before its first
+//! A driver source is chosen if a trial could allocate memory, copy from it and release it ([`trial`]); otherwise the refusal is
+//! kept for the log line and the next source is tried. The trial of `vmm` makes no context, and copies only if there is a
+//! context; the trials of `register` and `cuda` make a context. A source that the user names is not tried before its first
 //! request, except for `vmm`.
 
 use std::path::Path;
@@ -46,7 +46,8 @@ pub enum Backend {
     Mlock,
     /// Ordinary pageable memory.
     Heap,
-    /// A custom source. It acquires and releases whole regions; a wrapper around another source does not inherit its virtual memory.
+    /// A custom source. It acquires and releases whole regions; a wrapper around another source does not inherit its virtual
+    /// memory.
     Source(Arc<dyn Source>),
 }
 
@@ -232,7 +233,8 @@ pub fn gpu(device: u32) -> Finding {
     crate::driver::state::find(device)
 }
 
-/// The finding about the GPU of a build without the feature `cuda`: [`Severity::Note`], or [`Severity::Warning`] if the machine has a GPU.
+/// The finding about the GPU of a build without the feature `cuda`: [`Severity::Note`], or [`Severity::Warning`] if the machine
+/// has a GPU.
 #[cfg(not(feature = "cuda"))]
 pub fn gpu(_device: u32) -> Finding {
     const WHY: &str = "built without the `cuda` feature";
@@ -243,8 +245,8 @@ pub fn gpu(_device: u32) -> Finding {
     }
 }
 
-/// The default GPU of a pool: the GPU that this process uses, else the first. A pool for another GPU would create a context there,
-/// which takes GPU memory.
+/// The default GPU of a pool: the GPU that this process uses, else the first. A pool for another GPU would create a context
+/// there, which takes GPU memory.
 pub(crate) fn default_device() -> u32 {
     #[cfg(feature = "cuda")]
     return crate::driver::device::in_use().unwrap_or(0);

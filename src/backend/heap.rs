@@ -1,7 +1,7 @@
-//! Ordinary memory of the system, in the backend `mlock` locked by the kernel.
+//! Ordinary system memory, which the kernel locks in the backend `mlock`.
 //!
 //! A region is an anonymous mapping, and a range is an inaccessible mapping; granules become accessible when committed. The
-//! kernel keeps locked pages in memory; what it unmaps, it unlocks.
+//! kernel keeps locked pages in memory, and unlocks the pages that it unmaps.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
 
 use super::huge_pages::HugeTlb;

@@ -3,9 +3,9 @@
 //!
 //! They need no `khugepaged` and no memory that happens to be contiguous, are never swapped, and do not count under
 //! `RLIMIT_MEMLOCK`. Each mapping sets its pages aside when it is made (never `MAP_NORESERVE`), so a touch cannot fail for lack
-//! of them; the cgroup limit may still be exceeded, so pages are brought in by a call that returns an error, before
-//! anybody touches them. A child of `fork` gets none of these mappings: a write of the parent would have to copy a page for
-//! which none was set aside, and the kernel then ends the child.
+//! of pages. The cgroup limit may still be exceeded, so a call that can return an error brings the pages in before they are
+//! touched. Forked children do not get these mappings: a write of the parent would have to copy a page, and since no page is set
+//! aside for the copy, the kernel would end the child.
 #![allow(unsafe_code)] // Maps memory.
 
 use std::cell::Cell;
@@ -79,8 +79,8 @@ impl HugeTlb {
         Some(format!("{had} of {wanted} are in huge pages (PINPOOL_HUGETLB={self}); {}", self.remedy()))
     }
 
-    /// A region of `len_bytes`, all present, and whether it is in such pages. If there are too few of them, it is in others, which
-    /// are touched after `prepare`.
+    /// A region of `len_bytes`, all present, and whether it is in pages that were set aside. If there are too few, it is in other
+    /// pages, which are touched after `prepare`.
     pub(super) fn acquire(
         self,
         len_bytes: usize,
@@ -96,7 +96,8 @@ impl HugeTlb {
         let page_bytes = self.page_bytes().filter(|_| mapping::HAS_RANGES).filter(is_whole);
         if let Some(region) = page_bytes.and_then(|bytes| mapping::map_hugetlb(len_bytes, bytes, id).ok()) {
             let filled = mapping::inherit(&region, false).and_then(|()| {
-                // A touch would end the process at the cgroup limit, so the kernel must bring pages in by a call. Fails before Linux 5.14.
+                // A touch would end the process at the cgroup limit, so the kernel must bring pages in by a call. Fails before
+                // Linux 5.14.
                 mapping::advise(region.start(), PAGE_BYTES, mapping::linux::MADV_POPULATE_WRITE)
             });
             let filled = filled.and_then(|()| fill(&region));

@@ -16,8 +16,8 @@
 //! A source with [`VirtualMemory`] reserves one range of addresses and commits its granules one by one. A source without
 //! it returns discrete regions, and no buffer crosses the border between two regions.
 //!
-//! A source knows nothing of size classes, limits or reuse, and logs nothing. A new source implements [`Source`], gets a
-//! variant in [`Backend`], and runs the contract suite of the crate `pinpool-testing`. [`try_out`] tries any source on this machine.
+//! A source knows nothing of size classes, limits or reuse, and logs nothing. A new source implements [`Source`], gets a variant
+//! in [`Backend`], and runs the contract suite of the crate `pinpool-testing`. [`try_out`] tries any source on this machine.
 
 mod choose;
 #[cfg(feature = "cuda")]

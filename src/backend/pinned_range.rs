@@ -1,7 +1,7 @@
-//! Pins memory that a user mapped, as the memory of a source is.
+//! Pins memory that a user mapped, as a source pins its own memory.
 //!
-//! - pinned-range-I1: a [`PinnedRange`] ends by [`end`](PinnedRange::end), while its memory is mapped; if the driver refuses, the memory
-//!   stays mapped.
+//! - pinned-range-I1: a [`PinnedRange`] ends by [`end`](PinnedRange::end), while its memory is mapped; if the driver refuses, the
+//!   memory stays mapped.
 #![allow(unsafe_code)] // Pins and unpins memory.
 
 #[cfg(feature = "cuda")]
@@ -27,8 +27,8 @@ pub(crate) enum PinnedRange {
 }
 
 impl PinnedRange {
-    /// Pins `region` as `source` pins its memory, a driver for `device`. While a driver has locked its pages, children of `fork` do not
-    /// get them.
+    /// Pins `region` as `source` pins its own memory. A driver pins it for `device`. While a driver has locked its pages,
+    /// children of `fork` do not get them.
     ///
     /// # Safety
     ///

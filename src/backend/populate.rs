@@ -1,7 +1,7 @@
 //! Places the pages of a new mapping on a NUMA node, and faults them in with many threads.
 //!
-//! One thread faults in 4 to 10 GB/s of huge pages; with sixteen threads and the registration behind them a reserve of 1 GiB comes
-//! at 24 GB/s (17 to 22 on a busier machine).
+//! One thread faults in 4 to 10 GB/s of huge pages; with sixteen threads and the registration after them a reserve of 1 GiB is
+//! pinned at 24 GB/s (17 to 22 on a busier machine).
 //!
 //! A placement is a preference. When the node is full, pages come from another one, and a refusal of the kernel is ignored:
 //! memory on the wrong node is slower but correct. On a machine with one node there is no placement.
@@ -22,8 +22,8 @@ use pinpool_os::threads;
 /// Bits of a node mask: no kernel has more nodes.
 const NODE_LIMIT: u32 = 1024;
 
-/// Bytes that a thread fills at a time, in one call of the kernel: during the call no other thread can change the address space, which
-/// blocks threads that start and drivers that map.
+/// Bytes that a thread fills at a time, in one call of the kernel: during the call no other thread can change the address space,
+/// which blocks threads that start and drivers that map.
 const CHUNK_BYTES: usize = GRANULE_BYTES;
 
 /// Returns whether `node` is one of several NUMA nodes. `root` is the file system root: `/` except in tests.

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A copy must not cross two registrations, so each region is one registration, and the source has discrete regions. A
-//! registration blocks the enqueues of all other threads: 0.7 to 0.8 ms for 8 MiB, so a pool with copies in flight requests no more
-//! at once unless a single buffer needs it. `cuMemHostUnregister` waits for all work of the device and blocks all enqueues
+//! registration blocks the enqueues of all other threads: 0.7 to 0.8 ms for 8 MiB, so a pool with copies in flight requests no
+//! more at once unless a single buffer needs it. `cuMemHostUnregister` waits for all work of the device and blocks all enqueues
 //! meanwhile ([`Source::release_waits`]).
 #![allow(unsafe_code)] // Calls the driver.
 
@@ -32,13 +32,14 @@ use pinpool_os::sync::{Condvar, Mutex};
 /// Any context may copy from the memory, and the device has an address for it.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
 
-/// Length of a slice of a reserve: while it is registered, other threads touch the next. In a C loop of the same steps on an H100
-/// machine, a reserve of 1 GiB reached 34 GB/s with slices of 64 MiB, 29 to 31 with 256 MiB and 25 to 27 with 512 MiB, as the
-/// first is only touched and the last only registered; with 128 MiB 4 GiB reached 35. No buffer of the reserve is longer.
+/// Length of a slice of a reserve: while one slice is registered, other threads touch the next. In a C loop of the same steps on
+/// an H100 machine, a reserve of 1 GiB reached 34 GB/s with slices of 64 MiB, 29 to 31 with 256 MiB and 25 to 27 with 512 MiB,
+/// since the first slice is only touched and the last only registered. A reserve of 4 GiB reached 35 with 128 MiB. No buffer of
+/// the reserve is longer than a slice.
 const SLICE_BYTES: u64 = 128 << 20;
 
-/// Least time between two registrations, so that the enqueues of other threads come between them. Without it they wait for several
-/// registrations, 5 to 9 ms.
+/// Least time between two registrations, so that the enqueues of other threads come between them. Without this pause an enqueue
+/// waits for several registrations, 5 to 9 ms.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Anonymous memory registered with the CUDA driver, readable by all devices.

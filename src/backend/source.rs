@@ -92,8 +92,8 @@ impl RegionIds {
 ///    this process left in the driver's memory.
 /// 3. **source-C3, alignment**: `start` is a multiple of [`PAGE_BYTES`].
 /// 4. **source-C4, identity**: no two acquisitions of one source share an id.
-/// 5. **source-C5, accounting**: an acquisition of `n` bytes takes exactly `held_bytes(n)` from the system: at least `n`, and never
-///    less for a larger `n`. The limit counts these bytes. A failed `acquire` takes nothing.
+/// 5. **source-C5, accounting**: an acquisition of `n` bytes takes exactly `held_bytes(n)` from the system: at least `n`, and
+///    never less for a larger `n`. The limit counts these bytes. A failed `acquire` takes nothing.
 /// 6. **source-C6, threads**: no method panics, logs or takes a lock of the pool; all may be called from any thread
 ///    concurrently.
 ///
@@ -166,8 +166,8 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         self.acquire(len_bytes).inspect(|_| progress(len_bytes))
     }
 
-    /// Length of the slices in which a reserve is best acquired, two at once; `None` for one piece. No buffer of the reserve is longer
-    /// than a slice.
+    /// Length of the slices in which a reserve is best acquired, two at once; `None` for one piece. No buffer of the reserve is
+    /// longer than a slice.
     #[doc(hidden)]
     fn reserve_slice_bytes(&self) -> Option<u64> {
         None
@@ -178,8 +178,8 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Returns whether a release waits for all work of the device and blocks enqueues meanwhile, as `cuMemFreeHost` does. The pool then
-    /// releases memory only on request, at the limit, under memory pressure and when it ends.
+    /// Returns whether a release waits for all work of the device and blocks enqueues meanwhile, as `cuMemFreeHost` does. The
+    /// pool then releases memory only on request, at the limit, under memory pressure and when it ends.
     fn release_waits(&self) -> bool {
         false
     }

@@ -210,8 +210,8 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
         unsafe { self.commit(range, to, from.iter().map(|piece| piece.bytes).sum()) }.map_err(RemapError::Lost)
     }
 
-    /// Returns whether granules that `remap` has moved are still mapped at their old addresses too, where nothing uses them. Other
-    /// calls unmap them there when they must; [`unmap_old_places`](Self::unmap_old_places) does so before.
+    /// Returns whether granules that `remap` has moved are still mapped at their old addresses too, where nothing uses them.
+    /// Other calls unmap them there when they must; [`unmap_old_places`](Self::unmap_old_places) does so before.
     fn has_old_places(&self) -> bool {
         false
     }

@@ -17,8 +17,9 @@ const WORD: u64 = 0x7072_6f62_6564_2131;
 /// The first call that failed, and whether the device is done with the words. If not, their memory must not be released.
 pub(super) type Failure = (SourceError, bool);
 
-/// Copies the first word at `start` to the device and back into the second. Returns why no copy was made if the device has no memory
-/// for one. A framework may have taken all of it, and some devices have no memory pools; both copy from pinned memory all the same.
+/// Copies the first word at `start` to the device and back into the second. Returns why no copy was made if the device has no
+/// memory for one. A framework may have taken all of it, and some devices have no memory pools; both copy from pinned memory all
+/// the same.
 ///
 /// # Safety
 ///

@@ -28,8 +28,8 @@ impl VmmSource {
         Self::for_pool(&PinOptions::new(ordinal, node), true)
     }
 
-    /// Makes the source as [`new`](Self::new) does, for a pool with these options. Without `is_named` it also fails if a driver may end
-    /// the process.
+    /// Makes the source as [`new`](Self::new) does, for a pool with these options. Without `is_named` it also fails if a driver
+    /// may end the process.
     pub(in crate::backend) fn for_pool(options: &PinOptions<'_>, is_named: bool) -> Result<Self, SourceError> {
         let PinOptions { root, node, max_bytes, .. } = *options;
         let device = Device::find(options.device)?;

@@ -9,18 +9,18 @@
 //!   decommit    [ . . . . . . . . ]          cuMemUnmap of the run, cuMemRelease each
 //! ```
 //!
-//! A commit blocks no enqueue of another thread for more than 0.3 ms, a decommit for more than 0.06 ms, and neither waits for
-//! the device. But a commit pins only 4 to 5 GB/s, so a reserve, which is acquired once and kept, is registered memory
-//! instead ([`RegisterSource`]) at 17 to 27 GB/s; of granules only if the driver registers nothing. Unregistering it at the
-//! end of the pool waits for the device and blocks every enqueue.
+//! A commit blocks no enqueue of another thread for more than 0.3 ms, a decommit for more than 0.06 ms, and neither waits for the
+//! device. But a commit pins only 4 to 5 GB/s. So a reserve, which is acquired once and kept, is registered memory
+//! ([`RegisterSource`]) at 17 to 27 GB/s, and consists of granules only if the driver registers nothing. Unregistering the
+//! reserve at the end of the pool waits for the device and blocks every enqueue.
 //!
 //! Access is set for the CPU and every GPU (`table`). Creating a source tests a granule at each
 //! [`location`] in order, and makes no context; neither does reserving.
 //!
 //! Invariants:
 //!
-//! 1. **vmm-I1**: `granules` has the handle of every granule that is mapped and readable, under its address, and no others.
-//!    Its lock is held around no call of the driver; a call owns its granules alone (the contract of [`VirtualMemory`]).
+//! 1. **vmm-I1**: `granules` has the handle of every granule that is mapped and readable, under its address, and no others. The
+//!    lock of the table is held during no driver call; a call owns its granules alone (the contract of [`VirtualMemory`]).
 //! 2. **vmm-I2**: a run of granules is unmapped by one call, which unmaps all of it or, if refused, none.
 #![allow(unsafe_code)] // Calls the driver.
 
@@ -116,7 +116,7 @@ impl VmmSource {
         for &granule in granules {
             // SAFETY: it came from `create`, and only the owner of its run releases it, here.
             if let Err(refusal) = unsafe { driver::release(granule.handle) } {
-                // The driver still holds the memory unless it is gone itself; reuse keeps that from adding up.
+                // The driver still holds the memory, unless the driver has ended. Reuse keeps such memory from adding up.
                 self.unreleased.lock().push(granule);
                 released = Err(refusal);
             }

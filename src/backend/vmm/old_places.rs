@@ -6,8 +6,8 @@
 //!   later       [ . . . . G G ]      the old place unmapped, in one call for adjacent granules
 //! ```
 //!
-//! A granule may be mapped twice, so a remap makes the caller wait only for what its buffer needs. Nothing uses the old place, which
-//! was idle. The next slow call unmaps it, at the latest when its addresses are needed.
+//! A granule may be mapped twice, so a remap makes the caller wait only for what its buffer needs. Nothing uses the old place,
+//! which was idle. The next slow call unmaps it, at the latest when its addresses are needed.
 //!
 //! - **old-places-I1**: all addresses without a committed granule where something is mapped are in `runs`, each once.
 //! - **old-places-I2**: a run that a thread is unmapping is marked as taken, and no other thread touches it.

@@ -7,8 +7,8 @@
 //!   a copy of a refused device ──▶ access to the granules of the copy, or the copy fails
 //! ```
 //!
-//! Every device of the machine gets access, since the pool does not see the copies that other libraries start from an address, and
-//! the context of a device may be created later. A refused device is not requested again by later commits, so a device that
+//! Every device of the machine gets access, since the pool does not see the copies that other libraries start from an address,
+//! and the context of a device may be created later. A refused device is not requested again by later commits, so a device that
 //! fails, or that cannot access host memory, keeps no pool from growing.
 //!
 //! The tables of all sources are in one list of the process, because a copy knows an address and a stream, but no pool. The list
