@@ -15,8 +15,8 @@ use crate::maintenance_thread::{MaintenanceThread, Reminder};
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
-/// A handle to a copy in flight, to query or wait for the end of the copy. Dropping the handle has no effect on the copy, and the
-/// pool keeps the buffer until the copy completes.
+/// A handle to a copy in flight, to query or wait for its end. Dropping the handle has no effect on the copy, and the pool keeps
+/// the buffer until the copy completes.
 ///
 /// In a task `completion.await` waits without holding up the thread, on any runtime:
 ///
@@ -47,7 +47,7 @@ pub(crate) trait CopyKeeper: Send + Sync {
 }
 
 /// The future of an awaited [`Completion`]. Resolves to the result of [`Completion::wait`]. Unlike after `wait`, the buffer may
-/// still count as in flight until the pool detects the end of the copy.
+/// still count as in flight until the pool detects the end.
 ///
 /// The task is woken by the process's maintenance thread, which is started if there is none. The thread queries the copy every
 /// 0.1 ms at first, and less often once the copy has been running for a while. If the system refuses a thread, the task is woken

@@ -1,13 +1,13 @@
-//! The state that the copies of one context share: [`ContextWork`] for queries and waits, the [`TimelinePages`] that streams write, and the
-//! [`OwnContext`] by which slices are lent to cudarc.
+//! The state that the copies of one context share: [`ContextWork`] for queries and waits, the [`TimelinePages`] that streams
+//! write, and the [`OwnContext`] by which slices are lent to cudarc.
 //!
-//! **context-I1**: a `ContextState` is never freed, so its address identifies only this context. It keeps a context object or a primary
-//! context alive. A context that other code created is found by its handle only: its owner must keep it until its copies have
-//! completed.
+//! **context-I1**: a `ContextState` is never freed, so its address identifies only this context. It keeps a context object or a
+//! primary context alive. A context that other code created is found by its handle only: its owner must keep it until its copies
+//! have completed.
 //!
-//! **context-I2**: events and streams of a state are used only while its context is there. A reset ends the context with
-//! all of them, and the next context of the device may have its handle, but never its number: every use of the state checks
-//! the number first, except with drivers without numbers (before CUDA 12.0).
+//! **context-I2**: events and streams of a state are used only while its context is there. A reset ends the context with its
+//! events and streams. The next context of the device may have the same handle, but never the same number, so every use of the
+//! state checks the number first, except with drivers without numbers (before CUDA 12.0).
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::fmt;
@@ -111,15 +111,15 @@ impl ContextState {
         usize::try_from(self.device).unwrap_or_default()
     }
 
-    /// Returns whether this is the state of the context that has this handle now. One of a context that ended without a successor
-    /// counts, so that a program which continues to use it does not make a state at each call: those calls fail.
+    /// Returns whether this is the state of the context that has this handle now. The state of a context that ended without a
+    /// successor counts too: a program that continues to use it would otherwise make a state at each call, and those calls fail.
     fn is_of(&self, handle: sys::CUcontext) -> bool {
         let Self { work: ContextWork { context, .. }, .. } = self;
         context.handle() == handle && !context.is_replaced()
     }
 
-    /// The state of a context, which is current on this thread until the guard is dropped. One call of the driver if it was current
-    /// before.
+    /// The state of a context, which is current on this thread until the guard is dropped. One call of the driver if it was
+    /// current before.
     pub(super) fn enter_of(context: &Arc<CudaContext>) -> Result<(&'static Self, CurrentContext), FailedCall> {
         let known = Self::find(|state| state.work.context.handle() == context.cu_ctx());
         if let Some(state) = known.filter(|state| state.work.context.is_current()) {

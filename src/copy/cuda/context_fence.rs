@@ -33,8 +33,8 @@ pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 ///
 /// # Errors
 ///
-/// The driver refuses, does not answer, or the work takes too long. Always fails for a default stream: a query of the legacy stream
-/// would invalidate the captures of all streams that are ordered with it.
+/// The driver refuses, does not answer, or the work takes too long. Always fails for a default stream: a query of the legacy
+/// stream would invalidate the captures of all streams that are ordered with it.
 pub(super) fn wait_for(stream: sys::CUstream) -> Result<(), FailedCall> {
     if is_default(stream.addr()) {
         return Err(NOT_READY);
@@ -77,8 +77,8 @@ impl ContextWork {
         StreamId::of_driver(ptr::from_ref(self).addr(), number)
     }
 
-    /// A stream on which no work ever runs, so that a query of it shows at once whether the device works. The context is current at
-    /// the first call.
+    /// A stream on which no work ever runs, so that a query of it shows at once whether the device works. The context is current
+    /// at the first call.
     pub(super) fn idle_stream(&self) -> Result<OwnStream, FailedCall> {
         if let Some(stream) = self.idle_stream.get() {
             return Ok(*stream);
@@ -147,8 +147,8 @@ pub(super) struct ContextFence {
 }
 
 impl ContextFence {
-    /// A fence after all work so far of a stream of this context, which has completed already if `was_complete`. `refused` is the reason
-    /// why there is no other fence.
+    /// A fence after all work so far of a stream of this context, which has completed already if `was_complete`. `refused` is the
+    /// reason why there is no other fence.
     pub(super) fn new(context: &'static ContextWork, refused: String, was_complete: bool) -> Self {
         let first = if was_complete { 0 } else { context.waits.lock().begun + 1 };
         Self { refused, context, first }

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The owner of a foreign event may record it again or destroy it at any time, so an internal stream waits for it: one stream for
-//! each event, so that a slow event delays no other. An event that has completed needs no stream. An event is refused if its query
-//! fails or if it was recorded in a capture: the internal stream would become part of that graph.
+//! each event, so that a slow event delays no other. An event that has completed needs no stream. An event is refused if its
+//! query fails or if it was recorded in a capture: the internal stream would become part of that graph.
 //!
 //! **event-I1**: the event of an [`EventFence`] was recorded after the work, or after the wait for it.
 #![allow(unsafe_code)] // Calls the driver.
@@ -66,8 +66,8 @@ impl Drop for EventFence {
         }
         // After a permanent error the handle may be invalid or belong to another object, so it is not used again.
         if !self.answer.is_refused() {
-            // SAFETY: created for this fence, destroyed once. Destroying never waits, and an error would only mean that the device
-            // is gone, and the event with it.
+            // SAFETY: created for this fence, destroyed once. Destroying never waits, and an error would only mean that the
+            // device is gone, and the event with it.
             let _gone = unsafe { calls::event_destroy(self.event.0) };
         }
     }

@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use crate::driver::code::FailedCall;
 use crate::error::{Error, Result};
 
-/// Empty while the answer may still change. The driver is not queried again once a copy has completed or after a permanent error: the
-/// handle may belong to something else by then.
+/// Empty while the answer may still change. The driver is not queried again once a copy has completed or after a permanent error:
+/// the handle may belong to something else by then.
 #[derive(Debug, Default)]
 pub(super) struct FinalStatus(OnceLock<Result<(), String>>);
 

@@ -5,12 +5,12 @@
 //!                                 buffer, its event is not                   event, through an internal stream object
 //! ```
 //!
-//! cudarc does not report when the copy is enqueued. It only records an event owned by pinpool after it, and that only if the
-//! context *object* of the stream handed to it manages several streams and holds no error. Candle's usual settings fail the
-//! first, any failing library the second. So cudarc gets a separate stream object for the same stream, with a context object that only
-//! we use ([`OwnContext`](super::own_context::OwnContext)). Whether cudarc recorded the event is checked once: an event made
-//! with timing and never recorded has no elapsed time ("invalid handle"), one recorded has, or is "not ready". That is all it
-//! is checked for: only a query shows whether the event has completed.
+//! cudarc does not report when the copy is enqueued. It records an event owned by pinpool after the copy, but only if the context
+//! *object* of the stream manages several streams and holds no error. Candle's usual settings violate the first condition, and
+//! any failing library the second. So cudarc gets a separate stream object for the same stream, with a context object that only
+//! pinpool uses ([`OwnContext`](super::own_context::OwnContext)). Whether cudarc recorded the event is checked once: an event
+//! with timing that was never recorded has no elapsed time ("invalid handle"), a recorded event has one or is "not ready". Only a
+//! query shows whether the event has completed.
 //!
 //! Invariants:
 //!
@@ -19,8 +19,8 @@
 //! - **host-slice-I2**: once that borrow has ended, a fence without a record is an error until all work of the
 //!   [context](super::context_fence) has completed: the end of the copy is unknown. If the event was recorded into a graph, so
 //!   was the copy; that is an error permanently.
-//! - **host-slice-I3**: a copy is waited for unless the stream's [id](super::stream::id_number) shows that the next copy follows it on
-//!   the same stream.
+//! - **host-slice-I3**: a copy is waited for unless the stream's [id](super::stream::id_number) shows that the next copy follows
+//!   it on the same stream.
 #![allow(unsafe_code)] // Hands an event to cudarc, and calls the driver.
 
 use std::mem::ManuallyDrop;
@@ -77,8 +77,8 @@ pub(crate) fn refuse_host_slice(stream: &CudaStream) {
 struct TrackedCopy {
     /// For the event that cudarc records after its copy.
     fence: EventFence,
-    /// The same event as an object. Never dropped: the fence destroys it, and [`OwnContext`](super::own_context::OwnContext) is never
-    /// freed.
+    /// The same event as an object. Never dropped: the fence destroys it, and [`OwnContext`](super::own_context::OwnContext) is
+    /// never freed.
     event: ManuallyDrop<CudaEvent>,
     /// The user's stream under our context object.
     stream: Arc<CudaStream>,
@@ -113,8 +113,8 @@ impl TrackedCopy {
         Ok(Some(Self { fence, event, stream, record: OnceLock::new() }))
     }
 
-    /// Whether cudarc has recorded the event; `None` while a capture forbids the check. The borrow has ended. Needs a current context,
-    /// which the caller may not have.
+    /// Whether cudarc has recorded the event; `None` while a capture forbids the check. The borrow has ended. Needs a current
+    /// context, which the caller may not have.
     fn record(&self) -> Result<Option<&Record>> {
         if let Some(record) = self.record.get() {
             return Ok(Some(record));

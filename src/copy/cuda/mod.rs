@@ -17,8 +17,8 @@
 //! makes the stream part of that capture. If the memory waits at all, this is checked before as well: a capturing stream
 //! that waits for work outside of its capture invalidates it.
 //!
-//! Errors that other code left in cudarc's context object are set aside first and restored at the end, for the user's next call of
-//! cudarc. In between, errors in the object are ours.
+//! Errors that other code left in cudarc's context object are set aside first and restored at the end, for the user's next call
+//! of cudarc. In between, errors in the object are ours.
 //!
 //! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`. Without a context object,
 //! [`RawStream`], [`RawMem`] and [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) take the handle.
@@ -58,8 +58,8 @@ pub(crate) use raw::{fence_after_event_handle, fence_after_stream};
 pub(crate) use stream::work_id;
 pub(crate) use timeline::{held_bytes as timeline_bytes, set_enabled as set_timelines_enabled};
 
-// SAFETY: the fence is put after the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
-// an error that it returns for invalid arguments only. The address and the length are cudarc's own.
+// SAFETY: the fence is put after the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself
+// with an error that it returns for invalid arguments only. The address and the length are cudarc's own.
 unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> for T {
     fn capacity_bytes(&self) -> usize {
         self.num_bytes()
@@ -135,7 +135,8 @@ enum HostSide {
 ///
 /// # Safety
 ///
-/// The contract of [`CopyTarget::enqueue_write`] or [`CopySource::enqueue_read`]; the address that `wait` returns has `len` bytes.
+/// The contract of [`CopyTarget::enqueue_write`] or [`CopySource::enqueue_read`]; the address that `wait` returns has `len`
+/// bytes.
 unsafe fn copy_on<'a>(
     stream: &CudaStream,
     host: HostSide,
@@ -216,8 +217,8 @@ unsafe fn copy_with_fence<R>(
     }
 }
 
-/// Enqueues a fence after all work so far on the stream, which does not capture and has its context current. If the driver refuses
-/// all of them, waits for the stream.
+/// Enqueues a fence after all work so far on the stream, which does not capture and has its context current. If the driver
+/// refuses all of them, waits for the stream.
 fn enqueue_fence(stream: sys::CUstream, context: &'static ContextState) -> SharedFence {
     let id = context.stream_id(stream);
     if let Some(fence) = id.and_then(|id| context.pages.timeline(id, &context.work)?.write(id.number(), stream)) {

@@ -1,6 +1,6 @@
-//! A cudarc context object in addition to the user's, for the same context of the driver: cudarc records an event only if the
-//! context object of its *stream* manages several streams and holds no error, and both hold for this object, whatever the
-//! user's does.
+//! A cudarc context object in addition to the user's, for the same driver context. cudarc records an event only if the context
+//! object of its *stream* manages several streams and holds no error. Both are true of this object, whatever the user's object
+//! does.
 //!
 //! This object is created and used through cudarc, because lending a slice to cudarc requires cudarc objects. So its calls return
 //! cudarc's enum.

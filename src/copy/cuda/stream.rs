@@ -1,8 +1,8 @@
 //! Streams as the driver and cudarc know them: handles, ids, captures, and errors that others left behind.
 //!
-//! A handle may belong to another stream once its stream is destroyed, also while the work of the first is still running. An
-//! [id](id_number) never does, so code that reuses memory because two copies are on the same stream compares ids, and treats an unknown
-//! id as another stream: drivers before CUDA 12.0 have none.
+//! Once a stream is destroyed, its handle may belong to another stream, even while work of the first is still running. An
+//! [id](id_number) never does. So code that reuses memory because two copies are on the same stream compares ids, and treats an
+//! unknown id as another stream: drivers before CUDA 12.0 have no ids.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::thread;
@@ -42,8 +42,8 @@ impl OwnStream {
     }
 }
 
-/// The number of the stream's identity, which is unique for the life of the process. Queried each time, since the handle may belong
-/// to another stream by now. The context is current.
+/// The number of the stream's identity, which is unique for the life of the process. Queried each time, since the handle may
+/// belong to another stream by now. The context is current.
 pub(super) fn id_number(stream: sys::CUstream) -> Result<u64, FailedCall> {
     let mut id = 0;
     // SAFETY: a live stream, and memory for a number.

@@ -12,17 +12,17 @@
 //!
 //! Invariants:
 //!
-//! - **timeline-I1**: a word is written by one stream at a time, in increasing order. Another stream may use it only when all numbers
-//!   are written, and continues from there, so a fence of the earlier stream stays complete. Streams are identified by id, which is
-//!   unique for the life of the process, because a handle may name another stream while the copies of the first still run. A number is
-//!   taken and its write enqueued under one lock, and no number is taken twice, even if its write failed.
+//! - **timeline-I1**: a word is written by one stream at a time, in increasing order. Another stream may use it only when all
+//!   numbers are written, and continues from there, so a fence of the earlier stream stays complete. Streams are identified by
+//!   id, which is unique for the life of the process, because a handle may name another stream while the copies of the first
+//!   still run. A number is taken and its write enqueued under one lock, and no number is taken twice, even if its write failed.
 //! - **timeline-I2**: words live as long as the process, as the state of their context does (context-I1), so a fence may read one
 //!   at any time.
-//! - **timeline-I3**: an unchanged word does not show that a device was lost. So a pending fence also queries a stream on which no
-//!   work ever runs, at most once per [`HEALTH_EVERY_US`].
+//! - **timeline-I3**: an unchanged word does not show that a device was lost. So a pending fence also queries a stream on which
+//!   no work ever runs, at most once per [`HEALTH_EVERY_US`].
 //! - **timeline-I4**: numbers have 64 bits and never wrap; the stream writes the low half. A reading is extended from the last
-//!   progress seen, which it exceeds by less than 2^31, because [`Sequence::next`] returns no larger number. A reading that seems to
-//!   exceed it by more is an old value, and is ignored.
+//!   progress seen, which it exceeds by less than 2^31, because [`Sequence::next`] returns no larger number. A reading that seems
+//!   to exceed it by more is an old value, and is ignored.
 #![allow(unsafe_code)] // Calls the driver, and reads memory that a device writes.
 
 use std::collections::BTreeMap;
@@ -61,8 +61,8 @@ const FIRST: u64 = (1 << 32) - 64;
 /// Bytes that this process has pinned for timelines.
 static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Pinned bytes of the timelines of this process. They belong to contexts, as long as the process lives, and to no pool: each page
-/// serves the streams of all pools.
+/// Pinned bytes of the timelines of this process. They belong to contexts, as long as the process lives, and to no pool: each
+/// page serves the streams of all pools.
 pub(crate) fn held_bytes() -> u64 {
     // Relaxed: a statistic.
     HELD_BYTES.load(Ordering::Relaxed)
@@ -96,8 +96,8 @@ struct DeviceHealth {
     answer: AtomicU32,
 }
 
-/// A word and the progress of the stream that uses it. Never freed. When its stream has written all of its numbers, another stream
-/// may continue from there, so a fence needs no reference count: its number stays reached.
+/// A word and the progress of the stream that uses it. Never freed. When its stream has written all of its numbers, another
+/// stream may continue from there, so a fence needs no reference count: its number stays reached.
 #[derive(Debug)]
 #[repr(align(64))] // Avoids false sharing between streams.
 pub(super) struct Timeline {
@@ -160,8 +160,8 @@ impl Timeline {
 }
 
 impl TimelinePages {
-    /// The timeline of the stream with this id, which is of the context of these words; `None` if there is no memory for one, or the
-    /// driver writes no words. The context is current.
+    /// The timeline of the stream with this id, which is of the context of these words; `None` if there is no memory for one, or
+    /// the driver writes no words. The context is current.
     pub(super) fn timeline(&'static self, id: StreamId, context: &'static ContextWork) -> Option<&'static Timeline> {
         let is_own = |timeline: &&Timeline| std::ptr::eq(timeline.pages, self);
         if let Some(known) = Timeline::find(id.number()) {
