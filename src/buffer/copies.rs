@@ -66,7 +66,7 @@ impl Future for PendingBuf {
 }
 
 /// Error of [`PinnedBuf::copy_to`] and [`PinnedBuf::release_after`], with the buffer for another attempt. `?` converts it to an
-/// [`Error`] and drops the buffer. The memory of a buffer that is dropped after a failed `release_after` is never reused.
+/// [`Error`] and drops the buffer. After a failed `release_after` the memory of a dropped buffer is never reused.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct CopyError {
@@ -123,8 +123,8 @@ impl From<CopyError> for std::io::Error {
     }
 }
 
-/// Makes a fence after work that may be running. A panic counts as a refusal. If it unwound further, it would drop the buffer,
-/// and the memory would be reused.
+/// Makes a fence after work that may be running. A panic counts as a refusal: unwinding would drop the buffer, and the memory
+/// would be reused.
 fn checked<F>(make_fence: impl FnOnce() -> Result<F>) -> Result<F> {
     pinpool_os::unwind::caught(make_fence).unwrap_or_else(|| Err(Error::device_failed("recording a fence panicked")))
 }
@@ -260,9 +260,9 @@ impl PinnedBuf {
     }
 
     /// Records that the work enqueued so far on another library's stream uses the buffer. The buffer returns to the pool only
-    /// when that work, too, has completed. `stream` is a raw handle of the driver or of the runtime (a `CUstream` and a
-    /// `cudaStream_t` are the same). The legacy stream (null) belongs to the current context, and the per-thread stream also to
-    /// this thread. For cudarc streams use [`release_after`](PinnedBuf::release_after).
+    /// when that work, too, has completed. `stream` is a `CUstream` or a `cudaStream_t`. The legacy stream (null) belongs to the
+    /// current context, and the per-thread stream also to this thread. For cudarc streams use
+    /// [`release_after`](PinnedBuf::release_after).
     ///
     /// # Errors
     ///
@@ -286,8 +286,7 @@ impl PinnedBuf {
 
     /// Records, as [`record_stream`](PinnedBuf::record_stream) does, the work that another library's event covers now: all work
     /// enqueued before the event was last recorded. The caller may record or destroy the event at once. An event that was never
-    /// recorded covers nothing. If the work has not completed, a context must be current on this thread. It need not be the
-    /// context of the event.
+    /// recorded covers nothing. If the work has not completed, a context (the event's or another) must be current on this thread.
     ///
     /// # Errors
     ///

@@ -65,7 +65,7 @@ impl PoolBuilder {
     }
 
     /// Reads variables that begin with `prefix` in place of `PINPOOL_`. With the prefix `EVAL_PINPOOL_`, for example, the limit
-    /// is read from `EVAL_PINPOOL_MAX_BYTES`. Use it in programs with several pools that need different settings.
+    /// is read from `EVAL_PINPOOL_MAX_BYTES`. For programs with several pools that need different settings.
     pub fn env_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.env_prefix = Some(prefix.into());
         self
@@ -170,8 +170,8 @@ impl PoolBuilder {
     /// [`Backend::Auto`] tries each driver backend until one works. A trial acquires at most 2 MiB (one granule with `vmm`),
     /// copies one word to the device and back, and releases the memory. The trial of `vmm` creates no context unless the driver
     /// needs one, and makes no copy on a device without a context. The trials of `register` and `cuda` create a context, and
-    /// their release waits for all device work. The backends `gpu` and `vmm` are tried here as well. Any other named backend is
-    /// not tried before the first request.
+    /// their release waits for all device work. A named `gpu` or `vmm` is tried here as well; any other named backend is first
+    /// used by the first request.
     ///
     /// If the process has not started the driver, `auto` postpones the trials to the first call on the pool, which makes them on
     /// the calling thread. Children forked before that call can then use CUDA. With a reserve, a recording, a NUMA node or a

@@ -19,8 +19,8 @@ use pinpool_os::sync::process::{AtomicPtr, Ordering};
 pub(super) struct Handle {
     /// The address of the core, once it has started.
     address: AtomicPtr<Core>,
-    /// The core of the process that built the pool, and the core of a forked child that is the first to use the pool. The child
-    /// needs a separate cell because a parent thread may have been initializing the first cell during the fork.
+    /// The core of the process that built the pool, and the core of a forked child that is the first to use the pool. A parent
+    /// thread may have been initializing the first cell during the fork.
     cores: [OnceLock<Arc<Core>>; 2],
     pub(super) start: Arc<PoolStart>,
     generation: ForkGeneration,

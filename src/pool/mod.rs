@@ -177,8 +177,8 @@ impl Pool {
     }
 
     /// Requests a buffer as [`get`](Pool::get) does, for an async task. `request` is a length or a [`Request`]. Threads and tasks
-    /// wait in one queue in order of arrival. No particular runtime is needed: threads of the pool wake the task when its request
-    /// is served, and at its deadline.
+    /// wait in one queue in order of arrival. No runtime is needed: threads of the pool wake the task when its request is served,
+    /// and at its deadline.
     ///
     /// A poll pins no memory, except to [choose the backend](PoolBuilder::build), but it may query the events of copies. A
     /// dedicated thread of the pool pins memory for one task at a time, and the time of its driver calls counts towards the wait.
@@ -312,10 +312,10 @@ impl Pool {
         self.unless_forked(Core::maintain);
     }
 
-    /// Closes the pool and its partitions to requests. Requests that are waiting, in threads and in tasks, and all later requests
-    /// fail with [`is_closed`](crate::Error::is_closed). Then the calling thread releases idle memory, which on `register` and
-    /// `cuda` waits for all device work. Buffers in use and copies in flight remain valid; their memory is released when the
-    /// buffers are dropped and the copies have completed. Closing a pool twice has no effect.
+    /// Closes the pool and its partitions to requests. Waiting requests of threads and tasks, and all later requests, fail with
+    /// [`is_closed`](crate::Error::is_closed). Then the calling thread releases idle memory, which on `register` and `cuda` waits
+    /// for all device work. Buffers in use and copies in flight remain valid; their memory is released when the buffers are
+    /// dropped and the copies have completed. Closing a pool twice has no effect.
     ///
     /// ```
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(1 << 20).build()?;

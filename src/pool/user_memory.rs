@@ -66,7 +66,7 @@ impl Pool {
     /// the pool's limit, and idle memory is released if necessary. Read-only and file-system mappings may be refused. `owner`
     /// keeps the memory mapped. Makes slow calls.
     ///
-    /// Parts of the memory can then be copied to a device directly: [`adopt`](Self::adopt) returns a buffer over a part.
+    /// Parts of the memory can then be copied to a device directly: [`adopt`](Self::adopt) makes a part a buffer.
     ///
     /// ```
     /// # use std::ptr::NonNull;

@@ -28,10 +28,10 @@ const TITLE: &str = "pinpool report";
 
 /// Draw a page of charts of a log, a recording or a running process
 ///
-/// Shows what is held and by whom, the time lost, limits and evictions. A process (started with PINPOOL_SOCKET=1) is observed for --seconds.
-/// The page is one HTML file that needs no network, for light and dark screens and phones. If the file is truncated, or the
-/// process ends while it is observed, the page shows the intact part, and the exit status is 1. It is also 1 if there is nothing
-/// to draw.
+/// Shows what is held and by whom, the time lost, limits and evictions. A process (started with PINPOOL_SOCKET=1) is observed for
+/// --seconds. The page is one HTML file that needs no network, for light and dark screens and phones. If the file is truncated,
+/// or the process ends while it is observed, the page shows the intact part, and the exit status is 1. It is also 1 if there is
+/// nothing to draw.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool report t.gz -o page.html")]
 pub(crate) struct ReportArgs {

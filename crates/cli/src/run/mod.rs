@@ -33,7 +33,7 @@ const PRELOAD: &str = "LD_PRELOAD";
 ///
 /// Memory that the program allocates with cudaHostAlloc, cudaMallocHost, cuMemHostAlloc or cuMemAllocHost comes from a pool.
 /// Freed memory returns to the pool when all work that was enqueued on the device before the free has completed. The exit status
-/// is the exit status of the program, 127 if the program is not found, or 126 if it cannot be executed.
+/// is the program's, 127 if the program is not found, or 126 if it cannot be executed.
 ///
 /// Served: programs on the CUDA runtime or driver, CuPy, TensorRT, NCCL, torch. Not served, because they pin their own memory
 /// with cuMemHostRegister: JAX and all of XLA, current TensorFlow, DeepSpeed, SGLang, torch with pinned_use_cuda_host_register.
