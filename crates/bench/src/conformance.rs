@@ -1,7 +1,8 @@
 //! `pinpool-bench conformance`: plays traces on pools with TensorFlow's policy and records every outcome.
 //!
-//! The output contains the log lines, the counters and the digests of two streams of outcomes. Outcomes are observed at the source: a
-//! request that reached it was a miss, a region released during a return was an eviction, and an id identifies a buffer.
+//! The output contains the log lines, the counters and the digests of two streams of outcomes. Outcomes are observed at the
+//! source: a request that reached it was a miss, a region released during a return was an eviction, and an id identifies a
+//! buffer.
 
 use std::collections::HashMap;
 use std::fmt::Display;

@@ -35,9 +35,9 @@ const MIN_ROUNDS: usize = 3;
 
 /// Measure copies to the device in GB/s by size and backend, and the cost of tracking them
 ///
-/// Copies are queued back to back. `pageable` is the baseline: the same copies from unpinned memory. Without a GPU the copies go to a
-/// thread of this process, for which pinned memory makes no difference. `tracked` compares the time of a request and a copy that
-/// returns the buffer (`ns`) with the bare call that enqueues a copy (`bare_ns`), on one thread with the best backend.
+/// Copies are queued back to back. `pageable` is the baseline: the same copies from unpinned memory. Without a GPU the copies go
+/// to a thread of this process, for which pinned memory makes no difference. `tracked` compares the time of a request and a copy
+/// that returns the buffer (`ns`) with the bare call that enqueues a copy (`bare_ns`), on one thread with the best backend.
 #[derive(Debug, Args)]
 pub(super) struct CopyArgs {
     /// Size of a copy; repeatable [default: 64KiB, 256KiB, 1MiB, 4MiB, 16MiB, 64MiB, up to the limit of this machine]

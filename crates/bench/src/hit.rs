@@ -1,7 +1,7 @@
 //! `pinpool-bench hit`: a request and its return while a buffer is idle.
 //!
-//! The pool and the baselines alternate, so that a slow moment of the machine affects all of them. Each number is the median of its
-//! rounds.
+//! The pool and the baselines alternate, so that a slow moment of the machine affects all of them. Each number is the median of
+//! its rounds.
 
 use std::time::Duration;
 

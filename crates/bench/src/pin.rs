@@ -5,8 +5,8 @@
 //!   round 1..R:             touch, then every backend with 1 thread, with 8 ...    drift affects all of them
 //! ```
 //!
-//! In a virtual machine the first touch of memory is several times slower, and so are huge pages made of freed small pages. Therefore
-//! as much memory is allocated in huge pages and freed again before each measurement.
+//! In a virtual machine the first touch of memory is several times slower, and so are huge pages made of freed small pages.
+//! Therefore as much memory is allocated in huge pages and freed again before each measurement.
 
 use std::time::{Duration, Instant};
 
@@ -26,9 +26,9 @@ const DEFAULT_BYTES: u64 = 1 << 30;
 
 /// Measure how fast a pool pins a reserve, in GB/s by backend and number of threads
 ///
-/// Each reserve belongs to a new pool. `touch` is ordinary memory, mapped and touched by one thread. `cuda` (cuMemHostAlloc, as in
-/// TensorFlow and PyTorch) pins in one driver call, so the number of threads has no effect. `first_ms` is the time until a program has
-/// filled the first buffer of a pool that pins its reserve in the background (PINPOOL_RESERVE_WAIT=0).
+/// Each reserve belongs to a new pool. `touch` is ordinary memory, mapped and touched by one thread. `cuda` (cuMemHostAlloc, as
+/// in TensorFlow and PyTorch) pins in one driver call, so the number of threads has no effect. `first_ms` is the time until a
+/// program has filled the first buffer of a pool that pins its reserve in the background (PINPOOL_RESERVE_WAIT=0).
 #[derive(Debug, Args)]
 pub(super) struct PinArgs {
     /// Bytes of each reserve [default: 1GiB, or the default limit of a pool on this machine if that is less]

@@ -5,9 +5,9 @@
 //!   resizing thread:  rest ──▶ grow ──▶ rest ──▶ shrink ──▶ rest ──────────────────────────▶ pause
 //! ```
 //!
-//! At rest the resizing thread touches pageable memory, which is the load of growth without driver calls, until as many enqueues were
-//! timed at rest as during growth and shrinking: the maximum of more samples would be larger by chance. The pause is not measured. On
-//! `register` and `cuda` a shrink waits for the device, and so do the enqueues of other threads.
+//! At rest the resizing thread touches pageable memory, which is the load of growth without driver calls, until as many enqueues
+//! were timed at rest as during growth and shrinking: the maximum of more samples would be larger by chance. The pause is not
+//! measured. On `register` and `cuda` a shrink waits for the device, and so do the enqueues of other threads.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -43,8 +43,8 @@ const PAUSE_STAGE: usize = 5;
 
 /// Measure the delay of another thread's 1 MiB copies while the pool grows and shrinks
 ///
-/// The report contains the duration of the calls that enqueue copies. The baseline is the same loop while a thread touches pageable
-/// memory. A call that overlaps growth or shrinking counts for it.
+/// The report contains the duration of the calls that enqueue copies. The baseline is the same loop while a thread touches
+/// pageable memory. A call that overlaps growth or shrinking counts for it.
 #[derive(Debug, Args)]
 pub(super) struct StallArgs {
     /// Seconds for each backend

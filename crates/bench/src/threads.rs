@@ -1,7 +1,7 @@
 //! Threads that start together or not at all.
 //!
-//! If the system refuses a thread, the earlier threads end without working, and the error contains their number. So no thread waits at
-//! a barrier for a missing thread.
+//! If the system refuses a thread, the earlier threads end without working, and the error contains their number. So no thread
+//! waits at a barrier for a missing thread.
 
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, Scope, ScopedJoinHandle};

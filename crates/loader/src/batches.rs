@@ -303,8 +303,8 @@ impl Iterator for Batches {
     }
 }
 
-/// A hash of everything that determines the batches of an epoch, except its number (plan-I5). Excludes the directory of all files, so
-/// that they may be moved together.
+/// A hash of everything that determines the batches of an epoch, except its number (plan-I5). Excludes the directory of all
+/// files, so that they may be moved together.
 pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
     let mut hasher = Xxh3Default::new();
     let mut number = |number: Option<u64>| {

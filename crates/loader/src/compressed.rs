@@ -1,7 +1,7 @@
 //! Files compressed by gzip or Zstandard, decompressed directly into the buffer.
 //!
-//! A decoder only reads forward, so the batches of a compressed file take turns in the order of the plan: each continues where the
-//! previous batch ended.
+//! A decoder only reads forward, so the batches of a compressed file take turns in the order of the plan: each continues where
+//! the previous batch ended.
 //!
 //! ```text
 //!   batch 7   turn at a.tar.gz ─────▶ turn at b.tar.gz ─────▶

@@ -1,7 +1,7 @@
 //! The destination of batches: a device, or a host sink in its place.
 //!
-//! A destination has lanes, each with a stream and the memory that its copies write to. It never waits for a copy; the [`Completion`]
-//! that [`Destination::send`] returns does.
+//! A destination has lanes, each with a stream and the memory that its copies write to. It never waits for a copy; the
+//! [`Completion`] that [`Destination::send`] returns does.
 //!
 //! - **lane-I1**: a lane gets its next batch only when the copy before is done, so its memory may be read back and replaced
 //!   in between.

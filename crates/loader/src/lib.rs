@@ -1,8 +1,8 @@
 //! The reference loader: reads files into batches in pinned memory and copies them to a device. It uses the pool's public API,
 //! and `unstable` for CUDA.
 //!
-//! [`Loader::batches`] iterates over batches in host memory; [`Loader::run`] copies them to a [`Destination`]. The loader never pins
-//! memory, prints, or copies bytes on the host.
+//! [`Loader::batches`] iterates over batches in host memory; [`Loader::run`] copies them to a [`Destination`]. The loader never
+//! pins memory, prints, or copies bytes on the host.
 //!
 //! ```text
 //!                       Catalog            files, containers and their samples
@@ -69,10 +69,10 @@
 //! # }
 //! ```
 //!
-//! - **loader-I1**: a run holds at most `(prefetch + lanes) * batch_bytes` of the pool, for files of any length: `prefetch` buffers
-//!   ahead of the copies and one for each lane of the destination, each rounded up to a size class (by less than an eighth; above
-//!   16 MiB by less than 2 MiB or a 64th). The destination allocates another `lanes * batch_bytes`. A [`BatchReader`] holds at most
-//!   `prefetch` buffers that it has not returned. Each open compressed file adds a decoder.
+//! - **loader-I1**: a run holds at most `(prefetch + lanes) * batch_bytes` of the pool, for files of any length: `prefetch`
+//!   buffers ahead of the copies and one for each lane of the destination, each rounded up to a size class (by less than an
+//!   eighth; above 16 MiB by less than 2 MiB or a 64th). The destination allocates another `lanes * batch_bytes`. A
+//!   [`BatchReader`] holds at most `prefetch` buffers that it has not returned. Each open compressed file adds a decoder.
 //! - **loader-I2**: a sample that cannot be loaded is skipped and reported: once to the [`Observer`], or with its batch in
 //!   [`LoadedBatch::failures`].
 
@@ -137,8 +137,8 @@ impl Loader {
         summary
     }
 
-    /// Returns an iterator over the batches of the catalog, in pinned memory. [`LoadOptions::workers`] threads read ahead until it is
-    /// dropped. The failures of the catalog are only in [`Catalog::failures`].
+    /// Returns an iterator over the batches of the catalog, in pinned memory. [`LoadOptions::workers`] threads read ahead until
+    /// it is dropped. The failures of the catalog are only in [`Catalog::failures`].
     ///
     /// # Errors
     ///

@@ -19,7 +19,8 @@
 //! - **worker-I1**: a batch is started and gets its buffer under one lock, so buffers are allocated in batch order. Batches
 //!   are sent in that order, so the batch that the sender waits for already has its buffer: a pool limit slows a run down but
 //!   cannot block it.
-//! - **worker-I2**: a worker checks for the end of the load after each chunk, and every [`CHECK_EVERY`] while it waits for a buffer.
+//! - **worker-I2**: a worker checks for the end of the load after each chunk, and every [`CHECK_EVERY`] while it waits for a
+//!   buffer.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -157,8 +158,9 @@ impl Workers {
         Some((planned, buffer))
     }
 
-    /// A buffer for the batch. At the pool limit, waits for the buffers of earlier batches. An error means that these have returned, or
-    /// that the consumer which waits for this batch holds them, and the batch still does not fit. `None` if the load has ended.
+    /// A buffer for the batch. At the pool limit, waits for the buffers of earlier batches. An error means that these have
+    /// returned, or that the consumer which waits for this batch holds them, and the batch still does not fit. `None` if the load
+    /// has ended.
     fn get_buffer(&self, planned: &PlannedBatch) -> Option<Result<PinnedBuf, Error>> {
         let len = batch_bytes(&self.loader.options.decode, planned, &self.loader.catalog);
         loop {

@@ -1,5 +1,5 @@
-//! A data set generated from a seed, for machines without data. The lengths are log-normal, with the mean of the ImageNet training
-//! images (114,660 bytes) and a similar spread.
+//! A data set generated from a seed, for machines without data. The lengths are log-normal, with the mean of the ImageNet
+//! training images (114,660 bytes) and a similar spread.
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -1,5 +1,5 @@
-//! The copying thread: sends batches in order, each on an idle lane, and checks that they arrived. Owns the destination, the copies in
-//! flight and the statistics.
+//! The copying thread: sends batches in order, each on an idle lane, and checks that they arrived. Owns the destination, the
+//! copies in flight and the statistics.
 //!
 //! ```text
 //!   filled batches, in order
@@ -29,8 +29,8 @@ use super::run::Loader;
 use super::summary::{BatchDone, LoadError, LoadOutcome, LoadSummary, Observer};
 use pinpool::{Completion, Error};
 
-/// Longest wait for a batch or a lane between two polls of the running copies: short compared with a copy of megabytes, long compared
-/// with a poll.
+/// Longest wait for a batch or a lane between two polls of the running copies: short compared with a copy of megabytes, long
+/// compared with a poll.
 const POLL_EVERY: Duration = Duration::from_micros(200);
 
 /// A batch with a started copy.

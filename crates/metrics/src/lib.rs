@@ -13,9 +13,9 @@
 //!
 //! # Names
 //!
-//! Each number in [`Stats`](pinpool::Stats) is a metric: `pinpool.` and the path of the field, for example `pinpool.requests.hits`,
-//! `pinpool.memory.held_bytes`, `pinpool.memory.pin.time` (a histogram) or `pinpool.limits.max_bytes`. The field's documentation is the
-//! description of the metric. An unlimited pool has no series for its limit. In addition:
+//! Each number in [`Stats`](pinpool::Stats) is a metric: `pinpool.` and the path of the field, for example
+//! `pinpool.requests.hits`, `pinpool.memory.held_bytes`, `pinpool.memory.pin.time` (a histogram) or `pinpool.limits.max_bytes`.
+//! The field's documentation is the description of the metric. An unlimited pool has no series for its limit. In addition:
 //!
 //! | name | further label | value |
 //! | --- | --- | --- |

@@ -10,8 +10,8 @@ use pinpool::unstable::Kind;
 use super::metric::{Durations, METRICS, Sample, bucket_bounds};
 
 /// The metrics of several pools in the text format of Prometheus. Takes the labels of each pool and the JSON object that the
-/// socket of its process sends. A value that is missing in the object has no series. A pool with the labels of an earlier one also has the
-/// label `pool_number`; a pool that is passed twice counts once.
+/// socket of its process sends. A value that is missing in the object has no series. A pool with the labels of an earlier one
+/// also has the label `pool_number`; a pool that is passed twice counts once.
 ///
 /// ```
 /// let pool = serde_json::json!({ "requests": { "hits": 3 } });

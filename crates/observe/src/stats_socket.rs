@@ -1,16 +1,17 @@
-//! Serves the statistics of the pools of this process on a Unix socket. Each reader gets a line of JSON at once, then one every second.
+//! Serves the statistics of the pools of this process on a Unix socket. Each reader gets a line of JSON at once, then one every
+//! second.
 //!
 //! ```text
 //! {"process":4711,"pools":[{"name":"train","preset":"adaptive", ..., "owners":[{"tag":"images", ...}]}, ...]}
 //! ```
 //!
 //! Each object in `pools` contains the statistics, the largest owners (`tag`, `buffers`, `bytes`, `requested_bytes`, and
-//! `oldest_seconds`, which is `null` for untagged buffers), `why` (the diagnosis), `snapshot` (the input of the diagnosis), and the
-//! texts `table` and `dump`.
+//! `oldest_seconds`, which is `null` for untagged buffers), `why` (the diagnosis), `snapshot` (the input of the diagnosis), and
+//! the texts `table` and `dump`.
 //!
-//! One thread serves all sockets of the process and reads the statistics only while there are readers, so requests and returns cost
-//! nothing. A slow reader is dropped. Only the user of the process can read the socket. Its file is removed with its last pool or when
-//! the process exits; a file left by a killed process is replaced.
+//! One thread serves all sockets of the process and reads the statistics only while there are readers, so requests and returns
+//! cost nothing. A slow reader is dropped. Only the user of the process can read the socket. Its file is removed with its last
+//! pool or when the process exits; a file left by a killed process is replaced.
 
 use std::io::{self, Write as _};
 use std::os::unix::net::UnixStream;

@@ -105,8 +105,8 @@ fn remove_left_behind(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether a process has the socket at `path` open. Connects a datagram socket: an open stream socket refuses it because of its
-/// type, a stale socket refuses every connection. A stream socket would wait until earlier connections are accepted.
+/// Returns whether a process has the socket at `path` open. Connects a datagram socket: an open stream socket refuses it because
+/// of its type, a stale socket refuses every connection. A stream socket would wait until earlier connections are accepted.
 fn is_listened_on(path: &Path) -> io::Result<bool> {
     let asked = UnixDatagram::unbound()?.connect(path);
     Ok(asked.map_or_else(|error| error.raw_os_error() == Some(libc::EPROTOTYPE), |()| true))

@@ -25,8 +25,8 @@ pub(crate) struct Use<'context>(&'context Alive);
 pub(crate) struct Ending<'context>(&'context Alive);
 
 impl Alive {
-    /// A use of the context; `None` if it is gone. A thread that uses it may enter again while another waits to end it, since a driver
-    /// call may call a hook.
+    /// A use of the context; `None` if it is gone. A thread that uses it may enter again while another waits to end it, since a
+    /// driver call may call a hook.
     pub(crate) fn enter(&self) -> Option<Use<'_>> {
         let mut state = self.state.lock();
         while state.is_ending {

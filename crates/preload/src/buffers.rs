@@ -39,8 +39,8 @@ pub(crate) fn forget(context: &Arc<Context>) {
     starts.iter().filter_map(|start| buffers.remove(start)).for_each(|served| std::mem::forget(served.buf));
 }
 
-/// Requests memory for the program from the pool of the current context. Fails with the reason for calling the driver's own function
-/// instead.
+/// Requests memory for the program from the pool of the current context. Fails with the reason for calling the driver's own
+/// function instead.
 pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     if !process::may_be_served() {
         return Err(Reason::Forked);
@@ -69,8 +69,8 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     Ok(start.cast())
 }
 
-/// A buffer. Waits up to `PINPOOL_WAIT` for running work, not for memory that the program holds. Does not wait while a stream captures,
-/// since memory freed since then stays in flight, nor for a second after a wait that timed out.
+/// A buffer. Waits up to `PINPOOL_WAIT` for running work, not for memory that the program holds. Does not wait while a stream
+/// captures, since memory freed since then stays in flight, nor for a second after a wait that timed out.
 fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
     let mut got = pool.get_with(Request::new(bytes).timeout(Duration::ZERO));
     if got.as_ref().is_err_and(pinpool::Error::is_limit) && context.may_wait() && pool.stats().copies.in_flight > 0 {

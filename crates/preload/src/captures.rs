@@ -1,7 +1,8 @@
-//! Captures in progress. Recording an event after all work of a context fails and invalidates the capture if one of its streams captures.
+//! Captures in progress. Recording an event after all work of a context fails and invalidates the capture if one of its streams
+//! captures.
 //!
-//! A record holds the lock while it enqueues an event in each context; so does the beginning of a capture. The two therefore exclude
-//! each other. A capture counts until it has ended, its stream is destroyed, or its context ends.
+//! A record holds the lock while it enqueues an event in each context; so does the beginning of a capture. The two therefore
+//! exclude each other. A capture counts until it has ended, its stream is destroyed, or its context ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};

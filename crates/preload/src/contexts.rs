@@ -1,7 +1,7 @@
 //! The contexts that the program uses: each with its pool, its idle events, and whether it is still there.
 //!
-//! A context is recorded when it is retained, created or made current, or if it is current at a request, a free or the creation of a
-//! stream. Memory is portable, so the work of any context may use it, and a free records an event in each.
+//! A context is recorded when it is retained, created or made current, or if it is current at a request, a free or the creation
+//! of a stream. Memory is portable, so the work of any context may use it, and a free records an event in each.
 //!
 //! The end of a context (destroyed, its primary context reset or released for the last time) excludes calls that use it: they
 //! enter [`Alive`], and the end of `Alive` waits for them while the driver works.

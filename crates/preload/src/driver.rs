@@ -200,7 +200,8 @@ impl Driver {
         check(unsafe { (self.0.event_wait)(event) })
     }
 
-    /// Returns whether a stream that is ordered with the default stream of the current context captures. The query invalidates no capture.
+    /// Returns whether a stream that is ordered with the default stream of the current context captures. The query invalidates no
+    /// capture.
     pub(crate) fn is_default_stream_blocked(&self) -> bool {
         let mut status = 0;
         // SAFETY: a stream that always exists, and a valid out-pointer.

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The process in which the first context was recorded; 0 while there is none.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Returns whether this process may be served: no context was recorded before it was forked. A child of a process that has not used
-/// CUDA is served.
+/// Returns whether this process may be served: no context was recorded before it was forked. A child of a process that has not
+/// used CUDA is served.
 pub(crate) fn may_be_served() -> bool {
     // Relaxed: a child has one thread, and sees what its parent stored.
     matches!(OWNER.load(Ordering::Relaxed), 0) || is_owner()

@@ -63,8 +63,8 @@ extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: *const c_
     }
 }
 
-/// Returns whether the caller is to get the real answer: this library, or one that has a function of this name itself. That is the
-/// driver, or a library that is before the driver as this one does: its function is behind the hook, and must find what is
+/// Returns whether the caller is to get the real answer: this library, or one that has a function of this name itself. That is
+/// the driver, or a library that is before the driver as this one does: its function is behind the hook, and must find what is
 /// behind it, not the hook.
 fn is_behind_hooks(caller: *const c_void, name: &CStr) -> bool {
     let Some(library) = image_of(caller) else { return false };

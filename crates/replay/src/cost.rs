@@ -29,10 +29,10 @@ impl CallCost {
     /// The assumed cost of unpinning.
     pub const ASSUMED_UNPIN: Self = Self { call_ns: 100_000.0, byte_ns: 0.1 };
 
-    /// The least-squares line through `calls`, with neither part below 0. Calls of one size do not separate the cost of a call from
-    /// the cost of its bytes: `assumed` is then scaled to their mean. Nor do times that barely depend on the bytes, as on a busy
-    /// machine: a byte then costs what it cost in the fastest call, since larger calls would otherwise seem free. The recorded
-    /// calls together cost what they took. `None` without calls.
+    /// The least-squares line through `calls`, with neither part below 0. Calls of one size do not separate the cost of a call
+    /// from the cost of its bytes: `assumed` is then scaled to their mean. Nor do times that barely depend on the bytes, as on a
+    /// busy machine: a byte then costs what it cost in the fastest call, since larger calls would otherwise seem free. The
+    /// recorded calls together cost what they took. `None` without calls.
     pub fn fitted(calls: &[TimedCall], assumed: Self) -> Option<Self> {
         let n = calls.len() as f64;
         let mean = |of: fn(&TimedCall) -> u64| calls.iter().map(|call| of(call) as f64).sum::<f64>() / n;

@@ -20,8 +20,8 @@
 //! | `p K` | continue with pool K |
 //! | `t MICROSECONDS` | the clock advances |
 //!
-//! A trace has at most [`MAX_LINES`] lines and [`RECORDS_MAX`] records, so that a small compressed file or a large number cannot exhaust
-//! the memory or the time of the machine.
+//! A trace has at most [`MAX_LINES`] lines and [`RECORDS_MAX`] records, so that a small compressed file or a large number cannot
+//! exhaust the memory or the time of the machine.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Read};

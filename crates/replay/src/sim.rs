@@ -1,8 +1,8 @@
 //! Simulated memory: what the backend `heap` provides, up to a total, with its calls counted and priced.
 //!
-//! It prices remaps as a GPU with the calls of `vmm` would: granules are mapped at their new addresses first, and unmapped at the old
-//! addresses later, or when these are needed. The times were measured on an H200 with driver 580: 99 us to unmap a run, 5 us to map a
-//! granule, 165 us to set access; past the first granule, unmapping runs at 27 GB/s and setting access at 33 GB/s.
+//! It prices remaps as a GPU with the calls of `vmm` would: granules are mapped at their new addresses first, and unmapped at the
+//! old addresses later, or when these are needed. The times were measured on an H200 with driver 580: 99 us to unmap a run, 5 us
+//! to map a granule, 165 us to set access; past the first granule, unmapping runs at 27 GB/s and setting access at 33 GB/s.
 //!
 //! A pool never touches the memory of a source, and untouched memory is not resident, so a replay of terabytes costs nothing.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.

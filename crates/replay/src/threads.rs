@@ -1,20 +1,21 @@
 //! The steps of each thread of a recording, and the time between them. A closed-loop replay delays the steps that follow a wait.
 //!
-//! The replay keeps the time between two operations of a thread, except for waits at the limit, which it repeats. It also keeps the
-//! time that a request took in addition to its wait; otherwise threads that depend on each other would drift apart.
+//! The replay keeps the time between two operations of a thread, except for waits at the limit, which it repeats. It also keeps
+//! the time that a request took in addition to its wait; otherwise threads that depend on each other would drift apart.
 //!
-//! A thread that returns the buffer of another thread waits for two things: its own work since its last step, and the other thread,
-//! which fills the buffer. The recording shows only the later of the two:
+//! A thread that returns the buffer of another thread waits for two things: its own work since its last step, and the other
+//! thread, which fills the buffer. The recording shows only the later of the two:
 //!
 //! ```text
 //!  producer   request ── fills ──▶ next request (at the latest now the buffer is handed over)
 //!  consumer        last step ── own time ──▶ return
 //! ```
 //!
-//! If the buffer was handed over before the consumer's last step, the consumer was busy since that step. Otherwise it may have been
-//! idle: its own time is then at most the median of its busy steps, and the replay keeps the time since the request. A busy consumer
-//! keeps a buffer at least as long after the hand-over as an idle consumer does (the median). An idle consumer that keeps a buffer
-//! [`PAUSE_FACTOR`] times as long as usual has paused, and counts as busy: otherwise it would return the next buffers during the pause.
+//! If the buffer was handed over before the consumer's last step, the consumer was busy since that step. Otherwise it may have
+//! been idle: its own time is then at most the median of its busy steps, and the replay keeps the time since the request. A busy
+//! consumer keeps a buffer at least as long after the hand-over as an idle consumer does (the median). An idle consumer that
+//! keeps a buffer [`PAUSE_FACTOR`] times as long as usual has paused, and counts as busy: otherwise it would return the next
+//! buffers during the pause.
 //!
 //! A thread that starts after a wait follows that wait: another thread started it or handed work to it. Memory in use by a device
 //! becomes free as long after its return as recorded.
@@ -118,8 +119,8 @@ impl Threads {
         self.threads.entry(number).or_default()
     }
 
-    /// Adds a record, with its time since the recording began. Returns whether a buffer was requested or became free. If records were
-    /// lost, a buffer that is requested again counts as returned, and a return without a request is ignored.
+    /// Adds a record, with its time since the recording began. Returns whether a buffer was requested or became free. If records
+    /// were lost, a buffer that is requested again counts as returned, and a return without a request is ignored.
     pub(super) fn add(&mut self, line: u64, record: &Record) -> bool {
         let Record { time_ns, event, pool, thread } = *record;
         let (key, at) = ((pool, event.buffer().unwrap_or_default()), thread as usize);

@@ -6,9 +6,9 @@
 //!              └───────────────────── free, in memory that all processes map ◀──────────────┘
 //! ```
 //!
-//! A trainer creates [`SharedPool`]: one memory file, pinned once. Workers [attach](SharedWorker::attach) to it through its descriptor;
-//! they pin nothing and need no device. No byte is copied between processes: a 40-byte ticket identifies the buffer that was sent,
-//! and the trainer's copy to the device reads the worker's bytes in place.
+//! A trainer creates [`SharedPool`]: one memory file, pinned once. Workers [attach](SharedWorker::attach) to it through its
+//! descriptor; they pin nothing and need no device. No byte is copied between processes: a 40-byte ticket identifies the buffer
+//! that was sent, and the trainer's copy to the device reads the worker's bytes in place.
 //!
 //! ```
 //! use std::os::fd::AsFd;
@@ -38,8 +38,8 @@
 //! | a worker that has sent a buffer | the buffer can be received: by its ticket, by [`next`](SharedPool::next), or, if the ticket was lost, by [`next_from_dead_worker`](SharedPool::next_from_dead_worker) |
 //! | the trainer | the next call of each worker fails with [`is_peer`](crate::Error::is_peer); the memory is freed when the last worker exits |
 //!
-//! Each process locks a byte of the file, which the kernel unlocks when the process exits, so no daemon and no timeout is needed. Each
-//! state change of a buffer is one atomic exchange in the shared memory, so a process may die at any instruction.
+//! Each process locks a byte of the file, which the kernel unlocks when the process exits, so no daemon and no timeout is needed.
+//! Each state change of a buffer is one atomic exchange in the shared memory, so a process may die at any instruction.
 //!
 //! | file | contains |
 //! | --- | --- |

@@ -5,13 +5,13 @@
 //!                                     └── the descriptor, to another process ──▶ checked ──▶ mapped
 //! ```
 //!
-//! The file uses hugetlb pages if enough of them are reserved, otherwise huge pages if the kernel has some. Its length cannot change
-//! once it is sealed, so an access to the mapping cannot fail later (`SIGBUS`). The memory is freed with the last process that maps
-//! it or has a descriptor of it.
+//! The file uses hugetlb pages if enough of them are reserved, otherwise huge pages if the kernel has some. Its length cannot
+//! change once it is sealed, so an access to the mapping cannot fail later (`SIGBUS`). The memory is freed with the last process
+//! that maps it or has a descriptor of it.
 //!
-//! - **memory-file-I1**: from its creation until its drop, `len` bytes at `start` are mapped, readable and writable, at a fixed address.
-//!   Other processes may write to them at any time, so references are created only to atomics, or to bytes that the protocol
-//!   assigns to one process.
+//! - **memory-file-I1**: from its creation until its drop, `len` bytes at `start` are mapped, readable and writable, at a fixed
+//!   address. Other processes may write to them at any time, so references are created only to atomics, or to bytes that the
+//!   protocol assigns to one process.
 #![allow(unsafe_code)] // Maps files.
 
 use std::ffi::CStr;

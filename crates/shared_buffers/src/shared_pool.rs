@@ -18,11 +18,11 @@ use pinpool_shared_limit::file::LockFile;
 
 /// Buffers that worker processes fill and this process copies to a device. This process pins their memory once.
 ///
-/// A received buffer is a [`PinnedBuf`]. Once it is dropped and its copies have completed, workers can fill it again. Its bytes were
-/// written by another process, which must follow the protocol by using [`SharedWorker`](super::SharedWorker).
+/// A received buffer is a [`PinnedBuf`]. Once it is dropped and its copies have completed, workers can fill it again. Its bytes
+/// were written by another process, which must follow the protocol by using [`SharedWorker`](super::SharedWorker).
 ///
-/// After `SharedPool` is dropped, the next call of each worker fails, and received buffers remain valid. The memory is freed with the
-/// last process that maps it.
+/// After `SharedPool` is dropped, the next call of each worker fails, and received buffers remain valid. The memory is freed with
+/// the last process that maps it.
 #[derive(Debug)]
 pub struct SharedPool {
     lender: Lender,
@@ -33,8 +33,8 @@ pub struct SharedPool {
 }
 
 impl SharedPool {
-    /// Creates `buffers` buffers of `buffer_bytes` within the limit of `pool`, pinned with its backend. Uses hugetlb pages if enough of
-    /// them are reserved.
+    /// Creates `buffers` buffers of `buffer_bytes` within the limit of `pool`, pinned with its backend. Uses hugetlb pages if
+    /// enough of them are reserved.
     ///
     /// # Errors
     ///
@@ -119,8 +119,8 @@ impl SharedPool {
         lent.map(Some)
     }
 
-    /// Receives the oldest sent buffer, with its ticket. Waits up to `timeout` for one, then returns `None`. Needs no message from the
-    /// worker.
+    /// Receives the oldest sent buffer, with its ticket. Waits up to `timeout` for one, then returns `None`. Needs no message
+    /// from the worker.
     ///
     /// # Errors
     ///
@@ -131,8 +131,8 @@ impl SharedPool {
         view.header()?.sent().wait(slice, || begun.elapsed() >= timeout, || self.oldest(|_| true))
     }
 
-    /// Receives the oldest buffer that a dead worker sent and that was not received, without its ticket; `None` if there is none. The
-    /// bytes are complete. Call it only when no more tickets of that worker can arrive.
+    /// Receives the oldest buffer that a dead worker sent and that was not received, without its ticket; `None` if there is none.
+    /// The bytes are complete. Call it only when no more tickets of that worker can arrive.
     ///
     /// # Errors
     ///
@@ -169,8 +169,8 @@ impl SharedPool {
         recover(self.view()?, &self.owners, None)
     }
 
-    /// Sets whether a worker that finds no free buffer fails immediately ([`is_peer`](crate::Error::is_peer)) instead of waiting. A
-    /// trainer should set this before it joins its workers.
+    /// Sets whether a worker that finds no free buffer fails immediately ([`is_peer`](crate::Error::is_peer)) instead of waiting.
+    /// A trainer should set this before it joins its workers.
     ///
     /// # Errors
     ///

@@ -6,12 +6,12 @@
 //!    └────────────────┴─────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The word contains the state, the slot of the worker that fills or has sent the buffer, and a generation that increases with each
-//! take. Each step compares the whole word, so only one of two concurrent processes succeeds, and a ticket of an earlier use never
-//! matches. A process that dies between two steps leaves a valid state.
+//! The word contains the state, the slot of the worker that fills or has sent the buffer, and a generation that increases with
+//! each take. Each step compares the whole word, so only one of two concurrent processes succeeds, and a ticket of an earlier use
+//! never matches. A process that dies between two steps leaves a valid state.
 //!
-//! - state-I1: a word is changed only by the compare-and-exchange of [`StateWord::change`], so a buffer has one user at a time: the
-//!   worker that set it to `Filling`, then the trainer that set it to `Held`.
+//! - state-I1: a word is changed only by the compare-and-exchange of [`StateWord::change`], so a buffer has one user at a time:
+//!   the worker that set it to `Filling`, then the trainer that set it to `Held`.
 
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
@@ -110,8 +110,8 @@ impl StateWord {
         self.change(from, from.with(usage))
     }
 
-    /// Frees the buffer that the dead worker in `slot` was filling. `seen` was read before its death was detected, so it cannot belong
-    /// to a living worker that has the slot now: such a worker would have increased the generation.
+    /// Frees the buffer that the dead worker in `slot` was filling. `seen` was read before its death was detected, so it cannot
+    /// belong to a living worker that has the slot now: such a worker would have increased the generation.
     pub(super) fn recover(&self, seen: State, slot: u16) -> bool {
         seen.usage == Use::Filling(slot) && self.step(seen, Use::Free)
     }

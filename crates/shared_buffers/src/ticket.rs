@@ -2,7 +2,8 @@
 
 use crate::error::{ErrorKind, Result};
 
-/// Identifies a buffer that a worker has sent. It contains numbers only; pass it through any channel, as [bytes](Ticket::to_bytes).
+/// Identifies a buffer that a worker has sent. It contains numbers only; pass it through any channel, as
+/// [bytes](Ticket::to_bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ticket {
     pub(super) id: u64,

@@ -97,7 +97,8 @@ impl SharedWorker {
         Ok(Self { attached: Arc::new(attached) })
     }
 
-    /// Attaches through `/proc` to the memory with the descriptor `number` in process `pid`. Both processes must belong to one user.
+    /// Attaches through `/proc` to the memory with the descriptor `number` in process `pid`. Both processes must belong to one
+    /// user.
     ///
     /// # Errors
     ///
@@ -124,8 +125,8 @@ impl SharedWorker {
         self.attached.file.geometry.buffers
     }
 
-    /// Requests a free buffer for `len` bytes and waits up to `timeout`. Meanwhile buffers that dead workers were filling are freed. Its
-    /// bytes have arbitrary values.
+    /// Requests a free buffer for `len` bytes and waits up to `timeout`. Meanwhile buffers that dead workers were filling are
+    /// freed. Its bytes have arbitrary values.
     ///
     /// # Errors
     ///
@@ -137,7 +138,8 @@ impl SharedWorker {
         self.get_since(Instant::now(), len, timeout)
     }
 
-    /// Requests a buffer as [`get`](Self::get) does. An error reports the time since `since`, when an earlier wait of this request began.
+    /// Requests a buffer as [`get`](Self::get) does. An error reports the time since `since`, when an earlier wait of this
+    /// request began.
     ///
     /// # Errors
     ///

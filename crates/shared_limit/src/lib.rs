@@ -1,5 +1,5 @@
-//! Internal to pinpool, no stability guarantee: locks and waits across processes, and the shared limit: one limit for the pools of all
-//! processes.
+//! Internal to pinpool, no stability guarantee: locks and waits across processes, and the shared limit: one limit for the pools
+//! of all processes.
 //!
 //! Knows no pool. Linux only: attaching fails elsewhere.
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // Parts need Linux.

@@ -276,8 +276,8 @@ unsafe impl CopyTarget<SinkStream> for SinkMem {
         let (source, target) = (HostAddress(source.cast_mut()), self.bytes.clone());
         self.enqueue_in_order(stream, move || {
             let (HostAddress(source), DeviceBytes(target)) = (source, &*target);
-            // SAFETY: sink-I1: no reference to the bytes exists until this copy's fence is complete, and no other worker touches them:
-            // earlier copies were waited for, later ones wait for this one.
+            // SAFETY: sink-I1: no reference to the bytes exists until this copy's fence is complete, and no other worker touches
+            // them: earlier copies were waited for, later ones wait for this one.
             let bytes = unsafe { &mut *target.get() };
             // SAFETY: the caller's promise: the source stays readable and unchanged until the fence.
             let source = unsafe { std::slice::from_raw_parts(source.cast_const(), len) };

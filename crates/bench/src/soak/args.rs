@@ -11,10 +11,11 @@ const MOST_OPS: f64 = 1e15;
 
 /// Run random operations on a pool for a long time, and check every byte and every count
 ///
-/// Threads request, fill, check, return, keep, exchange and copy buffers. Each buffer is filled after its request and compared byte by
-/// byte before its return, before its copy, and at the destination after its copy. Copies go to the GPU if there is one. The run fails
-/// (exit status 1) if a byte differs, a request or a copy fails, counts differ, or resident memory grows by more than 16 MiB beyond the
-/// memory of the pool after the first tenth of the run. Ctrl-C ends the run and prints its report (exit status 130).
+/// Threads request, fill, check, return, keep, exchange and copy buffers. Each buffer is filled after its request and compared
+/// byte by byte before its return, before its copy, and at the destination after its copy. Copies go to the GPU if there is one.
+/// The run fails (exit status 1) if a byte differs, a request or a copy fails, counts differ, or resident memory grows by more
+/// than 16 MiB beyond the memory of the pool after the first tenth of the run. Ctrl-C ends the run and prints its report (exit
+/// status 130).
 #[derive(Debug, Args)]
 pub(crate) struct SoakArgs {
     /// Total operations: requests, returns, copies and hand-overs [default: 1e9, or any number with --seconds]

@@ -6,8 +6,8 @@
 //! | `content.rs` | the content of a buffer and its check |
 //! | `report.rs` | the report and its failures |
 //!
-//! - **soak-I1**: after the warm-up, resident memory stays below a limit: 16 MiB more than after the warm-up, or than at the start plus
-//!   the peak of the pool, whichever is larger.
+//! - **soak-I1**: after the warm-up, resident memory stays below a limit: 16 MiB more than after the warm-up, or than at the
+//!   start plus the peak of the pool, whichever is larger.
 
 mod args;
 mod content;

@@ -1,10 +1,10 @@
 //! Containers of samples, and compressed files.
 //!
-//! The name of a file determines its format. Every length in a header is checked against the file before use, so that a header cannot
-//! cause a large allocation. A container is listed completely or refused.
+//! The name of a file determines its format. Every length in a header is checked against the file before use, so that a header
+//! cannot cause a large allocation. A container is listed completely or refused.
 //!
-//! A compressed file is decompressed once to list its names and lengths. So the batches of every epoch are known in advance, and a
-//! damaged file is found early.
+//! A compressed file is decompressed once to list its names and lengths. So the batches of every epoch are known in advance, and
+//! a damaged file is found early.
 
 mod safetensors;
 mod tar;
@@ -27,7 +27,8 @@ pub(super) fn is_container(path: &Path) -> bool {
     }
 }
 
-/// Lists the content of the file at `path`; `None` if its last extension is no known format. Stops decompressing when `stop` is raised.
+/// Lists the content of the file at `path`; `None` if its last extension is no known format. Stops decompressing when `stop` is
+/// raised.
 pub(super) fn open(path: &Path, stop: &StopFlag) -> Option<Result<FileContent, FailureCause>> {
     if let Some((compression, is_tar)) = Compression::of(path) {
         return Some(open_compressed(path, compression, is_tar, stop));

@@ -103,8 +103,8 @@ fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<Con
     Ok((samples, last))
 }
 
-/// Returns whether the member is stored sparse, by the old GNU type or by its PAX records. A malformed record is an error; the crate
-/// ignores it.
+/// Returns whether the member is stored sparse, by the old GNU type or by its PAX records. A malformed record is an error; the
+/// crate ignores it.
 fn is_sparse<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<bool> {
     let mut sparse = entry.header().entry_type() == EntryType::GNUSparse;
     for record in entry.pax_extensions()?.into_iter().flatten() {
@@ -113,7 +113,8 @@ fn is_sparse<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<bool> {
     Ok(sparse)
 }
 
-/// Splits the path at the first dot of its last part. The second part is empty if there is no dot or the last part starts with it.
+/// Splits the path at the first dot of its last part. The second part is empty if there is no dot or the last part starts with
+/// it.
 fn key_and_field(path: &str) -> (&str, &str) {
     let base = path.rfind('/').map_or(0, |slash| slash + 1);
     match path[base..].find('.') {

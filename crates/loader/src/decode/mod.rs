@@ -4,8 +4,8 @@
 //!   JPEG, PNG ──▶ RGB, 8 bits ──▶ resized ──▶ height x width x 3, or 3 x height x width, bytes
 //! ```
 //!
-//! The length of each result is known in advance, so that a batch is one array. A header cannot make the decoders allocate more than
-//! [`Image::max_pixels`] permits. Each thread keeps at most 64 MiB of scratch memory for the next image.
+//! The length of each result is known in advance, so that a batch is one array. A header cannot make the decoders allocate more
+//! than [`Image::max_pixels`] permits. Each thread keeps at most 64 MiB of scratch memory for the next image.
 
 #[cfg(feature = "decode")]
 mod image;

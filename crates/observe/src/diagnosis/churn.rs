@@ -8,7 +8,8 @@ const COSTLY_PART: u64 = 50;
 /// A single cycle may be a change of the program.
 const TIMES_MIN: u64 = 2;
 
-/// The finding, and the bytes that one of these windows unpinned and a later one pinned again, if this cost enough of `window_us`.
+/// The finding, and the bytes that one of these windows unpinned and a later one pinned again, if this cost enough of
+/// `window_us`.
 pub(super) fn repinned<'a>(windows: impl Iterator<Item = &'a Snapshot>, window_us: u64) -> Option<(String, u64)> {
     let (mut released, mut most_released, mut again, mut was_again) = (0_u64, 0, 0_u64, false);
     let (mut times, mut cost_ns) = (0, 0_u64);

@@ -1,8 +1,8 @@
 //! Buffers of one tag that are never returned.
 //!
 //! A cache that fills also grows, but ever slower, and then stops. More load brings more requests. A queue before a slow consumer
-//! returns its oldest buffers first, so that they do not age. A leak does none of these. Growth from the pool's start is a leak, and
-//! not a working set, if most requested buffers return and the tag holds most memory.
+//! returns its oldest buffers first, so that they do not age. A leak does none of these. Growth from the pool's start is a leak,
+//! and not a working set, if most requested buffers return and the tag holds most memory.
 
 use std::time::Duration;
 
@@ -61,7 +61,8 @@ impl Growth {
         self.ends.get(self.ends.len().checked_sub(count)?..)
     }
 
-    /// Below the bursts of a tag, the number of buffers older than a minute grows: bursts have none, and a full cache keeps their number.
+    /// Below the bursts of a tag, the number of buffers older than a minute grows: bursts have none, and a full cache keeps their
+    /// number.
     fn creeping_leak_of(&self, holder: &Holder) -> Option<Leak> {
         let ends = self.last_ends(ENDS_MAX)?;
         let aged: Vec<_> = counts(ends, holder, |holder| holder.aged).into_iter().skip(1).step_by(2).collect();

@@ -51,8 +51,9 @@ impl LogFilter {
     }
 }
 
-/// The diagnosis of several windows: a leak or stuck copy that is there at the end; else the alarm that lost most time, unless its
-/// windows are few and lost little; else what was found most often, except a warm-up that has ended. Of a cause, the largest need.
+/// The diagnosis of several windows: a leak or stuck copy that is there at the end; else the alarm that lost most time, unless
+/// its windows are few and lost little; else what was found most often, except a warm-up that has ended. Of a cause, the largest
+/// need.
 pub(super) fn summary(windows: &[&WindowDiagnosis]) -> Option<WindowDiagnosis> {
     let last = *windows.last()?;
     let ends = |cause| matches!(cause, Cause::Leak | Cause::StuckCopy);

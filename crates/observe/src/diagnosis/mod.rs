@@ -107,8 +107,8 @@ impl Monitor {
         self.past.last().map(|past| &past.diagnosis)
     }
 
-    /// The diagnosis of the remembered windows, or of the time so far if no window has ended; with the request that failed since, if
-    /// nothing known explains it. A running process and a recording are diagnosed by this one rule.
+    /// The diagnosis of the remembered windows, or of the time so far if no window has ended; with the request that failed since,
+    /// if nothing known explains it. A running process and a recording are diagnosed by this one rule.
     pub fn why(&self, now_us: u64, now: &Snapshot) -> WindowDiagnosis {
         let window_us = now_us.saturating_sub(self.last_us);
         let window = |most_held_bytes| Window::between(&self.last, now, window_us, most_held_bytes);

@@ -20,8 +20,8 @@ pub struct PoolDiagnosis {
     pub delayed_requests: u64,
 }
 
-/// The diagnosis of each pool with enough requests, alarms first, then those that lost most time. A pool without snapshots has none: its
-/// process was killed at once.
+/// The diagnosis of each pool with enough requests, alarms first, then those that lost most time. A pool without snapshots has
+/// none: its process was killed at once.
 pub fn diagnose_recording(recording: &Recording) -> Vec<PoolDiagnosis> {
     let diagnose = |pool: &PoolDescription| {
         let set_in_code = pool.fact(SET_IN_CODE).unwrap_or_default();

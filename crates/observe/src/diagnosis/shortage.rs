@@ -76,7 +76,8 @@ pub struct Shortage<'a> {
     pub diagnosis: Option<&'a WindowDiagnosis>,
 }
 
-/// The first case that matches. Without a request: the cause that a request beyond the limit would meet, if the pool is near its limit.
+/// The first case that matches. Without a request: the cause that a request beyond the limit would meet, if the pool is near its
+/// limit.
 pub fn likely_cause(shortage: &Shortage<'_>) -> Option<LikelyCause> {
     match shortage.refused {
         Some(refused) => Some(of_refusal(shortage, refused)),
@@ -84,7 +85,8 @@ pub fn likely_cause(shortage: &Shortage<'_>) -> Option<LikelyCause> {
     }
 }
 
-/// Returns true if little is left: pageable buffers exist, the system is full, a copy is stuck, or nearly all of the limit is in use.
+/// Returns true if little is left: pageable buffers exist, the system is full, a copy is stuck, or nearly all of the limit is in
+/// use.
 fn is_short(shortage: &Shortage<'_>) -> bool {
     let now = &shortage.now;
     now.pageable_bytes > 0

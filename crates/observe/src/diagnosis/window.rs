@@ -177,7 +177,8 @@ impl<'a> Window<'a> {
             };
             return Some(self.alarm(cause, found, format!("{what}, or raise {limit} for all processes")));
         }
-        // Threads that return what they requested, so that the waiting threads are the users of the buffers, wait for memory alone.
+        // Threads that return what they requested, so that the waiting threads are the users of the buffers, wait for memory
+        // alone.
         let is_of_one_thread = self.delta.own_waits > delayed_requests / 2;
         if !is_of_one_thread && *failed_requests == 0 && self.delta.returns > 0 {
             let of_consumer = self.pause(&short, limit).or_else(|| self.slow_consumer(&short));
@@ -194,8 +195,8 @@ impl<'a> Window<'a> {
         self.alarm_for(Cause::LimitTooSmall, short, remedy, (limit, needed_bytes))
     }
 
-    /// A few requests wait long, while most find memory at once: the consumer keeps up and pauses now and then. The buffers that producers
-    /// would have filled meanwhile bridge the pause.
+    /// A few requests wait long, while most find memory at once: the consumer keeps up and pauses now and then. The buffers that
+    /// producers would have filled meanwhile bridge the pause.
     fn pause(&self, short: &str, limit: &str) -> Option<WindowDiagnosis> {
         let Self { now, delta, lost, .. } = self;
         let waits = delta.delayed_requests.max(now.waiting);

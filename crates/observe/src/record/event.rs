@@ -1,8 +1,8 @@
 //! Events of a pool, as recordings contain them.
 
-/// An event of a pool. Lengths are in bytes, times in nanoseconds. An `id` identifies the memory of a buffer from [`New`](Event::New) to
-/// [`Gone`](Event::Gone), `tag` and `stack` are numbers of an owner's tag and of a call stack (0 is none), and `class_bytes` is the
-/// size class.
+/// An event of a pool. Lengths are in bytes, times in nanoseconds. An `id` identifies the memory of a buffer from
+/// [`New`](Event::New) to [`Gone`](Event::Gone), `tag` and `stack` are numbers of an owner's tag and of a call stack (0 is none),
+/// and `class_bytes` is the size class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Event {
@@ -20,8 +20,8 @@ pub enum Event {
     Completed { id: u64 },
     /// The completion of a buffer's copies cannot be detected, so its memory is never reused.
     Leaked { id: u64 },
-    /// Memory for a buffer was carved or acquired; the request that follows is a miss. `from_source` is false for pageable memory in
-    /// place of the backend's.
+    /// Memory for a buffer was carved or acquired; the request that follows is a miss. `from_source` is false for pageable memory
+    /// in place of the backend's.
     New { id: u64, address: u64, class_bytes: u64, from_source: bool },
     /// The memory of a buffer returned to the arena or the backend.
     Gone { id: u64 },

@@ -22,36 +22,37 @@
 //! block   ...
 //! ```
 //!
-//! Numbers of fixed width are little-endian. Items are encoded by [postcard](https://postcard.jamesmunns.com/wire-format): an enum is
-//! the number of its variant and then its fields, an unsigned number is LEB128, a text or list is its length and its content. A file
-//! with a name that ends in `.gz` is a sequence of gzip members with one or several whole blocks each; the first member also has the
-//! head.
+//! Numbers of fixed width are little-endian. Items are encoded by [postcard](https://postcard.jamesmunns.com/wire-format): an
+//! enum is the number of its variant and then its fields, an unsigned number is LEB128, a text or list is its length and its
+//! content. A file with a name that ends in `.gz` is a sequence of gzip members with one or several whole blocks each; the first
+//! member also has the head.
 //!
-//! A block is written as a whole, every 50 ms or sooner while something is recorded, so a process that dies leaves a file with a last
-//! block that may be truncated. A reader keeps the whole items of that block, reports the truncation, and stops there; it stops before
-//! a block with a wrong checksum. `pinpool trace`, `why`, `report` and `advise` use the intact part of such a file and exit with 1.
+//! A block is written as a whole, every 50 ms or sooner while something is recorded, so a process that dies leaves a file with a
+//! last block that may be truncated. A reader keeps the whole items of that block, reports the truncation, and stops there; it
+//! stops before a block with a wrong checksum. `pinpool trace`, `why`, `report` and `advise` use the intact part of such a file
+//! and exit with 1.
 //!
-//! A process that exits (`exit`, or the end of `main`) while its pools live waits up to 2 s until earlier records are in the file. A
-//! process that ends without its exit handlers (`_exit`, `abort`, a signal) loses the records since the last write. In both cases
-//! `end` of these pools is missing, and `pinpool trace` names them.
+//! A process that exits (`exit`, or the end of `main`) while its pools live waits up to 2 s until earlier records are in the
+//! file. A process that ends without its exit handlers (`_exit`, `abort`, a signal) loses the records since the last write. In
+//! both cases `end` of these pools is missing, and `pinpool trace` names them.
 //!
 //! The queue of a file holds 65,536 records. Records that find no room are lost, counted, and reported in a record `missing`.
 //!
 //! # Opening a file
 //!
-//! A new file is readable by its user alone (mode 0600): it holds addresses and tags. Pools of one process that name the same file
-//! share it, and a later pool of that process continues it. An empty file is written, and a recording of another process that has
-//! ended is overwritten once a pool is built. With `%p` in the name each process has its own file. A pipe of this user is accepted if
-//! it has a reader when the pool is built; `/dev/null` and `/dev/full` are accepted too.
+//! A new file is readable by its user alone (mode 0600): it holds addresses and tags. Pools of one process that name the same
+//! file share it, and a later pool of that process continues it. An empty file is written, and a recording of another process
+//! that has ended is overwritten once a pool is built. With `%p` in the name each process has its own file. A pipe of this user
+//! is accepted if it has a reader when the pool is built; `/dev/null` and `/dev/full` are accepted too.
 //!
-//! Everything else is refused before anything is written: a file that does not begin as a recording (compressed or not), a symbolic
-//! link, a directory, a device, a socket, and files of other users. Building the pool then fails with an error that names the file and
-//! what it is.
+//! Everything else is refused before anything is written: a file that does not begin as a recording (compressed or not), a
+//! symbolic link, a directory, a device, a socket, and files of other users. Building the pool then fails with an error that
+//! names the file and what it is.
 //!
 //! # Items
 //!
-//! The reader takes at most 4 GiB, 16 million records and snapshots, and 65,536 pools, tags and call stacks. The writer names at most
-//! 24,576 tags and 24,576 call stacks. Requests with further tags are recorded as untagged, and further call stacks as none.
+//! The reader takes at most 4 GiB, 16 million records and snapshots, and 65,536 pools, tags and call stacks. The writer names at
+//! most 24,576 tags and 24,576 call stacks. Requests with further tags are recorded as untagged, and further call stacks as none.
 //!
 //! | variant | item | fields |
 //! | --- | --- | --- |
@@ -61,10 +62,10 @@
 //! | 3 | call stack | number (not 0), list of frames, innermost first: function, file (may be empty), line |
 //! | 4 | snapshot | time in ns, pool, time of the pool's clock in us, statistics and owners (`diagnosis::Snapshot` in `crates/observe`) |
 //!
-//! Time 0 is when the first pool of the file was built. Records of one thread are in order; records of different threads may be out of
-//! order by some blocks, so a reader sorts them by time, keeping the order of equal times. Snapshots come every 100 ms at first, later
-//! every 200th of the elapsed time, and at the end of each diagnosis window. `pinpool why` diagnoses them with the rules of the
-//! running pool.
+//! Time 0 is when the first pool of the file was built. Records of one thread are in order; records of different threads may be
+//! out of order by some blocks, so a reader sorts them by time, keeping the order of equal times. Snapshots come every 100 ms at
+//! first, later every 200th of the elapsed time, and at the end of each diagnosis window. `pinpool why` diagnoses them with the
+//! rules of the running pool.
 //!
 //! | variant | event | fields |
 //! | --- | --- | --- |
@@ -88,8 +89,8 @@
 //!
 //! An id identifies memory from `new` to `gone`; in between requests and returns of the same id alternate. Tag 0 is none.
 //!
-//! Facts of a pool: `backend`, `pinned` (`yes` or `no`), `name` (if it has one), `process`, `version` (of the crate), `time` (seconds
-//! since 1970 at time 0), and each `PINPOOL_*` variable with its value.
+//! Facts of a pool: `backend`, `pinned` (`yes` or `no`), `name` (if it has one), `process`, `version` (of the crate), `time`
+//! (seconds since 1970 at time 0), and each `PINPOOL_*` variable with its value.
 
 use std::fmt::Debug;
 use std::path::Path;

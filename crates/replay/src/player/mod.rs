@@ -10,9 +10,9 @@
 //!  serve    retry the head of the queue until it must wait; a request that timed out becomes a fallback
 //! ```
 //!
-//! Owns the queue of waiting requests, and counts waits and fallbacks as a program with blocking requests would. All numbers about
-//! memory come from the pool. A trace of requests is replayed open-loop: it continues while requests wait. A recording contains the
-//! program's threads: if requests waited, or may wait at the limit of the replay, their threads block (`steps.rs`).
+//! Owns the queue of waiting requests, and counts waits and fallbacks as a program with blocking requests would. All numbers
+//! about memory come from the pool. A trace of requests is replayed open-loop: it continues while requests wait. A recording
+//! contains the program's threads: if requests waited, or may wait at the limit of the replay, their threads block (`steps.rs`).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

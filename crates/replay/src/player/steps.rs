@@ -9,8 +9,8 @@
 //!              └─ yes ─▶ of the returns before its next other step, the first with a ready buffer; the thread is idle until then
 //! ```
 //!
-//! So a thread that receives buffers from a queue receives the ready ones, as in the program, and in recorded order if several are
-//! ready. If nothing is due while requests wait, idle threads first return the buffers that they hold.
+//! So a thread that receives buffers from a queue receives the ready ones, as in the program, and in recorded order if several
+//! are ready. If nothing is due while requests wait, idle threads first return the buffers that they hold.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
@@ -86,8 +86,8 @@ impl<'a> Schedule<'a> {
         self.plan(thread, now_ns);
     }
 
-    /// When the request that a step follows was served, plus the time in between; 0 if it follows none. `None` if the request is not
-    /// served yet: the step is then planned once it is.
+    /// When the request that a step follows was served, plus the time in between; 0 if it follows none. `None` if the request is
+    /// not served yet: the step is then planned once it is.
     fn followed_ns(&mut self, step: StepId) -> Option<u64> {
         let Some((name, after_ns)) = self.threads[step.0].steps[step.1].follows else { return Some(0) };
         let Some(got_ns) = self.got_ns.get(&name) else {

@@ -23,8 +23,8 @@ impl EventCount {
         }
     }
 
-    /// Calls `found` until it returns something, after each change or when `slice` has passed, until `is_late`. No change is missed: a
-    /// change after a call of `found` ends the next sleep.
+    /// Calls `found` until it returns something, after each change or when `slice` has passed, until `is_late`. No change is
+    /// missed: a change after a call of `found` ends the next sleep.
     pub fn wait<T, E>(
         &self,
         slice: Duration,

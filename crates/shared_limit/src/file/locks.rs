@@ -8,9 +8,9 @@
 //!   another process may claim the bytes a moment before they are unpinned.
 //! - A process number is not sufficient: it is reused, and differs between namespaces. A lock belongs to the file itself, so
 //!   containers that share the file see each other's locks.
-//! - The kernel drops POSIX locks (`F_SETLK`) when any code of the process closes any descriptor of the file. A robust mutex needs a
-//!   thread that lives as long as its process, and is released before the process's memory. A `pidfd` does not work across
-//!   namespaces.
+//! - The kernel drops POSIX locks (`F_SETLK`) when any code of the process closes any descriptor of the file. A robust mutex
+//!   needs a thread that lives as long as its process, and is released before the process's memory. A `pidfd` does not work
+//!   across namespaces.
 //! - Forked children share the description and its locks, so each child closes it before `fork` returns there. Children that are
 //!   created in other ways close it at `exec`.
 //!
@@ -39,8 +39,8 @@ const PAUSE: Duration = Duration::from_micros(200);
 
 /// An open file description that is used only for locks. Dropping it releases them.
 ///
-/// Other code of the process may close the descriptor, and its number may then be reused, even for the same file. So the description
-/// has a unique mark: its position, at which nothing is read or written.
+/// Other code of the process may close the descriptor, and its number may then be reused, even for the same file. So the
+/// description has a unique mark: its position, at which nothing is read or written.
 #[derive(Debug)]
 pub struct LockFile {
     file: ManuallyDrop<File>,

@@ -7,18 +7,18 @@
 //!   a request without room: writes what it wants ─▶ wakes the others' threads ─▶ they release memory ─▶ wake the request
 //! ```
 //!
-//! An owner is one pool. Only its own slot contains its bytes, and each change is one store, so an owner may die at any instruction
-//! and no total is left wrong. Its slot is then free, and the next claim that finds no room sets it to zero.
+//! An owner is one pool. Only its own slot contains its bytes, and each change is one store, so an owner may die at any
+//! instruction and no total is left wrong. Its slot is then free, and the next claim that finds no room sets it to zero.
 //!
-//! A claim sums all slots and writes its own slot under the file's lock, which the kernel drops when its holder dies. If the holder
-//! is stopped (SIGSTOP) in these microseconds, claims of other processes are refused after 50 ms.
+//! A claim sums all slots and writes its own slot under the file's lock, which the kernel drops when its holder dies. If the
+//! holder is stopped (SIGSTOP) in these microseconds, claims of other processes are refused after 50 ms.
 //!
 //! While the owners together want more than the limit, owners above an even share release what is returned to them, and claim
 //! nothing that others wait for (`shares`). So a request is served even if other processes constantly use the whole limit.
 //!
 //! The file is in `/dev/shm`, named after the user and the shared limit, and only that user may open it. The first pool that
-//! attaches while no owner is alive sets the limit; the last owner removes the file. If another program removes the file, its owners
-//! keep their memory but claim nothing more (`Loss`). New processes then create another file with a separate limit.
+//! attaches while no owner is alive sets the limit; the last owner removes the file. If another program removes the file, its
+//! owners keep their memory but claim nothing more (`Loss`). New processes then create another file with a separate limit.
 //!
 //! | file | contains |
 //! | --- | --- |
@@ -31,7 +31,8 @@
 //!
 //! - shared-limit-I1: the sum of the bytes of living owners never exceeds the limit.
 //! - shared-limit-I2: only the process that attached changes its slot: in a forked child every call does nothing.
-//! - shared-limit-I3: an owner with a descriptor that other code has closed claims nothing more, and leaves its slot to the next owner.
+//! - shared-limit-I3: an owner with a descriptor that other code has closed claims nothing more, and leaves its slot to the next
+//!   owner.
 //! - shared-limit-I4: the wanted bytes of an owner are the sum of what its requests and reserves want now.
 
 use std::sync::Arc;
@@ -199,8 +200,8 @@ impl SharedLimit {
         })
     }
 
-    /// The bytes that a returned buffer of this owner must make room for, because others lack it and this owner has more than an even
-    /// share; else 0.
+    /// The bytes that a returned buffer of this owner must make room for, because others lack it and this owner has more than an
+    /// even share; else 0.
     pub fn owed_bytes(&self) -> u64 {
         let Attached { slots, slot, .. } = &*self.0;
         self.0.with(|place| match self.0.others_lack(place) {
@@ -223,8 +224,8 @@ impl SharedLimit {
         });
     }
 
-    /// Starts a thread that calls `notice` whenever owners want or return memory: with whether others want any and, once, why this
-    /// owner can no longer claim. It ends when `notice` returns false or this is dropped.
+    /// Starts a thread that calls `notice` whenever owners want or return memory: with whether others want any and, once, why
+    /// this owner can no longer claim. It ends when `notice` returns false or this is dropped.
     pub fn watch(&self, notice: impl Fn(bool, Option<Loss>) -> bool + Send + 'static) -> std::io::Result<()> {
         let own = self.0.clone();
         let news = move |place: &mut Place| {

@@ -1,8 +1,8 @@
 //! Shared memory that no process can truncate: a System V segment without a key.
 //!
-//! A process that may write to a file may also truncate it, and then an access beyond its end raises SIGBUS; a segment has no file. It
-//! is marked for removal when it is created, so it is freed with the last process that has it attached, even if that process is
-//! killed. Until then other processes in the same IPC namespace attach it by its number.
+//! A process that may write to a file may also truncate it, and then an access beyond its end raises SIGBUS; a segment has no
+//! file. It is marked for removal when it is created, so it is freed with the last process that has it attached, even if that
+//! process is killed. Until then other processes in the same IPC namespace attach it by its number.
 #![allow(unsafe_code)] // Maps by system calls.
 
 use std::io;

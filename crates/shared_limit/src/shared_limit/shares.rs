@@ -1,9 +1,9 @@
 //! Which owners release memory while the owners together want more than the limit: numbers in, numbers out.
 //!
-//! The *even level* divides the limit by max-min fairness: an owner that holds and wants less than an even part gets all of it, and
-//! the others share the rest. An owner above the level releases what is returned to it if another owner has less, and claims nothing
-//! that an earlier want needs. An owner below the level releases only idle memory, and claims what is free. So owners that all want
-//! more end within one buffer of the level, and memory does not move back and forth.
+//! The *even level* divides the limit by max-min fairness: an owner that holds and wants less than an even part gets all of it,
+//! and the others share the rest. An owner above the level releases what is returned to it if another owner has less, and claims
+//! nothing that an earlier want needs. An owner below the level releases only idle memory, and claims what is free. So owners
+//! that all want more end within one buffer of the level, and memory does not move back and forth.
 //!
 //! A request that needs more than the level would never be served while the others use their parts. If it has waited longest, the
 //! others' level is computed from the rest of the limit, so such requests are served in turn.

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! - shared-limit-slots-I1: the memory is created only under the lock of the file while no slot is locked.
-//! - shared-limit-slots-I2: a slot's words are written by its owner, and under the lock of the file while no owner has the slot locked.
+//! - shared-limit-slots-I2: a slot's words are written by its owner, and under the lock of the file while no owner has the slot
+//!   locked.
 
 use std::fs::{Metadata, OpenOptions};
 use std::io;

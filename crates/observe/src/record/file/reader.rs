@@ -1,7 +1,7 @@
 //! Reads recordings.
 //!
-//! In a truncated file, the intact records of the last block are read as well, and the truncation is reported. Bytes and records are
-//! bounded, so that a small compressed file cannot exhaust memory.
+//! In a truncated file, the intact records of the last block are read as well, and the truncation is reported. Bytes and records
+//! are bounded, so that a small compressed file cannot exhaust memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;

@@ -1,9 +1,9 @@
 //! The pools that record, the thread that writes a recording, and the files that are open.
 //!
 //! Pools of one process that name the same file share it. A record goes into one bounded queue, which never waits: a record that
-//! finds no room is counted as lost. The thread takes what the queue holds every 50 ms, or when it is asked because the queue fills up or
-//! a pool ends, and writes it as blocks, each compressed separately for a name that ends in `.gz`. A process that dies leaves whole blocks
-//! except the last. A process that exits waits up to 2 s until what was recorded before is in the file.
+//! finds no room is counted as lost. The thread takes what the queue holds every 50 ms, or when it is asked because the queue
+//! fills up or a pool ends, and writes it as blocks, each compressed separately for a name that ends in `.gz`. A process that
+//! dies leaves whole blocks except the last. A process that exits waits up to 2 s until what was recorded before is in the file.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -231,8 +231,8 @@ impl Writer {
     }
 }
 
-/// Flushes the open files when the process exits. A process that ends without its exit handlers loses what was recorded since the last
-/// write.
+/// Flushes the open files when the process exits. A process that ends without its exit handlers loses what was recorded since the
+/// last write.
 extern "C" fn flush_open() {
     let until = Instant::now() + EXIT_PATIENCE;
     let Some(files) = TRACE_FILES.get_if_made() else { return };
@@ -303,14 +303,15 @@ impl Run {
 
     /// Writes what the queue holds, and the end of a pool.
     fn write_queue(&mut self, ended: Option<u32>) {
-        // Read before the records, so that later losses are reported later. Only what is queued now is taken, so that busy threads do not
-        // keep this thread in the loop.
+        // Read before the records, so that later losses are reported later. Only what is queued now is taken, so that busy
+        // threads do not keep this thread in the loop.
         let lost = self.writer.unqueued.swap(0, Ordering::Relaxed);
         for _ in 0..self.writer.queue.1.len() {
             let Ok(item) = self.writer.queue.1.try_recv() else { break };
             self.add(&item);
         }
-        // Taken after the records, so that the names of all records are included. Resolved without the lock, because this reads files.
+        // Taken after the records, so that the names of all records are included. Resolved without the lock, because this reads
+        // files.
         let unwritten = take(&mut self.writer.names.lock().unwritten);
         unwritten.into_iter().for_each(|name| self.add(&item(name)));
         let missing = (lost > 0).then_some((0, Event::Missing { records: lost }));
