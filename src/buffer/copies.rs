@@ -300,7 +300,8 @@ impl PinnedBuf {
     /// the event and of this thread.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_event(&mut self, event: *mut std::ffi::c_void) -> Result<()> {
-        // Inverted, because no stream has such a handle; a null handle would mean a default stream. SAFETY: the caller's promise.
+        // Inverted, because no stream has such a handle; a null handle would mean a default stream.
+        // SAFETY: the caller's promise.
         self.record_work(!event.addr(), || unsafe { copy::cuda::fence_after_event_handle(event.cast()) })
     }
 
