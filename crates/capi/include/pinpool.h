@@ -363,8 +363,7 @@ pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
  * `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
- * recorded covers no work. If the work has not completed, a context must be current on this thread. It need not be the context
- * of the event.
+ * recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread.
  *
  * - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
  * - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream. The event
