@@ -128,7 +128,7 @@ group! {
     timeouts: u64 = Counter,
     /// Requests at the limit that got pageable memory (`PINPOOL_ON_FULL=pageable`). They are also misses.
     pageable: u64 = Counter,
-    /// Buffers over [adopted](crate::Pool::adopt) memory that exist. They are not requests, and their bytes are not held.
+    /// Existing buffers over [adopted](crate::Pool::adopt) memory. They are not requests, and their bytes are not held.
     adopted: u64 = Gauge,
     /// Bytes requested, without hits on the fast path.
     requested_bytes: u64 = Counter,
@@ -244,7 +244,7 @@ group! {
     max_bytes: Option<u64> = Gauge,
     /// Live pools that share the limit, this one included.
     pools: u64 = Gauge,
-    /// Bytes that they hold or are pinning or unpinning.
+    /// Bytes that these pools hold, pin or unpin.
     held_bytes: u64 = Gauge,
     /// Bytes that this pool holds.
     own_bytes: u64 = Gauge,
