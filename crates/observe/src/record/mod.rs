@@ -1,7 +1,7 @@
 //! Recordings of pools, for `pinpool why`, `report`, `advise` and `trace`.
 //!
 //! ```text
-//!   request, return, pin ... ──▶ queue (bounded, never waits) ──▶ pinpool-trace ──▶ blocks with checksums ──▶ file
+//!   request, return, pin ... ──▶ queue (bounded) ──▶ pinpool-trace ──▶ blocks with checksums ──▶ file
 //! ```
 //!
 //! | file | owns |
@@ -124,13 +124,13 @@ pub trait Recorder: Debug + Send + Sync {
     /// The pool is built. Until then no earlier recording at the path is overwritten.
     fn begin(&self);
 
-    /// Adds a record; never waits.
+    /// Adds a record; never waits for the file.
     fn record(&self, event: Event);
 
     /// Returns true if a snapshot is due: every 100 ms at first, later every 200th of the elapsed time.
     fn wants_snapshot(&self, now_us: u64) -> bool;
 
-    /// Adds the state of the pool at that time of its clock; never waits.
+    /// Adds the state of the pool at that time of its clock; never waits for the file.
     fn snapshot(&self, at_us: u64, snapshot: Snapshot);
 
     fn path(&self) -> &Path;

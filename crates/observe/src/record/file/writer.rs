@@ -1,14 +1,15 @@
 //! The pools that record, the thread that writes a recording, and the files that are open.
 //!
-//! Pools of one process that name the same file share it. A record goes into one bounded queue, which never waits: a record that
-//! finds no room is counted as lost. The thread takes what the queue holds every 50 ms, or when it is asked because the queue
-//! fills up or a pool ends, and writes it as blocks, each compressed separately for a name that ends in `.gz`. A process that
-//! dies leaves whole blocks except the last. A process that exits waits up to 2 s until what was recorded before is in the file.
+//! Pools of one process that name the same file share it. A record goes into one bounded queue, and a record that finds no room
+//! is counted as lost. The queue is locked only to add an item or to take all of them, so no request waits for the disk. The
+//! thread takes what the queue holds every 50 ms, or when it is asked because the queue fills up or a pool ends, and writes it
+//! as blocks, each compressed separately for a name that ends in `.gz`. A process that dies leaves whole blocks except the last.
+//! A process that exits waits up to 2 s until what was recorded before is in the file.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
-use std::mem::take;
+use std::mem::{replace, take};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -38,9 +39,9 @@ const PERIOD: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest delay of an exit.
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
-/// Records of the queue: 5 MiB.
+/// Records of the queue: 3.5 MiB. The thread holds as many again while the disk is slow.
 const CAPACITY: usize = 1 << 16;
-/// The writer is woken if the queue holds this many.
+/// The writer is woken each time that the queue has grown by this many.
 const WAKE_AT: usize = 4096;
 /// Least time between two snapshots.
 const SNAPSHOT_US: u64 = 100_000;
@@ -62,13 +63,14 @@ struct Writer {
     path: PathBuf,
     /// Time 0 of the recording.
     begun: Instant,
-    queue: (Sender<Item>, Receiver<Item>),
+    /// Items since the last write, and the number of records that found no room.
+    queue: Mutex<(Vec<Item>, u64)>,
     flushes: (Sender<Flush>, Receiver<Flush>),
     names: Mutex<Names>,
     /// A pool of the file is built. Nothing is written before.
     is_begun: AtomicBool,
-    /// Records for which the queue had no room, since the last write.
-    unqueued: AtomicU64,
+    /// Items that the thread has taken and not yet added to a block.
+    taken: AtomicU64,
     /// The state after the last write.
     recorded: Mutex<Recorded>,
 }
@@ -88,9 +90,9 @@ static TRACE_FILES: OfProcess<Mutex<HashMap<PathBuf, Arc<Mutex<TraceFile>>>>> = 
 
 impl TraceFile {
     fn new(path: PathBuf) -> Self {
-        let (begun, queue, flushes) = (Instant::now(), unbounded(), unbounded());
-        let (names, is_begun, unqueued, recorded) = Default::default();
-        let writer = Arc::new(Writer { path, begun, queue, flushes, names, is_begun, unqueued, recorded });
+        let (begun, flushes) = (Instant::now(), unbounded());
+        let (queue, names, is_begun, taken, recorded) = Default::default();
+        let writer = Arc::new(Writer { path, begun, queue, flushes, names, is_begun, taken, recorded });
         Self { writer, pools: 0, open_pools: 0, left: None }
     }
 
@@ -142,7 +144,7 @@ pub fn open(path: &Path, facts: Vec<(String, String)>) -> Result<Arc<dyn Recorde
     let own =
         [("process", process), ("version", env!("CARGO_PKG_VERSION").to_owned()), ("time", format!("{begun:.6}"))];
     let facts = facts.into_iter().chain(own.map(|(name, value)| (name.to_owned(), value))).collect();
-    let _ = writer.queue.0.send(Item::Pool(PoolDescription { number, facts }));
+    writer.queue.lock().0.push(Item::Pool(PoolDescription { number, facts }));
     let (is_ended, next_us, generation) = (AtomicBool::new(false), AtomicU64::new(0), ForkGeneration::now());
     Ok(Arc::new(RecordedPool { writer, pool: number, is_ended, next_us, generation }))
 }
@@ -182,13 +184,13 @@ impl Recorder for RecordedPool {
         if self.is_ended.swap(true, Ordering::Relaxed) {
             return None;
         }
-        let Writer { queue, unqueued, recorded, .. } = &*self.writer;
         let answer = self.writer.flush(Some(self.pool)).recv_timeout(PATIENCE);
-        let mut recorded = recorded.lock().clone();
+        let mut recorded = self.writer.recorded.lock().clone();
         if answer.is_err() {
             recorded.failure = Some(format!("the last records were not written within {PATIENCE:?}"));
             // Including records that are neither written nor counted as lost.
-            recorded.lost += queue.0.len() as u64 + unqueued.load(Ordering::Relaxed);
+            let (items, lost) = &*self.writer.queue.lock();
+            recorded.lost += items.len() as u64 + lost + self.writer.taken.load(Ordering::Relaxed);
         }
         Some(recorded)
     }
@@ -211,14 +213,15 @@ impl Writer {
 
     /// Queues an item, unless the queue is full; then a record is counted as lost.
     fn add(&self, item: Item) {
-        let queued = self.queue.0.len();
-        if queued >= CAPACITY {
-            // Relaxed: a sum.
-            self.unqueued.fetch_add(u64::from(matches!(item, Item::Record(_))), Ordering::Relaxed);
-            return;
-        }
-        let _ = self.queue.0.send(item);
-        if queued >= WAKE_AT && self.flushes.0.is_empty() {
+        let queued = {
+            let (items, lost) = &mut *self.queue.lock();
+            match items.len() {
+                ..CAPACITY => items.push(item),
+                _ => *lost += u64::from(matches!(item, Item::Record(_))),
+            }
+            items.len()
+        };
+        if queued.is_multiple_of(WAKE_AT) && self.flushes.0.is_empty() {
             let _ = self.flushes.0.send(None);
         }
     }
@@ -264,20 +267,16 @@ struct Run {
 
 impl Run {
     fn run(mut self) {
-        loop {
+        let mut is_last = false;
+        while !is_last {
             let flush = self.writer.flushes.1.recv_timeout(PERIOD).unwrap_or_default();
             let ended = flush.as_ref().and_then(|(pool, _)| *pool);
             // The thread stays, because pools wait for it. After the panic it empties the queue and writes nothing.
             if self.writer.is_begun.load(Ordering::Relaxed) && caught(|| self.write_queue(ended)).is_none() {
                 self.writer.recorded.lock().failure = Some("its thread has panicked".to_owned());
             }
-            let is_last = ended.is_some() && self.end();
-            if let Some((_, answer)) = flush {
-                let _ = answer.send(());
-            }
-            if is_last {
-                return;
-            }
+            is_last = ended.is_some() && self.end();
+            let _ = flush.map(|(_, answer)| answer.send(()));
         }
     }
 
@@ -303,12 +302,14 @@ impl Run {
 
     /// Writes what the queue holds, and the end of a pool.
     fn write_queue(&mut self, ended: Option<u32>) {
-        // Read before the records, so that later losses are reported later. Only what is queued now is taken, so that busy
-        // threads do not keep this thread in the loop.
-        let lost = self.writer.unqueued.swap(0, Ordering::Relaxed);
-        for _ in 0..self.writer.queue.1.len() {
-            let Ok(item) = self.writer.queue.1.try_recv() else { break };
-            self.add(&item);
+        // Only what is queued now is taken, so that busy threads do not keep this thread in the loop. With this capacity an item
+        // rarely allocates while other threads wait for the lock.
+        let empty = (Vec::with_capacity(2 * WAKE_AT), 0);
+        let (items, lost) = replace(&mut *self.writer.queue.lock(), empty);
+        for (left, item) in (0..items.len()).rev().zip(&items) {
+            // Relaxed: a statistic.
+            self.writer.taken.store(left as u64, Ordering::Relaxed);
+            self.add(item);
         }
         // Taken after the records, so that the names of all records are included. Resolved without the lock, because this reads
         // files.
@@ -377,7 +378,7 @@ mod tests {
         let taken = TimedSnapshot { time_ns: 0, pool: 0, at_us: 0, snapshot: Box::default() };
         (0..=CAPACITY).for_each(|_| writer.add(Item::Snapshot(taken.clone())));
         writer.add(Item::Record(Record { time_ns: 0, thread: 0, pool: 0, event: Event::Cleared }));
-        assert_eq!(writer.unqueued.load(Ordering::Relaxed), 1);
+        assert_eq!(writer.queue.lock().1, 1);
     }
 
     #[cfg(debug_assertions)] // A sum that overflows panics.
@@ -386,10 +387,10 @@ mod tests {
         let pool = open(Path::new("/dev/null"), Vec::new()).unwrap();
         let writer = TRACE_FILES.get().lock()[Path::new("/dev/null")].lock().writer.clone();
         writer.recorded.lock().lost = u64::MAX;
-        writer.unqueued.store(1, Ordering::Relaxed);
+        writer.queue.lock().1 = 1;
         pool.begin();
         assert_eq!(pool.end().unwrap().failure.as_deref(), Some("its thread has panicked"));
-        assert!(writer.queue.0.is_empty());
+        assert!(writer.queue.lock().0.is_empty());
     }
 
     #[test]
