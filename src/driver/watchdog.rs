@@ -3,7 +3,7 @@
 //! A query takes a microsecond. The driver may block a call for seconds while the device is being reset or is lost. Then one
 //! thread waits in the driver, and others that only poll for completion continue without an answer.
 
-use pinpool_os::clock::monotonic_us;
+use pinpool_os::clock::monotonic_ns;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// A driver that has not returned from any query for this long is stuck. Longer than an ordinary preemption; a throttled thread
@@ -17,7 +17,7 @@ static LAST_PROGRESS_US: AtomicU64 = AtomicU64::new(0);
 
 /// Runs the query; `None` if the driver is stuck in a query of another thread.
 pub(crate) fn query<R>(query: impl FnOnce() -> R) -> Option<R> {
-    let now_us = monotonic_us();
+    let now_us = monotonic_ns() / 1000;
     // Acquire, with the Release below: the start that a querying thread has stored.
     match RUNNING_QUERIES.load(Ordering::Acquire) {
         0 => LAST_PROGRESS_US.store(now_us, Ordering::Relaxed),
@@ -34,7 +34,7 @@ struct RunningQuery;
 
 impl Drop for RunningQuery {
     fn drop(&mut self) {
-        LAST_PROGRESS_US.store(monotonic_us(), Ordering::Relaxed);
+        LAST_PROGRESS_US.store(monotonic_ns() / 1000, Ordering::Relaxed);
         RUNNING_QUERIES.fetch_sub(1, Ordering::Release);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pinpool_os::clock::monotonic_us;
+use pinpool_os::clock::monotonic_ns;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::host::{Pressure, PressureGauge};
 use pinpool_os::sync::plain::Mutex;
@@ -41,7 +41,7 @@ impl PressureWatch {
     pub(super) fn pressure_change(&mut self, now_us: u64) -> Option<Pressure> {
         let now = match &mut self.gauge {
             Some(own) => own.read(now_us),
-            None => OF_KERNEL.get().lock().read(monotonic_us()),
+            None => OF_KERNEL.get().lock().read(monotonic_ns() / 1000),
         };
         let before = std::mem::replace(&mut self.pressure, now);
         (self.pressure != before).then_some(self.pressure)

@@ -3,7 +3,7 @@
 //! No hit reads a clock. Misses, returns with copies, the maintenance thread and [`Pool::maintain`](crate::Pool::maintain)
 //! refresh the coarse copy, which is exact enough for rules that count in seconds.
 
-use pinpool_os::clock::monotonic_us;
+use pinpool_os::clock::monotonic_ns;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// A clock that moves only when a test or a replay moves it. Clones are the same clock.
@@ -43,7 +43,7 @@ pub(crate) struct Timekeeper {
 
 impl Timekeeper {
     pub(crate) fn new(manual: Option<ManualClock>) -> Self {
-        let begun_us = if manual.is_some() { 0 } else { monotonic_us() };
+        let begun_us = if manual.is_some() { 0 } else { monotonic_ns() / 1000 };
         Self { manual, begun_us, coarse_us: AtomicU64::new(0) }
     }
 
@@ -59,7 +59,7 @@ impl Timekeeper {
 
     /// Reads the clock, and leaves the coarse copy as it is.
     pub(crate) fn read_us(&self) -> u64 {
-        let system_us = || monotonic_us().saturating_sub(self.begun_us);
+        let system_us = || (monotonic_ns() / 1000).saturating_sub(self.begun_us);
         self.manual.as_ref().map_or_else(system_us, ManualClock::now_us)
     }
 

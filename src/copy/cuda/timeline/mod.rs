@@ -37,7 +37,7 @@ use crate::driver::code::{Code, FailedCall};
 use crate::driver::{self, RelaxedCapture, calls, watchdog};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
-use pinpool_os::clock::monotonic_us;
+use pinpool_os::clock::monotonic_ns;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -241,7 +241,7 @@ impl DeviceHealth {
     /// Queries the device if a query is due, and fails if the last query failed (timeline-I3).
     fn check(&self, context: &ContextWork) -> Result<(), FailedCall> {
         // Relaxed, here and below: elects one caller, and a code without other data.
-        let (now_us, queried_us) = (monotonic_us(), self.queried_us.load(Ordering::Relaxed));
+        let (now_us, queried_us) = (monotonic_ns() / 1000, self.queried_us.load(Ordering::Relaxed));
         let is_due = now_us >= queried_us.saturating_add(HEALTH_EVERY_US);
         let elect = || self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed);
         if !is_due || elect().is_err() {

@@ -26,6 +26,7 @@ use super::names::{Names, item};
 use super::open::{Opened, flock, open_locked};
 use crate::diagnosis::Snapshot;
 use crate::record::{Event, Name, PoolDescription, Record, Recorded, Recorder};
+use pinpool_os::clock::monotonic_ns;
 use pinpool_os::exit::call_at_exit;
 use pinpool_os::file_id::FileId;
 use pinpool_os::fork::{ForkGeneration, OfProcess};
@@ -61,8 +62,8 @@ type Flush = Option<(Option<u32>, Sender<()>)>;
 #[derive(Debug)]
 struct Writer {
     path: PathBuf,
-    /// Time 0 of the recording.
-    begun: Instant,
+    /// Time 0 of the recording, by the system's monotonic clock.
+    begun_ns: u64,
     /// Items since the last write, and the number of records that found no room.
     queue: Mutex<(Vec<Item>, u64)>,
     flushes: (Sender<Flush>, Receiver<Flush>),
@@ -90,9 +91,9 @@ static TRACE_FILES: OfProcess<Mutex<HashMap<PathBuf, Arc<Mutex<TraceFile>>>>> = 
 
 impl TraceFile {
     fn new(path: PathBuf) -> Self {
-        let (begun, flushes) = (Instant::now(), unbounded());
+        let (begun_ns, flushes) = (monotonic_ns(), unbounded());
         let (queue, names, is_begun, taken, recorded) = Default::default();
-        let writer = Arc::new(Writer { path, begun, queue, flushes, names, is_begun, taken, recorded });
+        let writer = Arc::new(Writer { path, begun_ns, queue, flushes, names, is_begun, taken, recorded });
         Self { writer, pools: 0, open_pools: 0, left: None }
     }
 
@@ -140,7 +141,7 @@ pub fn open(path: &Path, facts: Vec<(String, String)>) -> Result<Arc<dyn Recorde
     file.pools += 1;
     drop(file);
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let begun = since_1970.as_secs_f64() - writer.begun.elapsed().as_secs_f64();
+    let begun = since_1970.as_secs_f64() - writer.now_ns() as f64 / 1e9;
     let own =
         [("process", process), ("version", env!("CARGO_PKG_VERSION").to_owned()), ("time", format!("{begun:.6}"))];
     let facts = facts.into_iter().chain(own.map(|(name, value)| (name.to_owned(), value))).collect();
@@ -208,7 +209,7 @@ impl Drop for RecordedPool {
 impl Writer {
     /// Time since the recording began.
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        monotonic_ns().saturating_sub(self.begun_ns)
     }
 
     /// Queues an item, unless the queue is full; then a record is counted as lost.
