@@ -94,8 +94,8 @@ pub(super) unsafe fn populate(
             Ok::<_, SourceError>(())
         })?;
         // A thread that panics ends early.
-        let is_whole = done_bytes == region.len_bytes();
-        if is_whole { Ok(()) } else { Err(SourceError::new("populate", "a thread ended before its pages were there")) }
+        let whole = done_bytes == region.len_bytes();
+        if whole { Ok(()) } else { Err(SourceError::new("populate", "a thread ended before its pages were there")) }
     })
 }
 

@@ -287,9 +287,9 @@ impl PinnedBuf {
     /// The errors of [`wait_slice_mut`](PinnedBuf::wait_slice_mut).
     pub fn try_slice_mut(&mut self) -> Result<Option<&mut PinnedSlice<u8>>> {
         self.check_reachable()?;
-        let is_complete = self.block.as_mut().map_or(Ok(true), |block| block.copy_fences_mut().is_complete())?;
+        let complete = self.block.as_mut().map_or(Ok(true), |block| block.copy_fences_mut().is_complete())?;
         // Does not wait: no copy uses the bytes.
-        if is_complete { self.wait_slice_mut().map(Some) } else { Ok(None) }
+        if complete { self.wait_slice_mut().map(Some) } else { Ok(None) }
     }
 
     /// As [`wait_slice`](PinnedBuf::wait_slice), with elements of type `T`.

@@ -297,8 +297,8 @@ impl Settings {
     /// Errors for values set by code that are invalid for their variables.
     fn invalid_values(&self) -> Vec<Error> {
         // A custom source has no name.
-        let is_custom = matches!(self.backend, Some(Backend::Source(_)));
-        let named = VARIABLES.iter().filter(|variable| !is_custom || variable.name != "PINPOOL_BACKEND");
+        let custom = matches!(self.backend, Some(Backend::Source(_)));
+        let named = VARIABLES.iter().filter(|variable| !custom || variable.name != "PINPOOL_BACKEND");
         let invalid_values = named.filter_map(|variable| {
             let text = (variable.set_to)(self)?;
             let error = (variable.read)(&mut Self::default(), &text).err()?;

@@ -70,8 +70,8 @@ impl Code {
         // CONTAINED, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK,
         // MPS_CLIENT_TERMINATED, EXTERNAL_DEVICE.
         let ends_process = matches!(self.0, 226 | 700 | 702 | 710 | 714..=719 | 721 | 810 | 911);
-        let is_in_graph = self.0 == 907;
-        ends_process || is_in_graph || self.is_context_ended() || self == Self::INVALID_HANDLE
+        let in_graph = self.0 == 907;
+        ends_process || in_graph || self.is_context_ended() || self == Self::INVALID_HANDLE
     }
 }
 

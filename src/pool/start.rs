@@ -83,8 +83,8 @@ impl PoolStart {
     }
 
     fn log_start(&self, config: &Config, chosen: &Chosen, max_bytes: Option<u64>, limit_origin: &str) {
-        let (log, source, is_adaptive) = (&self.log, &*chosen.source, config.preset == Preset::Adaptive);
-        let granules = source.virtual_memory().filter(|_| is_adaptive);
+        let (log, source, adaptive) = (&self.log, &*chosen.source, config.preset == Preset::Adaptive);
+        let granules = source.virtual_memory().filter(|_| adaptive);
         let granule_of = |memory: &dyn VirtualMemory| granule_bytes(max_bytes, memory.granule_bytes() as u64);
         let facts = [
             ("preset", Some(config.preset.to_string())),

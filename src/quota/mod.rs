@@ -300,9 +300,9 @@ impl Budget {
 
     /// Why the shared limit has no room for `needed_bytes`, and what helps.
     pub(crate) fn describe_shared(&self, needed_bytes: u64) -> (String, &'static str) {
-        let is_too_large = needed_bytes > self.highest_claim_bytes();
+        let too_large = needed_bytes > self.highest_claim_bytes();
         let Some(host) = self.host() else {
-            let remedy = if is_too_large {
+            let remedy = if too_large {
                 "request a smaller buffer, or set PINPOOL_MAX_BYTES to a size"
             } else {
                 "return buffers in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size, which applies \
@@ -320,7 +320,7 @@ impl Budget {
         let SharedLimitReport { name, max_bytes, held_bytes, .. } = &report;
         let (max, held) = (Size(max_bytes.unwrap_or(u64::MAX)), Size(*held_bytes));
         let others = report.describe_others();
-        if is_too_large {
+        if too_large {
             let found = format!("exceeds the shared limit {name} of {max}; {held} are held ({others})");
             return (found, "request a smaller buffer, or restart all its processes with a larger PINPOOL_MAX_BYTES");
         }

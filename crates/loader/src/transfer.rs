@@ -221,12 +221,12 @@ impl<'a> Transfer<'a> {
         if batch.parts.is_empty() {
             return;
         }
-        let mut is_intact = true;
+        let mut intact = true;
         let mut done = BatchDone { batch: batch.number, samples: 0, bytes: 0 };
         for (at, part) in batch.parts.iter().enumerate() {
             match part.checksum {
                 Some(read) if checksums.get(at) != Some(&read) => {
-                    is_intact = false;
+                    intact = false;
                     let (len_bytes, arrived) = (part.bytes.len(), checksums.get(at).copied().unwrap_or_default());
                     let cause = FailureCause::Corrupted { len_bytes, read, arrived };
                     let failure = self.loader.catalog.failure(part.sample, cause);
@@ -244,7 +244,7 @@ impl<'a> Transfer<'a> {
         self.summary.samples += done.samples;
         self.summary.bytes += done.bytes;
         self.summary.batches += 1;
-        self.summary.verified_batches += u64::from(self.loader.options.verify && is_intact);
+        self.summary.verified_batches += u64::from(self.loader.options.verify && intact);
         self.observer.batch_done(&done);
     }
 
@@ -257,18 +257,18 @@ impl<'a> Transfer<'a> {
         }
         let arrived = self.arriving.entry((epoch, part.sample)).or_default();
         *arrived += len_bytes;
-        let is_whole = *arrived == sample_bytes;
-        if is_whole {
+        let whole = *arrived == sample_bytes;
+        if whole {
             self.arriving.remove(&(epoch, part.sample));
         }
-        is_whole
+        whole
     }
 
     /// Counts a file when the last of its samples has arrived for the first time.
     fn count_file(&mut self, file: usize) {
         self.arrived[file] += 1;
-        let is_whole = self.arrived[file] == self.loader.catalog.files()[file].samples;
-        self.summary.files += u64::from(is_whole && !self.failed_files.contains(&file));
+        let whole = self.arrived[file] == self.loader.catalog.files()[file].samples;
+        self.summary.files += u64::from(whole && !self.failed_files.contains(&file));
     }
 
     /// Reports a failure unless all of its files have failed before, in another sample or epoch.

@@ -167,9 +167,9 @@ struct Parser {
 impl Parser {
     /// Adds a line: its bytes, and its text without the end.
     fn add(&mut self, bytes: &[u8], text: &str) -> Result<(), String> {
-        let is_whole = bytes.len() as u64 != LINE_BYTES_MAX || bytes.ends_with(b"\n");
+        let whole = bytes.len() as u64 != LINE_BYTES_MAX || bytes.ends_with(b"\n");
         require(self.line <= MAX_LINES, || format!("a trace has at most {MAX_LINES} lines"))?;
-        require(is_whole, || "too long for a line of a trace".to_owned())?;
+        require(whole, || "too long for a line of a trace".to_owned())?;
         require(std::str::from_utf8(bytes).is_ok(), || "not UTF-8 text".to_owned())?;
         match text.strip_prefix('#') {
             _ if text.is_empty() || text.starts_with("##") => Ok(()),

@@ -188,8 +188,8 @@ impl Progress {
     }
 
     fn check_process(&self) -> Result<()> {
-        let is_stale = self.generation.is_stale();
-        if is_stale { Err(Error::device_failed("the sink's worker stayed in the parent process")) } else { Ok(()) }
+        let stale = self.generation.is_stale();
+        if stale { Err(Error::device_failed("the sink's worker stayed in the parent process")) } else { Ok(()) }
     }
 
     fn wait_for(&self, copies: u64) -> Result<()> {

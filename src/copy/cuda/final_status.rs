@@ -30,11 +30,11 @@ impl FinalStatus {
         if let Some(known) = self.known() {
             return known.map(|()| true);
         }
-        let is_complete = query().map_err(|failed| self.refused(failed))?;
-        if is_complete {
+        let complete = query().map_err(|failed| self.refused(failed))?;
+        if complete {
             self.set_complete();
         }
-        Ok(is_complete)
+        Ok(complete)
     }
 
     /// The copy has completed.

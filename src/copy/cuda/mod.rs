@@ -227,8 +227,8 @@ fn enqueue_fence(stream: sys::CUstream, context: &'static ContextState) -> Share
     match EventFence::new(id, context).and_then(|event| event.record(stream).map(|()| event)) {
         Ok(event) => Arc::new(event),
         Err(failed) => {
-            let is_complete = context_fence::wait_for(stream).is_ok();
-            Arc::new(ContextFence::new(&context.work, failed.to_string(), is_complete))
+            let complete = context_fence::wait_for(stream).is_ok();
+            Arc::new(ContextFence::new(&context.work, failed.to_string(), complete))
         }
     }
 }

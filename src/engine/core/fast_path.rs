@@ -188,8 +188,8 @@ fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     let Some(at) = position(pool).filter(|_| block.is_fast_path()) else { return Err(block) };
     // SAFETY: (fast-path-I1) the cached pool is alive; it is until the next change of its entry, by this thread.
     let core = unsafe { &*pool };
-    let is_for_arena = policy::goes_to_arena(block.entry_bytes(), || core.is_varied());
-    if is_for_arena || core.has_waiters() || core.slow_path_flag.is_for_shared_limit() {
+    let for_arena = policy::goes_to_arena(block.entry_bytes(), || core.is_varied());
+    if for_arena || core.has_waiters() || core.slow_path_flag.is_for_shared_limit() {
         return Err(block);
     }
     core.idle.put_remote(block.into_entry()).map_err(Block::from_entry)?;
@@ -212,10 +212,10 @@ fn wake_waiters(core: &Core, at: usize) {
 #[inline(always)]
 fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
     let shard = CACHED.with(|cached| cached[at].shard.get());
-    let is_open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || is_varied(at));
+    let open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || is_varied(at));
     // SAFETY: (fast-path-I1) a block's shard is not `NO_SHARD`, so the entry's pool is alive; it is until the next change of the
     // entry, by this thread.
-    is_open.then(|| CachedShard(unsafe { &*shard }))
+    open.then(|| CachedShard(unsafe { &*shard }))
 }
 
 /// Returns whether large buffers of a cached pool go to the arena, by the slow path (policy-R3). A load.

@@ -119,8 +119,8 @@ impl Core {
         });
         found.or_else(|stop| {
             // Waiting cannot help a request that exceeds the limit.
-            let is_too_large = matches!(stop, Stop::Refused(_)) && !self.memory.supply.could_hold(class);
-            let pageable = if is_too_large { self.fall_back(wanted.len, class) } else { None };
+            let too_large = matches!(stop, Stop::Refused(_)) && !self.memory.supply.could_hold(class);
+            let pageable = if too_large { self.fall_back(wanted.len, class) } else { None };
             pageable.ok_or(stop)
         })
     }
@@ -179,14 +179,14 @@ impl Core {
 
     fn record_stop(&self, stop: &Stop, calls: SlowCalls) {
         let Stop::Refused(refusal) = stop else { return };
-        let is_by_source = matches!(refusal, Refusal::Source(_));
-        if is_by_source {
+        let by_source = matches!(refusal, Refusal::Source(_));
+        if by_source {
             self.backoff.refused(self.time.read_us());
             self.watch_device();
         }
-        if is_by_source || !matches!(calls, SlowCalls::Held(..)) {
+        if by_source || !matches!(calls, SlowCalls::Held(..)) {
             // Relaxed: a statistic.
-            self.diagnosis.is_by_source.store(is_by_source, Ordering::Relaxed);
+            self.diagnosis.is_by_source.store(by_source, Ordering::Relaxed);
         }
     }
 
@@ -195,13 +195,13 @@ impl Core {
         let &BlockRequest { len, class, .. } = wanted;
         let could_hold = self.memory.supply.could_hold(class);
         // A request that can never be served is no shortage, unless pageable memory serves it.
-        let is_servable = could_hold || self.memory.could_be_pageable(class);
-        let may_wait = is_servable && !wait.is_zero() && self.ended.get().is_none();
-        if is_servable {
+        let servable = could_hold || self.memory.could_be_pageable(class);
+        let may_wait = servable && !wait.is_zero() && self.ended.get().is_none();
+        if servable {
             self.record_need(class);
             // A full pool is ordinary.
-            let is_ordinary = may_wait && could_hold && !matches!(refusal, Refusal::Source(_));
-            let why = || (is_ordinary, self.memory.explain(refusal, class).to_string(), self.stats());
+            let ordinary = may_wait && could_hold && !matches!(refusal, Refusal::Source(_));
+            let why = || (ordinary, self.memory.explain(refusal, class).to_string(), self.stats());
             self.shortage.count_refused(&self.log, len as u64, self.time.coarse_us(), why);
         }
         if may_wait {
@@ -251,8 +251,8 @@ impl Core {
             }
         }
         let no_memory = NoMemory { asked_bytes, refused, usage: usage_text(&stats), report: dump.body() };
-        let is_by_source = matches!(refusal, Refusal::Source(_));
-        if is_by_source { ErrorKind::Backend(no_memory) } else { ErrorKind::Limit(no_memory) }.into()
+        let by_source = matches!(refusal, Refusal::Source(_));
+        if by_source { ErrorKind::Backend(no_memory) } else { ErrorKind::Limit(no_memory) }.into()
     }
 
     /// A pageable block, if this pool may return one and its limit leaves room.

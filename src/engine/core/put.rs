@@ -271,8 +271,8 @@ impl Core {
     /// Returns whether no handle is left, and a release would wait for copies, which may be stuck. An arena releases nothing
     /// before it closes.
     fn would_wait(&self) -> bool {
-        let is_ending = self.lifetime.is_sealed() && self.memory.arena().is_none();
-        is_ending && self.memory.source().release_waits() && self.in_flight.count() + self.memory.quarantined.get() > 0
+        let ending = self.lifetime.is_sealed() && self.memory.arena().is_none();
+        ending && self.memory.source().release_waits() && self.in_flight.count() + self.memory.quarantined.get() > 0
     }
 
     /// Releases the `evicted` block, if any, and others until the limit on idle buffers holds. Returns on the fast path do not

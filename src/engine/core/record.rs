@@ -82,10 +82,10 @@ impl Core {
 
     /// Records the holder of `block` under its tag, and its call stack if this request is sampled.
     pub(crate) fn record_holder(&self, block: &mut Block, wanted: &BlockRequest) {
-        let is_sampled = is_drawn(self.config.code.call_stacks);
-        let tag = wanted.tag.as_ref().or_else(|| is_sampled.then_some(&self.owners.untagged));
+        let sampled = is_drawn(self.config.code.call_stacks);
+        let tag = wanted.tag.as_ref().or_else(|| sampled.then_some(&self.owners.untagged));
         let Some(tag) = tag else { return };
-        let stack = is_sampled.then(|| Arc::new(CallStack::here()));
+        let stack = sampled.then(|| Arc::new(CallStack::here()));
         if let Some((recorder, id)) = self.recorder().zip(block.memory().recorded_id())
             && let Some(stack) = &stack
         {

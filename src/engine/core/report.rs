@@ -70,17 +70,17 @@ impl Core {
     pub(super) fn dump_of(&self, stats: &Stats, request: Option<FailedRequest>) -> Dump {
         let source = self.memory.source();
         // In a forked child other locks may be held by threads that do not exist here.
-        let is_forked = self.is_forked();
-        let arena = self.memory.arena().filter(|_| !is_forked);
+        let forked = self.is_forked();
+        let arena = self.memory.arena().filter(|_| !forked);
         Dump {
             device: if source.needs_gpu() { format!("GPU {}", self.config.device) } else { "host".to_owned() },
             owners: self.owners_of(stats),
             stats: stats.clone(),
             longest_free_bytes: arena.map_or(0, |arena| arena.longest_free_bytes()),
-            host: if is_forked { None } else { self.auto_limit.memory(self.time.of_process_us(self.time.coarse_us())) },
+            host: if forked { None } else { self.auto_limit.memory(self.time.of_process_us(self.time.coarse_us())) },
             request,
-            diagnosis: if is_forked { None } else { self.latest_diagnosis() },
-            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory.limit_name(LimitLevel::Pool) },
+            diagnosis: if forked { None } else { self.latest_diagnosis() },
+            limit: if forked { "PINPOOL_MAX_BYTES" } else { self.memory.limit_name(LimitLevel::Pool) },
         }
     }
 
@@ -222,7 +222,7 @@ impl Core {
 
     /// The input of the diagnosis.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let (stats, is_direct) = (self.stats(), self.memory.arena().is_none());
+        let (stats, direct) = (self.stats(), self.memory.arena().is_none());
         let needed_bytes = self.diagnosis.needed_bytes.load(Ordering::Relaxed);
         // A wait counts while it lasts, not in the window in which it ends.
         let current_waits = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
@@ -235,16 +235,12 @@ impl Core {
         let MemoryStats { pin, unpin, remap, .. } = &stats.memory;
         let place = |tag: &str| if self.config.code.call_stacks > 0 { self.owners.place(tag) } else { None };
         let holder = |owner: &Owner| Holder { place: place(&owner.tag), ..owner.holder() };
-        let classes = if is_direct { self.class_stats() } else { Vec::new() };
+        let classes = if direct { self.class_stats() } else { Vec::new() };
         Snapshot {
             requests: stats.requests.served + stats.requests.failed,
             misses: stats.requests.misses,
             // Under `tensorflow` a buffer that was evicted earlier is one too few, not one of another size.
-            new_lengths: if is_direct {
-                stats.requests.miss_reasons.first_of_size
-            } else {
-                self.counters.new_lengths()
-            },
+            new_lengths: if direct { stats.requests.miss_reasons.first_of_size } else { self.counters.new_lengths() },
             returns: stats.requests.returned,
             evicted: stats.memory.evictions.over_limit,
             delayed_requests: self.diagnosis.short_requests.load(Ordering::Relaxed),
@@ -264,7 +260,7 @@ impl Core {
             limit: has_limit.then_some(limit.into()),
             others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),
             // Under `adaptive` an eviction returns memory to the arena and makes no driver call.
-            pool_size_limit: is_direct.then_some(stats.limits.max_idle_buffers),
+            pool_size_limit: direct.then_some(stats.limits.max_idle_buffers),
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
             copies,
             is_pinned: stats.pinned_by.is_some(),

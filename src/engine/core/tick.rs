@@ -109,8 +109,8 @@ impl Core {
 
     /// Reads the clock and returns the time. Does what is due if the maintenance thread does not.
     pub(super) fn tick_if_alone(&self) -> u64 {
-        let is_maintained = self.thread.is_some() || self.config.code.maintained_by_caller;
-        self.tick_after(if is_maintained { LATE_US } else { 0 })
+        let maintained = self.thread.is_some() || self.config.code.maintained_by_caller;
+        self.tick_after(if maintained { LATE_US } else { 0 })
     }
 
     /// Reads the clock and returns the time. Does what has been due for `patience_us`; that may be slow calls.
@@ -259,12 +259,12 @@ impl Maintained for Core {
             // Another pool of the process has made room, and has woken this thread only.
             self.wake_waiters();
         }
-        let is_compacting = self.memory.arena().is_some_and(|arena| {
+        let compacting = self.memory.arena().is_some_and(|arena| {
             arena.reserve_turn(self);
             arena.compact(self.time.now_us()) || arena.reserve_pace() == Pace::Steps
         });
         // While it compacts or pins a reserve, the thread runs more often than other work is due.
-        if !is_compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
+        if !compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
             self.run_due();
         } else {
             self.release_to_others();

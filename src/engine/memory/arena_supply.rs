@@ -150,10 +150,10 @@ impl Supply for ArenaSupply {
         // A block is made by the supply of its pool.
         let BlockMemory::Carved { extent, .. } = memory else { return };
         let mut books = self.books();
-        let is_unused = books.give(extent, now_us);
+        let unused = books.give(extent, now_us);
         self.record_holes(&books, now_us);
         drop(books);
-        if is_unused {
+        if unused {
             self.teardown(now_us);
         }
     }
@@ -256,8 +256,8 @@ impl ArenaSupply {
     pub(in crate::engine) fn has_aging_memory(&self) -> bool {
         let books = self.books();
         let releasable_bytes = books.arena.releasable_bytes();
-        let is_aging = releasable_bytes > 0 && books.arena.retention.idle_timeout_us.is_some();
-        is_aging && (self.may_release_by_time() || books.overdue_bytes < releasable_bytes)
+        let aging = releasable_bytes > 0 && books.arena.retention.idle_timeout_us.is_some();
+        aging && (self.may_release_by_time() || books.overdue_bytes < releasable_bytes)
     }
 
     /// The longest piece of free memory.

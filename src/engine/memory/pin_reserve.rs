@@ -88,8 +88,8 @@ impl ArenaSupply {
     fn claim_reserve(&self, bytes: u64, pool: &dyn PoolView) -> Result<u64, Refusal> {
         let len = self.books().claim_reserve(bytes, |bytes| self.reserved_bytes(bytes))?;
         let waiting = pool.waiting_bytes();
-        let is_short = waiting.iter().any(|&waiting_bytes| !self.could_hold_bytes(waiting_bytes));
-        let Some(&first_bytes) = waiting.first().filter(|_| is_short) else { return Ok(len) };
+        let short = waiting.iter().any(|&waiting_bytes| !self.could_hold_bytes(waiting_bytes));
+        let Some(&first_bytes) = waiting.first().filter(|_| short) else { return Ok(len) };
         self.books().unclaim_reserve(self.reserved_bytes(len));
         Err(Refusal::Queued { level: LimitLevel::Pool, waiting: waiting.len() as u64, first_bytes })
     }
@@ -131,9 +131,9 @@ impl ArenaSupply {
             return carried_out.map(drop).map_err(Refusal::Source);
         }
         // A region is short while copies are in flight, since it would delay enqueues.
-        let is_short = books.reserve_progress().0 == 0 || pool.has_copies();
+        let short = books.reserve_progress().0 == 0 || pool.has_copies();
         drop(books);
-        let bytes = to_come.min(if is_short { STEP_BYTES } else { REGION_BYTES });
+        let bytes = to_come.min(if short { STEP_BYTES } else { REGION_BYTES });
         let len = self.claim_reserve(bytes, pool).inspect_err(|_| self.books().keep_committed(bytes))?;
         let pinned = self.pin_region(len, self.settings.pin_threads, &|_| ());
         if pinned.is_err() {

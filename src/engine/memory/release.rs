@@ -185,10 +185,10 @@ impl ArenaSupply {
         let released = released.and(addresses.map_or(Ok(()), |(_, addresses)| self.unreserve(addresses)));
         let released = regions.into_values().map(|region| self.release_region(region)).fold(released, Result::and);
         let mut books = self.books();
-        let is_all_released = released.is_ok() && books.is_unused();
+        let all_released = released.is_ok() && books.is_unused();
         // A block that another thread is returning leads here again.
         let is_last = books.is_unused() || self.quarantined.get() > 0;
-        let (held_bytes, ended) = (books.held_bytes(), is_last.then(|| books.end_claims(is_all_released)).flatten());
+        let (held_bytes, ended) = (books.held_bytes(), is_last.then(|| books.end_claims(all_released)).flatten());
         drop(books);
         drop(ended);
         if let Err(error) = released {

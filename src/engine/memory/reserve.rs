@@ -185,7 +185,7 @@ impl ArenaSupply {
         unthreaded: Option<&dyn PoolView>,
     ) -> Result<bool, SourceError> {
         loop {
-            let is_due = unthreaded.is_some_and(|pool| self.reserve_turn(pool));
+            let due = unthreaded.is_some_and(|pool| self.reserve_turn(pool));
             let books = self.books();
             let (pinned_bytes, target_bytes) = books.reserve_progress();
             if pinned_bytes >= target_bytes {
@@ -198,7 +198,7 @@ impl ArenaSupply {
                 return Ok(false);
             }
             drop(books);
-            if !is_due {
+            if !due {
                 thread::sleep(CHECK_EVERY.min(until.saturating_duration_since(Instant::now())));
             }
         }

@@ -155,8 +155,8 @@ impl ArenaSupply {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
             CommitSize::Ample => {
                 // Registering much at once delays enqueues.
-                let is_short = self.source.release_waits() && search.pool.has_copies();
-                let step_bytes = if is_short { STEP_DURING_COPIES_BYTES } else { u64::MAX };
+                let short = self.source.release_waits() && search.pool.has_copies();
+                let step_bytes = if short { STEP_DURING_COPIES_BYTES } else { u64::MAX };
                 (step_bytes, books.demand.missed.largest(search.now_us))
             }
         };
@@ -200,8 +200,8 @@ impl ArenaSupply {
 
     /// Returns whether a block of `bytes` could be held if everything else were released.
     pub(super) fn could_hold_bytes(&self, bytes: u64) -> bool {
-        let is_addressable = bytes <= self.shape.longest_bytes;
-        self.fits(bytes) && (is_addressable || bytes <= self.books().reserve_bytes().1)
+        let addressable = bytes <= self.shape.longest_bytes;
+        self.fits(bytes) && (addressable || bytes <= self.books().reserve_bytes().1)
     }
 
     /// Returns whether the limit leaves room for a block of `bytes` if everything else is released.
@@ -210,8 +210,8 @@ impl ArenaSupply {
         let (reserve_bytes, largest_reserve_bytes) = books.reserve_bytes();
         let room_bytes = self.budget.highest_claim_bytes().saturating_sub(reserve_bytes);
         let grown_bytes = books.arena.grown_bytes(bytes);
-        let is_in_reserve = !self.shape.is_discrete && grown_bytes <= books.reserve_in_granules();
-        let may_grow = self.settings.may_grow || is_in_reserve;
+        let in_reserve = !self.shape.is_discrete && grown_bytes <= books.reserve_in_granules();
+        let may_grow = self.settings.may_grow || in_reserve;
         bytes <= largest_reserve_bytes || may_grow && grown_bytes <= room_bytes
     }
 
@@ -228,9 +228,9 @@ impl ArenaSupply {
         let hole_bytes = if self.shape.is_discrete { arena.hole_bytes - arena.reserve_hole_bytes } else { 0 };
         let (missing_bytes, grown_bytes) = (books.arena.missing_bytes(bytes), books.arena.grown_bytes(bytes));
         drop(books);
-        let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
+        let addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
         let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
-        if self.fits(bytes) && !(is_addressable && has_limit) {
+        if self.fits(bytes) && !(addressable && has_limit) {
             let (size, longest) = (Size(bytes), Size(self.shape.longest_bytes));
             let what = format!("no contiguous {size} are left in the {longest} of reserved addresses");
             let remedy = self.shape.address_remedy.unwrap_or("request a smaller buffer, or return buffers first");

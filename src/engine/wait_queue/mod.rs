@@ -247,17 +247,17 @@ impl<S: Server> WaitQueue<S> {
             // A returned item is handed to the head, which may be this request.
             server.sweep();
         }
-        let is_searched = is_deferred || self.is_head(server, waiter);
-        if is_searched {
+        let searched = is_deferred || self.is_head(server, waiter);
+        if searched {
             // Short, so that the request soon finds an item that it is handed meanwhile.
             let patience = server.patience(waiter.polls_since()).max(MIN_SEARCH_TIME);
             match server.serve(waiter, waiter.deadline.min(Instant::now() + patience)) {
                 Ok(item) => return self.end(server, waiter, Some(item)),
                 Err(refusal) if !is_deferred => waiter.state.lock().refusal = Some(refusal),
                 Err(refusal) => {
-                    let is_admitted = !waiter.has_ended() && server.admits(waiter, &refusal);
+                    let admitted = !waiter.has_ended() && server.admits(waiter, &refusal);
                     waiter.state.lock().refusal = Some(refusal);
-                    if is_admitted {
+                    if admitted {
                         self.join(server, waiter);
                         return self.search(server, waiter);
                     }
@@ -266,7 +266,7 @@ impl<S: Server> WaitQueue<S> {
             }
         }
         // An old refusal decides nothing: others may have returned memory since.
-        let refusal = waiter.refusal().filter(|_| is_searched);
+        let refusal = waiter.refusal().filter(|_| searched);
         if Instant::now() >= waiter.deadline || server.is_hopeless(refusal.as_ref()) {
             self.end(server, waiter, None);
         }
@@ -296,16 +296,16 @@ impl<S: Server> WaitQueue<S> {
             return self.may_start_thread;
         }
         let of_thread = server.clone();
-        let is_started = threads::spawn(c"pinpool-get", move || of_thread.queue().serve_tasks(&of_thread)).is_ok();
-        if !is_started {
+        let started = threads::spawn(c"pinpool-get", move || of_thread.queue().serve_tasks(&of_thread)).is_ok();
+        if !started {
             self.state.lock().has_thread = false;
         }
-        is_started
+        started
     }
 
     /// The thread: serves tasks until none waits.
     fn serve_tasks(&self, server: &Arc<S>) {
-        let mut is_for_head = false;
+        let mut for_head = false;
         loop {
             let Some(entered) = MaintenanceThread::of_process().enter() else {
                 // The process has begun to exit: nothing is called any more, and nobody is woken.
@@ -319,9 +319,9 @@ impl<S: Server> WaitQueue<S> {
             }
             let is_deferred = !state.deferred.is_empty();
             // In turn: deferred tasks that pass the head must not keep it from being served.
-            is_for_head = !is_for_head;
+            for_head = !for_head;
             let (head, first) = (state.head().filter(|head| head.is_task()), state.deferred.front());
-            let task = if is_for_head { head.or(first) } else { first.or(head) }.cloned();
+            let task = if for_head { head.or(first) } else { first.or(head) }.cloned();
             drop(state);
             if let Some(task) = &task {
                 self.search_for_task(server, task);

@@ -105,8 +105,8 @@ impl<S: Server> Waiter<S> {
     /// item that a return handed over while an attempt found `item`, which is counted already.
     pub(super) fn end(&self, item: Option<S::Item>) -> Option<S::Item> {
         let mut state = self.state.lock();
-        let is_open = !std::mem::replace(&mut state.has_ended, true);
-        if is_open || item.is_some() && state.item.is_some() {
+        let open = !std::mem::replace(&mut state.has_ended, true);
+        if open || item.is_some() && state.item.is_some() {
             state.was_handed = false;
             return std::mem::replace(&mut state.item, item);
         }

@@ -242,9 +242,9 @@ impl DeviceHealth {
     fn check(&self, context: &ContextWork) -> Result<(), FailedCall> {
         // Relaxed, here and below: elects one caller, and a code without other data.
         let (now_us, queried_us) = (monotonic_ns() / 1000, self.queried_us.load(Ordering::Relaxed));
-        let is_due = now_us >= queried_us.saturating_add(HEALTH_EVERY_US);
+        let due = now_us >= queried_us.saturating_add(HEALTH_EVERY_US);
         let elect = || self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed);
-        if !is_due || elect().is_err() {
+        if !due || elect().is_err() {
             let answer = Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
             return answer.map_err(|code| FailedCall { call: "cuStreamQuery", code });
         }

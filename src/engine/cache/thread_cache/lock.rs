@@ -235,16 +235,16 @@ mod tests {
             scope.spawn(move || {
                 let this = stay_on(core);
                 holds.recv().unwrap();
-                let is_real_time = schedule(this, libc::SCHED_FIFO, 1);
-                announce.send((this, is_real_time)).unwrap();
+                let real_time = schedule(this, libc::SCHED_FIFO, 1);
+                announce.send((this, real_time)).unwrap();
                 let before = sleeps_of_this_thread();
                 waits.store(true, Ordering::SeqCst);
                 lock.with(|n| *n += 1);
                 slept.send(sleeps_of_this_thread() - before).unwrap();
                 schedule(this, libc::SCHED_OTHER, 0);
             });
-            let (waiting, is_real_time) = thread.recv().unwrap();
-            if !is_real_time {
+            let (waiting, real_time) = thread.recv().unwrap();
+            if !real_time {
                 let _ = writeln!(std::io::stderr(), "\nskipped: this process may not make a thread SCHED_FIFO");
             }
             let result = result.recv_timeout(Duration::from_secs(60));
@@ -253,7 +253,7 @@ mod tests {
                 schedule(waiting, libc::SCHED_OTHER, 0);
             }
             // A kernel that bounds real-time threads ends even one that never sleeps, late.
-            assert!(!is_real_time || result.is_ok_and(|sleeps| sleeps > 0), "it waits without sleep: {result:?}");
+            assert!(!real_time || result.is_ok_and(|sleeps| sleeps > 0), "it waits without sleep: {result:?}");
         });
         assert_eq!(lock.with(|n| *n), 2);
     }

@@ -184,13 +184,13 @@ impl Books {
             self.demand.grown(plan.surplus_bytes());
         }
         let before_bytes = self.arena.committed_outside_reserves();
-        let is_granted = self.arena.finish_plan(plan, &outcomes, now_us);
+        let granted = self.arena.finish_plan(plan, &outcomes, now_us);
         // Memory that requests commit becomes part of the reserve, as far as that is incomplete.
         let more_bytes = self.arena.committed_outside_reserves().saturating_sub(before_bytes);
         self.arena.keep(more_bytes.min(self.reserve_to_come()));
         self.record_peak();
         self.lower_claim();
-        error.map_or(Ok(is_granted), Err)
+        error.map_or(Ok(granted), Err)
     }
 
     /// The error of a release, if none was reported since the last of the `releases` that succeeded.

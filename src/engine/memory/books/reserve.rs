@@ -119,8 +119,8 @@ impl Books {
     pub(in crate::engine) fn keep_committed(&mut self, granule_bytes: u64) {
         self.arena.keep(self.reserve_to_come());
         // Other owners of the shared limit may release memory.
-        let is_held_by_others = self.budget.is_shared() && self.budget.own_room_bytes() >= self.reserve_to_come();
-        let has_no_room = self.budget.over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
+        let held_by_others = self.budget.is_shared() && self.budget.own_room_bytes() >= self.reserve_to_come();
+        let has_no_room = self.budget.over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || held_by_others;
         if !has_no_room && self.reserve_to_come() < granule_bytes {
             // A part of a granule at the limit can never be pinned.
             self.request_less(self.reserve_to_come());
