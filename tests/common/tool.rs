@@ -78,11 +78,15 @@ pub(crate) fn interrupted(command: &mut Command) -> (String, String) {
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let (mut log, mut stdout) = (String::new(), String::new());
     stderr.read_line(&mut log).unwrap();
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    signal("INT", &child);
     stderr.read_to_string(&mut log).unwrap();
     child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{log}");
     (log, stdout)
+}
+
+pub(crate) fn signal(name: &str, child: &Child) {
+    assert!(Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap().success());
 }
 
 /// Waits for the end of `child`, which it kills if it hangs.

@@ -4,15 +4,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use pinpool::{Backend, Pool, Preset};
+use pinpool::{Backend, Preset};
 use pinpool_testing::{SinkMem, SinkStream};
 use serde_json::Value;
 
-use crate::tool::{Ran, finish, number, pinpool, scratch, written};
-
-fn advise(path: &Path, args: &[&str]) -> Ran {
-    finish(pinpool(&["advise"]).arg(path).args(args))
-}
+use crate::tool::{Ran, finish, heap, number, on, pinpool, scratch, written};
 
 /// Batches of `held` buffers of each size, allocated and returned together.
 fn batches(rounds: usize, held: usize, sizes: &[u64]) -> String {
@@ -34,11 +30,8 @@ fn batches(rounds: usize, held: usize, sizes: &[u64]) -> String {
 #[test]
 fn an_unpinned_pool_among_pinned_ones_is_named_before_any_setting() {
     let (_dir, path) = scratch("t.gz");
-    let build = |name, backend| {
-        let builder =
-            Pool::builder().without_env().name(name).backend(backend).maintenance_thread(false).trace(path.clone());
-        builder.max_bytes(4 << 20).build().unwrap()
-    };
+    let build =
+        |name, backend| heap().name(name).backend(backend).trace(path.clone()).max_bytes(4 << 20).build().unwrap();
     let pools = [build("train", Backend::Mlock), build("eval", Backend::Heap)];
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
     for pool in pools.iter().cycle().take(60) {
@@ -46,8 +39,8 @@ fn an_unpinned_pool_among_pinned_ones_is_named_before_any_setting() {
         stream.synchronize().unwrap();
     }
     drop(pools);
-    advise(&path, &[]).refuses(1).check_stderr("t.gz: no setting of eval helps: not_pinned: ");
-    let why = finish(pinpool(&["why"]).arg(&path));
+    on("advise", &path, &[]).refuses(1).check_stderr("t.gz: no setting of eval helps: not_pinned: ");
+    let why = on("why", &path, &[]);
     assert!(why.code() == 1 && why.stdout.starts_with("eval: not_pinned: "), "{}", why.stdout);
 }
 
@@ -55,7 +48,7 @@ fn an_unpinned_pool_among_pinned_ones_is_named_before_any_setting() {
 fn each_setting_has_a_column() {
     let dir = tempfile::tempdir().unwrap();
     let path = written(dir.path(), "w.trace", batches(400, 8, &[1 << 20, 300_000]));
-    let replay = |args: &[&str]| finish(pinpool(&["replay"]).arg(&path).args(args));
+    let replay = |args: &[&str]| on("replay", &path, args);
     let sets = ["PRESET=tensorflow", "pinpool_preset=tensorflow,POOL_SIZE_LIMIT=4", "MAX_BYTES=6MiB"];
     let sets = sets.map(|set| ["--set", set]).concat();
     let ran = replay(&sets).exits(0);
@@ -63,8 +56,7 @@ fn each_setting_has_a_column() {
         assert!(ran.stdout.contains(row), "no {row} in\n{}", ran.stdout);
     }
 
-    let tried =
-        finish(pinpool(&["advise", "--json", "--try", "PRESET=tensorflow", "--try", "MAX_BYTES=6MiB"]).arg(&path));
+    let tried = on("advise", &path, &["--json", "--try", "PRESET=tensorflow", "--try", "MAX_BYTES=6MiB"]);
     let ran = replay(&[&sets[..], &["--json"]].concat());
     // `--try` prints the same columns.
     let of = |ran: &Ran, at: usize| ran.stdout.lines().nth(at).unwrap().to_owned();
@@ -134,9 +126,9 @@ fn advised(advice: &Value) -> Option<String> {
 /// A replay under the advised settings costs what the advice says: no more time than the given settings, and no more memory unless it
 /// gains time.
 fn check(path: &Path) -> Value {
-    let advice = advise(path, &["--json"]).exits(0).figures();
+    let advice = on("advise", path, &["--json"]).exits(0).figures();
     let set = advised(&advice).unwrap_or_else(|| panic!("nothing is advised: {advice}"));
-    let played = finish(pinpool(&["replay", "--json", "--set", &set]).arg(path)).figures();
+    let played = on("replay", path, &["--json", "--set", &set]).figures();
     for key in ["page_locks", "waits", "fallbacks", "peak_pinned_bytes"] {
         assert_eq!(played[key], advice["advised"][key], "{key} under {set}: {played}");
     }
@@ -161,10 +153,10 @@ fn the_advice_costs_no_more_when_replayed_and_less_memory_costs_more() {
     assert!(limits.is_sorted() && limits.contains(&max_bytes), "{limits:?}");
 
     let less = format!("MAX_BYTES={}", peak * 4 / 5);
-    let played = finish(pinpool(&["replay", "--json", "--set", &less]).arg(&path)).figures();
+    let played = on("replay", &path, &["--json", "--set", &less]).figures();
     assert!(played["waits"].as_u64().unwrap() > 1000, "{played}");
 
-    let text = advise(&path, &["--set", "idle_timeout=5min"]).stdout;
+    let text = on("advise", &path, &["--set", "idle_timeout=5min"]).stdout;
     for line in ["export PINPOOL_MAX_BYTES=", "export PINPOOL_IDLE_TIMEOUT=5min", "as given", "10 % above the smallest"]
     {
         assert!(text.contains(line), "no {line} in\n{text}");
@@ -187,7 +179,7 @@ fn a_reserve_is_advised_if_a_program_pins_the_same_memory_again_after_each_pause
     assert!(tried.len() == 2 && tried[0] == "IDLE_TIMEOUT=none" && tried[1].starts_with("RESERVE="), "{advice}");
     assert!(advised(&advice).unwrap().contains("PINPOOL_MAX_BYTES="), "{advice}");
     // A setting of the user is fixed.
-    let ran = advise(&path, &["--json", "--set", "IDLE_TIMEOUT=1s,RESERVE=none"]).figures();
+    let ran = on("advise", &path, &["--json", "--set", "IDLE_TIMEOUT=1s,RESERVE=none"]).figures();
     assert_eq!(ran["tried"].as_array().unwrap().len(), 0, "{ran}");
 }
 
@@ -198,36 +190,34 @@ fn the_given_settings_are_those_of_the_recording() {
     let args = ["load", "--json", "--synthetic", "300", "--batch-bytes", "1MiB", "--set", set];
     finish(pinpool(&args).arg("--record").arg(&path)).exits(0);
     // Each returned buffer is released, and each request pins memory.
-    let advice = advise(&path, &["--json"]).figures();
+    let advice = on("advise", &path, &["--json"]).figures();
     assert!(advice["as_given"]["page_locks"].as_u64() > Some(30), "{advice}");
     assert_eq!(advice["as_given"]["max_bytes"], 1 << 30);
     assert!(advice["tried"].as_array().unwrap().is_empty(), "{advice}");
-    assert!(advise(&path, &[]).stdout.contains("keep what you have: no timeout or reserve saves"), "{advice}");
+    assert!(on("advise", &path, &[]).stdout.contains("keep what you have: no timeout or reserve saves"), "{advice}");
 }
 
 #[test]
 fn a_recording_names_the_settings_made_in_code() {
     let (_dir, path) = scratch("run.gz");
-    let builder = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::TensorFlow);
-    drop(builder.maintenance_thread(false).trace(path.clone()).build().unwrap().get(8 << 20).unwrap());
-    let text = finish(pinpool(&["trace"]).arg(&path)).stdout;
+    drop(heap().preset(Preset::TensorFlow).trace(path.clone()).build().unwrap().get(8 << 20).unwrap());
+    let text = on("trace", &path, &[]).stdout;
     assert!(text.contains("set_in_code=PINPOOL_BACKEND PINPOOL_TRACE PINPOOL_PRESET\n"), "{text}");
 }
 
 #[test]
 fn after_a_failed_request_why_and_advise_name_the_missing_memory() {
     let (_dir, path) = scratch("run.gz");
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8 << 20);
-    let pool = builder.maintenance_thread(false).wait(Duration::from_millis(200)).trace(path.clone()).build().unwrap();
+    let pool = heap().max_bytes(8 << 20).wait(Duration::from_millis(200)).trace(path.clone()).build().unwrap();
     (0..50).for_each(|_| drop(pool.get(1 << 20).unwrap()));
     let held: Vec<_> = (0..6).map(|_| pool.get(1 << 20).unwrap()).collect();
     assert!(pool.get(3 << 20).unwrap_err().is_limit());
     drop((held, pool));
-    let why = finish(pinpool(&["why"]).arg(&path)).stdout;
+    let why = on("why", &path, &[]).stdout;
     for part in ["limit_too_small: nearly all memory is in use", "raise PINPOOL_MAX_BYTES to 9.0MiB"] {
         assert!(why.contains(part), "no {part} in\n{why}");
     }
-    let ran = advise(&path, &[]).refuses(1);
+    let ran = on("advise", &path, &[]).refuses(1);
     ran.check_stderr("1 request failed under the limit, and no replay shows");
     ran.check_stderr("raise PINPOOL_MAX_BYTES to 9.0MiB; then record it again");
 }

@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Stdio};
 use std::{ptr, thread};
 
-use crate::tool::{ended, finish, pinpool, scratch, until};
+use crate::tool::{ended, finish, pinpool, scratch, signal, until};
 
 /// Both ends of a terminal.
 #[allow(unsafe_code)]
@@ -62,10 +62,7 @@ fn a_signal_ends_top_and_restores_the_terminal() {
     });
     until("the terminal is taken over", || modes(&inner) != before);
     // The signal handler was installed before.
-    #[allow(unsafe_code)]
-    // SAFETY: takes numbers alone; the process is a child that was not waited for.
-    let sent = unsafe { libc::kill(top.id().cast_signed(), libc::SIGTERM) };
-    assert_eq!(sent, 0);
+    signal("TERM", &top);
     let status = ended("the signal ends it", top);
     let after = modes(&inner);
     drop(inner);

@@ -1,15 +1,8 @@
 //! Several pools in replays, and replays without memory.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
-use pinpool::{Backend, Pool};
-
-use crate::tool::{Ran, finish, number, pinpool, written};
-
-fn ran(command: &str, path: &Path, args: &[&str]) -> Ran {
-    finish(pinpool(&[command]).arg(path).args(args))
-}
+use crate::tool::{heap, number, on, written};
 
 #[test]
 fn several_pools_are_advised_one_by_one() {
@@ -20,22 +13,15 @@ fn several_pools_are_advised_one_by_one() {
     }
     let path = written(dir.path(), "two.trace", &text);
     // Without names there is nothing to choose by.
-    ran("advise", &path, &[]).refuses(1).check_stderr("two.trace: it has 2 pools, and advice is for one");
-    finish(pinpool(&["replay"]).arg(&path)).check_stderr("two.trace: it has 2 pools, which are played as one");
+    on("advise", &path, &[]).refuses(1).check_stderr("two.trace: it has 2 pools, and advice is for one");
+    on("replay", &path, &[]).check_stderr("two.trace: it has 2 pools, which are played as one");
 
     let path = dir.path().join("t.gz");
-    let quiet = Pool::builder()
-        .without_env()
-        .backend(Backend::Heap)
-        .name("quiet")
-        .maintenance_thread(false)
-        .trace(path.clone())
-        .build()
-        .unwrap();
+    let quiet = heap().name("quiet").trace(path.clone()).build().unwrap();
     (0..100).for_each(|_| drop(quiet.get(1 << 20).unwrap()));
     crate::why::throttled(&path);
     drop(quiet);
-    let advice = |args: &[&str]| ran("advise", &path, args);
+    let advice = |args: &[&str]| on("advise", &path, args);
     let worst = advice(&["--json"]);
     worst.check_stderr("it has 2 pools; the advice is for train, the worst (--pool names another)");
     assert_eq!(number(&worst.figures(), "requests"), 120, "{}", worst.stdout);
@@ -50,7 +36,7 @@ fn several_pools_are_advised_one_by_one() {
 fn a_replay_that_runs_out_of_memory_has_the_same_error_on_every_machine() {
     let dir = tempfile::tempdir().unwrap();
     let path = written(dir.path(), "w.trace", "a 1 31457280\na 2 31457280\na 3 304294967295000\n");
-    let ran = ran("replay", &path, &[]).exits(1);
+    let ran = on("replay", &path, &[]).exits(1);
     ran.check_stderr("w.trace: cannot allocate 276.8TiB");
     assert!(!ran.stderr.contains("system:") && !ran.stderr.contains(" bytes are free"), "{}", ran.stderr);
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::tool::{Ran, finish, packed, pinpool, written};
+use crate::tool::{finish, on, packed, pinpool, written};
 
 /// A recorded load with these arguments.
 pub(crate) fn recorded_load(dir: &Path, name: &str, args: &[&str]) -> PathBuf {
@@ -23,23 +23,19 @@ pub(crate) fn recorded(dir: &Path, name: &str) -> PathBuf {
     written(dir, name, bytes)
 }
 
-fn trace(path: &Path, args: &[&str]) -> Ran {
-    finish(pinpool(&["trace"]).arg(path).args(args))
-}
-
 #[test]
 fn the_text_of_a_recording_is_replayed_like_the_recording() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["t.trace", "t.trace.gz"] {
         let path = recorded(dir.path(), name);
-        let ran = trace(&path, &[]);
+        let ran = on("trace", &path, &[]);
         assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
         assert!(ran.stdout.contains("## pin: ") && ran.stdout.contains("## pool 0: PINPOOL_PRESET=adaptive"));
         let text = dir.path().join("text.trace");
         fs::write(&text, &ran.stdout).unwrap();
         let play = |path: &Path| {
             // A text has no limit.
-            let ran = finish(pinpool(&["replay", "--json", "--set", "MAX_BYTES=none"]).arg(path)).exits(0);
+            let ran = on("replay", path, &["--json", "--set", "MAX_BYTES=none"]).exits(0);
             let mut printed = ran.figures();
             // A text has no pin calls to fit the costs to.
             for key in ["workload", "costs", "driver_seconds", "lost_seconds"] {
@@ -85,5 +81,5 @@ fn unreadable_and_unwritable_files_are_errors_with_their_names() {
         ran.check_stderr("cut.trace: the recording is truncated");
         ran.check_stderr(" records before that are read");
     }
-    trace(&cut, &["-o", "/no/such/folder/out"]).exits(1).check_stderr("/no/such/folder/out: ");
+    on("trace", &cut, &["-o", "/no/such/folder/out"]).exits(1).check_stderr("/no/such/folder/out: ");
 }

@@ -1,9 +1,8 @@
 //! A requested recording that is missing or incomplete is a failure.
 
-use pinpool::{Backend, Pool};
 use tempfile::TempDir;
 
-use crate::tool::{finish, pinpool, scratch};
+use crate::tool::{finish, heap, pinpool, scratch};
 
 const LOAD: [&str; 5] = ["load", "--synthetic", "20", "--batch-bytes", "1MiB"];
 
@@ -21,7 +20,7 @@ fn a_full_disk_fails_the_load_whose_recording_it_was_to_take() {
 #[test]
 fn a_file_that_another_process_writes_fails_the_load() {
     let (_dir, path) = scratch("t.gz");
-    let _pool = Pool::builder().without_env().backend(Backend::Heap).trace(path.clone()).build().unwrap();
+    let _pool = heap().trace(path.clone()).build().unwrap();
     finish(pinpool(&LOAD).arg("--record").arg(&path)).exits(1).check_stderr("another process writes it");
 }
 

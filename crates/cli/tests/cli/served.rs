@@ -8,15 +8,14 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use pinpool::{Backend, Pool};
+use pinpool::Pool;
 
-use crate::tool::{finish, pinpool, run, scratch};
+use crate::tool::{finish, heap, pinpool, run, scratch};
 
 /// A pool of this process with a buffer in use, served at the socket that `PINPOOL_SOCKET=1` would create in `dir`.
 fn served(dir: &Path) -> (Pool, pinpool::PinnedBuf) {
     let socket = dir.join(format!("pinpool-{}.sock", std::process::id()));
-    let builder = Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false).name("train");
-    let pool = builder.setting("socket", socket.display()).build().unwrap();
+    let pool = heap().name("train").setting("socket", socket.display()).build().unwrap();
     let held = pool.tagged("loader/labels").get(1 << 20).unwrap();
     (0..30).for_each(|_| drop(pool.get(4096).unwrap()));
     (pool, held)

@@ -13,10 +13,11 @@ use std::process::{Command, Stdio};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use pinpool::{Backend, Pool, PoolBuilder};
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub(crate) use ran::{Ran, ended, finish, number, until};
+pub(crate) use ran::{Ran, ended, finish, number, signal, until};
 use ran::{interrupted, program};
 pub(crate) use scratch::scratch;
 
@@ -27,6 +28,16 @@ pub(crate) fn pinpool(args: &[&str]) -> Command {
 
 pub(crate) fn run(args: &[&str]) -> Ran {
     finish(&mut pinpool(args))
+}
+
+/// A command on the file at `path`.
+pub(crate) fn on(command: &str, path: impl AsRef<Path>, args: &[&str]) -> Ran {
+    finish(pinpool(&[command]).arg(path.as_ref()).args(args))
+}
+
+/// A pool of this process on the heap, without the environment of the test.
+pub(crate) fn heap() -> PoolBuilder {
+    Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false)
 }
 
 /// A number of the statistics of the pool in the JSON of a load.

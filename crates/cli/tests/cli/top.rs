@@ -9,7 +9,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
-use crate::tool::{ended, finish, pinpool, scratch, until};
+use crate::tool::{ended, finish, pinpool, scratch, signal, until};
 
 /// The error of `top --json` if the server calls `serve` with its first connection.
 fn top_of(serve: impl FnOnce(UnixStream) + Send) -> String {
@@ -77,10 +77,8 @@ fn no_socket_stays_behind_when_a_command_ends() {
     let load =
         command(&["load", "--synthetic", "4", "--idle", "600", "--quiet"]).stdout(Stdio::null()).spawn().unwrap();
     until("the socket is there", || names(dir.path()) == [format!("pinpool-{}.sock", load.id())]);
-    #[allow(unsafe_code)]
-    // SAFETY: takes numbers alone; the process is a child that was not waited for.
-    let sent = unsafe { libc::kill(load.id().cast_signed(), libc::SIGINT) };
-    assert_eq!((sent, ended("a load that was interrupted", load).code()), (0, Some(130)));
+    signal("INT", &load);
+    assert_eq!(ended("a load that was interrupted", load).code(), Some(130));
     assert_eq!(names(dir.path()), [""; 0]);
 }
 

@@ -4,11 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::record::recorded;
-use crate::tool::{Ran, finish, pinpool};
-
-fn trace(path: &Path, args: &[&str]) -> Ran {
-    finish(pinpool(&["trace"]).arg(path).args(args))
-}
+use crate::tool::on;
 
 /// A file that `generate.py` wrote.
 fn snapshot(name: &str) -> PathBuf {
@@ -20,8 +16,7 @@ fn a_pickle_is_refused_with_what_to_do_instead() {
     for name in ["host.4.pickle", "object.pickle"] {
         let path = snapshot(name);
         for command in ["replay", "advise"] {
-            let ran = finish(pinpool(&[command]).arg(&path));
-            assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{command:?}");
+            let ran = on(command, &path, &[]).refuses(1);
             assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
             ran.check_stderr(&format!("{}: ", path.display()));
             ran.check_stderr("this is a pickle");
@@ -44,7 +39,7 @@ fn version_0_and_traces_of_nothing_are_refused_and_nothing_is_written() {
     ] {
         let path = dir.path().join(name);
         fs::write(&path, bytes).unwrap();
-        let ran = trace(&path, &["-o", out.to_str().unwrap()]);
+        let ran = on("trace", &path, &["-o", out.to_str().unwrap()]);
         assert_eq!(ran.code(), 1, "{name}");
         ran.check_stderr(&format!("{name}: "));
         ran.check_stderr(why);

@@ -1,21 +1,13 @@
 //! `why A B`: two recordings.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use pinpool::{Backend, Pool};
-
-use crate::tool::{Ran, finish, pinpool};
+use crate::tool::{heap, on};
 
 /// A recording of requests; if `is_slow`, each makes a pin call.
 fn recorded(path: PathBuf, is_slow: bool) -> PathBuf {
-    let builder = Pool::builder()
-        .without_env()
-        .backend(Backend::Heap)
-        .name("train")
-        .maintenance_thread(false)
-        .trace(path.clone())
-        .wait(Duration::ZERO);
+    let builder = heap().name("train").trace(path.clone()).wait(Duration::ZERO);
     let builder = if is_slow {
         builder.setting("preset", "tensorflow").setting("pool_size_limit", 0).setting("auto_resize", false)
     } else {
@@ -27,21 +19,18 @@ fn recorded(path: PathBuf, is_slow: bool) -> PathBuf {
     path
 }
 
-fn diff(before: &Path, after: &Path, args: &[&str]) -> Ran {
-    finish(pinpool(&["diff"]).args([before, after]).args(args))
-}
-
 #[test]
 fn the_slower_pool_is_shown_with_the_changed_setting() {
     let dir = tempfile::tempdir().unwrap();
     let (fast, slow) = (recorded(dir.path().join("a.gz"), false), recorded(dir.path().join("b.gz"), true));
-    let figures = diff(&fast, &slow, &["--json"]).figures();
+    let diff = |after: &PathBuf, args: &[&str]| on("diff", &fast, &[&[after.to_str().unwrap()], args].concat());
+    let figures = diff(&slow, &["--json"]).figures();
     let pool = &figures["pools"][0];
     assert_eq!((&pool["pool"], &pool["before"]["requests"]), (&"train".into(), &40.into()), "{figures}");
     assert!(pool["after"]["pinning_seconds"].as_f64() > pool["before"]["pinning_seconds"].as_f64(), "{figures}");
-    let text = diff(&fast, &slow, &[]).stdout;
+    let text = diff(&slow, &[]).stdout;
     assert!(text.contains("\ntrain\n") && text.contains("PINPOOL_PRESET"), "{text}");
-    let same = diff(&fast, &fast, &[]);
+    let same = diff(&fast, &[]);
     assert!(same.code() == 0 && same.stdout.starts_with("no change: "), "{}", same.stdout);
 }
 
@@ -51,5 +40,5 @@ fn a_file_that_is_not_a_recording_is_refused_by_name() {
     let fast = recorded(dir.path().join("a.gz"), false);
     let other = dir.path().join("w.trace");
     std::fs::write(&other, "a 1 4096\nf 1\n").unwrap();
-    diff(&fast, &other, &[]).exits(1).check_stderr("w.trace: not a recording");
+    on("diff", &fast, &[other.to_str().unwrap()]).exits(1).check_stderr("w.trace: not a recording");
 }
