@@ -6,9 +6,12 @@ use pinpool_observe::diagnosis::{Cause, PoolDiagnosis, diagnose_recording};
 use pinpool_replay::Recording;
 use serde_json::Value;
 
-use crate::served::{mark_unpinned, name_of};
+use crate::served::mark_unpinned;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::one_line;
+
+/// The reason that a recording has no diagnosis.
+pub(crate) const TOO_SHORT: &str = "too short for a diagnosis: at least 20 requests and 0.1 s are needed";
 
 /// The diagnosis of one pool.
 #[derive(Debug, Clone, Default, serde::Serialize)]
@@ -44,7 +47,7 @@ pub(crate) fn recorded(recording: &Recording) -> Vec<PoolDiagnosis> {
 }
 
 /// The diagnosis in the statistics of a process.
-pub(crate) fn from_process(pool: &Value) -> DiagnosisText {
+pub(crate) fn from_process(name: String, pool: &Value) -> DiagnosisText {
     let why = &pool["why"];
     let text = |value: &Value| one_line(value.as_str().unwrap_or_default());
     let mut lines: Vec<_> = why["lines"].as_array().into_iter().flatten().map(text).collect();
@@ -55,7 +58,7 @@ pub(crate) fn from_process(pool: &Value) -> DiagnosisText {
     let [lost, of] = ["lost_seconds", "window_seconds"].map(|name| why[name].as_f64());
     let lost_share = lost.zip(of).map(|(lost, of)| if of > 0.0 { lost / of } else { 0.0 });
     let held_bytes = pool["snapshot"]["held_bytes"].as_u64().unwrap_or(0);
-    DiagnosisText { pool: name_of(pool), cause: text(&why["cause"]), is_alarm, lost_share, held_bytes, lines }
+    DiagnosisText { pool: name, cause: text(&why["cause"]), is_alarm, lost_share, held_bytes, lines }
 }
 
 /// The diagnosis in a line of pinpool's log.

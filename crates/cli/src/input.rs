@@ -1,8 +1,9 @@
 //! Recordings and traces of requests, read with errors that name their file.
 
+use std::collections::HashSet;
 use std::path::Path;
 
-use pinpool_replay::{Input, Recording, Trace, Workload};
+use pinpool_replay::{Input, PoolDescription, Recording, Trace, Workload};
 
 use crate::files::{in_file, named};
 
@@ -15,7 +16,7 @@ pub(crate) fn open(path: &Path) -> Result<Input, String> {
     Input::open(path).map_err(|error| in_file(path, &error))
 }
 
-/// The recording in the open file at `path`.
+/// The recording in the open file at `path`. Of several pools with one name, all but the first are named with their number.
 ///
 /// # Errors
 ///
@@ -25,7 +26,15 @@ pub(crate) fn read_recording(path: &Path, input: Input) -> Result<Recording, Str
         let why = "not a recording (PINPOOL_TRACE and `pinpool load --record` write one)";
         return Err(named(path, &why));
     }
-    Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))
+    let mut recording = Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?;
+    let mut taken = HashSet::new();
+    for PoolDescription { number, facts } in &mut recording.pools {
+        let name = facts.iter_mut().find(|(fact, _)| fact == "name");
+        if let Some((_, name)) = name.filter(|(_, name)| !taken.insert(name.clone())) {
+            *name += &format!(" (pool {number})");
+        }
+    }
+    Ok(recording)
 }
 
 /// The requests in the file at `path`, a recording or a trace of requests; `choose` may remove pools of a recording.

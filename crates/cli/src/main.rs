@@ -18,13 +18,14 @@ mod top;
 mod trace;
 mod why;
 
+use std::error::Error;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 use pinpool_cli::exit::ExitError;
-use pinpool_cli::terminal::{Terminal, Verbosity};
+use pinpool_cli::terminal::{Terminal, Verbosity, write_stdout};
 
 /// The commands by purpose, each with an example.
 const HELP: &str = "\
@@ -112,12 +113,12 @@ enum Command {
 }
 
 /// The arguments with a former command replaced; an error for a removed command.
-fn arguments() -> Result<Vec<OsString>, String> {
+fn arguments() -> Result<Vec<OsString>, Box<dyn Error>> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let at = arguments.iter().skip(1).position(|argument| !argument.to_string_lossy().starts_with('-'));
     let Some(at) = at.map(|at| at + 1) else { return Ok(arguments) };
     if let Some((name, instead)) = REMOVED.iter().find(|(name, _)| arguments[at] == *name) {
-        return Err(format!("`pinpool {name}` was removed: {instead}"));
+        return Err(ExitError::Settings.because(format_args!("`pinpool {name}` was removed: {instead}")));
     }
     if let Some((_, new)) = RENAMED.iter().find(|(name, _)| arguments[at] == *name) {
         arguments.splice(at..=at, new.iter().map(OsString::from));
@@ -127,12 +128,17 @@ fn arguments() -> Result<Vec<OsString>, String> {
 
 fn main() -> ExitCode {
     let terminal = Terminal::default();
-    let cli = match arguments() {
-        Ok(arguments) => Cli::parse_from(arguments),
-        Err(removed) => {
-            terminal.message(removed);
-            return ExitCode::from(ExitError::Settings as u8);
-        }
+    match terminal.report(run_command(&terminal)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => ExitCode::from(error as u8),
+    }
+}
+
+fn run_command(terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+    let cli = match Cli::try_parse_from(arguments()?) {
+        // `exit` would ignore that stdout cannot be written.
+        Err(help) if !help.use_stderr() => return Ok(write_stdout(|_| help.print())?),
+        parsed => parsed.unwrap_or_else(|error| error.exit()),
     };
     let (verbosity, default_filter) = match (cli.quiet, cli.verbose, &cli.command) {
         (true, ..) => (Verbosity::Quiet, "error"),
@@ -141,32 +147,29 @@ fn main() -> ExitCode {
         // `advise` and `doctor` print these warnings themselves.
         _ => (Verbosity::Normal, "error"),
     };
-    pinpool_cli::logger::init(&terminal, default_filter);
-    let result = terminal.report(match cli.command {
-        Command::Load(args) => load::run(&args, verbosity, &terminal),
+    pinpool_cli::logger::init(terminal, default_filter);
+    let result = match cli.command {
+        Command::Load(args) => load::run(&args, verbosity, terminal),
         #[cfg(target_os = "linux")]
-        Command::Run(args) => run::run(&args, &terminal),
-        Command::Doctor(args) => doctor::run(&args, &terminal),
-        Command::DoctorProbe(args) => doctor::run_probe(&args, &terminal),
-        Command::Top(args) => top::run(&args, &terminal),
-        Command::Metrics(args) => served::metrics::run(&args, &terminal),
-        Command::Why(args) => why::run(&args, &terminal),
-        Command::Report(args) => report::run(&args, &terminal),
-        Command::Advise(args) => advise::run(&args, verbosity, &terminal),
+        Command::Run(args) => run::run(&args, terminal),
+        Command::Doctor(args) => doctor::run(&args, terminal),
+        Command::DoctorProbe(args) => doctor::run_probe(&args, terminal),
+        Command::Top(args) => top::run(&args, terminal),
+        Command::Metrics(args) => served::metrics::run(&args, terminal),
+        Command::Why(args) => why::run(&args, terminal),
+        Command::Report(args) => report::run(&args, terminal),
+        Command::Advise(args) => advise::run(&args, verbosity, terminal),
         Command::Trace(args) => trace::run(&args),
         Command::Completions(args) => pages::completions(&args, Cli::command()),
         Command::Man(args) => pages::man(&args, Cli::command()),
-    });
+    };
     // The pools have been dropped, so their recordings are complete.
-    let result = match pinpool_observe::record::failed_recordings() {
+    match pinpool_observe::record::failed_recordings() {
         0 => result,
         _ => {
+            let printed = terminal.report(result);
             terminal.message("the requested recording is missing or incomplete; the log says why");
-            result.and(Err(ExitError::Failure))
+            Ok(printed.and(Err(ExitError::Failure))?)
         }
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => ExitCode::from(error as u8),
     }
 }

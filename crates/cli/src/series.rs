@@ -20,6 +20,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug, Default)]
 pub(crate) struct PoolSeries {
     pub(crate) name: String,
+    /// Number and name in the statistics of a process, in which several pools may have one name.
+    pub(crate) key: [Value; 2],
     /// Preset and backend, if the source is a process.
     pub(crate) kind: String,
     /// The statistics and owners as a process prints them.
@@ -119,16 +121,19 @@ impl Series {
             }
         }
         self.process = object["process"].as_u64();
-        self.diagnoses = pools(object).iter().map(from_process).collect();
-        self.diagnoses.sort_by(DiagnosisText::worst_first);
+        self.diagnoses.clear();
         for object in pools(object) {
-            let name = name_of(object);
-            let known = self.pools.iter().position(|pool| pool.name == name);
+            let key = ["number", "name"].map(|name| object[name].clone());
+            let known = self.pools.iter().position(|pool| pool.key == key);
             let at = known.unwrap_or_else(|| {
-                self.pools.push(PoolSeries { name, ..PoolSeries::default() });
+                let (name, number) = (name_of(object), &key[0]);
+                let is_taken = self.pools.iter().any(|pool| pool.name == name);
+                let name = if is_taken { format!("{name} (pool {number})") } else { name };
+                self.pools.push(PoolSeries { name, key, ..PoolSeries::default() });
                 self.pools.len() - 1
             });
             let pool = &mut self.pools[at];
+            self.diagnoses.push(from_process(pool.name.clone(), object));
             let text = |name: &str| object[name].as_str().unwrap_or("?");
             pool.kind = format!("{} on {}", text("preset"), text("backend"));
             let texts = ["table", "dump"].iter().filter_map(|name| object[name].as_str());
@@ -139,6 +144,7 @@ impl Series {
             // Empty if the process runs another version of pinpool.
             pool.points.push((x, snapshot.unwrap_or_default()));
         }
+        self.diagnoses.sort_by(DiagnosisText::worst_first);
     }
 
     /// The pool of a diagnosis, and its last snapshot.

@@ -1,5 +1,6 @@
 //! The cost of replays: estimated driver time, and a table with a column for each group of settings.
 
+use pinpool_observe::diagnosis::words::counted;
 use pinpool_os::words::Size;
 use pinpool_replay::{CallCost, Replay, ReplayReport, TimedCall, TraceError, Workload};
 use serde::Serialize;
@@ -47,10 +48,11 @@ impl Costs {
 
 /// The origin of the cost of `calls`.
 fn origin_of(calls: &[TimedCall]) -> String {
-    match (calls.len(), CallCost::is_one_size(calls)) {
-        (0, _) => "as pins".to_owned(),
-        (count, false) => format!("fitted to the {count} of the trace"),
-        (count, true) => format!("scaled to the mean of the {count} of the trace, which have one size"),
+    let count = counted(calls.len() as u64, "call");
+    match CallCost::is_one_size(calls) {
+        _ if calls.is_empty() => "as pins".to_owned(),
+        false => format!("fitted to {count} in the trace"),
+        true => format!("scaled to the mean of {count} of one size in the trace"),
     }
 }
 

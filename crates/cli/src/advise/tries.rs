@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pinpool_os::words::Size;
 use pinpool_replay::Replay;
-use serde::Serialize;
+use serde_json::json;
 
 use super::AdviseArgs;
 use super::costs::{Column, Costs, table};
@@ -14,17 +14,6 @@ use crate::input;
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
-
-/// The JSON object of a workload under one `--set`.
-#[derive(Serialize)]
-struct JsonLine<'a> {
-    workload: &'a str,
-    #[serde(flatten)]
-    column: &'a Column,
-    costs: &'a Costs,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pools_merged: Option<usize>,
-}
 
 impl AdviseArgs {
     /// Plays each trace under each of the settings, or as it was recorded. Exits with 1 if a trace is truncated.
@@ -61,8 +50,10 @@ impl AdviseArgs {
         }
         if self.json {
             for column in &columns {
-                let line = JsonLine { workload: name, column, costs: &costs, pools_merged: workload.pools_merged() };
-                terminal.print(serde_json::to_string(&line)?)?;
+                let mut line = json!(column);
+                (line["workload"], line["costs"]) = (name.into(), json!(costs));
+                workload.pools_merged().into_iter().for_each(|pools| line["pools_merged"] = pools.into());
+                terminal.print(line)?;
             }
         } else {
             let mut text = format!("{name}: requested at most {} at once\n", Size(workload.peak_requested_bytes()));

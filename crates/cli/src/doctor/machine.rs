@@ -7,6 +7,7 @@ use pinpool::unstable::backend::GRANULE_BYTES;
 use pinpool::unstable::backend::lock_limit;
 use pinpool::unstable::config::{Config, SharedLimitName, env};
 use pinpool::unstable::{Finding, shared_limit};
+use pinpool_observe::diagnosis::words::counted;
 use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
 use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};
 use pinpool_os::words::Size;
@@ -145,8 +146,8 @@ fn shared_limit(config: &Config) -> Finding {
     match shared_limit::report(&name) {
         Ok(Some(report)) if !report.owners.is_empty() => {
             let limit = report.max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
-            let (held, owners) = (Size(report.held_bytes), report.owners.len());
-            Finding::ok(CHECK, format!("{name}: limit {limit}, {held} held by {owners} pools"))
+            let (held, owners) = (Size(report.held_bytes), counted(report.owners.len() as u64, "pool"));
+            Finding::ok(CHECK, format!("{name}: limit {limit}, {held} held by {owners}"))
         }
         Ok(_) => Finding::ok(CHECK, format!("{name}: no pool yet; the first one sets the limit")),
         Err(error) => Finding::error(CHECK, error.to_string()),

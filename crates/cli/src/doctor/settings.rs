@@ -1,14 +1,13 @@
 //! The variables: `pinpool doctor --settings`, and their problems.
 
 use std::fmt::Display;
-use std::fs;
 use std::path::Path;
 
 use pinpool::unstable::Finding;
 use pinpool::unstable::config::Config;
 use pinpool::unstable::config::env::{self, VariableReport};
+use pinpool_observe::record::{Unrecorded, check_path};
 use pinpool_os::host;
-use pinpool_replay::{Input, Recording};
 
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::columns_left;
@@ -29,7 +28,7 @@ const COMMON: [&str; 8] = [
     "PINPOOL_SOCKET",
 ];
 
-/// Lists the variables. Exits with 2 if no pool can be built with them.
+/// Lists the variables. Exits with 2 if they are invalid or contradict each other.
 pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let report = env::report();
     let is_listed = |variable: &&VariableReport| all || COMMON.contains(&variable.name) || variable.origin != "default";
@@ -83,14 +82,12 @@ fn numa_node(config: &Config) -> Option<Finding> {
 
 fn trace(config: &Config) -> Option<Finding> {
     let path = config.trace.as_deref()?;
-    let holds_other = || {
-        fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0)
-            && Input::open(path).is_ok_and(|input| !Recording::is_begun_by(input.first()))
-    };
-    let found = missing_directory(path).or_else(|| {
-        holds_other().then(|| format!("{} is not a recording and will not be overwritten", path.display()))
+    let found = missing_directory(path).or_else(|| match check_path(path) {
+        Err(Unrecorded::Failed(why)) => Some(format!("{} {why}", path.display())),
+        _ => None,
     })?;
-    Some(Finding::error(CHECK, format!("PINPOOL_TRACE: {found}")).remedy("name another file"))
+    let (found, remedy) = found.rsplit_once("; ").unwrap_or((&found, "name another file"));
+    Some(Finding::error(CHECK, format!("PINPOOL_TRACE: {found}")).remedy(remedy))
 }
 
 fn socket(config: &Config) -> Option<Finding> {

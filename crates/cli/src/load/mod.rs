@@ -170,7 +170,7 @@ pub(crate) fn run(args: &LoadArgs, verbosity: Verbosity, terminal: &Terminal) ->
         return Err(ExitError::NothingToLoad.because("nothing to load: the paths contain no regular file"));
     }
     if args.require_gpu && pageable > 0 {
-        let why = format!("--require-gpu: {pageable} batches used pageable memory (PINPOOL_ON_FULL)");
+        let why = format!("--require-gpu: batches in pageable memory (PINPOOL_ON_FULL): {pageable}");
         return Err(ExitError::NoGpu.because(why));
     }
     Ok(printed?)

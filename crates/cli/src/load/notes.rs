@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use pinpool_loader::{Catalog, DataFile, DataOrigin};
+use pinpool_observe::diagnosis::words::counted;
 
 /// Names in a note.
 const NAMED: usize = 3;
@@ -11,21 +12,18 @@ const OPENED: [&str; 6] = ["gz", "safetensors", "tar", "tgz", "tzst", "zst"];
 
 /// One note per line.
 pub(crate) fn notes(catalog: &Catalog) -> Vec<String> {
-    let mut notes = Vec::new();
-    for path in catalog.cyclic_links() {
-        notes.push(format!("{} leads back to a directory already entered: not followed", path.display()));
-    }
+    let cyclic = |path: &PathBuf| format!("{} leads back to a directory already entered: not followed", path.display());
+    let mut notes: Vec<_> = catalog.cyclic_links().iter().map(cyclic).collect();
     let special = catalog.special_files();
     if !special.is_empty() {
         let names = names(special.iter().map(PathBuf::as_path));
-        notes.push(format!("skipped {} pipes, sockets or devices: {names}", special.len()));
+        let count = counted(special.len() as u64, "special file");
+        notes.push(format!("skipped {count} (pipes, sockets or devices): {names}"));
     }
     let plain: Vec<_> = catalog.files().iter().filter_map(plain_container).collect();
     if !plain.is_empty() {
-        let (count, names) = (plain.len(), names(plain.into_iter()));
-        notes.push(format!(
-            "{count} container files are loaded as plain bytes ({names}): --containers loads what is in them"
-        ));
+        let (count, names) = (counted(plain.len() as u64, "container file"), names(plain.into_iter()));
+        notes.push(format!("{count} loaded as plain bytes ({names}): --containers loads the samples inside"));
     }
     notes
 }

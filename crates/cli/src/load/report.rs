@@ -50,7 +50,7 @@ pub(super) fn table(report: &Value, stats: &Stats) -> String {
         ("GB/s", format!("{:.3}", number("gb_per_s"))),
         ("batches", count("batches")),
         ("verified batches", verified),
-        ("most in flight", format!("{} batches", count("max_in_flight_batches"))),
+        ("most batches in flight", count("max_in_flight_batches")),
         ("pool", format!("{} ({pinned})", stats.backend)),
         ("pinned at the end", format!("{} bytes", count("pinned_bytes"))),
     ];

@@ -9,7 +9,7 @@ use pinpool_observe::diagnosis::{Holder, Snapshot};
 use pinpool_os::words::{Size, Time};
 use serde_json::{Value, json};
 
-use crate::diagnosis::DiagnosisText;
+use crate::diagnosis::{DiagnosisText, TOO_SHORT};
 use crate::series::Series;
 use pinpool_cli::table::grouped;
 
@@ -264,7 +264,7 @@ fn diagnoses(all: &[DiagnosisText]) -> Vec<Value> {
     };
     let shown: Vec<_> = all.iter().take(alarms.clamp(1, ALARMS_MAX)).map(diagnosis).collect();
     match shown.is_empty() {
-        true => vec![json!({ "name": "unknown", "lines": ["too few requests for a diagnosis"], "is_alarm": false })],
+        true => vec![json!({ "name": "unknown", "lines": [TOO_SHORT], "is_alarm": false })],
         false => shown,
     }
 }

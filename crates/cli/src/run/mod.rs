@@ -26,7 +26,7 @@ const LIBRARY_VARIABLE: &str = "PINPOOL_PRELOAD_LIB";
 const LOG_VARIABLE: &str = "PINPOOL_PRELOAD_LOG";
 const STATS_VARIABLE: &str = "PINPOOL_PRELOAD_STATS";
 const SYNC_VARIABLE: &str = "PINPOOL_PRELOAD_SYNC";
-const OPTIONS: &str = "the options are --log FILE, --stats and --sync";
+const OPTIONS: &str = "the program follows --; the options are --log FILE, --stats and --sync";
 const PRELOAD: &str = "LD_PRELOAD";
 
 /// Run an unmodified CUDA program with its pinned memory served from a pool
@@ -93,10 +93,6 @@ pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
 
 /// The setting as a valid variable.
 fn variable(setting: &str) -> Result<(String, String), Box<dyn Error>> {
-    if !setting.contains('=') {
-        let why = format!("{setting}: a setting is NAME=VALUE, and the program follows --; {OPTIONS}");
-        return Err(ExitError::Settings.because(why));
-    }
     pair(setting).map_err(|why| ExitError::Settings.because(format_args!("{why}\n{OPTIONS}")))
 }
 
@@ -105,8 +101,7 @@ fn check_log(log: &Path) -> Result<(), String> {
     // The library inserts the process ID; 0 is not used.
     let path = PathBuf::from(log.to_string_lossy().replace("%p", "0"));
     let written = match fs::metadata(&path) {
-        Ok(facts) if facts.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
-        Ok(facts) if facts.is_file() => File::options().append(true).open(&path).map(drop),
+        Ok(facts) if facts.is_file() || facts.is_dir() => File::options().append(true).open(&path).map(drop),
         // Opening a pipe would wait for its reader.
         Ok(_) => Ok(()),
         Err(_) if path.is_symlink() => File::options().append(true).create(true).open(&path).map(drop),

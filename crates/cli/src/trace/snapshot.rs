@@ -49,14 +49,14 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
     recording.records.iter().for_each(|record| memory.add(record));
     let segments = joined(&memory.requested);
     let history = std::mem::take(&mut memory.entries);
-    if let Some(first) = recording.records.first() {
-        segments.iter().for_each(|(start, end)| memory.entry("segment_map", first, *start, end - start, 0));
-    }
-    let Memory { held, mut entries, .. } = memory;
-    entries.extend(history);
-    let segments: Vec<_> = segments.into_iter().map(|ends| segment(ends, &held, recording)).collect();
+    // A segment has at least one record.
+    let mut map =
+        |(start, end): &(u64, u64)| memory.entry("segment_map", &recording.records[0], *start, end - start, 0);
+    segments.iter().for_each(&mut map);
+    memory.entries.extend(history);
+    let segments: Vec<_> = segments.into_iter().map(|ends| segment(ends, &memory.held, recording)).collect();
     let snapshot = json!({
-        "segments": segments, "device_traces": [entries], "allocator_settings": {}, "external_annotations": [],
+        "segments": segments, "device_traces": [memory.entries], "allocator_settings": {}, "external_annotations": [],
     });
     pickle::write(&snapshot, out)
 }

@@ -32,6 +32,7 @@ const ROWS: [(&str, &str); 8] = [
 
 /// Pools are matched by name, or by number if they have no name.
 pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+    let read = |path| input::read_recording(path, input::open(path)?);
     let both = [read(before)?, read(after)?];
     let pools = changes(&both);
     if ["before", "after"].iter().any(|side| pools.iter().all(|pool| pool[*side].is_null())) {
@@ -47,10 +48,6 @@ pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Termina
     let warnings: Vec<_> = warnings.filter_map(|(path, of)| Some(named(path, of.warning.as_ref()?))).collect();
     warnings.iter().for_each(|warning| terminal.message(warning));
     if new > old + SHOWN_SHARE || !warnings.is_empty() { Err(ExitError::Failure.into()) } else { Ok(()) }
-}
-
-fn read(path: &Path) -> Result<Recording, String> {
-    input::read_recording(path, input::open(path)?)
 }
 
 /// An object for each pool, the largest increase in lost time first. A side is null if the recording does not have the pool, or

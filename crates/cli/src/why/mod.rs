@@ -19,7 +19,7 @@ use pinpool_loader::StopFlag;
 use pinpool_observe::diagnosis::Cause;
 use pinpool_replay::Recording;
 
-use crate::diagnosis::DiagnosisText;
+use crate::diagnosis::{DiagnosisText, TOO_SHORT};
 use crate::files::named;
 use crate::input::{self, read_recording};
 use crate::series::Series;
@@ -68,7 +68,8 @@ pub(crate) struct WhyArgs {
 /// If the file cannot be read or contains no pool, or the process serves none.
 pub(crate) fn read_series(target: &Path, length: Duration, stop: &StopFlag) -> Result<Series, Box<dyn Error>> {
     if names_process(target) {
-        return Series::of_process(&target.to_string_lossy(), length, stop);
+        let target = target.to_str().ok_or("the path of a socket must be UTF-8")?;
+        return Series::of_process(target, length, stop);
     }
     let input = input::open(target)?;
     match Recording::is_begun_by(input.first()) {
@@ -87,8 +88,7 @@ pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
     let Series { diagnoses, warning, .. } = read_series(target, Duration::ZERO, &StopFlag::new())?;
     if diagnoses.is_empty() {
         let missing = warning.map_or_else(String::new, |warning| format!("; {warning}"));
-        let why = format!("too short for a diagnosis: at least 20 requests and 0.1 s are needed{missing}");
-        return Err(named(target, &why).into());
+        return Err(named(target, &format_args!("{TOO_SHORT}{missing}")).into());
     }
     let has_alarm = diagnoses.iter().any(|one| one.is_alarm);
     let text = if args.json {

@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout)] // Says what was skipped.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -97,20 +98,27 @@ fn bad_settings_exit_with_2() {
 
 #[test]
 fn what_the_machine_lacks_for_a_setting_is_named() {
-    let (_dir, other) = scratch("t");
+    let (dir, other) = scratch("t");
     fs::write(&other, "precious").unwrap();
+    let link = dir.path().join("link");
+    symlink("absent", &link).unwrap();
+    let [folder, other, link] = [dir.path(), &other, &link].map(|path| path.to_str().unwrap());
     for (variable, value, level, words) in [
         ("PINPOOL_NUMA_NODE", "99", "warning", "PINPOOL_NUMA_NODE=99: this machine has the nodes ["),
         ("PINPOOL_SOCKET", "/nonexistent/y", "warning", "PINPOOL_SOCKET: the directory /nonexistent does not exist"),
         ("PINPOOL_TRACE", "/nonexistent/t", "error", "PINPOOL_TRACE: the directory /nonexistent does not exist"),
-        ("PINPOOL_TRACE", other.to_str().unwrap(), "error", "is not a recording and will not be overwritten"),
+        ("PINPOOL_TRACE", other, "error", "t cannot be written: it holds 8 bytes that are not a recording"),
+        ("PINPOOL_TRACE", link, "error", "link cannot be written: it is a symbolic link"),
+        ("PINPOOL_TRACE", folder, "error", " cannot be written: it is a directory"),
+        ("PINPOOL_TRACE", "/dev/tty", "error", "/dev/tty cannot be written: it is a device or a socket"),
+        ("PINPOOL_TRACE", "/dev/null", "ok", "PINPOOL_TRACE=/dev/null"),
     ] {
         let found = diagnosis(doctor(&[]).env(variable, value));
         let (found_level, text, _) = finding(&found, "settings");
         assert!(found_level == level && text.contains(words), "{variable}={value}: {text}");
         assert_eq!(found["status"] == 2, level == "error", "{found}");
     }
-    assert_eq!(fs::read_to_string(&other).unwrap(), "precious");
+    assert_eq!(fs::read_to_string(other).unwrap(), "precious");
 }
 
 /// Lowers a limit of the process, and drops the capability that would exempt root.

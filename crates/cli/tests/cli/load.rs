@@ -54,7 +54,7 @@ fn require_gpu_is_met_only_by_memory_that_is_pinned_for_the_gpu() {
     ran.check_stderr("the backend heap does not pin memory for the GPU");
     let mut command = pinpool(&["load", "--json", "--require-gpu", "--set", "BACKEND=cuda,WAIT=0,ON_FULL=pageable"]);
     command.arg(dir.path()).env("LD_LIBRARY_PATH", &lib).env("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1+=2");
-    finish(&mut command).exits(3).check_stderr("--require-gpu: 1 batches used pageable memory");
+    finish(&mut command).exits(3).check_stderr("--require-gpu: batches in pageable memory (PINPOOL_ON_FULL): 1");
 }
 
 #[test]
@@ -94,12 +94,9 @@ fn files_that_are_skipped_or_loaded_as_plain_bytes_are_named() {
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let ran = finish(pinpool(&["load", "--json"]).arg(dir.path())).exits(0);
     let at = |name: &str| dir.path().join(name).display().to_string();
-    ran.check_stderr(&format!("skipped 2 pipes, sockets or devices: {}, {}", at("fifo"), at("socket")));
-    let plain = format!(
-        "2 container files are loaded as plain bytes ({}, {}): --containers loads",
-        at("a.tar.gz"),
-        at("e.tar")
-    );
+    ran.check_stderr(&format!("skipped 2 special files (pipes, sockets or devices): {}, {}", at("fifo"), at("socket")));
+    let plain =
+        format!("2 container files loaded as plain bytes ({}, {}): --containers loads", at("a.tar.gz"), at("e.tar"));
     ran.check_stderr(&plain);
     assert_eq!(number(&ran.figures(), "skipped_special_files"), 2);
     assert_eq!(number(&ran.figures(), "files"), 7);

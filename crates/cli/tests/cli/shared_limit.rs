@@ -54,7 +54,7 @@ fn a_shared_limit_is_shown_with_its_owners_and_one_that_cannot_be_read_is_named(
     drop(bad);
 
     let doctor = finish(pinpool(&["doctor"]).env("PINPOOL_LEDGER", &name));
-    assert!(doctor.stdout.contains(&format!("{name}: limit 8.0MiB, 2.0MiB held by 1 pools")), "{}", doctor.stdout);
+    assert!(doctor.stdout.contains(&format!("{name}: limit 8.0MiB, 2.0MiB held by 1 pool\n")), "{}", doctor.stdout);
     let settings = finish(pinpool(&["doctor", "--settings"]).env("PINPOOL_LEDGER", &name));
     let has_name = |line: &str| line.starts_with("PINPOOL_LEDGER") && line.contains(&name);
     assert!(settings.stdout.lines().any(has_name), "{}", settings.stdout);

@@ -126,7 +126,7 @@ fn a_clock_that_jumps_during_a_log_changes_only_the_printed_times() {
 fn a_target_without_diagnosis_is_refused_with_the_reason() {
     let (dir, path) = scratch("few.log");
     fs::write(&path, "hello\n").unwrap();
-    on("why", &path, &[]).exits(1).check_stderr("no complete message of the pool in 1 lines");
+    on("why", &path, &[]).exits(1).check_stderr("no complete message of the pool in 1 line:");
     on("top", &path, &[]).check_stderr("few.log: a file, not a process: `pinpool why`");
     let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();
     fs::write(dir.path().join("cut.trace"), &whole[..40]).unwrap();

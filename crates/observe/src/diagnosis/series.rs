@@ -46,10 +46,9 @@ fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
     if monitor.latest().is_none() {
         (end.requests >= REQUESTS_MIN || end.failure.is_some()).then_some(())?;
         // At its end a pool holds less than before.
-        let (_, middle) = &series[series.partition_point(|(at_us, _)| *at_us < end_us / 2)];
-        let Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, .. } = *middle;
-        let held = Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, ..seen };
-        seen = Snapshot { holders: middle.holders.clone(), ..held };
+        let (_, middle) = series[series.partition_point(|(at_us, _)| *at_us < end_us / 2)].clone();
+        let Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, holders, .. } = middle;
+        seen = Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, holders, ..seen };
         monitor.most_held_bytes = held_bytes;
     }
     Some(WindowDiagnosis { lost: end.lost(*end_us), ..monitor.why(*end_us, &seen) })

@@ -165,7 +165,8 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> LikelyCause {
 fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     let Shortage { now, limit, .. } = shortage;
     let in_use_bytes = now.used_bytes.saturating_sub(now.in_flight_bytes);
-    if let Some(host) = shortage.host.filter(|host| is_cgroup(host) && host.available_bytes <= needed_bytes) {
+    let full = shortage.host.filter(|host| host.available_bytes <= needed_bytes);
+    if let Some(host) = full.filter(|host| matches!(host.origin, LimitOrigin::Cgroup(_))) {
         return of_full_memory(host, needed_bytes);
     }
     if now.in_flight_bytes > 0 && now.in_flight_bytes >= now.held_bytes / 2 {
@@ -206,22 +207,18 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     )
 }
 
-fn is_cgroup(host: &HostMemory) -> bool {
-    matches!(host.origin, LimitOrigin::Cgroup(_))
-}
-
 fn of_full_memory(host: &HostMemory, needed_bytes: u64) -> LikelyCause {
     let HostMemory { total_bytes, available_bytes, origin } = host;
     let (total, available) = (Size(*total_bytes), Size(*available_bytes));
-    match is_cgroup(host) {
+    match origin {
         _ if needed_bytes > *total_bytes => {
             LikelyCause::new(format!("the request exceeds all memory, {total} ({origin})"), "request a smaller buffer")
         }
-        true => LikelyCause::new(
+        LimitOrigin::Cgroup(_) => LikelyCause::new(
             format!("the cgroup is full ({available} left of its {origin}); beyond it the kernel kills a process"),
             "raise memory.max (docker --memory), or lower PINPOOL_MAX_BYTES; pinned pages count as RssShmem",
         ),
-        false => LikelyCause::new(
+        LimitOrigin::Machine => LikelyCause::new(
             format!("the machine has only {available} of memory left"),
             "lower PINPOOL_MAX_BYTES, or stop other programs",
         ),

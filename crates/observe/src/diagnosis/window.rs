@@ -357,10 +357,11 @@ impl<'a> Window<'a> {
             return WindowDiagnosis { is_alarm: now.has_driver, ..self.alarm(Cause::NotPinned, found, remedy) };
         }
         let Snapshot { requests, pin_calls, .. } = self.delta;
-        let (served, held) = (requests.saturating_sub(pin_calls), Size(now.held_bytes));
+        let (most, bytes) = if now.held_bytes > 0 { ("", now.held_bytes) } else { ("at most ", now.most_held_bytes) };
+        let (served, held) = (requests.saturating_sub(pin_calls), Size(bytes));
         let found = match requests {
-            0 => format!("no requests, {held} held"),
-            _ => format!("{served} of {requests} requests were served immediately, {held} held"),
+            0 => format!("no requests, {} held", Size(now.held_bytes)),
+            _ => format!("{served} of {requests} requests were served immediately, {most}{held} held"),
         };
         self.diagnosis(Cause::Healthy, found)
     }

@@ -107,7 +107,7 @@ pub use event::{Event, PoolDescription, Record, SET_IN_CODE};
 mod file;
 
 #[cfg(feature = "io")]
-pub use file::{Recording, TimedSnapshot, Unrecorded, open};
+pub use file::{Recording, TimedSnapshot, Unrecorded, check_path, open};
 
 /// What records refer to by number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -26,6 +26,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use encoding_rs_io::DecodeReaderBytes;
+use pinpool_observe::diagnosis::words::counted;
 use pinpool_replay::{Input, Recording};
 
 use crate::files::named;
@@ -78,10 +79,10 @@ fn list(path: &Path, is_json: bool) -> Result<(), Box<dyn Error>> {
 fn none_found(found: &LogContent) -> String {
     let cut = if found.cut > 0 { format!(" ({} are truncated or damaged)", found.cut) } else { String::new() };
     let stopped = found.stopped.as_ref().map_or_else(String::new, |stopped| format!("{stopped}; "));
+    let lines = counted(found.lines, "line");
     format!(
-        "{stopped}no complete message of the pool in {} lines{cut}: pinpool logs its diagnosis at level info (RUST_LOG=info), and \
+        "{stopped}no complete message of the pool in {lines}{cut}: pinpool logs its diagnosis at level info (RUST_LOG=info), and \
          TensorFlow's lines after 1000 evictions; TensorFlow printed them until mid-2017 (TF_CPP_MIN_LOG_LEVEL=0); unpack other \
          compressions than gzip first (`xz -dc FILE | pinpool why --lines -`); `pinpool advise` reads traces of requests",
-        found.lines
     )
 }

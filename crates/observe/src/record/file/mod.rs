@@ -15,6 +15,7 @@ mod reader;
 mod writer;
 
 pub use format::TimedSnapshot;
+pub use open::check_path;
 pub use reader::Recording;
 pub use writer::open;
 

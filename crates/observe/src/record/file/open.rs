@@ -12,7 +12,7 @@ use std::fs::{self, File, FileType, Metadata, OpenOptions};
 use std::io::ErrorKind::{NotFound, WouldBlock};
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use flate2::bufread::GzDecoder;
@@ -24,7 +24,7 @@ use pinpool_os::file_id::{FileId, this_user};
 use pinpool_os::fork;
 
 /// Bytes of a compressed file that are read to find the magic number.
-const HEAD_BYTES_MAX: usize = 64 << 10;
+const HEAD_BYTES_MAX: u64 = 64 << 10;
 
 /// A file opened and locked by this process.
 #[derive(Debug)]
@@ -32,6 +32,12 @@ pub(super) struct Opened {
     pub(super) file: ParentOnly<File>,
     /// The length to keep; `None` for a pipe or device.
     pub(super) bytes: Option<u64>,
+}
+
+/// Refuses a file at `path` that no pool may write, without changing it.
+pub fn check_path(path: &Path) -> Result<(), Unrecorded> {
+    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
+    if check(path, &found)?.is_file() { check_content(&File::open(path).map_err(failed)?, found.len()) } else { Ok(()) }
 }
 
 /// Opens and locks `path`. The file that this process left is continued if its length is still the same.
@@ -51,10 +57,7 @@ pub(super) fn open_locked(path: &Path, left: Option<(FileId, u64)>) -> Result<Op
         return Ok(Opened { file, bytes: None });
     }
     let (id, bytes) = (FileId::from_metadata(&metadata), metadata.len());
-    if bytes > 0 && !is_recording(&file) {
-        let what = format!("it holds {bytes} bytes that are not a recording");
-        return Err(refused(what, "name another file, or remove this one"));
-    }
+    check_content(&file, bytes)?;
     // The first write overwrites what another process has left: the build of the pool may still fail.
     let kept = if left == Some((id, bytes)) { bytes } else { 0 };
     Ok(Opened { file, bytes: Some(kept) })
@@ -103,13 +106,15 @@ fn open_at(path: &Path, found: Option<FileType>) -> Result<ParentOnly<File>, Unr
     }
 }
 
-/// Returns true if the file begins as a recording, compressed or not.
-fn is_recording(file: &File) -> bool {
-    let mut head = vec![0; HEAD_BYTES_MAX];
-    let Ok(read) = file.read_at(&mut head, 0) else { return false };
-    let head = &head[..read];
-    let mut begin = [0; MAGIC.len()];
-    head.starts_with(&MAGIC) || GzDecoder::new(head).read_exact(&mut begin).is_ok() && begin == MAGIC
+/// Refuses a file that is not empty and does not begin as a recording, compressed or not.
+fn check_content(file: &File, bytes: u64) -> Result<(), Unrecorded> {
+    let (mut head, mut begin) = (Vec::new(), [0; MAGIC.len()]);
+    let _ = file.take(HEAD_BYTES_MAX).read_to_end(&mut head).map_err(failed)?;
+    // Fails if the file is not compressed.
+    let _ = GzDecoder::new(&*head).read_exact(&mut begin);
+    let is_free = bytes == 0 || head.starts_with(&MAGIC) || begin == MAGIC;
+    let what = format!("it holds {bytes} bytes that are not a recording");
+    if is_free { Ok(()) } else { Err(refused(what, "name another file, or remove this one")) }
 }
 
 /// Makes writes block.

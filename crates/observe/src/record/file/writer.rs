@@ -358,12 +358,11 @@ impl Run {
         let mut output: &File = file;
         let emptied = if *end == Some(0) { file.set_len(0) } else { Ok(()) };
         let written = emptied.and_then(|()| output.write_all(&bytes));
-        if let Some(end) = end {
-            match written {
-                Ok(()) => *end += bytes.len() as u64,
-                // Nothing after a partial block could be read.
-                Err(_) => _ = file.set_len(*end),
-            }
+        match (&written, end) {
+            (Ok(()), Some(end)) => *end += bytes.len() as u64,
+            // Nothing after a partial block could be read.
+            (Err(_), Some(end)) => _ = file.set_len(*end),
+            (_, None) => {}
         }
         written
     }
