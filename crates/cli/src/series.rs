@@ -204,4 +204,20 @@ mod tests {
         assert_eq!((series.pools.len(), series.pools[0].points.len()), (1, 2));
         assert!((series.pools[0].rate(|now| now.requests) - 1.0).abs() < 1e-9);
     }
+
+    #[test]
+    fn two_pools_with_one_name_keep_their_own_statistics() {
+        let pool =
+            |number: u64, requests: u64| json!({ "name": "x", "number": number, "snapshot": { "requests": requests } });
+        let shown = |series: &Series| {
+            let latest = series.diagnoses.iter().filter_map(|one| series.latest(one));
+            latest.map(|(pool, now)| (pool.name.clone(), now.requests)).collect::<Vec<_>>()
+        };
+        let mut series = Series::once(&json!({ "pools": [pool(3, 100), pool(5, 7)] }));
+        let second = |requests| ("x (pool 5)".to_owned(), requests);
+        assert_eq!(shown(&series), [("x".to_owned(), 100), second(7)]);
+        // The first one has ended.
+        series.add(1.0, &json!({ "pools": [pool(5, 8)] }));
+        assert_eq!(shown(&series), [second(8)]);
+    }
 }

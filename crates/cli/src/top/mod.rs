@@ -122,7 +122,6 @@ fn show(object: Value, objects: &Objects, stop: &StopFlag) -> Result<(), Box<dyn
         if let Ok(next) = objects.try_recv() {
             series.add(begun.elapsed().as_secs_f64(), &next?);
             series.keep_running(POINTS_MAX);
-            pool = pool.min(series.pools.len().saturating_sub(1));
         }
         session.screen.draw(|frame| match has_table {
             true => {

@@ -25,10 +25,11 @@ const HEIGHT: u16 = 20;
 /// Prefix of the recommendation.
 const TO_DO: &str = "  to do: ";
 
-/// Draws one pool of a process.
+/// Draws one pool of a process. `at` may be too large, because pools end: then it is counted from the first again.
 pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize) {
     let (no_pool, nothing) = (PoolSeries::default(), Snapshot::default());
-    let pool = series.pools.get(at).or(series.pools.first()).unwrap_or(&no_pool);
+    let at = at % series.pools.len().max(1);
+    let pool = series.pools.get(at).unwrap_or(&no_pool);
     let (elapsed, now) = pool.points.last().map_or((0.0, &nothing), |(x, now)| (*x, now));
     let (place, keys) = match series.pools.len() {
         ..=1 => (String::new(), "q or Ctrl-C ends"),
@@ -245,9 +246,9 @@ mod tests {
     }
 
     /// The rows, and all red text.
-    fn drawn(width: u16, height: u16) -> (Vec<String>, String) {
+    fn drawn(width: u16, height: u16, series: &Series, at: usize) -> (Vec<String>, String) {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, &series(), 0)).unwrap();
+        terminal.draw(|frame| draw(frame, series, at)).unwrap();
         let buffer = terminal.backend().buffer().clone();
         let row = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
         let red = buffer.content.iter().filter(|cell| cell.fg == Color::Red).map(|cell| cell.symbol()).collect();
@@ -257,7 +258,7 @@ mod tests {
     #[test]
     fn a_screen_shows_all_values_uses_all_rows_and_colors_the_cause_only() {
         for (width, height) in [(80, 24), (200, 50)] {
-            let (lines, red) = drawn(width, height);
+            let (lines, red) = drawn(width, height, &series(), 0);
             let text = lines.join("\n");
             for words in [
                 "pinpool top train: adaptive on sim  process 0  observed for 1.0s",
@@ -286,7 +287,17 @@ mod tests {
             assert!(lines.iter().all(|line| !line.is_empty()), "all rows are used:\n{text}");
         }
         for (width, height) in [(1, 1), (10, 3), (30, 12)] {
-            drawn(width, height);
+            drawn(width, height, &series(), 0);
+        }
+    }
+
+    #[test]
+    fn after_the_last_pool_has_ended_another_is_shown_under_its_own_number() {
+        let mut series = series();
+        series.pools.push(PoolSeries { name: "eval".to_owned(), ..PoolSeries::default() });
+        for (at, words) in [(1, "top eval: "), (1, ", pool 2 of 2 "), (2, "top train: "), (2, ", pool 1 of 2 ")] {
+            let title = &drawn(120, 24, &series, at).0[0];
+            assert!(title.contains(words), "{at}: {title}");
         }
     }
 }

@@ -2,18 +2,14 @@
 //! status, and prints the intact part.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use tempfile::TempDir;
 
 use crate::record::recorded;
 use crate::tf_lines::AFTER;
-use crate::tool::{Ran, finish, packed, pinpool, written};
-
-fn on(args: &[&str], path: &Path) -> Ran {
-    finish(pinpool(args).arg(path))
-}
+use crate::tool::{finish, on, packed, pinpool, written};
 
 /// 66 MiB of zeros in less than 100 KB.
 fn bomb(dir: &TempDir) -> PathBuf {
@@ -23,7 +19,7 @@ fn bomb(dir: &TempDir) -> PathBuf {
 #[test]
 fn a_compressed_line_without_an_end_is_refused_by_its_length() {
     let dir = TempDir::new().unwrap();
-    let ran = on(&["inspect"], &bomb(&dir)).refuses(1);
+    let ran = on("inspect", bomb(&dir), &[]).refuses(1);
     ran.check_stderr("bomb.gz");
     ran.check_stderr("line 1 is longer than 64 MiB");
 }
@@ -33,7 +29,7 @@ fn a_progress_bar_of_more_than_64_mib_is_read_to_its_end() {
     let dir = TempDir::new().unwrap();
     let bar = packed(&b"epoch 3: 42 %\r".repeat(80_000)).repeat(64);
     let path = written(dir.path(), "bar.gz", [bar, packed(format!("{AFTER}\n").as_bytes())].concat());
-    let ran = on(&["inspect"], &path).exits(0);
+    let ran = on("inspect", &path, &[]).exits(0);
     assert!(ran.stdout.contains("1 message in"), "{}", ran.stdout);
 }
 
@@ -46,11 +42,11 @@ fn of_a_compressed_log_that_is_cut_off_the_rest_is_shown() {
         (0..20_000_u32).flat_map(|n| format!("{}\n", n.wrapping_mul(2_654_435_761)).into_bytes()).collect();
     let other = packed(&other);
     let path = written(dir.path(), "cut.gz", [&whole[..], &other[..other.len() / 2]].concat());
-    let ran = on(&["inspect"], &path).exits(1);
+    let ran = on("inspect", &path, &[]).exits(1);
     assert!(ran.stdout.contains("3 messages in"), "{}", ran.stdout);
     ran.check_stderr("cut.gz: read up to line ");
     ran.check_stderr("the compressed data is truncated");
-    let json = on(&["inspect", "--json"], &path);
+    let json = on("inspect", &path, &["--json"]);
     assert_eq!((json.code(), json.stdout.lines().count()), (1, 4));
     assert!(json.stdout.contains("\"stopped\":\"read up to line "), "{}", json.stdout);
 }
@@ -59,10 +55,10 @@ fn of_a_compressed_log_that_is_cut_off_the_rest_is_shown() {
 fn inspect_names_the_commands_for_a_recording_and_for_a_trace() {
     let dir = TempDir::new().unwrap();
     for name in ["t.trace", "t.gz"] {
-        let ran = on(&["inspect"], &recorded(dir.path(), name)).exits(1);
+        let ran = on("inspect", recorded(dir.path(), name), &[]).exits(1);
         ran.check_stderr("this is a recording, not a log: use `pinpool why` without --lines");
     }
-    let ran = on(&["inspect"], &written(dir.path(), "w", "# limit 5\na 1 4096\nf 1\n")).exits(1);
+    let ran = on("inspect", written(dir.path(), "w", "# limit 5\na 1 4096\nf 1\n"), &[]).exits(1);
     ran.check_stderr("`pinpool advise` reads traces of requests");
 }
 
@@ -71,17 +67,11 @@ fn a_recording_of_a_newer_version_is_named_everywhere() {
     let dir = TempDir::new().unwrap();
     let path = written(dir.path(), "new.trace", [&b"PINPOOLT"[..], &u32::MAX.to_le_bytes(), &[0; 20]].concat());
     let page = dir.path().join("page.html");
-    for args in [
-        &["why"][..],
-        &["trace"],
-        &["replay"],
-        &["advise"],
-        &["report", "-o", page.to_str().unwrap()],
-        &["diff", path.to_str().unwrap()],
-    ] {
-        let ran = on(args, &path);
-        let lines = ran.stderr.lines().count();
-        assert_eq!((ran.code(), ran.stdout.as_str(), lines), (1, "", 1), "{args:?}: {}", ran.stderr);
+    let (page, other) = (["-o", page.to_str().unwrap()], [path.to_str().unwrap()]);
+    let alone = ["why", "trace", "replay", "advise"].map(|command| (command, &[][..]));
+    for (command, args) in alone.into_iter().chain([("report", &page[..]), ("diff", &other)]) {
+        let ran = on(command, &path, args).refuses(1);
+        assert_eq!(ran.stderr.lines().count(), 1, "{command}: {}", ran.stderr);
         ran.check_stderr("format version 4294967295");
     }
 }
@@ -121,6 +111,7 @@ fn a_reader_that_goes_away_is_no_error() {
         vec!["inspect", "--json", log.to_str().unwrap()],
         vec!["replay", "--json", trace.to_str().unwrap()],
         vec!["env", "--all"],
+        vec!["--help"],
     ] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
@@ -139,5 +130,5 @@ fn a_log_of_more_pools_than_can_be_told_apart_is_an_error_that_names_the_limit()
         .rev()
         .map(|n| format!("Raising pool_size_limit_ from {} to {}\n", 1_000 + n, (1_000 + n) * 11 / 10))
         .collect();
-    on(&["inspect"], &written(dir.path(), "log", raises)).exits(1).check_stderr("more than 1000 pools");
+    on("inspect", written(dir.path(), "log", raises), &[]).exits(1).check_stderr("more than 1000 pools");
 }

@@ -1,6 +1,6 @@
 //! `pinpool doctor --bench` under its former name.
 
-use crate::tool::run;
+use crate::tool::{finish, pinpool, run};
 
 const SHORT: [&str; 5] = ["bench", "--bytes", "8MiB", "--size", "64KiB"];
 
@@ -20,4 +20,12 @@ fn bench_measures_the_pool_and_its_alternatives() {
 #[test]
 fn bench_of_more_than_the_limit_is_refused_with_the_remedy() {
     run(&["bench", "--bytes", "1000TiB"]).refuses(1).check_stderr("PINPOOL_MAX_BYTES");
+}
+
+#[test]
+fn bench_measures_under_settings_that_need_a_preset_or_a_reserve() {
+    for set in [["PRESET=tensorflow", "ROUNDING=pow2"], ["GROWTH=0", "RESERVE=64M"]] {
+        let set = set.map(|set| set.split_once('=').unwrap()).map(|(name, value)| (format!("PINPOOL_{name}"), value));
+        finish(pinpool(&SHORT).envs(set)).exits(0);
+    }
 }

@@ -26,11 +26,9 @@ fn leaking(path: &Path) -> Recording {
         Pool::builder().without_env().backend(pinpool::Backend::Heap).call_stacks(1).unstable_clock(clock.clone());
     let pool = builder.trace(path.to_owned()).build().unwrap();
     for at in 0..GETS {
-        let buf = if at % 20 == 0 { get_and_keep(&pool) } else { pool.get(4096).unwrap() };
-        if at % 20 == 0 {
-            std::mem::forget(buf)
-        } else {
-            drop(buf)
+        match at % 20 {
+            0 => std::mem::forget(get_and_keep(&pool)),
+            _ => drop(pool.get(4096).unwrap()),
         }
         clock.advance_us(600_000_000 / GETS as u64);
         run_due(&pool);

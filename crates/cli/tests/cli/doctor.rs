@@ -123,7 +123,7 @@ fn what_the_machine_lacks_for_a_setting_is_named() {
 
 /// Lowers a limit of the process, and drops the capability that would exempt root.
 #[allow(unsafe_code)] // Runs between fork and exec.
-fn under_limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64) -> &mut Command {
+pub(crate) fn under_limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64) -> &mut Command {
     let lower = move || {
         let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
         // SAFETY: reads a limit that lives as long as the call.

@@ -5,11 +5,11 @@ use std::env;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use serde_json::Value;
 
 use crate::load::mock_driver;
+use crate::tool::{finish, program};
 
 /// The newest GPU suite binary next to this one; `None` if it was not built.
 fn suite() -> Option<PathBuf> {
@@ -34,20 +34,6 @@ fn carried(folder: &Path) -> Option<PathBuf> {
     Some(mock_driver(&lib))
 }
 
-fn run(folder: &Path, lib: &Path, vars: &[(&str, &str)]) -> Output {
-    let script = Path::new(crate::ROOT).join("tests/gpu/run.sh");
-    let mut command = Command::new("bash");
-    for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PINPOOL_")) {
-        command.env_remove(name);
-    }
-    command.arg(script).arg(folder).env("LD_LIBRARY_PATH", lib).envs(vars.iter().copied()).output().unwrap()
-}
-
-fn lines(output: &Output) -> Vec<Value> {
-    let text = String::from_utf8_lossy(&output.stdout);
-    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}"))).collect()
-}
-
 const SHORT: [(&str, &str); 7] = [
     ("PINPOOL_GPU_STEPS", "facts suite copy stall pin load peers"),
     ("PINPOOL_GPU_SUITE", "a_kernel_reads capture"),
@@ -65,10 +51,12 @@ fn the_device_run_passes_on_the_mock_driver_and_prints_a_json_line_for_each_numb
         eprintln!("skipped: the GPU suite or the bench is not built (cargo test --workspace builds them)");
         return;
     };
-    let output = run(folder.path(), &lib, &SHORT);
-    let lines = lines(&output);
-    let all = || lines.iter().map(Value::to_string).collect::<Vec<_>>().join("\n");
-    assert!(output.status.success(), "{}\n{}", all(), String::from_utf8_lossy(&output.stderr));
+    let script = format!("{}/tests/gpu/run.sh", crate::ROOT);
+    let mut command = program("bash", &[&script, folder.path().to_str().unwrap()]);
+    let ran = finish(command.env_remove("PINPOOL_BACKEND").env("LD_LIBRARY_PATH", lib).envs(SHORT)).exits(0);
+    let line = |line: &str| serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}"));
+    let lines: Vec<Value> = ran.stdout.lines().map(line).collect();
+    let all = || &ran.stdout;
     let of = |key: &str| lines.iter().filter(|line| line.get(key).is_some()).collect::<Vec<_>>();
     assert!(of("fact").len() >= 13 && of("fact").iter().all(|line| line["outcome"] == "holds"), "{}", all());
     for name in ["facts", "suite_vmm", "suite_register", "suite_cuda", "stall", "load_tree_cuda", "all"] {

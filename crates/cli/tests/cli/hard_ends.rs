@@ -2,10 +2,9 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::FromRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::{ptr, thread};
 
 use crate::tool::{ended, finish, pinpool, scratch, signal, until};
@@ -23,15 +22,9 @@ fn terminal() -> (File, File) {
     (outer, unsafe { File::from_raw_fd(inner) })
 }
 
-/// The flags of a terminal that raw mode changes.
-#[allow(unsafe_code)]
-fn modes(terminal: &File) -> (libc::tcflag_t, libc::tcflag_t, libc::tcflag_t) {
-    let mut modes = MaybeUninit::<libc::termios>::uninit();
-    // SAFETY: the descriptor is open, and the call writes the modes.
-    assert_eq!(unsafe { libc::tcgetattr(terminal.as_raw_fd(), modes.as_mut_ptr()) }, 0);
-    // SAFETY: written, since the call has succeeded.
-    let modes = unsafe { modes.assume_init() };
-    (modes.c_iflag, modes.c_oflag, modes.c_lflag)
+/// The modes of a terminal as `stty` prints them.
+fn modes(terminal: &File) -> Vec<u8> {
+    Command::new("stty").arg("-g").stdin(terminal.try_clone().unwrap()).output().unwrap().stdout
 }
 
 /// `top` in a terminal, and the connection from which it reads.

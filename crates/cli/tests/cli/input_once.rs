@@ -8,7 +8,7 @@ use std::thread;
 
 use crate::record::recorded;
 use crate::tf_lines::{AFTER, RAISE};
-use crate::tool::{Ran, ended, finish, number, packed, pinpool, scratch};
+use crate::tool::{Ran, ended, finish, number, on, packed, pinpool, scratch, written};
 
 const WORKLOAD: &str = "# limit 100\na 1 5000\nt 10\nf 1\na 2 5000\nf 2\n";
 
@@ -31,10 +31,7 @@ fn traces(dir: &Path) -> Vec<PathBuf> {
     let recording = fs::read(recorded(dir, "t.trace")).unwrap();
     let mut paths = Vec::new();
     for (name, bytes) in [("recording", recording), ("workload", WORKLOAD.into())] {
-        for (path, bytes) in [(dir.join(name), bytes.clone()), (dir.join(format!("{name}.gz")), packed(&bytes))] {
-            fs::write(&path, bytes).unwrap();
-            paths.push(path);
-        }
+        paths.extend([written(dir, name, &bytes), written(dir, &format!("{name}.gz"), packed(&bytes))]);
     }
     paths
 }
@@ -44,7 +41,7 @@ fn every_kind_of_trace_is_read_from_a_pipe_as_from_a_file() {
     let (dir, page) = scratch("page.html");
     for path in traces(dir.path()) {
         let bytes = fs::read(&path).unwrap();
-        let gets = number(&finish(pinpool(&["replay", "--json"]).arg(&path)).figures(), "gets");
+        let gets = number(&on("replay", &path, &["--json"]).figures(), "gets");
         assert!(gets > 0, "{}", path.display());
         for name in ["-", "/dev/stdin"] {
             let case = format!("{} as {name}", path.display());

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::tool::{finish, number, pinpool, run, tree};
+use crate::tool::{finish, number, on, pinpool, run, tree};
 
 fn lines(text: &str, words: &str) -> usize {
     text.lines().filter(|line| line.contains(words)).count()
@@ -100,6 +100,10 @@ fn files_that_are_skipped_or_loaded_as_plain_bytes_are_named() {
     ran.check_stderr(&plain);
     assert_eq!(number(&ran.figures(), "skipped_special_files"), 2);
     assert_eq!(number(&ran.figures(), "files"), 7);
+    fs::remove_file(fifo).unwrap();
+    let ran = on("load", dir.path(), &["--containers"]).exits(1);
+    ran.check_stderr("skipped 1 special file (pipes, sockets or devices): ");
+    assert!(ran.stdout.contains("most batches in flight  1\n"), "{}", ran.stdout);
 }
 
 #[test]
@@ -112,6 +116,7 @@ fn quiet_prints_errors_only_and_verbose_every_batch() {
     assert_eq!(ran.stderr, "pinpool: /nowhere: No such file or directory (os error 2)\n");
     let ran = finish(pinpool(&["load", "--json", "-v", "--batch-files", "100"]).arg(dir.path()));
     assert_eq!(lines(&ran.stderr, "pinpool: batch "), 3, "{}", ran.stderr);
+    ran.check_stderr("] 1 container file loaded as plain bytes (");
     assert_eq!(run(&["load", "-q", "-v"]).code(), 2);
 }
 

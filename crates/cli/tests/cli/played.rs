@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::tool::{heap, number, on, written};
+use crate::tool::{heap, number, on, recorded_pools, written};
 
 #[test]
 fn several_pools_are_advised_one_by_one() {
@@ -30,6 +30,31 @@ fn several_pools_are_advised_one_by_one() {
     let lost = |of: &serde_json::Value| of["recorded_lost_seconds"].as_f64();
     assert!(lost(&quiet) < lost(&worst.figures()), "{quiet}");
     advice(&["--pool", "none"]).check_stderr("no such pool with 20 requests; it has train, quiet");
+}
+
+#[test]
+fn the_only_pool_with_enough_requests_is_advised() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = recorded_pools(dir.path(), "t.gz", &[("big", 100), ("small", 5)]);
+    let ran = on("advise", &path, &["--json"]).exits(0);
+    ran.check_stderr("it has 2 pools; the advice is for big, the worst");
+    assert_eq!(number(&ran.figures(), "requests"), 100);
+    on("advise", &path, &["--pool", "small"]).refuses(1).check_stderr("no such pool with 20 requests; it has big\n");
+    let tried = on("advise", &path, &["--try", "WAIT=1s"]).stdout;
+    assert!(tried.contains(": pins scaled to the mean of 2 calls of one size in the trace, "), "{tried}");
+}
+
+#[test]
+fn pools_with_one_name_are_told_apart_in_a_recording() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = recorded_pools(dir.path(), "t.gz", &[("x", 100), ("x", 50)]);
+    let changes = on("why", &path, &["--json", path.to_str().unwrap()]).figures();
+    for (at, (pool, requests)) in [("x", 100), ("x (pool 1)", 50)].into_iter().enumerate() {
+        assert_eq!(number(&on("advise", &path, &["--json", "--pool", pool]).figures(), "requests"), requests);
+        let change = &changes["pools"][at];
+        assert_eq!((&change["pool"], &change["before"]["requests"]), (&pool.into(), &requests.into()), "{changes}");
+        assert!(on("why", &path, &["--json"]).stdout.contains(&format!("\"pool\":\"{pool}\"")), "{pool}");
+    }
 }
 
 #[test]

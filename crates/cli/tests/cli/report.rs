@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::TREND;
 use crate::record::recorded_load;
 use crate::tf_lines::{AFTER, RAISE, after, public_rows};
-use crate::tool::{Ran, finish, pinpool, run, scratch, written};
+use crate::tool::{Ran, finish, pinpool, recorded_pools, run, scratch, written};
 
 pub(crate) fn report(input: &Path, output: &Path) -> Ran {
     finish(pinpool(&["report"]).arg(input).arg("-o").arg(output))
@@ -67,6 +67,7 @@ fn two_pools_have_series_of_different_names() {
         assert!(points(&page, "limit", name) > 0, "{name}");
     }
     assert_eq!(points(&page, "limit", "raise"), 2);
+    assert!(page.contains("The limit of pool 1 is 100 at first and 110 at the end. "), "{page}");
 }
 
 #[test]
@@ -111,6 +112,8 @@ fn a_recording_that_was_cut_off_is_drawn_up_to_its_end_and_the_page_says_so() {
     let output = dir.path().join("cut.html");
     report(&path, &output).exits(1).check_stderr("the report covers the part before");
     assert!(fs::read_to_string(&output).unwrap().contains("A part is missing: "));
+    let few = page(&recorded_pools(dir.path(), "few.gz", &[("x", 5)]));
+    assert!(few.contains("too short for a diagnosis: at least 20 requests and 0.1 s are needed"), "{few}");
     // In its first bytes there is nothing to draw.
     fs::write(&path, &bytes[..12]).unwrap();
     report(&path, &dir.path().join("report.html")).exits(1).check_stderr("trace: nothing to draw: ");

@@ -1,15 +1,14 @@
 //! `pinpool run`: the program replaces the tool. `crates/preload/tests` tests that its memory is served.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::tool::{finish, pinpool};
-use crate::tool::scratch;
+use crate::tool::{finish, pinpool, scratch, written};
 
 /// `pinpool run` with a library that does nothing.
 fn run(arguments: &[&str]) -> Command {
@@ -26,8 +25,7 @@ fn library() -> String {
 }
 
 fn script(folder: &TempDir, text: &str, mode: u32) -> String {
-    let path = folder.path().join("script");
-    fs::write(&path, text).unwrap();
+    let path = written(folder.path(), "script", text);
     fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
     path.to_str().unwrap().to_owned()
 }
@@ -89,25 +87,14 @@ fn a_program_that_preloads_nothing_runs_with_a_warning() {
     let folder = tempfile::tempdir().unwrap();
     let ran = finish(&mut run(&["--", &script(&folder, "#!/bin/sh\necho ran\n", 0o4755)]));
     assert_eq!((ran.code(), ran.stdout.as_str()), (0, "ran\n"), "a script has no other user");
-    let Ok(output) = Command::new("cc")
-        .args(["-static", "-x", "c", "-", "-o"])
-        .arg(folder.path().join("static"))
-        .stdin(fs::File::open(source(&folder)).unwrap())
-        .output()
-    else {
-        return;
-    };
-    if !output.status.success() {
+    let source = written(folder.path(), "static.c", "int main(void) { return 5; }\n");
+    let program = folder.path().join("static");
+    let compiled = Command::new("cc").arg("-static").arg(source).arg("-o").arg(&program).output();
+    if !compiled.is_ok_and(|compiled| compiled.status.success()) {
         return;
     }
-    let ran = finish(&mut run(&["--", folder.path().join("static").to_str().unwrap()])).exits(5);
+    let ran = finish(&mut run(&["--", program.to_str().unwrap()])).exits(5);
     ran.check_stderr("it is statically linked, or built for another machine: its memory is not served from the pool");
-}
-
-fn source(folder: &TempDir) -> std::path::PathBuf {
-    let path = folder.path().join("static.c");
-    fs::write(&path, "int main(void) { return 5; }\n").unwrap();
-    path
 }
 
 #[test]
@@ -120,7 +107,12 @@ fn a_log_that_cannot_be_written_is_refused_before_the_program_starts() {
         ran.check_stderr("cannot be written: ");
         assert!(!started.exists(), "{log}");
     }
-    finish(&mut run(&["--log", folder.path().join("log-%p").to_str().unwrap(), "--", "true"])).exits(0);
+    let link = folder.path().join("link");
+    symlink("target", &link).unwrap();
+    for log in [&folder.path().join("log-%p"), &link] {
+        finish(&mut run(&["--log", log.to_str().unwrap(), "--", "true"])).exits(0);
+    }
+    assert!(link.is_symlink());
 }
 
 #[test]

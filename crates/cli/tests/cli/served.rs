@@ -1,7 +1,10 @@
 //! `top` and `metrics` of running processes.
 
+use std::ffi::OsStr;
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -10,7 +13,8 @@ use std::process::{Command, Stdio};
 
 use pinpool::Pool;
 
-use crate::tool::{finish, heap, pinpool, run, scratch};
+use crate::doctor::under_limit;
+use crate::tool::{finish, heap, on, pinpool, run, scratch, until};
 
 /// A pool of this process with a buffer in use, served at the socket that `PINPOOL_SOCKET=1` would create in `dir`.
 fn served(dir: &Path) -> (Pool, pinpool::PinnedBuf) {
@@ -70,7 +74,7 @@ fn the_metrics_are_served_until_the_command_is_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let (_pool, _held) = served(dir.path());
     let mut command = on_host(dir.path(), &["metrics", "--all", "--listen", "127.0.0.1:0"]);
-    let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut server = under_limit(command.stdout(Stdio::piped()), libc::RLIMIT_NOFILE, 24).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let address = line.trim().trim_start_matches("http://").trim_end_matches("/metrics").to_owned();
@@ -81,8 +85,11 @@ fn the_metrics_are_served_until_the_command_is_stopped() {
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
-    // One that sends nothing keeps no other waiting.
-    let _silent = TcpStream::connect(&address).unwrap();
+    // One that sends nothing keeps no other waiting, and many delay them until they have gone.
+    let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    until("all descriptors are used", || Path::new(&format!("/proc/{}/fd/23", server.id())).exists());
+    let _silent = silent.into_iter().next();
+    until("it serves again", || ask("GET /metrics").contains("\npinpool_memory_held_bytes{pid="));
     let got = ask("GET /metrics");
     assert!(got.starts_with("HTTP/1.1 200 OK") && got.contains("\npinpool_memory_held_bytes{pid="), "{got}");
     let head = ask("HEAD /metrics");
@@ -100,7 +107,7 @@ fn top_of_all_processes_is_one_table() {
     assert!(ran.code() == 0 && ran.stdout.contains("no process serves a pool"), "{}", ran.stdout);
     let (_pool, _held) = served(dir.path());
     // What a process left behind that was killed.
-    std::fs::write(dir.path().join("pinpool-4194305.sock"), "").unwrap();
+    fs::write(dir.path().join("pinpool-4194305.sock"), "").unwrap();
     let ran = finish(&mut on_host(dir.path(), &["top", "--all"])).exits(0);
     let lines: Vec<_> = ran.stdout.lines().collect();
     assert!(lines[0].starts_with("pid ") && lines[1].starts_with(&std::process::id().to_string()), "{}", ran.stdout);
@@ -115,7 +122,7 @@ fn the_report_of_a_process_shows_its_owners_and_its_diagnosis() {
     let output = dir.path().join("p.html");
     let mut command = on_host(dir.path(), &["report", &process, "--seconds", "2", "-o"]);
     finish(command.arg(&output)).exits(0);
-    let page = std::fs::read_to_string(&output).unwrap();
+    let page = fs::read_to_string(&output).unwrap();
     for text in
         [&*format!("{process}: a process"), "\"name\":\"loader/labels\"", "\"clock\":1", pool.diagnose().cause.name()]
     {
@@ -174,6 +181,9 @@ fn a_process_that_serves_nothing_is_named() {
         ran.check_stderr("the process has no pool now");
     }
     run(&["metrics", "--all", "--listen", "nonsense"]).exits(1).check_stderr("--listen nonsense");
+    let other = dir.path().join(OsStr::from_bytes(b"s\xff"));
+    let _other = UnixListener::bind(&other).unwrap();
+    on("why", &other, &[]).refuses(1).check_stderr("the path of a socket must be UTF-8");
 }
 
 #[test]

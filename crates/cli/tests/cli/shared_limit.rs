@@ -1,34 +1,11 @@
 //! Shared limits in `top --all`.
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 
 use pinpool::{Backend, Pool};
 use serde_json::Value;
 
 use crate::tool::{finish, pinpool, run};
-
-/// An invalid file of a shared limit, removed on drop.
-struct Bad {
-    name: String,
-    path: String,
-}
-
-impl Bad {
-    fn new(name: &str) -> Self {
-        let user = std::fs::metadata("/proc/self").unwrap().uid();
-        let path = format!("/dev/shm/pinpool-limit.{user}.{name}");
-        std::fs::write(&path, "something else").unwrap();
-        let bad = Self { name: name.to_owned(), path };
-        std::fs::set_permissions(&bad.path, PermissionsExt::from_mode(0o600)).unwrap();
-        bad
-    }
-}
-
-impl Drop for Bad {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
 
 #[test]
 fn a_shared_limit_is_shown_with_its_owners_and_one_that_cannot_be_read_is_named() {
@@ -47,10 +24,12 @@ fn a_shared_limit_is_shown_with_its_owners_and_one_that_cannot_be_read_is_named(
     let owner = &limit["owners"][0];
     assert_eq!((&owner["pool"], &owner["pid"]), (&Value::from("loader"), &Value::from(std::process::id())));
     // One that cannot be read hides no other.
-    let bad = Bad::new(&format!("0-bad-{}", std::process::id()));
+    let prefix = format!("pinpool-limit.{}.", std::fs::metadata("/proc/self").unwrap().uid());
+    let bad = tempfile::Builder::new().prefix(&format!("{prefix}0-bad-")).tempfile_in("/dev/shm").unwrap();
+    std::fs::write(&bad, "something else").unwrap();
     let ran = run(&["top", "--all"]);
     assert!(ran.code() == 0 && ran.stdout.contains(&name), "{}", ran.stderr);
-    ran.check_stderr(&bad.name);
+    ran.check_stderr(bad.path().to_str().unwrap().rsplit('.').next().unwrap());
     drop(bad);
 
     let doctor = finish(pinpool(&["doctor"]).env("PINPOOL_LEDGER", &name));

@@ -17,8 +17,8 @@ use pinpool::{Backend, Pool, PoolBuilder};
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub(crate) use ran::{Ran, ended, finish, number, signal, until};
-use ran::{interrupted, program};
+use ran::interrupted;
+pub(crate) use ran::{Ran, ended, finish, number, program, signal, until};
 pub(crate) use scratch::scratch;
 
 /// The tool on the `heap` backend, without the environment of the test.
@@ -38,6 +38,17 @@ pub(crate) fn on(command: &str, path: impl AsRef<Path>, args: &[&str]) -> Ran {
 /// A pool of this process on the heap, without the environment of the test.
 pub(crate) fn heap() -> PoolBuilder {
     Pool::builder().without_env().backend(Backend::Heap).maintenance_thread(false)
+}
+
+/// A recording of pools with these names and numbers of requests.
+pub(crate) fn recorded_pools(dir: &Path, name: &str, pools: &[(&'static str, usize)]) -> PathBuf {
+    let path = dir.join(name);
+    let build = |&(name, requests): &(&'static str, usize)| (heap().name(name).trace(path.clone()).build(), requests);
+    let built: Vec<_> = pools.iter().map(build).collect();
+    for (pool, requests) in &built {
+        (0..*requests).for_each(|_| drop(pool.as_ref().unwrap().get(1 << 20).unwrap()));
+    }
+    path
 }
 
 /// A number of the statistics of the pool in the JSON of a load.
@@ -348,4 +359,7 @@ fn an_interrupt_ends_the_run_with_its_statistics() {
     assert_eq!(printed["ended"], "interrupted");
     assert_eq!(printed["failed_files"], 0);
     assert_eq!(printed["batches"], printed["verified_batches"]);
+    let mut idle = pinpool(&["load", "--json", "--synthetic", "4", "--idle", "600"]);
+    let (log, _) = interrupted(idle.env("RUST_LOG", "pinpool::load=info/idle for"));
+    assert!(log.contains("interrupted: the statistics are incomplete"), "{log}");
 }

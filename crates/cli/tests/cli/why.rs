@@ -131,7 +131,9 @@ fn a_target_without_diagnosis_is_refused_with_the_reason() {
     let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();
     fs::write(dir.path().join("cut.trace"), &whole[..40]).unwrap();
     let ran = on("why", dir.path().join("cut.trace"), &[]).exits(1);
-    ran.check_stderr("for a diagnosis: at least 20 requests and 0.1 s are needed; the recording is truncated");
+    ran.check_stderr(
+        "too short for a diagnosis: at least 20 requests and 0.1 s are needed; the recording is truncated",
+    );
     // No process has this number.
     let ran = on("why", "4194305", &[]).exits(1);
     ran.check_stderr("no process serves its statistics there; start it with PINPOOL_SOCKET=1");

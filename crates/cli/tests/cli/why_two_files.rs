@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::tool::{heap, on};
+use crate::tool::{heap, on, recorded_pools};
 
 /// A recording of requests; if `is_slow`, each makes a pin call.
 fn recorded(path: PathBuf, is_slow: bool) -> PathBuf {
@@ -32,6 +32,11 @@ fn the_slower_pool_is_shown_with_the_changed_setting() {
     assert!(text.contains("\ntrain\n") && text.contains("PINPOOL_PRESET"), "{text}");
     let same = diff(&fast, &[]);
     assert!(same.code() == 0 && same.stdout.starts_with("no change: "), "{}", same.stdout);
+    // What is unknown is no share of 0.
+    let few = recorded_pools(dir.path(), "few.gz", &[("train", 1)]);
+    for pair in [[&fast, &few], [&few, &fast], [&few, &few]] {
+        on("why", pair[0], &[pair[1].to_str().unwrap()]).refuses(1).check_stderr("too few requests to compare: ");
+    }
 }
 
 #[test]

@@ -128,6 +128,10 @@ mod tests {
         assert_eq!(diagnosis.cause, Cause::Healthy);
         assert!(diagnosis.found.contains("8.0MiB held"), "{diagnosis}");
         assert_eq!(diagnose_series(&series(8, |_, now| Snapshot { requests: 19, ..now })), None, "too few requests");
+        // The only snapshot may be the one at the end.
+        let released = series(1, |_, now| Snapshot { held_bytes: 0, most_held_bytes: 4 * MIB, ..now });
+        let diagnosis = diagnose_series(&released).unwrap();
+        assert!(diagnosis.found.ends_with("at most 4.0MiB held"), "{diagnosis}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod mixed;
 
 use std::fs;
 use std::future::Future;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -31,17 +31,14 @@ use tempfile::TempDir;
 
 use crate::captured_log::{lines, listen};
 use crate::recordings::read_recording;
-use crate::tool::{Ran, finish, pinpool, until};
+use crate::tool::{Ran, finish, on, pinpool, until};
 
 pub(crate) const MIB: usize = 1 << 20;
 /// Time between two steps of a program.
 const STEP_US: u64 = 50_000;
 const STEPS_IN_A_SECOND: u64 = 1_000_000 / STEP_US;
-/// A waiting request.
-struct Asked {
-    thread: u32,
-    get: Pin<Box<GetFuture>>,
-}
+/// The thread of a waiting request, and the request.
+type Asked = (u32, Pin<Box<GetFuture>>);
 
 /// A program with its pools.
 struct Program {
@@ -96,7 +93,7 @@ impl Program {
 
     fn get_of(&mut self, pool: usize, thread: u32, tag: &str, len: usize) -> Option<PinnedBuf> {
         let get = self.pools[pool].tagged(tag).get_async(len);
-        let mut asked = Asked { thread, get: Box::pin(get) };
+        let mut asked: Asked = (thread, Box::pin(get));
         let polled = Self::poll(&mut asked);
         if polled.is_none() {
             self.asked.push(asked);
@@ -110,8 +107,8 @@ impl Program {
     }
 
     /// The inner `None` is a refused request.
-    fn poll(asked: &mut Asked) -> Option<Option<PinnedBuf>> {
-        match asked.get.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+    fn poll((_, get): &mut Asked) -> Option<Option<PinnedBuf>> {
+        match get.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(buffer) => Some(buffer.ok()),
             Poll::Pending => None,
         }
@@ -122,7 +119,7 @@ impl Program {
         let mut served = Vec::new();
         for mut asked in std::mem::take(&mut self.asked) {
             match Self::poll(&mut asked) {
-                Some(buffer) => served.extend(buffer.map(|buffer| (asked.thread, buffer))),
+                Some(buffer) => served.extend(buffer.map(|buffer| (asked.0, buffer))),
                 None => self.asked.push(asked),
             }
         }
@@ -180,8 +177,9 @@ impl Program {
             finish(pinpool(&["report", "--seconds", "1", "-o"]).args([&page, target])).exits(0);
             fs::read_to_string(&page).unwrap()
         };
+        let why = |target: &Path| on("why", target, &["--json"]);
         let (outside, live) = (why(&socket), report(&socket));
-        let top = finish(pinpool(&["top"]).arg(&socket)).exits(0);
+        let top = on("top", &socket, &[]).exits(0);
         let own: Vec<_> =
             self.pools.iter().map(|pool| (pool.stats().name.unwrap_or_default(), pool.diagnose())).collect();
         let log: Vec<_> = lines().into_iter().filter(|line| line.contains("] diagnosis: ")).collect();
@@ -223,10 +221,6 @@ impl Program {
     }
 }
 
-fn why(target: &PathBuf) -> Ran {
-    finish(pinpool(&["why", "--json"]).arg(target))
-}
-
 /// Name, alarm and cause of the pool that `why` names first.
 fn first(why: &Ran) -> (String, bool, String) {
     let said = &why.figures()["pools"][0];
@@ -262,10 +256,6 @@ impl Said {
     }
 
     /// No command reports an alarm, and the log never did.
-    fn check_healthy(&self) {
-        self.check_calm(&["healthy"]);
-    }
-
     fn check_calm(&self, causes: &[&str]) {
         assert!(self.causes.iter().all(|(_, found)| causes.contains(&found.as_str())), "{self:?}");
         assert!(self.alarms.iter().all(|&alarm| !alarm), "{self:?}");

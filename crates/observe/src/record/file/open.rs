@@ -34,7 +34,7 @@ pub(super) struct Opened {
     pub(super) bytes: Option<u64>,
 }
 
-/// Refuses a file at `path` that no pool may write, without changing it.
+/// Refuses what no pool may write at `path`, and changes nothing.
 pub fn check_path(path: &Path) -> Result<(), Unrecorded> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
     if check(path, &found)?.is_file() { check_content(&File::open(path).map_err(failed)?, found.len()) } else { Ok(()) }
