@@ -17,7 +17,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("benches", 185),
     ("crates/bench", 1496),
     ("crates/capi", 1179),
-    ("crates/cli", 4998),
+    ("crates/cli", 4997),
     ("crates/loader", 2400),
     ("crates/metrics", 363),
     ("crates/observe", 1799),
@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37190),
-    ("sum of code and tests", 76007),
+    ("tests", 37187),
+    ("sum of code and tests", 76003),
 ];
 
 /// Bytes of all Markdown files.

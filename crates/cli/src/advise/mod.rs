@@ -94,9 +94,9 @@ pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) 
     let bar = terminal.steps(verbosity);
     let advised = advise(args, &set, &bar, terminal);
     bar.finish_and_clear();
-    let (text, is_whole) = advised?;
+    let (text, whole) = advised?;
     terminal.print(text.trim_end())?;
-    if is_whole { Ok(()) } else { Err(ExitError::Failure.into()) }
+    if whole { Ok(()) } else { Err(ExitError::Failure.into()) }
 }
 
 /// The answer, and whether it is about a whole trace.

@@ -150,11 +150,11 @@ impl<'a> Search<'a> {
 
     /// Settings to try in addition to the given ones: each keeps memory pinned.
     fn choices(&self, given: &Replay, as_given: &Column, grows: bool) -> SearchResult<Vec<Setting>> {
-        let is_adaptive = given.config()?.preset == Preset::Adaptive;
+        let adaptive = given.config()?.preset == Preset::Adaptive;
         let reserve = (RESERVE, as_given.outcome.peak_pinned_bytes.to_string());
         let choices = [(IDLE_TIMEOUT, "none".to_owned()), reserve].into_iter();
         let is_free = |name: &str| !self.fixed.iter().any(|(fixed, _)| fixed == name);
-        let is_open = |name: &str| is_adaptive && is_free(name) && !(grows && name == RESERVE);
+        let is_open = |name: &str| adaptive && is_free(name) && !(grows && name == RESERVE);
         Ok(choices.filter(|(name, _)| is_open(name)).map(|(name, value)| (name.to_owned(), value)).collect())
     }
 
@@ -182,12 +182,12 @@ impl<'a> Search<'a> {
         if loses_more || (as_given.outcome.waits == 0 && cost.outcome.waits > 0) {
             return false;
         }
-        let is_larger = cost.outcome.peak_pinned_bytes as f64 > as_given.outcome.peak_pinned_bytes as f64 * MORE_MEMORY;
-        if is_larger && as_given.outcome.waits > 0 && self.workload.is_closed {
+        let larger = cost.outcome.peak_pinned_bytes as f64 > as_given.outcome.peak_pinned_bytes as f64 * MORE_MEMORY;
+        if larger && as_given.outcome.waits > 0 && self.workload.is_closed {
             // Threads that wait in front of a slow consumer lose nothing: the end decides.
             return (cost.outcome.ended_us as f64) < as_given.outcome.ended_us as f64 * (1.0 - EARLIER);
         }
-        !is_larger || cost.lost_seconds <= self.enough_gained(as_given)
+        !larger || cost.lost_seconds <= self.enough_gained(as_given)
     }
 
     /// The smallest limit under which `setting` costs about as little as `base`, with headroom.
@@ -203,9 +203,9 @@ impl<'a> Search<'a> {
         // A part of the gain may be traded for less memory, but nothing that the given settings achieve.
         let gain = (as_given.lost_seconds - base.lost_seconds).max(0.0);
         let enough = (base.lost_seconds + gain * GAIN).min(as_given.lost_seconds);
-        let is_faster = (setting.is_some() || as_given.outcome.waits > 0) && self.workload.is_closed;
+        let faster = (setting.is_some() || as_given.outcome.waits > 0) && self.workload.is_closed;
         let ends = |hurried: &Column, calls: &Column| hurried.outcome.ended_us as f64 / 1e6 + calls.driver_seconds;
-        let before = if is_faster { ends(&self.play(&self.hurried, given)?, as_given) } else { 1.0 };
+        let before = if faster { ends(&self.play(&self.hurried, given)?, as_given) } else { 1.0 };
         let mut suffices = |max_bytes: u64| -> SearchResult<Option<Column>> {
             let replay = Replay { max_bytes: Some(max_bytes), ..replay.clone() };
             let mut cost = self.play(self.workload, &replay)?;
@@ -213,7 +213,7 @@ impl<'a> Search<'a> {
             if cost.lost_seconds > enough {
                 return Ok(None);
             }
-            if is_faster {
+            if faster {
                 let hurried = self.play(&self.hurried, &replay)?;
                 if as_given.outcome.waits == 0 && hurried.outcome.waits > 0 {
                     return Ok(None);
@@ -234,7 +234,7 @@ impl<'a> Search<'a> {
             return Ok(None);
         };
         let ahead = self.workload.mean_get_bytes().saturating_mul(BUFFERS_AHEAD) as f64 / smallest as f64;
-        let ahead = if is_faster && setting.is_some() { HEADROOM.max(ahead) } else { HEADROOM };
+        let ahead = if faster && setting.is_some() { HEADROOM.max(ahead) } else { HEADROOM };
         // A little more memory may cost more: then the headroom is smaller.
         let (mut max_bytes, mut cost) = (smallest, least_cost);
         for headroom in [ahead, HEADROOM / 2.0] {
@@ -246,9 +246,8 @@ impl<'a> Search<'a> {
             }
         }
         let saved_bytes = as_given.outcome.peak_pinned_bytes.saturating_sub(cost.outcome.peak_pinned_bytes);
-        let is_smaller =
-            cost.outcome.peak_pinned_bytes as f64 <= as_given.outcome.peak_pinned_bytes as f64 * LESS_MEMORY;
-        let is_change = setting.is_some() || given.max_bytes.is_none() || (is_smaller && saved_bytes >= LESS_BYTES);
+        let smaller = cost.outcome.peak_pinned_bytes as f64 <= as_given.outcome.peak_pinned_bytes as f64 * LESS_MEMORY;
+        let is_change = setting.is_some() || given.max_bytes.is_none() || (smaller && saved_bytes >= LESS_BYTES);
         if !is_change && cost.lost_seconds > self.enough_gained(as_given) {
             return Ok(None);
         }

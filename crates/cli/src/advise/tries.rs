@@ -21,11 +21,11 @@ impl AdviseArgs {
         let sets = if self.replay { &self.set } else { &self.tries };
         // Invalid settings are refused before any file is read.
         sets.iter().try_for_each(Set::check_for_replay)?;
-        let mut is_whole = true;
+        let mut whole = true;
         for path in &self.traces {
-            is_whole &= self.play(path, sets, terminal)?;
+            whole &= self.play(path, sets, terminal)?;
         }
-        if is_whole { Ok(()) } else { Err(ExitError::Failure.into()) }
+        if whole { Ok(()) } else { Err(ExitError::Failure.into()) }
     }
 
     /// Returns whether the trace is whole.

@@ -37,10 +37,10 @@ fn write_number(number: u64, out: &mut dyn Write) -> io::Result<()> {
         return out.write_all(&small.to_le_bytes());
     }
     // LONG1 of eight bytes: memory_viz cannot calculate with longer numbers. The ninth byte keeps larger numbers above 0.
-    let is_signed = i64::try_from(number).is_err();
-    out.write_all(if is_signed { b"\x8a\x09" } else { b"\x8a\x08" })?;
+    let signed = i64::try_from(number).is_err();
+    out.write_all(if signed { b"\x8a\x09" } else { b"\x8a\x08" })?;
     out.write_all(&number.to_le_bytes())?;
-    out.write_all(&[0][..usize::from(is_signed)])
+    out.write_all(&[0][..usize::from(signed)])
 }
 
 fn write_text(text: &str, out: &mut dyn Write) -> io::Result<()> {

@@ -83,23 +83,23 @@ impl Growth {
         // More requests hold more buffers: growth that load explains by half is no leak.
         let requests = |window: usize| ends[window + 1].1.requests.saturating_sub(ends[window].1.requests);
         let (first_requests, more_requests) = (requests(0), requests(grown - 1).saturating_sub(requests(0)));
-        let is_explained = more_requests * 2 * counts[0] >= more_buffers * first_requests;
-        if more_requests > 0 && (more_requests > first_requests / LOAD_PART || is_explained) {
+        let explained = more_requests * 2 * counts[0] >= more_buffers * first_requests;
+        if more_requests > 0 && (more_requests > first_requests / LOAD_PART || explained) {
             return None;
         }
-        let is_built = more_buffers * 2 > end.1.requests - begin.1.requests || holder.bytes <= held_bytes / 2;
+        let built = more_buffers * 2 > end.1.requests - begin.1.requests || holder.bytes <= held_bytes / 2;
         let (since, oldest) = match begin.1.holder(&holder.tag) {
             Some(before) => (begin, before.oldest),
             // The tag began with the pool, and its oldest buffer is from the first window.
-            None if begin.0 == 0 && !is_built => (&ends[1], holder.oldest.map(|_| Duration::ZERO)),
+            None if begin.0 == 0 && !built => (&ends[1], holder.oldest.map(|_| Duration::ZERO)),
             None => return None,
         };
         // Ages are exact to about a second.
-        let is_aging = match (oldest, holder.oldest) {
+        let aging = match (oldest, holder.oldest) {
             (Some(then), Some(now)) => now + Duration::from_secs(2) >= then + Duration::from_micros(end.0 - since.0),
             (before, now) => before == now,
         };
-        is_aging.then(|| Leak { holder: holder.clone(), more_buffers, over_us: end.0 - begin.0 })
+        aging.then(|| Leak { holder: holder.clone(), more_buffers, over_us: end.0 - begin.0 })
     }
 }
 
@@ -111,6 +111,6 @@ fn counts(ends: &[(u64, Snapshot)], holder: &Holder, count: fn(&Holder) -> u64) 
 /// The growth over these counts, if each is larger than the one before and the growth slows down by half at most.
 fn growth(counts: &[u64]) -> Option<u64> {
     let steps: Vec<_> = counts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
-    let is_growing = steps.iter().all(|&step| step > 0) && steps.last()? * 2 >= *steps.first()?;
-    is_growing.then(|| steps.iter().sum())
+    let growing = steps.iter().all(|&step| step > 0) && steps.last()? * 2 >= *steps.first()?;
+    growing.then(|| steps.iter().sum())
 }

@@ -29,7 +29,7 @@ pub(super) struct LogFilter {
 impl LogFilter {
     pub(super) fn should_log(&mut self, now_us: u64, seen: &WindowDiagnosis) -> bool {
         let is_known = self.known.contains(&seen.cause);
-        let is_logged = match self.reported {
+        let logged = match self.reported {
             None => true,
             Some((cause, was_alarm, size)) if cause == seen.cause => {
                 self.seen_us = now_us;
@@ -42,12 +42,12 @@ impl LogFilter {
                 is_due
             }
         };
-        if is_logged {
+        if logged {
             self.reported = Some((seen.cause, seen.is_alarm, seen.size));
             self.seen_us = now_us;
             self.known.extend((!is_known).then_some(seen.cause));
         }
-        is_logged
+        logged
     }
 }
 

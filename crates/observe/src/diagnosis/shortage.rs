@@ -189,8 +189,8 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     if let Some(WindowDiagnosis { cause, found, remedy: Some(remedy), setting, .. }) = shortage.diagnosis {
         // The limit may have been raised since then.
         let is_due = setting.is_none_or(|(_, bytes)| Some(bytes) > now.max_bytes);
-        let is_of_limit = matches!(cause, Cause::LimitTooSmall | Cause::OtherProcess) && shortage.refused.is_none();
-        if is_of_limit && is_due || matches!(cause, Cause::Leak | Cause::SlowConsumer) {
+        let of_limit = matches!(cause, Cause::LimitTooSmall | Cause::OtherProcess) && shortage.refused.is_none();
+        if of_limit && is_due || matches!(cause, Cause::Leak | Cause::SlowConsumer) {
             return LikelyCause::new(found, remedy);
         }
     }

@@ -179,8 +179,8 @@ impl<'a> Window<'a> {
         }
         // Threads that return what they requested, so that the waiting threads are the users of the buffers, wait for memory
         // alone.
-        let is_of_one_thread = self.delta.own_waits > delayed_requests / 2;
-        if !is_of_one_thread && *failed_requests == 0 && self.delta.returns > 0 {
+        let of_one_thread = self.delta.own_waits > delayed_requests / 2;
+        if !of_one_thread && *failed_requests == 0 && self.delta.returns > 0 {
             let of_consumer = self.pause(&short, limit).or_else(|| self.slow_consumer(&short));
             return Some(of_consumer.unwrap_or_else(|| self.full(&short, limit)));
         }
@@ -280,13 +280,13 @@ impl<'a> Window<'a> {
         let Self { before, now, delta: Snapshot { misses, requests, new_lengths, evicted, returns, .. }, lost, .. } =
             self;
         let missed = format!("{misses} of {requests} requests missed");
-        let is_varied = *new_lengths > requests / 2;
+        let varied = *new_lengths > requests / 2;
         if let Some(size_limit) = now.pool_size_limit
             && is_high(*misses, *requests)
             && is_high(*evicted, *returns)
         {
             // Buffers of sizes that do not recur do not help.
-            if is_varied && *misses > requests / 10 * 8 {
+            if varied && *misses > requests / 10 * 8 {
                 let found = format!("{missed}, each with a pin call, because no idle buffer had their size");
                 let remedy = "set PINPOOL_PRESET=adaptive without PINPOOL_ROUNDING, or batch to fewer sizes";
                 return Some(self.alarm(Cause::SizesNeverRecur, found, remedy));
@@ -315,14 +315,14 @@ impl<'a> Window<'a> {
         let is_near_limit = now.max_bytes.is_some_and(|bytes| self.cycled_bytes() >= bytes - bytes / 8);
         let calls_ns = lost.moving_ns.saturating_add(if is_near_limit { lost.pinning_ns } else { 0 });
         let has_grown = now.held_bytes > before.held_bytes + before.held_bytes / GROWTH_PART;
-        let is_costly = !has_grown && calls_ns / 10 > lost.window_us.saturating_mul(COSTLY_PERCENT);
-        if is_varied {
+        let costly = !has_grown && calls_ns / 10 > lost.window_us.saturating_mul(COSTLY_PERCENT);
+        if varied {
             let found = format!("{missed}: no idle buffer had their size, so they were carved from held memory");
-            let remedy = is_costly.then(|| "batch to fewer sizes".to_owned());
+            let remedy = costly.then(|| "batch to fewer sizes".to_owned());
             let diagnosis = self.diagnosis(Cause::SizesNeverRecur, found);
-            return Some(WindowDiagnosis { is_alarm: is_costly, remedy, ..diagnosis });
+            return Some(WindowDiagnosis { is_alarm: costly, remedy, ..diagnosis });
         }
-        is_costly.then(|| {
+        costly.then(|| {
             let found = format!("{missed} with recurring sizes: buffers of other sizes took their memory");
             let limit = now.limit.as_ref().map_or_else(String::new, |limit| format!("raise {limit}, or "));
             self.alarm(Cause::Thrashing, found, format!("{limit}batch to fewer sizes"))
@@ -331,9 +331,9 @@ impl<'a> Window<'a> {
 
     fn is_warming_up(&self) -> bool {
         let Snapshot { requests, misses, new_lengths, .. } = self.delta;
-        let is_growing = self.now.held_bytes > self.most_held_bytes.saturating_add(self.most_held_bytes / GROWTH_PART);
+        let growing = self.now.held_bytes > self.most_held_bytes.saturating_add(self.most_held_bytes / GROWTH_PART);
         let is_first = self.most_held_bytes == 0 || new_lengths <= misses / 2;
-        is_growing && is_first && !self.are_buffers_larger() && misses > requests / WARM_PART
+        growing && is_first && !self.are_buffers_larger() && misses > requests / WARM_PART
     }
 
     /// Returns true if the pool holds more only because its buffers have become larger.

@@ -112,9 +112,9 @@ fn check_content(file: &File, bytes: u64) -> Result<(), Unrecorded> {
     let _ = file.take(HEAD_BYTES_MAX).read_to_end(&mut head).map_err(failed)?;
     // Fails if the file is not compressed.
     let _ = GzDecoder::new(&*head).read_exact(&mut begin);
-    let is_free = bytes == 0 || head.starts_with(&MAGIC) || begin == MAGIC;
+    let free = bytes == 0 || head.starts_with(&MAGIC) || begin == MAGIC;
     let what = format!("it holds {bytes} bytes that are not a recording");
-    if is_free { Ok(()) } else { Err(refused(what, "name another file, or remove this one")) }
+    if free { Ok(()) } else { Err(refused(what, "name another file, or remove this one")) }
 }
 
 /// Makes writes block.

@@ -99,8 +99,8 @@ impl Recording {
             return Err(input.is_damaged(begin, format_args!("damaged: a block of {len} bytes")));
         }
         let items = input.take(len);
-        let is_whole = items.len() == len;
-        if is_whole && crc32fast::hash(&items) != sum {
+        let whole = items.len() == len;
+        if whole && crc32fast::hash(&items) != sum {
             return Err(input.is_damaged(begin, "damaged: a block does not have its checksum"));
         }
         let mut rest = &items[..];
@@ -110,14 +110,14 @@ impl Recording {
                     rest = after;
                     self.add(item)?;
                 }
-                Err(_) if !is_whole => break,
+                Err(_) if !whole => break,
                 Err(error) => {
                     let at = items.len() - rest.len();
                     return Err(input.is_damaged(begin, format_args!("damaged at byte {at} of a block: {error}")));
                 }
             }
         }
-        if is_whole { Ok(true) } else { Err(input.is_damaged(begin, "truncated in a block")) }
+        if whole { Ok(true) } else { Err(input.is_damaged(begin, "truncated in a block")) }
     }
 
     /// Adds an item; an error names the limit that it exceeds.
