@@ -27,6 +27,7 @@
 //! | [`Backend`] | sources of memory |
 //! | [`Stats`], [`Pool::diagnose`] | what happened, and what to change |
 //! | the crate `pinpool-shared-buffers` | buffers that worker processes fill |
+//! | the crate `pinpool-testing` | streams and memory without a GPU, as in the example above; a test of a custom [`Source`](source::Source) |
 //!
 //! # Features
 //!

@@ -17,8 +17,8 @@ pub mod fast_path {
     use crate::buffer::PinnedBuf;
     use crate::pool::Pool;
 
-    /// Returns whether requests and returns of the calling thread may take the fast path: the preset has one, and no request
-    /// waits.
+    /// Returns whether requests and returns of the calling thread may take the fast path: the preset has one, no request
+    /// waits, and no other owner of a shared limit wants memory.
     pub fn is_open(pool: &Pool) -> bool {
         pool.core().has_fast_path()
     }

@@ -1,5 +1,5 @@
 //! Checks the layers of the pool's crate: a file imports from its own layer or from a lower one. Manifests determine the imports
-//! between crates. In no crate do two files import each other, directly or in a cycle.
+//! between crates. In no crate do two files import each other, directly or in a cycle, except that a `mod.rs` uses its children.
 //!
 //! Reads the sources as tokens, so that comments and strings do not count, and follows re-exports to the file that defines the
 //! name. Code under `#[cfg(test)]` may import from anywhere.

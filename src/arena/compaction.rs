@@ -36,7 +36,7 @@ impl Arena {
     /// Plans one step towards a hole for a buffer of `wanted_bytes`, or for all that is idle if that is less.
     /// `None` if a request would have at most one step of granules to remap, or none can be remapped. Commits nothing.
     pub(crate) fn compact(&mut self, wanted_bytes: u64) -> Option<Plan> {
-        let (targets, kept) = self.standing_hole(wanted_bytes)?;
+        let (targets, kept) = self.compaction_target(wanted_bytes)?;
         // Only granules of one size take each other's place.
         let (of_size, granule_bytes) = self.all_of_size(*targets.first()?);
         let target_bytes: u64 = targets.iter().map(|target| target.bytes()).sum();
@@ -45,7 +45,7 @@ impl Arena {
         let step_bytes = target_bytes.min(granules * granule_bytes);
         let sources = self.idle_outside(kept, of_size, step_bytes, granule_bytes);
         let moved_bytes: u64 = sources.iter().map(|source| source.bytes()).sum();
-        let targets = self.beside_holes(targets, moved_bytes);
+        let targets = self.next_to_holes(targets, moved_bytes);
         let mut idle_before = Vec::new();
         targets.iter().for_each(|&target| self.take_target(target));
         sources.iter().for_each(|&source| self.take_idle(source, &mut idle_before));
@@ -56,7 +56,7 @@ impl Arena {
 
     /// The uncommitted runs that the compaction target lacks, all with granules of one size, and the extent from which nothing is
     /// to be moved.
-    fn standing_hole(&self, wanted_bytes: u64) -> Option<(Vec<Extent>, Extent)> {
+    fn compaction_target(&self, wanted_bytes: u64) -> Option<(Vec<Extent>, Extent)> {
         let GrowthMode::Granules(smallest_bytes) = self.growth else { return None };
         let holes = &self.holes[HoleSet::Shared as usize];
         let mut bytes = wanted_bytes.min(self.idle.bytes()).next_multiple_of(smallest_bytes);
@@ -94,7 +94,7 @@ impl Arena {
     }
 
     /// The first `bytes` of `targets`. A target is cut so that the end that touches a hole remains.
-    fn beside_holes(&self, targets: Vec<Extent>, bytes: u64) -> Vec<Extent> {
+    fn next_to_holes(&self, targets: Vec<Extent>, bytes: u64) -> Vec<Extent> {
         let holes = &self.holes[HoleSet::Shared as usize];
         let mut left = bytes;
         let mut chosen = Vec::new();

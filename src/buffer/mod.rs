@@ -80,7 +80,7 @@ struct Aligned;
 /// # Ok::<(), pinpool::Error>(())
 /// ```
 ///
-/// A copy consumes the buffer, so it cannot be touched while the device reads it:
+/// `copy_to` consumes the buffer, so the buffer cannot be touched while the device reads it:
 ///
 /// ```compile_fail,E0382
 /// # use pinpool_testing::{SinkMem, SinkStream};

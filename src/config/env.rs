@@ -18,7 +18,7 @@ use strsim::levenshtein;
 /// The prefix of every variable.
 pub const PREFIX: &str = "PINPOOL_";
 
-/// Names of former settings, without the prefix, and what replaces them.
+/// Settings of builds before the first release, without the prefix, and what replaces them.
 const RETIRED: [(&str, &str); 12] = [
     ("CALL_STACKS", "set call_stacks in Rust or C, or use `pinpool load --call-stacks`"),
     ("CLOSE_WAIT", "a pool that ends waits 30s for a stuck copy"),
@@ -29,7 +29,7 @@ const RETIRED: [(&str, &str); 12] = [
     ("POLL", "set maintenance_thread in code"),
     ("POOLS_PER_HOST", "share one limit with PINPOOL_LEDGER, or set PINPOOL_MAX_BYTES to a size"),
     ("PRESSURE", "the pool always follows the kernel's memory pressure"),
-    ("RELEASE_POLICY", "register and cuda release memory in trim(), clear(), at the limit, and at the end"),
+    ("RELEASE_POLICY", "register and cuda release memory on request, at the limit, under pressure, and at the end"),
     ("STUCK_AFTER", "a copy in flight for 30s is reported as stuck"),
     ("WRITE_COMBINED", "pool memory is always cached; allocate write-combined memory with cuMemHostAlloc"),
 ];

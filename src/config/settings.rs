@@ -132,12 +132,12 @@ macro_rules! fields {
         }
 
         impl Settings {
-            /// `self`, and `other` if `self` sets nothing.
+            /// Each setting of `self`, or of `other` if `self` does not set it.
             fn or(self, other: Self) -> Self {
                 Self { $($($name: self.$name.or(other.$name),)+)+ ..self }
             }
 
-            /// `self`, and the default if it sets nothing.
+            /// Each setting of `self`, or its default if `self` does not set it.
             pub(super) fn or_defaults(self) -> Config {
                 Config { $($($name: self.$name.unwrap_or($default),)+)+ code: self.code }
             }

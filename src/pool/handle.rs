@@ -67,7 +67,7 @@ impl Handle {
     #[inline(always)]
     pub(super) fn cached_shard(&self) -> Option<CachedShard<'_>> {
         // Relaxed: an address to compare.
-        // SAFETY: the core at this address is one of `cores`.
+        // SAFETY: the core at this address, if there is one, is one of `cores`.
         unsafe { Core::shard_of(self.address.load(Ordering::Relaxed), 0, self) }
     }
 

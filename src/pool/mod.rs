@@ -124,7 +124,8 @@ impl Pool {
     /// # Errors
     ///
     /// - [`is_invalid_request`](crate::Error::is_invalid_request): `len` exceeds `isize::MAX` after rounding,
-    /// - [`is_limit`](crate::Error::is_limit): the request does not fit within the limit, even if every idle buffer is released,
+    /// - [`is_limit`](crate::Error::is_limit): after the wait the request does not fit within the limit, even if every idle
+    ///   buffer is released, or earlier requests still wait,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked,
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close).

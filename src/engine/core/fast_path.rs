@@ -162,7 +162,8 @@ impl Block<Core> {
     #[inline(always)]
     pub(crate) fn put(self) {
         // A tail call: a hit saves no registers for it.
-        let Some(shard) = shard_for(&self, 0) else { return put_remote_or_second(self) };
+        // SAFETY: the shard is used by `put` alone, which changes no entry.
+        let Some(shard) = (unsafe { shard_for(&self, 0) }) else { return put_remote_or_second(self) };
         if let Err(block) = shard.put(self) {
             block.put_slow();
         }
@@ -172,7 +173,8 @@ impl Block<Core> {
 /// Returns `block`, which is not of the first cached shard, to the second one, to another thread's shard, or by the slow path.
 #[inline(never)]
 fn put_remote_or_second(block: Block<Core>) {
-    let kept = match shard_for(&block, 1) {
+    // SAFETY: as in `Block::put`.
+    let kept = match unsafe { shard_for(&block, 1) } {
         Some(shard) => shard.put(block),
         None => put_remote(block),
     };
@@ -208,17 +210,21 @@ fn wake_waiters(core: &Core, at: usize) {
     core.wake_waiters();
 }
 
-/// The cached shard that may keep `block` by the fast path.
+/// The shard that is cached at `at`, if it may keep `block` by the fast path.
+///
+/// # Safety
+///
+/// This thread changes no entry while the shard is in use.
 #[inline(always)]
-fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
+unsafe fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
     let shard = CACHED.with(|cached| cached[at].shard.get());
     let open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || is_varied(at));
-    // SAFETY: (fast-path-I1) a block's shard is not `NO_SHARD`, so the entry's pool is alive; it is until the next change of the
-    // entry, by this thread.
+    // SAFETY: (fast-path-I1) a block's shard is not `NO_SHARD`, so the pool of the entry is alive, until this thread changes the
+    // entry.
     open.then(|| CachedShard(unsafe { &*shard }))
 }
 
-/// Returns whether large buffers of a cached pool go to the arena, by the slow path (policy-R3). A load.
+/// Returns whether large buffers of a cached pool go to the arena, by the slow path (policy-R3). Costs one load.
 #[inline(always)]
 fn is_varied(at: usize) -> bool {
     let pool = CACHED.with(|cached| cached[at].pool.get());

@@ -1,7 +1,7 @@
 //! A miss: its attempts, its wait, and the return that serves it.
 //!
 //! ```text
-//!   miss ─▶ fits in addition to the head? ─▶ acquire ─▶ block
+//!   miss ─▶ sweep ─▶ fits in addition to the head? ─▶ search ─▶ block
 //!             └─ no, or no room ─▶ wait queue, until served or late ─▶ block, pageable memory, or an error with numbers
 //!   return while a request waits ─▶ handed to the head, or room for it
 //! ```

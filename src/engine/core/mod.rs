@@ -23,13 +23,14 @@
 //!          last buffer returned ─▶ close: wait for copies, abandon those that do not end, close the memory
 //! ```
 //!
-//! A sweep may query a driver, which is slow if many threads do so. So hits do not sweep. Misses, waiting requests, waits for
-//! a copy, the maintenance thread, [`Pool::maintain`](crate::Pool::maintain), `trim`, `clear` and the end of the pool do.
+//! A sweep may query a driver, which is slow if many threads do so. So hits do not sweep. Misses, `try_get`,
+//! waiting requests, waits for a copy, the maintenance thread, [`Pool::maintain`](crate::Pool::maintain), `trim`, `clear`, `close`
+//! and the end of the pool do. `stats` completes copies by loads alone.
 //!
 //! Under `PINPOOL_ZERO` a returned block waits in `in_flight` without a fence. A block is zeroed when a sweep returns it, or
 //! when it is new. So idle blocks and free memory contain zeros.
 //!
-//! Does no arithmetic itself: `policy` decides, `cache` keeps, `memory` pins and unpins, `meter` counts.
+//! Connects the other modules: `policy` decides, `cache` keeps, `memory` pins and unpins, `meter` counts.
 //!
 //! - core-I1: a block is released only if it was idle, its return is complete, or no user ever had it. So no reference and
 //!   no copy uses its memory: a return with copies goes through `in_flight`, which returns the block after its fences.

@@ -92,7 +92,7 @@ impl Core {
         }
     }
 
-    /// Completes copies and does what is due.
+    /// Completes copies and does what is due, except compaction and the steps of a reserve.
     pub(crate) fn run_due(&self) {
         self.sweep_copies(QueryScope::All);
         self.release_to_others();

@@ -4,7 +4,7 @@
 //! the device ([`Source::release_waits`](crate::backend::Source::release_waits)), it blocks every enqueue meanwhile. Such a
 //! release happens only:
 //!
-//! - in `trim` and `clear`, and when a limit is lowered or exceeded
+//! - in `trim`, `clear` and `close`, and when a limit is lowered or exceeded
 //! - at the limit, if a request cannot be served otherwise, or a request of another pool or process under a shared limit
 //! - under memory pressure
 //! - at the end of the pool

@@ -12,7 +12,7 @@
 //! | `arena_supply.rs` | `adaptive`: an arena over a source as a supply, with the attempts of a miss; the lock around its books |
 //! | `books` | the content of that lock: arena, addresses, demand, reserve, claims |
 //! | `search.rs` | the steps of these attempts: growth, room, limits, the reason for a refusal |
-//! | `carry_out.rs`, `called_source.rs` | the steps of a plan on the source; calls recorded, panics caught |
+//! | `execution.rs`, `called_source.rs` | the steps of a plan on the source; calls recorded, panics caught |
 //! | `compaction.rs`, `release.rs` | plans that move and release memory |
 //! | `reserve.rs`, `pin_reserve.rs` | a reserve: its progress in the background; its steps |
 //! | `shape.rs` | addresses, and the size of granules |
@@ -38,8 +38,8 @@ mod arena_supply;
 mod block_memory;
 mod books;
 mod called_source;
-mod carry_out;
 mod compaction;
+mod execution;
 mod one_each;
 mod pin_reserve;
 mod pressure;

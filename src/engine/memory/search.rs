@@ -11,7 +11,7 @@ use super::PoolView;
 use super::arena_supply::ArenaSupply;
 use super::block_memory::{BlockMemory, Refusal, SlowCalls};
 use super::books::Books;
-use super::carry_out::Execution;
+use super::execution::Execution;
 use crate::arena::{GrowthLimits, Plan};
 use crate::backend::SourceError;
 use crate::quota::QuotaExceeded;

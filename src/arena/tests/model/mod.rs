@@ -334,9 +334,9 @@ impl World {
         assert_eq!(plan.surplus_bytes(), (expected.len() as u64 - missing) * GRANULE);
     }
 
-    /// One step towards a standing hole (policy-R13), found by the same search over all pages.
+    /// One step towards a compaction target (policy-R13), found by the same search over all pages.
     fn compact(&mut self, pages: usize) {
-        let expected = self.standing_hole(pages);
+        let expected = self.compaction_target(pages);
         let plan = self.arena.compact(pages as u64 * PAGE);
         let Some(plan) = plan else { return assert!(expected.is_none(), "{expected:?}") };
         let [missing, kept] = expected.unwrap_or_else(|| panic!("nothing is to be moved: {plan:?}"));
@@ -360,7 +360,7 @@ impl World {
     }
 
     /// The granules that a compaction target for `pages` lacks, and the granules that stay in place.
-    fn standing_hole(&self, pages: usize) -> Option<[Vec<(u32, usize)>; 2]> {
+    fn compaction_target(&self, pages: usize) -> Option<[Vec<(u32, usize)>; 2]> {
         let idle = self.idle();
         let mut granules = pages.div_ceil(GRANULE_PAGES).min(idle.len());
         for _ in 0..16 {

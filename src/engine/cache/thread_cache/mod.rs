@@ -16,8 +16,8 @@
 //! return or a tick calls [`ThreadCache::evict_over_limit`] until the cache is back at its limit. **Ages** are counted in
 //! *ticks*: a return belongs to the tick that the user of the cache began last.
 //!
-//! A thread that has cached its shard takes and returns on the *fast path*: one exchange and one store. The
-//! fast path is closed while a request waits for a buffer, or once the cache is sealed.
+//! A thread that has cached its shard takes and returns on the *fast path*: one exchange and one store. The fast path is closed
+//! while a request waits for a buffer or another owner of the shared limit wants memory, or once the cache is sealed.
 //!
 //! The cache never calls a backend, reads a clock, or logs; evicted buffers are returned to the caller. No operation holds
 //! two locks.

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use super::block_memory::BlockMemory;
-use super::carry_out::Execution;
+use super::execution::Execution;
 use super::shape::{GrowthShape, Mappings};
 use crate::arena::{Arena, Demand, Extent, GrowthLimits, Plan};
 use crate::backend::SourceError;
