@@ -2,7 +2,7 @@
 """Compiles host_allocator.cpp for each minor version of torch that is supported, so that wheels need no compiler. Called by
 build_wheels.sh; needs a C++ compiler, pip and PyPI.
 
-    python build_shims.py                                             # all versions; downloads torch's headers to --headers
+    python build_shims.py                                             # all versions; downloads torch's wheels, keeps the headers
     python build_shims.py --only 2.11 --include .../torch/include     # one version, with existing headers
 """
 
@@ -37,7 +37,7 @@ def versions(oldest):
 
 
 def headers(release, folder):
-    """Downloads the headers of a release without installing it."""
+    """Downloads the wheel of a release and keeps its headers."""
     include = folder / release / "torch/include"
     if not include.is_dir():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -111,10 +111,9 @@ unsafe extern "C" fn get(
         Ok(Err(why)) => why.report(),
         Err(_) => "internal error of pinpool: please report it with the message on standard error".to_owned(),
     };
-    if error_bytes > 0 {
-        let mut text = why.into_bytes();
-        text.truncate(error_bytes - 1);
-        text.push(0);
+    // Cut between characters, because torch decodes the text.
+    if let Some(end) = (0..error_bytes).rev().find(|&at| why.is_char_boundary(at)) {
+        let text = [&why.as_bytes()[..end], b"\0"].concat();
         // SAFETY: the text was truncated to the length of the caller's buffer.
         unsafe { ptr::copy_nonoverlapping(text.as_ptr().cast(), error, text.len()) };
     }

@@ -5,7 +5,7 @@
 //!                                      └── VirtualMemory (reserves, commits, decommits, remaps) ──▶ AddressRange
 //! ```
 //!
-//! | source | memory | pinned | granules |
+//! | source | memory | pinned | addresses |
 //! | --- | --- | --- | --- |
 //! | `vmm` | `cuMemCreate` on the device's NUMA node, mapped granule by granule | yes, by the driver | virtual memory |
 //! | `register` | anonymous mapping in huge pages, `cuMemHostRegister` | yes, by the driver | discrete regions |

@@ -5,7 +5,10 @@
 
 #include <cstring>
 #include <iostream>
+#include <memory_resource>
+#include <new>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 int main()

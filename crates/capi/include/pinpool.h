@@ -193,7 +193,7 @@ pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
  * - PP_UNAVAILABLE: this machine does not have the backend that was set.
  * - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
  * - PP_LIMIT: the reserve exceeds the limit.
- * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
+ * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
  */
 pp_status pp_pool_open(const char *config, pp_pool **pool);
 
@@ -203,7 +203,7 @@ pp_status pp_pool_open(const char *config, pp_pool **pool);
  * pp_get_tagged, pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition_open return PP_INVALID_ARGUMENT for a
  * partition.
  *
- * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
+ * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
  * - PP_INVALID_ARGUMENT: `name` is not UTF-8, or `pool` is a partition.
  */
 pp_status pp_partition_open(pp_pool *pool, const char *name, uint64_t max_bytes, pp_pool **partition);
@@ -349,7 +349,7 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  *   Call this function again with the same stream, which must still exist; if that succeeds, the buffer is reused.
  * - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
  * - PP_INVALID_HANDLE: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
- * - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.
+ * - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
  *   pp_last_error.
  *

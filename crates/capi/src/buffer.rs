@@ -235,7 +235,7 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 ///   Call this function again with the same stream, which must still exist; if that succeeds, the buffer is reused.
 /// - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
 /// - PP_INVALID_HANDLE: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
-/// - PP_UNAVAILABLE: this machine has no CUDA driver, so no device uses the buffer.
+/// - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
 ///   pp_last_error.
 ///

@@ -33,7 +33,7 @@ use crate::status::pp_status;
 /// - PP_UNAVAILABLE: this machine does not have the backend that was set.
 /// - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
 /// - PP_LIMIT: the reserve exceeds the limit.
-/// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
+/// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
 ///
 /// # Safety
 ///
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 /// pp_get_tagged, pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition_open return PP_INVALID_ARGUMENT for a
 /// partition.
 ///
-/// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open.
+/// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
 /// - PP_INVALID_ARGUMENT: `name` is not UTF-8, or `pool` is a partition.
 ///
 /// # Safety

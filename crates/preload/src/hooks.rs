@@ -36,7 +36,7 @@ enum DefaultStream {
 #[derive(Debug)]
 pub(crate) struct Hook {
     name: &'static CStr,
-    query: &'static CStr,
+    requested_name: &'static CStr,
     /// Versions from the first to before the second.
     versions: (c_int, c_int),
     default_stream: DefaultStream,
@@ -87,7 +87,6 @@ fn run(hook: &Hook, body: impl FnOnce(NonNull<c_void>) -> Code) -> Code {
 macro_rules! hooks {
     ($(
         $name:ident = $query:literal $from:literal..$to:tt $default_stream:ident
-
         ($($arg:ident: $type:ty),*)
         $real:ident => $body:expr;
     )*) => {
@@ -100,7 +99,7 @@ macro_rules! hooks {
         static HOOKS: [Hook; [$(stringify!($name)),*].len()] = [$(Hook {
             // SAFETY: the text ends in its only NUL.
             name: unsafe { CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) },
-            query: $query,
+            requested_name: $query,
             versions: ($from, $to),
             default_stream: DefaultStream::$default_stream,
             address: || $name as *mut c_void,
@@ -297,7 +296,7 @@ fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version:
     let name = unsafe { CStr::from_ptr(name) };
     // SAFETY: preload-I1: the driver wrote an address there.
     let Some(found) = NonNull::new(unsafe { place.read() }) else { return code };
-    let of_name = || HOOKS.iter().filter(|hook| hook.query == name);
+    let of_name = || HOOKS.iter().filter(|hook| hook.requested_name == name);
     if lookup::is_own(found.as_ptr()) || of_name().next().is_none() {
         return code;
     }

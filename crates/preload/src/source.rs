@@ -14,7 +14,7 @@ use pinpool::unstable::backend::GRANULE_BYTES;
 
 use crate::blocks::{Block, Blocks};
 use crate::contexts::Context;
-use crate::driver::{Code, Driver, MAPPED, PORTABLE};
+use crate::driver::{CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Code, Driver, MAPPED, PORTABLE};
 use pinpool_os::sync::plain::Mutex;
 
 /// The blocks of all pools, by their first byte.
@@ -46,7 +46,7 @@ impl HostSource {
 
     fn error(&self, call: &'static str, code: Code) -> SourceError {
         // Codes of a stream capture.
-        let retry = if matches!(code, 900 | 901) { Retry::Soon } else { Retry::Later };
+        let retry = if matches!(code, CAPTURE_UNSUPPORTED | CAPTURE_INVALIDATED) { Retry::Soon } else { Retry::Later };
         SourceError::new(call, self.driver.name(code)).with_code(code.into()).with_retry(retry)
     }
 

@@ -22,9 +22,9 @@ def record_stream(batch: Any, stream: Any) -> None:
     Args:
         batch: an array or tensor over a buffer of a pool (from `pool.empty`, a batch, `torch.from_dlpack(buf)` or
             `np.asarray(buf)`), or a view of such an array. One call covers all arrays of the same buffer. `batch` may also be a
-            `Batch` of `pinpool_loader.Loader`, or a dict, list or tuple of arrays. Other values in these containers, empty
-            arrays, and host memory outside pools are ignored. Arrays within other objects, such as dataclasses, need separate
-            calls.
+            `Batch` of `pinpool_loader.Loader`, or a dict, list or tuple of arrays. Empty arrays are ignored, and in these
+            containers also other values and host memory outside pools. Arrays within other objects, such as dataclasses, need
+            separate calls.
         stream: as for `Buffer.record_stream`.
 
     Raises:

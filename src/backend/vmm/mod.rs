@@ -9,7 +9,7 @@
 //!   decommit    [ . . . . . . . . ]          cuMemUnmap of the run, cuMemRelease each
 //! ```
 //!
-//! A commit blocks no enqueue of another thread for more than 0.3 ms, a decommit for more than 0.06 ms, and neither waits for the
+//! On an H200 a commit blocks an enqueue of another thread for 0.3 ms at most, a decommit for 0.06 ms, and neither waits for the
 //! device. But a commit pins only 4 to 5 GB/s. So a reserve, which is acquired once and kept, is registered memory
 //! ([`RegisterSource`]) at 17 to 27 GB/s, and consists of granules only if the driver registers nothing. Unregistering the
 //! reserve at the end of the pool waits for the device and blocks every enqueue.

@@ -63,6 +63,7 @@ impl OwnContext {
 /// The context is alive, of this device and current. Unless it is primary, the object must never be dropped: that would
 /// destroy it.
 unsafe fn object_of(device: CUdevice, handle: CUcontext) -> Result<(Arc<CudaContext>, bool), FailedCall> {
+    // A `CUdevice` is the ordinal, in every driver so far; it is never negative.
     let ordinal = usize::try_from(device).unwrap_or_default();
     // An error does not count as inactive: the object of a context that is not primary must never be dropped.
     let primary = if calls::is_primary_active(device)? { Some(CudaContext::new(ordinal)?) } else { None };

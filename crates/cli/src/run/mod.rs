@@ -36,7 +36,7 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// is the program's, 127 if the program is not found, or 126 if it cannot be executed.
 ///
 /// Served: programs on the CUDA runtime or driver, CuPy, TensorRT, NCCL, torch. Not served, because they pin their own memory
-/// with cuMemHostRegister: JAX and all of XLA, current TensorFlow, DeepSpeed, SGLang, torch with pinned_use_cuda_host_register.
+/// with cuMemHostRegister: JAX and all of XLA, current TensorFlow, SGLang, torch with pinned_use_cuda_host_register.
 /// At its end the log says whether the program pinned such memory.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool run max_bytes=2GiB -- ./train")]

@@ -61,7 +61,7 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
         pool: a `pinpool.Pool`; by default a new one.
         settings: settings of a new `pinpool.Pool`, with other defaults. `max_bytes` is three quarters of the memory of the cgroup
             or machine, divided by `LOCAL_WORLD_SIZE`; a log line states it. If a launcher starts several processes without this
-            variable, set `max_bytes`. With `PINPOOL_LEDGER` or `PINPOOL_PRESET`, `max_bytes` has the default of `Pool`. `backend`
+            variable, set `max_bytes`. With a `ledger` or the preset `tensorflow`, `max_bytes` has the default of `Pool`. `backend`
             is "gpu"; with `on_full="pageable"` a full pool still returns pageable memory. `device` is torch's current GPU if
             torch has started CUDA, else the GPU of `LOCAL_RANK`, else 0.
 
@@ -95,6 +95,7 @@ def uninstall() -> int:
 
     While there are such blocks, pinpool's allocator stays installed and forwards requests to torch's allocator, because it tracks
     the copies of the blocks. Call `uninstall` again later to remove it. The result is 0 once no block of a pool is left.
+    The pool itself exists until the process ends, so its reserve stays pinned.
     """
     global _installed
     with _lock:

@@ -15,9 +15,8 @@ from .._log import size
 _NUMERATOR, _DENOMINATOR = 3, 4
 #: Limits are multiples of this many bytes, as for `max_bytes="auto"`.
 _GRANULE = 2 << 20
-#: Settings with which this default does not apply: the preset may be "tensorflow", which has no limit, and a shared limit has its own.
-_OVERRIDES = ("max_bytes", "preset", "ledger")
-_VARIABLES = tuple(f"PINPOOL_{name.upper()}" for name in _OVERRIDES)
+#: Settings, and the values with which this default applies: the preset "tensorflow" has no limit, and a shared limit has its own.
+_UNDECIDED = {"max_bytes": "", "preset": "adaptive", "ledger": "none"}
 
 
 def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str] | None) -> tuple[int, str] | None:
@@ -28,9 +27,9 @@ def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str
         environ: the environment variables of the process.
         memory: the memory of the cgroup or machine in bytes, and where that number comes from.
     """
-    reads_variables = settings.get("env", True)
-    decided = any(settings.get(name) is not None for name in _OVERRIDES)
-    if decided or memory is None or (reads_variables and any(environ.get(name) for name in _VARIABLES)):
+    variables = {name: environ.get(f"PINPOOL_{name.upper()}") for name in _UNDECIDED} if settings.get("env", True) else {}
+    values = [(given.get(name), free) for given in (settings, variables) for name, free in _UNDECIDED.items()]
+    if memory is None or any(given is not None and str(given).strip().lower() not in ("", free) for given, free in values):
         return None
     total, origin = memory
     ranks = environ.get("LOCAL_WORLD_SIZE", "")
