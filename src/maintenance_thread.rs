@@ -151,7 +151,7 @@ pub(crate) struct MaintenanceThread {
     /// Threads that are calling pools or wakers: the current one, and those that it replaced.
     calling: AtomicU32,
     is_exiting: AtomicBool,
-    /// The sum of the excess of sleeps that took seconds too long, in microseconds.
+    /// The excess, in microseconds, of all sleeps that took seconds too long.
     stopped_us: AtomicU64,
     schedule: Mutex<Schedule>,
     changed: Condvar,

@@ -14,7 +14,7 @@
 //! keeping buffers of other sizes does not help, and merging them does.
 //!
 //! A growth commits more than its buffer needs. A miss that this surplus would have served belongs to the growth and does not
-//! count, since no buffer has returned yet while a program starts.
+//! count, since the sizes of a program that starts have not returned yet.
 //!
 //! A program that changes from some fixed sizes to others can still make sizes vary. Its large buffers are then merged, so each
 //! of its requests misses and finds a ghost. Many such misses in a row show that its sizes recur.

@@ -33,7 +33,7 @@ const SEVERAL_BYTES_MAX: u64 = 44 << 20;
 /// The bytes of the next region for buffers of `class_bytes`, in whole buffers; `None` if no buffer fits. The other regions of
 /// the set hold `held_bytes`. At most `limit_bytes` may be committed, and no more than `step_bytes` at once, unless one buffer,
 /// or several of `largest_bytes`, need more. A region that replaces empty regions of `replaced_bytes` has at least that many
-/// bytes, and is not cut to whole buffers.
+/// bytes, not cut to whole buffers, if these limits allow it.
 pub(super) fn region_bytes(
     held_bytes: u64,
     class_bytes: u64,

@@ -1,7 +1,7 @@
 //! Placements that must commit or remap granules first (policy-R5, policy-R7, policy-R8, policy-R11).
 //!
-//! Granules are committed in steps of one call each, since a call for one buffer takes as long as a call for the next few buffers
-//! too. The part of a step that the buffer does not need becomes a hole. A step is long up to the bytes that were held lately,
+//! Granules are committed in steps of one call each, since a call for one buffer takes as long as a call that also serves the
+//! next few. The part of a step that the buffer does not need becomes a hole. A step is long up to the bytes that were held lately,
 //! since they will be needed again. Beyond that a step is short, since the rest of the last step is unused at the peak.
 
 use super::discrete::region_bytes;

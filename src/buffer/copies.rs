@@ -135,8 +135,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_copy`], [`Error::is_capture`]: the target is too small, or the stream is capturing a graph;
-    ///   [`CopyError::into_buf`] returns the buffer,
+    /// - [`Error::is_copy`], [`Error::is_capture`]: the target is too small or the driver refused the copy, or the stream is
+    ///   capturing a graph; [`CopyError::into_buf`] returns the buffer,
     /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory returns to the pool when the copy has
     ///   completed, or is never reused,
     /// - [`Error::is_forked`]: the pool was created before this process was forked.
@@ -213,7 +213,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`copy_to`](PinnedBuf::copy_to); [`Error::is_copy`] means that the source is too small. After a refusal the
+    /// The errors of [`copy_to`](PinnedBuf::copy_to); [`Error::is_copy`] also if the source is too small. After a refusal the
     /// buffer returns to its pool at once, or when its earlier copies have completed.
     pub fn copy_from<S, E, T>(mut self, stream: &S, source: &T) -> Result<PendingBuf>
     where

@@ -133,7 +133,7 @@ impl Default for PinnedBuf {
 impl PinnedBuf {
     /// The first `len` bytes of `block` at a multiple of `align`; the block's class was computed for both (buffer-I1).
     pub(crate) fn from_block(mut block: Block, len: usize, align: usize) -> Self {
-        // Less than `align`. The class has `align` bytes more than `len`, unless every page-aligned address is aligned to `align`
+        // At most `align` less a page, and 0 if `align` is at most a page: the class has at least this many bytes more than `len`
         // (`size_class`).
         let skip_bytes = block.memory().start().as_ptr().align_offset(align);
         let end = skip_bytes.checked_add(len);

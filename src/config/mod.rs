@@ -37,8 +37,8 @@ pub use crate::shared_limit::SharedLimitName;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {
-    /// A quarter of the memory of the cgroup, or of the machine if there is no cgroup, but no more than is available. All pools
-    /// of the process with this limit share it.
+    /// A quarter of the memory limit of the cgroup, or of the machine's memory if no cgroup limit is below it, but no more than is
+    /// available. All pools of the process with this limit share it.
     Auto,
     /// This many bytes.
     Bytes(u64),

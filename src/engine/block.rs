@@ -184,7 +184,7 @@ impl<P> Block<P> {
         Class { bytes: self.0.class_bytes, index: self.0.class() }
     }
 
-    /// The bytes held by arena memory, read from the cache line that a return touches anyway.
+    /// `held_bytes` of the memory, read from the cache line that a return touches anyway.
     #[inline(always)]
     pub(super) fn entry_bytes(&self) -> usize {
         self.0.bytes()

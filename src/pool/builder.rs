@@ -111,9 +111,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Records the call stack of one request in `every`, chosen at random; 0 (the default) records none. A recording, the
-    /// diagnosis of a leak and the list of buffers in use then name the calling line. While call stacks are recorded, every
-    /// request takes the slow path.
+    /// Records the call stack of one request in `every`, chosen at random, so that a recording, the diagnosis of a leak and the
+    /// list of buffers in use name the calling line. 0 (the default) records none. While call stacks are recorded, every request
+    /// takes the slow path.
     #[cfg(feature = "observe")]
     pub fn call_stacks(mut self, every: u64) -> Self {
         self.settings.code.call_stacks = every;
@@ -168,9 +168,9 @@ impl PoolBuilder {
     /// `PINPOOL_RESERVE_WAIT=0`.
     ///
     /// [`Backend::Auto`] tries each driver backend until one works. A trial acquires at most 2 MiB (one granule with `vmm`),
-    /// copies one word to the device and back, and releases the memory. The trial of `vmm` creates no context unless the driver
-    /// needs one, and makes no copy on a device without a context. The trials of `register` and `cuda` create a context, and
-    /// their release waits for all device work. A named `gpu` or `vmm` is tried here as well; any other named backend is first
+    /// copies one word to the device and back, and releases the memory. The trial of `vmm` creates no context, and makes no
+    /// copy on a device without one. The trials of `register` and `cuda` create a context, and their release waits for all
+    /// device work. A named `gpu` or `vmm` is tried here as well; any other named backend is first
     /// used by the first request.
     ///
     /// If the process has not started the driver, `auto` postpones the trials to the first call on the pool, which makes them on

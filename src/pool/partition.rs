@@ -12,8 +12,8 @@ use crate::stats::Stats;
 
 /// A part of a pool with its own limit and wait queue ([`Pool::partition`]). Cheap to clone; keeps its pool alive.
 ///
-/// Requests that exceed the limit of the partition wait in the partition's queue and delay no other user of the pool. Requests
-/// within that limit become requests of the pool, and wait in the pool's queue. Buffers are tagged with the name of the
+/// Requests for which the partition has no room wait in the partition's queue and delay no other user of the pool. Once they fit
+/// within its limit, they become requests of the pool, and wait in the pool's queue. Buffers are tagged with the name of the
 /// partition, and returned buffers are idle in the pool. Like [tagged](Pool::tagged) requests, requests of a partition take the
 /// slow path.
 ///

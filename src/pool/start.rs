@@ -166,7 +166,7 @@ impl PoolStart {
         Ok(Memory::of_arena(arena, pageable))
     }
 
-    /// A slot in the shared limit, if `PINPOOL_LEDGER` names a shared limit. The first process that uses the name sets the limit.
+    /// A slot in the shared limit, if `PINPOOL_LEDGER` names a shared limit. A pool that finds no living owner sets the limit.
     pub(super) fn join_shared_limit(&self) -> Result<Option<SharedLimit>> {
         let (config, log) = (&self.settings.config, &self.log);
         let name = match &config.ledger {

@@ -11,7 +11,7 @@
 //! - **slots-I1**: `pool` is written only in Opening, by the thread that claimed the slot, and in Ending, by the thread that
 //!   ended it when no call was counted. A call reads `pool` only after it was counted and has then seen Open.
 //! - **slots-I2**: a slot becomes Free only with an empty table, and after Closed only counted calls insert buffers. A thread
-//!   reads the calls and the table of one generation of the slot, so it passes that generation when it changes the state.
+//!   passes the generation for which it read the calls and the table when it changes the state: the slot may have a later pool.
 
 use std::cell::UnsafeCell;
 use std::ptr;

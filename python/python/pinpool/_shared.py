@@ -202,8 +202,7 @@ class SharedPool:
         return self._trainer().next(timeout)
 
     def next_from_dead_worker(self) -> tuple[int, _pinpool.Buffer] | None:
-        """Returns a buffer that a worker sent before it ended, and its number, or None. The ticket of such a buffer may be lost.
-        """
+        """Returns a buffer that a worker sent before it ended, and its number, or None. The ticket of the buffer may be lost."""
         return self._trainer().next_from_dead_worker()
 
     def unpack(self, packed: Packed) -> Any:

@@ -209,8 +209,8 @@ impl Lifetime {
     }
 }
 
-/// The current shortage of memory, if any. Shortages number 1, 10, 100 and so on of a pool are logged, once at their beginning
-/// and once at their end.
+/// The current shortage of memory, if any. The first shortage of a pool, the tenth, the hundredth and so on are logged when they
+/// begin and when they end, so that a pool that often runs short does not repeat itself.
 #[derive(Debug, Default)]
 pub(crate) struct Shortage {
     /// Lets a miss that finds room skip the lock.

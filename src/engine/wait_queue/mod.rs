@@ -374,8 +374,8 @@ impl<S: Server> WaitQueue<S> {
         item
     }
 
-    /// Lets a request search for memory: no request waits (0), or it passes the head, which has this number. `bytes_next_to`
-    /// returns for the class of the head the bytes that the limit leaves next to it, and the bytes that the request needs.
+    /// Lets a request search for memory: no request waits (0), or it passes the head, which has this number. Given the class
+    /// of the head, `bytes_next_to` returns the bytes that the limit leaves next to the head, and those that the request needs.
     /// Otherwise returns how many requests come first, and the bytes of the head.
     pub(super) fn try_pass(&self, bytes_next_to: impl FnOnce(Class) -> (u64, u64)) -> Result<u64, (u64, u64)> {
         let mut state = self.state.lock();

@@ -37,7 +37,7 @@ const PRELOAD: &str = "LD_PRELOAD";
 ///
 /// Served: programs on the CUDA runtime or driver, CuPy, TensorRT, NCCL, torch. Not served, because they pin their own memory
 /// with cuMemHostRegister: JAX and all of XLA, current TensorFlow, SGLang, torch with pinned_use_cuda_host_register.
-/// At its end the log says whether the program pinned such memory.
+/// At the end of the run the log says whether the program pinned memory this way.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool run max_bytes=2GiB -- ./train")]
 pub(crate) struct RunArgs {

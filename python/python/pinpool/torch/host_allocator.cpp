@@ -41,7 +41,7 @@ constexpr uint8_t kPriority = 0;
 extern "C" {
 
 // `held_bytes` and `held_buffers` are current values. Fields with `_peak`, `_max` or `_min` are extremes since the pool was
-// created, all other fields are totals since then.
+// created. All other fields are totals since then.
 struct pinpool_torch_totals {
   int64_t held_bytes, held_bytes_peak, pinned_bytes, unpinned_bytes;
   int64_t held_buffers, pinned_buffers, unpinned_buffers;
