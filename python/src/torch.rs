@@ -135,9 +135,9 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
         let fences =
             streams.iter().map(|stream| unsafe { stream.as_raw() }.record_fence()).collect::<Result<Vec<_>, _>>();
         let warn = |why: &pinpool::Error| {
-            WARNED.call_once(|| {
-                log::warn!("torch waiting: a freed block is kept, because its stream cannot be recorded: {why}")
-            })
+            let text = "torch waiting: a freed block is kept, because its stream cannot be recorded";
+            // The default target, `_pinpool::torch`, is not forwarded to Python.
+            WARNED.call_once(|| log::warn!(target: "pinpool::torch", "{text}: {why}"));
         };
         let Ok(mut others) = fences.inspect_err(warn) else { return 1 };
         // SAFETY: a box from `get` that the caller no longer uses.
