@@ -85,7 +85,7 @@ pub(crate) enum Pace {
 }
 
 impl Pace {
-    /// Between two rounds, if the thread was last woken at `since`.
+    /// The time between two rounds, if the thread was last woken at `since`; `None` without further rounds.
     pub(crate) fn period(self, since: Instant) -> Option<Duration> {
         match self {
             Self::Steps => Some(Duration::from_micros(200)),

@@ -104,13 +104,13 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
     let options = PinOptions { node: existing_node(options.root, options.node)?, ..options };
     let unavailable = |why| ErrorKind::Unavailable { what: format!("backend `{}`", backend.name()), why };
     let mut chosen = match backend {
-        Backend::Heap => Chosen::new(Arc::new(HeapSource::for_pool(&options, false))),
+        Backend::Heap => Chosen::new(Arc::new(HeapSource::new().for_pool(&options))),
         Backend::Source(source) => Chosen::new(source.clone()),
         Backend::Auto if is_linux => best_available(options),
         Backend::Auto => {
             let found = Finding::warning("pinning", "memory is not pinned, which needs Linux")
                 .remedy("set PINPOOL_BACKEND=heap to accept this");
-            Chosen { findings: vec![found], ..Chosen::new(Arc::new(HeapSource::for_pool(&options, false))) }
+            Chosen { findings: vec![found], ..Chosen::new(Arc::new(HeapSource::new().for_pool(&options))) }
         }
         _ if !is_linux => Err(unavailable("needs Linux; use heap or a custom source on this system".to_owned()))?,
         Backend::Gpu => best_of_driver(options).map_err(|passed_over| {
@@ -127,7 +127,7 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
         Backend::Vmm | Backend::Register | Backend::Cuda => {
             Chosen::new(driver_source(backend.name(), options, true).map_err(unavailable)?)
         }
-        Backend::Mlock => Chosen::new(Arc::new(HeapSource::for_pool(&options, true))),
+        Backend::Mlock => Chosen::new(Arc::new(HeapSource::locked().for_pool(&options))),
     };
     chosen.findings.extend(node_ignored(&*chosen.source, options.node));
     chosen.findings.extend(options.hugetlb.finding(options.root));
@@ -186,7 +186,7 @@ fn best_available(options: PinOptions<'_>) -> Chosen {
         Err(passed_over) => passed_over,
     };
     let mut findings: Vec<_> = unused_gpu(options, &passed_over).into_iter().collect();
-    let mlock = Arc::new(HeapSource::for_pool(&options, true));
+    let mlock = Arc::new(HeapSource::locked().for_pool(&options));
     match usable_lock_limit(&mlock, options.max_bytes) {
         Ok(lock_limit_bytes) => Chosen { source: mlock, lock_limit_bytes, passed_over, findings },
         Err(why) => {
@@ -195,7 +195,7 @@ fn best_available(options: PinOptions<'_>) -> Chosen {
                              PINPOOL_BACKEND=heap to accept this",
             ));
             passed_over.push(("mlock", why));
-            Chosen { passed_over, findings, ..Chosen::new(Arc::new(HeapSource::for_pool(&options, false))) }
+            Chosen { passed_over, findings, ..Chosen::new(Arc::new(HeapSource::new().for_pool(&options))) }
         }
     }
 }

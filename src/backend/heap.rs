@@ -35,10 +35,10 @@ impl HeapSource {
         Self { is_locked: true, ..Self::default() }
     }
 
-    /// Makes one of the two, for a pool with these options.
-    pub(super) fn for_pool(options: &PinOptions<'_>, is_locked: bool) -> Self {
+    /// The same source with the options of a pool.
+    pub(super) fn for_pool(self, options: &PinOptions<'_>) -> Self {
         let node = options.node.filter(|&node| one_of_several(options.root, node));
-        Self { is_locked, ids: RegionIds::default(), node, hugetlb: options.hugetlb }
+        Self { node, hugetlb: options.hugetlb, ..self }
     }
 
     fn if_locked(&self, call: impl FnOnce() -> Result<(), SourceError>) -> Result<(), SourceError> {

@@ -53,9 +53,9 @@ pub(crate) use queues::{PendingGroup, QueryScope};
 /// Items with copies that may still be running, and the fences of these copies.
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
-    /// Held while items move; no fence is called under it.
+    /// Held while items move. Under it a fence is read only by a load (`is_complete_by_load`), and neither queried nor dropped.
     queues: Mutex<Queues<T>>,
-    /// Items in the queues or quarantined (in-flight-I4). Changes under the lock, as the other does, and is read without it.
+    /// Items in the queues or quarantined (in-flight-I4). Written under the lock, as `quarantined` is, and read without it.
     held: AtomicU64,
     /// Items that are quarantined.
     quarantined: AtomicU64,

@@ -114,7 +114,7 @@ impl Pool {
         }
     }
 
-    /// Returns a buffer of `len` bytes at a page-aligned address.
+    /// Returns a buffer of `len` bytes at a page-aligned address; of zero bytes, a buffer without memory, which is not counted.
     ///
     /// Reuses an idle buffer of the same size class. If none is idle, the pool carves a buffer from its arena, or calls the
     /// backend, which is slow. The bytes have arbitrary values, such as data of an earlier buffer, or are zero under

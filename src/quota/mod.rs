@@ -9,8 +9,8 @@
 //!             └▶ QuotaExceeded: the level that refused
 //! ```
 //!
-//! Pageable memory has a separate budget. Never waits, and calls a source only through other pools that release idle memory for a
-//! claim.
+//! Pageable memory has a separate budget. Waits only for the lock of a shared limit's file, and calls a source only
+//! through other pools that release idle memory for a claim.
 //!
 //! - quota-I1: `used` is the sum of all live claims, including claims that are kept forever. A claim that would raise it above
 //!   `max` is refused by the first level without room, and claims nothing. So the sum is at most `max`, unless `max` was lowered
@@ -147,7 +147,7 @@ impl Budget {
         self.host.as_ref()?.upgrade()
     }
 
-    /// Whether other pools or processes are under the same limit.
+    /// Returns whether other pools or processes are under the same limit.
     pub(crate) fn is_shared(&self) -> bool {
         self.is_auto() || self.host().is_some()
     }
@@ -196,7 +196,7 @@ impl Budget {
         self.shared_refusal(bytes)
     }
 
-    /// Whether `bytes` could be claimed if nothing else were.
+    /// Returns whether `bytes` could be claimed if nothing else were.
     pub(crate) fn could_hold(&self, bytes: u64) -> bool {
         bytes <= self.highest_claim_bytes()
     }
@@ -276,7 +276,7 @@ impl Budget {
         }
     }
 
-    /// Whether other owners want memory.
+    /// Returns whether other owners want memory.
     pub(crate) fn is_wanted(&self) -> bool {
         self.shared(|host| host.is_wanted().into(), |process| process.wanted_bytes) > 0
     }
@@ -291,7 +291,7 @@ impl Budget {
         self.shared(SharedLimit::owed_bytes, Process::shortfall_bytes)
     }
 
-    /// Returns true if other processes hold more of the shared limit than this one.
+    /// Returns whether other processes hold more of the shared limit than this one.
     pub(crate) fn is_held_by_others(&self) -> bool {
         let report = self.host().map(|host| host.report()).unwrap_or_default();
         let own_bytes: u64 = report.owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum();

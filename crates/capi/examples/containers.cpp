@@ -39,7 +39,7 @@ int main()
             return 3;
 
         try {
-            pool.get(std::size_t{1} << 30);
+            (void)pool.get(std::size_t{1} << 30);
             return 4;
         } catch (const pinpool::error &error) {
             if (error.status() != PP_LIMIT)

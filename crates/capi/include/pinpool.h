@@ -18,11 +18,11 @@
  *     pp_pool_close(pool);
  *
  * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
- * is loaded at run time: no toolkit is needed to build, and without a driver the memory is resident (mlock) or pageable.
+ * is loaded at run time: no toolkit is needed to build, and without a driver the memory is resident (mlock) or pageable,
+ * unless the setting backend=gpu makes that an error.
  *
- * Every function may be called from any thread, concurrently with any other, and from log callbacks, but not from signal
- * handlers or CUDA host functions (cudaLaunchHostFunc), which must not call the driver. None throws, leaves an error in the CUDA
- * runtime or changes the current context.
+ * Every function may be called from any thread, concurrently, and from log callbacks, but not from signal handlers or CUDA host
+ * functions (cudaLaunchHostFunc). None throws, leaves an error in the CUDA runtime or changes the current context.
  *
  * Lengths are in bytes. Results stored through pointer arguments belong to the caller. Returned `const char *` strings are owned by
  * the library; do not free them.
@@ -135,7 +135,7 @@ typedef void (*pp_log_fn)(int level, const char *text, void *user_data);
 /**
  * Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
  *
- * Called once, from any thread, while the library holds no lock. It must not throw, longjmp or wait for the pool.
+ * Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw, longjmp or wait for the pool.
  */
 typedef void (*pp_return_fn)(void *ptr, void *user_data);
 
@@ -348,7 +348,8 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  * - PP_DEVICE: the driver refused to record a fence after the work, for example on NULL while another stream captures a graph.
  *   Call this function again with the same stream, which must still exist; if that succeeds, the buffer is reused.
  * - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
- * - PP_INVALID_HANDLE: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
+ * - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
+ *   on this thread. Passing a destroyed handle is undefined behavior.
  * - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
  *   pp_last_error.
@@ -363,7 +364,8 @@ pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
  * `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
- * recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread.
+ * recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread,
+ * and the call creates an internal stream that waits for the event: pp_put_after_stream makes fewer driver calls.
  *
  * - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
  * - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream. The event

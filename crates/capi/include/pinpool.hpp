@@ -69,7 +69,7 @@ struct handle {
  * A buffer of a pool. The destructor returns it: after set_stream once the work on that stream has completed, otherwise
  * immediately, even while a copy uses it. Empty after a move and after a successful put.
  */
-class buffer {
+class [[nodiscard]] buffer {
 public:
     buffer() noexcept = default;
     buffer(buffer &&other) noexcept { swap(other); }
@@ -119,8 +119,8 @@ public:
 
     /**
      * Returns the buffer to its pool, which reuses it once all work enqueued on `stream` (CUstream or cudaStream_t) so far has
-     * completed. If this throws, the object keeps the buffer: pp_put_after_stream says when to call it again, and that the memory
-     * is not reused otherwise.
+     * completed. If this throws, the object keeps the buffer, which may be gone after PP_INTERNAL: pp_put_after_stream says when
+     * to call it again, and that the memory is not reused otherwise.
      */
     void put_after_stream(CUstream_st *stream)
     {

@@ -142,7 +142,7 @@ pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut 
 
 /// Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
 ///
-/// Called once, from any thread, while the library holds no lock. It must not throw, longjmp or wait for the pool.
+/// Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw, longjmp or wait for the pool.
 pub type pp_return_fn = Option<unsafe extern "C" fn(ptr: *mut c_void, user_data: *mut c_void)>;
 
 /// The arguments of pp_adopt.
@@ -234,7 +234,8 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// - PP_DEVICE: the driver refused to record a fence after the work, for example on NULL while another stream captures a graph.
 ///   Call this function again with the same stream, which must still exist; if that succeeds, the buffer is reused.
 /// - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
-/// - PP_INVALID_HANDLE: the driver reported an invalid stream handle. Passing a destroyed handle is undefined behavior.
+/// - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
+///   on this thread. Passing a destroyed handle is undefined behavior.
 /// - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
 ///   pp_last_error.
@@ -259,7 +260,8 @@ pub unsafe extern "C" fn pp_put_after_stream(
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
 /// `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
-/// recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread.
+/// recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread,
+/// and the call creates an internal stream that waits for the event: pp_put_after_stream makes fewer driver calls.
 ///
 /// - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
 /// - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream. The event

@@ -182,8 +182,8 @@ hooks! {
     cuCtxPushCurrent_v2 = c"cuCtxPushCurrent" 4000..UNKNOWN_FROM Any
         (context: usize)
         real => recording(context, || real(context));
-    // All forms have the place of the handle first and at most five arguments in all, numbers or addresses, which stand in
-    // registers; a register without an argument is not checked.
+    // All forms take the out-pointer first and at most five integer or pointer arguments in all, which are passed in registers;
+    // the driver ignores the registers that its form does not use.
     cuCtxCreate_v4 = c"cuCtxCreate" 12050..UNKNOWN_FROM Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
         real => recording_result(out, contexts::record_made, || real(out, a, b, c, d));
@@ -231,11 +231,11 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
     }
 }
 
-/// Counts memory that the driver pins in place, and records its context, so that this process is the one that is served.
+/// Counts memory that the program registers, and records the current context, so that this process is the one that is served.
 fn counting_registration(bytes: usize, real: impl FnOnce() -> Code) -> Code {
     let code = recording_current(real);
     if code == 0 && process::is_owner() {
-        registrations::saw(bytes);
+        registrations::count(bytes);
     }
     code
 }
@@ -306,7 +306,7 @@ fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version:
             && (hook.default_stream == DefaultStream::Any || hook.default_stream == default_stream)
     };
     if let Some(hook) = of_name().find(fits) {
-        lookup::saw(found);
+        lookup::record_driver(found);
         hook.learn(found);
         // SAFETY: as above.
         unsafe { place.write(hook.function().as_ptr()) };

@@ -16,8 +16,8 @@
 //!
 //! | module | owns |
 //! | --- | --- |
+//! | `symbols` | how programs find the functions of `hooks` |
 //! | `hooks` | the functions that replace the driver's functions, one table |
-//! | `symbols` | how programs find these functions |
 //! | `ends` | the end of a context |
 //! | `buffers` | allocation and free, the buffers in use by address |
 //! | `registrations` | how much memory the program pins itself |

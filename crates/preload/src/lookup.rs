@@ -66,7 +66,7 @@ fn loaded_driver() -> Option<NonNull<c_void>> {
 }
 
 /// Records a driver function that the program has received.
-pub(crate) fn saw(function: NonNull<c_void>) {
+pub(crate) fn record_driver(function: NonNull<c_void>) {
     // Relaxed: an address; what it points to was there before.
     SEEN.store(function.as_ptr(), Ordering::Relaxed);
 }

@@ -10,7 +10,7 @@ static CALLS: AtomicU64 = AtomicU64::new(0);
 static BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Counts a registration of this process.
-pub(crate) fn saw(bytes: usize) {
+pub(crate) fn count(bytes: usize) {
     static ONCE: Once = Once::new();
     extern "C" fn at_exit() {
         // A child of a fork has its parent's counts.

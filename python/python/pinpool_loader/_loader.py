@@ -317,7 +317,7 @@ class Loader(Generic[T]):
             if for_pool:
                 self._pool.try_get(0)  # Raises ForkError if the pool belongs to a parent.
                 text, report = for_pool[0]
-                raise LimitError(f"{text}; batches that the program keeps count: drop one before the next, or use smaller batches", report)
+                raise LimitError(f"{text}; the batches that the program still holds use this memory too: drop each before the next, or use smaller batches", report)
             raise LoadError(_failure_text(failures))
         self._failed.update(dict.fromkeys(failures))
         labels = raw.labels

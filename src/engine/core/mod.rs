@@ -1,5 +1,5 @@
 //! The order of steps: each module decides under its own lock, and slow calls are made under none of these locks, except locks
-//! that other threads skip.
+//! that other threads skip, and except claims under a shared limit, which lock its file.
 //!
 //! | file | contents |
 //! | --- | --- |

@@ -32,7 +32,7 @@ pub(in crate::engine) struct Execution {
 }
 
 impl Execution {
-    /// Of the steps of `plan`. Regions to be released leave `mappings`. Waits for acquisitions of other threads until `until`.
+    /// Prepares the steps of `plan`. Regions to be released leave `mappings`. Waits for acquisitions of other threads until `until`.
     pub(in crate::engine) fn new(mappings: &mut Mappings, plan: &Plan, until: Instant) -> Self {
         let decommitted = plan.steps().iter().filter_map(Step::decommitted).map(Extent::range);
         let regions = decommitted.filter_map(|range| Some((range, mappings.regions.remove(&range)?))).collect();

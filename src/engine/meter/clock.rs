@@ -13,7 +13,7 @@ pub struct ManualClock(std::sync::Arc<ManualTime>);
 #[derive(Debug, Default)]
 struct ManualTime {
     now_us: AtomicU64,
-    /// Before it was last moved.
+    /// The time before it was last moved.
     before_us: AtomicU64,
 }
 

@@ -61,7 +61,7 @@ impl Times {
         self.0.lock().record(took);
     }
 
-    /// From `since_us` to `now_us`.
+    /// Records the time from `since_us` to `now_us`.
     pub(crate) fn record_us(&self, since_us: u64, now_us: u64) {
         self.record(Duration::from_micros(now_us.saturating_sub(since_us)));
     }

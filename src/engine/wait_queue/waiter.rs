@@ -31,7 +31,7 @@ pub(crate) struct Waiter<S: Server> {
     pub(in crate::engine) wait: Duration,
     pub(in crate::engine) begun: Instant,
     pub(super) deadline: Instant,
-    /// Of a task.
+    /// Present if a task waits: keeps its pool open.
     keep_alive: Option<KeepAlive>,
     pub(super) state: Mutex<WaiterState<S>>,
     changed: Condvar,
@@ -86,8 +86,8 @@ impl<S: Server> Waiter<S> {
         self.state.lock().refusal.clone()
     }
 
-    /// It is in the queue from now on; false if it was already, or has ended. Only under the lock of the queue, like all changes
-    /// of the slot.
+    /// Records that the request joins the queue. Returns false if it had joined or ended before. Called under the lock of the
+    /// queue, like all changes of the slot.
     pub(super) fn join(&self) -> bool {
         let (now, mut state) = (Instant::now(), self.state.lock());
         let may_join = !state.has_ended && state.joined.is_none();

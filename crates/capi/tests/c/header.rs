@@ -29,11 +29,11 @@ const TOP: &str = "\
  *     pp_pool_close(pool);
  *
  * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
- * is loaded at run time: no toolkit is needed to build, and without a driver the memory is resident (mlock) or pageable.
+ * is loaded at run time: no toolkit is needed to build, and without a driver the memory is resident (mlock) or pageable,
+ * unless the setting backend=gpu makes that an error.
  *
- * Every function may be called from any thread, concurrently with any other, and from log callbacks, but not from signal
- * handlers or CUDA host functions (cudaLaunchHostFunc), which must not call the driver. None throws, leaves an error in the CUDA
- * runtime or changes the current context.
+ * Every function may be called from any thread, concurrently, and from log callbacks, but not from signal handlers or CUDA host
+ * functions (cudaLaunchHostFunc). None throws, leaves an error in the CUDA runtime or changes the current context.
  *
  * Lengths are in bytes. Results stored through pointer arguments belong to the caller. Returned `const char *` strings are owned by
  * the library; do not free them.

@@ -172,7 +172,7 @@ def _load() -> ctypes.CDLL:
     shim.pinpool_torch_uninstall.restype = ctypes.c_size_t
     _shim = shim
     if not torch.cuda.is_available():
-        _log.warning("torch no_gpu: torch finds no GPU, so pin_memory() fails and pin_memory=True has no effect")
+        _log.warning("torch no_gpu: torch finds no GPU, so torch cannot pin memory and DataLoader(pin_memory=True) has no effect")
     return shim
 
 

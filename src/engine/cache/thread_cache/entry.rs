@@ -3,8 +3,8 @@
 //! The header travels with the buffer, so neither a request nor a return allocates, and a buffer changes hands as one pointer.
 //! The links belong to the cache alone: they mean something only while the entry is idle.
 //!
-//! The *home* of an entry is the slot of the thread that took it last. Threads are numbered in the order in which they first use
-//! a pool, and the number selects a thread's own shard. Two threads may share a shard, which is correct but slower.
+//! The *home* of an entry is the shard of the thread that took it last. Threads are numbered in the order in which they first use
+//! a pool, and this number, the *slot*, selects a thread's own shard. Two threads may share a shard, which is correct but slower.
 #![allow(unsafe_code)] // Send and Sync despite the links; moves a value out of memory that is kept.
 
 use pinpool_os::sync::plain::Mutex;
@@ -47,7 +47,7 @@ pub(in crate::engine) struct Entry<T> {
     /// A number for the user of the cache.
     stamp: AtomicU32,
     pub(super) class: u16,
-    /// Slot of the thread that took it last; it is returned to the shard of that slot.
+    /// Number of the shard of the thread that took it last; of a new entry, the slot of its thread. It is returned to that shard.
     pub(super) home: u16,
     /// The part of this entry in the sum of idle bytes.
     pub(super) bytes: usize,

@@ -7,7 +7,7 @@
 //!   demand                                                                variation of sizes, and the length of a wanted hole
 //! ```
 //!
-//! Sequential: arithmetic and tables. Never calls the source, waits, or logs.
+//! Sequential: arithmetic and tables. Never calls the source or logs, and waits only for the lock of a shared limit's file.
 //!
 //! - books-I1: a region leaves the mappings before it is released, and returns if that fails.
 
