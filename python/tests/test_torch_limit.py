@@ -36,7 +36,11 @@ def test_without_a_setting_it_is_three_quarters_divided_among_the_ranks(settings
 
 @pytest.mark.parametrize(
     "settings, environ",
-    [({"preset": "adaptive", "ledger": "none"}, {}), ({}, {"PINPOOL_PRESET": "Adaptive", "PINPOOL_LEDGER": " none "})],
+    [
+        ({"preset": "adaptive", "ledger": "none"}, {}),
+        ({}, {"PINPOOL_PRESET": "Adaptive", "PINPOOL_LEDGER": " none "}),
+        ({"preset": "adaptive", "ledger": "none"}, {"PINPOOL_PRESET": "tensorflow", "PINPOOL_LEDGER": "host"}),
+    ],
 )
 def test_the_defaults_of_other_settings_keep_the_default_limit(settings, environ):
     assert _limit.choose(settings, environ, MEMORY) == _limit.choose({}, {}, MEMORY)

@@ -28,8 +28,9 @@ def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str
         memory: the memory of the cgroup or machine in bytes, and where that number comes from.
     """
     variables = {name: environ.get(f"PINPOOL_{name.upper()}") for name in _UNDECIDED} if settings.get("env", True) else {}
-    values = [(given.get(name), free) for given in (settings, variables) for name, free in _UNDECIDED.items()]
-    if memory is None or any(given is not None and str(given).strip().lower() not in ("", free) for given, free in values):
+    given = variables | {name: value for name, value in settings.items() if value not in (None, "")}
+    values = [(given.get(name), free) for name, free in _UNDECIDED.items()]
+    if memory is None or any(value is not None and str(value).strip().lower() not in ("", free) for value, free in values):
         return None
     total, origin = memory
     ranks = environ.get("LOCAL_WORLD_SIZE", "")
