@@ -51,8 +51,8 @@ A recording:
 Options:
 {options}
 
-`pinpool COMMAND --help` lists the options of a command; `pinpool man COMMAND`
-describes it in full.
+`pinpool COMMAND --help` lists the options of a command;
+`pinpool man COMMAND | man -l -` describes it in full.
 ";
 
 /// Former commands, and the commands with flags that replace them.

@@ -47,7 +47,7 @@ usage on host, backend heap (adaptive):
   512.0KiB loader/labels (1 buffer, the oldest 0s)
 held 8.0MiB, in use 7.5MiB, idle 0B, in flight 0B, free 512.0KiB; limit 8.0MiB, peak 8.0MiB
 system: 800.0MiB free of 1000.0MiB (machine)
-likely cause: nearly all memory is in use: buffers are returned late or never; the oldest is 90.0s old (tag loader/images)
+likely cause: too much memory is in use: buffers are returned late or never; the oldest is 90.0s old (tag loader/images)
 to do: return buffers sooner, lower the prefetch, or raise PINPOOL_MAX_BYTES to 8.5MiB";
     let text = error.report();
     let (first, rest) = text.split_once('\n').unwrap();

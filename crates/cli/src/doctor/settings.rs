@@ -82,11 +82,11 @@ fn numa_node(config: &Config) -> Option<Finding> {
 
 fn trace(config: &Config) -> Option<Finding> {
     let path = config.trace.as_deref()?;
-    let found = missing_directory(path).or_else(|| match check_path(path) {
+    let found = missing_directory(path).map(|why| why + "; name another file").or_else(|| match check_path(path) {
         Err(Unrecorded::Failed(why)) => Some(format!("{} {why}", path.display())),
         _ => None,
     })?;
-    let (found, remedy) = found.rsplit_once("; ").unwrap_or((&found, "name another file"));
+    let (found, remedy) = found.rsplit_once("; ")?;
     Some(Finding::error(CHECK, format!("PINPOOL_TRACE: {found}")).remedy(remedy))
 }
 

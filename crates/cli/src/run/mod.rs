@@ -125,7 +125,7 @@ fn library() -> Result<PathBuf, String> {
     let found = places.iter().find_map(|place| place.canonicalize().ok());
     loadable(found.ok_or_else(|| {
         format!(
-            "no {LIBRARY} in {} or {}: build it with `cargo build --release -p pinpool-preload`, or set {LIBRARY_VARIABLE}",
+            "no {LIBRARY} in {} or {}: build it with `cargo build --release -p pinpool-preload` and set {LIBRARY_VARIABLE} to its path",
             folder.display(),
             folder.join("../lib").display()
         )

@@ -220,7 +220,7 @@ fn after_a_failed_request_why_and_advise_name_the_missing_memory() {
     drop((held, pool));
     let why = on("why", &path, &[]).stdout;
     for part in [
-        "limit_too_small: nearly all memory is in use",
+        "limit_too_small: too much memory is in use",
         "raise PINPOOL_MAX_BYTES to 9.0MiB",
         "\n  in the whole recording, 1 of 57 requests waited or failed\n",
     ] {

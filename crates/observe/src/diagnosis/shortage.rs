@@ -202,7 +202,7 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     // Without a request the need is unknown.
     let to = if needed_bytes > 0 { format!(" to {}", shortage.raised_for(needed_bytes)) } else { String::new() };
     LikelyCause::new(
-        format!("nearly all memory is in use: buffers are returned late or never{oldest}"),
+        format!("too much memory is in use: buffers are returned late or never{oldest}"),
         format!("return buffers sooner, lower the prefetch, or raise {limit}{to}"),
     )
 }
@@ -336,7 +336,7 @@ mod tests {
         says(&reserve, "the backend refused", "lower PINPOOL_RESERVE");
         assert!(!likely_cause(&reserve).unwrap().remedy.contains("RLIMIT_MEMLOCK"));
         let (too_large, full_host) = (by_limit(false), HostMemory { available_bytes: 0, ..free_host() });
-        says(&full(&full_host, &ceiling), "nearly all memory is in use", "PINPOOL_MAX_BYTES");
+        says(&full(&full_host, &ceiling), "too much memory is in use", "PINPOOL_MAX_BYTES");
         says(&full(&host, &too_large), "the request alone exceeds PINPOOL_MAX_BYTES", "request a smaller buffer");
     }
 
@@ -359,10 +359,10 @@ mod tests {
         let mut monitor = Monitor::default();
         let diagnosis = monitor.add(10_000_000, short);
         let refused = Shortage { diagnosis, ..full(&host, &ceiling) };
-        says(&refused, "nearly all memory is in use", "PINPOOL_MAX_BYTES to 5.0GiB");
+        says(&refused, "too much memory is in use", "PINPOOL_MAX_BYTES to 5.0GiB");
         let more = Snapshot { max_bytes: Some(8 * GIB), ..held(8 * GIB, 0) };
         let raised = Shortage { refused: None, now: more, ..refused.clone() };
-        says(&raised, "nearly all memory is in use", "or raise PINPOOL_MAX_BYTES");
+        says(&raised, "too much memory is in use", "or raise PINPOOL_MAX_BYTES");
         says(&Shortage { refused: None, ..refused }, "100 of 100 requests waited", "PINPOOL_MAX_BYTES to 6.0GiB");
     }
 
@@ -372,7 +372,7 @@ mod tests {
         let at = |now| Shortage { refused: None, now, ..full(&host, &ceiling) };
         assert_eq!(likely_cause(&at(held(GIB, 3 * GIB))), None);
         assert_eq!(likely_cause(&at(Snapshot { in_flight_bytes: 3 * GIB, ..held(3 * GIB, GIB) })), None);
-        says(&at(held(4 * GIB, 0)), "nearly all memory is in use", "or raise PINPOOL_MAX_BYTES");
+        says(&at(held(4 * GIB, 0)), "too much memory is in use", "or raise PINPOOL_MAX_BYTES");
         assert!(!likely_cause(&at(held(4 * GIB, 0))).unwrap().remedy.contains(" to "), "that limit is set already");
         assert!(likely_cause(&at(Snapshot { pageable_bytes: 1, ..held(GIB, 0) })).is_some());
         let copy = |seconds| at(Snapshot { oldest_copy: Some(Duration::from_secs(seconds)), ..held(GIB, 0) });

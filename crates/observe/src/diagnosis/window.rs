@@ -94,7 +94,7 @@ impl<'a> Window<'a> {
         let (held, buffers) = (Size(now.held_bytes), counted(now.used, "buffer"));
         let evidence = vec![
             format!("this window: {requests}, {} missed; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
-            format!("{held} held{max}: {used} in {buffers}, {in_flight} in flight, {idle} idle, {free} free"),
+            format!("{held} held{max}: {used} in {buffers} ({in_flight} in flight), {idle} idle, {free} free"),
         ];
         let (remedy, setting, is_in_code) = (None, None, false);
         WindowDiagnosis { cause, is_alarm: false, found, evidence, remedy, setting, is_in_code, lost: *lost, size: 0 }

@@ -91,7 +91,7 @@ fn conclusion(found: &LogContent, history: &History) -> String {
         text += &format!("truncated or damaged, and not used: {}\n", counted(found.cut, "message"));
     }
     for DiagnosisText { pool, lines, .. } in diagnoses(found, history) {
-        text += &format!("{pool}: {}\n", lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join("; "));
+        text += &format!("{pool}: {}\n", lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" "));
     }
     text
 }

@@ -34,7 +34,7 @@ pub(super) struct Opened {
     pub(super) bytes: Option<u64>,
 }
 
-/// Refuses what no pool may write at `path`, and changes nothing.
+/// Refuses what is at `path` if no pool may write it, and changes nothing.
 pub fn check_path(path: &Path) -> Result<(), Unrecorded> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
     if check(path, &found)?.is_file() { check_content(&File::open(path).map_err(failed)?, found.len()) } else { Ok(()) }
@@ -109,7 +109,7 @@ fn open_at(path: &Path, found: Option<FileType>) -> Result<ParentOnly<File>, Unr
 /// Refuses a file that is not empty and does not begin as a recording, compressed or not.
 fn check_content(file: &File, bytes: u64) -> Result<(), Unrecorded> {
     let (mut head, mut begin) = (Vec::new(), [0; MAGIC.len()]);
-    let _ = file.take(HEAD_BYTES_MAX).read_to_end(&mut head).map_err(failed)?;
+    let _ = file.take(bytes.min(HEAD_BYTES_MAX)).read_to_end(&mut head).map_err(failed)?;
     // Fails if the file is not compressed.
     let _ = GzDecoder::new(&*head).read_exact(&mut begin);
     let free = bytes == 0 || head.starts_with(&MAGIC) || begin == MAGIC;

@@ -70,7 +70,7 @@ struct Writer {
     names: Mutex<Names>,
     /// A pool of the file is built. Nothing is written before.
     is_begun: AtomicBool,
-    /// Items that the thread has taken and not yet added to a block.
+    /// Records that the thread has taken or found lost, and that were not in the file when it last looked.
     taken: AtomicU64,
     /// The state after the last write.
     recorded: Mutex<Recorded>,
@@ -309,7 +309,7 @@ impl Run {
         let (items, lost) = replace(&mut *self.writer.queue.lock(), empty);
         for (left, item) in (0..items.len()).rev().zip(&items) {
             // Relaxed: a statistic.
-            self.writer.taken.store(left as u64, Ordering::Relaxed);
+            self.writer.taken.store(left as u64 + self.records + 1 + lost, Ordering::Relaxed);
             self.add(item);
         }
         // Taken after the records, so that the names of all records are included. Resolved without the lock, because this reads
