@@ -125,7 +125,9 @@ def test_a_pool_of_two_batches_serves_a_loop_that_keeps_one(folder):
 
 
 def test_a_break_frees_the_memory_that_the_function_waits_for(folder):
-    pool, refused = heap(max_bytes="96KiB", wait="20s"), []
+    for path in folder.iterdir():
+        path.write_bytes(bytes(4096))  # A batch is as long as an array of the function, so that memory of one serves the other.
+    pool, refused = heap(max_bytes="160KiB", wait="20s"), []
     has_begun = threading.Event()
 
     def function(batch):
@@ -137,7 +139,7 @@ def test_a_break_frees_the_memory_that_the_function_waits_for(folder):
             refused.append(error)
             raise
 
-    for _ in loader(folder, function, pool=pool, map_threads=2):
+    for _ in loader(folder, function, pool=pool, threads=1, prefetch=2, map_threads=2):
         assert has_begun.wait(300)
         break
     assert not refused
