@@ -8,7 +8,7 @@ import weakref
 import pinpool
 import pinpool_loader
 import pytest
-from conftest import heap
+from conftest import heap, until
 
 
 @pytest.fixture
@@ -126,20 +126,27 @@ def test_a_pool_of_two_batches_serves_a_loop_that_keeps_one(folder):
 
 def test_a_break_frees_the_memory_that_the_function_waits_for(folder):
     for path in folder.iterdir():
-        path.write_bytes(bytes(4096))  # A batch is as long as an array of the function, so that memory of one serves the other.
-    pool, refused = heap(max_bytes="160KiB", wait="20s"), []
+        path.write_bytes(bytes(16_384))  # A batch is as long as the array of the function, so that memory of one serves the other.
+    pool, refused = heap(max_bytes="192KiB", wait="20s"), []
     has_begun = threading.Event()
 
+    def is_full():
+        # Three batches fit. That a fourth was served means that the first has ended, and that the loader has read ahead.
+        return pool.stats()["requests"]["served"] >= 4
+
     def function(batch):
-        if batch.number > 0:
-            has_begun.set()
+        if batch.number == 0:
+            assert has_begun.wait(300)
+            return None
+        has_begun.set()
+        until(is_full)
         try:
-            return [pool.empty(16_384, "uint8") for _ in range(2)]
+            return pool.empty(65_536, "uint8")
         except pinpool.LimitError as error:
             refused.append(error)
             raise
 
     for _ in loader(folder, function, pool=pool, threads=1, prefetch=2, map_threads=2):
-        assert has_begun.wait(300)
+        until(is_full)
         break
     assert not refused
