@@ -17,7 +17,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("benches", 185),
     ("crates/bench", 1496),
     ("crates/capi", 1179),
-    ("crates/cli", 4997),
+    ("crates/cli", 4996),
     ("crates/loader", 2400),
     ("crates/metrics", 363),
     ("crates/observe", 1799),
@@ -36,7 +36,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/config", 726),
     ("src/copy", 1259),
     ("src/driver", 725),
-    ("src/engine", 6767),
+    ("src/engine", 6766),
     ("src/error", 217),
     ("src/in_flight", 532),
     ("src/lib", 49),
@@ -50,7 +50,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/stats", 501),
     ("src/unstable", 53),
     ("tests", 37185),
-    ("sum of code and tests", 75998),
+    ("sum of code and tests", 75996),
 ];
 
 /// Bytes of all Markdown files.

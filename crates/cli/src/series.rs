@@ -115,10 +115,9 @@ impl Series {
     /// Adds the statistics of a process. Pools that they no longer contain have ended.
     pub(crate) fn add(&mut self, x: f64, object: &Value) {
         for pool in &mut self.pools {
+            let end = pool.points.last().filter(|_| pool.is_running).map(|(_, last)| (x, ended(last)));
+            pool.points.extend(end);
             pool.is_running = false;
-            if let Some(end) = pool.points.last().map(|(_, last)| ended(last)) {
-                pool.points.push((x, end));
-            }
         }
         self.process = object["process"].as_u64();
         self.diagnoses.clear();
@@ -199,7 +198,7 @@ mod tests {
         series.add(2.5, &json!({ "pools": [pool("a", 1102)] }));
         assert_eq!(series.pools[0].rates(|now| now.requests).collect::<Vec<_>>(), [200.0, 1.0]);
         let held: Vec<_> = series.pools[1].points.iter().map(|(_, of)| of.max_bytes).collect();
-        assert_eq!(held, [None, Some(0), Some(0)], "it has ended");
+        assert_eq!(held, [None, Some(0)], "it has ended");
         series.keep_running(2);
         assert_eq!((series.pools.len(), series.pools[0].points.len()), (1, 2));
         assert!((series.pools[0].rate(|now| now.requests) - 1.0).abs() < 1e-9);

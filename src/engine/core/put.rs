@@ -377,7 +377,9 @@ impl Core {
     /// do not end.
     fn close(&self, is_stuck: bool) {
         let begun = Instant::now();
-        let _have_ended = !is_stuck && self.await_copies();
+        if !is_stuck {
+            self.await_copies();
+        }
         self.recorder().into_iter().for_each(|recorder| recorder.snapshot(self.time.now_us(), self.snapshot()));
         let Ended { swept, abandoned, recovered, failed } = self.in_flight.end();
         // First, so that no release waits for what is abandoned.

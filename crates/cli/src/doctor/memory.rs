@@ -136,7 +136,7 @@ fn reserve_problem(
     let remedy = match (limited.is_some() && backends.is_lock_limited, &scarce) {
         (true, _) => "lower the reserve, or raise the limit of locked memory (`ulimit -l`)",
         // With a higher limit alone, the kernel would kill the process.
-        (false, Some(_)) => "lower the reserve, free memory, or raise the limit of the cgroup",
+        (false, Some(_)) => "lower the reserve, free memory, or raise the cgroup's limit, if it has one",
         (false, None) => "lower the reserve or raise PINPOOL_MAX_BYTES",
     };
     let limited = limited.map(|limit| format!("{} exceeds the limit of {}", Size(bytes), Size(limit)));

@@ -99,6 +99,8 @@ pub(crate) struct LoadArgs {
     require_gpu: bool,
 
     /// Wait between the last batch and the report
+    ///
+    /// Meanwhile the pool releases memory that stays idle, which the statistics of the report show.
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_duration, hide_short_help = true)]
     idle: Duration,
 
@@ -111,6 +113,8 @@ pub(crate) struct LoadArgs {
     record: Option<PathBuf>,
 
     /// Keep the call stack of one request in N
+    ///
+    /// The statistics page and `pinpool trace` show which code holds memory. 0 keeps none.
     #[arg(long, value_name = "N", default_value_t = 0, hide_short_help = true)]
     call_stacks: u64,
 

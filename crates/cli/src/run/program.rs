@@ -43,7 +43,7 @@ pub(super) fn ignores_preloads(program: &Path) -> Option<&'static str> {
     }
     let verified = Command::new(LOADER).arg("--verify").arg(&file).stdout(Stdio::null()).stderr(Stdio::null()).status();
     let is_refused = matches!(verified.ok()?.code(), Some(1 | 2));
-    is_refused.then_some("it is statically linked, or built for another machine")
+    is_refused.then_some("it is not a dynamically linked program for this machine")
 }
 
 fn mode(file: &Path) -> Option<u32> {
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(ignores_preloads(&script), None);
         let file = folder.path().join("program");
         fs::write(&file, "\x7fELF").unwrap();
-        assert!(ignores_preloads(&file).is_some_and(|why| why.contains("statically")));
+        assert!(ignores_preloads(&file).is_some_and(|why| why.contains("dynamically linked")));
         fs::set_permissions(&file, fs::Permissions::from_mode(0o4755)).unwrap();
         assert!(ignores_preloads(&file).is_some_and(|why| why.contains("user")));
     }
