@@ -42,7 +42,7 @@ def load(files, pool, **settings):
 
 
 def contents(batches):
-    return [(batch.epoch, batch.index, batch.keys, [bytes(sample) for sample in batch]) for batch in batches]
+    return [(batch.epoch, batch.index, batch.names, [bytes(sample) for sample in batch]) for batch in batches]
 
 
 def test_batches_have_the_samples_their_keys_and_their_labels(files, pool):
@@ -50,13 +50,13 @@ def test_batches_have_the_samples_their_keys_and_their_labels(files, pool):
     seen = 0
     for number, batch in enumerate(loader):
         assert (batch.number, batch.epoch, batch.index) == (number, 0, number)
-        assert len(batch) == len(batch.keys) == len(batch.labels) == len(list(batch))
+        assert len(batch) == len(batch.names) == len(batch.labels) == len(list(batch))
         for at, sample in enumerate(batch):
             order = batch.indices[at]
             assert order == seen
             of_file = seen * 2 if seen < 10 else seen * 2 - 19
             assert sample.dtype == np.uint8 and sample.tobytes() == bytes([of_file]) * (of_file * 37)
-            assert batch.keys[at] == str(path_of(files, of_file))
+            assert batch.names[at] == str(path_of(files, of_file))
             assert batch.labels[at] == of_file % 2
             assert batch.is_whole(at) and batch.starts[at] == 0
             seen += 1
@@ -151,7 +151,7 @@ def test_every_for_is_a_whole_pass_however_the_loop_ends(files, pool, loop, epoc
     for time in range(3):
         batches = loop(loader)
         assert [(batch.epoch, batch.index) for batch in batches] == [(time * epochs + epoch, at) for epoch in range(epochs) for at in range(7)]
-        assert all(len({key for batch in batches if batch.epoch == epoch for key in batch.keys}) == 20 for epoch in range(time * epochs, (time + 1) * epochs))
+        assert all(len({key for batch in batches if batch.epoch == epoch for key in batch.names}) == 20 for epoch in range(time * epochs, (time + 1) * epochs))
         state = loader.state_dict()
         assert (state["epoch"], state["batch"], state["number"]) == ((time + 1) * epochs, 0, (time + 1) * epochs * 7)
     KEPT.clear()
@@ -181,7 +181,7 @@ def test_ranks_have_the_same_number_of_batches(tmp_path, pool, world, settings, 
     seen = []
     for rank in range(world):
         loader = pinpool_loader.Loader(tmp_path, batch_size=10, rank=rank, world_size=world, shuffle=True, pool=pool, **settings)
-        seen.append([batch.keys for batch in loader])
+        seen.append([batch.names for batch in loader])
         assert len(loader) == len(seen[-1])
     assert len({tuple(map(len, batches)) for batches in seen}) == 1 and not recwarn.list
     keys = [key for batches in seen for batch in batches for key in batch]
@@ -222,7 +222,7 @@ def test_directories_are_classes(files, pool):
     loader = load(files, pool)
     assert loader.classes == ["class0", "class1"]
     for batch in loader:
-        assert [loader.classes[label] for label in batch.labels] == [key.split("/")[-2] for key in batch.keys]
+        assert [loader.classes[label] for label in batch.labels] == [key.split("/")[-2] for key in batch.names]
     assert {label for batch in load(files, pool, label_type=str) for label in batch.labels} == {"class0", "class1"}
     assert {label for batch in load(files, pool, label_type={"class0": 7, "class1": 9}.get) for label in batch.labels} == {7, 9}
     with pytest.raises(ValueError, match="label_type: the directory name 'class0' is not a label: invalid literal"):

@@ -3,6 +3,7 @@
 import datetime
 import functools
 import gc
+import re
 import threading
 
 import numpy as np
@@ -93,6 +94,13 @@ def test_statistics_have_the_keys_of_the_json(pool):
     assert stats["requests"]["wait_time"]["p99_seconds"] == 0.0 and stats["memory"]["pin"]["count"] == 1
     pool.get(1000)
     assert pool.stats()["requests"]["hits"] == 1
+
+
+def test_the_documented_statistics_exist(pool):
+    documented = re.findall(r"^ +((?:requests|memory|copies|limits)\.[a-z_.]+)  ", pinpool.Pool.stats.__doc__, re.MULTILINE)
+    assert len(documented) == 10
+    for path in documented:
+        functools.reduce(lambda part, key: part[key], path.split("."), pool.stats())
 
 
 def test_reserve_trim_clear_and_limit(pool):

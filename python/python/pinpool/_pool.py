@@ -60,8 +60,20 @@ def stats(self):
 
         pool.stats()["memory"]["in_use_bytes"], pool.stats()["requests"]["hits"]
 
-    The parts are "requests", "memory", "copies" and "limits", in addition to "name", "number", "preset", "backend" and others.
-    The help lines of `pinpool metrics` and the Rust documentation of `pinpool::Stats` explain them.
+    The most important ones:
+
+        requests.served         requests that got a buffer: hits + misses
+        requests.hits           requests served by an idle buffer
+        requests.waits          requests that waited for memory; wait_time has the distribution of the waits
+        requests.failed         requests without memory within the limit, or with a backend error
+        memory.held_bytes       bytes held from the backend, in any state; peak_held_bytes is the maximum
+        memory.in_use_bytes     bytes of the buffers that the program holds
+        memory.idle_bytes       bytes of the buffers that later requests can reuse
+        memory.pin.count        calls that pinned memory; pin.time has the distribution of their durations
+        copies.in_flight        returned buffers that a device may still be using
+        limits.max_bytes        the limit on held bytes, None if unlimited
+
+    The help lines of `pinpool metrics` and the Rust documentation of `pinpool::Stats` explain all of them.
     """
     return json.loads(self._stats_json())
 

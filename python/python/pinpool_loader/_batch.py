@@ -151,14 +151,14 @@ class Batch:
         begin = self._parts[index][1]
         if fields and not self.is_whole(index):
             raise ValueError(
-                f"{self.keys[index]} is longer than batch_bytes, so its fields are in several batches: raise batch_bytes, "
+                f"{self.names[index]} is longer than batch_bytes, so its fields are in several batches: raise batch_bytes, "
                 "or give batch_size alone"
             )
         views = {name: self._view(begin + first, end - first) for name, first, end in fields}
         if len(views) < len(fields):
             names = [name for name, *_ in fields]
             twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"{self.keys[index]} has two members named {twice!r}: use batch[{index}]")
+            raise ValueError(f"{self.names[index]} has two members named {twice!r}: use batch[{index}]")
         for names in self._arrays:
             views[";".join(names)] = self._array(names)[index]
         return views
@@ -182,7 +182,7 @@ class Batch:
         for index, fields in enumerate(self.fields):
             if name not in fields and default is _NONE:
                 has = ", ".join(fields) or "no fields"
-                raise KeyError(f"{self.keys[index]} has no field {name!r}: it has {has}")
+                raise KeyError(f"{self.names[index]} has no field {name!r}: it has {has}")
             found.append(fields.get(name, default))
         return found
 
@@ -193,7 +193,7 @@ class Batch:
         return decoded + sum(length for _, _, length, _ in self._parts)
 
     @property
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Name of each sample: its path, or `path!member` in an archive."""
         return self._source.files.names([sample for sample, *_ in self._parts])
 
