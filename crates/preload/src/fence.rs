@@ -58,18 +58,17 @@ impl ProcessFence {
 
     /// Waits until the work has completed. Returns `false` while a capture forbids the wait.
     pub(crate) fn wait_unless_capturing(&self) -> Result<bool, Code> {
-        loop {
-            let Some((context, event)) = self.state.lock().first() else { return self.is_completed() };
+        // First, because this records the events if an earlier attempt was refused.
+        while !self.is_completed()? {
+            let Some((context, event)) = self.state.lock().first() else { return Ok(false) };
             context
                 .while_alive(|handle| {
                     let _entered = self.driver.enter(handle)?;
                     self.driver.wait(event)
                 })
                 .unwrap_or(Ok(()))?;
-            if self.is_completed()? {
-                return Ok(true);
-            }
         }
+        Ok(true)
     }
 
     fn unknown(&self, code: Code) -> Error {

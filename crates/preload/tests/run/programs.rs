@@ -168,7 +168,14 @@ fn a_free_waits_only_if_it_is_asked_to() {
     assert_eq!(waits(&mut built.command(Way::Dlsym, "barrier")), ready);
     // The copy ends after the free alone.
     assert_eq!(waits(served(built.command(Way::Dlsym, "barrier"), &log).env("HOLD", "1")), not_ready);
-    assert_eq!(waits(served(built.command(Way::Dlsym, "barrier"), &log).env("PINPOOL_PRELOAD_SYNC", "1")), ready);
+    for failing in ["", "cuEventCreate:1=2"] {
+        let mut waiting = served(built.command(Way::Dlsym, "barrier"), &log);
+        assert_eq!(
+            waits(waiting.envs([("PINPOOL_PRELOAD_SYNC", "1"), ("MOCK_DRIVER_FAIL", failing)])),
+            ready,
+            "{failing}"
+        );
+    }
 }
 
 #[test]
