@@ -12,19 +12,19 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why a call of the pool failed.
 ///
 /// The text is for people and may change. Code should branch on the `is_...` methods. The conversion to an [`io::Error`] chooses
-/// a kind that matches them. The content is boxed so that a `Result<PinnedBuf, Error>` is small.
+/// a kind that matches these methods. The content is boxed so that a `Result<PinnedBuf, Error>` is small.
 #[derive(thiserror::Error)]
 #[error(transparent)]
 pub struct Error(Box<ErrorKind>);
 
-/// The kind and the text: what `unwrap` and a `main` that returns the error print.
+/// Writes the kind and the text, which `unwrap` and a `main` that returns the error print.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {self}", self.name())
     }
 }
 
-/// A text as a separate sentence.
+/// Returns `text` as a sentence, with a capital first letter and a full stop.
 fn sentence(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| format!("{}{}.", first.to_ascii_uppercase(), letters.as_str()))
@@ -106,35 +106,35 @@ macro_rules! predicates {
     };
 }
 predicates! {
-    /// The length, alignment, range, element type or handle of the request is invalid.
+    /// Returns whether the length, alignment, range, element type or handle of the request is invalid.
     is_invalid_request, Request = Length | Alignment | Memory | Handle;
-    /// The request does not fit within the limit (`PINPOOL_MAX_BYTES`) or the shared limit (`PINPOOL_LEDGER`), earlier requests
-    /// are waiting, or a driver call did not return within the wait of an async request.
+    /// Returns whether the request does not fit within the limit (`PINPOOL_MAX_BYTES`) or the shared limit (`PINPOOL_LEDGER`),
+    /// earlier requests are waiting, or a driver call did not return within the wait of an async request.
     is_limit, Limit = Limit | Late;
-    /// The driver or the kernel refused, or the chosen backend is not available.
+    /// Returns whether the driver or the kernel refused, or the chosen backend is not available.
     is_backend, Backend = Backend | Unavailable;
-    /// A setting is unknown or invalid, contradicts another, or needs a feature that this build lacks.
+    /// Returns whether a setting is unknown or invalid, contradicts another, or needs a feature that this build lacks.
     is_setting, Setting = Setting;
-    /// A copy was refused before anything was enqueued, or memory has no address on a device.
+    /// Returns whether a copy was refused before anything was enqueued, or memory has no address on a device.
     is_copy, Copy = Copy | Address;
-    /// The device failed, so it is unknown whether a copy has completed.
+    /// Returns whether the device failed, so that it is unknown whether a copy has completed.
     is_device, Device = Device;
-    /// The stream is capturing a graph: a copy was refused, or the end of other work is unknown.
+    /// Returns whether the stream is capturing a graph: a copy was refused, or the end of other work is unknown.
     is_capture, Capture = Capture;
-    /// The pool was created before this process was forked.
+    /// Returns whether the pool was created before this process was forked.
     is_forked, Forked = Forked;
-    /// The pool was closed by [`Pool::close`](crate::Pool::close).
+    /// Returns whether the pool was closed by [`Pool::close`](crate::Pool::close).
     is_closed, Closed = Closed;
 }
 
 impl Error {
-    /// The machine lacks the backend, or a driver for the stream or event, so the same call would fail again. Implies
-    /// [`is_backend`](Self::is_backend).
+    /// Returns whether the machine lacks the backend, or a driver for the stream or event, so that the same call would fail again.
+    /// Implies [`is_backend`](Self::is_backend).
     pub fn is_unavailable(&self) -> bool {
         matches!(*self.0, ErrorKind::Unavailable { .. })
     }
 
-    /// The driver knows no such stream or event, or no context is current. Implies
+    /// Returns whether the driver knows no such stream or event, or no context is current. Implies
     /// [`is_invalid_request`](Self::is_invalid_request).
     pub fn is_handle(&self) -> bool {
         matches!(*self.0, ErrorKind::Handle { .. })
@@ -166,7 +166,7 @@ impl Error {
 }
 
 impl Error {
-    /// The first of these setting errors, extended by the names of the other settings.
+    /// Returns the first of these setting errors, extended by the names of the other wrong settings; `None` if there are no errors.
     pub(crate) fn first_of(errors: Vec<Self>) -> Option<Self> {
         let mut names: Vec<_> = errors.iter().filter_map(Self::setting).collect();
         names.dedup();
@@ -191,8 +191,8 @@ impl Error {
     }
 }
 
-/// For code that returns [`std::io`] errors, such as `file.read_exact(buf.wait_slice_mut()?)`. The error stays
-/// reachable by `get_ref`.
+/// Converts the error for code that returns [`std::io`] errors, such as `file.read_exact(buf.wait_slice_mut()?)`. `get_ref`
+/// returns the original error.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match *error.0 {
@@ -243,7 +243,7 @@ impl SourceError {
         Self { call, code: None, what: what.into(), remedy: None, retry: Retry::Later }
     }
 
-    /// `call` failed with the calling thread's `errno`.
+    /// Returns the error of `call`, which failed and set the calling thread's `errno`.
     pub(crate) fn last_os(call: &'static str) -> Self {
         let error = std::io::Error::last_os_error();
         let code = error.raw_os_error().map(i64::from);
@@ -256,7 +256,7 @@ impl SourceError {
         Self { code: Some(code), ..self }
     }
 
-    /// Says when the same call may succeed; [`Retry::Later`] if this is not called.
+    /// Sets when the same call may succeed. The default is [`Retry::Later`].
     #[must_use]
     pub fn with_retry(self, retry: Retry) -> Self {
         Self { retry, ..self }
@@ -283,7 +283,7 @@ impl SourceError {
         self
     }
 
-    /// The failure, and separately the remedy.
+    /// Splits the error into the failure and the remedy.
     #[doc(hidden)]
     pub fn split(mut self) -> (String, Option<&'static str>) {
         let remedy = self.remedy.take();

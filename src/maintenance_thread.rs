@@ -7,14 +7,14 @@
 //!              ▲────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! One thread serves all pools. It starts when a pool first needs it, and ends after the last pool. It checks all pools
-//! at the pace of the pool that needs it most often ([`Pace`]), and sleeps without a timeout while no pool holds memory. A forked
-//! child does not inherit the thread; the first pool that the child creates starts a new one.
+//! One thread serves all pools. It starts when a pool first needs it, and ends when no pools and no reminders are left. It checks
+//! all pools at the pace of the pool that needs the most frequent checks ([`Pace`]), and sleeps without a timeout while no pool and
+//! no reminder needs a check. A forked child does not inherit the thread; the first pool of the child that needs it starts a new one.
 //!
-//! User wakers run before pool maintenance, and pools without a driver before pools with one. A slow call delays what comes after
-//! it. If a call has not returned after one second, the next reminder, or the next pool that finds the thread late, starts a
-//! replacement thread, which skips the object that the call is stuck in. Until then misses and returns of the other pools do
-//! their own maintenance.
+//! A slow call delays the calls after it, so the thread wakes the tasks of due reminders before it maintains pools, and maintains
+//! pools without a driver before pools with a driver. If a call has not returned after one second, the next reminder, or the next
+//! pool that finds the thread late, starts a replacement thread, which skips the object that the call is stuck in. Until then misses
+//! and returns of the other pools do their own maintenance.
 //!
 //! A future that waits for a deadline or a copy uses [`MaintenanceThread::remind`]:
 //!
@@ -22,11 +22,11 @@
 //! let reminder = MaintenanceThread::of_process().remind(Some(deadline), Some(Box::new(move || is_complete())), cx.waker())?;
 //! ```
 //!
-//! Decides when to check. Knows neither pools nor memory, and holds no lock while it calls out.
+//! This module only decides when to check. It knows neither pools nor memory, and holds no lock while it calls a pool or a waker.
 //!
-//! - maint-I1: no wake-up is lost. The thread publishes its pace before it checks a last time what the pools need; a caller
-//!   changes what its pool needs before it reads the pace. Both have a full barrier in between.
-//! - maint-I2: once the process has begun to exit, the thread makes no call.
+//! - maint-I1: no wake-up is lost. The thread publishes its pace and then checks once more what the pools need. A caller changes
+//!   what its pool needs and then reads the pace. On both sides a full barrier separates the two steps.
+//! - maint-I2: once the process has begun to exit, the thread makes no further call.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -43,49 +43,49 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU32, AtomicU64, Ordering, fenc
 use pinpool_os::threads;
 use pinpool_os::unwind::caught;
 
-/// A thread that has been in one call for this long is replaced, and nobody waits for it.
+/// A call that has not returned after this time is stuck: its thread may be replaced, and no other thread waits for the call.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
 /// A sleep that ends this late shows that the process was stopped.
 const STOPPED_FROM: Duration = Duration::from_secs(3);
-/// The exit of the process waits this long for a call of the thread to return.
+/// The longest time that the exit of the process waits for calls in progress to return.
 const EXIT_PATIENCE: Duration = Duration::from_millis(200);
-/// Shortest pause between two polls of copies. With the timer slack of Linux it takes up to 0.1 ms.
+/// Shortest pause between two polls of copies. The timer slack of Linux may extend it to 0.1 ms.
 const SHORTEST_COPY_PAUSE: Duration = Duration::from_micros(40);
 const LONGEST_COPY_PAUSE: Duration = Duration::from_millis(20);
 
-/// A pool or a reminder, as the thread sees it.
+/// A pool or a reminder that the thread checks.
 pub(crate) trait Maintained: Send + Sync {
     /// Does what is due. May make slow calls.
     fn maintain(&self);
 
-    /// How soon it must be checked again. Cheap.
+    /// Returns how soon the object must be checked again. Must be cheap.
     fn pace(&self) -> Pace;
 
-    /// When it must be checked at the latest. Cheap.
+    /// Returns the time by which the object must be checked, if there is one. Must be cheap.
     fn deadline(&self) -> Option<Instant> {
         None
     }
 }
 
-/// How soon a pool must be checked again. Larger is sooner.
+/// How soon a pool must be checked again. A larger value means sooner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 #[repr(u32)]
 pub(crate) enum Pace {
-    /// Nothing is held.
+    /// No check is needed: no memory is held, or the held memory never expires and cannot exceed a limit.
     #[default]
     Never,
-    /// All memory is in use, and a return without copies notifies nobody. Or no memory is in use, and idle memory only ages.
+    /// All memory is in use, and a return without copies does not wake the thread; or no memory is in use, and idle memory only ages.
     Quiet,
     /// Copies are in flight, or some memory is idle and some in use.
     Active,
-    /// A waker waits for a copy.
+    /// A waker waits for a copy, copies are in flight while adopted buffers exist, or another pool needs memory under a common limit.
     Copies,
-    /// A request will need a hole that does not exist yet, or a reserve is being pinned.
+    /// The arena compacts, so that a later request finds a contiguous hole, or a reserve is being pinned.
     Steps,
 }
 
 impl Pace {
-    /// The time between two rounds, if the thread was last woken at `since`; `None` without further rounds.
+    /// Returns the time between two rounds of a thread that was last woken at `since`; `None` if no further round is needed.
     pub(crate) fn period(self, since: Instant) -> Option<Duration> {
         match self {
             Self::Steps => Some(Duration::from_micros(200)),
@@ -97,7 +97,7 @@ impl Pace {
     }
 }
 
-/// Pause between two polls of copies; the newest copy began at `since`. Longer for a long-running copy.
+/// Returns the pause between two polls of copies. It grows with the time since `since`, so that long copies are polled less often.
 pub(crate) fn pause_for_copies(since: Instant) -> Duration {
     (since.elapsed() / 128).clamp(SHORTEST_COPY_PAUSE, LONGEST_COPY_PAUSE)
 }
@@ -105,14 +105,14 @@ pub(crate) fn pause_for_copies(since: Instant) -> Duration {
 /// A pending wake-up of a task. Dropping it cancels the wake-up.
 pub(crate) type Reminder = Arc<dyn Any + Send + Sync>;
 
-/// Returns true once the awaited event has happened.
+/// A function that returns whether the awaited event has happened.
 pub(crate) type Condition = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// Wakes a task at a deadline or when a condition holds, whichever is earlier.
 struct Reminded {
     deadline: Option<Instant>,
     condition: Option<Condition>,
-    /// `None` once it was woken.
+    /// The waker of the task; `None` after the wake-up.
     waker: Mutex<Option<Waker>>,
 }
 
@@ -143,15 +143,17 @@ impl Maintained for Reminded {
     }
 }
 
-/// The thread of the process and what it checks.
+/// The maintenance thread of the process, and the objects that it checks.
 #[derive(Debug, Default)]
 pub(crate) struct MaintenanceThread {
-    /// The current pace; `Never` also while the thread does not run.
+    /// The published pace: `Steps` from a wake-up until the next round publishes its pace, and `Never` before the first wake-up and
+    /// after the thread has ended.
     pace: AtomicU32,
-    /// Threads that are calling pools or wakers: the current one, and those that it replaced.
+    /// Number of [`EnteredCall`]s that exist, in maintenance threads, replaced maintenance threads, and other threads that make
+    /// announced calls.
     calling: AtomicU32,
     is_exiting: AtomicBool,
-    /// The excess, in microseconds, of all sleeps that took seconds too long.
+    /// Sum of the delays of all sleeps that ended at least [`STOPPED_FROM`] late, in microseconds.
     stopped_us: AtomicU64,
     schedule: Mutex<Schedule>,
     changed: Condvar,
@@ -164,17 +166,17 @@ struct Schedule {
     reminders: Vec<Weak<dyn Maintained>>,
     pools: Vec<Weak<dyn Maintained>>,
     is_running: bool,
-    /// Number of the current thread; earlier ones end when their call returns.
+    /// Number of the current thread. A thread with a lower number was replaced, and ends when its call returns.
     runner: u64,
     call: Option<Call>,
-    /// Addresses that replaced threads are still calling; they are skipped.
+    /// Addresses of the objects that replaced threads are still calling; the current thread skips these objects.
     stuck: Vec<usize>,
-    /// The thread was woken since it last began a round.
+    /// Whether the thread was woken since it last began a round.
     is_woken: bool,
     last_woken: Option<Instant>,
 }
 
-/// A call in progress: the address of the pool or reminder.
+/// A call in progress to the pool or reminder at `address`.
 #[derive(Debug, Clone, Copy)]
 struct Call {
     address: usize,
@@ -191,31 +193,31 @@ impl Call {
 static OF_PROCESS: OfProcess<MaintenanceThread> = OfProcess::new(MaintenanceThread::default);
 
 impl MaintenanceThread {
-    /// The thread of this process. Starts no thread.
+    /// Returns the maintenance thread of this process. Does not start it.
     pub(crate) fn of_process() -> &'static Self {
         OF_PROCESS.get()
     }
 
-    /// Maintains `pool` from now on, whenever the pool needs it.
+    /// Adds `pool` to the pools that the thread maintains. Does not start the thread.
     pub(crate) fn add(&self, pool: Weak<dyn Maintained>, calls_driver: bool) {
         let mut schedule = self.schedule.lock();
-        // A driver may be slow, so its pools come last.
+        // Pools with a driver come last, because driver calls may be slow.
         let at = if calls_driver { schedule.pools.len() } else { 0 };
         schedule.pools.insert(at, pool);
         if !schedule.is_running {
-            // A thread that could not be started is tried again.
+            // If an earlier start failed, the published pace would keep `request_pace` from trying again.
             self.pace.store(Pace::Never as u32, Ordering::Relaxed);
         }
         drop(schedule);
         stop_at_exit(calls_driver);
     }
 
-    /// Stops maintaining the pool at that address. Waits until a call of it by another thread has returned, unless the thread is
-    /// stuck in that call.
+    /// Stops maintaining the pool at the address `pool`. If another thread is calling the pool, waits until the call has returned or
+    /// is stuck.
     pub(crate) fn remove(&'static self, pool: *const ()) {
         let mut schedule = self.schedule.lock();
         schedule.pools.retain(|other| !std::ptr::addr_eq(other.as_ptr(), pool));
-        // A log sink or a waker that the pool calls may drop its last handle.
+        // A call by this thread is not waited for: the pool may have called a log sink or waker that drops the pool's last handle.
         let is_called = |call: Call| call.address == pool.addr() && call.thread != thread::current().id();
         while let Some(call) = schedule.call.filter(|&call| is_called(call) && !call.is_stuck()) {
             (schedule, _) = self.returned.wait_until(schedule, call.since + STUCK_AFTER);
@@ -224,24 +226,24 @@ impl MaintenanceThread {
         let _ = self.wake(false);
     }
 
-    /// A pool now needs to be checked at `pace`. Starts the thread if there is none. [`Pace::Copies`] restarts its back-off,
-    /// since one more copy has begun.
+    /// Makes the thread check the pools at least at `pace`. Starts the thread if there is none. [`Pace::Copies`] always wakes the
+    /// thread, which makes the pauses short again, since one more copy has begun.
     ///
     /// # Errors
     ///
-    /// No thread could be started. Reported once for each pool that is added.
+    /// No thread could be started. Except for [`Pace::Copies`], this error is returned only once until another pool is added.
     #[inline]
     pub(crate) fn request_pace(&'static self, pace: Pace) -> io::Result<()> {
         // SeqCst: maint-I1.
         fence(Ordering::SeqCst);
-        // Relaxed: the barrier orders it.
+        // Relaxed: the barrier above orders this load.
         let is_as_often = self.pace.load(Ordering::Relaxed) >= pace as u32;
         if is_as_often && pace != Pace::Copies { Ok(()) } else { self.wake(true) }
     }
 
-    /// Makes the thread check the pools at once. Replaces it if it is stuck in one call, so that one pool does not block the
-    /// others; the replacement skips the called object until the call returns. If there is no thread, starts one only if it
-    /// `may_start`.
+    /// Makes the thread check the pools at once. If the thread is stuck in a call, starts a replacement, so that one pool does not
+    /// block the others; the replacement skips the called object until the call returns. If there is no thread, starts one only if
+    /// `may_start` is true.
     ///
     /// # Errors
     ///
@@ -255,7 +257,7 @@ impl MaintenanceThread {
         } else if !may_start {
             return Ok(());
         }
-        // Others need not wake a thread that has not begun.
+        // Until the thread publishes the pace of its next round, other callers need not wake it.
         self.pace.store(Pace::Steps as u32, Ordering::Relaxed);
         let stuck = schedule.call.filter(Call::is_stuck);
         if schedule.is_running && stuck.is_none() {
@@ -275,7 +277,7 @@ impl MaintenanceThread {
     }
 
     /// Wakes `waker` once: at `deadline`, or when `condition`, which is polled at [`Pace::Copies`], returns true.
-    /// Both calls come from the maintenance thread, outside of its locks.
+    /// The maintenance thread calls `condition` and `waker` without holding any of its locks.
     ///
     /// # Errors
     ///
@@ -293,8 +295,8 @@ impl MaintenanceThread {
         Ok(reminded)
     }
 
-    /// Wakes due reminders, then maintains the pools. Returns the pace and the next deadline, or `None` if this thread ends: it
-    /// was replaced, there is nothing to check, or the process exits.
+    /// Wakes the tasks of due reminders, then maintains the pools. Returns the pace and the next deadline; `None` if this thread
+    /// must end, because it was replaced, there is nothing to check, or the process exits.
     fn check_all(&self, number: u64) -> Option<(Pace, Option<Instant>)> {
         let _entered = self.enter()?;
         let mut schedule = self.schedule.lock();
@@ -312,34 +314,34 @@ impl MaintenanceThread {
             deadline.set(one.deadline().into_iter().chain(deadline.get()).min());
         };
         let is_current = self.call_each(number, |one| {
-            // It is checked after a panic, too.
+            // `check` reads the pace even if `maintain` has panicked.
             caught(|| one.maintain());
             check(one);
         });
         if !is_current {
             return None;
         }
-        // Relaxed: ordered by the barrier (maint-I1).
+        // Relaxed: the barrier below orders this store (maint-I1).
         self.pace.store(pace.get() as u32, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.call_each(number, check).then(|| (pace.get(), deadline.get()))
     }
 
-    /// Makes a `call` of each reminder and pool, unless an earlier thread is still in it. False if this thread was replaced
-    /// meanwhile.
+    /// Calls `call` with each reminder and pool, except objects in which a replaced thread is stuck. Returns whether this thread is
+    /// still the current one; if not, stops early.
     fn call_each(&self, number: u64, call: impl Fn(&dyn Maintained)) -> bool {
         for at in 0.. {
             let mut schedule = self.schedule.lock();
             let mut all = schedule.reminders.iter().chain(&schedule.pools);
             let Some(one) = all.nth(at).cloned() else { break };
             let address = one.as_ptr().addr();
-            // Under the lock nothing may be dropped that could be the last reference.
+            // The upgraded reference may be the last one, so it must not be dropped while the lock is held.
             let Some(one) = (!schedule.stuck.contains(&address)).then(|| one.upgrade()).flatten() else { continue };
             schedule.call = Some(Call { address, since: Instant::now(), thread: thread::current().id() });
             drop(schedule);
-            // A panic is reported by the process's hook and stops nothing else.
+            // The panic hook of the process reports a panic, which ends only this call.
             caught(|| call(&*one));
-            // It may be the last reference, and then drops a waker, which is the user's code.
+            // If this is the last reference to a reminder, the drop runs user code: it drops the waker.
             caught(|| drop(one));
             let mut schedule = self.schedule.lock();
             if schedule.runner != number {
@@ -352,7 +354,7 @@ impl MaintenanceThread {
         true
     }
 
-    /// Sleeps for one period, or until a reminder is due.
+    /// Sleeps until the next round or a reminder is due, or the thread is woken.
     fn sleep(&self, pace: Pace, deadline: Option<Instant>) {
         let (now, schedule) = (Instant::now(), self.schedule.lock());
         let period = pace.period(schedule.last_woken.unwrap_or(now));
@@ -368,7 +370,7 @@ impl MaintenanceThread {
         }
     }
 
-    /// The thread slept this much longer than it asked for. If that is seconds, the process was stopped.
+    /// Records that a sleep ended `late` after its end was due. If that is [`STOPPED_FROM`] or more, the process was stopped meanwhile.
     fn record_oversleep(&self, late: Duration) {
         if late >= STOPPED_FROM {
             // Relaxed: a statistic.
@@ -376,21 +378,22 @@ impl MaintenanceThread {
         }
     }
 
-    /// How long the process has been stopped (SIGSTOP) since its start, as far as this thread slept meanwhile.
+    /// Returns how long the process was stopped (SIGSTOP) since its start, in microseconds. Counts only stops during a sleep of this
+    /// thread.
     pub(crate) fn stopped_us(&self) -> u64 {
         self.stopped_us.load(Ordering::Relaxed)
     }
 
-    /// Announces that a thread of this crate makes calls until the result is dropped. The exit of the process waits for them
-    /// briefly. `None` if the process has begun to exit: then no call may be made (maint-I2).
+    /// Announces that the calling thread makes calls until the result is dropped. The exit of the process waits briefly for these
+    /// calls. Returns `None` if the process has begun to exit: the caller must then make no call (maint-I2).
     pub(crate) fn enter(&self) -> Option<EnteredCall<'_>> {
-        // SeqCst, with the store and load of `stop`: at least one of the two threads sees the other.
+        // SeqCst, as the store and load in `stop`: either this thread sees `is_exiting`, or `stop` sees this call.
         self.calling.fetch_add(1, Ordering::SeqCst);
         let entered = EnteredCall(self);
         (!self.is_exiting.load(Ordering::SeqCst)).then_some(entered)
     }
 
-    /// Stops all further calls of the thread. Waits up to [`EXIT_PATIENCE`] for a call in progress.
+    /// Prevents all further calls, and waits up to [`EXIT_PATIENCE`] for the calls in progress.
     fn stop(&self) {
         // SeqCst: maint-I2.
         self.is_exiting.store(true, Ordering::SeqCst);
@@ -401,7 +404,7 @@ impl MaintenanceThread {
     }
 }
 
-/// A call that [`MaintenanceThread::enter`] began.
+/// Announced calls of one thread ([`MaintenanceThread::enter`]), which end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct EnteredCall<'thread>(&'thread MaintenanceThread);
 
@@ -411,12 +414,13 @@ impl Drop for EnteredCall<'_> {
     }
 }
 
-/// Stops the thread before what was set up earlier is torn down at the exit of the process. Handlers run in the opposite
-/// order of their registration, so the first pool that calls a driver, which is loaded by then, registers it again.
+/// Registers an exit handler that stops the thread. Handlers run in the opposite order of their registration, so the thread stops
+/// before anything that was set up before the registration is torn down. The first pool that calls a driver registers the handler
+/// again, because the driver, which is loaded by then, may have registered its own handler since.
 fn stop_at_exit(calls_driver: bool) {
     static IS_REGISTERED: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
     extern "C" fn stop() {
-        // A child of `fork` has no such thread.
+        // A forked child does not inherit the thread, so there is nothing to stop until the child makes its own.
         if let Some(thread) = OF_PROCESS.get_if_made() {
             thread.stop();
         }
@@ -454,7 +458,7 @@ mod tests {
         }
     }
 
-    /// A separate record, so that these tests do not share a thread.
+    /// Returns a separate record, so that these tests do not share a thread.
     fn record() -> &'static MaintenanceThread {
         Box::leak(Box::new(MaintenanceThread::default()))
     }
@@ -546,7 +550,7 @@ mod tests {
         let looks = pool.looks();
         thread::sleep(Duration::from_millis(250));
         assert_eq!(pool.looks(), looks);
-        // What a miss does.
+        // A miss requests a pace in the same way.
         pool.pace.store(Pace::Quiet as u32, Ordering::SeqCst);
         thread.request_pace(Pace::Quiet).unwrap();
         wait_until("woken", || pool.looks() > looks);

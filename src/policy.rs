@@ -1,4 +1,5 @@
-//! How much a pool keeps: numbers in, a decision out. Reads no clock, logs nothing, takes no lock.
+//! Decides how much memory a pool keeps. The functions take numbers and return a decision; they read no clock, log nothing and
+//! take no lock.
 //!
 //! This file contains these rules of `docs/policy.md`: the check, the raise and the lowering of policy-R4, the default limit of
 //! policy-R8, the size up to which policy-R3 keeps every buffer, and the time after which an idle buffer expires (policy-R9).
@@ -22,35 +23,37 @@ pub enum Preset {
 
 /// Evictions between two checks (`kCheckInterval`).
 pub(crate) const CHECK_EVERY_EVICTIONS: u64 = 1000;
-/// Both rates must be above this, strictly, for the limit to rise (`kTolerable`).
+/// The limit rises only if both rates are strictly above this rate (`kTolerable`).
 const TOLERABLE_RATE: f64 = 2e-3;
-/// A limit below this rises straight to it.
+/// The lowest result of a raise: any limit below this number rises to this number at once.
 pub(crate) const LEAST_RAISED_LIMIT: u64 = 100;
-/// A raise adds one part in this many, truncated: the same as TensorFlow's factor of 1.1 in whole numbers.
+/// A raise adds the limit divided by this number, rounded down. This equals TensorFlow's factor of 1.1 in whole numbers.
 const RAISE_DIVISOR: u64 = 10;
-/// With the limit `auto`, a pool pins at most one part in this many of the memory that the process may use (policy-R8).
+/// With the limit `auto`, a pool pins at most the memory that the process may use, divided by this number (policy-R8).
 const LIMIT_DIVISOR: u64 = 4;
 
-/// Buffers up to this size are kept idle by class even while sizes vary (policy-R3): an eighth of a granule of 2 MiB. They
-/// are too small for merging them to save a granule.
+/// Buffers up to this size, an eighth of a 2 MiB granule, stay idle in their class even while sizes vary (policy-R3). They are so
+/// small that merging them would not save a granule.
 const KEPT_ALWAYS_BYTES: usize = 256 << 10;
 
-/// Returns whether a returned buffer of this many bytes goes to the arena instead of staying idle, if sizes may vary (policy-R3).
+/// Returns whether a returned buffer of `bytes` goes to the arena instead of staying idle (policy-R3). Calls `is_varied` only if
+/// the size alone does not decide.
 #[inline(always)]
 pub(crate) fn goes_to_arena(bytes: usize, is_varied: impl FnOnce() -> bool) -> bool {
     bytes > KEPT_ALWAYS_BYTES && is_varied()
 }
 
-/// A buffer idle for this long returns to the arena (policy-R9). In the replay of 25 workloads, driver time and memory held
-/// are a sixteenth worse without it.
+/// Longest time that a buffer is idle before it returns to the arena (policy-R9). In the replay of 25 workloads, driver time and
+/// held memory are a sixteenth worse without this rule.
 pub(crate) const IDLE_BUFFER_US: u64 = 10_000_000;
-/// How long a buffer is idle until it returns to the arena: no longer than memory may stay idle at all (policy-R9).
+/// Returns the idle time after which a buffer returns to the arena: [`IDLE_BUFFER_US`], or `idle_timeout` if it is shorter
+/// (policy-R9).
 pub(crate) fn idle_buffer_us(idle_timeout: Option<Duration>) -> u64 {
     let timeout_us = idle_timeout.and_then(|timeout| u64::try_from(timeout.as_micros()).ok());
     timeout_us.map_or(IDLE_BUFFER_US, |timeout_us| timeout_us.min(IDLE_BUFFER_US))
 }
 
-/// The limit is lowered after all requests were hits for this long.
+/// Time without a miss after which the limit is lowered.
 const QUIET_US: u64 = 300_000_000;
 
 /// The four counters since the last raise or clear.
@@ -68,7 +71,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// The counts after `earlier`.
+    /// Returns the counts since `earlier`.
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self {
             get_from_pool: self.get_from_pool - earlier.get_from_pool,
@@ -78,23 +81,23 @@ impl Window {
         }
     }
 
-    /// Requests of the window.
+    /// Returns the number of requests in the window.
     pub fn gets(&self) -> u64 {
         self.get_from_pool + self.allocated
     }
 
-    /// Evictions per return.
+    /// Returns the evictions per return; 0 without returns.
     pub fn eviction_rate(&self) -> f64 {
         rate(self.evicted, self.put)
     }
 
-    /// Share of the requests that missed; 0 without requests.
+    /// Returns the share of the requests that missed; 0 without requests.
     pub fn unsatisfied_rate(&self) -> f64 {
         rate(self.allocated, self.gets())
     }
 }
 
-/// Divides as TensorFlow divides the same counts.
+/// Returns `part / whole`, and 0 if `whole` is 0, as TensorFlow computes its rates.
 fn rate(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
@@ -102,7 +105,7 @@ fn rate(part: u64, whole: u64) -> f64 {
 /// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Check {
-    /// The counters it read, before any reset.
+    /// The counters that the check read, before any reset.
     pub window: Window,
     /// The limit before the check.
     pub limit: u64,
@@ -116,7 +119,8 @@ pub(crate) fn check(window: Window, limit: u64, auto_resize: bool) -> Check {
     Check { window, limit, raised_to: (auto_resize && rates_are_high).then(|| raised(limit)) }
 }
 
-/// Half of `limit`, but not below its start, if no request missed for five minutes (policy-R4). `None`: it stays.
+/// Returns half of `limit`, but at least `start_limit`, if no request has missed for five minutes (policy-R4); `None` if the limit
+/// stays.
 pub(crate) fn lowered(limit: u64, start_limit: u64, last_miss_us: u64, now_us: u64) -> Option<u64> {
     let quiet = now_us.saturating_sub(last_miss_us) >= QUIET_US;
     (quiet && limit > start_limit).then_some((limit / 2).max(start_limit))
@@ -126,8 +130,8 @@ fn raised(limit: u64) -> u64 {
     if limit < LEAST_RAISED_LIMIT { LEAST_RAISED_LIMIT } else { limit.saturating_add(limit / RAISE_DIVISOR) }
 }
 
-/// The limit in bytes of a pool without one: a quarter of the total, at most what is available, rounded down to whole granules,
-/// at least one (policy-R8).
+/// Returns the default limit of a pool in bytes (policy-R8): a quarter of the total memory, but no more than is available, rounded
+/// down to whole granules, and at least one granule.
 pub(crate) fn default_limit(total_bytes: u64, available_bytes: u64) -> u64 {
     let granule_bytes = GRANULE_BYTES as u64;
     let share_bytes = (total_bytes / LIMIT_DIVISOR).min(available_bytes);

@@ -19,7 +19,7 @@ pub enum SharedLimitName {
     Named(String),
 }
 
-/// The contents of this user's shared limit `name`; `None` if there is none. Attaches nothing.
+/// Returns the contents of this user's shared limit `name`; `None` if it has no owner. Does not join the shared limit.
 ///
 /// # Errors
 ///
@@ -30,7 +30,7 @@ pub fn report(name: &str) -> Result<Option<SharedLimitReport>> {
         .map_err(|why| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into())
 }
 
-/// Why a pool can no longer grow under its shared limit.
+/// Returns why a pool can no longer grow under its shared limit, as text.
 pub(crate) fn describe_loss(loss: Loss) -> &'static str {
     match loss {
         Loss::Removed => "its file in /dev/shm was removed",

@@ -1,10 +1,10 @@
 //! Additional interfaces for the other crates of this repository. Unstable: they change without notice.
 
-/// All backends, including those that a setting chooses, and the trial of one.
+/// All backends and their sources, and `try_out`, which tests a source.
 pub mod backend {
     pub use crate::backend::*;
 }
-/// The variables with their texts.
+/// The `PINPOOL_*` variables with their meanings, and the parsing of their values.
 pub mod config {
     pub use crate::config::*;
 }
@@ -12,7 +12,7 @@ pub mod config {
 pub mod shared_limit {
     pub use crate::shared_limit::*;
 }
-/// Which path the requests of a pool take, for tests that count.
+/// The fast path of a pool, for tests that count the requests that it serves.
 pub mod fast_path {
     use crate::buffer::PinnedBuf;
     use crate::pool::Pool;
@@ -23,7 +23,7 @@ pub mod fast_path {
         pool.core().has_fast_path()
     }
 
-    /// A request that only takes the fast path; `None` if the slow path would have to serve it.
+    /// Requests a buffer on the fast path only. Returns `None` if the slow path would have to serve the request.
     pub fn get(pool: &Pool, len: usize) -> Option<PinnedBuf> {
         let block = pool.core().cached_shard()?.take(len)?;
         Some(PinnedBuf::from_fast_path_block(block, len))
@@ -41,22 +41,22 @@ use std::time::Duration;
 
 use crate::pool::Pool;
 
-/// The state that a diagnosis is based on.
+/// Returns the state that a diagnosis is based on.
 pub fn snapshot(pool: &Pool) -> pinpool_observe::diagnosis::Snapshot {
     pool.core().snapshot()
 }
 
-/// The value that the variable `name` would have in a pool with the settings of `pool`.
+/// Returns the value of the setting of the variable `name` in `pool`, as text.
 pub fn setting(pool: &Pool, name: &str) -> String {
     pool.config().value_of(name)
 }
 
-/// TensorFlow's counters since the last raise or clear.
+/// Returns TensorFlow's counters since the last raise or clear.
 pub fn window(pool: &Pool) -> Window {
     pool.core().window()
 }
 
-/// Bytes of these addresses in huge pages, by the text of an smaps file: those set aside, and transparent ones.
+/// Returns the bytes of `addresses` in hugetlb pages and the bytes in transparent huge pages, according to the text of an smaps file.
 pub fn huge_bytes(smaps: &str, addresses: &std::ops::Range<usize>) -> [u64; 2] {
     crate::backend::huge_bytes_in(smaps, addresses)
 }
@@ -66,7 +66,7 @@ pub fn run_due(pool: &Pool) {
     pool.core().run_due();
 }
 
-/// The time after which the maintenance thread would check the pool again; `None` if it has nothing to check.
+/// Returns the time after which the maintenance thread would check the pool again; `None` if it has nothing to check.
 pub fn maintenance_period(pool: &Pool) -> Option<Duration> {
     pool.core().maintenance_period()
 }

@@ -18,11 +18,11 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("crates/bench", 1496),
     ("crates/capi", 1179),
     ("crates/cli", 4996),
-    ("crates/loader", 2400),
+    ("crates/loader", 2397),
     ("crates/metrics", 363),
     ("crates/observe", 1799),
     ("crates/os", 1351),
-    ("crates/preload", 1406),
+    ("crates/preload", 1404),
     ("crates/replay", 1299),
     ("crates/shared_buffers", 1049),
     ("crates/shared_limit", 900),
@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37185),
-    ("sum of code and tests", 75996),
+    ("tests", 37189),
+    ("sum of code and tests", 75995),
 ];
 
 /// Bytes of all Markdown files.

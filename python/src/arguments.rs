@@ -12,7 +12,7 @@ use crate::errors::RequestError;
 /// A wait without a limit: 30 years.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000_000);
 
-/// The argument `name` as text.
+/// Returns the argument `name` as text.
 pub(crate) fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     value.extract().map_err(|_| PyTypeError::new_err(format!("{name} must be a str, not {}", shown(value))))
 }
@@ -21,15 +21,15 @@ fn shown(value: &Bound<'_, PyAny>) -> String {
     value.repr().map_or_else(|_| "this".to_owned(), |text| text.to_string())
 }
 
-/// The value of a setting as text, as in its variable.
+/// Returns the value of a setting as text, as its variable would contain it.
 pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     if value.is_instance_of::<PyBool>() {
-        // Not 1 and 0, because settings other than switches must refuse them.
+        // A bool is not converted to 1 or 0, because settings other than switches must refuse bools.
         return Ok(if value.is_truthy()? { "on" } else { "off" }.to_owned());
     }
     // NumPy integers have `__index__`, floats do not.
     let value = &value.py().import("operator")?.call_method1("index", (value,)).unwrap_or_else(|_| value.clone());
-    // Identified by its module, because torch may not be installed.
+    // The type is identified by its module, because torch may not be installed.
     let is_device = name == "device" && value.get_type().module()? == "torch";
     if value.is_instance_of::<PyString>() || value.is_instance_of::<PyInt>() || is_device {
         let text = value.str()?.to_string();
@@ -53,7 +53,7 @@ pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Str
     Err(PyTypeError::new_err(format!("{name} must be a str, a number, a bool, a path or a timedelta, not a {kind}")))
 }
 
-/// The argument `name`, a number of bytes: an int, or text such as "64MiB".
+/// Parses the argument `name`, a number of bytes: an int, or text such as "64MiB".
 pub(crate) fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     let wrong = || {
         let text = shown(value);
@@ -81,7 +81,7 @@ pub(crate) fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     index.extract().map_err(|_| too_many())
 }
 
-/// A time: seconds, a timedelta, or text such as "500ms".
+/// Parses a time: seconds, a timedelta, or text such as "500ms".
 pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
     if let Ok(text) = value.cast::<PyString>() {
         let wait =

@@ -159,7 +159,8 @@ impl Buffer {
         let memory = &slf.get().memory;
         memory.begin_view()?;
         let len = isize::try_from(memory.len).unwrap_or(isize::MAX);
-        // SAFETY: the interpreter's structure; the memory is writable and stays until `__releasebuffer__` (memory-I1).
+        // SAFETY: `view` is the interpreter's structure. The memory is writable and stays until `__releasebuffer__`
+        // (memory-I1).
         let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory.pointer().cast(), len, 0, flags) };
         if filled != 0 {
             memory.end_view();

@@ -22,7 +22,7 @@ impl Decoder {
     }
 }
 
-/// The decoded fields, each with its names.
+/// Returns the decoded fields, each with its names.
 pub(crate) fn fields(decode: Vec<(Vec<String>, PyRef<'_, Decoder>)>) -> Vec<DecodedField> {
     decode.into_iter().map(|(names, decoder)| DecodedField::new(names, decoder.0.clone())).collect()
 }

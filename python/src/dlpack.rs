@@ -16,7 +16,7 @@ const VERSIONED: &CStr = c"dltensor_versioned";
 /// `kDLUInt`.
 const UNSIGNED: u8 = 1;
 
-/// Device types that a buffer can be exported as.
+/// Device types with which a buffer can be exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Device {
@@ -85,7 +85,7 @@ struct Context {
     strides: [i64; 1],
 }
 
-/// The bytes of `view` as a tensor, and its context, which the deleter of the structure frees.
+/// Returns the bytes of `view` as a tensor, and its context, which the deleter of the structure must free.
 fn tensor(view: View, device: Device) -> (DlTensor, *mut c_void) {
     let shape = [i64::try_from(view.memory().len).unwrap_or(i64::MAX)];
     let context = Box::leak(Box::new(Context { view, shape, strides: [1] }));
@@ -106,7 +106,7 @@ fn tensor(view: View, device: Device) -> (DlTensor, *mut c_void) {
 ///
 /// `context` comes from [`tensor`], and nothing else uses it.
 unsafe fn free_context(context: *mut c_void) {
-    // SAFETY: leaked from a box of this type; the caller's promise.
+    // SAFETY: `context` was leaked from a box of this type, and nothing else uses it, as the caller promises.
     drop(unsafe { Box::from_raw(context.cast::<Context>()) });
 }
 
@@ -114,47 +114,47 @@ unsafe fn free_context(context: *mut c_void) {
 ///
 /// `managed` comes from [`capsule`], and this is its last use.
 unsafe extern "C" fn delete(managed: *mut Managed) {
-    // SAFETY: leaked from a box; the caller's promise.
+    // SAFETY: `managed` was leaked from a box of this type, and this is its last use, as the caller promises.
     let managed = unsafe { Box::from_raw(managed) };
-    // SAFETY: as above.
+    // SAFETY: the context comes from `tensor`, and only this structure used it.
     unsafe { free_context(managed.context) };
 }
 
 /// # Safety
 ///
-/// As for [`delete`].
+/// `managed` comes from [`capsule`], and this is its last use.
 unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
-    // SAFETY: leaked from a box; the caller's promise.
+    // SAFETY: `managed` was leaked from a box of this type, and this is its last use, as the caller promises.
     let managed = unsafe { Box::from_raw(managed) };
-    // SAFETY: as above.
+    // SAFETY: the context comes from `tensor`, and only this structure used it.
     unsafe { free_context(managed.context) };
 }
 
-/// Frees the structure of a capsule that was not imported: importers rename the capsule.
+/// Frees the structure of a capsule that was not imported. Importers rename the capsule.
 ///
 /// # Safety
 ///
 /// `capsule` comes from [`capsule`], and is being destroyed.
 unsafe extern "C" fn end_capsule(capsule: *mut ffi::PyObject) {
     for name in [PLAIN, VERSIONED] {
-        // SAFETY: a live object and a C string.
+        // SAFETY: `capsule` is a live object, and the name is a C string.
         if unsafe { ffi::PyCapsule_IsValid(capsule, name.as_ptr()) } == 0 {
             continue;
         }
-        // SAFETY: a capsule of this name.
+        // SAFETY: the capsule has this name.
         let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, name.as_ptr()) };
         if name == PLAIN {
-            // SAFETY: a capsule of this name owns a structure of this type.
+            // SAFETY: a capsule of this name owns a structure of this type, and ends with this call.
             unsafe { delete(managed.cast()) };
         } else {
-            // SAFETY: as above.
+            // SAFETY: a capsule of this name owns a structure of this type, and ends with this call.
             unsafe { delete_versioned(managed.cast()) };
         }
         return;
     }
 }
 
-/// A capsule with the bytes of `view`.
+/// Returns a capsule with the bytes of `view`.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
     view: View,
@@ -168,9 +168,10 @@ pub(crate) fn capsule<'py>(
     } else {
         (Box::into_raw(Box::new(Managed { tensor, context, deleter: Some(delete) })).cast(), PLAIN)
     };
-    // SAFETY: a pointer that is not null, a static C string, and a destructor for both.
+    // SAFETY: the pointer is not null, the name is a static C string, and the destructor handles both names.
     let capsule = unsafe { ffi::PyCapsule_New(managed, name.as_ptr(), Some(end_capsule)) };
-    // SAFETY: a new reference, or null with an exception set. Then Python is out of memory, and the structure leaks.
+    // SAFETY: `capsule` is a new reference, or null with an exception set. If it is null, Python is out of memory, and the
+    // structure leaks.
     let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) }?;
     Ok(capsule.cast_into()?)
 }

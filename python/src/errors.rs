@@ -24,12 +24,12 @@ mod python {
 }
 pub(crate) use python::{BackendError, ForkError, ReleasedError, RequestError};
 
-/// The exception for `error`, with its text and its report.
+/// Returns the exception for `error`, with its text and its report.
 pub(crate) fn exception(error: &Error) -> PyErr {
     with_text(error, (error.to_string(), error.report()))
 }
 
-/// The exception for a pool error, with a different text.
+/// Returns the exception for a pool error, with a different text.
 pub(crate) fn with_text(error: &Error, text: impl PyErrArguments + 'static) -> PyErr {
     match () {
         () if error.is_limit() => python::LimitError::new_err(text),
@@ -42,7 +42,7 @@ pub(crate) fn with_text(error: &Error, text: impl PyErrArguments + 'static) -> P
     }
 }
 
-/// The exception for an error of shared memory.
+/// Returns the exception for an error of shared memory.
 pub(crate) fn for_shared(error: &pinpool_shared_buffers::Error) -> PyErr {
     let text = error.to_string();
     match error.of_pool() {
@@ -57,7 +57,7 @@ pub(crate) fn for_shared(error: &pinpool_shared_buffers::Error) -> PyErr {
     }
 }
 
-/// The exception for a failed request that could wait for `wait` and took `taken`.
+/// Returns the exception for a failed request that took `taken` and could wait for up to `wait`.
 pub(crate) fn for_request(error: &Error, wait: Duration, taken: Duration) -> PyErr {
     if error.is_limit() && ran_out(wait, taken) {
         python::TimeoutError::new_err((error.to_string(), error.report()))
@@ -66,7 +66,7 @@ pub(crate) fn for_request(error: &Error, wait: Duration, taken: Duration) -> PyE
     }
 }
 
-/// The exception for a failed request for shared memory that could wait for `wait` and took `taken`.
+/// Returns the exception for a failed request for shared memory that took `taken` and could wait for up to `wait`.
 pub(crate) fn for_shared_request(error: &pinpool_shared_buffers::Error, wait: Duration, taken: Duration) -> PyErr {
     if error.is_limit() && ran_out(wait, taken) {
         python::TimeoutError::new_err(error.to_string())

@@ -1,4 +1,4 @@
-//! The pool behind the Python objects `Pool`, of which several may share it.
+//! The pool that one or several Python objects `Pool` share.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,7 +13,7 @@ use crate::unlocked::unlocked;
 /// A pool that several Python objects share. It is closed when the last of them is dropped.
 #[derive(Debug)]
 pub(crate) struct PoolHandle {
-    /// `None` only while dropped.
+    /// `None` only during the drop.
     pool: Option<Pool>,
     /// Set at the first use of the pool.
     pub(crate) origin: OnceLock<Arc<Origin>>,
@@ -42,7 +42,7 @@ impl PoolHandle {
     }
 }
 
-/// The Python object for a buffer of the crate.
+/// Returns the Python object for a buffer of the crate.
 pub(crate) fn buffer(buf: PinnedBuf, handle: &PoolHandle) -> Buffer {
     Buffer::over(Memory::of(buf, handle.origin().clone()))
 }

@@ -9,8 +9,8 @@ use crate::lines;
 /// Longest wait without a check for signals.
 pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(100);
 
-/// Calls `step` without the GIL, with parts of `timeout`, until it returns something or the time is over. Forwards log lines and
-/// checks for signals in between.
+/// Calls `step` without the GIL, each time with a part of `timeout`, until it returns a value or the timeout expires. Between
+/// the calls, forwards log lines and checks for signals.
 pub(crate) fn wait_interruptibly<T: Send, E: Send>(
     py: Python<'_>,
     timeout: Option<Duration>,

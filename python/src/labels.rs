@@ -1,4 +1,4 @@
-//! Labels of samples: converts the text of a field with a function of the user.
+//! Labels of samples: converts the text of a field with a function that the user passes.
 
 use std::ops::Range;
 
@@ -6,14 +6,14 @@ use pinpool_loader::{Catalog, DecodedField, LoadedPart, kept_fields};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
-/// The field with the text of the label, and the function that converts it.
+/// The field that contains the text of the label, and the function that converts the text.
 pub(crate) struct Labels {
     pub(crate) field: String,
     pub(crate) parse: Py<PyAny>,
 }
 
 impl Labels {
-    /// The labels of `parts`. A part without a label becomes a failure, and its rows are removed from the arrays.
+    /// Returns the labels of `parts`. A part without a label becomes a failure, and its rows are removed from the arrays.
     #[allow(clippy::too_many_arguments)] // All parts of a batch.
     pub(crate) fn of(
         &self,
@@ -46,7 +46,7 @@ impl Labels {
         Ok(found)
     }
 
-    /// The label for `text`, or why the function failed.
+    /// Returns the label for `text`, or describes why the function failed.
     fn label(&self, py: Python<'_>, text: &str) -> PyResult<Result<Py<PyAny>, String>> {
         match self.parse.call1(py, (text,)) {
             Ok(label) => Ok(Ok(label)),
@@ -58,7 +58,7 @@ impl Labels {
         }
     }
 
-    /// The text of a sample's field.
+    /// Returns the text of a sample's field.
     fn text<'a>(
         &self,
         catalog: &Catalog,

@@ -28,7 +28,8 @@ struct Lines {
     is_waiting: AtomicBool,
 }
 
-/// Never freed. A forked child creates another queue, because a thread of the parent may hold the lock of the old one.
+/// The queue of this process, which is never freed. A forked child creates another queue, because a thread of the parent may
+/// hold the lock of this one.
 static LINES: AtomicPtr<Lines> = AtomicPtr::new(std::ptr::null_mut());
 
 impl Lines {
@@ -38,7 +39,7 @@ impl Lines {
 
     #[allow(unsafe_code)]
     fn of_process() -> Option<&'static Self> {
-        // SAFETY: null, or leaked by `replace` and never freed.
+        // SAFETY: the pointer is null, or was leaked by `replace` and is never freed.
         unsafe { LINES.load(Ordering::Acquire).as_ref() }
     }
 
@@ -46,7 +47,7 @@ impl Lines {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All lines, as Python levels and texts.
+    /// Takes all lines, as Python levels and texts.
     fn take(&self) -> Vec<(i32, String)> {
         let mut queue = self.queue();
         self.is_waiting.store(false, Ordering::Relaxed);
@@ -85,7 +86,7 @@ impl Log for ToPython {
         }
         let Some(lines) = Lines::of_process() else { return };
         let text = record.args().to_string();
-        // The exception contains this report.
+        // The exception contains this report as well, so it is logged at level debug.
         let is_raised = text.contains("\nusage on ");
         let line = (python_level(if is_raised { Level::Debug } else { record.level() }), text);
         let mut queue = lines.queue();
@@ -102,7 +103,7 @@ impl Log for ToPython {
     fn flush(&self) {}
 }
 
-/// Creates the queue once. From then on lines are kept.
+/// Creates the queue, once. Lines are kept from then on.
 pub(crate) fn start() {
     static LOGGER: ToPython = ToPython;
     if Lines::of_process().is_none() {
@@ -113,18 +114,18 @@ pub(crate) fn start() {
     }
 }
 
-/// True on the main thread, and in a forked child on the thread that forked.
+/// Returns whether this is the main thread, or in a forked child the thread that forked.
 #[allow(unsafe_code)]
 fn is_first_thread() -> bool {
     // SAFETY: the functions take no arguments and cannot fail.
     let thread = unsafe { libc::gettid() };
-    // SAFETY: as above.
+    // SAFETY: the function takes no arguments and cannot fail.
     thread == unsafe { libc::getpid() }
 }
 
-/// Forwards queued lines to Python if this is the main thread. During a call on another thread the interpreter may exit, and
-/// Python before 3.14 then ends the thread, which must not be inside a Rust function. The thread of `pinpool/_log.py` forwards
-/// those lines.
+/// Forwards queued lines to Python if this is the main thread. During a call on another thread, the interpreter may exit.
+/// Python before 3.14 then ends the thread, which must not be inside a Rust function. So the thread of `pinpool/_log.py`
+/// forwards the lines of other threads.
 pub(crate) fn flush(py: Python<'_>) -> PyResult<()> {
     let are_waiting = Lines::of_process().is_some_and(|lines| lines.is_waiting.load(Ordering::Relaxed));
     if are_waiting && is_first_thread() {

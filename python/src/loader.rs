@@ -32,9 +32,9 @@ use crate::labels::Labels;
 use crate::pool::Pool;
 use crate::unlocked::unlocked;
 
-/// The text of a failure, and the report of the pool if it had no memory.
+/// The text of a failure, and the report of the pool if the pool had no memory.
 type Failed = (String, Option<String>);
-/// Sample, first byte in the buffer, length, first byte in the sample.
+/// Number of the sample, first byte in the buffer, length, and first byte in the sample.
 type Part = (usize, usize, usize, u64);
 /// Number, epoch, index in the epoch, buffer, parts, the first byte of each array, labels if a field has them, and failures.
 type RawBatch = (u64, u64, u64, Buffer, Vec<Part>, Vec<usize>, Option<Vec<Py<PyAny>>>, Vec<Failed>);
@@ -51,7 +51,7 @@ pub struct Files {
 /// Batches read ahead.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct Reader {
-    // Declared before the pool, so that the threads end first. `None` only while dropped.
+    // Declared before the pool, so that the threads end first. `None` only during the drop.
     reader: Mutex<Option<BatchReader>>,
     handle: Arc<PoolHandle>,
     process: u32,
@@ -76,13 +76,13 @@ fn interruptibly<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -
         if listed.is_err() {
             stop.raise();
         }
-        // Joined here without the GIL, which the end of the scope would hold.
+        // Joined here without the GIL. The end of the scope would join while it holds the GIL.
         let _ = py.detach(|| listing.join());
         listed?.ok().flatten().ok_or_else(|| PyRuntimeError::new_err("the listing has failed"))
     })
 }
 
-/// The texts of a failure.
+/// Returns the text of a failure, and the report of the pool if the pool had no memory.
 fn failed_of(failure: &Failure) -> Failed {
     let report = if let FailureCause::Pool(error) = &failure.cause { Some(error.report()) } else { None };
     (failure.to_string(), report)

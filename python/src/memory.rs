@@ -31,12 +31,12 @@ use crate::unlocked::unlocked;
 pub(crate) struct Origin {
     /// Ordinal of the GPU that receives copies.
     pub(crate) device: u32,
-    /// True if CUDA pins the memory of the pool.
+    /// Whether CUDA pins the memory of the pool.
     pub(crate) is_cuda_pinned: bool,
-    /// True if a hit and a return only move the buffer between lists.
+    /// Whether a hit and a return only move the buffer between lists.
     is_short: bool,
     may_fall_back: bool,
-    /// True once a stream was recorded on any buffer. From then on, requests and returns may call the driver.
+    /// Whether a stream was recorded on any buffer. From then on, requests and returns may call the driver.
     has_streams: AtomicBool,
     /// The pool, after its last Python object was dropped. Keeping it avoids a warning about buffers that outlive their pool,
     /// because Python drops objects in any order.
@@ -56,7 +56,7 @@ impl Origin {
         Self {
             device: config.device,
             is_cuda_pinned: matches!(backend, "vmm" | "register" | "cuda"),
-            // Otherwise a return may zero the buffer or release memory.
+            // With other settings, a return may zero the buffer or release memory.
             is_short: config.preset == Preset::Adaptive && !config.zero && config.max_idle_bytes.is_none(),
             may_fall_back: config.on_full == OnFull::Pageable,
             has_streams: AtomicBool::new(false),
@@ -64,7 +64,7 @@ impl Origin {
         }
     }
 
-    /// For buffers of `pool` in shared memory.
+    /// Returns the properties for buffers of `pool` in shared memory.
     pub(crate) fn of_shared(pool: pinpool::Pool, is_cuda_pinned: bool) -> Self {
         Self {
             device: pool.config().device,
@@ -76,13 +76,13 @@ impl Origin {
         }
     }
 
-    /// True if a hit is short enough to keep the GIL.
+    /// Returns whether a hit is short enough to keep the GIL.
     pub(crate) fn keeps_gil_on_hit(&self) -> bool {
         // Relaxed: the flag guards no other memory.
         self.is_short && !self.has_streams.load(Ordering::Relaxed)
     }
 
-    /// True if a return of `buf` is short enough to keep the GIL. A return of a pageable buffer releases memory.
+    /// Returns whether a return of `buf` is short enough to keep the GIL. A return of a pageable buffer releases memory.
     fn keeps_gil_on_return(&self, buf: &PinnedBuf) -> bool {
         self.keeps_gil_on_hit() && (buf.pinned_by().is_some() || !self.may_fall_back)
     }
@@ -96,17 +96,17 @@ impl Origin {
 
 #[derive(Debug)]
 struct State {
-    /// `None` after the return.
+    /// `None` after the buffer was returned.
     buf: Option<PinnedBuf>,
     views: usize,
-    /// The buffer was released, so there can be no new views.
+    /// Whether the buffer was released, so that there can be no new views.
     is_closed: bool,
-    /// There may be uncounted views while references exist.
+    /// Whether there may be uncounted views while references exist.
     is_exposed: bool,
     streams: Vec<Arc<dyn Fence>>,
 }
 
-/// Finds the buffer of an array or tensor by its address.
+/// Buffers by address, to find the buffer of an array or tensor.
 ///
 /// Locked only by threads that are attached to the interpreter, and never during a call to Python, so no other thread holds the
 /// lock when the process forks.
@@ -114,7 +114,7 @@ static VIEWED: Mutex<Viewed> = Mutex::new(Viewed { buffers: BTreeMap::new(), mos
 
 /// Buffers that have or had views.
 struct Viewed {
-    /// Length and buffer by the address of the first byte. Dropped buffers are removed when there are more than `most`.
+    /// Length and buffer, by the address of the first byte. If there are more than `most`, dropped buffers are removed.
     buffers: BTreeMap<usize, (usize, Weak<Memory>)>,
     most: usize,
 }
@@ -132,7 +132,7 @@ impl Viewed {
         }
     }
 
-    /// The last buffer before `end` that contains `address`.
+    /// Returns the last buffer before `end` that contains `address`.
     fn containing(&self, address: usize, end: usize) -> Option<Arc<Memory>> {
         let before = self.buffers.range(..end).rev();
         before.filter(|(first, (len, _))| address - **first < *len).find_map(|(_, (_, memory))| memory.upgrade())
@@ -150,7 +150,7 @@ pub(crate) struct Memory {
     state: Mutex<State>,
 }
 
-/// From this number of fences on, recording another one drops the completed ones.
+/// Number of fences of a buffer at which the completed fences are dropped before another is recorded.
 const STREAMS_UNCHECKED: usize = 16;
 
 const KINDS: &str = "(memoryview, NumPy array, DLPack tensor)";
@@ -189,7 +189,8 @@ impl Memory {
         }
     }
 
-    /// Not locked during calls to Python or the pool, and during driver calls only if many streams are recorded on the buffer.
+    /// Locks the state. The lock is not held during calls to Python, nor while the pool serves a request or a return. During driver
+    /// calls, it is held only if many streams are recorded on the buffer.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -202,17 +203,17 @@ impl Memory {
         self.state().views
     }
 
-    /// The state, if the buffer was not released.
+    /// Returns the state, or an error if the buffer was released.
     fn usable(&self) -> PyResult<MutexGuard<'_, State>> {
         let state = self.unreturned()?;
         if state.is_closed { Err(self.released()) } else { Ok(state) }
     }
 
-    /// The state, if the buffer was not released or still has views.
+    /// Returns the state, or an error if the buffer was released and has no views.
     fn unreturned(&self) -> PyResult<MutexGuard<'_, State>> {
         let state = self.state();
         let Some(buf) = &state.buf else { return Err(self.released()) };
-        // Fails for driver memory in a forked child.
+        // This fails for driver memory in a forked child.
         buf.wait_slice().map_err(|error| exception(&error))?;
         Ok(state)
     }
@@ -229,7 +230,7 @@ impl Memory {
         self.usable().map(drop)
     }
 
-    /// Another view, until [`end_view`](Memory::end_view). The caller is attached to the interpreter.
+    /// Counts another view, until [`end_view`](Memory::end_view). The caller must be attached to the interpreter.
     pub(crate) fn begin_view(self: &Arc<Self>) -> PyResult<()> {
         let mut state = self.usable()?;
         if state.views == 0 {
@@ -245,7 +246,8 @@ impl Memory {
         self.return_if_unused(state);
     }
 
-    /// From now on only dropping the last reference returns the buffer. The caller is attached to the interpreter.
+    /// Marks the buffer as exposed: from now on, only dropping the last reference returns it. The caller must be attached to
+    /// the interpreter.
     pub(crate) fn expose(self: &Arc<Self>) -> PyResult<()> {
         let mut state = self.usable()?;
         state.is_exposed = true;
@@ -253,7 +255,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The buffer with views that contains `address`. The caller is attached to the interpreter.
+    /// Finds the buffer that contains `address` and has or had views. The caller must be attached to the interpreter.
     pub(crate) fn containing(address: usize) -> Option<Arc<Self>> {
         let mut end = address.checked_add(1)?;
         loop {
@@ -261,7 +263,7 @@ impl Memory {
             if found.state().buf.is_some() {
                 return Some(found);
             }
-            // It was returned, and its memory may be part of another buffer.
+            // The buffer that was found has been returned, and its memory may be part of another buffer.
             end = found.address;
         }
     }
@@ -278,7 +280,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Prevents any reuse of the memory if the stream may have work, because its end is unknown. Returns the error.
+    /// Prevents any reuse of the memory if the stream may have work, because the end of the work is unknown. Returns the error.
     pub(crate) fn quarantine<T>(&self, Unfenced { error, may_run }: Unfenced) -> PyResult<T> {
         if may_run {
             self.record(Arc::new(UnknownEnd(error.to_string())))?;
@@ -297,12 +299,12 @@ impl Memory {
         Ok(())
     }
 
-    /// Fails if [`release`](Memory::release) would fail.
+    /// Fails if the buffer was released, or has views so that [`release`](Memory::release) would fail.
     pub(crate) fn check_release(&self) -> PyResult<()> {
         self.usable()?.check_views()
     }
 
-    /// Releases the buffer; its memory returns with its last view.
+    /// Releases the buffer. Its memory returns to the pool immediately, or later if views or references must end first (memory-I1).
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.is_closed = true;
@@ -326,7 +328,7 @@ impl Drop for Memory {
     }
 }
 
-/// Returns a buffer after the work on `streams`.
+/// Returns a buffer to its pool after the work on `streams`.
 fn put(buf: Option<PinnedBuf>, mut streams: Vec<Arc<dyn Fence>>, origin: &Origin) {
     let Some(buf) = buf else { return };
     let last = streams.pop();
@@ -338,11 +340,11 @@ fn put(buf: Option<PinnedBuf>, mut streams: Vec<Arc<dyn Fence>>, origin: &Origin
     }
 }
 
-/// The fence of work whose end is unknown.
+/// The fence of work that ends at an unknown time.
 #[derive(Debug)]
 struct UnknownEnd(String);
 
-// SAFETY: it never reports completion.
+// SAFETY: the fence never reports completion.
 #[allow(unsafe_code)]
 unsafe impl Fence for UnknownEnd {
     fn is_complete(&self) -> pinpool::Result<bool> {
@@ -354,7 +356,7 @@ unsafe impl Fence for UnknownEnd {
     }
 }
 
-/// The fences of several streams as one.
+/// The fences of several streams, combined into one.
 #[derive(Debug, Clone)]
 pub(crate) struct AllFences {
     pub(crate) last: Arc<dyn Fence>,
@@ -369,7 +371,7 @@ unsafe impl CopyStream for AllFences {
     }
 }
 
-// SAFETY: it completes when all of its fences, which fulfil the contract, have completed.
+// SAFETY: the fence completes when all of its fences, which fulfil the contract, have completed.
 #[allow(unsafe_code)]
 unsafe impl Fence for AllFences {
     fn is_complete(&self) -> pinpool::Result<bool> {
@@ -382,7 +384,7 @@ unsafe impl Fence for AllFences {
     }
 }
 
-/// A counted view. May be dropped on any thread, without an interpreter.
+/// A counted view. It may be dropped on any thread, without an interpreter.
 #[derive(Debug)]
 pub(crate) struct View(Arc<Memory>);
 

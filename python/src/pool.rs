@@ -102,7 +102,7 @@ impl Pool {
         &self.handle
     }
 
-    /// The pool, with the tag of this handle.
+    /// Returns the pool, with the tag of this handle.
     fn requester(&self) -> PyResult<&pinpool::Pool> {
         self.tagged.as_ref().map_or_else(|| self.pool(), Ok)
     }
@@ -111,7 +111,7 @@ impl Pool {
         Ok(self.requester()?.get_async(request))
     }
 
-    /// An idle buffer, if a hit is short enough to keep the GIL.
+    /// Returns an idle buffer, if a hit is short enough to keep the GIL.
     fn get_idle(&self, len: usize) -> PyResult<Option<Buffer>> {
         if !self.handle.origin.get().is_some_and(|origin| origin.keeps_gil_on_hit()) {
             return Ok(None);
@@ -376,7 +376,7 @@ fn keyword(variable: &str) -> String {
     variable.trim_start_matches(PREFIX).to_ascii_lowercase()
 }
 
-/// The setting of a keyword.
+/// Returns the variable of the setting that a keyword names.
 fn variable(name: &str) -> PyResult<String> {
     let full = if name == MAINTENANCE_THREAD { name.to_owned() } else { format!("{PREFIX}{}", name.to_uppercase()) };
     let found = Some(full).filter(|full| is_known(full) && name == name.to_lowercase());

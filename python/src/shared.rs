@@ -1,4 +1,4 @@
-//! The classes behind `pinpool.SharedPool`, whose buffers are filled by worker processes.
+//! The classes behind `pinpool.SharedPool`. Worker processes fill its buffers.
 #![allow(unsafe_code)] // Fills in the structure of the buffer protocol.
 
 use std::ffi::c_int;
@@ -161,7 +161,7 @@ impl SharedWorker {
         if descriptor < 0 {
             return Err(PyOSError::new_err(format!("descriptor must be 0 or more, not {descriptor}")));
         }
-        // SAFETY: borrowed for this call; the kernel refuses a closed descriptor.
+        // SAFETY: the descriptor is borrowed for this call only, and the kernel refuses a closed descriptor.
         let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().map_err(failed)?;
         let worker = buffers::SharedWorker::attach(own).map_err(|error| for_shared(&error))?;
         Ok(Self { worker })
@@ -195,7 +195,7 @@ impl SharedWorker {
 }
 
 struct Filling {
-    /// `None` after it was sent or released.
+    /// `None` after the buffer was sent or released.
     buf: Option<SharedBuf>,
     views: usize,
 }
@@ -274,7 +274,7 @@ impl SharedBuffer {
         let mut state = locked(&buffer.state);
         let start = state.buf.as_mut().ok_or_else(|| buffer.gone())?.as_mut_ptr();
         let len = isize::try_from(buffer.len).unwrap_or(isize::MAX);
-        // SAFETY: the interpreter's structure; this process may write the memory until the last view is gone.
+        // SAFETY: `view` is the interpreter's structure. This process may write the memory until the last view is gone.
         let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.cast(), len, 0, flags) };
         if filled != 0 {
             return Err(PyErr::fetch(slf.py()));

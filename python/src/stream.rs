@@ -15,7 +15,7 @@ use crate::errors::with_text;
 /// The error of a stream for which no fence could be recorded.
 pub(crate) struct Unfenced {
     pub(crate) error: PyErr,
-    /// The stream may have work that ends at an unknown time.
+    /// Whether the stream may have work that ends at an unknown time.
     pub(crate) may_run: bool,
 }
 
@@ -67,13 +67,13 @@ impl Stream {
         )))
     }
 
-    /// A fence for all work enqueued so far. `pool_device` is the GPU of the pool.
+    /// Records a fence for all work enqueued so far. `pool_device` is the GPU of the pool.
     pub(crate) fn fence(self, pool_device: u32) -> Result<Arc<dyn Fence>, Unfenced> {
-        // SAFETY: the documentation requires a live stream.
+        // SAFETY: the documentation of the Python methods requires a live stream.
         let stream = unsafe { raw(self.handle) };
         let fence = match self.device {
             Some(device) => stream.on_device(device).record_fence(),
-            // A default stream, on a thread without a current context.
+            // The handle may be a default stream, and the thread may have no current context.
             None => stream.record_fence().or_else(|error| {
                 if error.is_handle() && self.handle <= PER_THREAD {
                     stream.on_device(pool_device).record_fence()
@@ -96,12 +96,12 @@ impl Stream {
     }
 }
 
-/// The stream with this handle.
+/// Returns the stream with this handle.
 ///
 /// # Safety
 ///
 /// The stream must stay alive while the result is used.
 pub(crate) unsafe fn raw(handle: usize) -> RawStream {
-    // SAFETY: the caller's promise.
+    // SAFETY: the stream stays alive while the result is used, as the caller promises.
     unsafe { RawStream::new(std::ptr::with_exposed_provenance_mut(handle)) }
 }

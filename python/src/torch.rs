@@ -51,9 +51,9 @@ impl Stream {
     ///
     /// The stream must stay alive while the result is used.
     unsafe fn as_raw(&self) -> RawStream {
-        // SAFETY: the caller's promise.
+        // SAFETY: the stream stays alive while the result is used, as the caller promises.
         let stream = unsafe { RawStream::new(self.handle) };
-        // A negative device means no device.
+        // A negative number means that the stream has no device.
         u32::try_from(self.device).map_or(stream, |device| stream.on_device(device))
     }
 }
@@ -98,20 +98,20 @@ unsafe extern "C" fn get(
     error: *mut c_char,
     error_bytes: usize,
 ) -> c_int {
-    // SAFETY: leaked by `_torch_functions`.
+    // SAFETY: the pool was leaked by `_torch_functions`.
     let got = catch_unwind(AssertUnwindSafe(|| unsafe { &*pool }.get(bytes)));
     let why = match got {
         Ok(Ok(mut buf)) => {
-            // SAFETY: the caller's out parameter.
+            // SAFETY: `address` is the caller's out parameter.
             unsafe { address.write(buf.as_mut_ptr().cast()) };
-            // SAFETY: as above.
+            // SAFETY: `block` is the caller's out parameter.
             unsafe { block.write(Box::into_raw(Box::new(buf))) };
             return 0;
         }
         Ok(Err(why)) => why.report(),
         Err(_) => "internal error of pinpool: please report it with the message on standard error".to_owned(),
     };
-    // Cut between characters, because torch decodes the text.
+    // The text is cut between characters, because torch decodes it.
     if let Some(end) = (0..error_bytes).rev().find(|&at| why.is_char_boundary(at)) {
         let text = [&why.as_bytes()[..end], b"\0"].concat();
         // SAFETY: the text was truncated to the length of the caller's buffer.
@@ -120,7 +120,8 @@ unsafe extern "C" fn get(
     1
 }
 
-/// Returns 0, or 1 if the driver refuses a stream; then the caller keeps the block.
+/// Returns a block to the pool after the work on `streams`. Returns 0, or 1 if the driver refuses a stream; then the caller
+/// keeps the block.
 ///
 /// # Safety
 ///
@@ -128,10 +129,10 @@ unsafe extern "C" fn get(
 unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: usize) -> c_int {
     static WARNED: Once = Once::new();
     let put = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the caller's array.
+        // SAFETY: `streams` has `count` elements, as the caller promises.
         let streams = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(streams, count) } };
-        // SAFETY: torch never destroys its own streams; the owner of an ExternalStream keeps it, as torch's allocator requires
-        // too.
+        // SAFETY: torch never destroys its own streams. The owner of an ExternalStream keeps it alive, as torch's own allocator
+        // also requires.
         let fences =
             streams.iter().map(|stream| unsafe { stream.as_raw() }.record_fence()).collect::<Result<Vec<_>, _>>();
         let warn = |why: &pinpool::Error| {
@@ -140,7 +141,7 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
             WARNED.call_once(|| log::warn!(target: "pinpool::torch", "{text}: {why}"));
         };
         let Ok(mut others) = fences.inspect_err(warn) else { return 1 };
-        // SAFETY: a box from `get` that the caller no longer uses.
+        // SAFETY: `block` is a box from `get` that the caller no longer uses.
         let buf = unsafe { Box::from_raw(block) };
         match others.pop() {
             Some(last) => drop(buf.release_after(&AllFences { last, others })),
@@ -155,7 +156,7 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
 ///
 /// `pool` comes from [`Functions`].
 unsafe extern "C" fn trim(pool: *const Pool) {
-    // SAFETY: leaked by `_torch_functions`.
+    // SAFETY: the pool was leaked by `_torch_functions`.
     let _panic = catch_unwind(AssertUnwindSafe(|| unsafe { &*pool }.clear()));
 }
 
@@ -164,7 +165,7 @@ unsafe extern "C" fn trim(pool: *const Pool) {
 /// `pool` comes from [`Functions`], and `totals` can be written.
 unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
     let _panic = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: leaked by `_torch_functions`.
+        // SAFETY: the pool was leaked by `_torch_functions`.
         let stats = unsafe { &*pool }.stats();
         let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let value = Totals {
@@ -172,14 +173,14 @@ unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
             held_bytes_peak: signed(stats.memory.peak_held_bytes),
             pinned_bytes: signed(stats.memory.pin.bytes),
             unpinned_bytes: signed(stats.memory.unpin.bytes),
-            // Chosen as the documentation of `Stats` describes.
+            // These counters are chosen as the documentation of `Stats` describes.
             held_buffers: signed(stats.memory.buffers.saturating_sub(stats.memory.pageable_buffers)),
             pinned_buffers: signed(stats.requests.misses.saturating_sub(stats.requests.pageable)),
             unpinned_buffers: signed(stats.memory.evictions.total()),
             pin: timed(&stats.memory.pin),
             unpin: timed(&stats.memory.unpin),
         };
-        // SAFETY: the caller's out parameter.
+        // SAFETY: `totals` is the caller's out parameter.
         unsafe { totals.write(value) };
     }));
 }
@@ -188,9 +189,9 @@ unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
 ///
 /// `stream` is a live stream.
 unsafe extern "C" fn is_capturing(stream: *const Stream) -> c_int {
-    // SAFETY: the caller's stream.
+    // SAFETY: `stream` is the caller's live stream.
     let stream = unsafe { &*stream };
-    // SAFETY: as above.
+    // SAFETY: the caller's stream is live during this call.
     let answer = catch_unwind(AssertUnwindSafe(|| unsafe { stream.as_raw() }.is_capturing()));
     answer.unwrap_or(false).into()
 }

@@ -25,8 +25,9 @@ impl Wake for Bell {
     #[allow(unsafe_code)]
     fn wake(self: Arc<Self>) {
         let byte = 1_u8;
-        // Unlike `write`, this raises no SIGPIPE if the request has ended. If the socket is full, the loop is awake already.
-        // SAFETY: an open socket, and one byte.
+        // Unlike `write`, this call raises no SIGPIPE if the request has ended. If the socket is full, the loop is awake
+        // already.
+        // SAFETY: the socket is open, and the pointer refers to one byte.
         let _ = unsafe { libc::send(self.0.as_raw_fd(), (&raw const byte).cast(), 1, libc::MSG_NOSIGNAL) };
     }
 }
@@ -70,7 +71,7 @@ impl PendingRequest {
 
     /// The buffer, or None if the request still waits.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<Buffer>> {
-        // Moved out, because no lock may be held during a pool call.
+        // The future is moved out, because no lock may be held during a pool call.
         let Some(mut future) = self.future().take() else { return Ok(None) };
         let (future, polled) = py.detach(|| {
             let mut rung = [0; 64];

@@ -116,7 +116,7 @@ def test_a_function_that_raises_stop_iteration_fails_and_does_not_end_the_epoch(
 
 
 def test_a_pool_of_two_batches_serves_a_loop_that_keeps_one(folder):
-    # 10 batches of 4 KiB, of which two fit.
+    # 10 batches of 4 KiB; two of them fit.
     for number in range(40):
         (folder / f"{number:02}.bin").write_bytes(bytes([number]) * 1024)
     pool = heap(max_bytes="8KiB", wait="300s")

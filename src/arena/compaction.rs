@@ -1,8 +1,8 @@
 //! Compaction (policy-R13): idle granules are remapped into one contiguous hole before a request needs it, a few at a time.
 //!
 //! ```text
-//!   wanted: 5 granules       | live | hole hole | bare bare bare | live | hole | live |
-//!   one step                                     ^^^^ <──────────────── move
+//!   wanted: 5 granules       | live | hole hole |  uncommitted   | live | hole | live |
+//!   one step                                     ^^^^ <──────────────── remap
 //! ```
 //!
 //! The target is where a request would be placed (policy-R5), so the request does not have to remap the granules that a step has
@@ -13,12 +13,12 @@ use super::grow::pair;
 use super::plan::Plan;
 use super::{Arena, GrowthMode, HoleSet};
 
-/// A step in a small pool moves at most this many granules, so that few are in transit. A request that lacks no more granules
-/// than this remaps them itself.
+/// A step in a small pool remaps at most this many granules, so that few are in transit. A request that lacks at most this many
+/// granules remaps them itself.
 const STEP_GRANULES: u64 = 2;
 
-/// A step in a large pool moves up to this many granules, since each call has a fixed cost, but no more than one part in
-/// `TRANSIT_SHARE` of what is committed.
+/// A step in a large pool remaps up to this many granules, since each call has a fixed cost, but at most one part in
+/// `TRANSIT_SHARE` of the committed bytes.
 const LONG_STEP_GRANULES: u64 = 32;
 const TRANSIT_SHARE: u64 = 128;
 
@@ -26,18 +26,19 @@ const TRANSIT_SHARE: u64 = 128;
 const PLACES_TRIED: usize = 16;
 
 impl Arena {
-    /// Returns whether a hole for `wanted_bytes`, or for all that is idle if that is less, is more than a step away.
+    /// Returns whether the longest hole is more than `STEP_GRANULES` shorter than `wanted_bytes`, or than all idle bytes if those
+    /// are fewer.
     pub(crate) fn lacks_hole(&self, wanted_bytes: u64) -> bool {
         let GrowthMode::Granules(granule_bytes) = self.growth else { return false };
         let most_bytes = wanted_bytes.min(self.idle.bytes()).next_multiple_of(granule_bytes);
         most_bytes > self.holes[HoleSet::Shared as usize].longest_bytes() + STEP_GRANULES * granule_bytes
     }
 
-    /// Plans one step towards a hole for a buffer of `wanted_bytes`, or for all that is idle if that is less.
-    /// `None` if a request would have at most one step of granules to remap, or none can be remapped. Commits nothing.
+    /// Plans one step towards a hole for a buffer of `wanted_bytes`, or of all idle bytes if those are fewer. Returns `None` if a
+    /// request would have to remap at most `STEP_GRANULES` granules, or if no granule can be remapped. Commits nothing.
     pub(crate) fn compact(&mut self, wanted_bytes: u64) -> Option<Plan> {
         let (targets, kept) = self.compaction_target(wanted_bytes)?;
-        // Only granules of one size take each other's place.
+        // A granule can be remapped only to a place for granules of the same size.
         let (of_size, granule_bytes) = self.all_of_size(*targets.first()?);
         let target_bytes: u64 = targets.iter().map(|target| target.bytes()).sum();
         let granules = self.stats.committed_bytes / TRANSIT_SHARE / granule_bytes;
@@ -54,8 +55,8 @@ impl Arena {
         (!steps.is_empty()).then(|| self.plan(None, steps, idle_before))
     }
 
-    /// The uncommitted runs that the compaction target lacks, all with granules of one size, and the extent from which nothing is
-    /// to be moved.
+    /// Returns the uncommitted runs that the compaction target lacks, all with granules of one size, and the extent from which no
+    /// granules may be remapped.
     fn compaction_target(&self, wanted_bytes: u64) -> Option<(Vec<Extent>, Extent)> {
         let GrowthMode::Granules(smallest_bytes) = self.growth else { return None };
         let holes = &self.holes[HoleSet::Shared as usize];
@@ -83,7 +84,8 @@ impl Arena {
         None
     }
 
-    /// Idle granules of `bytes` within `of_size` and outside of `kept`, from the smallest holes first; by address.
+    /// Selects `bytes` of idle granules within `of_size` and outside of `kept`, from the smallest holes first. Returns them sorted by
+    /// address.
     fn idle_outside(&self, kept: Extent, of_size: Extent, bytes: u64, granule_bytes: u64) -> Vec<Extent> {
         let holes = self.holes[HoleSet::Shared as usize].of_at_least(granule_bytes);
         let idle = holes.filter(|&hole| !kept.contains(hole)).flat_map(|hole| self.idle.within(hole));
@@ -93,7 +95,7 @@ impl Arena {
         found
     }
 
-    /// The first `bytes` of `targets`. A target is cut so that the end that touches a hole remains.
+    /// Returns the first `bytes` of `targets`. A target that is cut keeps the end that touches a hole.
     fn next_to_holes(&self, targets: Vec<Extent>, bytes: u64) -> Vec<Extent> {
         let holes = &self.holes[HoleSet::Shared as usize];
         let mut left = bytes;
@@ -120,8 +122,8 @@ mod tests {
         Extent::new(0, granule * GRANULE, GRANULE)
     }
 
-    /// Sixteen granules, all in buffers except the granules in `free`, each of which became idle one second after the previous
-    /// one.
+    /// Returns an arena with sixteen granules, all in buffers except the granules in `free`. Each of these became idle one second
+    /// after the previous one.
     fn with_free(free: &[u64]) -> Arena {
         with_free_of(16, free)
     }
@@ -154,13 +156,13 @@ mod tests {
         assert_eq!(moves(&plan), [(1, 16, 1), (7, 17, 1)]);
         assert!(arena.finish_made(plan, 9_000_000));
         arena.validate().unwrap();
-        // Three granules in a row now, as old as the oldest that was moved.
+        // Three granules are in a row now. Both remapped granules have the age of the one that was idle longest.
         assert_eq!(arena.stats().idle_bytes, 6 * GRANULE);
         assert_eq!(arena.idle.longest_idle().take(2).map(|run| run.extent).collect::<Vec<_>>(), [at(16), at(17)]);
         let plan = arena.compact(6 * GRANULE).unwrap();
         assert_eq!(moves(&plan), [(3, 18, 1), (9, 19, 1)]);
         assert!(arena.finish_made(plan, 9_000_000));
-        // One is missing: the request remaps it.
+        // One granule is missing. The request remaps it.
         assert!(arena.compact(6 * GRANULE).is_none() && !arena.lacks_hole(6 * GRANULE));
         assert!(arena.carve(5 * GRANULE).is_some());
         arena.validate().unwrap();
@@ -209,7 +211,7 @@ mod tests {
         let plan = arena.release_idle(3 * GRANULE).unwrap();
         assert!(!arena.finish_plan(plan, &[], 0));
         assert_eq!((arena.stats(), ages(&arena)), before);
-        // A region that replaces a smaller one.
+        // The same for a plan in which a region replaces a smaller one.
         let mut regions = Arena::new(GrowthMode::Regions, Retention::default());
         let limits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
         let plan = regions.grow(4 * GRANULE, limits).unwrap();

@@ -1,4 +1,4 @@
-//! Whether sizes vary, and how large a hole is wanted (policy-R12). Numbers in, numbers out.
+//! Decides whether sizes vary, and how long a hole is wanted (policy-R12). Works on numbers only.
 //!
 //! ```text
 //!   a buffer returns: its size joins the ghosts             [ 4 MiB, 7 MiB, 4 MiB, 9 MiB ]  at most the bytes of the holes
@@ -9,15 +9,16 @@
 //! ```
 //!
 //! A ghost is the size of a returned buffer that would still be in one hole if no other buffer had been carved since. The ghosts
-//! are the newest sizes, as far as the holes have bytes for them (as in the "ghost list" of ARC). If a miss finds a ghost of its
-//! size, keeping the buffer would have made the miss a hit. If a miss finds no ghost although free and idle bytes suffice, then
-//! keeping buffers of other sizes does not help, and merging them does.
+//! are the sizes of the newest returns, as many as fit in the bytes of all holes (as in the "ghost list" of ARC). If a miss finds
+//! a ghost of its size, keeping the buffer would have made the miss a hit. If a miss finds no ghost although free and idle bytes
+//! suffice, then keeping buffers of other sizes does not help, and merging them does.
 //!
-//! A growth commits more than its buffer needs. A miss that this surplus would have served belongs to the growth and does not
-//! count, since the sizes of a program that starts have not returned yet.
+//! A growth commits more than its buffer needs. If this surplus would have served a later miss, the miss does not count, because
+//! a program that is starting has not returned buffers of its sizes yet.
 //!
-//! A program that changes from some fixed sizes to others can still make sizes vary. Its large buffers are then merged, so each
-//! of its requests misses and finds a ghost. Many such misses in a row show that its sizes recur.
+//! The sizes of a program that changes from some fixed sizes to others can count as varied as well. Its large buffers are then
+//! merged when they are returned, so each of its requests misses and finds a ghost. Many such misses in a row show that its sizes
+//! recur.
 //!
 //! - **demand-I1**: There are at most [`GHOSTS_MAX`] ghosts, and `ghost_bytes` is the sum of their sizes.
 
@@ -25,39 +26,41 @@ use std::collections::VecDeque;
 
 const GHOSTS_MAX: usize = 128;
 
-/// Fewer misses of this kind are exceptions, such as the short batch at the end of an epoch.
+/// The smallest number of misses without a ghost after which sizes vary. Fewer of them are exceptions, such as the short batch at
+/// the end of an epoch.
 const WANTS_MIN: u64 = 3;
 
-/// After this many misses in a row that found a ghost, sizes recur: keeping these buffers would have made each one a hit.
-/// Fewer make the replays of the 25 workloads worse.
+/// After this many misses in a row that found a ghost, sizes recur: each of these requests would have been a hit if its buffer
+/// had been kept. Lower values make the replays of the 25 workloads worse.
 const RECURRING_MISSES: u64 = 1024;
 
-/// A size is remembered for as long as this, and at most twice as long.
+/// A size is remembered for at least this long, and at most twice as long.
 const PERIOD_US: u64 = 30_000_000;
 
-/// The period for the most that was held.
+/// The most bytes that were committed are remembered for at least this long, and at most twice as long.
 const HELD_PERIOD_US: u64 = 600_000_000;
 
 /// The sizes that returned to an arena, and the sizes that missed.
 #[derive(Debug, Default)]
 pub(crate) struct Demand {
-    /// Sizes of returned buffers, the newest last.
+    /// Sizes of returned buffers, the newest last (the ghosts of the module documentation).
     ghosts: VecDeque<u64>,
     ghost_bytes: u64,
-    /// Bytes that were committed beyond what a buffer needed, less the same bytes of later misses.
+    /// Bytes that growths committed beyond what their buffers needed, less the bytes of later misses that were counted against
+    /// them.
     surplus_bytes: u64,
-    /// The largest size that missed although memory was free in other sizes, and the number of these misses.
+    /// The largest size that missed without a ghost although memory was free in other sizes, and the number of these misses.
     wanted: RecentPeriods,
     wants: RecentPeriods,
-    /// Misses since the last want that found a ghost.
+    /// Number of misses that found a ghost since the last call of [`want`](Self::want).
     recurring: u64,
-    /// The largest size that missed, in the last half minute or more.
+    /// The largest size that missed in the last 30 to 60 s.
     pub(crate) missed: RecentPeriods,
-    /// The most that was committed at a miss, in the last ten minutes or more.
+    /// The most bytes that were committed at a miss in the last 10 to 20 minutes.
     pub(crate) held: RecentPeriods<HELD_PERIOD_US>,
 }
 
-/// A number of this period and one of the period before.
+/// A number of the current period and one of the period before. A period has `LONG_US` microseconds.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct RecentPeriods<const LONG_US: u64 = PERIOD_US> {
     period: u64,
@@ -67,7 +70,7 @@ pub(crate) struct RecentPeriods<const LONG_US: u64 = PERIOD_US> {
 
 impl<const LONG_US: u64> RecentPeriods<LONG_US> {
     fn at(mut self, now_us: u64) -> Self {
-        // A thread that read the clock earlier belongs to the current period.
+        // A thread may pass an earlier time than another thread did before it. Its number then counts for the current period.
         let period = (now_us / LONG_US).max(self.period);
         if period > self.period {
             let before = if period == self.period + 1 { self.now } else { 0 };
@@ -98,7 +101,7 @@ impl<const LONG_US: u64> RecentPeriods<LONG_US> {
 }
 
 impl Demand {
-    /// Records that a buffer of `bytes` returned; the holes have `hole_bytes` with it.
+    /// Records that a buffer of `bytes` returned. `hole_bytes` is the size of all holes, including this buffer.
     pub(crate) fn given(&mut self, bytes: u64, hole_bytes: u64) {
         self.ghosts.push_back(bytes);
         self.ghost_bytes += bytes;
@@ -108,13 +111,13 @@ impl Demand {
         }
     }
 
-    /// A growth committed `bytes` beyond what its buffer needs, for the next misses.
+    /// Records that a growth committed `bytes` beyond what its buffer needs. These bytes are for the next misses.
     pub(crate) fn grown(&mut self, bytes: u64) {
         self.surplus_bytes += bytes;
     }
 
-    /// A request for `bytes` missed while `held_bytes` were committed. Returns whether this is no sign of varied sizes: a buffer
-    /// of this size has returned, or a growth committed the bytes in advance.
+    /// Records that a request for `bytes` missed while `held_bytes` were committed. Returns whether the miss is no sign of varied
+    /// sizes: a buffer of this size has returned, or a growth committed the bytes in advance.
     pub(crate) fn missed(&mut self, bytes: u64, held_bytes: u64, now_us: u64) -> bool {
         self.missed.record_largest(bytes, now_us);
         self.held.record_largest(held_bytes, now_us);
@@ -132,14 +135,14 @@ impl Demand {
         grows
     }
 
-    /// Records a miss of a size that does not recur, although memory was free in other sizes.
+    /// Records a miss of a size that does not recur, although free and idle memory would have sufficed in one piece.
     pub(crate) fn want(&mut self, bytes: u64, now_us: u64) {
         self.wanted.record_largest(bytes, now_us);
         self.wants.count(now_us);
         self.recurring = 0;
     }
 
-    /// The largest size that was wanted in the last half minute or more; 0 if there were too few such misses.
+    /// Returns the largest size that was wanted in the last 30 to 60 s, or 0 if there were too few such misses.
     pub(crate) fn wanted_bytes(&self, now_us: u64) -> u64 {
         if self.wants.counted(now_us) < WANTS_MIN { 0 } else { self.wanted.largest(now_us) }
     }
@@ -148,7 +151,7 @@ impl Demand {
     ///
     /// # Errors
     ///
-    /// If it does not hold, with the numbers.
+    /// A text with the numbers, if the invariant is violated.
     #[cfg(test)]
     pub(crate) fn validate(&self) -> Result<(), String> {
         let bytes: u64 = self.ghosts.iter().sum();
@@ -184,7 +187,7 @@ mod tests {
         let mut demand = Demand::default();
         (1..=4).for_each(|mib| demand.given(mib * MIB, 7 * MIB));
         assert_eq!([1, 2, 3, 4].map(|mib| demand.missed(mib * MIB, 0, 0)), [false, false, true, true]);
-        // A buffer that was put and carved again before it counted.
+        // A buffer may be put and carved again before it is counted, so that it is larger than all holes.
         demand.given(9 * MIB, 8 * MIB);
         assert!(!demand.missed(9 * MIB, 0, 0));
         (0..1000).for_each(|_| demand.given(4096, u64::MAX));
@@ -254,7 +257,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 256 }) })]
 
-        /// Against a list that is searched and summed again at each step.
+        /// Compares the ghosts with a list that is searched and summed again at each step.
         #[test]
         fn ghosts_equal_a_plain_list(ops in prop::collection::vec((any::<bool>(), 1..6u64, 0..20u64), 0..400)) {
             let mut demand = Demand::default();

@@ -1,5 +1,4 @@
-//! Addresses in the arena: a range and an offset in it, packed into one number so that one ordered index serves every
-//! range.
+//! Addresses in the arena. A range and an offset in it are packed into one number, so that one ordered index serves all ranges.
 //!
 //! ```text
 //!   63        44 43                       0
@@ -8,15 +7,15 @@
 //!  +------------+--------------------------+
 //! ```
 //!
-//! - **extent-I1**: Extents of two ranges never touch, because a range is shorter than 2^44 bytes. So code that merges
-//!   adjacent extents never merges across ranges, and need not check.
+//! - **extent-I1**: Extents of two ranges never touch, because a range is shorter than 2^44 bytes. So code that merges adjacent
+//!   extents never merges extents of different ranges, and need not check for that.
 
 use super::granules::{GranuleSizes, GranuleZone};
 
 const OFFSET_BITS: u32 = 44;
 const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 
-/// Ranges an arena can number.
+/// Number of ranges that an arena can number.
 pub(super) const RANGES_MAX: u32 = 1 << (u64::BITS - OFFSET_BITS);
 
 /// The longest range (extent-I1).
@@ -30,7 +29,7 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// The `bytes` that begin `offset` bytes into the range with this number.
+    /// Returns the `bytes` that begin `offset` bytes into the range with this number.
     pub(super) fn new(range: u32, offset: u64, bytes: u64) -> Self {
         debug_assert!(range < RANGES_MAX && offset <= OFFSET_MASK);
         let start = (u64::from(range) << OFFSET_BITS) | offset;
@@ -45,12 +44,12 @@ impl Extent {
         u32::try_from(self.start >> OFFSET_BITS).unwrap_or(u32::MAX)
     }
 
-    /// Bytes from the start of the range.
+    /// Returns the distance in bytes from the start of the range.
     pub(crate) fn offset(self) -> u64 {
         self.start & OFFSET_MASK
     }
 
-    /// Its first `bytes`.
+    /// Returns the first `bytes` of this extent.
     pub(super) fn first(self, bytes: u64) -> Self {
         Self { end: self.start + bytes, ..self }
     }
@@ -63,19 +62,19 @@ impl Extent {
         self.start <= part.start && part.end <= self.end
     }
 
-    /// The bytes of both.
+    /// Returns the bytes that are in both extents.
     pub(super) fn common(self, other: Extent) -> Option<Self> {
         Extent::between(self.start.max(other.start), self.end.min(other.end))
     }
 
-    /// The parts of `self` below and above `other`.
+    /// Returns the parts of `self` below and above `other`.
     pub(super) fn without(self, other: Extent) -> [Option<Extent>; 2] {
         [Extent::between(self.start, self.end.min(other.start)), Extent::between(self.start.max(other.end), self.end)]
     }
 }
 
-/// The first `bytes` of `extents`, in their order. If the last extent is longer than needed, it ends at the edge of a granule, to
-/// which `cut` moves its end.
+/// Returns the first `bytes` of `extents`, in their order. If the last extent is longer than needed, `cut` moves its end to the
+/// edge of a granule.
 pub(super) fn first_bytes(
     extents: impl IntoIterator<Item = Extent>,
     bytes: u64,
@@ -83,7 +82,7 @@ pub(super) fn first_bytes(
 ) -> Vec<Extent> {
     let (mut left, mut extents) = (bytes, extents.into_iter());
     let mut chosen = Vec::new();
-    // Searches for no extent that is not needed.
+    // Stops without a search for extents that are not needed.
     while left > 0
         && let Some(extent) = extents.next()
     {
@@ -94,7 +93,7 @@ pub(super) fn first_bytes(
     chosen
 }
 
-/// The granules of one range. A discrete region, or a reserve, is a single granule.
+/// The granules of one range. A separate region or a reserve is a single granule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Grid {
     pub(super) origin: u64,
@@ -102,12 +101,12 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// The granules of the virtual range that `extent` lies in.
+    /// Returns the granules of the virtual range that contains `extent`.
     pub(super) fn around(extent: Extent, sizes: GranuleSizes) -> Self {
         Self { origin: extent.start - extent.offset(), sizes }
     }
 
-    /// The parts of `extent` by the size of their granules, smallest first.
+    /// Splits `extent` into parts with granules of one size, the smallest granules first.
     pub(super) fn zones(self, extent: Extent) -> impl Iterator<Item = Extent> {
         let clipped = move |zone: GranuleZone| {
             let end = self.origin.saturating_add(zone.end).min(extent.end);
@@ -116,7 +115,7 @@ impl Grid {
         self.sizes.zones().filter_map(clipped)
     }
 
-    /// How many granules `extent`, whole granules, has.
+    /// Returns the number of granules in `extent`, which consists of whole granules.
     pub(super) fn count(self, extent: Extent) -> u64 {
         self.sizes.count(extent.start - self.origin, extent.end - self.origin)
     }
@@ -129,10 +128,10 @@ impl Grid {
         self.origin + self.sizes.up(at - self.origin)
     }
 
-    /// The whole granules of `whole` that `part` of it touches. They become idle when `part` is freed and merges into `whole`,
-    /// and are no longer idle when `part` is taken out of `whole`.
+    /// Returns the whole granules of `whole` that its part `part` touches. They become idle when `part` is freed and merges into
+    /// `whole`, and are no longer idle when `part` is taken out of `whole`.
     pub(super) fn granules_decided(self, whole: Extent, part: Extent) -> Option<Extent> {
-        // Most holes are shorter than any granule.
+        // Most holes are shorter than the smallest granule.
         if whole.bytes() < self.sizes.zone_at(0).granule_bytes {
             return None;
         }

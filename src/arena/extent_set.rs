@@ -1,4 +1,5 @@
-//! Maximal extents, found by length or by neighbor in O(log n): holes, which are free committed bytes, and uncommitted granules.
+//! Sets of maximal extents, which are found by length or by neighbor in O(log n). The arena has a set of uncommitted granules,
+//! and sets of holes, which are free committed bytes.
 //!
 //! | index | answers |
 //! | --- | --- |
@@ -7,9 +8,9 @@
 //!
 //! Extents are keyed by their *end*, because a carve takes the low end of a hole and leaves the key unchanged.
 //!
-//! - **extent-set-I1**: Both indices have the same extents.
+//! - **extent-set-I1**: Both indices contain the same extents.
 //! - **extent-set-I2**: No two extents touch or overlap; adjacent ones are merged.
-//! - **extent-set-I3**: `bytes` is the sum of their lengths.
+//! - **extent-set-I3**: `bytes` is the sum of the lengths of the extents.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,23 +28,23 @@ impl ExtentSet {
         self.bytes
     }
 
-    /// The tightest extent that fits `bytes`, the lowest of equals.
-    #[inline(always)] // A carve calls this once.
+    /// Returns the tightest extent that fits `bytes`, the lowest among equals.
+    #[inline(always)] // Each carve calls this once.
     pub(super) fn tightest(&self, bytes: u64) -> Option<Extent> {
         self.of_at_least(bytes).next()
     }
 
-    /// The length of the longest extent; 0 without one.
+    /// Returns the length of the longest extent, or 0 if the set is empty.
     pub(super) fn longest_bytes(&self) -> u64 {
         self.by_len.last().map_or(0, |&(len, _)| len)
     }
 
-    /// The extents of at least `bytes`, the shortest first.
+    /// Returns the extents of at least `bytes`, the shortest first.
     pub(super) fn of_at_least(&self, bytes: u64) -> impl Iterator<Item = Extent> + '_ {
         self.by_len.range((bytes, 0)..).map(|&(len, start)| Extent { start, end: start + len })
     }
 
-    /// `extent` and the extents that lie across its ends or touch them.
+    /// Returns `extent` extended by the extents that overlap or touch it.
     pub(super) fn joined_with(&self, extent: Extent) -> Extent {
         let behind = self.start_by_end.range(extent.start..).map(|(&end, &start)| Extent { start, end });
         let touching = behind.take_while(|other| other.start <= extent.end);
@@ -59,7 +60,7 @@ impl ExtentSet {
         self.first_ending_after(at).filter(|hole| hole.start == at)
     }
 
-    /// The extent that contains all of `part`.
+    /// Returns the extent that contains all of `part`.
     pub(super) fn around(&self, part: Extent) -> Option<Extent> {
         self.first_ending_after(part.start).filter(|hole| hole.start <= part.start && part.end <= hole.end)
     }
@@ -68,18 +69,18 @@ impl ExtentSet {
         self.start_by_end.range(at + 1..).next().map(|(&end, &start)| Extent { start, end })
     }
 
-    /// The parts of extents within `bounds`, by address.
+    /// Returns the parts of extents within `bounds`, by address.
     pub(super) fn within(&self, bounds: Extent) -> Vec<Extent> {
         let behind = self.start_by_end.range(bounds.start + 1..).map(|(&end, &start)| Extent { start, end });
         behind.map_while(|extent| extent.common(bounds)).collect()
     }
 
-    /// Takes `part` out of `whole`, which must be one of the extents.
+    /// Removes `part` from `whole`, which must be one of the extents.
     pub(super) fn cut(&mut self, whole: Extent, part: Extent) {
         self.by_len.remove(&(whole.bytes(), whole.start));
         self.bytes -= part.bytes();
         let [left, right] = whole.without(part);
-        // The key is the end, so the right remainder keeps it.
+        // The key of an extent is its end, so the right remainder has the key of `whole`.
         if right.is_none() {
             self.start_by_end.remove(&whole.end);
         }
@@ -92,10 +93,10 @@ impl ExtentSet {
         self.by_len.insert((extent.bytes(), extent.start));
     }
 
-    /// Adds `part` and merges it with its neighbors; returns the merged extent.
-    #[inline(always)] // A return to the arena calls this once.
+    /// Adds `part`, merges it with its neighbors, and returns the merged extent.
+    #[inline(always)] // Each return to the arena calls this once.
     pub(super) fn add(&mut self, part: Extent) -> Extent {
-        // One search finds both neighbors: the extent that ends at the start of `part`, and the next one.
+        // One search finds both neighbors: an extent that ends at the start of `part`, and the extent after that.
         let mut near = self.start_by_end.range(part.start..).map(|(&end, &start)| Extent { start, end });
         let mut next = near.next();
         let left = next.filter(|hole| hole.end == part.start);
@@ -111,7 +112,7 @@ impl ExtentSet {
             whole.start = left.start;
         }
         if let Some(right) = right {
-            // Its end is the key of the merged hole; the insertion below replaces the entry.
+            // The end of `right` is the key of the merged extent, so the insertion below replaces the entry of `right`.
             self.by_len.remove(&(right.bytes(), right.start));
             whole.end = right.end;
         }
@@ -120,7 +121,7 @@ impl ExtentSet {
         whole
     }
 
-    /// All extents, by address.
+    /// Returns all extents, by address.
     pub(super) fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
         self.start_by_end.iter().map(|(&end, &start)| Extent { start, end })
     }

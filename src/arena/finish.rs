@@ -1,4 +1,4 @@
-//! Finishes plans: completed steps become the state of the arena, and the others are undone.
+//! Finishes plans: records the completed steps in the state of the arena, and undoes the other steps.
 
 use super::extent::Extent;
 use super::plan::{Plan, Step, StepOutcome};
@@ -6,17 +6,17 @@ use super::retain::IdleRun;
 use super::{Arena, RangeKind};
 
 impl Arena {
-    /// Finishes a plan: records the completed steps and undoes the rest. Returns whether all were made, so that the
-    /// buffer is granted.
+    /// Finishes a plan: records the completed steps and undoes the other steps. Returns whether all steps were made. Only then is
+    /// the buffer granted.
     pub(crate) fn finish_plan(&mut self, plan: Plan, outcomes: &[StepOutcome], now_us: u64) -> bool {
         self.planned_bytes -= plan.claim_bytes;
         let is = |step: usize, outcome| outcomes.get(step) == Some(&outcome);
         let granted = (0..plan.steps.len()).all(|step| is(step, StepOutcome::Made));
-        // The granules that a plan without a buffer commits or moves are idle. All get the age of the oldest of them
-        // (policy-R13).
+        // The granules that a plan without a buffer commits or remaps are idle now. All of them get the age of the granules that
+        // were idle longest (policy-R13).
         let oldest_us = plan.idle_before.iter().map(|run| run.since_us).min();
         let since_us = oldest_us.filter(|_| plan.buffer.is_none()).unwrap_or(now_us);
-        // The part of the buffer that was committed before the plan.
+        // The part of the buffer that lies in none of the plan's targets, because it was committed before the plan.
         let mut rest: Vec<Extent> = plan.buffer.into_iter().collect();
         for (index, &step) in plan.steps.iter().enumerate() {
             let made = is(index, StepOutcome::Made);
@@ -41,8 +41,8 @@ impl Arena {
             self.stats.live_bytes -= plan.buffer.map_or(0, Extent::bytes);
         }
         if !granted {
-            // Granules that are idle again get their old age back. Granules that failed to decommit are idle since now, so that
-            // they are tried again last and block no others.
+            // Granules that are idle again get their previous age. Granules that could not be decommitted count as idle since
+            // now, so that they are tried again last and do not delay other granules.
             let failed = plan.steps.iter().enumerate().filter(|&(index, _)| is(index, StepOutcome::Failed));
             let refused: Vec<_> = failed.filter_map(|(_, step)| step.decommitted()).collect();
             let not_refused = |run: &IdleRun| !refused.iter().any(|refused| refused.contains(run.extent));
@@ -56,14 +56,14 @@ impl Arena {
         granted
     }
 
-    /// Finishes a plan with every step made.
+    /// Finishes a plan after all of its steps were made.
     #[cfg(test)]
     pub(super) fn finish_made(&mut self, plan: Plan, now_us: u64) -> bool {
         let made = vec![StepOutcome::Made; plan.steps.len()];
         self.finish_plan(plan, &made, now_us)
     }
 
-    /// Granules that a plan committed or remapped into, or failed to.
+    /// Ends the transit of granules that a plan should have committed or remapped into. `committed` tells whether it did.
     fn finish_target(&mut self, extent: Extent, committed: bool, since_us: u64) {
         self.stats.transit_bytes -= extent.bytes();
         if committed {
@@ -77,7 +77,8 @@ impl Arena {
         }
     }
 
-    /// Idle granules that a plan took: decommitted, or idle again.
+    /// Ends the transit of idle granules that a plan should have decommitted or remapped away. `gone` tells whether their memory is
+    /// gone from there; otherwise they are idle again.
     fn finish_source(&mut self, extent: Extent, gone: bool, now_us: u64) {
         self.stats.transit_bytes -= extent.bytes();
         self.leaving_bytes -= extent.bytes();
@@ -92,14 +93,14 @@ impl Arena {
         }
     }
 
-    /// The granules of `extent`; 1 for a region.
+    /// Returns the number of granules in `extent`, which is 1 for a region.
     fn mappings(&self, extent: Extent) -> u64 {
         self.range_of(extent).map_or(0, |range| range.grid.count(extent))
     }
 
-    /// Granules become uncommitted; a discrete region is removed.
+    /// Makes granules uncommitted, or removes a separate region.
     fn set_uncommitted(&mut self, extent: Extent) {
-        if self.range_of(extent).is_some_and(|range| range.kind == RangeKind::Discrete) {
+        if self.range_of(extent).is_some_and(|range| range.kind == RangeKind::Separate) {
             self.ranges.remove(&extent.range());
         } else {
             self.uncommitted.add(extent);

@@ -21,23 +21,24 @@ use super::extent::{Extent, Grid};
 use super::extent_set::ExtentSet;
 use super::granules::GranuleSizes;
 
-/// A possible placement of a buffer, and the bytes that are missing there.
+/// A possible placement of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct GapFit {
     pub(super) buffer: Extent,
-    /// Bytes of the granules to commit.
+    /// Bytes of the granules that must be committed.
     pub(super) missing_bytes: u64,
     pub(super) gap_bytes: u64,
 }
 
 impl GapFit {
-    /// The order of policy-R5: the fewest bytes of granules to commit, then the tightest gap, then the lowest address.
+    /// Returns the key for the order of policy-R5: the fewest bytes of granules to commit, then the tightest gap, then the lowest
+    /// address.
     fn rank(&self) -> (u64, u64, u64) {
         (self.missing_bytes, self.gap_bytes, self.buffer.start)
     }
 }
 
-/// A hole or uncommitted run of a gap.
+/// A hole or an uncommitted run that is a part of a gap.
 struct GapPart {
     extent: Extent,
     uncommitted: bool,
@@ -45,7 +46,7 @@ struct GapPart {
     uncommitted_below: u64,
 }
 
-/// The best placement (policy-R5) of `bytes` in a gap with uncommitted granules.
+/// Returns the best placement (policy-R5) of `bytes` in the gaps that have uncommitted granules.
 pub(super) fn best_fit(uncommitted: &ExtentSet, holes: &ExtentSet, bytes: u64, sizes: GranuleSizes) -> Option<GapFit> {
     let mut best: Option<GapFit> = None;
     let mut runs = uncommitted.iter().peekable();
@@ -92,11 +93,11 @@ fn best_in_gap(parts: &[GapPart], bytes: u64, grid: Grid) -> Option<GapFit> {
         .chain(ends)
         .filter(|&start| start >= gap_start && start + bytes <= gap_end)
         .map(|start| {
-            // Uncommitted bytes below the granule edge that `edge` gives for `at`, if `part` is uncommitted.
+            // Uncommitted bytes of the gap below `edge`, which is the edge of a granule in `part` if `part` is uncommitted.
             let below = |part: &GapPart, edge: u64| {
                 part.uncommitted_below + if part.uncommitted { edge - part.extent.start } else { 0 }
             };
-            // The granule of the last byte counts if it is uncommitted; the granule of the first byte is not below the start.
+            // The granules of the first and the last byte count as a whole if they are uncommitted.
             let end = start + bytes;
             let missing_bytes = below(part_at(end - 1), grid.up(end)) - below(part_at(start), grid.down(start));
             GapFit { buffer: Extent { start, end }, missing_bytes, gap_bytes }

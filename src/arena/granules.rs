@@ -1,4 +1,4 @@
-//! How large the granules of a virtual range are: small at its start, larger further on.
+//! Granule sizes by offset in a virtual range: small at its start, larger at higher offsets.
 //!
 //! ```text
 //!   offset   0           8 GiB      14 GiB     38 GiB        134 GiB       (limits from 16 GiB to 1 TiB)
@@ -7,27 +7,27 @@
 //! ```
 //!
 //! Each granule is one mapping of the process. Buffers are placed low, at the position with the fewest missing bytes (policy-R5),
-//! so a pool uses larger granules only once it holds much memory: a granule is never more than 1/256 of the bytes below it. In
-//! replays, granules of 1/256 of the peak cost 0.3 % of the peak. Granules sized by the limit cost 4 to 120 % in pools that hold
-//! little of it. With these sizes a pool of 1 TiB has at most 8,180 granules. Under a limit of up to 8,192 small granules all are
-//! small; without a limit all up to 32 GiB are.
+//! so a pool uses larger granules only once it holds much memory: a granule is never larger than 1/256 of the bytes below it. In
+//! replays, granules of 1/256 of the peak cost 0.3 % of the peak. Granules sized by the limit would cost 4 to 120 % in pools that
+//! use only a small part of the limit. With these sizes a pool of 1 TiB has at most 8,180 granules. Under a limit of up to 8,192
+//! small granules, all granules are small. Without a limit, all granules in the first 32 GiB are small.
 //!
-//! A granule is remapped only to the place of a granule of the same size. Between sizes one granule is decommitted and another is
-//! committed.
+//! A granule is remapped only to the place of a granule of the same size. Between places of different sizes, one granule is
+//! decommitted and another is committed instead.
 
 use std::iter;
 
-/// Each size is this many times the one before.
+/// Ratio of each size to the size before it.
 const FACTOR: u64 = 4;
-/// Granules of the smallest size under a limit of more than `SMALL_POOL_GRANULES`.
+/// Number of granules of the smallest size under a limit of more than `SMALL_POOL_GRANULES`.
 const FIRST_GRANULES: u64 = 4096;
-/// A pool with no more of the smallest size than this needs no others.
+/// The largest limit, in granules of the smallest size, under which all granules have that size.
 const SMALL_POOL_GRANULES: u64 = 8192;
-/// Granules of the smallest size if there is no limit.
+/// Number of granules of the smallest size if there is no limit.
 const UNBOUNDED_GRANULES: u64 = 16384;
-/// Granules of each other size but the largest.
+/// Number of granules of each size between the smallest and the largest.
 const NEXT_GRANULES: u64 = 768;
-/// The largest size; a commit of it takes a tenth of a second.
+/// The largest size. A commit of such a granule takes a tenth of a second.
 const LARGEST_BYTES: u64 = 512 << 20;
 
 /// The sizes of granules by offset in their range. All granules of one size lie together.
@@ -39,18 +39,18 @@ pub(crate) struct GranuleSizes {
     next_granules: u64,
 }
 
-/// The granules of one size.
+/// The part of a virtual range that has granules of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct GranuleZone {
-    /// Offset of the first.
+    /// Offset of the first granule.
     pub(crate) start: u64,
-    /// Offset after the last; the largest granules have no end.
+    /// Offset after the last granule; `u64::MAX` for the largest granules.
     pub(crate) end: u64,
     pub(crate) granule_bytes: u64,
 }
 
 impl GranuleSizes {
-    /// The sizes in a pool under this limit: `smallest_bytes` at the start of a range, larger ones further on.
+    /// Returns the sizes for a pool under this limit: `smallest_bytes` at the start of a range, larger sizes at higher offsets.
     pub(crate) fn of_pool(smallest_bytes: u64, max_bytes: Option<u64>) -> Self {
         let first_granules = match max_bytes {
             None => UNBOUNDED_GRANULES,
@@ -61,18 +61,18 @@ impl GranuleSizes {
         Self { smallest_bytes, largest_bytes, first_granules, next_granules: NEXT_GRANULES }
     }
 
-    /// Granules of one size.
+    /// Returns sizes that are all equal.
     pub(crate) fn uniform(bytes: u64) -> Self {
         Self { smallest_bytes: bytes, largest_bytes: bytes, first_granules: 1, next_granules: 1 }
     }
 
-    /// The sizes of [`of_pool`](Self::of_pool), with `granules` of each size, up to `largest_bytes`.
+    /// Returns sizes like [`of_pool`](Self::of_pool), but with `granules` granules of each size, up to `largest_bytes`.
     #[cfg(test)]
     pub(super) fn short(smallest_bytes: u64, granules: u64, largest_bytes: u64) -> Self {
         Self { smallest_bytes, largest_bytes, first_granules: granules, next_granules: granules }
     }
 
-    /// The sizes, smallest first.
+    /// Returns the zones, the smallest granules first.
     pub(crate) fn zones(self) -> impl Iterator<Item = GranuleZone> {
         let next = move |before: &GranuleZone| {
             let granule_bytes = before.granule_bytes.saturating_mul(FACTOR).min(self.largest_bytes);
@@ -93,10 +93,10 @@ impl GranuleSizes {
         GranuleZone { start, end, granule_bytes }
     }
 
-    /// The zone of the byte at `offset`.
+    /// Returns the zone of the byte at `offset`.
     #[inline]
     pub(crate) fn zone_at(self, offset: u64) -> GranuleZone {
-        // On the path of each carve and release, in most pools for the first zone.
+        // Each carve and each release calls this. In most pools the byte is in the first zone.
         let first = self.first_zone();
         if offset < first.end { first } else { self.later_zone_at(offset) }
     }
@@ -107,20 +107,20 @@ impl GranuleSizes {
         self.zones().find(|zone| offset < zone.end).unwrap_or(endless)
     }
 
-    /// The edge of a granule at or below `offset`.
+    /// Returns the edge of a granule at or below `offset`.
     pub(crate) fn down(self, offset: u64) -> u64 {
         let zone = self.zone_at(offset);
         offset - (offset - zone.start) % zone.granule_bytes
     }
 
-    /// The edge of a granule at or above `offset`.
+    /// Returns the edge of a granule at or above `offset`.
     pub(crate) fn up(self, offset: u64) -> u64 {
         let zone = self.zone_at(offset);
         let past = (offset - zone.start) % zone.granule_bytes;
         if past == 0 { offset } else { offset.saturating_add(zone.granule_bytes - past) }
     }
 
-    /// The offsets and lengths of the granules from `start` to `end`, the last cut off there.
+    /// Returns the offsets and lengths of the granules from `start` to `end`. The last granule is cut off at `end`.
     pub(crate) fn between(self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
         let mut at = start;
         iter::from_fn(move || {
@@ -130,7 +130,7 @@ impl GranuleSizes {
         })
     }
 
-    /// How many granules lie between two edges.
+    /// Returns the number of granules between two edges.
     pub(super) fn count(self, start: u64, end: u64) -> u64 {
         let zones = self.zones().skip_while(|zone| zone.end <= start).take_while(|zone| zone.start < end);
         zones.map(|zone| (end.min(zone.end) - start.max(zone.start)).div_ceil(zone.granule_bytes)).sum()

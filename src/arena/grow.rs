@@ -1,22 +1,24 @@
 //! Placements that must commit or remap granules first (policy-R5, policy-R7, policy-R8, policy-R11).
 //!
 //! Granules are committed in steps of one call each, since a call for one buffer takes as long as a call that also serves the
-//! next few. The part of a step that the buffer does not need becomes a hole. A step is long up to the bytes that were held lately,
-//! since they will be needed again. Beyond that a step is short, since the rest of the last step is unused at the peak.
+//! next few buffers. The part of a step that the buffer does not need becomes a hole. Steps are long until the pool holds as many
+//! bytes as it held lately, since these bytes will be needed again. Above that, steps are short, since the rest of the last step
+//! is still unused at the peak.
 
-use super::discrete::region_bytes;
 use super::extent::{Extent, Grid, first_bytes};
 use super::gaps::{self, GapFit};
 use super::plan::{Plan, Step};
 use super::retain::IdleRun;
+use super::separate_regions::region_bytes;
 use super::shrink::joined;
 use super::{Arena, GrowthMode, HoleSet, RangeKind};
 
 /// Idle granules are remapped once free bytes exceed one part in this many of the bytes in use (policy-R7).
 const SPARE_SHARE: u64 = 10;
 
-/// If granules must be committed, a step is one part in this many of the committed bytes, up to what was held lately, and one
-/// part in `NEW_STEP_SHARE` beyond that. It is at most `STEP_BYTES_MAX`, and at most N times what is needed (policy-R7).
+/// The length of a step, if granules must be committed (policy-R7): one part in `STEP_SHARE` of the committed bytes, up to the
+/// bytes that were committed lately, and one part in `NEW_STEP_SHARE` above that. A step is at most `STEP_BYTES_MAX`, and at most
+/// `STEP_FACTOR` times the bytes that must be committed, but never less than these.
 const STEP_SHARE: u64 = 4;
 const NEW_STEP_SHARE: u64 = 28;
 const STEP_BYTES_MAX: u64 = 64 << 20;
@@ -27,16 +29,16 @@ const STEP_FACTOR: u64 = 9;
 pub(crate) struct GrowthLimits {
     /// Bytes that may be committed beyond those claimed now; `u64::MAX` without a limit.
     pub(crate) commit_bytes: u64,
-    /// Bytes claimed beyond a lowered limit. Decommitted bytes make up for these before they make room.
+    /// Bytes claimed in excess of a limit that was lowered. Decommitted bytes make room only once they exceed these bytes.
     pub(crate) over_bytes: u64,
-    /// Discrete regions may be decommitted now, because that does not wait for the device, or because nothing else makes room.
+    /// Whether separate regions may be decommitted now: a decommit does not wait for the device, or nothing else makes room.
     pub(crate) may_decommit_regions: bool,
-    /// Longest step, and longest discrete region, that is committed at once unless a single buffer needs more. Regions are
-    /// short while copies run, because committing delays them; 0 once the source has refused more than one buffer.
+    /// The longest step or separate region to commit at once, unless one buffer, or several of `largest_bytes`, need more. Steps
+    /// are short while copies run if a commit delays copies; 0 once the source has refused more than one buffer.
     pub(crate) step_bytes: u64,
-    /// The size of the largest recent miss: regions should hold several such buffers.
+    /// The size of the largest recent miss, or 0. A region should have room for several such buffers.
     pub(crate) largest_bytes: u64,
-    /// The most bytes that were held lately. Steps up to here are long.
+    /// The most bytes that were committed at a miss lately. Steps are long until as many bytes are committed again.
     pub(crate) known_bytes: u64,
 }
 
@@ -54,8 +56,8 @@ impl GrowthLimits {
 }
 
 impl Arena {
-    /// Bytes that [`Arena::grow`] would commit or remap for a buffer: 0 if [`Arena::carve`] succeeds, `None` if no range
-    /// has enough free address space.
+    /// Returns the bytes that [`Arena::grow`] would commit or remap for a buffer: 0 if [`Arena::carve`] succeeds, `None` if no
+    /// range has enough free address space.
     pub(crate) fn missing_bytes(&self, bytes: u64) -> Option<u64> {
         let own = self.own_set(bytes);
         if [own, HoleSet::Shared].iter().any(|&set| self.holes[set as usize].tightest(bytes).is_some()) {
@@ -67,9 +69,10 @@ impl Arena {
         }
     }
 
-    /// Places `bytes` at an address with missing granules, and plans how to commit them. Call [`Arena::carve`] first. From now on
-    /// the bytes belong to the buffer and the granules are in transit. `None` if that would exceed the limits, even with every
-    /// idle granule remapped or decommitted.
+    /// Places a buffer of `bytes` at an address with missing granules, and plans to commit or remap them. Call [`Arena::carve`]
+    /// first. Once this call has returned a plan, the bytes belong to the buffer, and the granules are in transit. Returns `None`
+    /// if the plan would exceed the limits, even if all idle granules were remapped or decommitted as far as the limits permit,
+    /// or if there is no address.
     pub(crate) fn grow(&mut self, bytes: u64, limits: GrowthLimits) -> Option<Plan> {
         let plan = match self.growth {
             GrowthMode::Granules(_) => self.grow_granules(bytes, limits),
@@ -79,21 +82,21 @@ impl Arena {
         Some(plan)
     }
 
-    /// The placement of a buffer with the fewest bytes of granules to commit (policy-R5).
+    /// Returns the placement of a buffer with the fewest bytes of granules to commit (policy-R5).
     pub(super) fn best_fit(&self, bytes: u64) -> Option<GapFit> {
         gaps::best_fit(&self.uncommitted, &self.holes[HoleSet::Shared as usize], bytes, self.sizes)
     }
 
     fn grow_granules(&mut self, bytes: u64, limits: GrowthLimits) -> Option<Plan> {
         let fit = self.best_fit(bytes)?;
-        // Granules that the buffer covers only in part must stay where they are.
+        // A granule that the buffer covers only in part must not be remapped or decommitted either.
         let hull = self.granules_around(fit.buffer);
         let mut targets = self.uncommitted.within(hull);
         let mut origins = self.source_granules(hull, &targets, limits)?;
 
         let buffer = fit.buffer;
         let mut idle_before = Vec::new();
-        // The rest of the buffer is uncommitted.
+        // The holes within the buffer are taken. Its other parts are uncommitted.
         for part in self.holes[HoleSet::Shared as usize].within(buffer) {
             self.take_free(part, |run| idle_before.push(run));
         }
@@ -114,7 +117,7 @@ impl Arena {
             }
             pair(&targets, sources, &mut moves, &mut commits);
         }
-        // The granules of the buffer and of the remaps are no longer idle, so these are other granules.
+        // The granules of the buffer and the remapped granules are no longer idle, so they are not decommitted.
         let mut steps = Vec::new();
         for extent in self.longest_idle(origins.decommitted) {
             self.take_idle(extent, &mut idle_before);
@@ -125,7 +128,7 @@ impl Arena {
         Some(Plan { surplus_bytes, ..self.plan(Some(buffer), steps, idle_before) })
     }
 
-    /// The bytes to commit in addition to those that the buffer misses, behind the last of its granules (policy-R7).
+    /// Returns the bytes to commit in addition to the missing bytes of the buffer, behind the last of its granules (policy-R7).
     fn surplus(&self, origins: &GranuleOrigins, limits: GrowthLimits) -> u64 {
         let to_commit = |group: &SizeGroup| {
             let bytes = group.targets.iter().map(|target| target.bytes()).sum::<u64>();
@@ -148,7 +151,7 @@ impl Arena {
         step.saturating_sub(commit).min(run.end.min(of_size.end) - last.end) / granule_bytes * granule_bytes
     }
 
-    /// Uncommitted granules are in transit: a plan commits them, or remaps others there.
+    /// Moves uncommitted granules into transit, because a plan commits them or remaps others there.
     pub(super) fn take_target(&mut self, target: Extent) {
         if let Some(run) = self.uncommitted.around(target) {
             self.uncommitted.cut(run, target);
@@ -158,15 +161,16 @@ impl Arena {
         self.stats.transit_bytes += target.bytes();
     }
 
-    /// Which granules of `targets`, the uncommitted ones within `hull`, are remapped from idle ones, and how much is
-    /// decommitted to commit the others. `None` if the limits leave too little.
+    /// Decides which of the `targets`, the uncommitted granules within `hull`, are remapped from idle granules, and how many idle
+    /// bytes are decommitted so that the other targets can be committed. Returns `None` if the limits and the idle granules do
+    /// not suffice.
     fn source_granules(&self, hull: Extent, targets: &[Extent], limits: GrowthLimits) -> Option<GranuleOrigins> {
         let grid = Grid::around(hull, self.sizes);
         let missing: u64 = targets.iter().map(|target| target.bytes()).sum();
         let idle_within: u64 = self.idle.within(hull).map(|run| run.extent.bytes()).sum();
         let mut idle_elsewhere = self.idle.bytes() - idle_within;
-        // policy-R7: remap the free bytes beyond a tenth of those in use. policy-R8: at the limit, all that the limit
-        // lacks.
+        // policy-R7: remap the free bytes in excess of a tenth of the bytes in use. policy-R8: at the limit, remap the bytes that
+        // would exceed the limit.
         let hole_bytes = self.holes[HoleSet::Shared as usize].bytes();
         let mut spare = hole_bytes.saturating_sub(self.stats.live_bytes / SPARE_SHARE);
         let mut over_limit = missing.saturating_sub(limits.commit_bytes);
@@ -178,7 +182,7 @@ impl Arena {
             let (size, granule_bytes) = self.all_of_size(first);
             let wanted = (spare / granule_bytes * granule_bytes).max(over_limit.next_multiple_of(granule_bytes));
             let wanted = wanted.min(of_size.iter().map(|target| target.bytes()).sum());
-            // No more runs than are wanted: there may be thousands of idle runs.
+            // The search stops at the wanted bytes, because there may be thousands of idle runs.
             let outside = self.idle.within(size).flat_map(|run| run.extent.without(hull)).flatten();
             let remapped = first_bytes(outside, wanted, |_, end| end).into_iter().map(Extent::bytes).sum();
             (spare, over_limit) = (spare.saturating_sub(remapped), over_limit.saturating_sub(remapped));
@@ -186,14 +190,15 @@ impl Arena {
             by_size.push(SizeGroup { targets: of_size, remapped_bytes: remapped });
             largest_bytes = granule_bytes;
         }
-        // Granules of other sizes cannot move here: they are decommitted to make room, or because they are spare.
+        // Idle granules of other sizes cannot be remapped to the targets. They are decommitted to make room, or because they are
+        // spare.
         let to_release = if over_limit == 0 { 0 } else { over_limit.saturating_add(limits.over_bytes) };
         let spare = spare / largest_bytes * largest_bytes;
         let decommitted = to_release.max(spare.min(to_commit).min(idle_elsewhere));
         (decommitted <= idle_elsewhere).then_some(GranuleOrigins { by_size, decommitted })
     }
 
-    /// All granules in the range of `extent` with the same granule size, and that size.
+    /// Returns the extent of all granules in the range of `extent` with the same size as its first granule, and that size.
     pub(super) fn all_of_size(&self, extent: Extent) -> (Extent, u64) {
         let zone = self.sizes.zone_at(extent.offset());
         let origin = Grid::around(extent, self.sizes).origin;
@@ -201,7 +206,7 @@ impl Arena {
         (Extent { start: origin + zone.start, end }, zone.granule_bytes)
     }
 
-    /// `buffer` widened to the edges of its first and last granule.
+    /// Returns `buffer` widened to the edges of its first and last granule.
     pub(super) fn granules_around(&self, buffer: Extent) -> Extent {
         self.range_of(buffer)
             .map_or(buffer, |range| Extent { start: range.grid.down(buffer.start), end: range.grid.up(buffer.end) })
@@ -212,7 +217,7 @@ impl Arena {
         let on = |set: HoleSet| self.ranges.values().filter(move |range| range.set == set);
         let in_set: u64 = on(own).map(|range| range.extent.bytes()).sum();
         let room = |freed: u64| limits.commit_bytes.saturating_add(freed.saturating_sub(limits.over_bytes));
-        // Bytes of the regions that are replaced, and what the system holds for all that are released.
+        // The bytes of the regions that are replaced, and the bytes that the system holds for all released regions.
         let (mut released, mut replaced, mut freed) = (Vec::new(), 0, 0);
         if limits.may_decommit_regions {
             let is_own = |run: &IdleRun| self.range_of(run.extent).is_some_and(|range| range.set == own);
@@ -221,7 +226,7 @@ impl Arena {
                 freed += self.held_bytes(run.extent.bytes());
                 released.push(run);
             }
-            // policy-R8: at the limit decommit any idle region, the longest idle first, until one buffer fits.
+            // policy-R8: at the limit, decommit any idle regions, the longest idle first, until one buffer fits.
             for run in self.idle.longest_idle() {
                 if room(freed) >= self.held_bytes(bytes) {
                     break;
@@ -236,7 +241,7 @@ impl Arena {
         let at_once = (limits.step_bytes, limits.largest_bytes);
         let size = |within| region_bytes(in_set - replaced, bytes, replaced, within, at_once);
         let region = self.held_within(limit_bytes, size)?;
-        let id = self.add_range(RangeKind::Discrete, region, own)?;
+        let id = self.add_range(RangeKind::Separate, region, own)?;
         let extent = Extent::new(id, 0, region);
         let (mut steps, mut idle_before) = (Vec::new(), Vec::new());
         for IdleRun { extent, .. } in released {
@@ -249,7 +254,8 @@ impl Arena {
         Some(Plan { surplus_bytes: region - bytes, ..plan })
     }
 
-    /// The largest region that `size` returns for a number of bytes with which the system holds at most `limit_bytes`.
+    /// Returns the largest region that `size` computes for some number of bytes, such that the system holds at most `limit_bytes`
+    /// for it.
     fn held_within(&self, limit_bytes: u64, size: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let mut within = limit_bytes;
         loop {
@@ -262,7 +268,7 @@ impl Arena {
         }
     }
 
-    /// A plan of these steps, for `buffer` if there is one. All of its decommits come before its commits.
+    /// Makes a plan of these steps, for `buffer` if there is one. All decommits must come before the commits.
     pub(super) fn plan(&mut self, buffer: Option<Extent>, steps: Vec<Step>, idle_before: Vec<IdleRun>) -> Plan {
         let (mut commits, mut decommits) = (0, 0);
         for step in &steps {
@@ -278,21 +284,21 @@ impl Arena {
     }
 }
 
-/// The origin of the granules that a buffer lacks.
+/// The origins of the granules that a buffer lacks.
 struct GranuleOrigins {
     by_size: Vec<SizeGroup>,
-    /// Bytes of idle granules that are decommitted, for lack of room and of idle ones of the right size.
+    /// Bytes of idle granules that are decommitted instead of remapped: to make room, or because they are spare.
     decommitted: u64,
 }
 
-/// Targets with one size of granules.
+/// Targets with granules of one size.
 struct SizeGroup {
     targets: Vec<Extent>,
-    /// Bytes of idle granules that are remapped there.
+    /// Bytes of idle granules that are remapped to these targets.
     remapped_bytes: u64,
 }
 
-/// Remaps `sources` to `targets`, lowest first, and commits the targets that are left.
+/// Plans to remap `sources` to the lowest of `targets`, and to commit the targets that are left.
 pub(super) fn pair(targets: &[Extent], sources: Vec<Extent>, remaps: &mut Vec<Step>, commits: &mut Vec<Extent>) {
     let mut sources = sources.into_iter();
     let mut source = sources.next();

@@ -9,7 +9,7 @@
 //!  +----+-------+----+---------+-------------------+ - - - - - - - - - +
 //!   committed granules ....... : not committed     : an unfinished plan owns it
 //!
-//!  range 1 (reserve: all committed, kept)      range 2.. (discrete regions: one granule each, one acquisition)
+//!  range 1 (reserve: all committed, kept)      range 2.. (separate regions: one granule each, one acquisition)
 //! ```
 //!
 //! | state of a byte | index | may be carved | may be committed / decommitted / remapped |
@@ -26,17 +26,17 @@
 //! `Arena::validate` recounts them.
 //!
 //! - **arena-I1**: Holes, uncommitted extents, live buffers and extents in transit tile every range without overlap.
-//! - **arena-I2**: Committed bytes + bytes being committed + uncommitted bytes are the length of all ranges.
+//! - **arena-I2**: The sum of committed bytes, bytes being committed and uncommitted bytes is the length of all ranges.
 //! - **arena-I3**: A granule is in the idle index exactly if it is wholly inside a hole of a range that is not a reserve.
-//! - **arena-I4**: At any instant between a plan and its completion, `claimed_bytes` is at least the bytes that are held: the
+//! - **arena-I4**: At any time while a plan is carried out, `claimed_bytes` is at least the bytes that the system holds: the
 //!   committed bytes, and the overhead of their regions.
-//! - **arena-I5**: The holes of discrete regions in use, and no others, are also in `regions` of their set.
-//! - **arena-I6** (`reserve`): The reserved floor is committed, outside of the ranges of reserves.
-//! - **arena-I7**: Uncommitted extents are whole granules.
+//! - **arena-I5**: A hole is also in `regions` of its set exactly if it is a part of a separate region, and not the whole region.
+//! - **arena-I6** (`reserve`): The floor of a reserve (`kept_bytes`) is at most the bytes that are committed outside of the
+//!   ranges of reserves.
+//! - **arena-I7**: Uncommitted extents consist of whole granules.
 
 mod compaction;
 mod demand;
-mod discrete;
 mod extent;
 mod extent_set;
 mod finish;
@@ -46,6 +46,7 @@ mod grow;
 mod plan;
 mod reserve;
 mod retain;
+mod separate_regions;
 mod shrink;
 
 #[cfg(test)]
@@ -57,10 +58,10 @@ mod tests {
 
 use std::collections::BTreeMap;
 
-use discrete::RegionsInUse;
 use extent::{Grid, RANGES_MAX};
 use extent_set::ExtentSet;
 use retain::{IdleGranules, IdleRun};
+use separate_regions::RegionsInUse;
 
 pub(crate) use demand::Demand;
 pub(crate) use extent::{Extent, RANGE_BYTES_MAX};
@@ -69,8 +70,8 @@ pub(crate) use grow::GrowthLimits;
 pub(crate) use plan::{Plan, Step, StepOutcome};
 pub(crate) use retain::Retention;
 
-/// The set that indexes the holes of a range. Buffers of any size share virtual ranges and reserves; a discrete region
-/// takes small or large buffers (policy-R11), so that a long-lived small buffer does not keep a large region committed.
+/// The set that indexes the holes of a range. Buffers of any size share virtual ranges and reserves. A separate region takes
+/// either small or large buffers (policy-R11), so that a long-lived small buffer does not keep a large region committed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum HoleSet {
     Shared,
@@ -82,12 +83,12 @@ const HOLE_SETS: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RangeKind {
-    /// Uncommitted at first, committed granule by granule.
+    /// Initially uncommitted, and committed granule by granule.
     Virtual,
     /// Always committed.
     Reserve,
     /// One region: committed by one call, decommitted by one call.
-    Discrete,
+    Separate,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -101,29 +102,30 @@ struct ArenaRange {
 /// The sizes of the arena, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct ArenaStats {
-    /// Committed now, as far as plans are finished; granules being decommitted count until that is finished.
+    /// Committed bytes. A plan changes them when it is finished: granules that it decommits count until then, and granules that
+    /// it commits do not.
     pub(crate) committed_bytes: u64,
-    /// Committed with its overhead, plus what unfinished plans may add at their worst moment.
+    /// Committed bytes with their overhead, and the most that unfinished plans may add to them at any time.
     pub(crate) claimed_bytes: u64,
-    /// Bytes that the system holds for discrete regions in addition to their length.
+    /// Bytes that the system holds for separate regions in addition to their length.
     pub(crate) overhead_bytes: u64,
-    /// In buffers, including buffers of unfinished plans.
+    /// Bytes in buffers, including the buffers of unfinished plans.
     pub(crate) live_bytes: u64,
-    /// Free and committed, and not in transit.
+    /// Bytes that are free and committed, and not in transit.
     pub(crate) hole_bytes: u64,
     /// Bytes of holes in granules that are wholly free and may be decommitted or remapped.
     pub(crate) idle_bytes: u64,
-    /// Committed in ranges of reserves.
+    /// Committed bytes in ranges of reserves.
     pub(crate) reserve_bytes: u64,
     /// Bytes of holes in ranges of reserves, which are kept.
     pub(crate) reserve_hole_bytes: u64,
-    /// In granules of unfinished plans.
+    /// Bytes in granules of unfinished plans.
     pub(crate) transit_bytes: u64,
-    /// Committed granules, discrete regions and reserves: each is a mapping of the process.
+    /// Committed granules, separate regions and reserves. Each is one mapping of the process.
     pub(crate) mappings: u64,
 }
 
-/// The address ranges and their indices. See the module.
+/// The address ranges and their indices. The [module](self) describes them.
 pub(crate) struct Arena {
     growth: GrowthMode,
     /// Sizes of the granules of the virtual ranges.
@@ -143,24 +145,24 @@ pub(crate) struct Arena {
     stats: ArenaStats,
     /// Committed bytes that unfinished plans decommit or remap.
     leaving_bytes: u64,
-    /// Bytes that unfinished plans may add to what is held, at their worst moment.
+    /// The most bytes that unfinished plans may add to the bytes that the system holds at any time.
     planned_bytes: u64,
-    /// Releases leave so much committed outside of the ranges of reserves.
+    /// Bytes outside of the ranges of reserves that releases leave committed.
     kept_bytes: u64,
 }
 
 /// How the arena grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum GrowthMode {
-    /// By granules, anywhere in the virtual ranges: the smallest have this many bytes (a power of two), and those at higher
-    /// offsets more (`GranuleSizes`). A buffer may span granules.
+    /// By granules, anywhere in the virtual ranges. The smallest granules have this many bytes (a power of two), and granules at
+    /// higher offsets may be larger (`GranuleSizes`). A buffer may span granules.
     Granules(u64),
-    /// By discrete regions. A buffer lies in one region.
+    /// By separate regions. Each buffer lies within one region.
     Regions,
 }
 
 impl Arena {
-    /// An arena without ranges.
+    /// Returns an arena without ranges.
     pub(crate) fn new(growth: GrowthMode, retention: Retention) -> Self {
         let smallest_bytes = if let GrowthMode::Granules(bytes) = growth { bytes } else { 1 };
         Self {
@@ -182,17 +184,18 @@ impl Arena {
         }
     }
 
-    /// Returns the arena with granules of these sizes; to be called before it has a range.
+    /// Returns the arena with granules of these sizes. Must be called before the arena has a range.
     pub(crate) fn with_granule_sizes(self, sizes: GranuleSizes) -> Self {
         Self { sizes, ..self }
     }
 
-    /// Returns the arena with `held_bytes`, which returns the bytes that the system holds for a region of the given length.
+    /// Returns the arena with `held_bytes` as the function that computes the bytes that the system holds for a region of the
+    /// given length.
     pub(crate) fn with_region_cost(self, held_bytes: impl Fn(u64) -> u64 + Send + 'static) -> Self {
         Self { region_cost: Box::new(held_bytes), ..self }
     }
 
-    /// The bytes that the system holds for granules, or a region, of `bytes`.
+    /// Returns the bytes that the system holds for granules, or for a region, of `bytes`.
     pub(crate) fn held_bytes(&self, bytes: u64) -> u64 {
         match self.growth {
             GrowthMode::Granules(_) => bytes,
@@ -200,7 +203,7 @@ impl Arena {
         }
     }
 
-    /// The bytes to claim for a buffer of `bytes` that has no committed memory.
+    /// Returns the bytes to claim for a buffer of `bytes` if all of its memory must be committed.
     pub(crate) fn grown_bytes(&self, bytes: u64) -> u64 {
         match self.growth {
             GrowthMode::Granules(_) => self.sizes.up(bytes),
@@ -208,8 +211,8 @@ impl Arena {
         }
     }
 
-    /// Adds an uncommitted virtual range of `bytes`, rounded down to whole granules; returns its number. `None` if the
-    /// arena grows by regions, the range would be empty or too long, or there are too many ranges.
+    /// Adds an uncommitted virtual range of `bytes`, rounded down to whole granules, and returns its number. Returns `None` if
+    /// the arena grows by regions, if the range would be empty or too long, or if there are too many ranges.
     pub(crate) fn add_virtual_range(&mut self, bytes: u64) -> Option<u32> {
         if self.growth == GrowthMode::Regions || bytes > RANGE_BYTES_MAX {
             return None;
@@ -219,7 +222,8 @@ impl Arena {
         Some(id)
     }
 
-    /// Adds a reserve (policy-R10): `bytes` that are committed already and kept, for buffers of every size.
+    /// Adds a reserve (policy-R10) for buffers of every size. Its `bytes` are committed already, and are kept. Returns the number
+    /// of its range.
     pub(crate) fn add_reserve(&mut self, bytes: u64) -> Option<u32> {
         let id = self.add_range(RangeKind::Reserve, bytes, HoleSet::Shared)?;
         let extent = self.ranges.get(&id)?.extent;
@@ -243,28 +247,30 @@ impl Arena {
         Some(id)
     }
 
-    /// The range that `extent` lies in. It exists for every buffer that the arena returned, until that is freed.
+    /// Returns the range that contains `extent`. For a buffer that the arena returned, the range exists until the buffer is
+    /// freed.
     fn range_of(&self, extent: Extent) -> Option<ArenaRange> {
         self.ranges.get(&extent.range()).copied()
     }
 
-    /// The set for buffers of `bytes`, besides the shared one.
+    /// Returns the set that serves buffers of `bytes` in addition to the shared set.
     fn own_set(&self, bytes: u64) -> HoleSet {
         match self.growth {
             GrowthMode::Granules(_) => HoleSet::Shared,
-            GrowthMode::Regions if bytes <= discrete::SMALL_BYTES_MAX => HoleSet::Small,
+            GrowthMode::Regions if bytes <= separate_regions::SMALL_BYTES_MAX => HoleSet::Small,
             GrowthMode::Regions => HoleSet::Large,
         }
     }
 
-    /// Takes `bytes` from committed holes, without a driver call: from the tightest, the lowest among equals
-    /// (policy-R5), or in discrete regions by policy-R11. All bytes are multiples of a
-    /// page, and so is the address.
+    /// Takes a buffer of `bytes` from a committed hole, without a driver call. Chooses the tightest hole, the lowest among equals
+    /// (policy-R5), or in separate regions the hole that policy-R11 prescribes. All lengths are multiples of a page, so the
+    /// address is, too.
     pub(crate) fn carve(&mut self, bytes: u64) -> Option<Extent> {
         self.carve_in(self.own_set(bytes), bytes)
     }
 
-    /// As [`carve`](Self::carve), from discrete regions for buffers of other lengths: the last resort of policy-R11.
+    /// Carves like [`carve`](Self::carve), but from separate regions for buffers of the other kind (small or large): the last
+    /// resort of policy-R11.
     pub(crate) fn carve_in_other_regions(&mut self, bytes: u64) -> Option<Extent> {
         let other = if self.own_set(bytes) == HoleSet::Small { HoleSet::Large } else { HoleSet::Small };
         self.carve_in(other, bytes)
@@ -279,21 +285,21 @@ impl Arena {
         Some(buffer)
     }
 
-    /// The length of the longest hole.
+    /// Returns the length of the longest hole.
     pub(crate) fn longest_hole_bytes(&self) -> u64 {
         self.holes.iter().map(ExtentSet::longest_bytes).max().unwrap_or(0)
     }
 
-    /// The hole that policy-R11 chooses: one of exactly `bytes`, else one in the oldest region in use, else the tightest
-    /// empty region.
+    /// Returns the hole that policy-R11 chooses: a hole of exactly `bytes`, else a hole in the oldest region in use, else the
+    /// tightest empty region.
     fn best_in_regions(&self, own: HoleSet, bytes: u64) -> Option<Extent> {
-        // If no region in use fits, this is an empty one.
+        // If no region in use has a hole that fits, this hole is an empty region.
         let tightest = self.holes[own as usize].tightest(bytes)?;
         let in_use = if tightest.bytes() == bytes { None } else { self.regions[own as usize].best(bytes) };
         Some(in_use.unwrap_or(tightest))
     }
 
-    /// Returns the bytes of a buffer; granules that are wholly free now are idle since `now_us`.
+    /// Frees a buffer. Granules that are wholly free now are idle since `now_us`.
     pub(crate) fn free(&mut self, buffer: Extent, now_us: u64) {
         self.stats.live_bytes -= buffer.bytes();
         self.add_hole(buffer, now_us);
@@ -308,7 +314,7 @@ impl Arena {
         }
     }
 
-    /// Takes `part`, which is free, out of its hole, as [`take`](Self::take) does.
+    /// Finds the hole that contains `part`, and takes `part` out of it as [`take`](Self::take) does.
     fn take_free(&mut self, part: Extent, idle_before: impl FnMut(IdleRun)) {
         let set = self.range_of(part).map(|range| range.set);
         if let Some((set, hole)) = set.and_then(|set| Some((set, self.holes[set as usize].around(part)?))) {
@@ -318,7 +324,8 @@ impl Arena {
         }
     }
 
-    /// Takes `part` of `hole` out of the holes and the idle granules; passes the latter to `idle_before`.
+    /// Removes `part` of `hole` from the holes, and the granules that it touches from the idle granules. Passes the removed idle
+    /// runs to `idle_before`.
     fn take(&mut self, set: HoleSet, hole: Extent, part: Extent, idle_before: impl FnMut(IdleRun)) {
         self.holes[set as usize].cut(hole, part);
         let Some(range) = self.range_of(part) else { return };
@@ -326,7 +333,7 @@ impl Arena {
             self.stats.reserve_hole_bytes -= part.bytes();
             return;
         }
-        if range.kind == RangeKind::Discrete {
+        if range.kind == RangeKind::Separate {
             let regions = &mut self.regions[set as usize];
             regions.remove(hole, range.extent);
             hole.without(part).into_iter().flatten().for_each(|rest| regions.add(rest, range.extent));
@@ -336,7 +343,8 @@ impl Arena {
         }
     }
 
-    /// Adds `part`, which is committed and free now, to the holes.
+    /// Adds `part`, which is committed and has become free, to the holes. Granules that are wholly free now are idle since
+    /// `since_us`.
     fn add_hole(&mut self, part: Extent, since_us: u64) {
         let Some(range) = self.range_of(part) else {
             debug_assert!(false, "{part:?} lies in no range");
@@ -347,7 +355,7 @@ impl Arena {
             self.stats.reserve_hole_bytes += part.bytes();
             return;
         }
-        if range.kind == RangeKind::Discrete {
+        if range.kind == RangeKind::Separate {
             let regions = &mut self.regions[range.set as usize];
             hole.without(part).into_iter().flatten().for_each(|old| regions.remove(old, range.extent));
             regions.add(hole, range.extent);
@@ -357,11 +365,11 @@ impl Arena {
         }
     }
 
-    /// Recounts the invariants of the arena and of its indices, in a walk over everything.
+    /// Recounts the invariants of the arena and of its indices by walking through all extents.
     ///
     /// # Errors
     ///
-    /// The first invariant that does not hold, with its numbers.
+    /// The first violated invariant, with its numbers.
     #[cfg(test)]
     pub(crate) fn validate(&self) -> Result<(), String> {
         self.holes.iter().chain([&self.uncommitted]).try_for_each(ExtentSet::validate)?;
@@ -376,7 +384,8 @@ impl Arena {
                 stats.committed_bytes
             ));
         }
-        // A buffer may lie in granules in transit, so this check of arena-I1 is a bound.
+        // While a plan is unfinished, bytes of its buffer may lie in granules in transit, so this check of arena-I1 is only a
+        // bound.
         let known = stats.hole_bytes + uncommitted_bytes + stats.live_bytes;
         if known > all_bytes || known + stats.transit_bytes < all_bytes {
             return Err(format!("arena-I1: {stats:?} and {uncommitted_bytes} uncommitted do not tile {all_bytes}"));
@@ -407,7 +416,7 @@ impl Arena {
                 }
                 all.push(hole);
                 reserve_bytes += if range.kind == RangeKind::Reserve { hole.bytes() } else { 0 };
-                in_regions.extend((range.kind == RangeKind::Discrete).then_some((hole, range.extent)));
+                in_regions.extend((range.kind == RangeKind::Separate).then_some((hole, range.extent)));
                 let granules = range.grid.granules_decided(hole, hole).filter(|_| range.kind != RangeKind::Reserve);
                 let Some(granules) = granules else { continue };
                 let counted: u64 = self.idle.within(granules).map(|run| run.extent.bytes()).sum();

@@ -1,4 +1,4 @@
-//! Plans: the slow calls that the pool makes for the arena, and how they ended.
+//! Plans: the slow calls that the pool makes for the arena, and their outcomes.
 //!
 //! ```text
 //!   under the lock        no lock held                 under the lock
@@ -18,27 +18,28 @@ pub(crate) enum Step {
     Decommit { extent: Extent },
     /// Move the memory of the idle granules `from` to the uncommitted granules `to`, which have the same length.
     Remap { from: Extent, to: Extent },
-    /// Commit these uncommitted granules, or acquire this whole region: one pin call.
+    /// Commit these uncommitted granules, or acquire this whole region. This takes one pin call.
     Commit { extent: Extent },
 }
 
 impl Step {
-    /// The extent that a decommit returns; `None` for other steps.
+    /// Returns the extent that this step decommits, or `None` for other steps.
     pub(crate) fn decommitted(&self) -> Option<Extent> {
         if let Self::Decommit { extent } = *self { Some(extent) } else { None }
     }
 }
 
-/// Steps to make in order and then finish. A plan that is dropped leaves its granules in transit.
+/// Steps to make in order, after which the plan must be finished. The granules of a dropped plan stay in transit
+/// permanently.
 #[derive(Debug)]
 #[must_use = "a plan holds granules in transit until `Arena::finish_plan`"]
 pub(crate) struct Plan {
-    /// The buffer that this plan is for.
+    /// The buffer for which this plan was made.
     pub(super) buffer: Option<Extent>,
     pub(super) steps: Vec<Step>,
     /// Idle granules that the plan took, with their ages, so that a failed plan can be undone exactly.
     pub(super) idle_before: Vec<IdleRun>,
-    /// Bytes that this plan adds to what is held, at its worst moment.
+    /// The most bytes that this plan adds to the bytes that the system holds at any time.
     pub(super) claim_bytes: u64,
     pub(super) surplus_bytes: u64,
 }
@@ -48,28 +49,29 @@ impl Plan {
         &self.steps
     }
 
-    /// Bytes that it commits beyond what the buffer needs.
+    /// Returns the bytes that the plan commits beyond what its buffer needs.
     pub(crate) fn surplus_bytes(&self) -> u64 {
         self.surplus_bytes
     }
 
-    /// Returns whether it only releases. Its steps are independent: each is tried, also after another has failed.
+    /// Returns whether the plan only decommits. The steps of such a plan are independent: each step is tried, even if an earlier
+    /// step failed.
     pub(crate) fn is_release(&self) -> bool {
         self.steps.iter().all(|step| step.decommitted().is_some())
     }
 
-    /// The buffer, valid once all steps are done.
+    /// Returns the buffer, which is valid once all steps were made.
     pub(crate) fn buffer(&self) -> Option<Extent> {
         self.buffer
     }
 }
 
-/// How a step ended. A plan has the outcomes of its first steps; the other steps were not tried.
+/// The outcome of a step. Outcomes are listed for the first steps of a plan; the other steps were not tried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StepOutcome {
     Made,
-    /// It changed nothing.
+    /// The step changed nothing.
     Failed,
-    /// A remap that failed after it had decommitted its source.
+    /// A remap failed after it had decommitted its source.
     Lost,
 }

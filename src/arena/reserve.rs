@@ -10,19 +10,21 @@
 //! The floor counts bytes, not addresses: granules that a request commits while the reserve is being built are part of it, and
 //! reserve granules may be remapped like any other granules.
 //!
-//! The floor never exceeds what is committed (arena-I6): each completion lowers it if necessary.
+//! The floor never exceeds the bytes that are committed (arena-I6): whenever a plan is finished, the floor is lowered to them if
+//! necessary.
 
 use super::extent::{Extent, first_bytes};
 use super::plan::{Plan, Step};
 use super::{Arena, GrowthMode};
 
 impl Arena {
-    /// Plans to commit the lowest uncommitted granules, about `bytes` of one size and at least one, for no buffer: a hole
-    /// when finished.
+    /// Plans to commit the lowest uncommitted granules, without a buffer: about `bytes` in granules of one size, and at least one
+    /// granule. They become a hole when the plan is finished.
     ///
     /// # Errors
     ///
-    /// The bytes of the next granule if these exceed `commit_bytes`; 0 if nothing is uncommitted.
+    /// The bytes of the next granule if they exceed `commit_bytes`, or 0 if no granule is uncommitted or the arena grows by
+    /// regions.
     pub(crate) fn commit_next(&mut self, bytes: u64, commit_bytes: u64) -> Result<Plan, u64> {
         if self.growth == GrowthMode::Regions {
             return Err(0);
@@ -39,34 +41,34 @@ impl Arena {
         Ok(self.plan(None, vec![Step::Commit { extent }], Vec::new()))
     }
 
-    /// From now on keeps `bytes` more of the memory outside of reserves committed, as far as so much is committed.
+    /// Raises the floor by `bytes`, at most to the bytes that are committed outside of reserves.
     pub(crate) fn keep(&mut self, bytes: u64) {
         self.kept_bytes = self.kept_bytes.saturating_add(bytes);
         self.record_kept();
     }
 
-    /// Bytes that releases leave committed outside of reserves.
+    /// Returns the floor: the bytes outside of reserves that releases leave committed.
     pub(crate) fn kept_bytes(&self) -> u64 {
         self.kept_bytes
     }
 
-    /// Committed outside of the ranges of reserves.
+    /// Returns the bytes that are committed outside of the ranges of reserves.
     pub(crate) fn committed_outside_reserves(&self) -> u64 {
         self.stats.committed_bytes - self.stats.reserve_bytes
     }
 
-    /// Bytes of idle granules and regions that may be released without a part of what is kept.
+    /// Returns the bytes of idle granules and regions that may be released without going below the floor.
     pub(crate) fn releasable_bytes(&self) -> u64 {
         let staying = self.committed_outside_reserves() - self.leaving_bytes;
         self.idle.bytes().min(staying.saturating_sub(self.kept_bytes))
     }
 
-    /// Lowers the floor to what is still committed.
+    /// Lowers the floor to the bytes that are still committed.
     pub(super) fn record_kept(&mut self) {
         self.kept_bytes = self.kept_bytes.min(self.committed_outside_reserves());
     }
 
-    /// The first of `selected` that make up no more than `most_bytes`, whole granules.
+    /// Returns the first of `selected` with at most `most_bytes` together. The last extent is cut to whole granules.
     pub(super) fn no_more_than(&self, selected: Vec<Extent>, most_bytes: u64) -> Vec<Extent> {
         let down = |extent: Extent, end| self.range_of(extent).map_or(end, |range| range.grid.down(end));
         first_bytes(selected, most_bytes, down)
@@ -103,7 +105,7 @@ mod tests {
         arena.free(spanning, 0);
         assert!(arena.release_down_to(0).is_none() && arena.release_idle(GRANULE).is_none());
         assert!(arena.release_due(3_600_000_000).is_none() && arena.releasable_bytes() == 0);
-        // Only what exceeds the floor is released.
+        // Only the bytes above the floor are released.
         let plan = arena.grow(12 * GRANULE, GrowthLimits::UNLIMITED).unwrap();
         let buffer = plan.buffer().unwrap();
         assert!(arena.finish_made(plan, 0));

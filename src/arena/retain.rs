@@ -1,14 +1,15 @@
-//! Idle granules, which are committed and wholly free, and the time since when. Granules that became idle together stay
-//! one run.
+//! Idle granules, which are committed and wholly free, and the times since which they have been idle. Granules that became idle
+//! together are one run.
 //!
 //! A run is added when the last byte of its granules is freed, and removed when a buffer, a remap or a decommit takes it. Each
 //! run that is split or removed was added by one free, so a carve or a free takes O(log n) amortised time, however many granules
-//! a buffer spans. Each step of time decommits a share of the due granules, which resembles the decay of jemalloc's dirty pages.
+//! a buffer spans. At fixed intervals a share of the due granules is decommitted, which resembles the decay of jemalloc's dirty
+//! pages.
 //!
-//! Reads no clock: callers pass times in microseconds.
+//! This module reads no clock: callers pass times in microseconds.
 //!
-//! - **retain-I1**: `runs` and `by_age` have the same runs; runs do not overlap.
-//! - **retain-I2**: `bytes` is the sum of their lengths.
+//! - **retain-I1**: `runs` and `by_age` contain the same runs, and runs do not overlap.
+//! - **retain-I2**: `bytes` is the sum of the lengths of the runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,13 +18,13 @@ use super::granules::GranuleSizes;
 
 #[derive(Clone, Default, Debug)]
 pub(super) struct IdleGranules {
-    /// Start of a run -> its end and the time since when it is idle.
+    /// Start of a run -> its end, and the time since which it has been idle.
     runs: BTreeMap<u64, (u64, u64)>,
     by_age: BTreeSet<(u64, u64)>,
     bytes: u64,
 }
 
-/// A run of idle granules and the time its last byte was freed.
+/// A run of idle granules and the time since which it counts as idle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct IdleRun {
     pub(super) extent: Extent,
@@ -41,7 +42,7 @@ impl IdleGranules {
         self.by_age.insert((run.since_us, run.extent.start));
     }
 
-    /// Removes what is idle within `extent` and passes each run of it to `taken`, by address.
+    /// Removes all idle granules within `extent` and passes each removed run to `taken`, by address.
     pub(super) fn cut(&mut self, extent: Extent, mut taken: impl FnMut(IdleRun)) {
         let first = self.runs.range(..=extent.start).next_back().map_or(extent.start, |(&start, _)| start);
         while let Some((&start, &(end, since_us))) =
@@ -60,7 +61,7 @@ impl IdleGranules {
         }
     }
 
-    /// The idle runs within `extent`, by address.
+    /// Returns the idle runs within `extent`, by address.
     pub(super) fn within(&self, extent: Extent) -> impl Iterator<Item = IdleRun> + '_ {
         let first = self.runs.range(..=extent.start).next_back().map_or(extent.start, |(&start, _)| start);
         self.runs.range(first..extent.end).filter_map(move |(&start, &(end, since_us))| {
@@ -68,7 +69,7 @@ impl IdleGranules {
         })
     }
 
-    /// Bytes of the idle granules within `extent`. Needs no search if it has all of them.
+    /// Returns the bytes of the idle granules within `extent`. Needs no search if all idle granules are within `extent`.
     pub(super) fn bytes_within(&self, extent: Extent) -> u64 {
         let starts_before = self.runs.first_key_value().is_some_and(|(&start, _)| start < extent.start);
         let ends_behind = self.runs.last_key_value().is_some_and(|(_, &(end, _))| end > extent.end);
@@ -78,7 +79,7 @@ impl IdleGranules {
         self.bytes
     }
 
-    /// All runs, the longest idle first, the lowest address of equals first.
+    /// Returns all runs, the longest idle first, and the lowest address first among equals.
     pub(super) fn longest_idle(&self) -> impl Iterator<Item = IdleRun> + '_ {
         self.by_age.iter().filter_map(|&(since_us, start)| {
             self.runs.get(&start).map(|&(end, _)| IdleRun { extent: Extent { start, end }, since_us })
@@ -111,24 +112,24 @@ impl IdleGranules {
 /// When idle granules are decommitted, and how many (policy-R9).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Retention {
-    /// How long a granule is idle before it is due; `None`: it never is.
+    /// Time for which a granule must be idle until it is due; `None` if it never is.
     pub(crate) idle_timeout_us: Option<u64>,
-    /// Time between two decommits.
+    /// Shortest time between two plans of due decommits.
     pub(crate) step_us: u64,
-    /// Each step decommits one part in this many of the due granules, at least one.
+    /// Each plan decommits one part in this many of the due bytes or regions, and at least one granule or region.
     pub(crate) share: u64,
 }
 
 impl Default for Retention {
-    /// A fifth each second of the granules that have been idle for 60 s.
+    /// Returns the retention that decommits, each second, a fifth of the granules that have been idle for 60 s.
     fn default() -> Self {
         Self { idle_timeout_us: Some(60_000_000), step_us: 1_000_000, share: 5 }
     }
 }
 
 impl Retention {
-    /// Granules idle for `idle_timeout_us` are decommitted a fifth each second, as by default, or at once if the time is shorter
-    /// than these steps take.
+    /// Returns the retention for granules that have been idle for `idle_timeout_us`: a fifth is decommitted each second, as by
+    /// default, or everything at once if the timeout is below 10 s, which is less than these steps would take.
     pub(crate) fn after(idle_timeout_us: Option<u64>) -> Self {
         const BRIEF_US: u64 = 10_000_000;
         let default = Self::default();
@@ -138,7 +139,7 @@ impl Retention {
         }
     }
 
-    /// The runs that are due, the longest idle first.
+    /// Returns the due runs, the longest idle first.
     pub(super) fn due(self, idle: &IdleGranules, now_us: u64) -> impl Iterator<Item = IdleRun> + '_ {
         let is_due = move |run: &IdleRun| {
             self.idle_timeout_us.is_some_and(|idle_timeout_us| run.since_us.saturating_add(idle_timeout_us) <= now_us)
@@ -146,8 +147,8 @@ impl Retention {
         idle.longest_idle().take_while(is_due)
     }
 
-    /// The granules of `sizes` to decommit at `now_us`: the due share in bytes. With `None` each run is a region, which is
-    /// decommitted as a whole and counts as one.
+    /// Selects the granules to decommit at `now_us`: the share of the due bytes, in granules of `sizes`. If `sizes` is `None`,
+    /// each run is a region, which is decommitted as a whole and counts as 1.
     pub(super) fn select(&self, idle: &IdleGranules, sizes: Option<GranuleSizes>, now_us: u64) -> Vec<Extent> {
         let weight = |extent: Extent| if sizes.is_some() { extent.bytes() } else { 1 };
         let due: u64 = self.due(idle, now_us).map(|run| weight(run.extent)).sum();

@@ -1,4 +1,4 @@
-//! The setting [`Backend`], and the choice of a source: the requested one, or the best that works.
+//! The setting [`Backend`], and the choice of a source: the requested source, or the best source that works.
 //!
 //! | pool | `Auto` tries, in this order |
 //! | --- | --- |
@@ -6,8 +6,8 @@
 //! | without (`tensorflow`) | `cuda`, `mlock`, `heap`: each miss is an allocation, for which `vmm` and `register` are too slow |
 //!
 //! A driver source is chosen if a trial could allocate memory, copy from it and release it ([`trial`]); otherwise the refusal is
-//! kept for the log line and the next source is tried. The trial of `vmm` makes no context, and copies only if there is a
-//! context; the trials of `register` and `cuda` make a context. A source that the user names is not tried before its first
+//! kept for the log line and the next source is tried. The trial of `vmm` creates no context, and copies only if there is a
+//! context; the trials of `register` and `cuda` create a context. If the user names a source, there is no trial before the first
 //! request, except for `vmm`.
 
 use std::path::Path;
@@ -23,7 +23,7 @@ use crate::report::{Finding, Severity};
 use pinpool_os::host;
 use pinpool_os::words::Size;
 
-/// Below this much lockable memory `Auto` chooses `heap`: a pool of one or two batches is of no use.
+/// If `RLIMIT_MEMLOCK` limits a pool to less than this, `Auto` chooses `heap`, because a pool for one or two batches is useless.
 const LEAST_LOCKABLE_BYTES: u64 = 64 << 20;
 
 /// The source from which a pool takes its memory.
@@ -80,7 +80,7 @@ impl Backend {
 pub struct Chosen {
     /// The source.
     pub source: Arc<dyn Source>,
-    /// `RLIMIT_MEMLOCK` in bytes, if it binds this process and is below the limit, which it then replaces.
+    /// `RLIMIT_MEMLOCK` in bytes, if it applies to this process and is below the pool's limit, which it then replaces.
     pub lock_limit_bytes: Option<u64>,
     /// Better sources that do not work here, each with the reason.
     pub passed_over: Vec<(&'static str, String)>,
@@ -94,12 +94,12 @@ impl Chosen {
     }
 }
 
-/// The source for `backend` under `options`.
+/// Returns the source for `backend` under `options`.
 pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chosen> {
     choose_on(backend, options, cfg!(target_os = "linux"))
 }
 
-/// On systems other than Linux no memory is pinned.
+/// Chooses a source as [`choose`] does, on Linux or on another system. On systems other than Linux no memory is pinned.
 fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Result<Chosen> {
     let options = PinOptions { node: existing_node(options.root, options.node)?, ..options };
     let unavailable = |why| ErrorKind::Unavailable { what: format!("backend `{}`", backend.name()), why };
@@ -135,7 +135,7 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
     Ok(chosen)
 }
 
-/// The finding that `source` ignores the requested node; `None` if it does not.
+/// Returns the finding that `source` ignores the requested node; `None` if it does not, or if no node is requested.
 fn node_ignored(source: &dyn Source, node: Option<u32>) -> Option<Finding> {
     let node = node.filter(|_| source.numa_node() != node)?;
     let found =
@@ -145,7 +145,7 @@ fn node_ignored(source: &dyn Source, node: Option<u32>) -> Option<Finding> {
     )
 }
 
-/// The requested node; `None` if the machine has one node.
+/// Returns the requested node; `None` if no node is requested, or if the machine has one node or its nodes are unknown.
 fn existing_node(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
     let Some(requested) = node else { return Ok(None) };
     let nodes = host::numa_nodes(root);
@@ -159,7 +159,7 @@ fn existing_node(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
     Err(ErrorKind::Setting { name: "PINPOOL_NUMA_NODE", value: requested.to_string(), why }.into())
 }
 
-/// The driver's sources that suit a pool with or without an arena, best first.
+/// Returns the driver sources that suit a pool with or without an arena, best first.
 fn driver_sources(has_arena: bool) -> &'static [&'static str] {
     if has_arena { &["vmm", "register", "cuda"] } else { &["cuda"] }
 }
@@ -167,7 +167,7 @@ fn driver_sources(has_arena: bool) -> &'static [&'static str] {
 /// Backends that do not work here, each with the reason.
 type PassedOver = Vec<(&'static str, String)>;
 
-/// The best source of the driver that works, or those that do not work, each with the reason.
+/// Returns the best driver source that works. If none works, the error contains all of them, each with the reason.
 fn best_of_driver(options: PinOptions<'_>) -> Result<Chosen, PassedOver> {
     let mut passed_over = Vec::new();
     for &name in driver_sources(options.has_arena) {
@@ -179,7 +179,7 @@ fn best_of_driver(options: PinOptions<'_>) -> Result<Chosen, PassedOver> {
     Err(passed_over)
 }
 
-/// The best source that works; `heap` if no other does.
+/// Returns the best source that works; `heap` if no other source works.
 fn best_available(options: PinOptions<'_>) -> Chosen {
     let mut passed_over = match best_of_driver(options) {
         Ok(chosen) => return chosen,
@@ -200,10 +200,10 @@ fn best_available(options: PinOptions<'_>) -> Chosen {
     }
 }
 
-/// A source of the driver that has passed its trial.
+/// Returns the driver source called `name`, after it has passed its trial.
 fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Chosen, String> {
     let mut chosen = Chosen::new(driver_source(name, options, false)?);
-    // `vmm` has tested a granule.
+    // Creating the source `vmm` has tested a granule already.
     if name != "vmm" {
         let trial = trial::run(&*chosen.source, Some(options.device), options.max_bytes);
         let untested = trial.map_err(|error| error.to_string())?.and_then(|trial| trial.untested);
@@ -212,7 +212,7 @@ fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Chosen, S
     Ok(chosen)
 }
 
-/// The finding about a present GPU that serves no backend; `None` if there is none.
+/// Returns the finding about a GPU that is present but not used by any backend; `None` if there is no GPU.
 fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -> Option<Finding> {
     let excluded = options.excluded.iter().find(|(name, _)| *name == "gpu");
     let gpu = excluded.map_or_else(|| gpu(options.device), |(name, why)| Finding::warning(name, why.clone()));
@@ -226,15 +226,15 @@ fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -
     }
 }
 
-/// The GPU with this ordinal: [`Severity::Ok`] if the driver provides it, [`Severity::Note`] if there is neither GPU nor driver,
-/// [`Severity::Warning`] else, with the cause and a remedy. Makes no context.
+/// Returns the finding about the GPU with this ordinal: [`Severity::Ok`] if the driver provides the GPU, [`Severity::Note`] if there
+/// is neither GPU nor driver, otherwise [`Severity::Warning`] with the cause and a remedy. Creates no context.
 #[cfg(feature = "cuda")]
 pub fn gpu(device: u32) -> Finding {
     crate::driver::state::find(device)
 }
 
-/// The finding about the GPU of a build without the feature `cuda`: [`Severity::Note`], or [`Severity::Warning`] if the machine
-/// has a GPU.
+/// Returns the finding about the GPU in a build without the feature `cuda`: [`Severity::Warning`] if the machine has a GPU, otherwise
+/// [`Severity::Note`].
 #[cfg(not(feature = "cuda"))]
 pub fn gpu(_device: u32) -> Finding {
     const WHY: &str = "built without the `cuda` feature";
@@ -245,8 +245,8 @@ pub fn gpu(_device: u32) -> Finding {
     }
 }
 
-/// The default GPU of a pool: the GPU that this process uses, else the first. A pool for another GPU would create a context
-/// there, which takes GPU memory.
+/// Returns the default GPU of a pool: the GPU that this process uses, else the first. A pool for another GPU would create a context
+/// on that GPU, which takes GPU memory.
 pub(crate) fn default_device() -> u32 {
     #[cfg(feature = "cuda")]
     return crate::driver::device::in_use().unwrap_or(0);
@@ -262,7 +262,8 @@ pub(crate) fn may_start_driver() -> bool {
     false
 }
 
-/// `RLIMIT_MEMLOCK` if it binds the pool; an error if memory cannot be locked, or too little of it.
+/// Returns `RLIMIT_MEMLOCK` if it limits the pool. Fails if no memory can be locked, or if it limits the pool to less than
+/// [`LEAST_LOCKABLE_BYTES`].
 fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
     trial::run(mlock, None, Some(host::PAGE_BYTES as u64)).map_err(|error| error.to_string())?;
     match lock_limit().filter(|&limit_bytes| max_bytes.is_none_or(|max_bytes| max_bytes > limit_bytes)) {
@@ -274,7 +275,7 @@ fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Optio
     }
 }
 
-/// A source of the driver; `vmm` has tried a granule. `is_named`: the user named it.
+/// Creates a driver source; creating `vmm` includes its trial. `is_named` says whether the user named the source.
 #[cfg(feature = "cuda")]
 pub(crate) fn driver_source(name: &str, options: PinOptions<'_>, is_named: bool) -> Result<Arc<dyn Source>, String> {
     use super::cuda::CudaSource;

@@ -1,6 +1,7 @@
 //! Memory that the CUDA driver pins: `cuMemHostAlloc`, portable (every context may copy from it) and cached.
 //!
-//! Never write-combined: reading such memory on the host is very slow. The driver is loaded at run time.
+//! The memory is never write-combined, because reading write-combined memory on the host is very slow. The driver is loaded at run
+//! time.
 //!
 //! ```text
 //!   the driver's block    [ ... |<------- len_bytes ------->| ... ]     a small block begins anywhere in a page
@@ -22,14 +23,14 @@ use crate::driver::device::Device;
 use crate::error::SourceError;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
-/// The driver carves blocks below this out of larger ones and guarantees no alignment for them.
+/// The driver carves blocks below this size out of larger blocks, and guarantees no alignment for them.
 const CARVED_BYTES: usize = GRANULE_BYTES;
 
-/// Memory pinned by the CUDA driver for one device, readable by all.
+/// Memory pinned by the CUDA driver for one device, readable by all devices.
 #[derive(Debug)]
 pub struct CudaSource {
     device: Arc<Device>,
-    /// Numbers of the regions, in pages. The lower bits of an id are the bytes of the driver's block before its region.
+    /// Numbers of the regions. The id of a region is its number times the page size, plus the region's offset in the driver's block.
     ids: RegionIds,
 }
 
@@ -73,7 +74,7 @@ unsafe impl Source for CudaSource {
             let _leaked = unsafe { calls::host_free(block.cast()) };
             return Err(SourceError::new("cuMemHostAlloc", "the driver's block holds no page-aligned region"));
         };
-        // Less than a page.
+        // `skip` is less than a page, so `release` can find it in the id.
         Ok(Region::new(start, len_bytes, self.ids.next() * PAGE_BYTES as u64 + skip as u64))
     }
 

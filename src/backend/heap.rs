@@ -13,14 +13,14 @@ use super::source::{PinnedBy, Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, VirtualMemory};
 use crate::error::SourceError;
 
-/// Anonymous mappings, which the kernel locks into memory or not.
+/// Anonymous mappings, which the kernel locks into memory (`mlock`) or does not lock (`heap`).
 #[derive(Debug, Default)]
 pub struct HeapSource {
     is_locked: bool,
     ids: RegionIds,
     /// Requested NUMA node of the pages.
     node: Option<u32>,
-    /// For fast acquisitions, such as a reserve.
+    /// The huge pages for fast acquisitions, such as a reserve.
     hugetlb: HugeTlb,
 }
 
@@ -35,7 +35,7 @@ impl HeapSource {
         Self { is_locked: true, ..Self::default() }
     }
 
-    /// The same source with the options of a pool.
+    /// Returns the same source with the options of a pool.
     pub(super) fn for_pool(self, options: &PinOptions<'_>) -> Self {
         let node = options.node.filter(|&node| one_of_several(options.root, node));
         Self { node, hugetlb: options.hugetlb, ..self }
@@ -71,11 +71,11 @@ unsafe impl Source for HeapSource {
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        // The first lock fails at the limit before a page is touched; the second covers pages that are present.
+        // This first lock fails at the limit before a page is touched. The second lock, below, covers pages that are then present.
         let lock_first = |region: &Region| self.if_locked(|| lock_on_fault(region));
         let (id, place) = (self.ids.next(), (threads, self.node));
         let (region, is_set_aside) = self.hugetlb.acquire(len_bytes, id, place, progress, lock_first)?;
-        // Pages that are set aside are never paged out, and need no lock.
+        // Huge pages that were set aside are never paged out, so they need no lock.
         let locked = if is_set_aside { Ok(()) } else { self.if_locked(|| lock(region.start(), len_bytes)) };
         // SAFETY: mapped above, no reference into it was made.
         unsafe { mapping::keep_if(locked, region) }
@@ -101,7 +101,7 @@ unsafe impl VirtualMemory for HeapSource {
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let start = range.at(offset, bytes)?;
-        // SAFETY: the caller's promise: not committed.
+        // SAFETY: the caller promises that none of these pages is committed.
         unsafe { mapping::commit(start, bytes) }?;
         self.if_locked(|| lock(start, bytes)).inspect_err(|_| {
             // SAFETY: committed above, and not returned to the caller.

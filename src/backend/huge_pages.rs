@@ -1,11 +1,11 @@
 //! Huge pages that the administrator has set aside (hugetlb), for whole regions: a reserve that is waited for, and the regions
 //! of `register`.
 //!
-//! They need no `khugepaged` and no memory that happens to be contiguous, are never swapped, and do not count under
-//! `RLIMIT_MEMLOCK`. Each mapping sets its pages aside when it is made (never `MAP_NORESERVE`), so a touch cannot fail for lack
-//! of pages. The cgroup limit may still be exceeded, so a call that can return an error brings the pages in before they are
-//! touched. Forked children do not get these mappings: a write of the parent would have to copy a page, and since no page is set
-//! aside for the copy, the kernel would end the child.
+//! These pages need neither `khugepaged` nor memory that happens to be contiguous, are never swapped, and do not count towards
+//! `RLIMIT_MEMLOCK`. Each mapping claims its pages when it is created (never `MAP_NORESERVE`), so a touch cannot fail for lack
+//! of pages. A touch could still exceed the cgroup limit, so a call that can return an error brings the pages in before they are
+//! touched. Forked children do not inherit these mappings: a write of the parent would have to copy a page, and since no page is
+//! set aside for the copy, the kernel would end the child.
 #![allow(unsafe_code)] // Maps memory.
 
 use std::cell::Cell;
@@ -36,7 +36,7 @@ pub enum HugeTlb {
 }
 
 impl HugeTlb {
-    /// Length of a page; `None` for none.
+    /// Returns the length of a page; `None` for [`HugeTlb::Off`].
     pub(crate) fn page_bytes(self) -> Option<u64> {
         match self {
             Self::Off => None,
@@ -50,7 +50,7 @@ impl HugeTlb {
         matches!(self, Self::Of2MiB | Self::Of1GiB)
     }
 
-    /// The finding that no requested page is free; `None` if there are some.
+    /// Returns the finding that no page of the requested size is free; `None` if there are some, or if no size was requested.
     pub(crate) fn finding(self, root: &Path) -> Option<Finding> {
         let page_bytes = self.page_bytes().filter(|_| self.is_required())?;
         let found = match huge_pages(root, page_bytes) {
@@ -61,7 +61,7 @@ impl HugeTlb {
         Some(Finding::warning("hugetlb", format!("{found} has no effect")).remedy(self.remedy()))
     }
 
-    /// How the administrator sets pages aside.
+    /// Returns a text that says how the administrator sets pages aside.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::Of1GiB => {
@@ -72,15 +72,15 @@ impl HugeTlb {
         }
     }
 
-    /// The lack of pages of the requested size, for a log line, if fewer than `wanted_bytes` are in them.
+    /// Returns a text for a log line if the user requested a page size and fewer than `wanted_bytes` are in such pages.
     pub(crate) fn lack(self, had_bytes: impl FnOnce() -> u64, wanted_bytes: u64) -> Option<String> {
         let had_bytes = self.is_required().then(had_bytes).filter(|&had_bytes| had_bytes < wanted_bytes)?;
         let [had, wanted] = [had_bytes, wanted_bytes].map(Size);
         Some(format!("{had} of {wanted} are in huge pages (PINPOOL_HUGETLB={self}); {}", self.remedy()))
     }
 
-    /// A region of `len_bytes`, all present, and whether it is in pages that were set aside. If there are too few, it is in other
-    /// pages, which are touched after `prepare`.
+    /// Returns a region of `len_bytes` with all pages present, and whether it is in pages that were set aside. If there are too few of
+    /// these, the region is in other pages, which are touched after a call of `prepare`.
     pub(super) fn acquire(
         self,
         len_bytes: usize,
@@ -96,8 +96,8 @@ impl HugeTlb {
         let page_bytes = self.page_bytes().filter(|_| mapping::HAS_RANGES).filter(is_whole);
         if let Some(region) = page_bytes.and_then(|bytes| mapping::map_hugetlb(len_bytes, bytes, id).ok()) {
             let filled = mapping::inherit(&region, false).and_then(|()| {
-                // A touch would end the process at the cgroup limit, so the kernel must bring pages in by a call. Fails before
-                // Linux 5.14.
+                // At the cgroup limit a touch would end the process, so the pages must be brought in by a call. This call fails before
+                // Linux 5.14, on which `populate` would touch the pages.
                 mapping::advise(region.start(), PAGE_BYTES, mapping::linux::MADV_POPULATE_WRITE)
             });
             let filled = filled.and_then(|()| fill(&region));
@@ -113,7 +113,7 @@ impl HugeTlb {
     }
 }
 
-/// Reports only progress beyond the previous report: a region may be tried twice.
+/// Returns a function that reports only progress beyond its previous report, since a region may be filled twice.
 fn increasing(progress: &dyn Fn(usize)) -> impl Fn(usize) {
     let reached = Cell::new(0);
     move |done| {
@@ -124,14 +124,16 @@ fn increasing(progress: &dyn Fn(usize)) -> impl Fn(usize) {
     }
 }
 
-/// Bytes in `places` that are in huge pages, as the kernel reports: those set aside (hugetlb), and transparent ones.
+/// Returns the bytes in `places` that are in huge pages according to the kernel: in pages set aside (hugetlb), and in transparent
+/// huge pages.
 pub(crate) fn huge_bytes(places: &[Range<usize>]) -> [u64; 2] {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
     let each = places.iter().map(|addresses| huge_bytes_in(&smaps, addresses));
     each.fold([0; 2], |[hugetlb, transparent], more| [hugetlb + more[0], transparent + more[1]])
 }
 
-/// The same for `addresses` in the text of an smaps file. A mapping may extend beyond them.
+/// Returns the same two numbers for `addresses`, from the text of an smaps file. A mapping that extends beyond `addresses` counts
+/// with at most its bytes in `addresses`.
 pub(crate) fn huge_bytes_in(smaps: &str, addresses: &Range<usize>) -> [u64; 2] {
     let (mut overlap_bytes, mut found) = (0, [0_u64; 2]);
     for line in smaps.lines() {
@@ -152,7 +154,7 @@ pub(crate) fn huge_bytes_in(smaps: &str, addresses: &Range<usize>) -> [u64; 2] {
     found
 }
 
-/// `7f0000000000-7f0000200000`, the first word of a mapping.
+/// Parses the two halves of `7f0000000000-7f0000200000`, the first word of a mapping.
 fn parse_addresses((start, end): (&str, &str)) -> Option<(usize, usize)> {
     Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))
 }

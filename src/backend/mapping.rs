@@ -1,4 +1,4 @@
-//! Anonymous private mappings of the kernel, from which every source without a driver takes its memory.
+//! Anonymous private mappings of the kernel, from which the sources `heap`, `mlock` and `register` take their memory.
 //!
 //! | | whole mappings | ranges of addresses |
 //! | --- | --- | --- |
@@ -8,7 +8,7 @@
 //! | addresses go | with [`unmap`] | with [`unreserve`] |
 //!
 //! Uncommitted pages are mapped without any access (`PROT_NONE`), so that no other mapping gets their addresses and a stray
-//! access faults. Holds no state.
+//! access faults. This module has no state.
 //!
 //! On systems other than Linux `madvise` empties no page, so sources have no virtual memory there ([`HAS_RANGES`]).
 //! Miri has no `mprotect` and `madvise` and only a part of `mmap`, so sources have no virtual memory there either.
@@ -45,12 +45,12 @@ pub(super) mod linux {
     pub(in crate::backend) const MAP_HUGE_SHIFT: libc::c_int = 0;
 }
 
-/// The kernel charges a mapping to its memory when it is created.
+/// Flags with which the kernel charges the whole mapping when it is created.
 pub(super) const CHARGED: libc::c_int = 0;
-/// The kernel charges pages one by one, when they are touched.
+/// Flags with which the kernel charges pages one by one, when they are touched.
 pub(super) const CHARGED_ON_TOUCH: libc::c_int = libc::MAP_NORESERVE;
 
-/// Maps memory that is charged as `accounting` says.
+/// Maps memory that is charged according to `accounting`: [`CHARGED`] or [`CHARGED_ON_TOUCH`].
 pub(super) fn map(len_bytes: usize, accounting: libc::c_int, id: u64) -> Result<Region, SourceError> {
     let mapped_bytes = mapped_bytes(len_bytes)?;
     let start = mmap(mapped_bytes, READ_WRITE, accounting).map_err(|error| with_memory_remedy(error, mapped_bytes))?;
@@ -92,7 +92,7 @@ pub(super) unsafe fn keep_if(prepared: Result<(), SourceError>, region: Region) 
     match prepared {
         Ok(()) => Ok(region),
         Err(error) => {
-            // Ignore a clean-up failure; return the first error.
+            // A failure of the clean-up is ignored, because the first error is more useful.
             // SAFETY: the caller's promise.
             let _ = unsafe { unmap(region) };
             Err(error)
@@ -100,8 +100,8 @@ pub(super) unsafe fn keep_if(prepared: Result<(), SourceError>, region: Region) 
     }
 }
 
-/// Sets whether children of `fork` get the pages of `region`, as they do by default. They should not get pages that a device has
-/// pinned: the kernel would copy all of them at once, and the child could not use the pin.
+/// Sets whether forked children inherit the pages of `region`, as they do by default. They should not inherit pages that are pinned
+/// for a device, because the kernel would copy all of these pages in the `fork`, and the child could not use the pin.
 pub(super) fn inherit(region: &Region, is_inherited: bool) -> Result<(), SourceError> {
     if cfg!(miri) {
         return Ok(());
@@ -112,12 +112,12 @@ pub(super) fn inherit(region: &Region, is_inherited: bool) -> Result<(), SourceE
 
 /// Advises the kernel about pages of the caller, with advice that keeps their content.
 pub(super) fn advise(start: NonNull<u8>, bytes: usize, advice: libc::c_int) -> Result<(), SourceError> {
-    // SAFETY: keeps the content, as stated above; refused if nothing is mapped there.
+    // SAFETY: the advice keeps the content, as stated above; the kernel refuses the call if nothing is mapped there.
     check("madvise", unsafe { libc::madvise(start.as_ptr().cast(), bytes, advice) })
 }
 
-/// Fresh pages that no child of `fork` has: it would share them, and a write of this process would move them away from a device
-/// that has pinned them. `None` if the system refuses.
+/// Returns fresh pages that forked children do not inherit; `None` if the system refuses. A child would share the pages, so a write
+/// of this process would go to a copy of the page, which a device that has pinned the original page does not see.
 #[cfg(feature = "cuda")]
 pub(crate) fn page_of_this_process(bytes: usize) -> Option<*mut libc::c_void> {
     let page = map(bytes, CHARGED, 0).ok()?;
@@ -132,11 +132,12 @@ pub(super) fn reserve(len_bytes: usize) -> Result<AddressRange, SourceError> {
     Ok(AddressRange::new(mmap_huge(len_bytes, libc::PROT_NONE, CHARGED_ON_TOUCH)?, len_bytes))
 }
 
-/// Makes `bytes` at `start` readable and writable: zero, and taken from the system when touched. On error nothing changed.
+/// Makes `bytes` at `start` readable and writable. They read as zero, and are taken from the system when they are touched. On error
+/// nothing has changed.
 ///
 /// # Safety
 ///
-/// They are uncommitted pages of a range of [`reserve`].
+/// The bytes are uncommitted pages of a range of [`reserve`].
 pub(super) unsafe fn commit(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
     // A failing `mprotect` may have changed a part of the pages.
     // SAFETY: pages that nothing uses yet.
@@ -146,13 +147,13 @@ pub(super) unsafe fn commit(start: NonNull<u8>, bytes: usize) -> Result<(), Sour
     })
 }
 
-/// Returns the memory of `bytes` at `start` to the system. On error they are still committed.
+/// Returns the memory of `bytes` at `start` to the system. On error the bytes are still committed.
 ///
 /// # Safety
 ///
-/// They are committed pages of a range of [`reserve`], and nothing uses them any more.
+/// The bytes are committed pages of a range of [`reserve`], and nothing uses them any more.
 pub(super) unsafe fn decommit(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
-    // Protect first: it can fail (out of mappings), and then the pages still have their memory.
+    // `mprotect` comes first: if it fails (out of mappings), the pages still have their memory.
     // SAFETY: the caller's promise: unused pages.
     let decommitted = unsafe { protect(start, bytes, libc::PROT_NONE) }.and_then(|()| {
         // SAFETY: as above: the content is not needed any more.
@@ -175,7 +176,7 @@ pub(super) unsafe fn unreserve(range: AddressRange) -> Result<(), SourceError> {
     unsafe { munmap(range.start(), range.len_bytes()) }
 }
 
-/// Bytes of the whole pages that `len_bytes` take.
+/// Returns the bytes of the whole pages that `len_bytes` take.
 pub(super) fn mapped_bytes(len_bytes: usize) -> Result<usize, SourceError> {
     len_bytes.max(1).checked_next_multiple_of(PAGE_BYTES).ok_or_else(|| over_address_space(len_bytes))
 }
@@ -184,7 +185,7 @@ fn over_address_space(len_bytes: usize) -> SourceError {
     SourceError::new("mmap", format!("{len_bytes} bytes are more than an address space"))
 }
 
-/// An anonymous mapping with these additional flags.
+/// Creates an anonymous mapping with these additional flags.
 fn mmap(mapped_bytes: usize, protection: libc::c_int, flags: libc::c_int) -> Result<NonNull<u8>, SourceError> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
@@ -195,8 +196,8 @@ fn mmap(mapped_bytes: usize, protection: libc::c_int, flags: libc::c_int) -> Res
     NonNull::new(start.cast()).ok_or_else(|| SourceError::new("mmap", "the kernel mapped page zero"))
 }
 
-/// Maps `mapped_bytes` (whole pages) at a multiple of [`RANGE_ALIGN_BYTES`]: maps more and trims both ends. Asks for huge pages;
-/// kernels without them, or configured not to use them, keep to small ones.
+/// Maps `mapped_bytes` (whole pages) at a multiple of [`RANGE_ALIGN_BYTES`]: maps more and trims both ends. Requests huge pages; a
+/// kernel that has none, or is configured not to use them, uses small pages.
 fn mmap_huge(mapped_bytes: usize, protection: libc::c_int, flags: libc::c_int) -> Result<NonNull<u8>, SourceError> {
     let spare_bytes = RANGE_ALIGN_BYTES - PAGE_BYTES;
     let widened_bytes = mapped_bytes.checked_add(spare_bytes).ok_or_else(|| over_address_space(mapped_bytes))?;
@@ -213,7 +214,7 @@ fn mmap_huge(mapped_bytes: usize, protection: libc::c_int, flags: libc::c_int) -
             let _ = unsafe { munmap(spare, bytes) };
         }
     }
-    // All of it at once: pieces with different advice would stay separate mappings.
+    // One call advises the whole mapping, because pieces with different advice would stay separate mappings.
     let _ = advise(start, mapped_bytes, linux::MADV_HUGEPAGE);
     Ok(start)
 }
@@ -228,14 +229,14 @@ unsafe fn munmap(start: NonNull<u8>, mapped_bytes: usize) -> Result<(), SourceEr
 
 /// # Safety
 ///
-/// They are pages of a range of [`reserve`], and nothing uses them in a way that `protection` forbids.
+/// The bytes are pages of a range of [`reserve`], and nothing uses them in a way that `protection` forbids.
 unsafe fn protect(start: NonNull<u8>, bytes: usize, protection: libc::c_int) -> Result<(), SourceError> {
     // SAFETY: the caller's promise.
     check("mprotect", unsafe { libc::mprotect(start.as_ptr().cast(), bytes, protection) })
         .map_err(|error| with_memory_remedy(error, bytes))
 }
 
-/// Adds which limit refused `bytes`, if the kernel was out of memory.
+/// Adds the limit that refused `bytes`, and a remedy, if the error is `ENOMEM`.
 pub(super) fn with_memory_remedy(error: SourceError, bytes: usize) -> SourceError {
     if error.code() == Some(i64::from(libc::ENOMEM)) {
         let remedy = limits::memory_remedy(Path::new("/"), bytes);
@@ -247,7 +248,7 @@ pub(super) fn with_memory_remedy(error: SourceError, bytes: usize) -> SourceErro
     }
 }
 
-/// The result of a call of the kernel that returned `status`; reads the calling thread's `errno`.
+/// Returns the result of a kernel call that returned `status`. Reads the calling thread's `errno` after a failure.
 pub(super) fn check(call: &'static str, status: libc::c_int) -> Result<(), SourceError> {
     if status == 0 { Ok(()) } else { Err(SourceError::last_os(call)) }
 }

@@ -1,7 +1,7 @@
 //! Locks pages in memory, and finds out how many bytes a process may lock.
 //!
-//! No driver knows of the lock, so a CUDA copy from such memory is staged like any pageable copy. It is for programs that
-//! need resident memory, and for machines without a GPU. It costs 0.25 ms per MiB, mostly for faulting pages in.
+//! No driver knows of the lock, so a CUDA copy from locked memory is staged like any pageable copy. The lock is for programs that
+//! need resident memory, and for machines without a GPU. Locking takes 0.25 ms per MiB, mostly for faulting pages in.
 #![allow(unsafe_code)] // Calls `mlock`.
 
 use std::path::Path;
@@ -13,8 +13,8 @@ use crate::error::{Retry, SourceError};
 use pinpool_os::host::limits;
 use pinpool_os::words::Size;
 
-/// The bytes that the process may lock, found by trying to lock one page more than `RLIMIT_MEMLOCK` allows; `None` if no
-/// limit binds it.
+/// Returns the number of bytes that the process may lock, after trying to lock one page more than `RLIMIT_MEMLOCK` allows; `None`
+/// if no limit applies to the process.
 ///
 /// Reading the limit is not enough: a process with `CAP_IPC_LOCK` is not bound by it, and inside a user namespace the
 /// capability is listed but has no effect. `MLOCK_ONFAULT` makes the trial cheap: no page is faulted in.
@@ -30,7 +30,7 @@ pub fn lock_limit() -> Option<u64> {
     (!locked).then_some(limit_bytes)
 }
 
-/// Faults the pages in and locks all of them or none. Miri has no `mlock`.
+/// Faults the pages in and locks all of them or none. Does nothing under Miri, which has no `mlock`.
 pub(super) fn lock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceError> {
     if cfg!(miri) {
         return Ok(());
@@ -38,13 +38,13 @@ pub(super) fn lock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceErr
     // SAFETY: `mlock` reads nothing through the pointer; on pages not mapped it fails with ENOMEM.
     let locked = mapping::check("mlock", unsafe { libc::mlock(start.as_ptr().cast(), len_bytes) });
     locked.map_err(|error| {
-        // A call that fails half way has locked a part of the pages.
+        // A failed call may have locked a part of the pages.
         let _ = unlock(start, len_bytes);
         lock_error("mlock", &error, len_bytes)
     })
 }
 
-/// Locks each page of `region` once it is faulted in.
+/// Makes the kernel lock each page of `region` when the page is faulted in.
 #[cfg(target_os = "linux")]
 pub(super) fn lock_on_fault(region: &Region) -> Result<(), SourceError> {
     if cfg!(miri) {
@@ -61,7 +61,7 @@ pub(super) fn lock_on_fault(_region: &Region) -> Result<(), SourceError> {
     Err(SourceError::new("mlock2", "needs Linux"))
 }
 
-/// The error of a lock of `len_bytes`, with the limit that refused it and the remedy.
+/// Returns the error of a refused lock of `len_bytes`, with the limit that refused it and the remedy.
 fn lock_error(call: &'static str, error: &SourceError, len_bytes: usize) -> SourceError {
     let locked_bytes = limits::locked_bytes(Path::new("/"));
     let leaves_less = |limit: &u64| locked_bytes.is_none_or(|locked| limit.saturating_sub(locked) < len_bytes as u64);
@@ -76,12 +76,12 @@ fn lock_error(call: &'static str, error: &SourceError, len_bytes: usize) -> Sour
 }
 
 pub(super) fn unlock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceError> {
-    // SAFETY: allows the kernel to page out, which changes nothing that a program can observe.
+    // SAFETY: `munlock` only allows the kernel to page the memory out, which changes nothing that a program can observe.
     mapping::check("munlock", unsafe { libc::munlock(start.as_ptr().cast(), len_bytes) })
         .map_err(|error| error.with_remedy(limits::MAPPINGS))
 }
 
-/// `RLIMIT_MEMLOCK` in bytes; `None` if there is no limit.
+/// Returns `RLIMIT_MEMLOCK` in bytes; `None` if there is no limit.
 fn rlimit_memlock() -> Option<u64> {
     if cfg!(miri) {
         return None;

@@ -8,13 +8,13 @@
 //! | source | memory | pinned | addresses |
 //! | --- | --- | --- | --- |
 //! | `vmm` | `cuMemCreate` on the device's NUMA node, mapped granule by granule | yes, by the driver | virtual memory |
-//! | `register` | anonymous mapping in huge pages, `cuMemHostRegister` | yes, by the driver | discrete regions |
-//! | `cuda` | `cuMemHostAlloc`, portable, cached | yes, by the driver | discrete regions |
+//! | `register` | anonymous mapping in huge pages, `cuMemHostRegister` | yes, by the driver | separate regions |
+//! | `cuda` | `cuMemHostAlloc`, portable, cached | yes, by the driver | separate regions |
 //! | `mlock` | anonymous mapping, `mlock` | by the kernel; pageable to CUDA | virtual memory |
 //! | `heap` | anonymous mapping | no | virtual memory |
 //!
 //! A source with [`VirtualMemory`] reserves one range of addresses and commits its granules one by one. A source without
-//! it returns discrete regions, and no buffer crosses the border between two regions.
+//! it returns separate regions, and no buffer crosses the border between two regions.
 //!
 //! A source knows nothing of size classes, limits or reuse, and logs nothing. A new source implements [`Source`], gets a variant
 //! in [`Backend`], and runs the contract suite of the crate `pinpool-testing`. [`try_out`] tries any source on this machine.

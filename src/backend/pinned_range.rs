@@ -1,7 +1,7 @@
 //! Pins memory that a user mapped, as a source pins its own memory.
 //!
-//! - pinned-range-I1: a [`PinnedRange`] ends by [`end`](PinnedRange::end), while its memory is mapped; if the driver refuses, the
-//!   memory stays mapped.
+//! - pinned-range-I1: every [`PinnedRange`] is ended by [`end`](PinnedRange::end) while its memory is still mapped; if the driver
+//!   refuses, the memory stays mapped.
 #![allow(unsafe_code)] // Pins and unpins memory.
 
 #[cfg(feature = "cuda")]
@@ -15,24 +15,24 @@ use super::register::RegisterSource;
 use super::source::{PinnedBy, Region, Source};
 use crate::error::SourceError;
 
-/// The owner of a pin.
+/// The component that has pinned a range of user memory.
 #[derive(Debug)]
 pub(crate) enum PinnedRange {
-    /// Nothing pins it.
+    /// Nothing has pinned the memory.
     None,
-    /// The kernel, which unlocks what is unmapped.
+    /// The kernel, which also unlocks pages when they are unmapped.
     Kernel,
     #[cfg(feature = "cuda")]
     Driver(Arc<RegisterSource>),
 }
 
 impl PinnedRange {
-    /// Pins `region` as `source` pins its own memory. A driver pins it for `device`. While a driver has locked its pages,
-    /// children of `fork` do not get them.
+    /// Pins `region` as `source` pins its own memory. If the driver pins it, the driver does so for `device`, and forked children do
+    /// not inherit the pages while they are pinned.
     ///
     /// # Safety
     ///
-    /// Whole pages, mapped until [`end`](Self::end) has returned without an error.
+    /// `region` consists of whole pages, which stay mapped until [`end`](Self::end) has returned without an error.
     pub(crate) unsafe fn pin(region: &Region, source: &dyn Source, device: u32) -> Result<Self, SourceError> {
         let _no_device = device;
         if source.pinned_by().is_none() {
@@ -42,7 +42,7 @@ impl PinnedRange {
         if source.needs_gpu() {
             let source = Arc::new(RegisterSource::new(device, None)?);
             mapping::inherit(region, false)?;
-            // SAFETY: mapped until `end` has unregistered them, as the caller promised.
+            // SAFETY: the caller promises that the pages stay mapped until `end` has unregistered them.
             let registered = unsafe { source.register_other(region) };
             registered.inspect_err(|_| {
                 let _ = mapping::inherit(region, true);
@@ -62,18 +62,19 @@ impl PinnedRange {
         }
     }
 
-    /// Ends it; waits for all work of a device. After an error devices may still access the pages.
+    /// Unpins `region`. If the driver has pinned it, waits for all work of the device; after an error devices may still access the
+    /// pages.
     ///
     /// # Safety
     ///
-    /// `region` is what was locked, and no device uses it.
+    /// `region` is the region that [`pin`](Self::pin) pinned, and no device uses it.
     pub(crate) unsafe fn end(&self, region: &Region) -> Result<(), SourceError> {
         match self {
             Self::None => Ok(()),
             Self::Kernel => mlock::unlock(region.start(), region.len_bytes()),
             #[cfg(feature = "cuda")]
             Self::Driver(source) => {
-                // SAFETY: as the caller promised.
+                // SAFETY: the caller promises that `pin` registered `region` and that no device uses it.
                 unsafe { source.unregister(region.start()) }?;
                 let _ = mapping::inherit(region, true);
                 Ok(())

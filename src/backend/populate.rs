@@ -1,10 +1,10 @@
 //! Places the pages of a new mapping on a NUMA node, and faults them in with many threads.
 //!
-//! One thread faults in 4 to 10 GB/s of huge pages; with sixteen threads and the registration after them a reserve of 1 GiB is
-//! pinned at 24 GB/s (17 to 22 on a busier machine).
+//! One thread faults in huge pages at 4 to 10 GB/s. With sixteen threads, and including the registration that follows, a reserve of
+//! 1 GiB is pinned at 24 GB/s (17 to 22 GB/s on a busier machine).
 //!
-//! A placement is a preference. When the node is full, pages come from another one, and a refusal of the kernel is ignored:
-//! memory on the wrong node is slower but correct. On a machine with one node there is no placement.
+//! A placement is a preference. If the node is full, pages come from another node, and a refusal of the kernel is ignored, because
+//! memory on the wrong node is slower but correct. On a machine with one node, pages are not placed.
 #![allow(unsafe_code)] // Asks the kernel for a memory policy and for pages.
 
 use std::path::Path;
@@ -19,11 +19,11 @@ use crate::error::SourceError;
 use pinpool_os::host::{self, GRANULE_BYTES, PAGE_BYTES};
 use pinpool_os::threads;
 
-/// Bits of a node mask: no kernel has more nodes.
+/// Number of bits in a node mask; no kernel supports more nodes.
 const NODE_LIMIT: u32 = 1024;
 
-/// Bytes that a thread fills at a time, in one call of the kernel: during the call no other thread can change the address space,
-/// which blocks threads that start and drivers that map.
+/// Bytes that a thread fills in one kernel call. The chunks are short because no other thread can change the address space during
+/// such a call, which blocks threads that start and drivers that map memory.
 const CHUNK_BYTES: usize = GRANULE_BYTES;
 
 /// Returns whether `node` is one of several NUMA nodes. `root` is the file system root: `/` except in tests.
@@ -32,19 +32,19 @@ pub(super) fn one_of_several(root: &Path, node: u32) -> bool {
     nodes.len() > 1 && nodes.contains(&node) && node < NODE_LIMIT
 }
 
-/// Makes the pages of this mapping come from `node` when they are touched. The kernel rounds `bytes` up to whole pages.
+/// Makes the pages of this mapping come from `node`, if it is set, when they are touched. The kernel rounds `bytes` up to whole pages.
 #[cfg(target_os = "linux")]
 pub(super) fn place(start: NonNull<u8>, bytes: usize, node: Option<u32>) {
     let Some(node) = node else { return };
     let mut mask = [0_u64; (NODE_LIMIT / 64) as usize];
     mask[(node / 64) as usize] = 1 << (node % 64);
     let (policy, bits) = (libc::MPOL_PREFERRED, u64::from(NODE_LIMIT) + 1);
-    // SAFETY: the kernel reads the mask, which has `bits - 1` bits (the kernel reads one less than it is passed), and
-    // changes where untouched pages of the caller's mapping come from.
+    // SAFETY: the kernel reads the mask, which has `bits - 1` bits (the kernel reads one bit fewer than it is passed), and
+    // only changes the node from which untouched pages of the caller's mapping come.
     let _refused = unsafe { libc::syscall(libc::SYS_mbind, start.as_ptr(), bytes, policy, mask.as_ptr(), bits, 0_u32) };
 }
 
-/// On other systems there is one node.
+/// Does nothing: on other systems pages are not placed.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn place(_start: NonNull<u8>, _bytes: usize, _node: Option<u32>) {}
 
@@ -63,22 +63,23 @@ pub(super) unsafe fn populate(
     place(region.start(), region.len_bytes(), node);
     let next_offset = AtomicUsize::new(0);
     let (report, reports) = mpsc::channel();
-    // All threads start before the first one populates: a starting thread needs the address space, which populating holds.
+    // All threads start before the first one populates, because a starting thread must change the address space, and populating
+    // prevents this.
     let barrier = RwLock::new(());
     threads::scope(|scope| {
         let closed = barrier.write();
         let spawn = |_: &usize| {
             let (next_offset, report, barrier) = (&next_offset, report.clone(), &barrier);
             let fill_chunks = move || {
-                // It has started. The receiver outlives this scope.
+                // This message says that the thread has started. The send cannot fail, because the receiver outlives this scope.
                 let _ = report.send(Ok(0));
                 drop(barrier.read());
                 fill(region, next_offset, &report);
             };
             scope.spawn(c"pinpool-populate", fill_chunks).is_ok()
         };
-        // Starts as many threads as the system allows. Without any, this thread does the work and reports progress
-        // afterwards.
+        // Starts up to `threads` threads, as many as the system allows. If no thread starts, this thread does the work, and
+        // reports progress afterwards.
         let chunks = region.len_bytes().div_ceil(CHUNK_BYTES);
         let spawned = (0..threads.clamp(1, chunks)).filter(spawn).count();
         reports.iter().take(spawned).for_each(drop);
@@ -93,13 +94,13 @@ pub(super) unsafe fn populate(
             progress(done_bytes);
             Ok::<_, SourceError>(())
         })?;
-        // A thread that panics ends early.
+        // Bytes are missing if a thread has panicked.
         let whole = done_bytes == region.len_bytes();
         if whole { Ok(()) } else { Err(SourceError::new("populate", "a thread ended before its pages were there")) }
     })
 }
 
-/// Fills the next chunk until there is none, and reports each; an error ends the work of all threads.
+/// Fills one chunk after another until none is left, and reports each chunk. After an error all threads stop.
 fn fill(region: &Region, next_offset: &AtomicUsize, report: &Sender<Result<usize, SourceError>>) {
     let len_bytes = region.len_bytes();
     loop {

@@ -5,10 +5,10 @@
 //!                                                       (cuMemHostAlloc:              about 2 GB/s)
 //! ```
 //!
-//! A copy must not cross two registrations, so each region is one registration, and the source has discrete regions. A
-//! registration blocks the enqueues of all other threads: 0.7 to 0.8 ms for 8 MiB, so a pool with copies in flight requests no
-//! more at once unless a single buffer needs it. `cuMemHostUnregister` waits for all work of the device and blocks all enqueues
-//! meanwhile ([`Source::release_waits`]).
+//! A copy must not cross two registrations, so each region is one registration, and the source has separate regions. A
+//! registration of 8 MiB blocks the enqueues of all other threads for 0.7 to 0.8 ms, so a pool with copies in flight requests no
+//! more than 8 MiB at once, unless a single buffer needs more. `cuMemHostUnregister` waits for all work of the device and blocks all
+//! enqueues meanwhile ([`Source::release_waits`]).
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ptr::NonNull;
@@ -29,16 +29,17 @@ use crate::driver::vmm::attribute;
 use crate::error::{Retry, SourceError};
 use pinpool_os::sync::{Condvar, Mutex};
 
-/// Any context may copy from the memory, and the device has an address for it.
+/// Flags of a registration: any context may copy from the memory, and the device has an address for the memory.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
 
-/// Length of a slice of a reserve: while one slice is registered, other threads touch the next. In a C loop of the same steps on
-/// an H100 machine, a reserve of 1 GiB reached 34 GB/s with slices of 64 MiB, 29 to 31 with 256 MiB and 25 to 27 with 512 MiB,
-/// since the first slice is only touched and the last only registered. A reserve of 4 GiB reached 35 with 128 MiB. No buffer of
-/// the reserve is longer than a slice.
+/// Length of a slice of a reserve: while one slice is registered, other threads touch the next slice. In a C loop of the same steps
+/// on an H100 machine, a reserve of 1 GiB reached 34 GB/s with slices of 64 MiB, 29 to 31 GB/s with 256 MiB, and 25 to 27 GB/s with
+/// 512 MiB. Long slices are slower, because no registration runs while the first slice is touched, and no thread touches memory while
+/// the last slice is registered. A reserve of 4 GiB reached 35 GB/s with slices of 128 MiB. No buffer in a reserve is longer than a
+/// slice.
 const SLICE_BYTES: u64 = 128 << 20;
 
-/// Least time between two registrations, so that the enqueues of other threads come between them. Without this pause an enqueue
+/// Shortest time between two registrations, so that enqueues of other threads can run between them. Without this pause an enqueue
 /// waits for several registrations, 5 to 9 ms.
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -55,7 +56,7 @@ pub struct RegisterSource {
     registered: Condvar,
 }
 
-/// The driver registers for one thread at a time.
+/// The state of the registrations, which the driver makes for one thread at a time.
 #[derive(Debug, Default)]
 struct Registering {
     is_running: bool,
@@ -111,21 +112,21 @@ impl RegisterSource {
         unsafe { mapping::keep_if(registered, region) }
     }
 
-    /// Registers the memory of `region`, which is not of this source: whole pages that are in memory.
+    /// Registers the memory of `region`, which did not come from this source and consists of whole pages.
     ///
     /// # Safety
     ///
-    /// They stay mapped until [`unregister`](Self::unregister) has returned without an error.
+    /// The pages stay mapped until [`unregister`](Self::unregister) has returned without an error.
     pub(super) unsafe fn register_other(&self, region: &Region) -> Result<(), SourceError> {
         let _entered = self.device.enter()?;
         self.register(region, None)
     }
 
-    /// Ends a registration; waits for all work of the device. After an error the device may still access the pages.
+    /// Unregisters the memory at `start`. Waits for all work of the device. After an error the device may still access the pages.
     ///
     /// # Safety
     ///
-    /// Memory that was registered here, and is unused by every device.
+    /// The memory at `start` was registered by this source, and no device uses it.
     pub(super) unsafe fn unregister(&self, start: NonNull<u8>) -> Result<(), SourceError> {
         let _entered = self.device.enter()?;
         // SAFETY: the caller's promise.
@@ -153,7 +154,7 @@ impl RegisterSource {
         if let Some(pause) = pause {
             thread::sleep(pause);
         }
-        // SAFETY: whole pages of a mapping of this source; a context is current on this thread.
+        // SAFETY: whole pages, mapped by this source or as the caller of `register_other` promises; a context is current.
         let registered = unsafe { calls::host_register(region.start().as_ptr().cast(), bytes, FLAGS) };
         *self.registering.lock() = Registering { is_running: false, last_end: Some(Instant::now()) };
         self.registered.notify_one();

@@ -1,4 +1,4 @@
-//! [`Source`], the contract of every backend, and [`Region`], the memory that one returns.
+//! [`Source`], the contract of every backend, and [`Region`], the memory that a source returns.
 #![allow(unsafe_code)] // An unsafe trait, and a pointer that may move between threads.
 
 use std::fmt;
@@ -113,8 +113,8 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         len_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)
     }
 
-    /// Bytes that a fast acquisition of `len_bytes` takes from the system, exactly. As in source-C5: at least `len_bytes`, and
-    /// never less for a larger length.
+    /// Returns the exact number of bytes that `acquire_fast` takes from the system for `len_bytes`. As in source-C5, this is at
+    /// least `len_bytes`, and never less for a larger length.
     #[doc(hidden)]
     fn held_bytes_fast(&self, len_bytes: usize) -> usize {
         self.held_bytes(len_bytes)
@@ -127,12 +127,12 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// The error of the driver or the kernel, with the likely cause. Nothing is held then.
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError>;
 
-    /// Takes memory as `acquire` does, but waits for acquisitions of other threads until `until` at most, or little longer.
-    /// It is for a source that makes one acquisition at a time; the default waits for none.
+    /// Takes memory as `acquire` does, but waits for acquisitions of other threads only until `until`, or slightly longer.
+    /// This method is for a source that makes one acquisition at a time; by default it calls `acquire`.
     ///
     /// # Errors
     ///
-    /// The errors of `acquire`, and one if that time has passed.
+    /// The errors of `acquire`, and an error if `until` has passed and another acquisition is still in progress.
     #[doc(hidden)]
     fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
         let _ = until;
@@ -151,8 +151,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// `region` came from this source, and nothing (no reference, no copy in flight on any device) uses it any more.
     unsafe fn release(&self, region: Region) -> Result<(), SourceError>;
 
-    /// Takes memory as `acquire` does, with up to `threads` (at least 1) threads that touch it: for a large region that is
-    /// kept.
+    /// Takes memory as `acquire` does, for a large region that is kept. Up to `threads` (at least 1) threads touch the memory.
     ///
     /// Calls `progress` on the calling thread with the bytes done so far: increasing, at most `len_bytes`, and `len_bytes`
     /// before a successful return.
@@ -166,8 +165,8 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         self.acquire(len_bytes).inspect(|_| progress(len_bytes))
     }
 
-    /// Length of the slices in which a reserve is best acquired, two at once; `None` for one piece. No buffer of the reserve is
-    /// longer than a slice.
+    /// Returns the length of the slices in which a reserve is best acquired, two slices at a time; `None` if one piece is best. No
+    /// buffer of the reserve is longer than a slice.
     #[doc(hidden)]
     fn reserve_slice_bytes(&self) -> Option<u64> {
         None
@@ -184,8 +183,8 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         false
     }
 
-    /// The error if a device reset has ended all memory of this source. Called by maintenance ticks, and when a
-    /// request is refused.
+    /// Returns the error of all later calls if a device reset has ended all memory of this source. Called by maintenance ticks, and
+    /// when a request is refused.
     #[doc(hidden)]
     fn device_lost(&self) -> Option<SourceError> {
         None
@@ -196,13 +195,13 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Disadvantages of the source, such as a GPU without access to its memory: logged when a pool starts.
+    /// Returns disadvantages of the source, such as a GPU without access to its memory, which the pool logs.
     #[doc(hidden)]
     fn findings(&self) -> Vec<Finding> {
         Vec::new()
     }
 
-    /// The virtual memory of this source, on every call the same; `None` if it has discrete regions only.
+    /// Returns the virtual memory of this source, the same on every call; `None` if the source has only separate regions.
     #[doc(hidden)]
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         None

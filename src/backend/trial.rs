@@ -16,7 +16,7 @@ pub struct Trial {
     pub bytes: usize,
     /// Time to acquire them.
     pub took: Duration,
-    /// Why no test copy was made, if the device has no memory for one: nothing is known about copies then.
+    /// Why no test copy was made, if the device had no memory for it. In that case it is unknown whether copies work.
     pub untested: Option<SourceError>,
 }
 
@@ -32,7 +32,7 @@ pub struct Trial {
 /// # Ok::<(), pinpool::source::SourceError>(())
 /// ```
 ///
-/// A driver may end the process: a program that must survive calls this in a separate process.
+/// A driver may end the process, so a program that must survive should call this function in a separate process.
 ///
 /// # Errors
 ///
@@ -41,8 +41,8 @@ pub fn try_out(source: &dyn Source, device: u32) -> Result<Option<Trial>, Source
     run(source, source.needs_gpu().then_some(device), None)
 }
 
-/// Tests `source` with at most `max_bytes`, and with a copy by `device` if there is one. `None` if the limit leaves no room or a
-/// stream capture forbids the calls.
+/// Tests `source` with at most `max_bytes`, and with a copy by `device` if one is passed. Returns `None` if the limit leaves no room
+/// or a stream capture forbids the calls.
 pub(super) fn run(
     source: &dyn Source,
     device: Option<u32>,
@@ -54,7 +54,7 @@ pub(super) fn run(
     let fits = |&bytes: &usize| bytes > 0 && source.held_bytes(bytes) <= limit;
     let Some(bytes) = [most, most.saturating_sub(PAGE_BYTES)].into_iter().find(fits) else { return Ok(None) };
     match take(source, device, bytes) {
-        // A stream captures a graph.
+        // A stream is capturing a graph, which forbids the calls.
         Err(error) if error.retry == Retry::Soon && error.code().is_some() => Ok(None),
         taken => taken.map(Some),
     }
@@ -70,7 +70,7 @@ fn take(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Trial,
     #[cfg(not(feature = "cuda"))]
     let (_no_device, copied) = (device, Ok::<_, (SourceError, bool)>(None));
     if let Err((error, false)) = copied {
-        // The device may still use it.
+        // The device may still use the region, so its memory is leaked.
         return Err(error);
     }
     // SAFETY: acquired above from this source; no reference into it exists and the copy has completed.
@@ -79,7 +79,7 @@ fn take(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Trial,
     released.map(|()| Trial { bytes, took, untested })
 }
 
-/// The finding that the trial of `backend` made no test copy.
+/// Returns the finding that the trial of `backend` made no test copy.
 pub(super) fn untested(backend: &str, error: &SourceError) -> Finding {
     Finding::warning("gpu", format!("backend {backend} is used without a test copy: {error}"))
         .remedy("run `pinpool doctor` when the GPU has free memory")
@@ -90,11 +90,11 @@ mod tests {
     use super::*;
     use crate::backend::{HeapSource, PinnedBy, Region};
 
-    /// Separate regions of at most this many bytes.
+    /// A source of separate regions of at most this many bytes.
     #[derive(Debug)]
     struct Small(HeapSource, u64);
 
-    // SAFETY: every call is passed on.
+    // SAFETY: every call is passed on to `HeapSource`.
     unsafe impl Source for Small {
         fn name(&self) -> &'static str {
             "small"

@@ -51,11 +51,11 @@ impl AddressRange {
         Self { sizes, ..self }
     }
 
-    /// The lengths of the granules that make up `bytes` at `offset`, whole ones but for the last. What the pool commits,
-    /// decommits and remaps is whole granules, so a source may take one piece of memory for each.
+    /// Returns the lengths of the granules that make up `bytes` at `offset`; the end of these bytes may cut off the last granule. The
+    /// pool commits, decommits and remaps only whole granules, so a source may take one piece of memory for each granule.
     pub fn granules(&self, offset: usize, bytes: usize) -> impl Iterator<Item = usize> {
         let pieces = self.sizes.between(offset as u64, offset.saturating_add(bytes) as u64);
-        // Parts of `bytes`, which is a `usize`.
+        // Each piece is a part of `bytes`, so its length fits into a `usize`.
         pieces.map(move |(_, piece)| usize::try_from(piece).unwrap_or(bytes))
     }
 
@@ -73,7 +73,7 @@ impl AddressRange {
     ///
     /// # Errors
     ///
-    /// If they do not lie inside the range.
+    /// The bytes do not lie inside the range.
     pub fn at(&self, offset: usize, bytes: usize) -> Result<NonNull<u8>, SourceError> {
         if offset.checked_add(bytes).is_none_or(|end| end > self.len_bytes) {
             let what = format!("{bytes} bytes at {offset} are not inside a range of {}", self.len_bytes);
@@ -87,7 +87,7 @@ impl AddressRange {
 /// Some of the bytes of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subrange {
-    /// From the start of the range.
+    /// Distance from the start of the range.
     pub offset: usize,
     /// Length; not zero.
     pub bytes: usize,
@@ -104,7 +104,7 @@ pub enum RemapError {
     Lost(SourceError),
 }
 
-/// The cause, without the state of the granules.
+/// Returns the cause, without the state of the granules.
 impl From<RemapError> for SourceError {
     fn from(error: RemapError) -> Self {
         match error {
@@ -187,7 +187,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     /// The contract of `decommit` for the granules of `from` and of `commit` for the granules at `to`; the granules do not
     /// overlap.
     unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
-        // Decommit before commit, so that no more is held than before at any time (vm-S5).
+        // Decommit before commit, so that the source never holds more memory than before the call (vm-S5).
         for (done, &Subrange { offset, bytes }) in from.iter().enumerate() {
             // SAFETY: the caller's promise about `from`.
             let Err(cause) = (unsafe { self.decommit(range, offset, bytes) }) else { continue };
@@ -198,8 +198,8 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
             if restored {
                 return Err(RemapError::Kept(cause));
             }
-            // `Lost` means that all are decommitted, so decommit the rest too. A piece that fails again is committed a
-            // second time later; a source that does not allow that implements `remap` itself.
+            // `Lost` means that all pieces are decommitted, so decommit the rest too. If this fails again for a piece, the caller
+            // may commit the piece a second time later; a source that does not allow that implements `remap` itself.
             for piece in &from[done..] {
                 // SAFETY: the caller's promise: committed, and not yet decommitted here.
                 let _ignored = unsafe { self.decommit(range, piece.offset, piece.bytes) };
@@ -210,8 +210,8 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
         unsafe { self.commit(range, to, from.iter().map(|piece| piece.bytes).sum()) }.map_err(RemapError::Lost)
     }
 
-    /// Returns whether granules that `remap` has moved are still mapped at their old addresses too, where nothing uses them.
-    /// Other calls unmap them there when they must; [`unmap_old_places`](Self::unmap_old_places) does so before.
+    /// Returns whether granules that `remap` has moved are still mapped at their old addresses too, at which nothing uses them.
+    /// Other calls remove these mappings when they must; [`unmap_old_places`](Self::unmap_old_places) removes them earlier.
     fn has_old_places(&self) -> bool {
         false
     }
@@ -220,7 +220,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     ///
-    /// The error of the driver or the kernel. What is left is unmapped later.
+    /// The error of the driver or the kernel. The remaining old mappings are unmapped later.
     fn unmap_old_places(&self) -> Result<(), SourceError> {
         Ok(())
     }

@@ -11,15 +11,16 @@ use crate::driver::{calls, with_one_retry};
 use crate::error::SourceError;
 
 const WORD_BYTES: usize = size_of::<u64>();
-/// Neither zero nor a value that a driver fills memory with.
+/// The copied value, which is neither zero nor a value with which a driver fills memory.
 const WORD: u64 = 0x7072_6f62_6564_2131;
 
-/// The first call that failed, and whether the device is done with the words. If not, their memory must not be released.
+/// The error of the first call that failed, and whether the device has finished using the words. If it has not, their memory must
+/// not be released.
 pub(super) type Failure = (SourceError, bool);
 
-/// Copies the first word at `start` to the device and back into the second. Returns why no copy was made if the device has no
-/// memory for one. A framework may have taken all of it, and some devices have no memory pools; both copy from pinned memory all
-/// the same.
+/// Copies the first word at `start` to the device and back into the second word. If the device has no memory for the word, makes no
+/// copy and returns the reason. This is not a failure: a framework may have taken all device memory, and some devices have no memory
+/// pools, but such devices can still copy from pinned memory.
 ///
 /// # Safety
 ///
@@ -38,7 +39,7 @@ pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> Result<Option<Sou
 ///
 /// The contract of [`check`], and a live stream.
 unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> Result<Option<SourceError>, Failure> {
-    // SAFETY: a live stream. Freeing this memory does not wait for the device.
+    // SAFETY: a live stream. Memory is allocated in this way because freeing it does not wait for the device.
     let word = match unsafe { calls::device_alloc_async(WORD_BYTES, stream) } {
         Ok(word) => word,
         Err(failed @ FailedCall { code: Code::OUT_OF_MEMORY | Code::NOT_SUPPORTED | Code::NOT_FOUND, .. }) => {
@@ -54,7 +55,7 @@ unsafe fn check_on(stream: sys::CUstream, sent: NonNull<u64>) -> Result<Option<S
     unsafe { back.write_volatile(0) };
     // SAFETY: both words are live until the stream has completed, below.
     let there = unsafe { calls::copy_to_device(word, sent.as_ptr().cast(), WORD_BYTES, stream) };
-    // SAFETY: as above.
+    // SAFETY: both words are live until the stream has completed, below.
     let and_back = unsafe { calls::copy_to_host(back.as_ptr().cast(), word, WORD_BYTES, stream) };
     // SAFETY: allocated on this stream, and freed once.
     let _gone = unsafe { calls::device_free_async(word, stream) };

@@ -77,7 +77,7 @@ pub struct CopyError {
 /// A buffer that the failed call did not consume.
 struct RefusedBuf {
     buf: PinnedBuf,
-    /// Other code's work may still use the buffer, so its memory is leaked if there is no other attempt.
+    /// Whether other code's work may still use the buffer. If so, dropping the error leaks the memory.
     may_be_in_use: bool,
 }
 
@@ -89,7 +89,7 @@ impl Drop for RefusedBuf {
     }
 }
 
-/// Prints as its [`Error`] does.
+/// Prints the same text as its [`Error`].
 impl fmt::Debug for CopyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
@@ -97,7 +97,7 @@ impl fmt::Debug for CopyError {
 }
 
 impl CopyError {
-    /// The reason of the failure.
+    /// The reason for the failure.
     pub fn error(&self) -> &Error {
         &self.error
     }
@@ -123,8 +123,8 @@ impl From<CopyError> for std::io::Error {
     }
 }
 
-/// Makes a fence after work that may be running. A panic counts as a refusal: unwinding would drop the buffer, and the memory
-/// would be reused.
+/// Calls `make_fence`, which makes a fence after work that may be running. A panic counts as a device failure: unwinding would
+/// drop the buffer, and the memory would be reused.
 fn checked<F>(make_fence: impl FnOnce() -> Result<F>) -> Result<F> {
     pinpool_os::unwind::caught(make_fence).unwrap_or_else(|| Err(Error::device_failed("recording a fence panicked")))
 }
@@ -280,7 +280,7 @@ impl PinnedBuf {
     /// [`Pool::maintain`](crate::Pool::maintain) after that end lets the pool detect it.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_stream(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the stream is not destroyed during the call.
         self.record_work(stream.addr(), || unsafe { copy::cuda::fence_after_stream(stream.cast()) }.map(Some))
     }
 
@@ -300,12 +300,15 @@ impl PinnedBuf {
     /// the event and of this thread.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_event(&mut self, event: *mut std::ffi::c_void) -> Result<()> {
-        // Inverted, because no stream has such a handle; a null handle would mean a default stream.
-        // SAFETY: the caller's promise.
+        // The event's inverted address identifies its work, because no stream has such a handle. A null event, if not inverted,
+        // would be taken as a default stream.
+        // SAFETY: the caller promises that the event is not destroyed during the call.
         self.record_work(!event.addr(), || unsafe { copy::cuda::fence_after_event_handle(event.cast()) })
     }
 
-    /// Records the fence that `make_fence` returns after work of the stream or event `handle`, which may write to the buffer.
+    /// Records the fence that `make_fence` returns for the work of the stream or event `handle`, which may write to the buffer.
+    /// If the driver refuses a fence, records the work as unfenced, so that the memory is not reused unless a later call for
+    /// `handle` succeeds. After a capture no later call helps.
     #[cfg(feature = "cuda")]
     fn record_work(&mut self, handle: usize, make_fence: impl Fn() -> Result<Option<SharedFence>>) -> Result<()> {
         let Some(block) = &mut *self.block else { return Ok(()) };
@@ -329,7 +332,7 @@ impl PinnedBuf {
             Err(error) => {
                 let failed: SharedFence = std::sync::Arc::new(copy::UnknownEnd(error.to_string()));
                 if error.is_capture() {
-                    // The graph may be launched again.
+                    // Each launch of the graph uses the buffer again, so no later call may forget this entry.
                     fences.record_write(failed)
                 } else {
                     fences.record_unfenced(id, failed)
@@ -368,7 +371,7 @@ impl PinnedBuf {
         copy::cuda::mapped_address(context, self.start().as_ptr(), self.len())
     }
 
-    /// Records a copy with `record`. If the end of the copy is unknown, the memory is leaked.
+    /// Records an enqueued copy with `record`. If the copy may be running and has no fence, leaks the memory.
     fn track(
         &mut self,
         enqueued: Result<SharedFence, CopyFailure>,

@@ -1,5 +1,5 @@
-//! Tracked copies that cudarc starts: `stream.memcpy_htod(&buf, &mut device)`, and the same with views of a range or of
-//! elements.
+//! Tracked copies that cudarc starts: `stream.memcpy_htod(&buf, &mut device)`, and the same call with a view of a range or of
+//! elements in place of the buffer.
 //!
 //! Each `HostSlice` records the fence of its copy in the buffer before it lends the bytes. A view borrows the buffer for its
 //! whole life, so the fence outlives every borrow of the view (host-slice-I1).
@@ -24,11 +24,11 @@ pub type BufView<'a, T = u8> = TrackedView<&'a PinnedBuf, T>;
 /// buffer records the copy.
 pub type BufViewMut<'a, T = u8> = TrackedView<&'a mut PinnedBuf, T>;
 
-/// A part of a buffer, which `B` borrows.
+/// A part of the buffer that `B` borrows.
 #[derive(Debug)]
 pub struct TrackedView<B, T> {
     buf: B,
-    /// Whole and aligned elements of `T`.
+    /// The range of the part in the buffer: whole and aligned elements of `T`.
     bytes: Range<usize>,
     element: PhantomData<T>,
 }
@@ -84,8 +84,8 @@ impl PinnedBuf {
         Ok(TrackedView { bytes: 0..self.len(), buf: self, element: PhantomData })
     }
 
-    /// The fence of a copy that cudarc starts on `stream`. If there is no fence, the context gets an error, unless the buffer is
-    /// empty.
+    /// Makes the fence of a copy that cudarc starts on `stream`. Returns `None` for an empty buffer. If the device cannot access
+    /// the memory, or no fence can be made, returns `None` and stores an error in the stream's context object.
     fn fence_on(&self, stream: &CudaStream) -> Option<HostSliceFence> {
         let block = self.block.as_ref()?;
         let reached = || ensure_access(stream.context().ordinal(), self.start().as_ptr(), self.len());
@@ -101,7 +101,7 @@ impl PinnedBuf {
         let (Some(block), Some(fence)) = (&*self.block, self.fence_on(stream)) else {
             return (&[], SyncOnDrop::Record(None));
         };
-        // Earlier writes on the same stream complete before the copy begins (host-slice-I3).
+        // Writes on `stream` itself need no wait: they complete before the copy begins (host-slice-I3).
         let copy_fences = block.shared_fences();
         let written = copy_fences.wait_for_writes(fence.shared.stream_id());
         copy_fences.lend(fence.shared.clone());
@@ -111,7 +111,8 @@ impl PinnedBuf {
             refuse_host_slice(stream);
             return (&[], guard);
         }
-        // SAFETY: cudarc's contract: the bytes are used on `stream` only, after the writes that this waited for.
+        // SAFETY: by cudarc's contract the bytes are used only on `stream`, so after its own writes; the call above has waited
+        // for all other writes.
         let bytes = unsafe { self.bytes() };
         (bytemuck::cast_slice(&bytes[part]), guard)
     }
@@ -130,7 +131,8 @@ impl PinnedBuf {
             refuse_host_slice(stream);
             return (&mut [], guard);
         }
-        // SAFETY: as in `lend`, after every copy that this waited for.
+        // SAFETY: by cudarc's contract the bytes are used only on `stream`, so after its own copies; the call above has waited
+        // for all other copies.
         let bytes = unsafe { self.bytes_mut() };
         (bytemuck::cast_slice_mut(&mut bytes[part]), guard)
     }
@@ -211,9 +213,9 @@ impl<T: Pod> HostSlice<T> for BufViewMut<'_, T> {
     }
 }
 
-/// `range` of `len` elements.
+/// Returns the start and end of `range` within `len` elements. Fails if `range` is not inside them.
 fn elements_in(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
-    // Saturating: no slice is that long.
+    // A saturated bound is outside the slice, since no slice is that long.
     let start = match range.start_bound() {
         Bound::Included(&start) => start,
         Bound::Excluded(&before) => before.saturating_add(1),

@@ -16,8 +16,9 @@
 //!
 //! Invariants:
 //!
-//! - **buffer-I1**: `bytes` of the block is an address inside its memory and a length that fits from there (`size_class`
-//!   includes the room for alignment), and the block belongs to this buffer alone. Without a block the length is 0.
+//! - **buffer-I1**: the block's `start()` is an address inside its memory, its `len()` bytes from there are inside this memory
+//!   too (`size_class` includes the room for alignment), and the block belongs to this buffer alone. Without a block the length
+//!   is 0.
 //! - **buffer-I2**: every tracked copy that uses the buffer is in its `CopyFences` until it is known to have completed.
 //! - **buffer-I3**: the memory is initialized (source-C2).
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
@@ -71,7 +72,7 @@ struct Aligned;
 /// `read_exact` accepts nothing else, and no type can tell whether a library copies from a plain slice. Some libraries that start
 /// copies accept only `&[u8]`, such as candle with `Tensor::from_raw_buffer`. Pass them
 /// [`wait_slice_untracked`](PinnedBuf::wait_slice_untracked), which is `unsafe`, and keep the buffer until
-/// `device.synchronize()?` has returned. Or [copy](PinnedBuf::copy_to) into the library's device memory, wrapped as `RawMem`.
+/// `device.synchronize()?` has returned. Or [copy](PinnedBuf::copy_to) into the library's device memory, wrapped as `RawMemory`.
 ///
 /// ```compile_fail,E0133
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
@@ -110,7 +111,7 @@ struct Aligned;
 /// can be read but not written. In a forked child access fails if the memory belongs to the GPU driver, since children do not
 /// inherit driver memory.
 pub struct PinnedBuf {
-    /// Taken only by `drop`, so the compiler adds no check after it.
+    /// Taken only by `drop`. In a plain `Option`, the compiler would check again after `drop` whether there is a block to drop.
     block: ManuallyDrop<Option<Block>>,
 }
 
@@ -131,10 +132,11 @@ impl Default for PinnedBuf {
 }
 
 impl PinnedBuf {
-    /// The first `len` bytes of `block` at a multiple of `align`; the block's class was computed for both (buffer-I1).
+    /// Makes a buffer of `len` bytes that begins at the first multiple of `align` in `block`. The block's class was computed for
+    /// `len` and `align` (buffer-I1).
     pub(crate) fn from_block(mut block: Block, len: usize, align: usize) -> Self {
-        // At most `align` less a page, and 0 if `align` is at most a page: the class has at least this many bytes more than `len`
-        // (`size_class`).
+        // This is 0 if `align` is at most a page, and otherwise at most `align` minus a page. The class has room for these bytes
+        // in addition to `len` (`size_class`).
         let skip_bytes = block.memory().start().as_ptr().align_offset(align);
         let end = skip_bytes.checked_add(len);
         debug_assert!(end.is_some_and(|end| end <= block.class_bytes()), "the class is too small for the alignment");
@@ -142,7 +144,7 @@ impl PinnedBuf {
         Self { block: ManuallyDrop::new(Some(block)) }
     }
 
-    /// The first `len` bytes of a fast-path block of the class of that length.
+    /// Makes a buffer of the first `len` bytes of a fast-path block in the size class of `len`.
     #[inline(always)]
     pub(crate) fn from_fast_path_block(mut block: Block, len: usize) -> Self {
         block.begin_fast_path(len);
@@ -320,7 +322,7 @@ impl PinnedBuf {
         slice::cast_mut(self.wait_slice_mut()?)
     }
 
-    /// The bytes, without waiting.
+    /// Returns the bytes without waiting.
     ///
     /// # Safety
     ///
@@ -331,14 +333,14 @@ impl PinnedBuf {
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len()) }
     }
 
-    /// The bytes to write to, without waiting.
+    /// Returns the bytes for writing, without waiting.
     ///
     /// # Safety
     ///
     /// No copy is using the bytes, or they are written on the stream of that copy, after the copy.
     #[inline(always)]
     unsafe fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: buffer-I1 and buffer-I3, and `&mut self` makes it the only slice.
+        // SAFETY: buffer-I1 and buffer-I3; `&mut self` makes it the only slice; the caller excludes copies that use the bytes.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len()) }
     }
 

@@ -1,5 +1,5 @@
-//! A slice of pinned memory that host code can use but cudarc does not accept, and casts to elements.
-#![allow(unsafe_code)] // Turns a slice reference into one of a transparent wrapper.
+//! A slice of pinned memory that host code can use but cudarc does not accept, and the casts of its bytes to elements.
+#![allow(unsafe_code)] // Converts a slice reference to a reference to a transparent wrapper.
 
 use std::any::type_name;
 use std::fmt;
@@ -69,7 +69,7 @@ impl<T: fmt::Debug> fmt::Debug for PinnedSlice<T> {
     }
 }
 
-/// With any slice, array or vector.
+/// Compares with any slice, array or vector.
 impl<T: PartialEq, S: AsRef<[T]> + ?Sized> PartialEq<S> for PinnedSlice<T> {
     fn eq(&self, other: &S) -> bool {
         self.0 == *other.as_ref()
@@ -108,7 +108,8 @@ impl<T> IndexMut<usize> for PinnedSlice<T> {
     }
 }
 
-/// A range of pinned memory is pinned memory. Without these implementations, indexing would go through `Deref` to a plain slice.
+/// Makes a range of a `PinnedSlice` a `PinnedSlice` again. Without these implementations, indexing would go through `Deref` to a
+/// plain slice.
 macro_rules! index_by_range {
     ($($range:ty),*) => {$(
         impl<T> Index<$range> for PinnedSlice<T> {
@@ -138,17 +139,17 @@ index_by_range!(
     RangeToInclusive<usize>
 );
 
-/// Bytes as elements of `T`.
+/// Returns `bytes` as elements of `T`.
 pub(super) fn cast<T: Pod>(bytes: &[u8]) -> Result<&PinnedSlice<T>> {
     check_cast::<T>(bytes.as_ptr(), bytes.len())?;
-    // Checked above, and reported with numbers.
+    // The cast cannot fail: `check_cast` checks the same conditions, with the numbers in its error.
     Ok(PinnedSlice::from_ref(bytemuck::try_cast_slice(bytes).unwrap_or_default()))
 }
 
-/// Bytes to fill as elements of `T`.
+/// Returns `bytes` as elements of `T`, for writing.
 pub(super) fn cast_mut<T: Pod>(bytes: &mut [u8]) -> Result<&mut PinnedSlice<T>> {
     check_cast::<T>(bytes.as_ptr(), bytes.len())?;
-    // Checked above, and reported with numbers.
+    // The cast cannot fail, as in `cast`.
     Ok(PinnedSlice::from_mut(bytemuck::try_cast_slice_mut(bytes).unwrap_or_default()))
 }
 

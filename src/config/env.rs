@@ -1,4 +1,4 @@
-//! The `PINPOOL_*` variables: one for each setting, one reader.
+//! The `PINPOOL_*` variables, one for each setting, and the only code that reads them.
 //!
 //! | in the environment | result |
 //! | --- | --- |
@@ -34,11 +34,11 @@ const RETIRED: [(&str, &str); 12] = [
     ("WRITE_COMBINED", "pool memory is always cached; allocate write-combined memory with cuMemHostAlloc"),
 ];
 
-/// Prefixes, without `PINPOOL_`, of variables that do not configure a pool: for `pinpool run`, its preloaded library, and the GPU
-/// tests.
+/// Prefixes, without `PINPOOL_`, of variables that do not configure a pool. These variables are for `pinpool run`, its preloaded
+/// library, and the GPU tests.
 const OTHER_PREFIXES: [&str; 3] = ["PRELOAD_", "REQUIRE_GPU", "GPU_"];
 
-/// Reads a text into the settings of code.
+/// A function that parses a text and sets one of the [`CodeSettings`] to the value.
 type ReadCode = fn(&mut CodeSettings, &str) -> Result<(), ParseError>;
 
 /// Settings that code can set from text but that have no variable.
@@ -60,18 +60,18 @@ pub struct Variable {
     /// The effect, in one sentence.
     pub meaning: &'static str,
     read: fn(&mut Settings, &str) -> Result<(), ParseError>,
-    /// The value set there, as text; `None` if it is not set.
+    /// A function that returns the value of the variable in some settings, as text; `None` if they do not set it.
     set_to: fn(&Settings) -> Option<String>,
     show: fn(&Config) -> String,
 }
 
 impl Variable {
-    /// The default value, as text.
+    /// Returns the default value, as text.
     pub fn default(&self) -> String {
         (self.show)(&Settings::default().or_defaults())
     }
 
-    /// The error for an invalid value; `from` names the origin of the value.
+    /// Returns the error for an invalid value. `from` is a text that names the origin of the value.
     fn invalid_value(&self, text: &str, error: &ParseError, from: &str) -> Error {
         let why = format!("{}; correct it, or leave it out for the default {}{from}", error.problem(), self.default());
         setting_error(self.name, text, why)
@@ -105,7 +105,7 @@ fn find(name: &str) -> Option<&'static Variable> {
     VARIABLES.iter().find(|variable| variable.name == name)
 }
 
-/// The full name of the setting `name`, which may be in any case and without the prefix.
+/// Returns the full name of the setting `name`, which may be in any case and without the prefix.
 pub(crate) fn full_name(name: &str) -> String {
     if let Some((in_code, _)) = WITHOUT_VARIABLE.iter().find(|(in_code, _)| name.eq_ignore_ascii_case(in_code)) {
         return (*in_code).to_owned();
@@ -121,7 +121,7 @@ pub fn is_known(name: &str) -> bool {
         || name.strip_prefix(PREFIX).is_some_and(|word| retired(word).is_some())
 }
 
-/// Sets the setting of the variable `name`, or one of [`WITHOUT_VARIABLE`], to `text`. Empty text sets nothing.
+/// Sets the setting called `name`, a variable or one of [`WITHOUT_VARIABLE`], to the value in `text`. Empty text sets nothing.
 pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()> {
     let text = text.trim();
     if text.is_empty() && is_known(name) {
@@ -158,13 +158,13 @@ pub fn check(name: &str, text: &str) -> Result<()> {
     set(&mut Settings::default(), name, text)
 }
 
-/// The replacement of the retired variable of this name.
+/// Returns a text that says what replaces the retired variable of this name; `None` if there is no such retired variable.
 fn retired(word: &str) -> Option<String> {
     let (_, instead) = RETIRED.iter().find(|(retired, _)| *retired == word)?;
     Some(format!("retired and ignored; {instead}"))
 }
 
-/// A suggestion for `name`, which is not a variable.
+/// Returns a suggestion for `name`, which is not a variable.
 fn advice_for(name: &str) -> String {
     match nearest(name) {
         Some(nearest) => format!("did you mean {nearest}?"),
@@ -172,7 +172,7 @@ fn advice_for(name: &str) -> String {
     }
 }
 
-/// The variable with the most similar name, if one is similar.
+/// Returns the variable with the most similar name, if that name is similar enough.
 pub fn nearest(name: &str) -> Option<&'static str> {
     let word = |name: &str| name.trim_start_matches(PREFIX).replace('_', "").to_ascii_uppercase();
     let asked = word(name);
@@ -218,24 +218,25 @@ impl EnvReport {
     }
 }
 
-/// The settings without their default value, each with the origin of its value.
+/// Returns the settings that code, the environment or another setting determines, each with its value and the origin of the value.
 pub(crate) fn origins(variables: &[VariableReport]) -> String {
     let set = variables.iter().filter(|variable| variable.origin != "default");
     let shown = set.map(|VariableReport { name, value, origin, .. }| format!("{name}={value} ({origin})"));
     shown.collect::<Vec<_>>().join(", ")
 }
 
-/// Every variable with its value in this process, and all problems.
+/// Returns every variable with its value in this process, and all problems.
 pub fn report() -> EnvReport {
     examine(&Settings::default(), Some(PREFIX))
 }
 
-/// The variables as they would be in an environment of `pairs` (names and values), and all problems.
+/// Returns the variables as they would be in an environment of `pairs` (names and values), and all problems.
 pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
     examine_in(&Settings::default(), PREFIX, pairs.iter().cloned())
 }
 
-/// The settings of a pool: `code`, then the variables that begin with `prefix`; and all errors in them.
+/// Returns the settings of a pool, from `code` and from the variables that begin with `prefix`, and all problems in them. Reads no
+/// variable if `prefix` is `None`.
 pub(crate) fn examine(code: &Settings, prefix: Option<&str>) -> EnvReport {
     // Invalid Unicode is replaced, so that a warning can name the variable.
     let text = |text: OsString| text.to_string_lossy().into_owned();
@@ -251,7 +252,7 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
     pairs.sort();
     for (name, value) in &pairs {
         let (word, value) = (&name[prefix.len()..], value.trim());
-        // Shells and compose files unset a variable by leaving it empty.
+        // In shells and compose files, an empty value is a usual way to unset a variable.
         if value.is_empty() {
             continue;
         }
@@ -294,9 +295,9 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
 }
 
 impl Settings {
-    /// Errors for values set by code that are invalid for their variables.
+    /// Returns the errors for values that code sets and that are invalid for their variables.
     fn invalid_values(&self) -> Vec<Error> {
-        // A custom source has no name.
+        // A custom source is valid, although `PINPOOL_BACKEND` does not accept its name.
         let custom = matches!(self.backend, Some(Backend::Source(_)));
         let named = VARIABLES.iter().filter(|variable| !custom || variable.name != "PINPOOL_BACKEND");
         let invalid_values = named.filter_map(|variable| {
@@ -309,7 +310,7 @@ impl Settings {
 }
 
 impl Config {
-    /// The value of the variable called `name`, as text.
+    /// Returns the value of the variable called `name`, as text.
     pub(crate) fn value_of(&self, name: &str) -> String {
         find(name).map(|variable| (variable.show)(self)).unwrap_or_default()
     }
@@ -324,7 +325,7 @@ pub fn is_one_of_several() -> bool {
 fn shows_several(value_of: impl Fn(&str) -> Option<String>) -> bool {
     let is_any_set = |names: &[&str]| names.iter().any(|name| value_of(name).is_some_and(|it| !it.trim().is_empty()));
     let local_ranks = value_of("LOCAL_WORLD_SIZE").and_then(|ranks| ranks.trim().parse::<u64>().ok());
-    // A host may have only one of many ranks.
+    // The number of local ranks decides, if it is known: a host may have only one of many ranks.
     let is_rank = || local_ranks.map_or_else(|| is_any_set(&["RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"]), |n| n > 1);
     is_any_set(&["RAY_JOB_ID", "RAY_RAYLET_PID"]) || is_rank()
 }

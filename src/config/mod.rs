@@ -72,18 +72,18 @@ pub enum OnFull {
 /// Settings that have no variable.
 #[derive(Debug, Clone, Default)]
 pub struct CodeSettings {
-    /// Use of the maintenance thread; `None` for yes.
+    /// Whether the maintenance thread serves the pool; `None` means yes.
     pub maintenance_thread: Option<bool>,
-    /// The caller maintains the pool as the maintenance thread does, so requests do not.
+    /// Whether the caller maintains the pool as the maintenance thread does, so that requests do not.
     pub maintained_by_caller: bool,
-    /// The call stack of one request in this many is kept; 0 for none.
+    /// One request in this many keeps its call stack; 0 means none.
     pub call_stacks: u64,
-    /// Threads that touch new memory; `None` for one per core that the process may use.
+    /// Number of threads that touch new memory; `None` means one per core that the process may use.
     pub pin_threads: Option<usize>,
-    /// Longest wait of a closing pool for copies in flight; `None` for 30 s.
+    /// The longest time that a closing pool waits for copies in flight; `None` means 30 s.
     pub close_wait: Option<Duration>,
     /// The variables that code sets, separated by spaces.
     pub set_in_code: String,
-    /// A file to read memory pressure from; `None` for the kernel's reports.
+    /// A file from which memory pressure is read; `None` means the kernel's reports.
     pub pressure: Option<PathBuf>,
 }

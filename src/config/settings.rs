@@ -13,7 +13,7 @@ use crate::backend::PAGE_BYTES;
 use crate::error::{Error, ErrorKind};
 use crate::size_class::Rounding;
 
-/// Time for a few batches: a pool that may return pageable memory does not wait longer.
+/// The default wait of a pool that may return pageable memory: time for a few batches.
 const WAIT_BEFORE_PAGEABLE: Duration = Duration::from_millis(100);
 
 /// Calls the macro `$consumer` with all rows.
@@ -36,8 +36,9 @@ macro_rules! for_each_setting {
 
         group "Waiting";
 
-        // Longer than a training step, so a loader that is ahead of its device waits for the device. Short enough that a user
-        // does not assume a hang: a program that holds every buffer itself fails. The log says at once that a request waits.
+        // The wait is longer than a training step, so that a loader that is ahead of its device waits for the device. It is short
+        // enough that a user does not assume a hang if the program itself holds every buffer: the request then fails. The log says
+        // at once that a request waits.
         /// How long a request waits at the limit: a time, 0, or none (forever).
         "PINPOOL_WAIT" = Some(Duration::from_secs(30)), wait(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
@@ -61,7 +62,7 @@ macro_rules! for_each_setting {
 
         group "Lifetime";
 
-        // Measured: half or twice as long changes driver time and memory held by less than 5 % over 25 loaders.
+        // In measurements with 25 loaders, half or twice this time changed driver time and held memory by less than 5 %.
         /// How long idle memory stays pinned: a time, or none (forever).
         "PINPOOL_IDLE_TIMEOUT" = Some(Duration::from_secs(60)),
             idle_timeout(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
@@ -79,7 +80,7 @@ macro_rules! for_each_setting {
         /// Policy: adaptive, or tensorflow (reproduces TensorFlow's PoolAllocator).
         "PINPOOL_PRESET" = Preset::Adaptive, preset(Preset): Preset as word();
 
-        // The starting limit of TensorFlow's pool of pinned memory.
+        // The default is the initial limit of TensorFlow's pool of pinned memory.
         /// Initial limit on idle buffers; 0 keeps none and disables auto-resize.
         "PINPOOL_POOL_SIZE_LIMIT" = 100, pool_size_limit: u64 as COUNT;
 
@@ -89,7 +90,7 @@ macro_rules! for_each_setting {
         /// Size classes: eighths (adaptive), pow2 or exact (tensorflow, default pow2).
         "PINPOOL_ROUNDING" = Rounding::Eighths, rounding: Rounding as word();
 
-        // TensorFlow's `should_log`.
+        // The default is the same as in TensorFlow (`should_log`).
         /// Logs one in this many rate checks; 1 logs all.
         "PINPOOL_LOG_EVERY" = 10, log_every: u64 as AT_LEAST_ONE;
 
@@ -113,12 +114,12 @@ macro_rules! fields {
         #[doc = $doc:literal]
         $variable:literal = $default:expr, $name:ident $(($argument:ty))?: $type:ty as $format:expr;
     )+)+) => {
-        /// The values that code or the environment set; `None` if they set none.
+        /// The values that code or the environment sets; `None` for a setting that is not set.
         #[derive(Debug, Clone, Default)]
         pub(crate) struct Settings {
             $($(pub(crate) $name: Option<$type>,)+)+
             pub(crate) code: CodeSettings,
-            /// Retired names that code set, each with what replaces it.
+            /// Warnings about retired names that code sets, each with the replacement.
             pub(crate) retired: Vec<String>,
         }
 
@@ -132,12 +133,12 @@ macro_rules! fields {
         }
 
         impl Settings {
-            /// Each setting of `self`, or of `other` if `self` does not set it.
+            /// Returns each setting of `self`, or of `other` if `self` does not set it.
             fn or(self, other: Self) -> Self {
                 Self { $($($name: self.$name.or(other.$name),)+)+ ..self }
             }
 
-            /// Each setting of `self`, or its default if `self` does not set it.
+            /// Returns each setting of `self`, or its default if `self` does not set it.
             pub(super) fn or_defaults(self) -> Config {
                 Config { $($($name: self.$name.unwrap_or($default),)+)+ code: self.code }
             }
@@ -147,7 +148,7 @@ macro_rules! fields {
 for_each_setting!(fields);
 
 impl Settings {
-    /// The value of each setting: from `self`, else from `env`, else as other settings imply, else the default.
+    /// Returns the value of each setting: from `self`, else from `env`, else as other settings imply, else the default.
     pub(super) fn resolve(self, env: Self) -> Config {
         let set = self.or(env);
         let is_tensorflow = set.preset == Some(Preset::TensorFlow);
@@ -168,7 +169,8 @@ impl Settings {
 }
 
 impl Config {
-    /// The settings that contradict each other, or need a feature that this build lacks: no pool is built.
+    /// Returns the errors for settings that contradict each other or need a feature that this build lacks. With such an error no
+    /// pool is built.
     pub(super) fn contradictions(&self) -> Vec<Error> {
         let (is_adaptive, has_reserve) = (self.preset == Preset::Adaptive, self.reserve > 0);
         let max_bytes = self.max_bytes.bytes().unwrap_or(u64::MAX);
@@ -209,7 +211,7 @@ impl Config {
         ])
     }
 
-    /// The settings without effect under the others.
+    /// Returns warnings about settings that have no effect because of other settings.
     pub(super) fn ineffective(&self) -> Vec<Error> {
         let (is_adaptive, has_reserve) = (self.preset == Preset::Adaptive, self.reserve > 0);
         let has_huge_pages = match self.backend {
@@ -231,18 +233,19 @@ impl Config {
         ])
     }
 
-    /// An error for each setting that is wrong, with the reason.
+    /// Returns an error, with the reason, for each rule that is broken. A rule is a variable, whether its setting is wrong, and why.
     fn refuse(&self, rules: &[(&'static str, bool, &str)]) -> Vec<Error> {
         let wrong = rules.iter().filter(|(_, is_wrong, _)| *is_wrong);
         wrong.map(|&(name, _, why)| setting_error(name, self.value_of(name), why)).collect()
     }
 
-    /// Returns whether the maintenance thread serves the pool. Miri mistakes a thread that does not end for a leak.
+    /// Returns whether the maintenance thread serves the pool. Always `false` under Miri, which reports a thread that does not end
+    /// as a leak.
     pub(crate) fn uses_maintenance_thread(&self) -> bool {
         self.code.maintenance_thread != Some(false) && !cfg!(miri)
     }
 
-    /// `wait`, as a time.
+    /// Returns `wait`, or [`Duration::MAX`] if requests wait forever.
     pub(crate) fn longest_wait(&self) -> Duration {
         self.wait.unwrap_or(Duration::MAX)
     }

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::in_flight::{SharedFence, is_complete};
 use crate::maintenance_thread::{MaintenanceThread, Reminder};
 
-// Pauses between two queries of a wait with a time limit.
+// The first and the longest pause between two queries in `wait_timeout`.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
@@ -42,7 +42,7 @@ pub struct Completion {
 
 /// Keeps buffers until their copies have completed.
 pub(crate) trait CopyKeeper: Send + Sync {
-    /// The user has waited for the end of a copy.
+    /// Called after the user has waited for the end of a copy.
     fn copy_ended(&self);
 }
 
@@ -63,12 +63,12 @@ impl Completion {
         Self { fence: Some(fence), keeper }
     }
 
-    /// The completion of a copy of zero bytes.
+    /// Returns the completion of a copy of zero bytes.
     pub(crate) fn completed() -> Self {
         Self { fence: None, keeper: None }
     }
 
-    /// Makes the buffer of a completed copy idle at once.
+    /// Notifies the keeper, so that the buffer of a completed copy becomes idle immediately.
     fn record_end(&self) {
         if let Some(keeper) = self.keeper.as_ref().and_then(Weak::upgrade) {
             keeper.copy_ended();
@@ -128,16 +128,16 @@ impl IntoFuture for Completion {
 }
 
 impl CompletionFuture {
-    /// The handle, for a wait outside a task.
+    /// Returns the handle, for a wait outside a task.
     pub(crate) fn completion(&self) -> &Completion {
         &self.completion
     }
 
     /// Wakes `waker` when the copy completes.
     fn remind(&mut self, fence: SharedFence, waker: &Waker) {
-        // The reminder of the last poll may have another waker.
+        // Dropped first, because the reminder of the last poll may have another waker.
         self.reminder = None;
-        // A failure is an end as well.
+        // A failure also ends the wait. The next poll returns it.
         let condition = Box::new(move || !matches!(is_complete(&fence), Ok(false)));
         self.reminder = MaintenanceThread::of_process().remind(None, Some(condition), waker).ok();
         if self.reminder.is_none() {

@@ -3,7 +3,7 @@
 //! | stream `S` | device memory | element `E` | who copies |
 //! | --- | --- | --- | --- |
 //! | `CudaStream` of cudarc, or an `Arc` of one | any `DevicePtr<E>` and `DevicePtrMut<E>`: `CudaSlice<f32>`, `CudaViewMut<u8>` | any `bytemuck::Pod` | the GPU's copy engine |
-//! | `RawStream` | `RawMem` | `u8` | the GPU's copy engine |
+//! | `RawStream` | `RawMemory` | `u8` | the GPU's copy engine |
 //! | `SinkStream` of the crate `pinpool-testing` | `SinkMem` | `u8` | a thread in place of a device |
 //!
 //! Copies on one stream run in order, and copies over pinned memory are asynchronous. Each returns a [`Fence`], so that
@@ -43,7 +43,7 @@ unsafe impl Fence for UnknownEnd {
     }
 }
 
-/// Pinned bytes of the timelines of this process, which no pool holds.
+/// Returns the bytes that the timelines of this process have pinned, which belong to no pool.
 pub(crate) fn timeline_bytes() -> u64 {
     #[cfg(feature = "cuda")]
     return cuda::timeline_bytes();
@@ -134,7 +134,7 @@ pub enum CopyFailure {
     Unknown(Error),
 }
 
-/// Refuses a copy of more bytes than the device memory has.
+/// Refuses the copy if `len` exceeds the `bytes` of the device memory.
 pub(crate) fn check_len(len: usize, what: &str, bytes: usize) -> Result<(), CopyFailure> {
     let why = || format!("the {what} has only {bytes}B; make it larger or request a shorter buffer");
     if len <= bytes { Ok(()) } else { Err(CopyFailure::Refused(Error::copy_refused(len, why()))) }

@@ -1,12 +1,12 @@
-//! The functions of the driver that this crate calls, found by name in the driver that [`symbol`](super::symbol) knows, with
-//! results that are numbers. An error names its call ([`FailedCall`]).
+//! The driver functions that this crate calls. [`symbol`](super::symbol) finds each function by name in the driver of this process.
+//! Results are plain numbers, and an error names its call ([`FailedCall`]).
 //!
-//! Not by cudarc's bindings: their results are an enumeration ([`code`](super::code)), and they are looked up in a library of
-//! their own, which may be a toolkit's stub. cudarc itself still calls the driver when its objects are created or used: streams,
-//! events and device memory of users, and our context object, through which it records an event after a lent slice
-//! (`copy::cuda::own_context`).
+//! cudarc's bindings are not used for these calls, because they return a Rust enum ([`code`](super::code)), and because cudarc finds
+//! the functions in a library that it chooses separately, which may be a toolkit's stub. cudarc itself still calls the driver when
+//! its objects are created or used: the streams, events and device memory of users, and this crate's context object, through which
+//! cudarc records an event after a lent slice (`copy::cuda::own_context`).
 //!
-//! Virtual memory has a separate table, since drivers without it are supported too.
+//! The functions for virtual memory are in a separate table (`vmm`), since drivers without them are supported too.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::{fmt, ptr};
@@ -15,7 +15,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
 
 use super::code::{Code, FailedCall};
 
-/// `CU_STREAM_NON_BLOCKING`, `CU_EVENT_DISABLE_TIMING`, `CU_STREAM_CAPTURE_STATUS_NONE`.
+/// These three values are `CU_STREAM_NON_BLOCKING`, `CU_EVENT_DISABLE_TIMING` and `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub(crate) const NON_BLOCKING: c_uint = 1;
 pub(crate) const WITHOUT_TIMING: c_uint = 2;
 const CAPTURES_NOTHING: c_int = 0;
@@ -23,7 +23,7 @@ const CAPTURES_NOTHING: c_int = 0;
 /// `CUgreenCtx`, which bindings before CUDA 12.4 lack.
 pub(crate) type GreenContext = *mut c_void;
 
-/// Defines functions that find the driver's function once.
+/// Defines functions that call a driver function, which the first call finds by name.
 macro_rules! calls {
     ($($(#[$doc:meta])* $vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),* $(,)?);)*) => {$(
         $(#[$doc])*
@@ -53,8 +53,8 @@ macro_rules! calls {
 
 pub(super) use calls;
 
-/// Defines functions that first take the place of their result. Their other arguments are numbers, pointers that the driver looks
-/// up, and references.
+/// Defines safe functions that return the result of a driver function, which stores it through its first argument. The other
+/// arguments are numbers, references, and pointers that the driver looks up but does not dereference.
 macro_rules! values {
     ($($(#[$doc:meta])* $vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),*) -> $value:ty;)*) => {$(
         $(#[$doc])*
@@ -72,22 +72,22 @@ macro_rules! values {
 pub(super) use values;
 
 values! {
-    /// The CUDA version of the driver's library: 13020 is 13.2.
+    /// Returns the CUDA version of the driver's library: 13020 is 13.2.
     pub(crate) driver_version = c"cuDriverGetVersion"() -> c_int;
     pub(crate) device = c"cuDeviceGet"(ordinal: c_int) -> CUdevice;
     pub(crate) device_count = c"cuDeviceGetCount"() -> c_int;
     pub(super) device_attribute = c"cuDeviceGetAttribute"(number: c_int, device: CUdevice) -> c_int;
     /// Takes a reference to the primary context of a device, and creates the context if there is none.
     pub(crate) primary_retain = c"cuDevicePrimaryCtxRetain"(device: CUdevice) -> CUcontext;
-    /// The context that is current on this thread, or null.
+    /// Returns the context that is current on this thread, or null.
     pub(crate) current_context = c"cuCtxGetCurrent"() -> CUcontext;
-    /// The device of the context that is current on this thread.
+    /// Returns the device of the context that is current on this thread.
     pub(crate) current_device = c"cuCtxGetDevice"() -> CUdevice;
     pub(crate) stream_create = c"cuStreamCreate"(flags: c_uint) -> CUstream;
     pub(crate) event_create = c"cuEventCreate"(flags: c_uint) -> CUevent;
-    /// Pinned memory of the current context.
+    /// Allocates pinned memory in the current context.
     pub(crate) host_alloc = c"cuMemHostAlloc"(bytes: usize, flags: c_uint) -> *mut c_void;
-    /// The device address of allocated or registered memory in the current context. Nothing is read there.
+    /// Returns the device address of allocated or registered memory in the current context. Reads nothing through `start`.
     pub(crate) host_device_pointer = c"cuMemHostGetDevicePointer_v2"(start: *mut c_void, flags: c_uint) -> CUdeviceptr;
 }
 
@@ -133,14 +133,14 @@ calls! {
         c"cuMemcpyDtoHAsync_v2"(target: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream);
 }
 
-/// Returns whether the device has a primary context; makes none.
+/// Returns whether the device has a primary context. Does not create one.
 pub(crate) fn is_primary_active(device: CUdevice) -> Result<bool, FailedCall> {
     let (mut flags, mut is_active) = (0, 0);
     // SAFETY: both take results; the driver refuses a device that it does not know.
     unsafe { primary_state(device, &raw mut flags, &raw mut is_active) }.map(|()| is_active != 0)
 }
 
-/// The driver's own name for it.
+/// Writes the driver's name for the error, or the number if the driver has no name for it.
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut name = ptr::null();
@@ -153,7 +153,7 @@ impl fmt::Display for Code {
     }
 }
 
-/// Sets this thread's capture mode and returns the one before.
+/// Sets this thread's capture mode and returns the previous mode.
 pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, FailedCall> {
     // SAFETY: `mode` is one that the driver knows or refuses; it is read and overwritten.
     unsafe { exchange_capture_mode_call(&raw mut mode) }.map(|()| mode)
@@ -163,32 +163,32 @@ pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, FailedCall
 ///
 /// # Safety
 ///
-/// It is alive.
+/// The stream is alive.
 pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, FailedCall> {
     let mut status = CAPTURES_NOTHING;
     // SAFETY: the caller's promise; `status` takes the result.
     unsafe { is_capturing_call(stream, &raw mut status) }.map(|()| status != CAPTURES_NOTHING)
 }
 
-/// The context of a stream, and null; for a stream of a green context, the primary context of its device and the green one.
-/// Drivers before CUDA 12.5 do not distinguish them.
+/// Returns the context of a stream, and null. For a stream of a green context, returns the primary context of its device, and the
+/// green context. Drivers before CUDA 12.5 do not distinguish the two kinds of streams, so the second result is null.
 ///
 /// # Safety
 ///
-/// It is alive.
+/// The stream is alive.
 pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, GreenContext), FailedCall> {
     let (mut context, mut green) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: the caller's promise; two valid out-pointers.
     match unsafe { stream_contexts_call(stream, &raw mut context, &raw mut green) } {
-        // SAFETY: as above.
+        // SAFETY: the caller's promise, and a valid out-pointer.
         Err(FailedCall { code: Code::NOT_FOUND, .. }) => unsafe { stream_context_call(stream, &raw mut context) },
         answer => answer,
     }
     .map(|()| (context, green))
 }
 
-/// The address at which the device of the current context sees memory that the driver knows, also virtual memory. Nothing is read
-/// there.
+/// Returns the address at which the device of the current context sees the memory at `start`. The driver must know this memory, which
+/// may be virtual memory. Reads nothing through `start`.
 pub(crate) fn pointer_device_pointer(start: *const c_void) -> Result<CUdeviceptr, FailedCall> {
     /// `CU_POINTER_ATTRIBUTE_DEVICE_POINTER`.
     const DEVICE_POINTER: c_int = 3;
@@ -198,7 +198,7 @@ pub(crate) fn pointer_device_pointer(start: *const c_void) -> Result<CUdeviceptr
     unsafe { pointer_attribute_call(place, DEVICE_POINTER, start.addr() as CUdeviceptr) }.map(|()| address)
 }
 
-/// Device memory in the order of a stream.
+/// Allocates device memory that later work of the stream may use.
 ///
 /// # Safety
 ///

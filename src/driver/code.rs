@@ -1,5 +1,5 @@
-//! Driver results as numbers. cudarc returns them as a Rust enum, which must never hold a value that it does not list, but a
-//! driver that is newer than the bindings may return any.
+//! Driver results as numbers. cudarc returns a Rust enum, which must never have a value that it does not list, but a driver that is
+//! newer than the bindings may return such a value.
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
@@ -22,26 +22,26 @@ impl Code {
     pub(crate) const DEINITIALIZED: Self = Self(4);
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
     pub(crate) const INVALID_HANDLE: Self = Self(400);
-    /// Also the answer for a function that this driver does not have.
+    /// Also returned for a function that this driver does not have.
     pub(crate) const NOT_FOUND: Self = Self(500);
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
-    /// The legacy default stream is ordered with a stream that captures.
+    /// The legacy default stream was used while a stream that is ordered with it captures a graph.
     pub(crate) const CAPTURE_IMPLICIT: Self = Self(906);
 
-    /// The result of a call.
+    /// Converts the result of a call.
     pub(crate) fn check(result: c_int) -> Result<(), Self> {
         if result == 0 { Ok(()) } else { Err(Self(result)) }
     }
 
-    /// The number in the type that [`SourceError`] uses.
+    /// Returns the number in the type that [`SourceError`] uses.
     pub(crate) fn number(self) -> i64 {
         i64::from(self.0)
     }
 
-    /// Returns whether a call was refused because a stream captures a graph: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and
-    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`. The same call succeeds later, so nothing is known to have failed.
+    /// Returns whether a call was refused because a stream captures a graph: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` or
+    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`. The same call can succeed later, so the error does not mean that any work has failed.
     pub(crate) fn is_forbidden_by_capture(self) -> bool {
         matches!(self.0, 900 | 901)
     }
@@ -63,9 +63,9 @@ impl Code {
     /// - The context or the handle is gone. Another object may get the handle, and a later answer would be about that object.
     /// - The event was recorded into a graph (907): each launch of the graph repeats its copy.
     ///
-    /// Any other code is queried again, also a code that is newer than this list. That is the safe choice: whatever this function
-    /// returns, the memory stays quarantined until the driver confirms the end of the work, and the handle is still the pool's,
-    /// so only a query costs. A temporary error that counted as permanent would leak the memory.
+    /// After any other code, also a code that is newer than this list, the query is repeated. That is the safe choice: whatever this
+    /// function returns, the memory stays quarantined until the driver confirms the end of the work, and the pool still owns the
+    /// handle, so the only cost is the query. If a temporary error counted as permanent, the memory would leak.
     pub(crate) fn is_permanent(self) -> bool {
         // CONTAINED, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK,
         // MPS_CLIENT_TERMINATED, EXTERNAL_DEVICE.
@@ -83,7 +83,7 @@ pub(crate) struct FailedCall {
 }
 
 impl FailedCall {
-    /// The failure of the function with this name. A version at the end of the name (`_v2`) is left out.
+    /// Returns the failure of the function with this name. Leaves out a version at the end of the name (`_v2`).
     pub(crate) fn new(name: &'static CStr, code: Code) -> Self {
         Self { call: name.to_str().unwrap_or_default().trim_end_matches("_v2"), code }
     }
@@ -104,7 +104,7 @@ impl From<FailedCall> for Error {
     }
 }
 
-/// Adds a remedy if the call pins memory and memory is short.
+/// Converts the failure, and adds a remedy if the call pins memory and memory is short.
 impl From<FailedCall> for SourceError {
     fn from(FailedCall { call, code }: FailedCall) -> Self {
         let retry = match code {
@@ -119,7 +119,7 @@ impl From<FailedCall> for SourceError {
     }
 }
 
-/// An error of a call that cudarc itself made.
+/// Converts the error of a call that cudarc itself made.
 impl From<DriverError> for FailedCall {
     fn from(error: DriverError) -> Self {
         Self { call: "a cudarc call", code: Code(error.0 as c_int) }

@@ -1,5 +1,5 @@
-//! A device of the CUDA driver, for the sources that pin memory through it. A `CUdevice` is taken to equal its ordinal: drivers
-//! number devices from 0 in list order.
+//! A device of the CUDA driver, for the sources that pin memory through the driver. This module assumes that a `CUdevice` equals its
+//! ordinal, since drivers number devices from 0 in list order.
 //!
 //! The device's primary context is retained when memory is first acquired, not before: finding a device creates no
 //! context. It stays retained until the process ends, since a copy that never completes keeps memory of a pool alive after
@@ -19,7 +19,7 @@ use pinpool_os::fork::OfProcess;
 use pinpool_os::host;
 use pinpool_os::sync::plain::Mutex;
 
-/// Buffer length for an id on the PCI bus: domain, bus, device, function.
+/// Buffer length for a PCI bus ID: domain, bus, device and function.
 const PCI_ID_BYTES: usize = 32;
 
 /// The devices that this process has found. Each keeps one reference to its primary context.
@@ -35,8 +35,8 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Returns the device with this ordinal: the object found earlier, or another one after a reset of the device, since the
-    /// pools of the old one have lost their memory. Creates nothing on the device.
+    /// Returns the device with this ordinal: the object that an earlier call found, or a new object after a reset of the device,
+    /// since the pools of the old object have lost their memory. Creates nothing on the device.
     pub(crate) fn find(ordinal: u32) -> Result<Arc<Self>, SourceError> {
         if !super::is_present() {
             return Err(SourceError::new("dlopen", "no CUDA driver (libcuda.so.1) on this machine"));
@@ -48,7 +48,7 @@ impl Device {
                 .with_remedy("set PINPOOL_DEVICE, or check CUDA_VISIBLE_DEVICES")
         })?;
         let handle = calls::device(number)?;
-        // Concurrent threads may each add one; later calls find the last.
+        // Concurrent threads may each add an object for the device; later calls find the last one.
         let known = DEVICES.get().lock().iter().rev().find(|device| device.ordinal == ordinal).cloned();
         let known = known.filter(|device| device.context.get().is_none_or(|context| context.check().is_ok()));
         Ok(known.unwrap_or_else(|| {
@@ -58,16 +58,16 @@ impl Device {
         }))
     }
 
-    /// The state that calls of the driver need, until the result is dropped: a relaxed capture mode, and the device's
-    /// context current on this thread.
+    /// Sets the state that driver calls need, until the result is dropped: a relaxed capture mode, and the device's primary context
+    /// as the current context of this thread. The first call retains the context.
     pub(crate) fn enter(&self) -> Result<(CurrentContext, RelaxedCapture), SourceError> {
         let relaxed = RelaxedCapture::enter();
         let context = match self.context.get() {
             Some(&context) => context,
-            // A failure is not stored: a device without memory now may have some later.
+            // A failure is not stored, because a device that is out of memory now may have free memory later.
             None => {
                 let context = Context::new(calls::primary_retain(self.handle)?);
-                // Otherwise it is unusable, or another thread was faster.
+                // If the context is unusable or another thread has stored it first, this reference is not needed.
                 if !context.is_ok_and(|context| self.context.set(context).is_ok()) {
                     // SAFETY: taken above, released once.
                     let _released = unsafe { calls::release_primary(self.handle) };
@@ -83,7 +83,8 @@ impl Device {
         unsafe { context.enter() }.map(|current| (current, relaxed)).map_err(refused)
     }
 
-    /// The error of each call from now on, if a reset of the device has ended the context, and the memory with it.
+    /// Returns the error with which every later call fails, if a reset of the device has ended the context, and the memory with it.
+    /// Returns `None` if there was no reset, or if the driver does not answer.
     pub(crate) fn loss(&self) -> Option<SourceError> {
         let context = self.context.get()?;
         let has_ended =
@@ -91,23 +92,24 @@ impl Device {
         has_ended.unwrap_or(false).then(was_reset)
     }
 
-    /// Sets the state as [`enter`](Self::enter) does if the device has a context already; else sets the capture mode alone,
-    /// and makes no context.
+    /// Sets the state as [`enter`](Self::enter) does if the device already has a context; otherwise sets only the capture mode,
+    /// and creates no context.
     pub(crate) fn enter_if_active(&self) -> Result<(CurrentContext, RelaxedCapture), SourceError> {
         if self.is_active() { self.enter() } else { Ok((CurrentContext::unchanged(), RelaxedCapture::enter())) }
     }
 
-    /// Returns whether the device has a primary context, made by this process: entering it costs nothing more.
+    /// Returns whether the device has a primary context in this process, so that entering it creates nothing.
     pub(crate) fn is_active(&self) -> bool {
         self.context.get().is_some() || calls::is_primary_active(self.handle).is_ok_and(|is_active| is_active)
     }
 
-    /// An attribute by its number in the driver's header; `None` if the driver does not know it.
+    /// Returns the attribute with this number in the driver's header; `None` if the driver does not know it.
     pub(crate) fn attribute(&self, number: c_int) -> Option<c_int> {
         calls::device_attribute(number, self.handle).ok()
     }
 
-    /// The NUMA node nearest to the device on the machine below `root`; `None` if there is only one, or it is unknown.
+    /// Returns the NUMA node nearest to the device on the machine below `root`; `None` if there is only one node, or the nearest node
+    /// is unknown.
     pub(crate) fn numa_node(&self, root: &Path) -> Option<u32> {
         let mut buffer: [c_char; PCI_ID_BYTES] = [0; PCI_ID_BYTES];
         let buffer_bytes = c_int::try_from(PCI_ID_BYTES).ok()?;
@@ -125,13 +127,13 @@ fn was_reset() -> SourceError {
     error.with_remedy("build a new pool after a reset of the device")
 }
 
-/// The device that this process works with, as far as the driver shows it: the device of the context that is current on this
-/// thread, else the first device with a primary context. Loads and starts no driver, and makes no context.
+/// Returns the device that this process works with, as far as the driver shows it: the device of the context that is current on
+/// this thread, else the first device with a primary context. Loads and starts no driver, and creates no context.
 pub(crate) fn in_use() -> Option<u32> {
     if !super::is_loaded() {
         return None;
     }
-    // Without a driver that has started, or a context, this is refused.
+    // The driver refuses this call if it has not been started, or if no context is current.
     if let Ok(current) = calls::current_device() {
         return u32::try_from(current).ok();
     }

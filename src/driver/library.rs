@@ -1,4 +1,4 @@
-//! Which library is the driver of this process, and its functions by name.
+//! Finds the library that is the driver of this process, and the functions in it by name.
 #![allow(unsafe_code)] // Loads the driver.
 
 use std::ffi::{CStr, c_int, c_void};
@@ -7,18 +7,19 @@ use std::ptr::{self, NonNull};
 
 use pinpool_os::sync::process::{AtomicPtr, Ordering};
 
-/// Returns whether there is a driver to load. Never panics, and exists under every linking feature, unlike cudarc's own check.
+/// Returns whether a driver can be loaded. Unlike cudarc's own check, it never panics and exists with every linking feature.
 pub(crate) fn is_present() -> bool {
     library().is_some()
 }
 
-/// The function of this name, if the driver has it.
+/// Returns the function of this name, if the driver has it.
 pub(crate) fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     symbol_of(library()?, name)
 }
 
-/// The names of the driver's library, and the flags of `dlopen`: a loaded library is the driver of this process, as
-/// for the runtime. The name without a version comes last: toolkits have a stub for linking under it.
+/// The names of the driver's library with flags for `dlopen`, in the order in which they are tried. A library that is already loaded
+/// is the driver of this process, as for the CUDA runtime. Of the two names, the one without a version comes last, because toolkits
+/// have a stub for linking under it.
 const LIBRARIES: [(&CStr, c_int); 4] = [
     (c"libcuda.so.1", libc::RTLD_NOLOAD),
     (c"libcuda.so", libc::RTLD_NOLOAD),
@@ -28,12 +29,13 @@ const LIBRARIES: [(&CStr, c_int); 4] = [
 
 type Handle = NonNull<c_void>;
 
-/// A handle of the driver, never closed, so that its symbols stay valid. Chosen once: all functions come from one library.
+/// The handle of the driver. It is never closed, so that its symbols stay valid, and chosen once, so that all functions come from
+/// one library.
 static CHOSEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Opens the driver if it is not open.
+/// Returns the driver, which the first call opens; `None` if there is none.
 fn library() -> Option<Handle> {
-    // Relaxed: the memory behind a handle is the loader's.
+    // Relaxed: only the loader accesses the memory behind a handle.
     NonNull::new(CHOSEN.load(Ordering::Relaxed)).or_else(|| {
         let chosen = choose()?;
         let first = CHOSEN.compare_exchange(ptr::null_mut(), chosen.as_ptr(), Ordering::Relaxed, Ordering::Relaxed);
@@ -41,14 +43,15 @@ fn library() -> Option<Handle> {
     })
 }
 
-/// The first library that is not a stub, otherwise the first.
+/// Opens the libraries and returns the first one that is not a stub; the first one if all are stubs.
 fn choose() -> Option<Handle> {
     let mut opened = LIBRARIES.into_iter().filter_map(|(library, flag)| open(library, flag));
     let first = opened.next()?;
     std::iter::once(first).chain(opened).find(|&library| !is_stub(library)).or(Some(first))
 }
 
-/// Returns whether this is a toolkit's stub for linking. A driver reports its version even before it is started.
+/// Returns whether this library is a toolkit's stub for linking. Unlike a stub, a driver reports its version even before it is
+/// started.
 fn is_stub(library: Handle) -> bool {
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
     let Some(found) = symbol_of(library, c"cuDriverGetVersion") else { return true };
@@ -69,21 +72,22 @@ fn symbol_of(library: Handle, name: &CStr) -> Option<Handle> {
     NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) })
 }
 
-/// The function of this name in the library that `dlopen("libcuda.so")` finds, if that is not the driver in use: cudarc and other
-/// programs try that name first. Loads the library.
+/// Returns the function of this name in the library that `dlopen("libcuda.so")` finds, if that library is not the driver in use.
+/// cudarc and other programs try this library name first. Loads the library.
 pub(crate) fn symbol_before(name: &CStr) -> Option<NonNull<c_void>> {
     let own = symbol(name)?;
     symbol_of(open(c"libcuda.so", 0)?, name).filter(|&found| found != own)
 }
 
-/// Returns whether a driver is loaded in this process; loads none.
+/// Returns whether a driver is loaded in this process. Does not load one.
 pub(crate) fn is_loaded() -> bool {
-    // The handle stays open, as the handle of `library` does.
+    // The handle is never closed, like the handle that `library` returns.
     LIBRARIES.into_iter().any(|(library, _)| open(library, libc::RTLD_NOLOAD).is_some())
 }
 
-/// Returns whether a driver is mapped in this process, for background threads. They must not call `dlopen`: a child forked
-/// meanwhile inherits the loader's lock and its pointer to the unmapped `ld.so.cache`, and crashes when it loads a library.
+/// Returns whether a driver is mapped in this process. Background threads use this because they must not call `dlopen`: a child that
+/// is forked during `dlopen` inherits the loader's lock and its pointer to the unmapped `ld.so.cache`, and crashes when it loads a
+/// library.
 pub(crate) fn is_mapped() -> bool {
     let name = b"/libcuda.so";
     let holds_name = |maps: Vec<u8>| maps.windows(name.len()).any(|window| window == name);

@@ -6,15 +6,15 @@
 //! | [`CurrentContext`] | most calls use the thread's current context, which belongs to the user |
 //! | [`RelaxedCapture`] | while a stream captures in global mode, a query or an allocation on any thread fails and invalidates the capture |
 //! | [`Context`] | a context that is created after a reset may have the handle of the old context |
-//! | [`library`], [`symbol`] | cudarc's bindings depend on the CUDA version of the final build, and take a stub for the driver |
+//! | [`library`], [`symbol`] | cudarc's bindings depend on the CUDA version of the final build, and mistake a stub for the driver |
 //! | [`calls`] | cudarc returns results as a Rust enum, and its functions may come from a stub |
-//! | [`code`] | cudarc's texts of errors call the driver, which may be gone |
+//! | [`code`] | cudarc calls the driver for the text of an error, and the driver may be gone |
 //! | [`device`] | the devices, their primary contexts and attributes |
 //! | [`watchdog`] | threads do not call a driver that does not return |
 //! | [`state`] | whether there is a driver and a device, and if not, why |
 //! | [`vmm`] | the driver's virtual memory, found by name, with types of this crate |
 //!
-//! Decides nothing about memory. Uses only the types of cudarc: its safe layer returns errors that
+//! This module decides nothing about memory. It uses only the types of cudarc, because cudarc's safe layer returns errors that
 //! other libraries left in a context to the next caller.
 #![allow(unsafe_code)] // Calls the driver.
 
@@ -44,8 +44,8 @@ unsafe impl<T> Send for Handle<T> {}
 // SAFETY: as above; the handle itself is never written to.
 unsafe impl<T> Sync for Handle<T> {}
 
-/// A context handle, and the number of the context, which no other context of the process ever has. A reset of the device ends
-/// the context, and the next context may have the same handle.
+/// A context handle, and the number of the context, which no later context of the process gets. The handle is not unique: a reset
+/// of the device ends the context, and the next context may have the same handle.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context {
     handle: Handle<sys::CUctx_st>,
@@ -54,7 +54,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// The context that has this handle now.
+    /// Returns the context that has this handle now.
     pub(crate) fn new(handle: sys::CUcontext) -> Result<Self, FailedCall> {
         Ok(Self { handle: Handle(handle), id: context_id(handle).transpose()? })
     }
@@ -63,7 +63,7 @@ impl Context {
         self.handle.0
     }
 
-    /// Fails if the context has ended, or if the driver does not say whether it has.
+    /// Fails if the context has ended, or if the query fails. Succeeds without a check if the driver has no numbers.
     pub(crate) fn check(self) -> Result<(), FailedCall> {
         match (self.id, context_id(self.handle())) {
             (None, _) | (_, None) => Ok(()),
@@ -73,13 +73,13 @@ impl Context {
         }
     }
 
-    /// Returns whether the handle now refers to another context. `false` if the context ended without a successor.
+    /// Returns whether the handle now refers to another context. Returns `false` if the context has ended and the handle is unused.
     pub(crate) fn is_replaced(self) -> bool {
         matches!((self.id, context_id(self.handle())), (Some(id), Some(Ok(now))) if now != id)
     }
 
-    /// Returns whether the driver confirms that this context is current on the thread: one call. If so, the context has not
-    /// ended.
+    /// Returns whether the driver confirms that this context is current on the thread, which implies that the context has not ended.
+    /// Takes one driver call.
     pub(crate) fn is_current(self) -> bool {
         let mut current = 0;
         // SAFETY: null is the current context; `current` takes the result.
@@ -88,7 +88,7 @@ impl Context {
             && self.id == Some(current)
     }
 
-    /// Makes the context current. Fails if it has ended.
+    /// Makes the context current until the result is dropped. Fails if the context has ended.
     ///
     /// # Safety
     ///
@@ -100,17 +100,18 @@ impl Context {
     }
 }
 
-/// Makes `call`, and once more if it fails: a call may return an error of earlier asynchronous work, and the next its own result.
+/// Makes `call`, and repeats it once if it fails. A driver call may return an error of earlier asynchronous work; the repeated call
+/// then returns its own result.
 pub(crate) fn with_one_retry<R, E>(mut call: impl FnMut() -> Result<R, E>) -> Result<R, E> {
     call().or_else(|_| call())
 }
 
-/// The number of a context; `None` if the driver has no numbers.
+/// Returns the number of a context; `None` if the driver has no numbers.
 fn context_id(context: sys::CUcontext) -> Option<Result<u64, FailedCall>> {
     let mut id = 0;
     // SAFETY: `id` takes the result. The driver refuses invalid handles.
     let mut query = || unsafe { calls::context_id(context, &raw mut id) };
-    // As `with_one_retry`, unless the context has ended.
+    // Repeats the query once, as `with_one_retry` does, unless the context has ended.
     let answer = query().or_else(|failed| if failed.code.is_context_ended() { Err(failed) } else { query() });
     match answer {
         Err(FailedCall { code: Code::NOT_FOUND | Code::NOT_SUPPORTED, .. }) => None,
@@ -123,15 +124,15 @@ pub(crate) fn is_started() -> bool {
     !matches!(calls::current_context(), Err(FailedCall { code: Code::NOT_INITIALIZED, .. }))
 }
 
-/// Makes a context current on this thread; dropping it restores the previous one.
+/// A context that was made current on this thread; dropping this value restores the previous context.
 #[derive(Debug)]
 pub(crate) struct CurrentContext {
-    /// The context to restore, if it is another one.
+    /// The context to restore; `None` if the current context was not changed.
     previous: Option<sys::CUcontext>,
 }
 
 impl CurrentContext {
-    /// For a context that is current already.
+    /// Returns a value that keeps the current context and restores nothing.
     pub(crate) fn unchanged() -> Self {
         Self { previous: None }
     }
@@ -155,17 +156,17 @@ impl CurrentContext {
 impl Drop for CurrentContext {
     fn drop(&mut self) {
         if let Some(previous) = self.previous {
-            // SAFETY: it was current on this thread before. If this fails, the pool's context stays current, which
-            // misleads a caller that expects another or none.
+            // SAFETY: it was current on this thread before. If the call fails, the pool's context stays current, which
+            // misleads a caller that expects another context or none.
             let _ignored = unsafe { calls::set_current(previous) };
         }
     }
 }
 
-/// Keeps this thread's calls from disturbing captures on any thread, until it is dropped.
+/// The relaxed capture mode of this thread, until this is dropped. Calls of this thread then invalidate no capture on any thread.
 ///
-/// A capture in CUDA's default mode, anywhere in the process, forbids event queries and allocations everywhere. The calls of
-/// this crate touch no capturing stream, so the ban protects nothing here.
+/// A capture in CUDA's default mode forbids event queries and allocations on all threads of the process. The calls of this crate
+/// touch no capturing stream, so for them the rule protects nothing.
 #[derive(Debug)]
 pub(crate) struct RelaxedCapture {
     previous: Option<c_int>,
@@ -175,7 +176,7 @@ impl RelaxedCapture {
     pub(crate) fn enter() -> Self {
         /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
         const RELAXED: c_int = 2;
-        // If the driver refuses, nothing has changed.
+        // If the driver refuses, the mode has not changed, and nothing is restored.
         Self { previous: calls::exchange_capture_mode(RELAXED).ok() }
     }
 }

@@ -13,13 +13,13 @@ use pinpool_os::host::limits;
 /// The subject of this module's findings.
 const CHECK: &str = "gpu";
 
-/// `cuInit`. On failure returns the meaning and the driver's code.
+/// Starts the driver (`cuInit`). On failure returns the meaning and the driver's code.
 pub(crate) fn init() -> Result<(), (&'static str, c_int)> {
     // SAFETY: may be called at any time, any number of times; 0 is the only flag there is.
     unsafe { calls::init(0) }.map_err(|FailedCall { code: Code(code), .. }| (meaning(code), code))
 }
 
-/// The meaning of an error code of `cuInit`.
+/// Returns the meaning of an error code of `cuInit`.
 fn meaning(code: c_int) -> &'static str {
     match code {
         3 => "CUDA_ERROR_NOT_INITIALIZED: this process was forked from one that used CUDA: spawn it",
@@ -39,8 +39,8 @@ fn meaning(code: c_int) -> &'static str {
     }
 }
 
-/// The remedy for an error code of `cuInit`, given the library's path, `CUDA_VISIBLE_DEVICES` and a device file that this user
-/// may not open.
+/// Returns the remedy for an error code of `cuInit`. `library` is the path of the driver's library, `visible` is the value of
+/// `CUDA_VISIBLE_DEVICES`, and `closed` is a device file that this user may not open.
 fn remedy(code: c_int, library: &str, visible: Option<&str>, closed: Option<&str>) -> String {
     match (code, visible, closed) {
         (3, ..) => {
@@ -70,7 +70,8 @@ fn remedy(code: c_int, library: &str, visible: Option<&str>, closed: Option<&str
     }
 }
 
-/// The GPU with this ordinal: `Ok` if the driver provides it, `Note` if there is neither GPU nor driver, else `Warning`.
+/// Returns the finding about the GPU with this ordinal: `Ok` if the driver provides the GPU, `Note` if there is neither GPU nor
+/// driver, else `Warning`.
 pub(crate) fn find(ordinal: u32) -> Finding {
     let signs = limits::nvidia_devices(Path::new("/"));
     if !super::is_present() {
@@ -103,9 +104,10 @@ pub(crate) fn find(ordinal: u32) -> Finding {
     Finding::ok(CHECK, format!("GPU {ordinal} of {devices}, {name}, {version}, {library}{other}"))
 }
 
-/// There is no driver library; `sign` is a path at which the kernel shows a GPU.
+/// Returns the finding about a driver library that is missing or cannot be loaded. `why` is the loader's message, and `sign` is a
+/// path at which the kernel shows a GPU.
 fn absent(why: &str, sign: Option<&str>) -> Finding {
-    // The loader reports another error only for a library that exists and cannot be loaded.
+    // The loader's message for a missing library contains this text. Any other message is about a library that cannot be loaded.
     let is_broken = !why.is_empty() && !why.contains("No such file");
     match sign {
         _ if is_broken => Finding::warning(CHECK, format!("the driver's library cannot be loaded: {why}")).remedy(
@@ -119,9 +121,9 @@ fn absent(why: &str, sign: Option<&str>) -> Finding {
     }
 }
 
-/// The loader's message for a driver that cannot be loaded.
+/// Returns the loader's message for a driver that cannot be loaded, or an empty text.
 fn dlopen_error() -> String {
-    // SAFETY: loads nothing that `is_present` did not try; sets this thread's error.
+    // SAFETY: loads nothing that `is_present` did not try to load; sets this thread's error.
     let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
     if !handle.is_null() {
         return String::new();
@@ -135,7 +137,7 @@ fn dlopen_error() -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// The file of the library that has this function.
+/// Returns the file of the library that contains this function.
 fn file_of(function: NonNull<c_void>) -> String {
     let unknown = || "libcuda".to_owned();
     let mut info = libc::Dl_info {
@@ -153,12 +155,12 @@ fn file_of(function: NonNull<c_void>) -> String {
     unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned()
 }
 
-/// A device file that exists and that this user may not read and write.
+/// Returns a device file that exists but that this user may not read and write.
 fn closed_device(signs: &[String]) -> Option<String> {
     let nodes = signs.iter().filter(|sign| sign.starts_with("/dev/")).cloned();
     let may_open = |path: &str| {
         let Ok(path) = CString::new(path) else { return false };
-        // SAFETY: a C string; checks permissions and changes nothing.
+        // SAFETY: `path` is a C string; the call checks permissions and changes nothing.
         unsafe { libc::access(path.as_ptr(), libc::R_OK | libc::W_OK) == 0 }
     };
     let control = Some("/dev/nvidiactl".to_owned()).filter(|path| Path::new(path).exists());

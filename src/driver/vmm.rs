@@ -1,10 +1,10 @@
-//! Virtual host memory of the driver: reserving addresses, creating granules, and mapping one to the other.
+//! The driver's virtual memory on the host: reserving addresses, creating granules, and mapping granules at addresses.
 //!
-//! The types and numbers are defined here as in the driver's header, and the functions are found by name: bindings older
-//! than CUDA 12.2 lack the host locations, and later ones changed the layout of a location twice. Results are plain numbers,
-//! because a Rust enumeration must never hold a value that it does not list.
+//! The types and numbers are defined here as in the driver's header, and the functions are found by name, because cudarc's bindings
+//! before CUDA 12.2 lack the host locations, and later bindings changed the layout of a location twice. Results are plain numbers,
+//! because a Rust enum must never have a value that it does not list.
 //!
-//! Never decides what is mapped, and holds no state.
+//! This module does not decide what is mapped, and has no state.
 
 use std::ffi::c_int;
 
@@ -47,7 +47,7 @@ impl MemoryLocation {
         Self { kind: LOCATION_DEVICE, id }
     }
 
-    /// The NUMA node `node` of the host; `None` for the host, whichever its nodes.
+    /// Returns the location on the NUMA node `node` of the host; `None` means the host without a choice of the node.
     pub(crate) fn host(node: Option<u32>) -> Self {
         let node = node.map(|node| (LOCATION_HOST_NUMA, c_int::try_from(node).unwrap_or(0)));
         let (kind, id) = node.unwrap_or((LOCATION_HOST, 0));
@@ -55,7 +55,7 @@ impl MemoryLocation {
     }
 }
 
-/// `CUmemAllocationProp`: pinned.
+/// `CUmemAllocationProp`, used for pinned memory.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct AllocationProperties {
@@ -86,11 +86,11 @@ impl AccessDescriptor {
     }
 }
 
-// The sizes in the header since CUDA 10.2.
+// These are the sizes in the header since CUDA 10.2.
 const _: () = assert!(size_of::<MemoryLocation>() == 8 && size_of::<AccessDescriptor>() == 12);
 const _: () = assert!(size_of::<AllocationProperties>() == 32 && align_of::<AllocationProperties>() == 8);
 
-/// The first of the functions that this driver does not have.
+/// Returns the name of the first function that this driver does not have; `None` if the driver has all of them.
 pub(crate) fn missing() -> Option<&'static str> {
     let names = [
         c"cuMemAddressReserve",
@@ -106,26 +106,26 @@ pub(crate) fn missing() -> Option<&'static str> {
 }
 
 values! {
-    /// Reserves addresses without memory at a multiple of `alignment`. The driver chooses free ones if `wish` is 0.
+    /// Reserves addresses without memory at a multiple of `alignment`. The driver chooses the addresses if `wish` is 0.
     pub(crate) reserve = c"cuMemAddressReserve"(bytes: usize, alignment: usize, wish: u64, flags: u64) -> u64;
     granularity_call = c"cuMemGetAllocationGranularity"(properties: &AllocationProperties, recommended: c_int) -> usize;
     create_call = c"cuMemCreate"(bytes: usize, properties: &AllocationProperties, flags: u64) -> GranuleHandle;
 }
 
 calls! {
-    /// Returns reserved addresses, at which nothing is mapped.
+    /// Returns reserved addresses to the driver. Nothing may be mapped at them.
     pub(crate) unreserve = c"cuMemAddressFree"(address: u64, bytes: usize);
-    /// Releases memory once it is mapped nowhere.
+    /// Releases a granule. The driver frees the memory once it is mapped nowhere.
     pub(crate) release = c"cuMemRelease"(granule: GranuleHandle);
-    /// Maps memory at reserved addresses without memory.
+    /// Maps a granule at reserved addresses, at which nothing may be mapped.
     pub(crate) map = c"cuMemMap"(address: u64, bytes: usize, offset: usize, granule: GranuleHandle, flags: u64);
-    /// Unmaps whole mappings, one or several that adjoin.
+    /// Unmaps one whole mapping, or several adjacent ones.
     pub(crate) unmap = c"cuMemUnmap"(address: u64, bytes: usize);
     /// Sets which locations may read and write mapped memory.
     pub(crate) set_access = c"cuMemSetAccess"(address: u64, bytes: usize, descriptors: *const AccessDescriptor, count: usize);
 }
 
-/// The smallest granule of this kind, which is the unit of lengths and addresses.
+/// Returns the size of the smallest granule at this location. Lengths and addresses are multiples of this size.
 pub(crate) fn granularity(location: MemoryLocation) -> Result<usize, FailedCall> {
     granularity_call(&AllocationProperties::pinned(location), GRANULARITY_MINIMUM)
 }

@@ -6,16 +6,17 @@
 //!             └─ BlockBody: pool (its core), memory, class, buffer state
 //! ```
 //!
-//! Generic over the pool `P`, so that nothing here depends on the pool. Never acquires or releases memory.
+//! Generic over the pool `P`, so that nothing here depends on the pool. This module never acquires or releases memory.
 //!
-//! - **block-I1**: `memory.start()` up to `class_bytes` bytes later is memory that belongs to this block alone, and `first`
-//!   is an address in it.
+//! - **block-I1**: the `class_bytes` bytes from `memory.start()` on belong to this block alone, and `first` is an address among
+//!   them.
 //! - **block-I2**: The stamp of the entry is the fork generation of its pool only while the block is a *fast-path block*: its
-//!   memory is from the source, `first` is at the start of it, no copy was begun or recorded, nothing holds or claims the block,
-//!   and the process has not forked since. Every call that may change one of these sets another stamp. The slow return makes the
-//!   block a fast-path block again. So a hit compares two numbers and skips all checks.
-//! - **block-I3**: Only a fast-path block can take the fast path of a return. Taking a block from a shard opens the block to that
-//!   shard, and every call that sets another stamp closes it.
+//!   memory is from the source, `first` is at its start, no copy has begun or was recorded, the block has neither a holder nor
+//!   a claim, and the process has not forked since. Every call that may change one of these conditions sets another stamp. The
+//!   slow return makes the block a fast-path block again. So an access to the bytes compares two numbers and skips all other
+//!   checks of the block.
+//! - **block-I3**: Only a fast-path block can take the fast path of a return. Taking an idle block opens it to the shard of the
+//!   thread that takes it, and every call that ends the fast path of the block closes it again.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ use crate::quota::Claim;
 use crate::size_class::Class;
 use pinpool_os::fork;
 
-/// Memory of one class and its pool. One pointer wide.
+/// Memory of one class with a reference to its pool. A block is as large as one pointer.
 ///
 /// A block carries its own reference to the pool, in use or idle, so a hit touches no reference count. The cycle (the pool
 /// keeps idle blocks, which keep the pool) is cut when the pool closes and is drained.
@@ -43,28 +44,28 @@ pub(super) struct BlockBody<P> {
     memory: BlockMemory,
     class_bytes: usize,
     copy_fences: CopyFences,
-    /// Number of the waiting request that this block's request overtook; 0 if there was none.
+    /// Number of the head of the wait queue that this block's request passed; 0 if it passed none.
     passed: u64,
-    /// When the block's first use or its time in flight began, in the pool's microseconds plus one; 0 if unknown.
+    /// When the block's first use or its time in flight began: the pool's time in microseconds, plus one; 0 if unknown.
     since: u64,
     /// The record of a tagged or sampled request.
     holder: Option<Holder>,
-    /// The claim of the user's partition.
+    /// The block's claim in the partition of its user.
     claim: Option<Claim>,
 }
 
-/// The stamp of a block that is not a fast-path block. No fork generation has this number.
+/// The stamp of a block that is not a fast-path block. It is never a fork generation.
 pub(super) const NOT_FAST_PATH: u32 = u32::MAX;
 
 /// The address of the first byte of a buffer.
 #[derive(Debug, Clone, Copy)]
 struct Address(NonNull<u8>);
 
-// SAFETY: an address; what is behind it is reached by the rules of `buffer` alone (block-I1).
+// SAFETY: only an address. Its memory belongs to one block (block-I1), and is accessed under the rules of `buffer` alone.
 #[allow(unsafe_code)]
 unsafe impl Send for Address {}
 
-// SAFETY: as above.
+// SAFETY: as for `Send`: only an address.
 #[allow(unsafe_code)]
 unsafe impl Sync for Address {}
 
@@ -98,7 +99,7 @@ impl<P> Block<P> {
         self.0
     }
 
-    /// The pool, and the memory for its release.
+    /// Returns the pool, and the memory, which the caller must release.
     pub(super) fn into_parts(self, spare: &SpareEntries<BlockBody<P>>) -> (Arc<P>, BlockMemory) {
         spare.unwrap(self.0, |body| (body.pool, body.memory))
     }
@@ -112,35 +113,36 @@ impl<P> Block<P> {
         &self.0.memory
     }
 
-    /// The first byte of the buffer.
+    /// Returns the address of the buffer's first byte.
     #[inline(always)]
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.0.first.0
     }
 
-    /// The length of the buffer.
+    /// Returns the length of the buffer.
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         self.0.len
     }
 
-    /// A new user requests `len` bytes of this fast-path block.
+    /// Begins the use of this fast-path block by a new user, for a request of `len` bytes.
     #[inline(always)]
     pub(crate) fn begin_fast_path(&mut self, len: usize) {
         debug_assert!(self.0.first.0 == self.0.memory.start() && len <= self.0.class_bytes);
-        // Compare first: a loader repeats the same length, and a cache line that is not written stays shared.
+        // Compare first: a loader requests the same length repeatedly, and a cache line that is not written stays shared.
         if self.0.len != len {
             self.0.len = len;
         }
     }
 
-    /// A new user requests `len` bytes, `skip_bytes` past the start; both are within the class.
+    /// Begins the use of this block by a new user, for `len` bytes that begin `skip_bytes` after the start of the memory. Both
+    /// are within the class.
     pub(crate) fn begin(&mut self, skip_bytes: usize, len: usize) {
         if skip_bytes > 0 {
             self.end_fast_path();
         }
         let start = self.0.memory.start();
-        // SAFETY: within the block's memory (block-I1), as the caller computed.
+        // SAFETY: the result is within the block's memory (block-I1), since the caller keeps `skip_bytes` within the class.
         #[allow(unsafe_code)]
         let first = unsafe { start.add(skip_bytes) };
         (self.0.first, self.0.len) = (Address(first), len);
@@ -151,7 +153,7 @@ impl<P> Block<P> {
         self.0.len = self.0.len.min(len);
     }
 
-    /// From the start of the block to the first byte of the buffer.
+    /// Returns the distance from the start of the block to the first byte of the buffer.
     pub(crate) fn skip_bytes(&self) -> usize {
         self.0.first.0.addr().get() - self.0.memory.start().addr().get()
     }
@@ -184,16 +186,16 @@ impl<P> Block<P> {
         Class { bytes: self.0.class_bytes, index: self.0.class() }
     }
 
-    /// `held_bytes` of the memory, read from the cache line that a return touches anyway.
+    /// Returns the `held_bytes` of the memory, read from the cache line that a return touches anyway.
     #[inline(always)]
     pub(super) fn entry_bytes(&self) -> usize {
         self.0.bytes()
     }
 
-    /// Overwrites all of the memory with zeros. No copy uses it.
+    /// Overwrites all of the memory with zeros. No copy may be using it.
     #[allow(unsafe_code)]
     pub(super) fn zero(&mut self) {
-        // SAFETY: block-I1, and the caller owns the block. A return comes after the last copy (core-I1).
+        // SAFETY: block-I1, and the caller owns the block. No copy uses it: a return is finished after the last copy (core-I1).
         unsafe { self.memory().start().as_ptr().write_bytes(0, self.class_bytes()) };
     }
 
@@ -201,39 +203,39 @@ impl<P> Block<P> {
         &self.0.copy_fences
     }
 
-    /// For copies that are recorded through a shared borrow. Ends the fast path of the block.
+    /// Returns the fences for copies that are recorded through a shared borrow. Ends the fast path of the block.
     #[cfg(feature = "cuda")]
     pub(crate) fn shared_fences(&self) -> &CopyFences {
         self.end_fast_path();
         &self.0.copy_fences
     }
 
-    /// Ends the fast path of the block.
+    /// Returns the fences for changes. Ends the fast path of the block.
     pub(crate) fn copy_fences_mut(&mut self) -> &mut CopyFences {
         self.end_fast_path();
         &mut self.0.copy_fences
     }
 
-    /// Ends the fast path of the block.
+    /// Ends the fast path of the block: sets another stamp, and closes the block to every shard (block-I2, block-I3).
     fn end_fast_path(&self) {
         self.0.set_stamp(NOT_FAST_PATH);
         self.0.close_to_fast_path();
     }
 
-    /// Records the block with its user, `holder`, until the block is idle again. Its return takes the slow path.
+    /// Sets the holder record of the block's user, which lasts until the block is idle again. The return takes the slow path.
     pub(super) fn set_holder(&mut self, holder: Holder) {
         self.end_fast_path();
         self.0.holder = Some(holder);
     }
 
-    /// No user has the block any more, and no copy uses it.
+    /// Removes the holder record, since no user has the block any more.
     pub(super) fn end_holding(&mut self) {
         if self.0.holder.is_some() {
             self.0.holder = None;
         }
     }
 
-    /// Charges the block to a partition until the block is idle or released. Its return takes the slow path.
+    /// Charges the block to a partition until the block is idle or released. The return takes the slow path.
     pub(super) fn set_claim(&mut self, claim: Claim) {
         self.end_fast_path();
         self.0.claim = Some(claim);
@@ -243,22 +245,22 @@ impl<P> Block<P> {
         self.0.claim.take()
     }
 
-    /// Returns whether a miss made the block for its present user, or it is in flight.
+    /// Returns whether a miss found the block for its present user, or the block is in flight.
     pub(super) fn has_begun_time(&self) -> bool {
         self.0.since > 0
     }
 
-    /// Number of the waiting request that this block's request overtook, if any.
+    /// Returns the number of the head of the wait queue that this block's request passed; 0 if it passed none.
     pub(super) fn passed(&self) -> u64 {
         self.0.passed
     }
 
-    /// The first use of the block, or its time in flight, begins at `now_us`.
+    /// Records that the first use of the block, or its time in flight, begins at `now_us`.
     pub(super) fn begin_time(&mut self, now_us: u64) {
         self.0.since = now_us.saturating_add(1);
     }
 
-    /// Ends the first use or the time in flight, and returns when it began; `None` for the use of a hit.
+    /// Ends the first use or the time in flight, and returns when it began; `None` if a hit began the use.
     #[inline]
     pub(super) fn end_time(&mut self) -> Option<u64> {
         std::mem::take(&mut self.0.since).checked_sub(1)

@@ -32,13 +32,14 @@ impl Block {
         self.pool().memory().source().numa_node().filter(|_| self.memory().is_from_source())
     }
 
-    /// Returns whether this process is a child of the one that owns the memory.
+    /// Returns whether this process is a forked child of the process that owns the memory.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.pool().is_forked()
     }
 
-    /// Returns whether this is a child process, whose memory may be unmapped, because a GPU driver pinned it.
+    /// Returns whether this process is a forked child whose copy of the memory may be unmapped: a child does not inherit memory
+    /// that a GPU driver pinned, or explicit huge pages.
     #[inline]
     pub(crate) fn is_inaccessible(&self) -> bool {
         let is_kept_from_children = || match self.memory().adopted() {
@@ -55,27 +56,27 @@ impl Block {
         self.pool().check_process()
     }
 
-    /// Call before each copy from the buffer. Waits for the copies into it, and fails if one failed, since its bytes are unknown,
-    /// or in a forked child.
+    /// Prepares a copy from the buffer; call it before each such copy. Waits for the copies into the buffer. Fails in a forked
+    /// child, or if a copy into the buffer failed, since its bytes are unknown then.
     pub(crate) fn begin_read(&self) -> Result<()> {
         self.check_process()?;
         let fences = self.copy_fences();
         if fences.any() { fences.wait_for_writes(None) } else { Ok(()) }
     }
 
-    /// The return of a buffer that a copy took; the copy ends with `fence`.
+    /// Returns a buffer that a copy consumed. The copy ends with `fence`.
     pub(crate) fn put_after(mut self, fence: SharedFence) {
         let mut fences = self.copy_fences_mut().take();
         fences.push(fence);
         KeptCore::take(&self).put_after(self, fences);
     }
 
-    /// The keeper of the block while the copy that consumed it runs.
+    /// Returns the keeper of the block while the copy that consumed it runs.
     pub(crate) fn keeper(&self) -> Weak<dyn CopyKeeper> {
         Arc::<Core>::downgrade(self.pool())
     }
 
-    /// Never uses the block again: whether a device still uses it cannot be known.
+    /// Never uses the block again, because the pool cannot know whether a device still uses it.
     pub(crate) fn leak(self, error: &Error) {
         KeptCore::take(&self).quarantine_or_leak(self, None, error);
     }

@@ -1,36 +1,36 @@
-//! The pinned buffers of each class that exist, and why others were made or left.
+//! How many pinned buffers of each class exist, and the reasons for misses and evictions.
 //!
 //! ```text
 //!   miss ─▶ made: buffers + 1, with a reason        buffers < peak   one left earlier
 //!   left ◀─ buffers - 1, with a reason              buffers = peak   all are out: more are needed than ever before
 //! ```
 //!
-//! Misses and evictions are counted here; hits and returns that keep a buffer are not. The lock is held for a look-up.
+//! Misses and evictions are counted here, but neither hits nor returns that keep a buffer. The lock is held for one look-up.
 
 use crate::size_class::Class;
 use crate::stats::{ClassStats, EvictionReason, EvictionReasons, MissReasons, Stats};
 use pinpool_os::sync::plain::Mutex;
 
-/// Classes without a buffer are forgotten when there are more than this many; `adaptive` has fewer.
+/// If there are more rows than this, rows of classes without a buffer are removed. `adaptive` has fewer classes.
 const CLASSES_MAX: usize = 1024;
 
-/// The buffers by class.
+/// Statistics of pinned buffers, by class.
 #[derive(Debug, Default)]
 pub(super) struct Classes(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    /// By bytes, the smallest first.
+    /// One row for each class, the smallest class first.
     rows: Vec<ClassStats>,
-    /// When there are this many, those without a buffer are forgotten.
+    /// Number of rows at which rows without a buffer are removed, if it exceeds [`CLASSES_MAX`].
     prune_at: usize,
-    /// Over all classes.
+    /// The misses of all classes, by reason.
     misses: MissReasons,
     evictions: EvictionReasons,
 }
 
 impl Classes {
-    /// A request of `class` missed and has a new buffer.
+    /// Counts a miss of `class` that received a new buffer.
     pub(super) fn count_miss(&self, class: Class) {
         let mut table = self.0.lock();
         let row = table.row(class.bytes);
@@ -45,14 +45,14 @@ impl Classes {
         }
     }
 
-    /// A request of `class` missed and has pageable memory.
+    /// Counts a miss of `class` that received pageable memory.
     pub(super) fn count_pageable(&self, class: Class) {
         let mut table = self.0.lock();
         table.row(class.bytes).misses += 1;
         table.misses.all_in_use += 1;
     }
 
-    /// A pinned buffer of `class` leaves.
+    /// Counts a pinned buffer of `class` that leaves the pool.
     pub(super) fn left(&self, class: Class, reason: EvictionReason) {
         let mut table = self.0.lock();
         let row = table.row(class.bytes);
@@ -66,7 +66,8 @@ impl Classes {
         (stats.requests.miss_reasons, stats.memory.evictions) = (table.misses, table.evictions);
     }
 
-    /// By bytes, the smallest first; which are in flight is not known here.
+    /// Returns one row for each class, the smallest class first. How many buffers are in flight, idle or in use is not known
+    /// here.
     pub(super) fn rows(&self) -> Vec<ClassStats> {
         self.0.lock().rows.clone()
     }

@@ -29,7 +29,7 @@ mod wait_queue;
 
 pub(crate) use self::buffer_calls::Block;
 pub(crate) use self::core::{AutoLimit, BlockRequest, CachedShard, Core, PartitionCore};
-pub(crate) use self::memory::{Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, OneEach, granule_bytes};
+pub(crate) use self::memory::{Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, Regions, granule_bytes};
 pub(crate) use self::meter::clock::Timekeeper;
 pub(crate) use self::meter::owners::Tag;
 pub(crate) use self::wait_queue::{FirstAttempt, WaitTicket};

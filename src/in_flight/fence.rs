@@ -36,8 +36,8 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// The errors of [`is_complete`](Fence::is_complete).
     fn wait(&self) -> Result<()>;
 
-    /// Whether the copy has completed, if a load can tell; `None` if only [`is_complete`](Fence::is_complete) can. Calls nothing
-    /// and takes no lock.
+    /// Returns whether the copy has completed, if a load can tell; `None` if only [`is_complete`](Fence::is_complete) can. Calls
+    /// nothing and takes no lock.
     #[doc(hidden)]
     fn is_complete_by_load(&self) -> Option<bool> {
         None
@@ -66,8 +66,8 @@ impl StreamId {
         Self { family: 0, number: NEXT.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// The stream with this `number` in a driver context that assigns no number twice. `family` is the address of an object
-    /// of the context that lives as long as the process.
+    /// Returns the identity of the stream with this `number` in a driver context that assigns no number twice. `family` is the
+    /// address of an object of the context that lives as long as the process.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn of_driver(family: usize, number: u64) -> Self {
         Self { family, number }
@@ -81,19 +81,20 @@ impl StreamId {
 /// A fence that the pool, the buffer and the user's handle share.
 pub(crate) type SharedFence = Arc<dyn Fence>;
 
-/// The fences of one buffer: mostly one, which needs no allocation.
+/// The fences of one buffer. Most buffers have one fence, which needs no allocation.
 pub(crate) type Fences = SmallVec<[SharedFence; 1]>;
 
-/// Why a fence did not answer.
+/// The reason why a fence did not answer.
 #[derive(Debug)]
 pub(super) struct FenceFailure {
     pub(super) error: Error,
-    /// It panicked, and is not queried again: the panic hook of the process reports each panic.
+    /// Whether the fence panicked. It is then not queried again, because the panic hook of the process reports each panic.
     pub(super) is_final: bool,
 }
 
-/// Queries fences, which may be a user's: are all complete? The failure of one outweighs the others (in-flight-I2). A panic
-/// counts as a failure, so that nothing but the memory is lost.
+/// Queries fences, which a user may have implemented, and returns whether all of them are complete. If one of them fails, its
+/// failure outweighs the answers of the others (in-flight-I2). A panic counts as a failure, so that nothing but the memory is
+/// lost.
 pub(super) fn query(fences: &[SharedFence]) -> Result<bool, FenceFailure> {
     match caught(|| fences.iter().try_fold(true, |all, fence| Ok(fence.is_complete()? && all))) {
         Some(answer) => answer.map_err(|error| FenceFailure { error, is_final: false }),
@@ -106,7 +107,7 @@ pub(crate) fn is_complete(fence: &SharedFence) -> Result<bool> {
     query(std::slice::from_ref(fence)).map_err(|failure| failure.error)
 }
 
-/// Returns whether all fences are complete, if loads can tell. A single pending fence decides.
+/// Returns whether all fences are complete, if loads can tell. A single pending fence suffices for `Some(false)`.
 pub(super) fn are_complete_by_load(fences: &[SharedFence]) -> Option<bool> {
     let mut all = Some(true);
     for fence in fences {
@@ -119,24 +120,25 @@ pub(super) fn are_complete_by_load(fences: &[SharedFence]) -> Option<bool> {
     all
 }
 
-/// The identity of a fence's stream, unknown if the fence panics.
+/// Returns the identity of a fence's stream; `None` if it is unknown or the fence panics.
 pub(super) fn stream_id_of(fence: &dyn Fence) -> Option<StreamId> {
     caught(|| fence.stream_id()).flatten()
 }
 
-/// Drops a fence, or several, that is not needed any more. A panic is ignored: the memory is safe without it.
+/// Drops one or several fences that are no longer needed. Ignores panics: the memory is safe without the fences.
 pub(super) fn discard<F>(fence: F) {
     caught(|| drop(fence)).unwrap_or_default();
 }
 
-/// The copies that use one buffer and may still be running. A buffer that was never copied has no list, and pays one
+/// The copies that use one buffer and may still be running. A buffer that was never copied has no list, so a check costs one
 /// comparison.
 ///
-/// - **copy-fences-I1**: a *lent* access may be enqueued only after it is recorded here, so its fence may not cover the
-///   copy yet. It is neither queried nor dropped except through `&mut`, which proves that the borrow has ended.
-/// - **copy-fences-I2**: of the reads of one stream that `&mut` put in order only the last is kept: when it has completed, so
-///   have those before it. Lent reads are all kept, since two threads that borrow at once enqueue in either order.
-/// - **copy-fences-I3**: a failed fence stays in the list, so a buffer with an unknown copy never counts as free.
+/// - **copy-fences-I1**: a borrower may enqueue the copy of a *lent* access after the access is recorded here, so its fence may
+///   not cover the copy yet. The fence is queried and dropped only through `&mut`, which proves that the borrow has ended.
+/// - **copy-fences-I2**: reads on one stream that were recorded through `&mut` are ordered. Only the last of them is kept: when
+///   it has completed, the earlier reads have completed, too. All lent reads are kept, since two threads that borrow at the same
+///   time enqueue in either order.
+/// - **copy-fences-I3**: a failed fence stays in the list, so a buffer never counts as free while the end of a copy is unknown.
 #[derive(Debug, Default)]
 pub(crate) struct CopyFences(OnceLock<Box<Mutex<Vec<Access>>>>);
 
@@ -147,18 +149,19 @@ struct Access {
     kind: AccessKind,
 }
 
-/// A stream or event of other code: its handle. For a default stream also the context, and the thread if each thread has its own.
+/// The identity of a stream or event of other code: its handle, the context for a default stream, and the thread for a per-thread
+/// default stream.
 pub(crate) type WorkId = (usize, usize, Option<ThreadId>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AccessKind {
     Read,
     Write,
-    /// A read by a borrower, which may not have enqueued it yet.
+    /// A read by a borrower, who may not have enqueued the copy yet.
     Lent,
     /// A lent read after the end of the borrow.
     Returned,
-    /// Work of this stream or event, after which the driver refused a fence. It may write.
+    /// Work of this stream or event, for which the driver refused a fence. The work may write to the buffer.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has such handles.
     Unfenced(WorkId),
 }
@@ -168,7 +171,7 @@ impl Access {
         matches!(self.kind, AccessKind::Write | AccessKind::Unfenced(_))
     }
 
-    /// False if either stream is unknown.
+    /// Returns whether the access is on `stream`; `false` if either stream is unknown.
     fn is_on(&self, stream: Option<StreamId>) -> bool {
         stream.is_some() && stream_id_of(&*self.fence) == stream
     }
@@ -200,13 +203,13 @@ impl CopyFences {
         self.push(fence, AccessKind::Write);
     }
 
-    /// Records work that has no fence. `failed` never completes.
+    /// Records work that has no fence. The fence `failed` never completes.
     #[cfg(feature = "cuda")]
     pub(crate) fn record_unfenced(&mut self, id: WorkId, failed: SharedFence) {
         self.push(failed, AccessKind::Unfenced(id));
     }
 
-    /// The work has a fence now.
+    /// Forgets the unfenced work of this stream or event, because a later fence covers the work or the work has completed.
     #[cfg(feature = "cuda")]
     pub(crate) fn forget_unfenced(&mut self, id: WorkId) {
         if let Some(accesses) = self.0.get_mut() {
@@ -215,7 +218,7 @@ impl CopyFences {
     }
 
     /// Records a copy from the buffer that a borrower is about to enqueue.
-    #[cfg(any(feature = "cuda", test))] // Only cudarc borrows so.
+    #[cfg(any(feature = "cuda", test))] // Only cudarc borrows buffers in this way.
     pub(crate) fn lend(&self, fence: SharedFence) {
         self.push(fence, AccessKind::Lent);
     }
@@ -254,20 +257,20 @@ impl CopyFences {
         self.0.get().is_some()
     }
 
-    /// Waits until no copy uses the buffer. Fails if it is unknown whether one has completed.
+    /// Waits until no copy uses the buffer. Fails if it is unknown whether a copy has completed.
     pub(crate) fn wait_for_all(&mut self) -> Result<()> {
         let waited = self.wait_for(|_| true);
         if self.is_complete()? { Ok(()) } else { waited }
     }
 
-    /// Waits for the copies into the buffer that are not ordered before the next work of `stream`: copies on other streams,
-    /// or all copies if `stream` is unknown. Fails if one failed: the bytes are unknown and may still be written to. Bytes that a
-    /// device only reads can be read after any failure.
+    /// Waits for the copies into the buffer that are not ordered before the next work of `stream`: copies on other streams, or
+    /// all copies if `stream` is unknown. Fails if such a copy failed, because the bytes are then unknown and may still be
+    /// written to. A failure of a copy that only reads the buffer does not prevent reading its bytes.
     pub(crate) fn wait_for_writes(&self, stream: Option<StreamId>) -> Result<()> {
         self.wait_for(|each| each.may_write() && !each.is_on(stream))
     }
 
-    /// Waits for every copy that is not on `stream`. Fails if one failed.
+    /// Waits for every copy that is not on `stream`. Fails if such a copy failed.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn wait_for_others(&mut self, stream: Option<StreamId>) -> Result<()> {
         let _failures_stay = self.is_complete();
@@ -277,10 +280,10 @@ impl CopyFences {
     #[cold]
     fn wait_for(&self, concerns: impl Fn(&Access) -> bool) -> Result<()> {
         let Some(accesses) = self.0.get() else { return Ok(()) };
-        // The list is copied, not held: a wait under the lock would delay other threads that check the buffer.
+        // The list is copied, because a wait under its lock would delay other threads that check the buffer.
         let accesses: Vec<_> = accesses.lock().iter().filter(|each| concerns(each)).cloned().collect();
         let mut outcome = Ok(());
-        // Each one is waited for, also after a failure of another.
+        // Waits for every copy, even after another copy failed.
         for each in accesses {
             let waited = each.fence.wait();
             if outcome.is_ok() {
@@ -290,13 +293,13 @@ impl CopyFences {
         outcome
     }
 
-    /// True if no copy was ever recorded, or all recorded copies were seen to have completed. Takes no lock.
+    /// Returns whether no copy was ever recorded, or all recorded copies were found to have completed. Takes no lock.
     #[inline]
     pub(crate) fn is_empty(&mut self) -> bool {
         self.0.get_mut().is_none_or(|accesses| accesses.get_mut().is_empty())
     }
 
-    /// The fences of copies that may still be running.
+    /// Removes and returns the fences of copies that may still be running.
     pub(crate) fn take(&mut self) -> Fences {
         let Some(accesses) = self.0.take() else { return Fences::new() };
         accesses.into_inner().into_iter().map(|each| each.fence).collect()
@@ -354,7 +357,7 @@ pub(crate) mod scripted {
             Ok(())
         }
 
-        /// The identity of stream 0 is unknown.
+        /// Returns `None` for stream 0, which has an unknown identity.
         fn stream_id(&self) -> Option<StreamId> {
             (self.stream != 0).then_some(StreamId::of_driver(0, self.stream))
         }
@@ -366,7 +369,7 @@ mod tests {
     use super::scripted::ScriptedFence;
     use super::*;
 
-    /// A buffer that was copied from on these streams, one after the other.
+    /// Returns the copies of a buffer that was copied from on these streams, one after the other, and their fences.
     fn recorded<const N: usize>(streams: [u64; N]) -> (CopyFences, [Arc<ScriptedFence>; N]) {
         let (mut copies, fences) = (CopyFences::default(), streams.map(|stream| Arc::new(ScriptedFence::on(stream))));
         fences.iter().for_each(|fence| copies.record(fence.clone()));
@@ -400,7 +403,7 @@ mod tests {
     #[test]
     fn the_last_copy_of_a_stream_replaces_those_before_it_without_a_query() {
         let (mut copies, fences) = recorded([1, 2, 1, 2, 1]);
-        // The first copy of the second stream queries the copy of the first stream.
+        // The first copy on the second stream queries the copy on the first stream.
         assert_eq!(fences.iter().map(|fence| fence.queries()).collect::<Vec<_>>(), [1, 0, 0, 0, 0]);
         fences[..4].iter().for_each(|fence| fence.finish());
         assert!(!copies.is_complete().unwrap());

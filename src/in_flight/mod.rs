@@ -53,24 +53,26 @@ pub(crate) use queues::{PendingGroup, QueryScope};
 /// Items with copies that may still be running, and the fences of these copies.
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
-    /// Held while items move. Under it a fence is read only by a load (`is_complete_by_load`), and neither queried nor dropped.
+    /// Locked while items move. Under the lock a fence is only read by a load (`is_complete_by_load`), and neither queried nor
+    /// dropped.
     queues: Mutex<Queues<T>>,
-    /// Items in the queues or quarantined (in-flight-I4). Written under the lock, as `quarantined` is, and read without it.
+    /// Number of items in the queues or quarantined (in-flight-I4). Like `quarantined`, it is written under the lock and read
+    /// without it.
     held: AtomicU64,
-    /// Items that are quarantined.
+    /// Number of quarantined items.
     quarantined: AtomicU64,
 }
 
 /// The result of a sweep.
 #[derive(Debug)]
 pub(crate) struct Swept<T> {
-    /// Items with completed copies, in the order found. A few need no allocation.
+    /// Items with completed copies, in the order in which they were found. A few items need no allocation.
     pub(crate) completed: SmallVec<[T; 8]>,
     /// Items with copies that may run for an unknown time (in-flight-I2).
     pub(crate) failed: Vec<FailedItem<T>>,
 }
 
-/// The items at the end of a pool, after a last query.
+/// All items of a pool that ends, after a last query.
 #[derive(Debug)]
 pub(crate) struct Ended<T> {
     pub(crate) swept: Swept<T>,
@@ -87,7 +89,7 @@ pub(crate) struct Ended<T> {
 pub(crate) struct FailedItem<T> {
     pub(crate) item: T,
     pub(crate) error: Error,
-    /// To be queried again; `None` if that is useless.
+    /// Fences to query again; `None` if that is useless.
     pub(crate) fences: Option<Fences>,
 }
 
@@ -107,38 +109,39 @@ impl<T> InFlight<T> {
 
     /// Keeps `item` until all `fences` are complete.
     pub(crate) fn insert(&self, item: T, bytes: u64, fences: Fences, now_us: u64) {
-        // The stream of several fences is unknown.
+        // If there are several fences, the stream is unknown.
         let stream = if let [fence] = &*fences { stream_id_of(&**fence).map(StreamId::number) } else { None };
         let mut queues = self.queues.lock();
         queues.last_number += 1;
         let number = queues.last_number;
         let copy = PendingCopy { number, item, bytes, fences, stream, since_us: now_us, is_reported_stuck: false };
         queues.enqueue(stream.unwrap_or(!number), copy);
-        // Relaxed, here and below: as in `held`.
+        // Relaxed, here and below, for the reason given in `held`.
         self.held.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Items in flight.
+    /// Returns the number of items in flight.
     #[inline]
     pub(crate) fn count(&self) -> u64 {
         self.held().saturating_sub(self.quarantined())
     }
 
-    /// Items in flight or quarantined.
+    /// Returns the number of items in flight or quarantined.
     #[inline]
     pub(crate) fn held(&self) -> u64 {
-        // Relaxed: callers that see an item here and lock the queues find it there, or that it has left since.
+        // Relaxed: a caller that sees an item here and then locks the queues finds the item there, or finds that it has left
+        // since.
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Items that are quarantined.
+    /// Returns the number of quarantined items.
     #[inline]
     pub(crate) fn quarantined(&self) -> u64 {
         // Relaxed: a hint and a statistic.
         self.quarantined.load(Ordering::Relaxed)
     }
 
-    /// Bytes in flight.
+    /// Returns the bytes in flight.
     pub(crate) fn bytes(&self) -> u64 {
         self.queues.lock().queues.iter().flat_map(|queue| &queue.copies).map(|copy| copy.bytes).sum()
     }
@@ -148,13 +151,13 @@ impl<T> InFlight<T> {
         stats.memory.buffers = stats.memory.buffers.saturating_sub(self.quarantined());
     }
 
-    /// Calls `see` with each item. Under a lock, so it calls nothing else.
+    /// Calls `see` with each item, under a lock. So `see` must not lock or wait.
     pub(crate) fn for_each(&self, see: impl FnMut(&T)) {
         let queues = self.queues.lock();
         queues.queues.iter().flat_map(|queue| &queue.copies).map(|copy| &copy.item).for_each(see);
     }
 
-    /// The item that has been in flight for the longest time.
+    /// Returns the item that has been in flight for the longest time.
     pub(crate) fn oldest(&self, now_us: u64) -> Option<PendingGroup> {
         let queues = self.queues.lock();
         let heads = queues.queues.iter().filter_map(|queue| queue.copies.front());
@@ -162,15 +165,15 @@ impl<T> InFlight<T> {
         oldest.map(|copy| copy.as_group(now_us))
     }
 
-    /// The process was stopped for this long. That time does not count towards the age of any copy.
+    /// Excludes `stopped_us`, for which the process was stopped, from the age of every copy.
     pub(crate) fn discount_pause(&self, stopped_us: u64, now_us: u64) {
         for copy in self.queues.lock().queues.iter_mut().flat_map(|queue| &mut queue.copies) {
             copy.since_us = copy.since_us.saturating_add(stopped_us).min(now_us);
         }
     }
 
-    /// Items in flight for `limit` or longer, grouped by stream. While a reported item of a stream is in flight, the others are
-    /// stuck with it and are not reported.
+    /// Returns the items that have been in flight for `limit` or longer, grouped by stream, and marks them as reported. While a
+    /// reported item of a stream is in flight, the other items of that stream are stuck with it and are not reported.
     pub(crate) fn newly_stuck(&self, now_us: u64, limit: Duration) -> Vec<PendingGroup> {
         let mut queues = self.queues.lock();
         let copies = queues.queues.iter().flat_map(|queue| &queue.copies);
@@ -195,7 +198,7 @@ impl<T> InFlight<T> {
         stuck
     }
 
-    /// Returns the completed items. Skips the queues that other threads are querying.
+    /// Removes and returns the completed and the failed items. Does not query queues that other threads are querying.
     pub(crate) fn sweep(&self, scope: QueryScope) -> Swept<T> {
         let mut swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
         let (mut fences, mut pending) = (SmallVec::<[Fences; 8]>::new(), SmallVec::<[u64; 4]>::new());
@@ -219,31 +222,31 @@ impl<T> InFlight<T> {
         drop(queues);
         fences.into_iter().for_each(discard);
         for key in pending {
-            if let Some(first) = self.claim(key) {
+            if let Some(first) = self.begin_query(key) {
                 self.sweep_queue(key, first, scope, &mut swept);
-                self.end_claim(key);
+                self.end_query(key);
             }
         }
         swept
     }
 
-    /// Permits one thread to query a queue, until [`end_claim`](Self::end_claim). Returns its first candidate; `None` if it is
-    /// empty, or another thread has claimed it.
-    fn claim(&self, key: u64) -> Option<Candidate> {
+    /// Permits only this thread to query a queue, until [`end_query`](Self::end_query). Returns the first candidate of the queue,
+    /// or `None` if the queue is empty or another thread is querying it.
+    fn begin_query(&self, key: u64) -> Option<Candidate> {
         let mut queues = self.queues.lock();
-        let queue = queues.find(key).filter(|queue| !queue.is_claimed)?;
+        let queue = queues.find(key).filter(|queue| !queue.is_queried)?;
         let first = queue.head()?;
-        queue.is_claimed = true;
+        queue.is_queried = true;
         Some(first)
     }
 
-    fn end_claim(&self, key: u64) {
+    fn end_query(&self, key: u64) {
         if let Some(queue) = self.queues.lock().find(key) {
-            queue.is_claimed = false;
+            queue.is_queried = false;
         }
     }
 
-    /// Queries a claimed queue from its `first` candidate on. Fences that panic are caught.
+    /// Queries a queue after [`begin_query`](Self::begin_query) has returned its `first` candidate. Catches panics of fences.
     fn sweep_queue(&self, key: u64, first: Candidate, scope: QueryScope, swept: &mut Swept<T>) {
         let mut next = Some(first);
         while let Some((number, fences)) = next {
@@ -256,7 +259,7 @@ impl<T> InFlight<T> {
                 return;
             }
             let mut queues = self.queues.lock();
-            // The end of the pool may have abandoned it.
+            // The end of the pool may have removed the queue.
             let Some(queue) = queues.find(key) else { return };
             let copy = queue.remove(number);
             next = queue.head();
@@ -277,8 +280,9 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Removes all items, for the end of a pool. Queries each, since a completed item may be behind a stuck item of another
-    /// stream with the same number. Skips queues that another thread is querying, which may be blocked in the driver.
+    /// Removes all items, for the end of a pool. Queries each item, since a completed item may be behind a stuck item of another
+    /// stream with the same number. Items in a queue that another thread is querying are abandoned without a query, because that
+    /// thread may be blocked in the driver.
     pub(crate) fn end(&self) -> Ended<T> {
         let (recovered, mut failed) = self.query_quarantined(usize::MAX);
         let (queues, quarantined) = {
@@ -294,9 +298,9 @@ impl<T> InFlight<T> {
         }
         let swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
         let mut ended = Ended { swept, abandoned: Vec::new(), recovered, failed };
-        for Queue { copies, is_claimed, .. } in queues {
+        for Queue { copies, is_queried, .. } in queues {
             for PendingCopy { item, fences, .. } in copies {
-                match if is_claimed { Ok(false) } else { query(&fences) } {
+                match if is_queried { Ok(false) } else { query(&fences) } {
                     Ok(true) => ended.swept.completed.push(item),
                     Ok(false) => ended.abandoned.push(item),
                     Err(FenceFailure { error, .. }) => {
@@ -323,8 +327,8 @@ impl<T> InFlight<T> {
         Ok(())
     }
 
-    /// Queries the fences of at most `most` quarantined items again, under no lock. They count as quarantined
-    /// meanwhile. Returns the items with completed copies, and those that are not queried again.
+    /// Queries the fences of at most `most` quarantined items again, without a lock. The items count as quarantined meanwhile.
+    /// Returns the items with completed copies, and the items that will not be queried again.
     pub(crate) fn query_quarantined(&self, most: usize) -> (Vec<T>, Vec<T>) {
         if self.quarantined() == 0 {
             return Default::default();
@@ -347,7 +351,7 @@ impl<T> InFlight<T> {
         }
         let mut queues = self.queues.lock();
         if queues.has_ended {
-            // The end has counted them.
+            // The counts are 0 since the end of the pool. The items without an answer cannot be quarantined again.
             drop(queues);
             for (item, fences) in unknown {
                 discard(fences);
@@ -407,7 +411,7 @@ mod tests {
         assert_eq!(in_flight.quarantine(4, behind([broken[2].clone()])), Err(4), "the pool has ended");
     }
 
-    /// A number on a stream: complete once the stream has reached it, and never queried.
+    /// A fence that is complete once a stream has reached a number. It must not be queried.
     #[derive(Debug)]
     struct Numbered(Arc<std::sync::atomic::AtomicU64>, u64);
 
@@ -447,7 +451,7 @@ mod tests {
         in_flight.discount_pause(40_000, 41_200);
         assert_eq!(in_flight.oldest(41_200).map(|group| group.age), Some(Duration::from_micros(200)));
         assert_eq!(in_flight.newly_stuck(41_200, Duration::from_micros(500)), []);
-        // A copy that began meanwhile is not younger than it is.
+        // A copy that began during the pause has no negative age.
         in_flight.discount_pause(60_000, 50_000);
         assert_eq!(in_flight.oldest(50_000).map(|group| group.age), Some(Duration::ZERO));
     }
@@ -464,11 +468,11 @@ mod tests {
         assert_eq!(in_flight.newly_stuck(1_500, limit), [first]);
         let second = PendingGroup { buffers: 1, age: limit, stream: Some(8), bytes: 20 };
         assert_eq!(in_flight.newly_stuck(2_500, limit), [second]);
-        // One line for each of many copies would fill the log.
+        // A log line for each of many copies would fill the log.
         in_flight.insert(3, 30, behind([Arc::new(ScriptedFence::on(8))]), 2_100);
         assert_eq!(in_flight.newly_stuck(9_000, limit), []);
         assert_eq!(in_flight.oldest(1_500), Some(first));
-        // Of an unknown stream each is reported, and of a known one the next once the first has completed.
+        // Each copy of an unknown stream is reported. On a known stream, the next copy is reported once the first has completed.
         in_flight.insert(4, 40, behind([7, 1].map(|stream| Arc::new(ScriptedFence::on(stream)))), 8_000);
         assert_eq!(in_flight.newly_stuck(9_000, limit).iter().map(|group| group.bytes).collect::<Vec<_>>(), [40]);
     }
@@ -478,10 +482,10 @@ mod tests {
         let in_flight = InFlight::new();
         insert(&in_flight, 1, 1).finish();
         insert(&in_flight, 2, 2).finish();
-        in_flight.claim(1).unwrap();
+        in_flight.begin_query(1).unwrap();
         assert_eq!(completed(&in_flight), [2], "a queue that another thread queries delays no other");
         assert!(completed(&in_flight).is_empty());
-        in_flight.end_claim(1);
+        in_flight.end_query(1);
         assert_eq!(completed(&in_flight), [1]);
     }
 
@@ -497,11 +501,11 @@ mod tests {
         }
         let running = insert(&in_flight, 1, 0);
         insert(&in_flight, 2, 1).finish();
-        in_flight.claim(1).unwrap();
+        in_flight.begin_query(1).unwrap();
         in_flight.queues.lock().find(1).unwrap().remove(kept + 3).unwrap();
         insert(&in_flight, 3, kept + 1).finish();
         assert_eq!(queues(), 3, "one with an item, one that a thread queries, and the new one");
-        in_flight.end_claim(1);
+        in_flight.end_query(1);
         running.finish();
         assert_eq!(completed(&in_flight), [1, 3]);
     }
@@ -510,13 +514,13 @@ mod tests {
     fn an_item_that_was_abandoned_under_a_query_completes_no_other() {
         let in_flight = InFlight::new();
         insert(&in_flight, 1, 1).finish();
-        let first = in_flight.claim(1).unwrap();
+        let first = in_flight.begin_query(1).unwrap();
         assert_eq!(in_flight.end().abandoned, [1], "another thread is querying it");
         let later = insert(&in_flight, 2, 1);
         let mut swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
         in_flight.sweep_queue(1, first, QueryScope::Unknown, &mut swept);
         assert!(swept.completed.is_empty() && swept.failed.is_empty());
-        in_flight.end_claim(1);
+        in_flight.end_query(1);
         later.finish();
         assert_eq!(completed(&in_flight), [2]);
     }

@@ -160,7 +160,7 @@ fn loom_an_item_is_swept_or_abandoned() {
 }
 
 /// Fails if sweeps share a queue and items leave by their place: then one thread learns of the first item and takes the
-/// second. Either the claim or the number of the item prevents that.
+/// second. Either the exclusive query of a queue or the number of the item prevents that.
 #[test]
 fn loom_the_end_of_one_item_completes_no_other() {
     model(&[1], || {

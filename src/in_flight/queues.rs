@@ -1,11 +1,12 @@
-//! The queues of items in flight: one per stream, and one per item of an unknown stream. Moves items and calls no fence.
+//! The queues of items in flight: one for each stream, and one for each item of an unknown stream. This module only moves items
+//! and calls no fence.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::fence::Fences;
 
-/// Empty queues are removed when there are more than this many; up to here they are kept for their streams.
+/// Number of queues up to which empty queues are kept for their streams. If there are more, empty queues are removed.
 pub(super) const KEPT_QUEUES: usize = 16;
 
 #[derive(Debug)]
@@ -24,42 +25,43 @@ pub(super) struct Queues<T> {
     /// Searched linearly: programs copy on a few streams.
     pub(super) queues: Vec<Queue<T>>,
     pub(super) last_number: u64,
-    /// Items with a failed fence, the one queried longest ago first.
+    /// Items with a failed fence, the item queried longest ago first.
     pub(super) quarantined: VecDeque<(T, Fences)>,
-    /// The pool has ended, and nothing is queried again.
+    /// Whether the pool has ended. Then no fence is queried again.
     pub(super) has_ended: bool,
 }
 
 /// The items of one stream in the order of their copies, or one item of an unknown stream.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
-    /// The number of the stream, or a unique number for an item of an unknown stream. Equal numbers cost a delay at most.
+    /// The number of the stream, or a unique number for an item of an unknown stream. Two streams with equal numbers cost at most
+    /// a delay.
     pub(super) key: u64,
     pub(super) copies: VecDeque<PendingCopy<T>>,
-    pub(super) is_claimed: bool,
+    pub(super) is_queried: bool,
 }
 
 /// Which fences a sweep queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueryScope {
-    /// None: the sweep calls nothing and takes no lock of others.
+    /// No fences: the sweep removes only items that loads report as complete. It calls no driver and takes no other lock.
     Nothing,
-    /// Those without an answer by a load.
+    /// Fences for which a load has no answer.
     Unknown,
-    /// All, to detect a failed device.
+    /// All fences, to detect a failed device.
     All,
 }
 
-/// The number of an item, and its fences.
+/// The number of an item, and the fences of that item.
 pub(super) type Candidate = (u64, Fences);
 
-/// Items of one stream that have been in flight for long.
+/// Items of one stream that have been in flight for a long time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PendingGroup {
     pub(crate) buffers: u64,
     /// Age of the oldest item.
     pub(crate) age: Duration,
-    /// `None` if it is unknown, or there are several.
+    /// `None` if the stream is unknown, as for an item with several fences.
     pub(crate) stream: Option<u64>,
     pub(crate) bytes: u64,
 }
@@ -74,19 +76,19 @@ impl<T> Queues<T> {
             return queue.copies.push_back(copy);
         }
         if self.queues.len() > KEPT_QUEUES {
-            self.queues.retain(|queue| queue.is_claimed || !queue.copies.is_empty());
+            self.queues.retain(|queue| queue.is_queried || !queue.copies.is_empty());
         }
-        self.queues.push(Queue { key, copies: VecDeque::from([copy]), is_claimed: false });
+        self.queues.push(Queue { key, copies: VecDeque::from([copy]), is_queried: false });
     }
 }
 
 impl<T> Queue<T> {
-    /// The next item to query.
+    /// Returns the item to query next.
     pub(super) fn head(&self) -> Option<Candidate> {
         self.copies.front().map(|copy| (copy.number, copy.fences.clone()))
     }
 
-    /// Takes the head out, if it has this number.
+    /// Removes and returns the head if it has this number.
     pub(super) fn remove(&mut self, number: u64) -> Option<PendingCopy<T>> {
         if self.copies.front()?.number == number { self.copies.pop_front() } else { None }
     }

@@ -1,7 +1,7 @@
 //! The builder of a pool.
 //!
-//! The methods for settings are generated from the table in `config/settings.rs`; `config` decides what the settings imply and
-//! contradict.
+//! The methods for settings are generated from the table in `config/settings.rs`. The module `config` decides what the settings
+//! imply, and which settings contradict each other.
 
 use std::fmt;
 use std::mem;
@@ -25,7 +25,7 @@ use crate::report::{CheckReport, LogSampler, PoolLog};
 #[must_use]
 pub struct PoolBuilder {
     settings: Settings,
-    /// Names and values of [`PoolBuilder::setting`].
+    /// Names and values passed to [`PoolBuilder::setting`].
     texts: Vec<(String, String)>,
     /// Prefix of the variables; `None` if they are ignored.
     env_prefix: Option<String>,
@@ -43,7 +43,7 @@ impl fmt::Debug for PoolBuilder {
     }
 }
 
-/// As [`Pool::builder`].
+/// Returns the same builder as [`Pool::builder`].
 impl Default for PoolBuilder {
     fn default() -> Self {
         Self {
@@ -82,7 +82,8 @@ impl PoolBuilder {
         Error::first_of(report.errors).map_or(Ok(report.config), Err)
     }
 
-    /// The settings and their errors. The default GPU depends on the process.
+    /// Resolves the settings and collects their errors. If a driver backend is possible and no device is set, chooses the GPU
+    /// that this process already uses, or else the first GPU.
     fn examine(&self) -> EnvReport {
         let mut settings = self.settings.clone();
         let set = |(name, text): &(String, String)| env::set(&mut settings, name, text).err();
@@ -192,7 +193,9 @@ impl PoolBuilder {
             return Err(error);
         }
         let start = Arc::new(PoolStart { settings, log: log.into(), host_root: self.host_root, clock: self.clock });
-        // Before the driver opens descriptors, since a process that exits closes them in order of their numbers.
+        // Join before the driver opens its descriptors. Linux 6.18 closes an exiting process's descriptors from the highest
+        // number down, so the driver then unpins the memory before the lock of the shared limit is dropped. The kernel does not
+        // guarantee this order.
         let shared = start.join_shared_limit()?;
         let pool = Pool { handle: Arc::new(Handle::new(start.clone(), None)) };
         if shared.is_none() && start.may_start_later() {

@@ -29,11 +29,11 @@ use crate::quota::Claim;
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
 pub struct GetFuture {
-    // Dropped before the pool: a request that leaves the queue may return a buffer.
+    // Declared before `pool`, so it is dropped first: a request that leaves the queue may return a buffer to the pool.
     state: State,
     pool: Pool,
     request: Request,
-    /// The claim in its partition.
+    /// The request's claim in its partition, until a buffer takes the claim.
     claim: Option<Claim>,
 }
 
@@ -41,7 +41,7 @@ pub struct GetFuture {
 enum State {
     #[default]
     New,
-    /// Waiting for room in its partition.
+    /// The request waits for room in its partition.
     InPartition(WaitTicket<PartitionCore>),
     InPool(WaitTicket<Core>),
 }
@@ -51,14 +51,15 @@ impl GetFuture {
         Self { state: State::New, pool, request, claim: None }
     }
 
-    /// Leaves the queue unchanged in a forked child: the locks of the queue may be held by threads that do not exist here.
+    /// In a forked child, forgets the request instead of removing it from the queue: threads that do not exist here may hold the
+    /// locks of the queue.
     fn forget_if_forked(&mut self) {
         if !matches!(self.state, State::New) && self.pool.core().is_forked() {
             std::mem::forget((std::mem::take(&mut self.state), self.claim.take()));
         }
     }
 
-    /// A buffer, if no wait is needed.
+    /// Begins the request. Returns a buffer if no wait is needed; otherwise the request has joined a wait queue.
     fn begin(&mut self) -> Result<Option<PinnedBuf>> {
         let Some(wanted) = self.pool.wanted(self.request)? else {
             return Ok(Some(PinnedBuf::default()));
@@ -119,7 +120,7 @@ impl Future for GetFuture {
                 Err(error)
             }
         };
-        // Leaves the queue, if it still waits.
+        // Dropping the ticket removes the request from the queue if it still waits, which is possible after an error.
         self.state = State::New;
         self.claim = None;
         Poll::Ready(served)

@@ -15,16 +15,17 @@ use crate::engine::{CachedShard, Core, PartitionCore, Tag};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::{AtomicPtr, Ordering};
 
-/// Shared by the clones of a pool: after its drop there are no more requests.
+/// The state that the clones of a pool share. After its drop there are no more requests.
 pub(super) struct Handle {
-    /// The address of the core, once it has started.
+    /// The address of the core, once the core has started. A handle with a scope never stores it, so its requests take the slow
+    /// path.
     address: AtomicPtr<Core>,
-    /// The core of the process that built the pool, and the core of a forked child that is the first to use the pool. A parent
-    /// thread may have been initializing the first cell during the fork.
+    /// The core of the process that built the pool, and the core of a forked child that is the first to use the pool. The child
+    /// needs a separate cell, because a thread of the parent may have been initializing the first cell during the fork.
     cores: [OnceLock<Arc<Core>>; 2],
     pub(super) start: Arc<PoolStart>,
     generation: ForkGeneration,
-    /// `None` for the pool itself.
+    /// `None` in a handle of the whole pool.
     pub(super) scope: Option<RequestScope>,
 }
 
@@ -32,7 +33,7 @@ pub(super) struct Handle {
 pub(super) struct RequestScope {
     pub(super) partition: Option<Arc<PartitionCore>>,
     pub(super) tag: Option<Arc<Tag>>,
-    /// Keeps the pool from being sealed while this handle exists.
+    /// A clone of the pool, so that the pool is not sealed while this handle exists.
     pub(super) _pool: Pool,
 }
 
@@ -43,7 +44,7 @@ impl Drop for Handle {
         }
         for core in self.cores.iter().filter_map(OnceLock::get) {
             if core.is_forked() {
-                // In a forked child the locks may be held by threads that do not exist here.
+                // In a forked child, threads that do not exist here may hold the core's locks, so its drop must not run.
                 std::mem::forget(core.clone());
             } else {
                 core.seal();
@@ -54,20 +55,20 @@ impl Drop for Handle {
 
 impl Handle {
     pub(super) fn new(start: Arc<PoolStart>, scope: Option<RequestScope>) -> Self {
-        // This is neither null, which a thread without a cached pool has, nor the address of any core.
+        // The address 1 is neither null, which a thread without a cached pool has, nor the address of any core.
         let address = AtomicPtr::new(ptr::without_provenance_mut(1));
         Self { address, cores: Default::default(), start, generation: ForkGeneration::now(), scope }
     }
 
-    /// The core, if it has started.
+    /// Returns the core, if it has started.
     pub(super) fn existing_core(&self) -> Option<&Arc<Core>> {
         self.cores.iter().find_map(OnceLock::get)
     }
 
     #[inline(always)]
     pub(super) fn cached_shard(&self) -> Option<CachedShard<'_>> {
-        // Relaxed: an address to compare.
-        // SAFETY: the core at this address, if there is one, is one of `cores`.
+        // Relaxed: the address is compared and never dereferenced.
+        // SAFETY: the core at this address, if there is one, is one of `cores`, so it lives as long as `self`.
         unsafe { Core::shard_of(self.address.load(Ordering::Relaxed), 0, self) }
     }
 

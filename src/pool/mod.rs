@@ -1,7 +1,7 @@
 //! The handle of a pool and its builder.
 //!
-//! The last clone of a [`Pool`] ends the engine. This module turns lengths into size classes and blocks into buffers; it decides
-//! nothing about memory.
+//! Dropping the last clone of a [`Pool`] ends the engine: idle memory is released then, and other memory when its buffers are
+//! returned. This module converts lengths into size classes and blocks into buffers. It makes no decisions about memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub struct Pool {
     handle: Arc<Handle>,
 }
 
-/// Name, backend, preset and limit; [`Pool::stats`] has the rest.
+/// Prints the name, backend, preset and limit. [`Pool::stats`] has the other values.
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let config = self.config();
@@ -71,7 +71,8 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// The buffer for a request, which is charged to its partition with `claim`.
+/// Makes the buffer for the request `wanted` from `block`. If the request belongs to a partition, charges the block to the
+/// partition with `claim`.
 #[inline]
 fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize, claim: Option<Claim>) -> PinnedBuf {
     if let Some((partition, claim)) = wanted.partition.as_ref().zip(claim) {
@@ -82,12 +83,13 @@ fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize, cl
 }
 
 impl Pool {
-    /// Settings for a new pool: the values of the `PINPOOL_*` variables, and defaults for the others, until code sets them.
+    /// Returns a builder for a new pool. A setting that code does not set takes its value from its `PINPOOL_*` variable, or else
+    /// its default.
     pub fn builder() -> PoolBuilder {
         PoolBuilder::default()
     }
 
-    /// The partition that requests claim from, in the handle of a [`Partition`].
+    /// Returns the partition that requests of this handle claim from, if this is the handle inside a [`Partition`].
     #[inline]
     fn partition_core(&self) -> Option<&Arc<PartitionCore>> {
         self.handle.scope.as_ref()?.partition.as_ref()
@@ -107,7 +109,7 @@ impl Pool {
         self.handle.core()
     }
 
-    /// Makes a call that does nothing in a forked child.
+    /// Calls `call`, except in a forked child.
     fn unless_forked(&self, call: impl FnOnce(&Core)) {
         if !self.core().is_forked() {
             call(self.core());
@@ -211,7 +213,7 @@ impl Pool {
         request.timeout.unwrap_or_else(|| self.config().longest_wait())
     }
 
-    /// `request` with its size class; `None` for zero bytes.
+    /// Checks that the pool is open, and returns `request` with its size class, partition and tag; `None` for zero bytes.
     fn wanted(&self, request: Request) -> Result<Option<BlockRequest>> {
         self.check_open()?;
         let Request { len, align, .. } = request;
@@ -256,7 +258,8 @@ impl Pool {
     /// ```
     #[must_use]
     pub fn tagged(&self, tag: &str) -> Self {
-        // In a forked child the lock may be held by a thread that does not exist here; requests fail anyway.
+        // In a forked child, a thread that does not exist here may hold the lock of the tags. Requests fail there anyway, so the
+        // handle needs no tag.
         let tag = if self.core().is_forked() { None } else { self.core().tag(tag) };
         self.scoped(self.partition_core().cloned(), tag.or_else(|| self.scope_tag().cloned()))
     }

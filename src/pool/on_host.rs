@@ -10,17 +10,16 @@ use crate::error::Result;
 use crate::report::{Finding, Severity};
 
 impl Config {
-    /// The limit of a pool with these settings on this machine, in bytes, and its origin in words; `None` without a
-    /// limit. The limit of locked memory may lower it: [`Chosen::lock_limit_bytes`].
+    /// Returns the limit of a pool with these settings on this machine in bytes (`None` without a limit), and the origin of the
+    /// limit in words. The limit of locked memory may be lower: [`Chosen::lock_limit_bytes`].
     #[doc(hidden)]
     pub fn limit_on_host(&self) -> (Option<u64>, String) {
         AutoLimit::new(PathBuf::from("/")).set(self.max_bytes, 0)
     }
 
-    /// The source that a pool with these settings takes its memory from, chosen as
-    /// [`PoolBuilder::build`](crate::PoolBuilder::build) does, and why better sources are skipped. The backends named in
-    /// `without`, each with a reason, are not tried. Use it to exclude backends of a driver that would end this process; `gpu`
-    /// excludes all driver backends.
+    /// Chooses the source of memory for a pool with these settings as [`PoolBuilder::build`](crate::PoolBuilder::build) does, and
+    /// reports why better sources were skipped. The backends named in `without`, each with a reason, are not tried. Use `without`
+    /// to exclude backends of a driver that would end this process; `gpu` excludes all driver backends.
     ///
     /// # Errors
     ///
@@ -31,12 +30,12 @@ impl Config {
         backend::choose(&self.backend, pin_options(self, Path::new("/"), self.limit_on_host().0, without))
     }
 
-    /// The source of the driver that has this name (`vmm`, `register` or `cuda`), whether or not a pool with these settings
-    /// would choose it. [`try_out`](crate::backend::try_out) tries it.
+    /// Returns the driver source with this name (`vmm`, `register` or `cuda`), whether or not a pool with these settings would
+    /// choose it. [`try_out`](crate::backend::try_out) tries the source.
     ///
     /// # Errors
     ///
-    /// Why it is unavailable: a note if there is no GPU or no such source, otherwise a warning.
+    /// The reason why the source is unavailable: a note if there is no GPU or no such source, otherwise a warning.
     #[doc(hidden)]
     pub fn driver_source(&self, name: &'static str) -> Result<Arc<dyn Source>, Finding> {
         if !["vmm", "register", "cuda"].contains(&name) {
@@ -51,8 +50,8 @@ impl Config {
         })
     }
 
-    /// The threads that touch new memory in a pool with these settings: one for each core that the process may use, unless code
-    /// sets another number.
+    /// Returns the number of threads that touch new memory in a pool with these settings: one for each core that the process may
+    /// use, unless code sets another number.
     #[doc(hidden)]
     pub fn pin_threads_on_host(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
@@ -60,7 +59,8 @@ impl Config {
     }
 }
 
-/// The options with which a pool with these settings pins memory on the machine below `root`, with a limit of `max_bytes`.
+/// Returns the options for pinning memory in a pool with these settings and a limit of `max_bytes`, on the machine with its files
+/// below `root`.
 pub(super) fn pin_options<'a>(
     config: &Config,
     root: &'a Path,

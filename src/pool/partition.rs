@@ -28,7 +28,7 @@ use crate::stats::Stats;
 #[derive(Clone)]
 pub struct Partition {
     core: Arc<PartitionCore>,
-    /// A handle of the pool with requests that claim from `core`.
+    /// A handle of the pool. Requests through this handle claim from `core`.
     requests: Pool,
 }
 

@@ -43,7 +43,7 @@ impl Pool {
     pub fn wait_reserved(&self, timeout: Duration) -> Result<bool> {
         self.core().check_process()?;
         let now = Instant::now();
-        // A time that the clock cannot represent is limited to a year.
+        // If the clock cannot represent the deadline, wait for at most a year.
         self.core().await_reserve(now.checked_add(timeout).unwrap_or(now + Duration::from_secs(366 * 86_400)))
     }
 }

@@ -1,4 +1,5 @@
-//! The start of a pool with resolved settings: source, limit, recorder and engine, in this order.
+//! The start of a pool with resolved settings: joins the shared limit, determines the limit, chooses the source, opens the
+//! recorder and creates the engine, in this order.
 
 use std::path::PathBuf;
 use std::process;
@@ -9,7 +10,7 @@ use crate::arena::Retention;
 use crate::backend::{self, Backend, Chosen, PinnedBy, Source, VirtualMemory};
 use crate::config::{Config, EnvReport, Limit, OnFull, Preset, SharedLimitName, env};
 use crate::engine::{
-    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, OneEach, Timekeeper, granule_bytes,
+    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, Regions, Timekeeper, granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::quota::{Budget, Claim, Member};
@@ -30,8 +31,8 @@ pub(super) struct PoolStart {
 }
 
 impl PoolStart {
-    /// Returns whether the backend can be chosen at the first use of the pool. That is so if no step of the start can fail,
-    /// nothing is reserved, and the choice would be the first to start the driver in this process.
+    /// Returns whether the backend can be chosen at the first use of the pool: no step of the start can fail, nothing is
+    /// reserved, and the choice would be the first call that starts the driver in this process.
     pub(super) fn may_start_later(&self) -> bool {
         let Config { backend, reserve, trace, numa_node, .. } = &self.settings.config;
         matches!(backend, Backend::Auto)
@@ -72,7 +73,7 @@ impl PoolStart {
 
         let recorder = self.recorder(config, &*chosen.source)?;
         let source = CalledSource::new(chosen.source, recorder.clone());
-        let pageable = (config.on_full == OnFull::Pageable).then(|| OneEach::pageable(max_bytes));
+        let pageable = (config.on_full == OnFull::Pageable).then(|| Regions::pageable(max_bytes));
         let memory = self.memory(config, source, Budget::of_pool(max_bytes, member, shared), pageable)?;
         let time = Timekeeper::new(self.clock.clone());
         let core = Core::new(config.clone(), memory, time, log.clone(), recorder, limit);
@@ -117,12 +118,12 @@ impl PoolStart {
     }
 
     #[cfg(not(feature = "observe"))]
-    #[allow(clippy::unused_self, clippy::unnecessary_wraps)] // As with the feature.
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps)] // The signature is the same as with the feature.
     fn recorder(&self, _: &Config, _: &dyn Source) -> Result<Option<Arc<dyn Recorder>>> {
         Ok(None)
     }
 
-    /// The recorder, if `PINPOOL_TRACE` is set.
+    /// Opens the recorder if `PINPOOL_TRACE` is set. If another process writes the file, warns and returns `None`.
     #[cfg(feature = "observe")]
     fn recorder(&self, config: &Config, source: &dyn Source) -> Result<Option<Arc<dyn Recorder>>> {
         let log = &self.log;
@@ -148,10 +149,10 @@ impl PoolStart {
         }
     }
 
-    fn memory(&self, config: &Config, source: CalledSource, claim: Claim, pageable: Option<OneEach>) -> Result<Memory> {
+    fn memory(&self, config: &Config, source: CalledSource, claim: Claim, pageable: Option<Regions>) -> Result<Memory> {
         let log = self.log.clone();
         if config.preset == Preset::TensorFlow {
-            return Ok(Memory::one_each(source, claim, pageable, log));
+            return Ok(Memory::of_regions(source, claim, pageable, log));
         }
         let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
         let settings = ArenaSettings {
@@ -166,7 +167,8 @@ impl PoolStart {
         Ok(Memory::of_arena(arena, pageable))
     }
 
-    /// A slot in the shared limit, if `PINPOOL_LEDGER` names a shared limit. A pool that finds no living owner sets the limit.
+    /// Takes a slot in the shared limit that `PINPOOL_LEDGER` selects, if there is one. A pool that finds no living owner sets
+    /// the limit.
     pub(super) fn join_shared_limit(&self) -> Result<Option<SharedLimit>> {
         let (config, log) = (&self.settings.config, &self.log);
         let name = match &config.ledger {
@@ -189,7 +191,7 @@ impl PoolStart {
                 }
                 Ok(Some(shared))
             }
-            // This shared limit was not requested by name.
+            // The user did not name this shared limit, so the pool starts without it.
             Err(error) if config.ledger == SharedLimitName::Auto => {
                 log.shared_limit_unused(&error);
                 Ok(None)

@@ -24,8 +24,9 @@ impl Pool {
 
     /// A snapshot of the statistics. Its [`Display`](std::fmt::Display) is a table.
     ///
-    /// Takes a few microseconds and does not wait for driver calls, except to [choose the backend](crate::PoolBuilder::build).
-    /// The numbers are exact while no other thread uses the pool, the maintenance thread included. Otherwise they may be a few
+    /// Takes a few microseconds and makes no driver calls, except to [choose the backend](crate::PoolBuilder::build), and to
+    /// return buffers with completed copies: that zeroes them under `PINPOOL_ZERO`, and may release memory under
+    /// `PINPOOL_MAX_IDLE_BYTES` or a shared limit. The numbers are exact while no other thread uses the pool, the maintenance thread included. Otherwise they may be a few
     /// operations apart.
     ///
     /// A completed copy counts as in flight until the pool detects its end. With timelines (`adaptive`) the pool detects it at

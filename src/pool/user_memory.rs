@@ -108,7 +108,7 @@ impl Pool {
         }
         let claim = core.claim_user_memory(len as u64)?;
         let (region, config) = (Region::new(start, len, 0), core.config());
-        // SAFETY: whole pages that stay mapped until the drop of the result, which unpins them first (pinned-range-I1).
+        // SAFETY: the region is whole pages that stay mapped until the drop of the result, which unpins them first (pinned-range-I1).
         let range = unsafe { PinnedRange::pin(&region, core.memory().source(), config.device) };
         match range {
             Ok(range) => {
@@ -129,7 +129,7 @@ impl Pool {
 /// unpin the memory, the owner is never dropped and the bytes stay counted, because a device may use them. In a forked child
 /// nothing happens.
 pub struct UserMemory<O: Send + 'static> {
-    /// Taken only by the drop.
+    /// Taken only by `drop`.
     held: ManuallyDrop<Held<O>>,
     core: Arc<Core>,
 }
@@ -172,7 +172,7 @@ impl<O: Send + 'static> Drop for UserMemory<O> {
         // SAFETY: nothing uses the field after the drop.
         let held = unsafe { ManuallyDrop::take(&mut self.held) };
         if self.core.is_forked() {
-            // A forked child inherits neither a lock on memory nor memory that a driver pinned.
+            // A forked child inherits neither memory locks nor memory that a driver pinned, so there is nothing to unpin.
             leaked::leak(held);
             return;
         }
@@ -183,7 +183,7 @@ impl<O: Send + 'static> Drop for UserMemory<O> {
             return;
         }
         let Held { owner, claim, .. } = held;
-        // Waiting requests get the bytes even if the drop panics.
+        // A panic of the owner's drop is caught here, so that the claim is returned and waiting requests get the bytes.
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(owner)));
         self.core.end_user_memory_claim(claim);
         dropped.unwrap_or_else(|panic| resume_unwind(panic));

@@ -9,7 +9,7 @@
 //!             └▶ QuotaExceeded: the level that refused
 //! ```
 //!
-//! Pageable memory has a separate budget. Waits only for the lock of a shared limit's file, and calls a source only
+//! Pageable memory has a separate budget. This module waits only for the lock of a shared limit's file, and calls a source only
 //! through other pools that release idle memory for a claim.
 //!
 //! - quota-I1: `used` is the sum of all live claims, including claims that are kept forever. A claim that would raise it above
@@ -31,34 +31,35 @@ use pinpool_os::words::Size;
 pub(crate) use process::Member;
 use process::Process;
 
-/// The owner of a budget, with its waiting requests and its idle memory. Called without a lock.
+/// The owner of a budget, with its waiting requests and its idle memory. Its methods are called without a lock.
 pub(crate) trait BudgetOwner: Send + Sync {
-    /// Bytes were returned to a partition.
+    /// Called after bytes were returned to a partition.
     fn bytes_returned(&self) {}
 
-    /// Releases idle memory until `bytes` are released or nothing is idle. Returns how much was. Makes slow calls.
+    /// Releases idle memory until `bytes` are released or nothing is idle. Returns the number of released bytes. Makes slow
+    /// calls.
     fn release_idle(&self, _bytes: u64) -> u64 {
         0
     }
 }
 
-/// Which limit refused a claim.
+/// The limit that refused a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LimitLevel {
     /// The limit of a partition.
     Partition,
     Pool,
-    /// The limit that pools of a process or a host share.
+    /// The limit that several pools of a process, or several processes of a host, share.
     Shared,
 }
 
-/// A claim was refused.
+/// The refusal of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QuotaExceeded {
     pub(crate) level: LimitLevel,
     /// The bytes of the refused claim.
     pub(crate) bytes: u64,
-    /// Whether it would fit if nothing else were claimed.
+    /// Whether the claim would fit if nothing else were claimed.
     pub(crate) could_fit: bool,
 }
 
@@ -66,17 +67,17 @@ pub(crate) struct QuotaExceeded {
 #[derive(Debug)]
 pub(crate) struct Budget {
     level: LimitLevel,
-    /// `u64::MAX` without a limit.
+    /// `u64::MAX` if there is no limit.
     max_bytes: AtomicU64,
     used_bytes: AtomicU64,
     /// The pool among the pools of the process.
     member: Member,
-    /// The shared limit of the host. Claims keep it alive, so the pool leaves it with its last claim.
+    /// The shared limit of the host. Claims keep the shared limit alive, so the pool leaves it with its last claim.
     host: Option<Weak<SharedLimit>>,
     owner: OnceLock<Weak<dyn BudgetOwner>>,
 }
 
-/// Bytes of a [`Budget`], returned when this is dropped.
+/// Claimed bytes of a [`Budget`]. They are returned when the claim is dropped.
 #[derive(Debug)]
 #[must_use = "dropping a claim returns its bytes"]
 pub(crate) struct Claim {
@@ -102,13 +103,13 @@ impl Budget {
         }
     }
 
-    /// The budget of a partition.
+    /// Returns a budget for a partition.
     pub(crate) fn of_partition(max_bytes: Option<u64>, owner: Weak<dyn BudgetOwner>) -> Arc<Self> {
         Arc::new(Self { owner: OnceLock::from(owner), ..Self::of_level(LimitLevel::Partition, max_bytes) })
     }
 
-    /// A claim of zero bytes under the new budget of a pool. Claims are also made in `host`, if there is one; the pool leaves
-    /// `host` with its last claim.
+    /// Returns a claim of zero bytes under a new budget for a pool. Claims are also made in `host`, if there is one; the pool
+    /// leaves `host` with its last claim.
     pub(crate) fn of_pool(max_bytes: Option<u64>, member: Member, host: Option<SharedLimit>) -> Claim {
         let host = host.map(Arc::new);
         let weak = host.as_ref().map(Arc::downgrade);
@@ -117,7 +118,7 @@ impl Budget {
         Claim { budget, host, bytes: 0 }
     }
 
-    /// Sets the owner, once.
+    /// Sets the owner, if there is none yet.
     pub(crate) fn set_owner(&self, owner: Weak<dyn BudgetOwner>) {
         let _ = self.owner.set(owner);
     }
@@ -130,36 +131,36 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// A limit has no room: the first that is lower than `bytes`, else the first that has no room now.
+    /// The refusal by the first limit that is lower than `bytes`, else by the first limit that has no room now.
     pub(crate) fn claim(self: &Arc<Self>, bytes: u64) -> Result<Claim, QuotaExceeded> {
         let mut claim = self.empty_claim();
         claim.resize(bytes)?;
         Ok(claim)
     }
 
-    /// A claim of zero bytes.
+    /// Returns a claim of zero bytes.
     pub(crate) fn empty_claim(self: &Arc<Self>) -> Claim {
         Claim { budget: self.clone(), host: self.host(), bytes: 0 }
     }
 
-    /// The limit of the host, if the pool is under one and has not ended.
+    /// Returns the limit of the host, if the pool is under such a limit and still has a claim.
     pub(crate) fn host(&self) -> Option<Arc<SharedLimit>> {
         self.host.as_ref()?.upgrade()
     }
 
-    /// Returns whether other pools or processes are under the same limit.
+    /// Returns whether other pools or processes may be under the same limit.
     pub(crate) fn is_shared(&self) -> bool {
         self.is_auto() || self.host().is_some()
     }
 
-    /// Claims `bytes` at each level, or nowhere.
+    /// Claims `bytes` at each level, or at none.
     fn grow(&self, bytes: u64, host: Option<&SharedLimit>) -> Result<(), QuotaExceeded> {
         self.in_process(|process| {
             self.grow_own(bytes)?;
             if process.claimable_bytes() >= bytes && host.is_none_or(|host| host.claim(bytes)) {
                 return Ok(());
             }
-            // Relaxed, as in `grow_own`.
+            // Relaxed, for the reason given in `grow_own`.
             self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
             Err(self.shared_refusal(bytes))
         })
@@ -174,7 +175,7 @@ impl Budget {
     }
 
     fn release(&self, bytes: u64) {
-        // Relaxed, as in `grow_own`.
+        // Relaxed, for the reason given in `grow_own`.
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
         if self.level == LimitLevel::Partition {
             fence(Ordering::SeqCst);
@@ -187,7 +188,8 @@ impl Budget {
         }
     }
 
-    /// The refusal of `bytes`, which this budget has no room for now: by the first limit that is lower, else by this budget.
+    /// Returns the refusal of `bytes`, for which this budget has no room now: by the first limit that is lower than `bytes`, else
+    /// by this budget.
     pub(crate) fn refusal(&self, bytes: u64) -> QuotaExceeded {
         let is_lower = bytes > self.limit();
         if is_lower || self.could_hold(bytes) {
@@ -201,63 +203,64 @@ impl Budget {
         bytes <= self.highest_claim_bytes()
     }
 
-    /// The refusal of the shared limit if it has no room for `bytes` now.
+    /// Returns the refusal of `bytes` by the shared limit, if that has no room for them now.
     pub(crate) fn current_shared_refusal(&self, bytes: u64) -> Option<QuotaExceeded> {
         (self.shared_room_for(bytes) < bytes).then(|| self.shared_refusal(bytes))
     }
 
-    /// The largest possible claim.
+    /// Returns the bytes of the largest possible claim.
     pub(crate) fn highest_claim_bytes(&self) -> u64 {
         self.limit().min(self.host().map_or(u64::MAX, |host| host.max_bytes()))
     }
 
-    /// The refusal of `bytes` by this budget, which has no room now.
+    /// Returns the refusal of `bytes` by this budget, which has no room now.
     pub(crate) fn full(&self, bytes: u64) -> QuotaExceeded {
         QuotaExceeded { level: self.level, bytes, could_fit: true }
     }
 
-    /// The refusal of the shared limit, which has no room for `bytes`.
+    /// Returns the refusal of `bytes` by the shared limit, which has no room for them.
     fn shared_refusal(&self, bytes: u64) -> QuotaExceeded {
         QuotaExceeded { level: LimitLevel::Shared, bytes, could_fit: self.could_hold(bytes) }
     }
 
     fn limit(&self) -> u64 {
-        // Relaxed, here and below: a snapshot.
+        // Relaxed, here and below: the value is a snapshot.
         self.max_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that may still be claimed, if at least `wanted_bytes` are useful.
+    /// Returns the bytes that may still be claimed. If there are fewer than `wanted_bytes`, a host's limit first reclaims the
+    /// bytes of dead owners.
     pub(crate) fn room_for(&self, wanted_bytes: u64) -> u64 {
         self.own_room_bytes().min(self.shared_room_for(wanted_bytes))
     }
 
-    /// Bytes that may still be claimed here, without the shared limit.
+    /// Returns the bytes that may still be claimed under this limit alone, without the shared limit.
     pub(crate) fn own_room_bytes(&self) -> u64 {
         self.limit().saturating_sub(self.used_bytes())
     }
 
-    /// Bytes claimed beyond the limit, since it was lowered.
+    /// Returns the bytes by which the claims exceed the limit, which happens only after the limit was lowered.
     pub(crate) fn over_bytes(&self) -> u64 {
         self.used_bytes().saturating_sub(self.limit())
     }
 
     /// Sets the limit. Claims above a lower limit remain until they are returned.
     pub(crate) fn set_max_bytes(&self, max_bytes: Option<u64>) {
-        // Relaxed: a claim that is made at the same time comes before or after.
+        // Relaxed: a concurrent claim may count as earlier or later.
         self.max_bytes.store(max_bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// All bytes that are claimed.
+    /// Returns all claimed bytes.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// `None` without a limit.
+    /// Returns the limit, or `None` if there is none.
     pub(crate) fn max_bytes(&self) -> Option<u64> {
         Some(self.limit()).filter(|&max_bytes| max_bytes != u64::MAX)
     }
 
-    /// Queries the host's limit, else the process's.
+    /// Returns the result of `host` for the host's limit if there is one, else the result of `process` for the process's limit.
     fn shared(&self, host: impl FnOnce(&SharedLimit) -> u64, process: impl FnOnce(&Process) -> u64) -> u64 {
         self.host().map_or_else(|| self.in_process(process), |shared| host(&shared))
     }
@@ -267,7 +270,8 @@ impl Budget {
     }
 
     /// Records that a request or reserve of this pool that needs `needed_bytes` now wants `bytes` of the shared limit. Notifies
-    /// the other owners if that is more than before. Returns the previous value; `bytes` without a shared limit.
+    /// the other owners of a change; under a host's limit only if `bytes` is more than before. Returns the previous value, or
+    /// `bytes` if there is no shared limit.
     pub(crate) fn set_want(&self, want: &Want, bytes: u64, needed_bytes: u64) -> u64 {
         match self.host() {
             Some(host) => host.set_want(want, bytes, needed_bytes),
@@ -281,12 +285,12 @@ impl Budget {
         self.shared(|host| host.is_wanted().into(), |process| process.wanted_bytes) > 0
     }
 
-    /// Bytes that other owners want and that exceed the shared limit.
+    /// Returns the bytes that other owners want and the shared limit has no room for.
     pub(crate) fn others_lack(&self) -> u64 {
         self.shared(SharedLimit::others_lack, Process::shortfall_bytes)
     }
 
-    /// Bytes that returned buffers must release for other owners that come first; else 0.
+    /// Returns the bytes that returned buffers must release for other owners with priority, or 0 if there are none.
     pub(crate) fn owed_bytes(&self) -> u64 {
         self.shared(SharedLimit::owed_bytes, Process::shortfall_bytes)
     }
@@ -298,7 +302,7 @@ impl Budget {
         report.held_bytes - own_bytes > own_bytes
     }
 
-    /// Why the shared limit has no room for `needed_bytes`, and what helps.
+    /// Returns the reason why the shared limit has no room for `needed_bytes`, and a remedy.
     pub(crate) fn describe_shared(&self, needed_bytes: u64) -> (String, &'static str) {
         let too_large = needed_bytes > self.highest_claim_bytes();
         let Some(host) = self.host() else {
@@ -338,7 +342,7 @@ impl Claim {
     ///
     /// # Errors
     ///
-    /// As [`Budget::claim`]; then nothing changes.
+    /// The errors of [`Budget::claim`]. The claim is then unchanged.
     pub(crate) fn resize(&mut self, bytes: u64) -> Result<(), QuotaExceeded> {
         match bytes.checked_sub(self.bytes) {
             // Not refused, even if the limit was lowered.
@@ -357,14 +361,14 @@ impl Claim {
         }
     }
 
-    /// The budget under which it is made.
+    /// Returns the budget under which the claim was made.
     pub(crate) fn budget(&self) -> &Arc<Budget> {
         &self.budget
     }
 
-    /// Counts the bytes as claimed until the process ends: their memory could not be released.
+    /// Counts the bytes as claimed until the process ends, because their memory could not be released.
     pub(crate) fn leak(self) {
-        // The pool may end before the process does, and the shared limit continues to count them.
+        // The pool may end before the process does. The shared limit then continues to count the bytes.
         if self.bytes > 0 {
             leaked::leak(self);
         }
@@ -373,7 +377,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // A refused claim notifies no owner.
+        // Notifies no owner for a claim that was refused.
         if self.bytes > 0 {
             self.release(self.bytes);
         }
@@ -441,7 +445,7 @@ mod tests {
         assert_eq!(pool.used_bytes(), 0);
     }
 
-    /// An `auto` pool with a limit of `max_bytes` below a root that nothing else has.
+    /// Returns the claim of an `auto` pool with a limit of `max_bytes`, below a root that no other test uses.
     fn automatic(root: &str, max_bytes: u64) -> Claim {
         Budget::of_pool(Some(max_bytes), Member::new(root.into(), None, true), None)
     }
@@ -538,7 +542,7 @@ mod models {
         });
     }
 
-    /// A queue of one request.
+    /// A wait queue with one request.
     #[derive(Default)]
     struct Queue {
         is_waiting: loom::sync::atomic::AtomicBool,
@@ -555,7 +559,7 @@ mod models {
         }
     }
 
-    /// Fails without either fence: loom reports a request that nobody wakes as a deadlock.
+    /// Fails without either fence: loom reports a request that no thread wakes as a deadlock.
     #[test]
     fn loom_a_request_that_waits_is_told_of_the_return_that_makes_its_room() {
         loom::model(|| {

@@ -26,25 +26,25 @@ static WANTS: AtomicU64 = AtomicU64::new(0);
 /// A pool among the pools of its process.
 #[derive(Debug, Default)]
 pub(crate) struct Member {
-    /// The root of the machine's files, which only tests change. Pools with other roots are not counted.
+    /// The root of the machine's files, which only tests change. Pools with different roots are counted separately.
     root: PathBuf,
     name: Option<String>,
-    /// Whether its limit is `auto`. Changed under the lock of [`POOLS`].
+    /// Whether the limit of the pool is `auto`. Changed under the lock of [`POOLS`].
     is_auto: AtomicBool,
 }
 
 struct Entry {
     budget: Weak<Budget>,
-    /// Bytes that its requests want; the budget counts the bytes that it holds.
+    /// Bytes that requests of the pool want. The bytes that the pool has claimed are in `budget`.
     wanted_bytes: u64,
-    /// The order of the pools that want memory; `u64::MAX` if this one wants none.
+    /// The position of the pool in the order of the pools that want memory; `u64::MAX` if the pool wants none.
     order: u64,
 }
 
-/// The state of the process for one pool.
+/// The state of the process's limit, for one pool.
 pub(super) struct Process {
     room_bytes: u64,
-    /// Bytes wanted by pools that began to wait before this one.
+    /// Bytes wanted by other pools that began to wait before this pool.
     pub(super) wanted_bytes: u64,
 }
 
@@ -53,7 +53,7 @@ impl Member {
         Self { root, name, is_auto: AtomicBool::new(is_auto) }
     }
 
-    /// Bytes counted under the limit of this pool if it is `auto`.
+    /// Returns the bytes that all `auto` pools with the same root have claimed.
     pub(crate) fn auto_bytes(&self) -> u64 {
         let pools = POOLS.get().lock();
         let pools = pools.iter().filter_map(|entry| entry.budget.upgrade());
@@ -68,19 +68,19 @@ pub(super) fn add(budget: &Arc<Budget>) {
     pools.push(Entry { budget: Arc::downgrade(budget), wanted_bytes: 0, order: u64::MAX });
 }
 
-/// Makes the maintenance thread release idle memory of pools and wake requests that wait for it.
+/// Wakes the maintenance thread, which releases idle memory of pools and wakes requests that wait for memory.
 pub(super) fn wake_thread() {
-    // Without the thread, the requests and returns of each pool do this.
+    // If there is no such thread, the requests and returns of each pool do this.
     let _ = MaintenanceThread::of_process().wake(false);
 }
 
 impl Process {
-    /// Bytes that this pool may claim.
+    /// Returns the bytes that this pool may claim.
     pub(super) fn claimable_bytes(&self) -> u64 {
         self.room_bytes.saturating_sub(self.wanted_bytes)
     }
 
-    /// Bytes wanted by earlier pools that do not fit under the limit.
+    /// Returns the bytes that earlier pools want and the limit has no room for.
     pub(super) fn shortfall_bytes(&self) -> u64 {
         self.wanted_bytes.saturating_sub(self.room_bytes)
     }
@@ -88,29 +88,31 @@ impl Process {
 
 impl Budget {
     pub(super) fn is_auto(&self) -> bool {
-        // Relaxed: a change comes before or after.
+        // Relaxed: a concurrent change may count as earlier or later.
         self.member.is_auto.load(Ordering::Relaxed)
     }
 
-    /// Sets whether the limit is `auto`. If not, the pool and the other pools are counted separately.
+    /// Sets whether the limit is `auto`. If it is not, or if the pool is under a host's limit, the pool is counted separately
+    /// from the other pools.
     pub(crate) fn set_auto(&self, is_auto: bool) {
         let _pools = POOLS.get().lock();
         self.member.is_auto.store(is_auto && self.host.is_none(), Ordering::Relaxed);
     }
 
-    /// The pool of `entry`, if it is another pool under the same limit.
+    /// Returns the pool of `entry` if it is another pool under the same limit.
     fn other(&self, entry: &Entry) -> Option<Arc<Self>> {
         let is_other = |other: &Arc<Self>| other.is_auto() && other.member.root == self.member.root;
         entry.budget.upgrade().filter(|other| !std::ptr::eq(&**other, self) && is_other(other))
     }
 
-    /// The other `auto` pools of this process; none if this one is not `auto`.
+    /// Returns the other `auto` pools of this process, or none if this pool is not `auto`.
     fn others(&self) -> Vec<Arc<Self>> {
         let find = || POOLS.get().lock().iter().filter_map(|entry| self.other(entry)).collect();
         if self.is_auto() { find() } else { Vec::new() }
     }
 
-    /// Calls `act` with the state of the process, under the lock of all claims of `auto` pools.
+    /// Calls `act` with the state of the process. For an `auto` pool, this happens under the lock under which all `auto` pools
+    /// claim.
     pub(super) fn in_process<R>(&self, act: impl FnOnce(&Process) -> R) -> R {
         if !self.is_auto() {
             return act(&Process { room_bytes: u64::MAX, wanted_bytes: 0 });
@@ -126,14 +128,14 @@ impl Budget {
         act(&process)
     }
 
-    /// Whether a pool of this process and machine, or another owner under the limit of the host, has memory.
+    /// Returns whether any pool of this process with the same root, or any owner under the limit of the host, has claimed bytes.
     pub(crate) fn has_claims_nearby(&self) -> bool {
         let has_claims = |pool: Arc<Self>| pool.member.root == self.member.root && pool.used_bytes() > 0;
         let of_process = POOLS.get().lock().iter().filter_map(|entry| entry.budget.upgrade()).any(has_claims);
         of_process || self.host().is_some_and(|host| host.report().held_bytes > 0)
     }
 
-    /// Bytes counted under the `auto` limit of this pool.
+    /// Returns the bytes that count under the `auto` limit of this pool, or the bytes of this pool alone if it is not `auto`.
     pub(crate) fn auto_bytes(&self) -> u64 {
         if self.is_auto() { self.member.auto_bytes() } else { self.used_bytes() }
     }
@@ -157,8 +159,8 @@ impl Budget {
         before_bytes
     }
 
-    /// Asks the other `auto` pools to release idle memory until there is room for `bytes`. Returns whether there is. A slow call,
-    /// under no lock.
+    /// Makes the other `auto` pools release idle memory until there is room for `bytes`. Returns whether there is room. Makes
+    /// slow calls, so the caller must hold no lock.
     pub(crate) fn reclaim_from_others(&self, bytes: u64) -> bool {
         let shortfall_bytes = || bytes.saturating_sub(self.shared_room_for(bytes));
         self.others().iter().filter_map(|other| other.owner()).any(|owner| {
@@ -167,7 +169,7 @@ impl Budget {
         })
     }
 
-    /// The bytes of the `auto` pools, for an error.
+    /// Returns a description of the bytes of the `auto` pools, for an error.
     pub(super) fn describe_process(&self) -> String {
         let mut others = self.others();
         others.retain(|other| other.used_bytes() > 0);

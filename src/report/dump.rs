@@ -9,7 +9,7 @@
 //!   likely cause, and what to do              pinpool_observe::diagnosis::shortage
 //! ```
 //!
-//! Numbers in, text out. Reads and locks nothing.
+//! This module turns numbers into text. It reads no pool and takes no lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use pinpool_os::call_stack::CallStack;
 use pinpool_os::host::HostMemory;
 use pinpool_os::words::{Size, Time};
 
-/// Owners that are listed one by one.
+/// Maximum number of owners that are listed one by one.
 const LISTED: usize = 10;
 
 /// The buffers of one tag ([`Pool::tagged`](crate::Pool::tagged)).
@@ -45,7 +45,7 @@ pub struct Owner {
     pub(crate) aged: u64,
 }
 
-/// One buffer with a tag, or with a sampled request.
+/// A buffer with a tag, or with a request that was sampled for its call stack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeldBuffer {
     pub(crate) tag: String,
@@ -59,7 +59,7 @@ impl Owner {
         Self { tag: tag.to_owned(), buffers: 0, bytes: 0, requested_bytes: 0, oldest: None, aged: 0 }
     }
 
-    /// The owner of the buffers without a tag, if there are any.
+    /// Returns the owner of the buffers without a tag, if there are any.
     pub(crate) fn untagged(name: &str, buffers: u64, bytes: u64) -> Option<Self> {
         (buffers > 0 || bytes > 0).then(|| Self { buffers, bytes, ..Self::new(name) })
     }
@@ -79,12 +79,12 @@ impl Owner {
     }
 }
 
-/// Bytes held that are in no buffer.
+/// Returns the held bytes that are in no buffer.
 fn in_no_buffer(memory: &MemoryStats) -> u64 {
     memory.free_bytes + memory.transit_bytes + memory.overhead_bytes
 }
 
-/// What the pool holds, as the diagnosis reads it: a snapshot without its counters and holders.
+/// Returns a snapshot for the diagnosis that has only the memory of the pool, without counters and holders.
 pub(crate) fn held_now(Stats { memory, copies, limits, .. }: &Stats) -> Snapshot {
     Snapshot {
         held_bytes: memory.held_bytes,
@@ -102,7 +102,7 @@ pub(crate) fn held_now(Stats { memory, copies, limits, .. }: &Stats) -> Snapshot
     }
 }
 
-/// Bytes of a pool by state: four that are always shown, and others that are not 0.
+/// Returns the bytes of a pool by state: four states that are always shown, and other states if their bytes are not 0.
 pub(super) fn by_state(Stats { memory, copies, .. }: &Stats) -> impl Iterator<Item = (&'static str, u64)> {
     let always = [
         ("held", memory.held_bytes),
@@ -119,12 +119,12 @@ pub(super) fn by_state(Stats { memory, copies, .. }: &Stats) -> impl Iterator<It
     always.into_iter().chain(others.into_iter().filter(|(_, bytes)| *bytes > 0))
 }
 
-/// A limit in bytes, or `none`.
+/// Formats a limit in bytes; `none` if there is no limit.
 pub(super) fn limit_text(max_bytes: Option<u64>) -> String {
     max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string())
 }
 
-/// Bytes of a pool by state, for the text of an error.
+/// Returns the bytes of a pool by state, for the text of an error.
 pub(crate) fn usage_text(stats: &Stats) -> String {
     let states: Vec<_> = by_state(stats).map(|(state, bytes)| format!("{state} {}", Size(bytes))).collect();
     states.join(", ")
@@ -147,12 +147,12 @@ pub(crate) struct FailedRequest {
 pub struct Dump {
     pub(crate) device: String,
     pub(crate) stats: Stats,
-    /// The largest first.
+    /// The owners that hold buffers, the largest first.
     pub(crate) owners: Vec<Owner>,
     pub(crate) longest_free_bytes: u64,
     pub(crate) host: Option<HostMemory>,
     pub(crate) request: Option<FailedRequest>,
-    /// The limit to raise for more.
+    /// The variable of the limit to raise if the pool needs more memory.
     pub(crate) limit: &'static str,
     /// The pool's last diagnosis.
     pub(crate) diagnosis: Option<WindowDiagnosis>,
@@ -164,12 +164,12 @@ impl Dump {
         &self.owners
     }
 
-    /// The lines below the text of an error.
+    /// Returns all lines but the first, which the text of an error replaces.
     pub(crate) fn body(&self) -> String {
         self.to_string().split_once('\n').map(|(_, body)| body.to_owned()).unwrap_or_default()
     }
 
-    /// Why the request failed, or why the next requests may fail.
+    /// Returns why the request failed, or why the next requests may fail.
     pub(crate) fn likely_cause(&self) -> Option<LikelyCause> {
         let holders = self.owners.iter().map(Owner::holder).collect();
         likely_cause(&Shortage {

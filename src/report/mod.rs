@@ -7,7 +7,7 @@
 //! | `finding.rs` | a finding about this machine, for warnings and `pinpool doctor` |
 //! | `diagnosis.rs` | what costs a pool time, and what helps |
 //!
-//! Numbers in, text out: nothing here reads a pool.
+//! The functions here turn numbers into text. Nothing here reads a pool.
 
 mod diagnosis;
 mod dump;

@@ -6,9 +6,9 @@
 //! class = round(len + (align if align > 16 else 0) + 16)
 //! ```
 //!
-//! TensorFlow's pool keeps a pointer in the 16 bytes; this one writes nothing there,
-//! but without them a request would fall into another class and change every counter. A buffer serves any request of its
-//! class: the class includes `align` bytes if a page-aligned base does not suffice.
+//! TensorFlow's pool keeps a pointer in the 16 bytes. This pool writes nothing there, but adds them so that each request falls into
+//! the same class as in TensorFlow and all counters agree. A buffer serves any request of its class at any alignment, because the
+//! class includes `align` bytes if the alignment is over 16.
 //!
 //! The `adaptive` preset (policy-R1) needs no prefix and relies on page-aligned bases:
 //!
@@ -18,7 +18,7 @@
 //!             above 16 MiB the next multiple of 2 MiB, above 256 MiB the next of 64 steps per doubling (below 1.6 %)
 //! ```
 //!
-//! Pure arithmetic: allocates nothing.
+//! This module is pure arithmetic and allocates nothing.
 
 use crate::error::{Error, ErrorKind};
 use pinpool_os::host::PAGE_BYTES;
@@ -35,20 +35,21 @@ const PREFIX_BYTES: usize = 16;
 /// Alignments up to this add nothing to the class (an old `kPoolAlignment` of TensorFlow).
 const FREE_ALIGN: usize = 16;
 
-/// Up to here the classes of [`Rounding::Eighths`] are multiples of a page ...
+/// Up to this size the classes of [`Rounding::Eighths`] are the multiples of a page.
 const EVEN_STEPS_BYTES: usize = 8 * PAGE_BYTES;
-/// ... and above it there are this many per doubling.
+/// Classes per doubling above `EVEN_STEPS_BYTES` and up to `LARGE_BYTES`.
 const STEPS_PER_DOUBLING: u32 = 8;
-/// Above this a step is a granule of 2 MiB, and above 256 MiB there are `LARGE_STEPS` per doubling: most of what rounding
-/// wastes is in large buffers, and these are few.
+/// Above this size a step is a granule of 2 MiB, and above 256 MiB there are `LARGE_STEPS` classes per doubling. The steps are finer
+/// than for small buffers, because rounding wastes most memory in large buffers, and because large buffers are few.
 const LARGE_BYTES: usize = 16 << 20;
 const LARGE_STEPS: u32 = 64;
 const LARGE_STEP_SHIFT: u32 = 21;
-/// Above this, which no host can hold, a class is a power of two.
+/// Above this size, which no host can provide, every class is a power of two.
 const HUGE_BYTES: usize = 1 << 40;
-/// The number added to the steps and doublings of a large class, and the first class above `HUGE_BYTES`.
+/// The number that `large_step` adds to the steps and doublings of a large class to get its index.
 const LARGE_INDEX: u32 =
     8 + 8 * (LARGE_BYTES / EVEN_STEPS_BYTES).ilog2() - (1 << (LARGE_BYTES.ilog2() - LARGE_STEP_SHIFT));
+/// The index of the first class above `HUGE_BYTES`.
 const HUGE_INDEX: u32 = LARGE_INDEX + LARGE_STEPS * (HUGE_BYTES.ilog2() - LARGE_STEP_SHIFT - LARGE_STEPS.ilog2() + 1);
 /// The number of classes of [`Rounding::Eighths`], for tables indexed by [`Class::index`].
 pub(crate) const EIGHTHS_CLASSES: u32 = HUGE_INDEX + usize::BITS - HUGE_BYTES.ilog2();
@@ -74,16 +75,16 @@ pub enum Rounding {
 }
 
 impl Rounding {
-    /// Class of a request of `len` bytes at `align`, in bytes.
+    /// Returns the size of the class of a request for `len` bytes aligned to `align`.
     #[doc(hidden)]
     pub fn class_bytes(self, len: usize, align: usize) -> Result<usize, Error> {
         self.class(len, align).map(|class| class.bytes)
     }
 
-    /// The class with its index.
+    /// Returns the class of a request for `len` bytes aligned to `align`.
     #[inline]
     pub(crate) fn class(self, len: usize, align: usize) -> Result<Class, Error> {
-        // A plain request: cannot fail, and needs no bytes beyond its length.
+        // A plain request of this length cannot fail, and needs no bytes for its alignment.
         if self == Self::Eighths && align == DEFAULT_ALIGN && len <= MAX_LEN / 2 {
             return Ok(eighths(len));
         }
@@ -110,14 +111,14 @@ impl Rounding {
     }
 }
 
-/// The index of the class of a plain request of `len` bytes under [`Rounding::Eighths`]; below [`EIGHTHS_CLASSES`] for every
-/// `len`. For 0 and for lengths over [`MAX_LEN`] it is the index of a class without buffers.
+/// Returns the index of the class of a plain request for `len` bytes under [`Rounding::Eighths`]. The index is below
+/// [`EIGHTHS_CLASSES`] for every `len`. For 0 and for lengths over [`MAX_LEN`] it is the index of a class without buffers.
 #[inline(always)]
 pub(crate) fn plain_eighths_index(len: usize) -> u32 {
     step(len.wrapping_sub(1)).1
 }
 
-/// The class of `bytes`, which is at most [`MAX_LEN`].
+/// Returns the class of `bytes`, which must be at most [`MAX_LEN`].
 #[inline]
 fn eighths(bytes: usize) -> Class {
     let last = bytes.saturating_sub(1);
@@ -125,12 +126,12 @@ fn eighths(bytes: usize) -> Class {
     Class { bytes: ((last >> step_shift) + 1) << step_shift, index }
 }
 
-/// The step, as a shift, and the index of the class of `last + 1` bytes.
-// Of a length there are at most 127 steps.
+/// Returns the class of `last + 1` bytes, as the shift of its step (a step has `1 << shift` bytes) and its index.
+// The casts truncate nothing: `last` has at most 127 steps.
 #[allow(clippy::cast_possible_truncation)]
 #[inline(always)]
 fn step(last: usize) -> (u32, u32) {
-    // The sizes that are requested most often take the shortest way: up to 64 KiB a step is a page.
+    // The most frequent sizes take the shortest path: up to 64 KiB a step is a page.
     if last < 2 * EVEN_STEPS_BYTES {
         return (PAGE_BYTES.ilog2(), (last >> PAGE_BYTES.ilog2()) as u32);
     }
@@ -142,7 +143,7 @@ fn step(last: usize) -> (u32, u32) {
     (step_shift, STEPS_PER_DOUBLING * doublings + (last >> step_shift) as u32)
 }
 
-/// [`step`] of a class of more than [`LARGE_BYTES`].
+/// Returns what [`step`] returns, for a class above [`LARGE_BYTES`].
 #[allow(clippy::cast_possible_truncation)]
 fn large_step(last: usize) -> (u32, u32) {
     if last >= HUGE_BYTES {
@@ -191,7 +192,7 @@ mod tests {
         }
         let mut len = 1;
         let mut index = 0;
-        // Class after class, to the end of the address space.
+        // Visits every class up to the end of the address space.
         while let Ok(class) = Rounding::Eighths.class(len, DEFAULT_ALIGN) {
             assert_eq!((class.index, class.bytes % PAGE_BYTES), (index, 0), "{len}");
             assert!(len <= 32768 || len > 1 << 40 || (class.bytes - len) * 8 < len, "{len}");

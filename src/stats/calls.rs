@@ -39,13 +39,13 @@ impl SourceCalls {
         self.remap.add(&other.remap);
     }
 
-    /// A remap lost these bytes: they returned to the system without an unpin call.
+    /// Records that a remap lost `bytes`, which returned to the system without an unpin call.
     pub(crate) fn lost(&mut self, bytes: u64) {
         self.unpin.count += 1;
         self.unpin.bytes += bytes;
     }
 
-    /// Duration of all calls.
+    /// Returns the total duration of all calls.
     pub(crate) fn time(&self) -> Duration {
         self.pin.time.total() + self.unpin.time.total() + self.remap.time.total()
     }

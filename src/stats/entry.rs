@@ -9,7 +9,7 @@ use super::Histogram;
 pub struct Statistic {
     /// Group and name: `memory.pin.count`.
     pub path: String,
-    /// One line that explains it.
+    /// The explanation of the statistic, in one line.
     pub help: &'static str,
     /// Gauge, counter or another kind.
     pub kind: Kind,
@@ -28,16 +28,16 @@ pub enum Kind {
     Counter,
     /// Durations.
     Histogram,
-    /// Not a number to aggregate.
+    /// A text, or a number that must not be aggregated.
     Label,
-    /// Further statistics.
+    /// A group of further statistics.
     Group,
 }
 
 /// The unit of a statistic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// Events or things.
+    /// A number of events or objects.
     Count,
     /// Bytes.
     Bytes,
@@ -62,11 +62,11 @@ pub enum Value {
 
 /// A value in the list, or a group of values.
 pub(super) trait Entry {
-    /// The statistic, or each of the group.
+    /// Returns the statistic, or every statistic of the group.
     fn statistics(&self, path: String, help: &'static str, kind: Kind) -> Vec<Statistic>;
 }
 
-/// A value: its type decides the unit.
+/// Implements [`Entry`] for types of single values. The type decides the unit; for a number, the end of the path does.
 macro_rules! values {
     ($($type:ty: |$value:ident, $path:ident| $unit:expr, $shown:expr;)+) => {$(
         impl Entry for $type {

@@ -1,12 +1,12 @@
 //! A histogram of durations with power-of-two buckets.
 //!
-//! Not `hdrhistogram`, which allocates: a snapshot copies these 32 counts.
+//! The crate `hdrhistogram` is not used, because it allocates. A snapshot of this histogram copies 32 counts.
 
 use std::time::Duration;
 
 /// Upper bound of the first bucket in nanoseconds. Each next bound is twice as large; the last bucket has none.
 const FIRST_BOUND_NANOS: u64 = 256;
-/// From below 256 ns to over 275 s.
+/// Number of buckets, from below 256 ns to over 275 s.
 const BUCKETS: usize = 32;
 
 /// Durations of events, counted in buckets with power-of-two bounds.

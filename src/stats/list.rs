@@ -7,8 +7,8 @@ use super::Histogram;
 use super::entry::{Entry, Kind, Statistic};
 use crate::policy::Preset;
 
-/// Declares a group of statistics: for each its help text (the first line), more documentation, the name, the type, and whether
-/// it is a `gauge`, a `counter`, a `histogram`, a `label` (not a number to aggregate) or a `group` of further statistics.
+/// Declares a group of statistics. Each statistic has a help text (the first line of its comment), optional further documentation,
+/// a name, a type and a [`Kind`].
 macro_rules! group {
     (
         $(#[$doc:meta])* $name:ident;
@@ -69,7 +69,7 @@ macro_rules! group {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
-    /// Name of the pool ([`PoolBuilder::name`](crate::PoolBuilder::name)); of a partition, `POOL/PARTITION`.
+    /// Name of the pool ([`PoolBuilder::name`](crate::PoolBuilder::name)); for a partition, `POOL/PARTITION`.
     pub name: Option<String>,
     /// Number of the pool or partition, unique within the process.
     pub number: u64,
@@ -92,7 +92,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Each statistic by its path (`memory.pin.count`), in the order of the list.
+    /// Returns each statistic with its path (`memory.pin.count`), in the order of the list.
     #[doc(hidden)]
     pub fn list(&self) -> Vec<Statistic> {
         let Self { requests, memory, copies, limits, .. } = self;

@@ -10,7 +10,8 @@ pub(super) fn optional_seconds<S: Serializer>(duration: &Option<Duration>, seria
     duration.map(|duration| duration.as_secs_f64()).serialize(serializer)
 }
 
-/// `buckets` has those with events: `[bound in seconds, or null for the last, events]`.
+/// Serializes the counts and durations. `buckets` has an entry for each bucket with events:
+/// `[bound in seconds, or null for the last bucket, events]`.
 impl Serialize for Histogram {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("Histogram", 9)?;

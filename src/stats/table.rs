@@ -5,7 +5,7 @@ use std::fmt;
 use super::{ClassStats, Statistic, Stats, Unit, Value};
 use pinpool_os::words::{Size, Time};
 
-/// One line per group with its non-zero statistics, then a table of durations.
+/// Writes one line per group with its non-zero statistics, then a table of durations.
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.name.as_ref().map(|name| format!("[{name}]")).unwrap_or_default();
@@ -48,7 +48,7 @@ impl fmt::Display for Stats {
     }
 }
 
-/// One line.
+/// Writes all statistics of the class on one line.
 impl fmt::Display for ClassStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { class_bytes, buffers, peak_buffers, in_flight, idle, in_use, misses, evictions } = *self;

@@ -8,7 +8,7 @@ impl Stats {
     ///
     /// # Errors
     ///
-    /// The first sum that does not hold.
+    /// The name of the first sum that does not hold, with its two sides and all statistics.
     #[doc(hidden)]
     pub fn validate(&self) -> Result<(), String> {
         if self.is_partition {

@@ -119,7 +119,7 @@ pub(crate) fn faulty_sim() -> Arc<FaultSource> {
 
 /// Simulated memory of each kind, and the same memory with scripted failures and counted calls.
 pub(crate) fn each_sim() -> [(Arc<SimSource>, Arc<FaultSource>); 2] {
-    [SimSource::new(1 << 40), SimSource::discrete(1 << 40)].map(|sim| {
+    [SimSource::new(1 << 40), SimSource::separate_regions(1 << 40)].map(|sim| {
         let sim = Arc::new(sim);
         (sim.clone(), Arc::new(FaultSource::around(sim)))
     })

@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result};
 use mock_driver::{Code, Deviation, MockDriver};
 use pinpool::copy::CopyStream;
-use pinpool::copy::cuda::{RawMem, RawStream};
+use pinpool::copy::cuda::{RawMemory, RawStream};
 use pinpool::{PinnedBuf, Pool};
 
 use crate::fixture::{begin_capture, end_capture, start, stream_and_memory, tensorflow};
@@ -283,7 +283,7 @@ fn the_default_stream_of_a_green_context_is_refused() {
     let default = unsafe { RawStream::new(ptr::null_mut()) };
     let (address, _record) = memory.device_ptr(memory.stream());
     // SAFETY: the memory lives until the end of the test.
-    let mut target = unsafe { RawMem::new(address, LEN) };
+    let mut target = unsafe { RawMemory::new(address, LEN) };
     let error = pool.get(LEN).unwrap().copy_to(&default, &mut target).unwrap_err();
     assert!(error.to_string().contains("green context"), "{error}");
     let buf = error.into_buf().expect("nothing was enqueued");

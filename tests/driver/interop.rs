@@ -10,7 +10,7 @@ use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
 use mock_driver::{Code, MockDriver};
 use pinpool::copy::CopyStream;
-use pinpool::copy::cuda::{RawMem, RawStream};
+use pinpool::copy::cuda::{RawMemory, RawStream};
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, PinnedBuf, Pool};
 
@@ -224,7 +224,7 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
     // SAFETY: the stream lives to the end of this test.
     let stream = unsafe { RawStream::new(owner.cu_stream().cast()) };
     // SAFETY: so does the memory, which no other code uses meanwhile.
-    let mut raw = unsafe { RawMem::new(allocated.device_ptr(&owner).0, LEN) };
+    let mut raw = unsafe { RawMemory::new(allocated.device_ptr(&owner).0, LEN) };
     // SAFETY: no context is allowed: the stream's own is taken.
     unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
     let gate = driver.hold(owner.cu_stream());

@@ -64,7 +64,8 @@ impl Device {
         let mut failed = Vec::new();
         for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
             let rig = Rig { context: &self.context, backend };
-            if !is_asked_for(rig.name()) {
+            // `PINPOOL_GPU_BACKENDS` names the backends to test, by default all.
+            if !lists("PINPOOL_GPU_BACKENDS", rig.name()).unwrap_or(true) {
                 continue;
             }
             match rig.builder().build() {
@@ -73,7 +74,8 @@ impl Device {
                         failed.push(rig.name());
                     }
                 }
-                Err(why) if is_required() && !is_excepted(rig.name()) => {
+                // `PINPOOL_GPU_EXCEPT` names backends that this machine need not have.
+                Err(why) if is_required() && lists("PINPOOL_GPU_EXCEPT", rig.name()) != Some(true) => {
                     print_uncaptured(format_args!("PINPOOL_REQUIRE_GPU=1, and no backend {}: {why}", rig.name()));
                     failed.push(rig.name());
                 }
@@ -87,16 +89,6 @@ impl Device {
 /// Whether a list of names in the environment has this one; `None` if it is not set.
 fn lists(variable: &str, name: &str) -> Option<bool> {
     env::var(variable).ok().map(|list| list.split(',').any(|listed| listed.trim() == name))
-}
-
-/// `PINPOOL_GPU_BACKENDS` names those to run on; all without it.
-fn is_asked_for(backend: &str) -> bool {
-    lists("PINPOOL_GPU_BACKENDS", backend).unwrap_or(true)
-}
-
-/// `PINPOOL_GPU_EXCEPT` names those that this machine need not have.
-fn is_excepted(backend: &str) -> bool {
-    lists("PINPOOL_GPU_EXCEPT", backend).unwrap_or(false)
 }
 
 /// A backend on the device.

@@ -20,7 +20,7 @@ pub(crate) fn scenario(seed: u64) -> Scenario {
 
 fn setup(draw: &mut Draw) -> Setup {
     let tensorflow = u64::from(draw.once_in(4));
-    let discrete = tensorflow | u64::from(draw.once_in(2));
+    let separate = tensorflow | u64::from(draw.once_in(2));
     let max_bytes = match draw.below(4) {
         0 => 0,
         1 => draw.between(16 * KIB, MIB),
@@ -32,9 +32,9 @@ fn setup(draw: &mut Draw) -> Setup {
     Setup {
         tensorflow,
         exact: u64::from(draw.once_in(2)),
-        discrete,
-        release_waits: u64::from(discrete == 1 && draw.once_in(2)),
-        extra_page: u64::from(discrete == 1 && draw.once_in(3)),
+        separate,
+        release_waits: u64::from(separate == 1 && draw.once_in(2)),
+        extra_page: u64::from(separate == 1 && draw.once_in(3)),
         max_bytes,
         limit: draw.pick(&[1, 1, 2, 3, 5, 8, 100]),
         granule_bytes: draw.pick(&[4 * KIB, 64 * KIB, 2 * MIB]).min(if max_bytes == 0 {

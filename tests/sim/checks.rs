@@ -154,7 +154,7 @@ pub(crate) fn after_end(world: &World) -> Check {
         return Ok(());
     }
     // A granule of the arena is larger than its buffer.
-    let unit = if world.setup.discrete == 1 { 1 } else { 2 << 20 };
+    let unit = if world.setup.separate == 1 { 1 } else { 2 << 20 };
     for (bytes, has_failed) in memory.pieces(world.setup.tensorflow == 0, world.site.any_stuck()) {
         let around = bytes.start / unit * unit..bytes.end.next_multiple_of(unit);
         if !has_failed && !world.site.may_stay(&around) {

@@ -351,7 +351,7 @@ unsafe impl Source for SimMemory {
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        (self.setup.discrete == 0).then_some(self)
+        (self.setup.separate == 0).then_some(self)
     }
 }
 

@@ -43,8 +43,8 @@ setup! {
     tensorflow,
     /// TensorFlow's pool without rounding.
     exact,
-    /// The source has discrete regions only.
-    discrete,
+    /// The source has separate regions only.
+    separate,
     /// A release waits for all copies of the device, as with `cuda`.
     release_waits,
     /// The source holds a page more for each region, as `cuda` does.

@@ -1,6 +1,7 @@
 //! The pool and its alternatives, behind one trait.
 //!
-//! Each writes one byte to every buffer. A baseline has every advantage: it knows the class, and has no limit and no counters.
+//! Each of them writes one byte to every buffer. The alternatives have every advantage: they know the size class, and have no
+//! limit and no counters.
 
 use crossbeam::queue::ArrayQueue;
 use pinpool::{PinnedBuf, Pool};
@@ -8,10 +9,10 @@ use pinpool::{PinnedBuf, Pool};
 /// Sizes of `mix`, each in a separate class: 4 KiB to 64 KiB.
 pub(super) const SIZES: usize = 16;
 
-/// More buffers of one class than are idle at any time.
+/// Length of a queue: more buffers of one class than are idle at any time.
 const QUEUE_LEN: usize = 1024;
 
-/// Bytes of size number `size`.
+/// Returns the length in bytes of the buffers with size number `size`.
 fn bytes_of(size: usize) -> usize {
     (size + 1) * 4096
 }
@@ -20,13 +21,13 @@ fn bytes_of(size: usize) -> usize {
 pub(super) trait Baseline: Sync {
     type Buffer: Send;
 
-    /// A buffer of `bytes_of(size)`, with one byte written.
+    /// Returns a buffer of `bytes_of(size)`, with one byte written.
     fn get(&self, size: usize) -> Self::Buffer;
 
     fn put(&self, buffer: Self::Buffer);
 }
 
-/// The pool's counters report failed requests.
+/// A failed request returns `None`. The pool's counters report it.
 impl Baseline for Pool {
     type Buffer = Option<PinnedBuf>;
 
@@ -64,7 +65,7 @@ impl Baseline for ArrayQueues {
 
     #[inline]
     fn put(&self, buffer: Box<[u8]>) {
-        // A full queue frees the buffer.
+        // If the queue is full, this frees the buffer.
         let _ = self.0[buffer.len() / bytes_of(0) - 1].push(buffer);
     }
 }

@@ -58,34 +58,35 @@ fn report(trace: &Trace) -> Result<String, TraceError> {
     Ok(lines.join("\n") + "\n")
 }
 
-/// Adds a line to a stream. Only its digest is kept.
+/// Adds a line to a stream. Only the digest of the stream is kept.
 fn add_line(stream: &mut Sha256, text: impl Display) {
     stream.update(format!("{text}\n"));
 }
 
-/// The pools of a trace and the buffers that it holds.
+/// The pools of a trace, and the buffers that the trace holds.
 struct Player {
     pools: Vec<Pool>,
-    /// `true` if the pools keep no idle buffers, so that no release is an eviction.
+    /// Whether the pools keep no idle buffers. If so, no release is an eviction.
     is_unpooled: bool,
     held: HashMap<u64, PinnedBuf>,
     source: Arc<SimSource>,
     diagnostics: Arc<Mutex<Vec<String>>>,
-    /// The outcome of each request, return and clear.
+    /// Digest of the outcomes of all requests, returns and clears.
     outcome: Sha256,
-    /// The buffers of these outcomes.
+    /// Digest of the buffers in these outcomes.
     buffers: Sha256,
 }
 
 impl Player {
-    /// The pools of `header`, which share a counter of checks.
+    /// Builds the pools of `header`, which share a counter of checks.
     ///
     /// # Errors
     ///
-    /// The errors of [`PoolBuilder::build`](pinpool::PoolBuilder::build): for a limit of 0 with auto-resize, for instance.
+    /// Fails like [`PoolBuilder::build`](pinpool::PoolBuilder::build), for instance for a limit of 0 with auto-resize.
     fn new(header: &TraceHeader) -> Result<Self, Error> {
-        // Each miss and each eviction is a call. All pools share the source, so their buffers have different ids.
-        let source = Arc::new(SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES).exact());
+        // The source gets one call for each miss and each eviction. All pools share the source, so their buffers have different
+        // ids.
+        let source = Arc::new(SimSource::separate_regions(SimSource::DEFAULT_TOTAL_BYTES).exact());
         let diagnostics: Arc<Mutex<Vec<String>>> = Arc::default();
         let log_sampler = LogSampler::new();
         let pool = |_| {
@@ -147,7 +148,7 @@ impl Player {
                 pool.clear();
                 add_line(&mut self.outcome, format_args!("c {}", self.source.take_calls().released.len()));
             }
-            // No other event is in a text; TensorFlow's policy does not depend on time.
+            // A text trace contains no other events. TensorFlow's policy does not depend on time.
             _ => {}
         }
         Ok(())
@@ -168,7 +169,7 @@ impl Player {
     }
 }
 
-/// The counters of `pool` under the names and in the order of the format.
+/// Returns the counters of `pool` with the names and in the order of the format.
 fn counters(pool: &Pool) -> Value {
     let (stats, window) = (pool.stats(), pinpool::unstable::window(pool));
     json!({

@@ -7,7 +7,7 @@
 //!   copy_to   get ─▶ copy_to, which returns it   tracked by the pool ┘
 //! ```
 //!
-//! The two alternate, so that drift affects both. A request includes the query for completed copies.
+//! The two methods alternate, so that drift affects both. A request includes the query for completed copies.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -27,9 +27,9 @@ const DEPTH: usize = 8;
 const DEFAULT_SIZES: [u64; 6] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 /// Sizes of tracked copies: a buffer of parameters, and a small batch.
 const TRACKED_SIZES: [u64; 2] = [4 << 10, 64 << 10];
-/// Copies between two waits, few enough for every queue.
+/// Number of copies between two waits, low enough for every queue.
 const BURST: usize = 16;
-/// Bursts of one method before the other one runs.
+/// Number of bursts of one method before the other method runs.
 const BURSTS: usize = 32;
 const MIN_ROUNDS: usize = 3;
 
@@ -53,7 +53,7 @@ pub(super) struct CopyArgs {
     backend: Vec<Backend>,
 }
 
-/// Memory of one measurement: the copies in flight and their destination.
+/// Returns the bytes that one measurement needs: the copies in flight and their destination.
 fn needed_bytes(size: u64) -> u64 {
     size.saturating_mul(DEPTH as u64 + 1)
 }
@@ -119,12 +119,12 @@ fn rate(pool: &Pool, destination: &mut BenchTarget, size: u64, seconds: Duration
     in_flight.iter().try_for_each(Completion::wait)?;
     let took = begun.elapsed();
     drop(bufs);
-    // The next size needs its memory.
+    // The next size needs the memory of this pool.
     pool.clear();
     Ok(gb_per_s(bytes, took))
 }
 
-/// Nanoseconds for each copy of this size on one thread.
+/// Measures the nanoseconds for each copy of this size on one thread.
 fn track(pool: &Pool, destination: &mut BenchTarget, bytes: u64, seconds: Duration) -> Measured<Value> {
     let len = usize::try_from(bytes).unwrap_or(usize::MAX);
     let mut bare_buf = pool.get(len)?;

@@ -1,5 +1,5 @@
 //! The target of copies: the GPU, or the host sink if there is none.
-#![allow(unsafe_code)] // Untracked copies, the baseline of tracked ones.
+#![allow(unsafe_code)] // For untracked copies, the baseline of tracked copies.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub(super) enum BenchTarget {
     Cuda {
         name: String,
         stream: std::sync::Arc<CudaStream>,
-        /// Memory without cudarc's events.
+        /// Memory that cudarc does not track with events.
         raw: CudaSlice<u8>,
         address: sys::CUdeviceptr,
         memory: CudaSlice<u8>,
@@ -28,7 +28,7 @@ pub(super) enum BenchTarget {
 }
 
 impl BenchTarget {
-    /// A destination for copies of up to `bytes`.
+    /// Opens a destination for copies of up to `bytes`.
     pub(super) fn open(bytes: usize) -> Result<BenchTarget, Error> {
         #[cfg(feature = "cuda")]
         // Checked first because cudarc panics without a driver.
@@ -39,7 +39,7 @@ impl BenchTarget {
                 // SAFETY: all uses of `raw` are on the one stream.
                 unsafe { context.disable_event_tracking() };
                 let raw = stream.alloc_zeros(bytes)?;
-                // SAFETY: as before.
+                // SAFETY: all uses of `raw` are on the one stream.
                 unsafe { context.enable_event_tracking() };
                 stream.synchronize()?;
                 let (address, _) = memory.device_ptr(&stream);
@@ -67,7 +67,7 @@ impl BenchTarget {
         }
     }
 
-    /// Copies the buffer into memory that only the stream orders, and returns it to its pool.
+    /// Copies the buffer into `raw`, which only the stream orders, and returns the buffer to its pool.
     pub(super) fn copy_raw(&mut self, buf: PinnedBuf) -> Result<(), Error> {
         match self {
             #[cfg(feature = "cuda")]
@@ -82,7 +82,7 @@ impl BenchTarget {
         let enqueued = (0..count).try_for_each(|_| self.enqueue_untracked(&buf));
         let took = begun.elapsed();
         if let Err(error) = enqueued.and_then(|()| self.synchronize()) {
-            // A copy may still read the buffer.
+            // The buffer is leaked, because a copy may still read it.
             std::mem::forget(buf);
             return Err(error);
         }
@@ -99,7 +99,8 @@ impl BenchTarget {
             #[cfg(feature = "cuda")]
             BenchTarget::Cuda { stream, address, .. } => {
                 let source = buf.as_ptr().cast();
-                // SAFETY: as above; `memory` holds as many bytes as every buffer, and the context is current.
+                // SAFETY: `time_untracked` keeps the buffer, as above. `memory` has as many bytes as every buffer, and the
+                // context is current.
                 let enqueued = unsafe { sys::cuMemcpyHtoDAsync_v2(*address, source, buf.len(), stream.cu_stream()) };
                 enqueued.result().map_err(|error| driver_error(&error))
             }

@@ -17,7 +17,7 @@ use super::{BenchError, Measured};
 const ROUNDS: usize = 9;
 /// Approximate time of each baseline in each round.
 const ROUND_TIME: Duration = Duration::from_millis(50);
-/// Pairs for an estimate of the speed.
+/// Number of requests and returns for an estimate of the speed.
 const ESTIMATE_PAIRS: u64 = 20_000;
 
 /// Time a request and its return when a buffer is idle, in nanoseconds, next to other allocators

@@ -85,7 +85,7 @@ fn measured(report: Measured<Value>, json: bool, terminal: &Terminal) -> Result<
 }
 
 impl BenchError {
-    /// Prints the error. Returns the exit status.
+    /// Prints the error and returns the exit status.
     fn refused(self, terminal: &Terminal) -> ExitError {
         if let BenchError::Pool(error) = self {
             return terminal.refuse(&error);

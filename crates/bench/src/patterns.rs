@@ -20,7 +20,7 @@ use crate::threads::spawn_all;
 
 /// The size number of `same` and `cross`: 16 KiB.
 const SIZE: usize = 3;
-/// Pairs before the clock starts, enough to allocate every buffer.
+/// Number of requests and returns before the clock starts, enough to allocate every buffer.
 const WARMUP_PAIRS: u64 = 1000;
 /// Buffers between the two threads of a pair.
 const QUEUE_LEN: usize = 8;
@@ -56,7 +56,7 @@ pub(super) fn run<B: Baseline>(baseline: &B, pattern: Pattern, threads: usize, p
     })
 }
 
-/// From the requesting thread of a pair to the returning thread.
+/// A queue from the requesting thread of a pair to the returning thread.
 type HandOver<B> = CachePadded<ArrayQueue<<B as Baseline>::Buffer>>;
 
 fn work<B: Baseline>(baseline: &B, pattern: Pattern, thread: usize, queue: &HandOver<B>, pairs: u64) {

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! In a virtual machine the first touch of memory is several times slower, and so are huge pages made of freed small pages.
-//! Therefore as much memory is allocated in huge pages and freed again before each measurement.
+//! Therefore, before each measurement, the same amount of memory is allocated in huge pages and freed again.
 
 use std::time::{Duration, Instant};
 
@@ -103,7 +103,7 @@ impl PinArgs {
     }
 }
 
-/// The cost of the memory itself: this thread writes to every page of a new allocation.
+/// Measures the cost of the memory itself: this thread writes to every page of a new allocation.
 pub(super) fn touch(bytes: u64) -> Duration {
     let begun = Instant::now();
     let mut memory = vec![0_u8; usize::try_from(bytes).unwrap_or(0)];
@@ -119,7 +119,7 @@ fn reserve(bytes: u64, threads: usize, backend: Backend) -> Measured<Duration> {
     Ok(begun.elapsed())
 }
 
-/// The time to the first filled buffer of a pool that pins its reserve in the background.
+/// Measures the time to the first filled buffer of a pool that pins its reserve in the background.
 fn first_ms(bytes: u64, backend: &Backend) -> Measured<f64> {
     let builder = pool_builder(backend.clone()).reserve(bytes).setting("reserve_wait", false);
     let begun = Instant::now();
@@ -128,7 +128,7 @@ fn first_ms(bytes: u64, backend: &Backend) -> Measured<f64> {
     Ok(rounded(begun.elapsed().as_secs_f64() * 1e3))
 }
 
-/// The median and the best rate of all rounds.
+/// Returns the median and the best rate of all rounds.
 fn rate(rates: Vec<f64>) -> Value {
     let best_gb_per_s = rates.iter().copied().fold(0.0, f64::max);
     json!({ "gb_per_s": median(rates), "best_gb_per_s": best_gb_per_s })

@@ -32,20 +32,20 @@ pub(super) fn at_least(least: u64) -> impl Fn(&str) -> Result<u64, ParseError> +
     }
 }
 
-/// Settings for a pool on this backend, independent of the environment.
+/// Returns the builder of a pool on this backend, independent of the environment.
 pub(super) fn pool_builder(backend: Backend) -> PoolBuilder {
     // Without a limit only the backend can refuse a request, so waiting does not help.
     Pool::builder().without_env().backend(backend).max_bytes(Limit::Unlimited).wait(Duration::ZERO)
 }
 
-/// The default limit of a pool on this machine.
+/// Returns the default limit of a pool on this machine.
 pub(super) fn default_limit_bytes() -> Result<u64, Error> {
-    // Under this preset a pool reserves no virtual range.
+    // Under this preset, a pool reserves no virtual address range.
     let pool = pool_builder(Backend::Heap).preset(Preset::TensorFlow).max_bytes(Limit::Auto).build()?;
     Ok(pool.stats().limits.max_bytes.unwrap_or(u64::MAX))
 }
 
-/// Refuses more memory than the default limit: the kernel would kill the process without a message.
+/// Returns an error if `bytes` exceed the default limit: the kernel would kill the process without a message.
 pub(super) fn fits(argument: impl Display, what: impl Display, bytes: u64, remedy: &str) -> Measured<()> {
     let most_bytes = default_limit_bytes()?;
     if bytes <= most_bytes {
@@ -56,7 +56,7 @@ pub(super) fn fits(argument: impl Display, what: impl Display, bytes: u64, remed
     Err(BenchError::Setting(format!("{argument}: {why}")))
 }
 
-/// The requested backends (by default all) that can pin `bytes`, and why others cannot. An error if none can.
+/// Returns the requested backends (by default all) that can pin `bytes`, and the reasons that others cannot. Fails if none can.
 pub(super) fn backends(requested: &[Backend], bytes: u64) -> Measured<(Vec<Backend>, Vec<String>)> {
     let (mut available, mut missing) = (Vec::new(), Vec::new());
     let all = || BACKENDS.iter().filter_map(|name| name.parse().ok()).collect();
@@ -69,7 +69,7 @@ pub(super) fn backends(requested: &[Backend], bytes: u64) -> Measured<(Vec<Backe
     if available.is_empty() { Err(BenchError::Failure(missing.join("; "))) } else { Ok((available, missing)) }
 }
 
-/// Pins `bytes` once. Afterwards the memory is warm and the device has its context.
+/// Pins `bytes` once. Afterwards, the memory is warm and the device has its context.
 fn hold(backend: &Backend, bytes: u64) -> Result<(), Error> {
     let pool = pool_builder(backend.clone()).build()?;
     // A request may use other driver calls than a reserve.

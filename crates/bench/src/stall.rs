@@ -5,9 +5,10 @@
 //!   resizing thread:  rest ──▶ grow ──▶ rest ──▶ shrink ──▶ rest ──────────────────────────▶ pause
 //! ```
 //!
-//! At rest the resizing thread touches pageable memory, which is the load of growth without driver calls, until as many enqueues
-//! were timed at rest as during growth and shrinking: the maximum of more samples would be larger by chance. The pause is not
-//! measured. On `register` and `cuda` a shrink waits for the device, and so do the enqueues of other threads.
+//! At rest, the resizing thread touches pageable memory, which is the load of growth without driver calls. A rest lasts until
+//! as many enqueues were timed at rest as during growth and shrinking, because the maximum of more samples would be larger by
+//! chance. The pause is not measured. On `register` and `cuda` a shrink waits for the device, and so do the enqueues of other
+//! threads.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -28,9 +29,9 @@ use crate::threads::{Started, spawn_all};
 const COPY_BYTES: usize = 1 << 20;
 /// Copies in flight at once.
 const DEPTH: usize = 16;
-/// One request of the resizing thread.
+/// Bytes of one request of the resizing thread.
 const GET_BYTES: usize = 4 << 20;
-/// The shortest rest.
+/// Minimum duration of a rest.
 const REST: Duration = Duration::from_millis(20);
 
 const PHASES: [&str; 3] = ["rest", "grow", "shrink"];
@@ -60,19 +61,19 @@ pub(super) struct StallArgs {
     backend: Vec<Backend>,
 }
 
-/// Work of the resizing thread.
+/// Work that the resizing thread has performed.
 #[derive(Debug, Default)]
 struct Resizing {
     rounds: u64,
     grown_bytes: u64,
-    /// Calls that released memory in a shrink.
+    /// Number of calls that released memory during shrinking.
     releases: u64,
 }
 
 impl StallArgs {
     pub(super) fn measure(&self) -> Measured<Value> {
         let copies_bytes = (DEPTH * COPY_BYTES) as u64;
-        // The thread touches a second step at rest after growth.
+        // At rest after growth, the thread touches as much memory again as one step.
         let needed_bytes = self.step.saturating_mul(2).saturating_add(copies_bytes);
         let argument = format!("--step {}", format_bytes(self.step));
         requested::fits(argument, "growth and the touched memory", needed_bytes, "give a smaller one")?;
@@ -108,7 +109,7 @@ impl StallArgs {
                 "max_us": max_us(phase),
             })
         };
-        // The longest enqueue minus the longest at rest.
+        // The longest enqueue of the phase minus the longest enqueue at rest.
         let beyond_rest = |phase: usize| rounded((max_us(phase) - max_us(REST_PHASE)).max(0.0));
         Ok(json!({
             "backend": name,
@@ -122,10 +123,10 @@ impl StallArgs {
     }
 }
 
-/// State of both threads. Every access is relaxed: each word is read for its own value, and orders no other memory.
+/// State of both threads. Every access is relaxed: each variable is read for its own value, and orders no other memory.
 struct StallRun<'a> {
     pool: &'a Pool,
-    /// Stages so far. The resizing thread advances it, except that the copying thread ends the pause.
+    /// Number of stages so far. The resizing thread advances it, except that the copying thread ends the pause.
     stage: AtomicUsize,
     over: AtomicBool,
     /// Timed enqueues by phase.
@@ -133,7 +134,7 @@ struct StallRun<'a> {
 }
 
 impl StallRun<'_> {
-    /// Ends the other thread when this one ends, even with an error.
+    /// Runs `work`, and then makes the other thread end, even after an error.
     fn end_with<T>(&self, work: impl FnOnce() -> Measured<T>) -> Measured<T> {
         let result = work();
         self.over.store(true, Ordering::Relaxed);
@@ -148,7 +149,7 @@ impl StallRun<'_> {
         self.stage.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The resizing thread.
+    /// Runs the resizing thread.
     fn resize(&self, step: u64, seconds: Duration) -> Measured<Resizing> {
         let gets = usize::try_from(step / GET_BYTES as u64).unwrap_or(1).max(1);
         let begun = Instant::now();
@@ -178,7 +179,8 @@ impl StallRun<'_> {
         Ok(resizing)
     }
 
-    /// The load of growth without the driver, for as many enqueues as during growth and shrinking so far.
+    /// Produces the load of growth without driver calls, for at least [`REST`], and until as many enqueues were timed at rest
+    /// as during growth and shrinking.
     fn rest(&self, step: u64) {
         let begun = Instant::now();
         let enqueues = |phase: usize| self.enqueues[phase].load(Ordering::Relaxed);
@@ -188,7 +190,7 @@ impl StallRun<'_> {
         }
     }
 
-    /// The copying thread: nanoseconds of its enqueues, by phase.
+    /// Runs the copying thread. Returns the nanoseconds of its enqueues, by phase.
     fn copy(&self, destination: &mut BenchTarget) -> Measured<[Vec<u64>; PHASES.len()]> {
         let mut idle = (0..=DEPTH).map(|_| self.pool.get(COPY_BYTES)).collect::<Result<Vec<_>, _>>()?;
         let mut in_flight = VecDeque::<(Completion, PinnedBuf)>::new();
@@ -199,7 +201,7 @@ impl StallRun<'_> {
             while in_flight.len() == DEPTH || is_pause && !in_flight.is_empty() {
                 let Some((copy, mut buf)) = in_flight.pop_front() else { break };
                 copy.wait()?;
-                // Access to the bytes completes the copy in the pool too, as refilling a batch does.
+                // Access to the bytes completes the copy in the pool as well. A program that refills a batch does the same.
                 buf.wait_slice_mut()?;
                 idle.push(buf);
             }
@@ -213,7 +215,7 @@ impl StallRun<'_> {
             let copy = destination.copy(&mut buf, COPY_BYTES)?;
             let took = begun.elapsed();
             let after = self.stage.load(Ordering::Relaxed);
-            // An enqueue across two stages belongs to the odd one, which is growth or shrinking.
+            // An enqueue that overlaps two stages belongs to the odd stage, which is growth or shrinking.
             let phase = STAGES[if before == after { before } else { before | 1 } % STAGES.len()];
             times[phase].push(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
             self.enqueues[phase].fetch_add(1, Ordering::Relaxed);

@@ -2,29 +2,29 @@
 
 use std::time::Duration;
 
-/// The longest time among the shortest `per_mille` of the sorted times; 0 of none.
+/// Returns the longest time among the shortest `per_mille` of the sorted times, 0 if there are none.
 pub(super) fn per_mille(sorted_ns: &[u64], per_mille: usize) -> u64 {
     let at = (sorted_ns.len() * per_mille).div_ceil(1000).max(1);
     sorted_ns.get(at - 1).copied().unwrap_or(0)
 }
 
-/// 10^9 bytes a second.
+/// Returns the rate in units of 10^9 bytes per second.
 pub(super) fn gb_per_s(bytes: u64, took: Duration) -> f64 {
     rounded(bytes as f64 / 1e9 / took.as_secs_f64().max(1e-9))
 }
 
-/// Three decimals.
+/// Rounds to three decimals.
 pub(super) fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// The lower median; 0 of none.
+/// Returns the lower median, 0 if there are no values.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
 }
 
-/// Nanoseconds as microseconds, rounded.
+/// Converts nanoseconds to microseconds, rounded.
 pub(super) fn micros(ns: u64) -> f64 {
     rounded(ns as f64 / 1e3)
 }

@@ -1,7 +1,7 @@
 //! Threads that start together or not at all.
 //!
-//! If the system refuses a thread, the earlier threads end without working, and the error contains their number. So no thread
-//! waits at a barrier for a missing thread.
+//! If the system refuses to create a thread, the earlier threads end without working, and the error contains their number. No
+//! thread waits at a barrier for a missing thread.
 
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
@@ -21,7 +21,7 @@ where
     T: Send + 'scope,
     F: Fn(usize) -> T + Sync,
 {
-    // Set once: whether the threads run `work`.
+    // Set once, to whether the threads run `work`.
     let start = Arc::new(OnceLock::<bool>::new());
     let mut threads = Vec::with_capacity(count);
     for number in 0..count {

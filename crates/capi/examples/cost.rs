@@ -1,7 +1,7 @@
-//! What a request and its put cost through the C functions, alongside the same of the library, in nanoseconds:
+//! Measures how many nanoseconds a request and its return take through the C functions, and through the Rust library:
 //! cargo run --release -p pinpool-capi --example cost
-#![allow(unsafe_code)] // Calls the functions of C.
-#![allow(clippy::print_stdout)] // A program.
+#![allow(unsafe_code)] // Calls the C functions.
+#![allow(clippy::print_stdout)] // A program prints its results.
 
 use std::ffi::CString;
 use std::hint::black_box;
@@ -27,13 +27,13 @@ unsafe impl Sync for Handle {}
 
 fn pair_in_c(Handle(pool): Handle) {
     let mut buf = ptr::null_mut();
-    // SAFETY: a place for the address.
+    // SAFETY: `buf` is a place for the address.
     let got = unsafe { pp_get(pool, black_box(LEN), &raw mut buf) };
     let put = pp_put(pool, black_box(buf));
     assert!(got == pp_status::PP_OK && put == pp_status::PP_OK);
 }
 
-/// The best round of `threads` at once: nanoseconds for each pair.
+/// Runs `pair` on `threads` threads at once. Returns the nanoseconds for each pair on the slowest thread of the fastest round.
 fn measure(threads: usize, pair: impl Fn() + Sync) -> f64 {
     let round = |_| {
         let start = Barrier::new(threads);

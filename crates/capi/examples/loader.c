@@ -1,9 +1,9 @@
 /*
- * Eight threads request buffers, fill them and return them; then the pool's statistics.
+ * Eight threads request buffers, fill them and return them; then the program prints the pool's statistics.
  *
  *     cc -std=c99 loader.c $(pkg-config --cflags --libs pinpool) -pthread -o loader
  *
- * Nothing is copied to a GPU here. After cudaMemcpyAsync return the batch by pp_put_after_stream, not pp_put: see on_stream.c.
+ * Nothing is copied to a GPU here. After cudaMemcpyAsync, return the batch with pp_put_after_stream instead of pp_put: see on_stream.c.
  */
 #include <pinpool.h>
 

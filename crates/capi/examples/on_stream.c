@@ -1,6 +1,6 @@
 /*
- * Copies batches to the device and returns each buffer after its copy: the next request neither waits for a copy nor gets memory
- * that a copy still reads.
+ * Copies batches to the device and returns each buffer right after its copy is enqueued. The next request does not wait for a copy,
+ * and does not get memory that a copy still reads.
  *
  *     cc -std=c99 on_stream.c $(pkg-config --cflags --libs pinpool) -lcuda -o on_stream
  *
@@ -87,7 +87,7 @@ int main(void)
         }
         if (i % SLOTS != SLOTS - 1)
             continue;
-        /* What has arrived, copied back into another buffer of the pool. */
+        /* Copy the batches that have arrived back into another buffer of the pool, and compare them. */
         for (int slot = 0; slot < SLOTS; slot++) {
             check(pp_get(pool, BATCH_BYTES, &batch), "pp_get");
             check_cuda(cuMemcpyDtoHAsync_v2(batch, target[slot], BATCH_BYTES, stream), "cuMemcpyDtoHAsync");

@@ -16,7 +16,7 @@ struct Sanitizer {
     unpoison: MarkRegion,
 }
 
-/// The sanitizer of this program.
+/// Returns the functions of the sanitizer, or `None` if the program does not use it.
 fn sanitizer() -> Option<&'static Sanitizer> {
     static FOUND: OnceLock<Option<Sanitizer>> = OnceLock::new();
     let find = || {
@@ -29,7 +29,7 @@ fn sanitizer() -> Option<&'static Sanitizer> {
 fn function(name: &CStr) -> Option<MarkRegion> {
     // SAFETY: `name` ends in 0.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    // SAFETY: null, which is `None`, or a function of these names, which is of this type in every version of the sanitizer.
+    // SAFETY: `found` is null, which becomes `None`, or one of the two functions, which have this type in every version of the sanitizer.
     unsafe { std::mem::transmute::<*mut c_void, Option<MarkRegion>>(found) }
 }
 
@@ -38,19 +38,19 @@ pub(crate) fn is_present() -> bool {
     sanitizer().is_some()
 }
 
-/// The buffer is in use: its length may be accessed.
+/// Marks the length of a buffer in use as addressable, and the rest of its capacity as not addressable.
 pub(crate) fn begin(buf: &PinnedBuf) {
     if let Some(sanitizer) = sanitizer() {
         let (start, len) = (buf.as_ptr(), buf.len());
-        // SAFETY: bytes of the buffer; the call only changes state of the sanitizer.
+        // SAFETY: these bytes belong to the buffer, and the call changes only the state of the sanitizer.
         unsafe { (sanitizer.unpoison)(start.cast(), len) };
         let end = start.wrapping_add(len);
-        // SAFETY: as above: the buffer has its capacity.
+        // SAFETY: as above: the bytes up to the capacity belong to the buffer.
         unsafe { (sanitizer.poison)(end.cast(), buf.capacity() - len) };
     }
 }
 
-/// The buffer was returned: none of it may be accessed.
+/// Marks the whole capacity of a returned buffer as not addressable.
 pub(crate) fn end(buf: &PinnedBuf) {
     if let Some(sanitizer) = sanitizer() {
         // SAFETY: as in `begin`.

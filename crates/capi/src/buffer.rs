@@ -25,7 +25,7 @@ pub struct CUevent_st {
     _private: [u8; 0],
 }
 
-/// Stores the address of the buffer that `take` allocates.
+/// Stores the address of the buffer that `take` returns, and keeps the buffer in the table.
 #[inline]
 fn get(
     pool: *mut pp_pool,
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut 
 /// Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw, longjmp or wait for the pool.
 pub type pp_return_fn = Option<unsafe extern "C" fn(ptr: *mut c_void, user_data: *mut c_void)>;
 
-/// The arguments of pp_adopt.
+/// The arguments of pp_adopt that return the memory to its owner.
 struct Adopted {
     on_return: unsafe extern "C" fn(*mut c_void, *mut c_void),
     ptr: *mut c_void,
@@ -157,7 +157,7 @@ unsafe impl Send for Adopted {}
 
 impl Adopted {
     fn release(self) {
-        // SAFETY: the promise of pp_adopt.
+        // SAFETY: the caller of pp_adopt permits one call with these pointers, from any thread.
         unsafe { (self.on_return)(self.ptr, self.user_data) };
     }
 }
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn pp_put_after_stream(
     ptr: *mut c_void,
     stream: *mut CUstream_st,
 ) -> pp_status {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the stream is alive.
     put_recorded(pool, ptr, |buf| unsafe { buf.record_stream(stream.cast()) })
 }
 
@@ -272,7 +272,7 @@ pub unsafe extern "C" fn pp_put_after_stream(
 /// The event is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the event is alive.
     put_recorded(pool, ptr, |buf| unsafe { buf.record_event(event.cast()) })
 }
 
@@ -290,7 +290,7 @@ fn put_recorded(
         let (table, address) = (buffers.table(), ptr.addr());
         let mut buf = table.begin_return(address).map_err(|why| buffers.unknown(address, &why))?;
         let recorded = catch_unwind(AssertUnwindSafe(|| record(&mut buf))).unwrap_or_else(|panic| {
-            // What uses the buffer is unknown, so its memory is never reused.
+            // It is unknown which work uses the buffer, so its memory is never reused.
             std::mem::forget(std::mem::take(&mut buf));
             table.finish_return(address);
             resume_unwind(panic)

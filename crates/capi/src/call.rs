@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use crate::status::{self, pp_status};
 
-/// Why a call failed.
+/// The reason that a call failed: a status and a text.
 #[derive(Debug)]
 pub(crate) struct Failure {
     status: pp_status,
@@ -35,7 +35,7 @@ thread_local! {
     static LAST: RefCell<Option<(pp_status, CString)>> = const { RefCell::new(None) };
 }
 
-/// Makes a call of the library.
+/// Runs the body of a C function. Stores a failure or a panic as the last error of this thread, and returns the status.
 #[inline]
 pub(crate) fn call(run: impl FnOnce() -> Result<pp_status, Failure>) -> pp_status {
     match catch_unwind(AssertUnwindSafe(run)) {
@@ -46,24 +46,24 @@ pub(crate) fn call(run: impl FnOnce() -> Result<pp_status, Failure>) -> pp_statu
             let message =
                 message.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
             let failure = Failure::new(pp_status::PP_INTERNAL, format!("internal error, please report it: {message}"));
-            // The drop of a payload may panic too.
+            // Dropping the payload may panic too.
             std::mem::forget(payload);
             keep(failure)
         }
     }
 }
 
-/// Stores the failure as the thread's last one.
+/// Stores the failure as the last error of this thread, and returns its status.
 #[cold]
 fn keep(failure: Failure) -> pp_status {
     let Failure { status, text } = failure;
     let text = text_for_c(&text);
-    // An exiting thread has no last error.
+    // A thread that is exiting stores no last error.
     let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = Some((status, text))));
     status
 }
 
-/// The text without its NUL bytes.
+/// Returns the text as a C string, without its NUL bytes.
 pub(crate) fn text_for_c(text: &str) -> CString {
     let bytes: Vec<u8> = text.bytes().filter(|&byte| byte != 0).collect();
     CString::new(bytes).unwrap_or_default()
@@ -89,13 +89,13 @@ pub unsafe extern "C" fn pp_last_error(status: *mut pp_status) -> *const c_char 
     text
 }
 
-/// Stores a result.
+/// Writes a result to the place that the caller passed.
 pub(crate) fn store<T>(place: NonNull<T>, value: T) {
-    // SAFETY: capi-P1: the caller's place for a result.
+    // SAFETY: capi-P1: `place` is the caller's place for a result.
     unsafe { place.write(value) };
 }
 
-/// The argument of this name, which may not be null.
+/// Returns the argument `name`, or fails if it is null.
 pub(crate) fn required<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
     NonNull::new(pointer).ok_or_else(|| Failure::argument(format!("the argument `{name}` is NULL")))
 }

@@ -4,7 +4,7 @@ use pinpool::{Pool, PoolBuilder};
 
 use crate::call::Failure;
 
-/// The settings of a new pool, by the rules that `pp_pool_open` documents.
+/// Returns a builder with the settings in `config`, by the rules that `pp_pool_open` documents.
 pub(crate) fn builder(config: &str) -> Result<PoolBuilder, Failure> {
     let mut builder = Pool::builder();
     let mut prefix = None;

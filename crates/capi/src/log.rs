@@ -1,11 +1,11 @@
-//! The callback that gets the log lines.
+//! The callback that receives the log lines.
 //!
 //! A line is passed on without a lock, so a callback may log, use pools, and set another callback. Setting another callback waits
 //! until the previous one has returned in all threads.
 //!
 //! - **log-I1**: a sink is never freed, and is reused for the same callback and data. A thread increments the sink's counter
-//!   before it checks again whether the sink is current. A setter replaces the sink before it reads the counter. So at least one
-//!   of the two sees the other.
+//!   before it checks again whether the sink is current, and a setter replaces the current sink before it reads the counter.
+//!   So the thread sees the new sink, or the setter sees the thread in the counter.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
@@ -47,7 +47,7 @@ pub type pp_log_fn = Option<unsafe extern "C" fn(level: c_int, text: *const c_ch
 
 type Callback = unsafe extern "C" fn(c_int, *const c_char, *mut c_void);
 
-/// A callback, and the number of threads in it.
+/// A callback with its data, and the number of threads that may be running it.
 #[derive(Debug)]
 struct Sink {
     callback: Callback,
@@ -82,8 +82,8 @@ impl Log for ToCallback {
         while let Some(sink) = unsafe { CURRENT.load(Ordering::SeqCst).as_ref() } {
             let _running = Running::begin(sink);
             if ptr::eq(CURRENT.load(Ordering::SeqCst), sink) {
-                // SAFETY: pp_set_log's caller promised it for as long as the sink is the current one, and for the callbacks
-                // that run then, which the setter of the next one waits for (log-I1).
+                // SAFETY: the caller of pp_set_log permits calls while the sink is current, and permits them to end
+                // afterwards: the setter of the next sink waits for them (log-I1).
                 unsafe { (sink.callback)(number(record.level()), text.as_ptr(), sink.user_data) };
                 return;
             }
@@ -93,7 +93,7 @@ impl Log for ToCallback {
     fn flush(&self) {}
 }
 
-/// A thread that may be in the callback of a sink.
+/// Counts the current thread as one that may be running the callback of a sink, until this is dropped.
 struct Running<'a>(&'a Sink);
 
 impl<'a> Running<'a> {
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn pp_set_log(callback: pp_log_fn, user_data: *mut c_void,
     })
 }
 
-/// Becomes the logger of the crate `log`, once.
+/// Installs `ToCallback` as the logger of the crate `log`, at the first call. Fails if the process has another logger.
 fn install() -> Result<(), Failure> {
     static IS_OURS: OnceLock<bool> = OnceLock::new();
     let text = "another logger of Rust gets the log lines of this process already";
@@ -172,7 +172,7 @@ fn install() -> Result<(), Failure> {
     if is_ours { Ok(()) } else { Err(Failure::new(pp_status::PP_LOGGER_SET, text)) }
 }
 
-/// The sink of a callback, which is made at the first call for it.
+/// Returns the sink of this callback and data, and creates it at the first call in this process.
 fn sink_of(callback: Callback, user_data: *mut c_void) -> *mut Sink {
     let process = std::process::id();
     let mut next = NEWEST.load(Ordering::SeqCst);
@@ -188,12 +188,13 @@ fn sink_of(callback: Callback, user_data: *mut c_void) -> *mut Sink {
     let sink = Box::leak(Box::new(Sink { callback, user_data, running, process, earlier }));
     let sink: *mut Sink = sink;
     let earlier = NEWEST.swap(sink, Ordering::SeqCst);
-    // SAFETY: made above and never freed; threads that see it before this see the end of the list early, and make one more.
+    // SAFETY: the sink was created above and is never freed. A thread that finds it before this store sees the list end
+    // there, and may create another sink for a callback that has one.
     unsafe { &*sink }.earlier.store(earlier, Ordering::SeqCst);
     sink
 }
 
-/// Makes `sink` the current one, and waits until the one before has no thread in it.
+/// Makes `sink` the current sink, and waits until no thread runs the callback of the previous sink. Does not wait inside a callback.
 fn replace(sink: *mut Sink) {
     let before = CURRENT.swap(sink, Ordering::SeqCst);
     if before == sink {
@@ -202,7 +203,7 @@ fn replace(sink: *mut Sink) {
     // SAFETY: null or never freed (log-I1).
     let Some(before) = (unsafe { before.as_ref() }) else { return };
     let is_inside = DEPTH.try_with(Cell::get).unwrap_or(1) > 0;
-    // In a child of fork the threads that were in it do not exist.
+    // The threads that were running the previous callback before a fork do not exist in the child.
     let is_here = before.process == std::process::id();
     while !is_inside && is_here && before.running.load(Ordering::SeqCst) > 0 {
         thread::sleep(Duration::from_micros(50));

@@ -90,13 +90,13 @@ fn limit(max_bytes: u64) -> Limit {
     if max_bytes == PP_NO_LIMIT { Limit::Unlimited } else { Limit::Bytes(max_bytes) }
 }
 
-/// The argument of this name.
+/// Returns the argument `name` as text, or fails if it is not UTF-8.
 ///
 /// # Safety
 ///
-/// It ends in 0.
+/// `text` points to a string that ends in 0 and lives as long as the result is used.
 pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str, Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `text` ends in 0.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map_err(|error| Failure::argument(format!("the argument `{name}` is not UTF-8: {error}")))
 }
@@ -201,13 +201,13 @@ pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_cha
     })
 }
 
-/// A copy of the text that `free` releases.
+/// Copies the text into memory of `malloc`, so that the program can release it with `free`.
 fn duplicate(text: &CStr) -> Result<NonNull<c_char>, Failure> {
     let bytes = text.to_bytes_with_nul();
     let no_memory = || Failure::new(pp_status::PP_BACKEND, format!("no memory for a string of {} bytes", bytes.len()));
-    // SAFETY: any size may be requested.
+    // SAFETY: `malloc` accepts any size.
     let copy = NonNull::new(unsafe { libc::malloc(bytes.len()) }.cast::<c_char>()).ok_or_else(no_memory)?;
-    // SAFETY: both have that many bytes, and the copy is new.
+    // SAFETY: the text and the copy have `bytes.len()` bytes each, and do not overlap since the copy is new.
     unsafe { ptr::copy_nonoverlapping(text.as_ptr(), copy.as_ptr(), bytes.len()) };
     Ok(copy)
 }
@@ -219,6 +219,6 @@ fn duplicate(text: &CStr) -> Result<NonNull<c_char>, Failure> {
 /// A text of `pp_stats_json`, not released yet, or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_string_free(text: *mut c_char) {
-    // SAFETY: the caller's promise: made by `duplicate`.
+    // SAFETY: the caller promises that the text is null, or was made by `duplicate`, which uses `malloc`.
     unsafe { libc::free(text.cast()) };
 }

@@ -1,17 +1,20 @@
-//! Handles of pools, and when a pool that is closed ends.
+//! Pool handles, and the end of closed pools.
 //!
 //! ```text
 //!   Free ──open──▶ Opening ──▶ Open ──close──▶ Closed ──the last call has ended──▶ Ending ──▶ Ended ──no buffer in use──▶ Free
 //! ```
 //!
-//! A handle consists of a slot's number and generation. The generation increases with each pool and is part of the slot's
-//! `state`. Slots are created when needed and never freed, so any handle can be looked up at any time. A request costs two atomic
-//! operations on a counter that few threads share; a return costs none, since a slot with a buffer in use is not reused.
+//! A handle consists of the number of a slot and the generation of the slot's pool. The generation increases with each pool
+//! of the slot and is part of the slot's `state`. Slots are created when needed and never freed, so any handle can be looked
+//! up at any time. A request costs two atomic operations on a counter that few threads share. A return costs none, since a
+//! slot with a buffer in use is not reused.
 //!
-//! - **slots-I1**: `pool` is written only in Opening, by the thread that claimed the slot, and in Ending, by the thread that
-//!   ended it when no call was counted. A call reads `pool` only after it was counted and has then seen Open.
-//! - **slots-I2**: a slot becomes Free only with an empty table, and after Closed only counted calls insert buffers. A thread
-//!   passes the generation for which it read the calls and the table when it changes the state: the slot may have a later pool.
+//! - **slots-I1**: `pool` is written in two phases only. In Opening, the thread that claimed the slot writes it. In Ending,
+//!   the thread that changed the phase from Closed to Ending writes it, after it had seen no counted call. A call reads
+//!   `pool` only if it was counted first and saw Open afterwards.
+//! - **slots-I2**: a slot becomes Free only if its table is empty, and once it is Closed, only calls that were counted and
+//!   saw Open before insert buffers. A thread that changes the state passes the generation for which it read the counters and
+//!   the table, since the slot may contain a later pool by then.
 
 use std::cell::UnsafeCell;
 use std::ptr;
@@ -27,10 +30,10 @@ use crate::state::{Phase, State};
 use crate::status::pp_status;
 use crate::table::{Table, Unknown};
 
-/// Bits of a handle that are the slot's number.
+/// Number of low bits of a handle that contain the number of its slot.
 const NUMBER_BITS: u32 = 12;
 const POOLS_MAX: usize = 1 << NUMBER_BITS;
-/// Threads are distributed over these counters.
+/// Number of call counters in a slot; the threads are distributed over them.
 const COUNTERS: usize = 32;
 
 static SLOTS: [AtomicPtr<Slot>; POOLS_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; POOLS_MAX];
@@ -66,7 +69,7 @@ impl Opened {
     }
 }
 
-/// A place for a pool.
+/// A slot, which contains at most one pool or partition at a time.
 pub(crate) struct Slot {
     state: State,
     /// The fork generation in which the pool was opened.
@@ -76,10 +79,10 @@ pub(crate) struct Slot {
     table: Table,
 }
 
-// SAFETY: the pool is shared and can be sent; its cell is written to by one thread at a time (slots-I1).
+// SAFETY: the pool is `Send` and `Sync`, and only one thread at a time writes to its cell (slots-I1).
 unsafe impl Sync for Slot {}
 
-/// A call that uses an open pool, which does not end before this is dropped.
+/// A counted call on an open pool. The pool does not end before the `Call` is dropped.
 pub(crate) struct Call {
     slot: &'static Slot,
     counter: &'static AtomicUsize,
@@ -93,7 +96,7 @@ impl Call {
         opened.as_ref().ok_or_else(|| Failure::new(pp_status::PP_INTERNAL, "an open handle without a pool"))
     }
 
-    /// The pool. Fails for a partition.
+    /// Returns the pool, or fails if the handle names a partition.
     pub(crate) fn pool(&self) -> Result<&Pool, Failure> {
         match self.opened()? {
             Opened::Pool(pool) => Ok(pool),
@@ -116,7 +119,7 @@ impl Drop for Call {
     }
 }
 
-/// The counter of this thread.
+/// Returns the index of the counter that this thread uses.
 #[inline]
 fn counter_number() -> usize {
     thread_local! {
@@ -132,14 +135,14 @@ fn forks() -> u32 {
     ForkGeneration::now().number()
 }
 
-/// The slot and the generation that a handle names.
+/// Returns the slot and the generation that a handle names. Fails if no slot has this generation, or in a forked child.
 #[inline]
 fn resolve(handle: *const pp_pool) -> Result<(&'static Slot, usize), Failure> {
     let (number, generation) = (handle.addr() % POOLS_MAX, handle.addr() >> NUMBER_BITS);
     if handle.is_null() {
         return Err(Failure::argument("the argument `pool` is NULL"));
     }
-    // SAFETY: null, or a slot that is never freed; it was published by the store that this load sees.
+    // SAFETY: the pointer is null, or points to a slot that is never freed and that was published by the exchange in `slot`.
     let slot = unsafe { SLOTS[number].load(Ordering::Acquire).as_ref() }.ok_or_else(|| unknown(handle))?;
     if slot.state.generation() != generation {
         return Err(unknown(handle));
@@ -158,18 +161,19 @@ fn unknown(handle: *const pp_pool) -> Failure {
     Failure::new(pp_status::PP_UNKNOWN_POOL, text)
 }
 
-/// Begins a call on an open pool.
+/// Begins a call on a pool. Fails if the pool is not open.
 #[inline]
 pub(crate) fn enter(handle: *const pp_pool) -> Result<Call, Failure> {
     let (slot, generation) = resolve(handle)?;
     let counter = &*slot.calls[counter_number()];
     counter.fetch_add(1, Ordering::SeqCst);
-    // The drop decrements the counter.
+    // Dropping the `Call` decrements the counter.
     let call = Call { slot, counter };
     if slot.state.is(generation, Phase::Open) { Ok(call) } else { Err(unknown(handle)) }
 }
 
-/// The buffers of an open pool, or of a closed pool with buffers in use; end with their drop.
+/// Returns the buffers of a pool that is open, or closed with buffers in use. Dropping the result after the return of the
+/// last buffer frees the slot of a closed pool.
 #[inline]
 pub(crate) fn buffers_of(handle: *const pp_pool) -> Result<Buffers, Failure> {
     let (slot, generation) = resolve(handle)?;
@@ -187,7 +191,7 @@ impl Buffers {
         &self.slot.table
     }
 
-    /// The failure of a call with this address.
+    /// Returns the failure of a call that passed `address`, for which the table returned `why`.
     #[cold]
     pub(crate) fn unknown(&self, address: usize, why: &Unknown) -> Failure {
         let why = match why {
@@ -212,21 +216,21 @@ impl Buffers {
 impl Drop for Buffers {
     #[inline]
     fn drop(&mut self) {
-        // The return removed its buffer under a lock of the table before this, so either this sees Ended, or the thread that
-        // ended the pool saw the table without the buffer.
+        // The call removed its buffer from the table, under a lock of the table, before this check. So either this check sees
+        // Ended, or the thread that ended the pool saw the table without the buffer.
         if self.slot.state.is(self.generation, Phase::Ended) {
             self.slot.free_if_empty(self.generation);
         }
     }
 }
 
-/// All existing slots.
+/// Returns all slots that exist.
 fn all() -> impl Iterator<Item = &'static Slot> {
     // SAFETY: as in `resolve`.
     SLOTS.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
 }
 
-/// Puts a pool or a partition into a free slot. Its buffers are cleared if `zero`.
+/// Stores a pool or a partition in a free slot and returns its handle. `zero` says whether the pool clears returned buffers.
 pub(crate) fn open(opened: Opened, zero: bool) -> Result<*mut pp_pool, Failure> {
     let claimed = (0..POOLS_MAX).find_map(|number| {
         let slot = slot(number)?;
@@ -240,13 +244,13 @@ pub(crate) fn open(opened: Opened, zero: bool) -> Result<*mut pp_pool, Failure> 
     Ok(ptr::without_provenance_mut(generation << NUMBER_BITS | number))
 }
 
-/// The slot with this number, created if necessary.
+/// Returns the slot with this number, and creates it if necessary.
 fn slot(number: usize) -> Option<&'static Slot> {
     let place = &SLOTS[number];
     if place.load(Ordering::Acquire).is_null() {
         let fresh = Box::into_raw(Box::new(Slot::new()));
         if place.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: created above, and not shared.
+            // SAFETY: `fresh` was created above and is not shared, since the exchange failed.
             drop(unsafe { Box::from_raw(fresh) });
         }
     }
@@ -254,7 +258,7 @@ fn slot(number: usize) -> Option<&'static Slot> {
     unsafe { place.load(Ordering::Acquire).as_ref() }
 }
 
-/// Closes a pool: running calls continue, later ones are refused.
+/// Closes a pool: running calls continue, and later calls are refused.
 pub(crate) fn close(handle: *const pp_pool) -> Result<(), Failure> {
     let (slot, generation) = resolve(handle)?;
     if !slot.state.change(generation, Phase::Open, Phase::Closed) {
@@ -287,28 +291,28 @@ impl Slot {
     #[inline]
     fn leave(&self, counter: &AtomicUsize) {
         counter.fetch_sub(1, Ordering::SeqCst);
-        // Either this sees Closed, or the thread that closes sees the count without this call. A refused call may have been
-        // counted with a later pool, so it checks the pool that the slot holds now.
+        // Either this load sees Closed, or the closing thread reads the counters after this decrement. A refused call may
+        // have been counted while the slot already contained a later pool, so this checks the generation that the slot has now.
         if let Some(generation) = self.state.generation_in(Phase::Closed) {
             self.end_if_unused(generation);
         }
     }
 
-    /// Drops the pool of a closed slot once no call uses it.
+    /// Drops the pool of a closed slot if no call uses it.
     #[cold]
     fn end_if_unused(&self, generation: usize) {
         self.end_if(generation, || self.calls.iter().all(|calls| calls.load(Ordering::SeqCst) == 0));
     }
 
     fn end_if(&self, generation: usize, is_unused: impl FnOnce() -> bool) {
-        // Only one of several threads makes the change. Later calls see that the pool is not open.
+        // If several threads try this change, only one succeeds. A call that is counted after the check sees that the pool is not open.
         if !is_unused() || !self.state.change(generation, Phase::Closed, Phase::Ending) {
             return;
         }
-        // SAFETY: slots-I1: no call is counted that has seen Open, and this thread made the change.
+        // SAFETY: slots-I1: no counted call has seen Open, and this thread changed the phase to Ending.
         let pool = unsafe { (*self.pool.get()).take() };
         self.state.change(generation, Phase::Ending, Phase::Ended);
-        // After the change, so that a callback that runs now finds a consistent slot.
+        // The pool is dropped after the change, so that a callback that runs during the drop finds a consistent slot.
         drop(pool);
         self.free_if_empty(generation);
     }
@@ -332,7 +336,7 @@ mod tests {
 
     use super::*;
 
-    /// A pool in the slot, by its generation.
+    /// Opens a pool in the slot and returns its generation.
     fn opened(slot: &Slot) -> usize {
         let generation = slot.state.claim().unwrap();
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
@@ -345,9 +349,9 @@ mod tests {
         slot.end_if_unused(generation);
     }
 
-    /// The address of a buffer that is out.
+    /// Takes a buffer from the slot's pool and returns its address.
     fn got(slot: &Slot) -> usize {
-        // SAFETY: slots-I1: no other thread has this slot.
+        // SAFETY: slots-I1: no other thread uses this slot.
         let Some(Opened::Pool(pool)) = (unsafe { &*slot.pool.get() }) else { panic!("a slot without a pool") };
         let buf = pool.get(4096).unwrap();
         slot.table.insert(buf).addr()
@@ -360,7 +364,7 @@ mod tests {
         closed_with_nothing_out(&slot, first);
         let address = std::cell::Cell::new(0);
         slot.free_if(first, || {
-            // Another thread comes between the check and its consequence.
+            // Another thread runs between the check and the change that depends on it.
             slot.free_if_empty(first);
             let second = opened(&slot);
             address.set(got(&slot));
@@ -373,7 +377,7 @@ mod tests {
         assert!(slot.state.is(first + 1, Phase::Free), "{:?}", slot.state);
     }
 
-    /// Ended, and not free yet.
+    /// Closes the pool and removes its last buffer, so that the slot is Ended and not Free yet.
     fn closed_with_nothing_out(slot: &Slot, generation: usize) {
         let address = got(slot);
         closed(slot, generation);

@@ -1,14 +1,14 @@
 //! The generation of a slot's pool and the phase of its life, in one word.
 //!
-//! Each change passes the expected generation, and is refused if the slot holds another pool by then. So a thread may check a
-//! slot, sleep while the pool ends and others use the slot, and then try a change, which fails.
+//! Each change passes the expected generation, and fails if the slot contains another pool by then. So a thread may check a
+//! slot, sleep while its pool ends and later pools use the slot, and then try a change, which fails.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The bits of the word below the generation.
+/// Number of bits of the word that contain the phase; the bits above them contain the generation.
 const PHASE_BITS: u32 = 3;
 
-/// The state of a slot's pool.
+/// The phase of a slot's pool; `slots` has a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Phase {
@@ -20,7 +20,7 @@ pub(crate) enum Phase {
     Ended,
 }
 
-/// The generation of a slot's pool, the first being 1, and its phase.
+/// The generation of a slot's pool (the first pool has 1) and its phase.
 #[derive(Debug, Default)]
 pub(crate) struct State(AtomicUsize);
 
@@ -35,21 +35,21 @@ impl State {
         self.0.load(Ordering::SeqCst) >> PHASE_BITS
     }
 
-    /// The generation, if it is in this phase.
+    /// Returns the generation of the slot if it is in this phase.
     #[inline]
     pub(crate) fn generation_in(&self, phase: Phase) -> Option<usize> {
         let generation = self.generation();
         self.is(generation, phase).then_some(generation)
     }
 
-    /// From Free to Opening, as the next generation, which is returned; `None` if the slot is not free.
+    /// Changes Free to Opening with the next generation and returns that generation. Returns `None` if the slot is not free.
     pub(crate) fn claim(&self) -> Option<usize> {
         let generation = self.generation();
         let (free, opening) = (word(generation, Phase::Free), word(generation + 1, Phase::Opening));
         self.0.compare_exchange(free, opening, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| generation + 1)
     }
 
-    /// From one phase to another; false if the slot is not in the first, or holds another pool.
+    /// Changes the phase from `from` to `to`. Returns whether the slot had this generation and was in `from`; otherwise nothing changes.
     pub(crate) fn change(&self, generation: usize, from: Phase, to: Phase) -> bool {
         let (from, to) = (word(generation, from), word(generation, to));
         self.0.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()

@@ -49,7 +49,7 @@ pub enum pp_status {
     PP_LOGGER_SET = 15,
 }
 
-/// By number.
+/// The names of the codes, by number.
 const NAMES: [&CStr; 16] = [
     c"PP_OK",
     c"PP_INVALID_ARGUMENT",
@@ -76,7 +76,7 @@ pub extern "C" fn pp_status_name(status: c_int) -> *const c_char {
     name.unwrap_or(&c"unknown").as_ptr()
 }
 
-/// The code of an error of the library.
+/// Returns the code for an error of the library.
 pub(crate) fn of_error(error: &Error) -> pp_status {
     match () {
         () if error.is_handle() => pp_status::PP_INVALID_HANDLE,

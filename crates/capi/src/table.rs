@@ -1,7 +1,7 @@
 //! The buffers in use, by address.
 //!
-//! Sharded by address, so that threads with different buffers rarely share a lock. A lock is held for one look-up; buffers are
-//! dropped and fences created without it.
+//! The table is sharded by address, so that threads with different buffers rarely share a lock. A lock is held for one
+//! look-up; buffers are dropped and fences are created without it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -22,7 +22,7 @@ type Shard = HashMap<usize, InUse, ByAddress>;
 #[derive(Debug)]
 enum InUse {
     Held(PinnedBuf, Owner),
-    /// A thread is adopting it, or returning it with a stream or an event; either may fail.
+    /// A thread is adopting the buffer, or returning it after a stream or an event. Either call may fail.
     Returning(Owner),
 }
 
@@ -30,16 +30,16 @@ enum InUse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
     Pool,
-    /// The program, which adopted the memory.
+    /// The program, which passed the memory to `pp_adopt`.
     Program,
 }
 
-/// Why no buffer starts at an address.
+/// The reason that a call cannot use the buffer at an address.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unknown {
-    /// Another thread is returning the buffer.
+    /// Another thread is adopting or returning the buffer.
     Returning,
-    /// It lies inside the buffer at this address, of this many bytes.
+    /// The address lies inside a buffer, which has this start and this length.
     Inside(usize, usize),
     Nowhere,
 }
@@ -70,11 +70,11 @@ impl Table {
 
     #[inline]
     fn shard(&self, address: usize) -> &Mutex<Shard> {
-        // Other bits than those that the map uses.
+        // These bits of the hash differ from the bits that the map uses.
         &self.shards[(mixed(address as u64) >> 40) as usize % SHARDS]
     }
 
-    /// Keeps a buffer of the pool and returns its address.
+    /// Adds a buffer of the pool and returns its address.
     #[inline]
     pub(crate) fn insert(&self, mut buf: PinnedBuf) -> *mut u8 {
         if self.marks(Owner::Pool) {
@@ -109,8 +109,8 @@ impl Table {
         }
     }
 
-    /// Reserves the place of memory that is being adopted: end with `cancel_return` if that succeeds, else with `finish_return`.
-    /// Returns false if a buffer in use begins at this address.
+    /// Reserves the entry for memory that is being adopted. Returns whether no buffer in use begins at this address.
+    /// Afterwards the caller calls `cancel_return` if the adoption succeeds, or `finish_return` if it fails.
     pub(crate) fn begin_adoption(&self, address: usize) -> bool {
         let mut shard = locked(self.shard(address));
         let Entry::Vacant(place) = shard.entry(address) else { return false };
@@ -118,7 +118,7 @@ impl Table {
         true
     }
 
-    /// Takes the buffer at this address and keeps its place: end with `finish_return` or `cancel_return`.
+    /// Takes the buffer at this address and leaves its entry. Afterwards the caller calls `finish_return` or `cancel_return`.
     pub(crate) fn begin_return(&self, address: usize) -> Result<PinnedBuf, Unknown> {
         let mut shard = locked(self.shard(address));
         let Some(out) = shard.get_mut(&address) else {
@@ -137,12 +137,12 @@ impl Table {
         }
     }
 
-    /// Removes a place after `begin_return` or `begin_adoption`.
+    /// Removes the entry that `begin_return` or `begin_adoption` left.
     pub(crate) fn finish_return(&self, address: usize) {
         locked(self.shard(address)).remove(&address);
     }
 
-    /// Keeps the buffer in use after `begin_return` or `begin_adoption`.
+    /// Puts the buffer into the entry that `begin_return` or `begin_adoption` left: it is in use.
     pub(crate) fn cancel_return(&self, buf: PinnedBuf) {
         let address = buf.as_ptr().addr();
         let mut shard = locked(self.shard(address));
@@ -169,12 +169,12 @@ impl Table {
         self.shards.iter().all(|shard| locked(shard).is_empty())
     }
 
-    /// Frees what empty maps hold.
+    /// Frees the unused memory of the maps.
     pub(crate) fn shrink(&self) {
         self.shards.iter().for_each(|shard| locked(shard).shrink_to_fit());
     }
 
-    /// Where an address that begins no buffer lies. Checks all: for an error's text.
+    /// Returns the buffer that contains an address at which no buffer begins. Searches all buffers, so only error texts use it.
     #[cold]
     pub(crate) fn inside(&self, address: usize) -> Unknown {
         let holds = |(&start, out): (&usize, &InUse)| match out {
@@ -188,7 +188,7 @@ impl Table {
     }
 }
 
-/// Ignores poisoning: a shard is valid wherever a thread may panic.
+/// Locks a shard. Ignores poisoning, since a shard is valid at every point at which a thread may panic.
 fn locked(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The diagnosis of a pool as text: of a process, a recording or a line of a log.
+//! The diagnosis of a pool as text, from a process, a recording or a log line.
 
 use std::cmp::Ordering;
 
@@ -29,7 +29,7 @@ pub(crate) struct DiagnosisText {
 }
 
 impl DiagnosisText {
-    /// Problems first, then by time lost, then by bytes held.
+    /// Orders alarms first, then by time lost, then by bytes held, the largest first.
     pub(crate) fn worst_first(&self, other: &Self) -> Ordering {
         let lost = |of: &Self| of.lost_share.unwrap_or(-1.0);
         let by_alarm = other.is_alarm.cmp(&self.is_alarm);
@@ -37,7 +37,7 @@ impl DiagnosisText {
     }
 }
 
-/// The diagnoses of a recording, alarms first.
+/// Returns the diagnoses of a recording, alarms first.
 pub(crate) fn recorded(recording: &Recording) -> Vec<PoolDiagnosis> {
     let mut all = diagnose_recording(recording);
     let has_pinned = recording.snapshots.iter().any(|taken| taken.snapshot.is_pinned);
@@ -46,7 +46,7 @@ pub(crate) fn recorded(recording: &Recording) -> Vec<PoolDiagnosis> {
     all
 }
 
-/// The diagnosis in the statistics of a process.
+/// Returns the diagnosis in the statistics of a process.
 pub(crate) fn from_process(name: String, pool: &Value) -> DiagnosisText {
     let why = &pool["why"];
     let text = |value: &Value| one_line(value.as_str().unwrap_or_default());
@@ -61,7 +61,7 @@ pub(crate) fn from_process(name: String, pool: &Value) -> DiagnosisText {
     DiagnosisText { pool: name, cause: text(&why["cause"]), is_alarm, lost_share, held_bytes, lines }
 }
 
-/// The diagnosis in a line of pinpool's log.
+/// Returns the diagnosis in a line of pinpool's log.
 pub(crate) fn from_log_line(line: &[u8]) -> Option<DiagnosisText> {
     let text = String::from_utf8_lossy(line);
     // Loggers print the target `pinpool::diagnosis: ` before the message.
@@ -74,12 +74,12 @@ pub(crate) fn from_log_line(line: &[u8]) -> Option<DiagnosisText> {
     };
     let parts = diagnosis.trim_end().splitn(2, "; ").map(one_line).enumerate();
     let lines: Vec<_> = parts.map(|(at, part)| if at == 0 { part } else { format!("  to do: {part}") }).collect();
-    // Sizes that cost nothing come without a recommendation.
+    // A diagnosis of sizes that cost nothing has no recommendation.
     let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && lines.len() > 1);
     Some(DiagnosisText { pool, cause: cause.name().to_owned(), is_alarm, lines, ..DiagnosisText::default() })
 }
 
-/// The diagnosis of a recorded pool.
+/// Returns the diagnosis of a recorded pool.
 pub(crate) fn from_recording(of_pool: &PoolDiagnosis, has_ended: bool) -> DiagnosisText {
     let PoolDiagnosis { name, diagnosis, requests, delayed_requests, .. } = of_pool;
     let mut lines = diagnosis.lines();

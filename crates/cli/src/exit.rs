@@ -10,20 +10,20 @@ pub enum ExitError {
     Failure = 1,
     /// Settings contradict each other or cannot be met.
     Settings = 2,
-    /// `load --require-gpu` without a GPU, or without memory pinned for it.
+    /// `load --require-gpu` found no GPU, or no memory that is pinned for a GPU.
     NoGpu = 3,
     /// `load` found no file.
     NothingToLoad = 4,
-    /// `run`: by the shells' convention, the program cannot be executed, or is not found.
+    /// `run` cannot execute the program (126) or does not find it (127), by the shells' convention.
     #[cfg(target_os = "linux")]
     NotExecutable = 126,
     #[cfg(target_os = "linux")]
     NotFound = 127,
-    /// Ctrl-C, by the shells' convention: 128 plus the signal's number.
+    /// The command was ended by Ctrl-C. By the shells' convention, the status is 128 plus the signal's number.
     Interrupted = 130,
 }
 
-/// The reason of a failure and the exit status.
+/// The reason for a failure, and the exit status.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub(crate) struct Reason {

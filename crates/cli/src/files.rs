@@ -1,21 +1,21 @@
-//! Errors of files, with remedies.
+//! Errors of file operations, with remedies.
 
 use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// The error for `path`, with a remedy for system errors.
+/// Returns the error text for `path`, with a remedy for system errors.
 pub(crate) fn in_file<E: Error + 'static>(path: &Path, error: &E) -> String {
     named(path, &io_error(error).map_or_else(|| error.to_string(), why))
 }
 
-/// `why` after the name of its file.
+/// Returns `why` after the name of its file.
 pub(crate) fn named(path: &Path, why: &dyn Display) -> String {
     format!("{}: {why}", path.display())
 }
 
-/// The system's error and a remedy.
+/// Returns the text of a system error, and a remedy.
 pub(crate) fn why(error: &io::Error) -> String {
     let remedy = match error.kind() {
         ErrorKind::NotFound => "check its name and that the directory exists",
@@ -35,7 +35,7 @@ pub(crate) fn why(error: &io::Error) -> String {
     format!("{error}: {remedy}")
 }
 
-/// The system's error that caused `error`.
+/// Returns the system error that caused `error`, if any.
 fn io_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
     std::iter::successors(Some(error), |&error| error.source()).find_map(|error| error.downcast_ref())
 }

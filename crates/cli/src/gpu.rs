@@ -1,8 +1,8 @@
-//! The GPU that batches are copied to, if there is one.
+//! The GPU to which batches are copied, if there is one.
 
 use pinpool_loader::Destination;
 
-/// The GPU with this ordinal and this number of streams, or why it is not available.
+/// Opens the GPU with this ordinal and this number of streams. An error says why it is not available.
 #[cfg(feature = "cuda")]
 pub fn open(ordinal: u32, lanes: usize) -> Result<Box<dyn Destination>, String> {
     let device = pinpool_loader::CudaDestination::new(ordinal, lanes);

@@ -16,7 +16,8 @@ pub(crate) fn open(path: &Path) -> Result<Input, String> {
     Input::open(path).map_err(|error| in_file(path, &error))
 }
 
-/// The recording in the open file at `path`. Of several pools with one name, all but the first are named with their number.
+/// Reads the recording in the open file at `path`. If several pools have the same name, adds the number of the pool to each of
+/// these names except the first.
 ///
 /// # Errors
 ///
@@ -37,11 +38,12 @@ pub(crate) fn read_recording(path: &Path, input: Input) -> Result<Recording, Str
     Ok(recording)
 }
 
-/// The requests in the file at `path`, a recording or a trace of requests; `choose` may remove pools of a recording.
+/// Reads the requests in the file at `path`, which is a recording or a trace of requests. `choose` may remove pools of a
+/// recording.
 ///
 /// # Errors
 ///
-/// If it cannot be read, or has no requests.
+/// If the file cannot be read, or has no requests.
 pub(crate) fn read_workload(
     path: &Path,
     choose: impl FnOnce(&mut Recording) -> Result<(), String>,

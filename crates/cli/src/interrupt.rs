@@ -1,4 +1,4 @@
-//! Ctrl-C.
+//! Handles Ctrl-C.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +7,11 @@ use pinpool_loader::StopFlag;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// Signals within this time are one interrupt; two key presses take longer.
+/// Signals within this time are one interrupt, because two key presses take longer.
 const SAME_INTERRUPT: Duration = Duration::from_millis(150);
 
-/// The first Ctrl-C ends the run cleanly, the second immediately. `timeout` and a shell's job control signal the process and its
-/// group, so a second signal right after the first belongs to the same interrupt.
+/// Installs a handler: the first Ctrl-C ends the run cleanly, the second ends it immediately. `timeout` and a shell's job
+/// control signal both the process and its group, so a second signal right after the first belongs to the same interrupt.
 pub(crate) fn stop_at_interrupt(terminal: &Terminal) -> StopFlag {
     let stop = StopFlag::new();
     let flag = stop.clone();

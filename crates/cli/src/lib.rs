@@ -1,4 +1,4 @@
-//! Internal to pinpool, no stability guarantee: what the tool shares with `pinpool-bench`.
+//! Internal to pinpool, without a stability guarantee: the modules that the tool shares with `pinpool-bench`.
 //!
 //! | module | owns |
 //! | --- | --- |

@@ -4,7 +4,7 @@
 //! 2018-06-27 18:09:11.701458: I src/report/log/checks.rs:247] Raising pool_size_limit_ from 100 to 110
 //! ```
 //!
-//! `RUST_LOG` selects the lines that are shown (empty is unset), and `terminal` writes them.
+//! `RUST_LOG` selects the lines that are shown (an empty value counts as unset), and `terminal` writes them.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use crate::terminal::Terminal;
 
 /// Sends the log to `terminal`, filtered by `RUST_LOG`, or by `default_filter` if it is not set.
 pub fn init(terminal: &Terminal, default_filter: &str) {
-    // An empty filter is unset: to env_logger it hides warnings.
+    // An empty filter counts as unset, because env_logger would hide warnings.
     let filter = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
     Builder::new()
         .parse_filters(filter.as_deref().unwrap_or(default_filter))
@@ -30,7 +30,7 @@ fn line(out: &mut impl Write, time: impl Display, record: &Record<'_>) -> io::Re
     let (file, line) = (record.file().unwrap_or("?"), record.line().unwrap_or(0));
     write!(out, "{time}: {severity} {file}:{line}] ")?;
     let text = record.args().to_string();
-    // The pool's own reports have several lines; a line end in any other text is part of a name.
+    // The pool's own reports have several lines. A line end in any other text is part of a name, and is escaped.
     let is_report = record.target().starts_with("pinpool::");
     writeln!(out, "{}", if is_report { text } else { text.replace('\n', "\\n") })
 }

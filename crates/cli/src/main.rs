@@ -112,7 +112,7 @@ enum Command {
     Man(pages::ManArgs),
 }
 
-/// The arguments with a former command replaced; an error for a removed command.
+/// Returns the arguments, with a former command replaced by its successor. Fails for a removed command.
 fn arguments() -> Result<Vec<OsString>, Box<dyn Error>> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let at = arguments.iter().skip(1).position(|argument| !argument.to_string_lossy().starts_with('-'));
@@ -136,7 +136,7 @@ fn main() -> ExitCode {
 
 fn run_command(terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let cli = match Cli::try_parse_from(arguments()?) {
-        // `exit` would ignore that stdout cannot be written.
+        // `exit` would ignore a failed write to stdout.
         Err(help) if !help.use_stderr() => return Ok(write_stdout(|_| help.print())?),
         parsed => parsed.unwrap_or_else(|error| error.exit()),
     };

@@ -34,7 +34,7 @@ pub(crate) fn man(args: &ManArgs, tool: Command) -> Result<(), Box<dyn Error>> {
     Ok(write_stdout(|out| out.write_all(&page))?)
 }
 
-/// The command, under the name of its page.
+/// Returns the command, with the name of its manual page.
 fn command(args: &ManArgs, mut tool: Command) -> Result<Command, String> {
     let Some(name) = &args.command else { return Ok(tool) };
     // Adds the global flags to the commands.

@@ -1,4 +1,4 @@
-//! The model of all commands: the pools of a recording, a running process or a log, with their snapshots and diagnoses.
+//! The model that all commands share: the pools of a recording, a running process or a log, with their snapshots and diagnoses.
 
 use std::error::Error;
 use std::sync::mpsc::RecvTimeoutError;
@@ -20,15 +20,15 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug, Default)]
 pub(crate) struct PoolSeries {
     pub(crate) name: String,
-    /// Number and name in the statistics of a process, in which several pools may have one name.
+    /// Number and name of the pool in the statistics of a process, in which several pools may have the same name.
     pub(crate) key: [Value; 2],
     /// Preset and backend, if the source is a process.
     pub(crate) kind: String,
     /// The statistics and owners as a process prints them.
     pub(crate) text: String,
-    /// False once the process no longer has the pool.
+    /// Whether the process still has the pool.
     pub(crate) is_running: bool,
-    /// In order of x: seconds, or requests if there is no time.
+    /// Snapshots in order of x, which is the time in seconds, or the number of requests if there is no time.
     pub(crate) points: Vec<(f64, Snapshot)>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct PoolSeries {
 pub(crate) struct Series {
     pub(crate) pools: Vec<PoolSeries>,
     pub(crate) process: Option<u64>,
-    /// The diagnoses, the worst first; none for pools with too few requests.
+    /// The diagnoses, the worst first. Pools with too few requests have none.
     pub(crate) diagnoses: Vec<DiagnosisText>,
     /// The time at x = 0, in seconds since 1970.
     pub(crate) clock: Option<f64>,
@@ -44,7 +44,7 @@ pub(crate) struct Series {
     /// A description of the source, and notes about it.
     pub(crate) source: String,
     pub(crate) notes: Vec<String>,
-    /// The reason that a part is missing.
+    /// The reason that a part of the source is missing.
     pub(crate) warning: Option<String>,
 }
 
@@ -76,14 +76,14 @@ impl Series {
         }
     }
 
-    /// The statistics that a process has sent.
+    /// Returns the series of a single object that a process has sent.
     pub(crate) fn once(object: &Value) -> Self {
         let mut series = Self::default();
         series.add(0.0, object);
         series
     }
 
-    /// The statistics of a process over `length`, or once if it is zero.
+    /// Reads the statistics of a process over `length`, or once if it is zero.
     ///
     /// # Errors
     ///
@@ -112,7 +112,7 @@ impl Series {
         Ok(series)
     }
 
-    /// Adds the statistics of a process. Pools that they no longer contain have ended.
+    /// Adds the statistics of a process. Pools that are missing in `object` have ended.
     pub(crate) fn add(&mut self, x: f64, object: &Value) {
         for pool in &mut self.pools {
             let end = pool.points.last().filter(|_| pool.is_running).map(|(_, last)| (x, ended(last)));
@@ -140,19 +140,19 @@ impl Series {
             pool.is_running = true;
             pool.points.pop_if(|(at, _)| *at == x && known.is_some());
             let snapshot = serde_json::from_value(object["snapshot"].clone());
-            // Empty if the process runs another version of pinpool.
+            // The snapshot is empty if the process runs another version of pinpool.
             pool.points.push((x, snapshot.unwrap_or_default()));
         }
         self.diagnoses.sort_by(DiagnosisText::worst_first);
     }
 
-    /// The pool of a diagnosis, and its last snapshot.
+    /// Returns the pool of a diagnosis, and its last snapshot.
     pub(crate) fn latest(&self, of: &DiagnosisText) -> Option<(&PoolSeries, &Snapshot)> {
         let pool = self.pools.iter().find(|pool| pool.name == of.pool)?;
         Some((pool, &pool.points.last()?.1))
     }
 
-    /// Forgets pools that have ended, and all but the last `count` points of the others.
+    /// Forgets pools that have ended, and all but the last `count` points of each running pool.
     pub(crate) fn keep_running(&mut self, count: usize) {
         self.pools.retain(|pool| pool.is_running);
         for pool in &mut self.pools {
@@ -162,12 +162,12 @@ impl Series {
 }
 
 impl PoolSeries {
-    /// Growth of a counter per second between the last two points.
+    /// Returns the growth of a counter per second between the last two points.
     pub(crate) fn rate(&self, counter: impl Fn(&Snapshot) -> u64) -> f64 {
         self.rates(counter).last().unwrap_or(0.0)
     }
 
-    /// Growth of a counter per second between each two points.
+    /// Returns the growth of a counter per second between each two points.
     pub(crate) fn rates(&self, counter: impl Fn(&Snapshot) -> u64) -> impl Iterator<Item = f64> {
         self.points.windows(2).map(move |pair| {
             let [(from, before), (to, now)] = pair else { return 0.0 };
@@ -177,7 +177,7 @@ impl PoolSeries {
     }
 }
 
-/// The snapshot of an ended pool, which holds nothing.
+/// Returns the snapshot of an ended pool, which holds nothing.
 fn ended(last: &Snapshot) -> Snapshot {
     Snapshot { max_bytes: Some(0), pool_size_limit: last.pool_size_limit, ..last.since(&Snapshot::default()) }
 }
@@ -215,7 +215,7 @@ mod tests {
         let mut series = Series::once(&json!({ "pools": [pool(3, 100), pool(5, 7)] }));
         let second = |requests| ("x (pool 5)".to_owned(), requests);
         assert_eq!(shown(&series), [("x".to_owned(), 100), second(7)]);
-        // The first one has ended.
+        // The first pool has ended.
         series.add(1.0, &json!({ "pools": [pool(5, 8)] }));
         assert_eq!(shown(&series), [second(8)]);
     }

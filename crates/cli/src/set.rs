@@ -14,7 +14,7 @@ use pinpool_cli::exit::ExitError;
 pub(crate) struct Set {
     /// The settings as the user wrote them, separated by commas.
     pub(crate) text: String,
-    /// Names in full.
+    /// Full names of variables, with their values.
     pub(crate) pairs: Vec<(String, String)>,
 }
 
@@ -25,7 +25,7 @@ impl FromStr for Set {
         let mut settings: Vec<String> = Vec::new();
         for part in text.split(',').filter(|part| !part.trim().is_empty()) {
             match settings.last_mut() {
-                // A value may have commas.
+                // The value of a setting may contain commas.
                 Some(setting) if !part.contains('=') => *setting = format!("{setting},{part}"),
                 _ => settings.push(part.to_owned()),
             }
@@ -44,7 +44,7 @@ impl FromStr for Set {
 }
 
 impl Set {
-    /// The settings of several `--set`.
+    /// Combines the settings of several `--set` arguments.
     pub(crate) fn all(sets: &[Self]) -> Result<Self, Box<dyn Error>> {
         let text = sets.iter().map(|set| &*set.text).collect::<Vec<_>>().join(",");
         if sets.is_empty() {
@@ -53,12 +53,13 @@ impl Set {
         text.parse().map_err(|why| ExitError::Settings.because(format_args!("--set {text}: {why}")))
     }
 
-    /// A builder with these settings; the environment provides the rest.
+    /// Returns a builder with these settings. The environment provides all other settings.
     pub(crate) fn builder(&self) -> PoolBuilder {
         self.pairs.iter().fold(Pool::builder(), |builder, (name, value)| builder.setting(name, value))
     }
 
-    /// Refuses settings that no replay follows. A rounding alone may fit the preset that was recorded.
+    /// Refuses settings that a replay cannot apply. A rounding without a preset is not checked, because it may fit the recorded
+    /// preset.
     pub(crate) fn check_for_replay(&self) -> Result<(), Box<dyn Error>> {
         let has_preset = self.pairs.iter().any(|(name, _)| name == "PINPOOL_PRESET");
         let checked = self.pairs.iter().filter(|(name, _)| has_preset || name != "PINPOOL_ROUNDING");
@@ -67,7 +68,7 @@ impl Set {
     }
 }
 
-/// The variable and the valid value of `NAME=VALUE`; the prefix is optional.
+/// Parses `NAME=VALUE` into the variable and its valid value. The prefix is optional.
 pub(crate) fn pair(setting: &str) -> Result<(String, String), String> {
     let (name, value) =
         setting.split_once('=').ok_or_else(|| format!("`{setting}` is not NAME=VALUE (like MAX_BYTES=2GiB)"))?;

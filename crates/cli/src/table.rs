@@ -1,11 +1,11 @@
 //! Text tables: aligned columns, grouped digits.
 
-/// Lines of cells in columns; the first column is aligned left, the others right. Every row has the same length.
+/// Formats rows of cells as columns, the first aligned left, the rest aligned right. Every row must have the same length.
 pub fn columns(rows: &[Vec<String>]) -> String {
     aligned(rows, |at, cell, width| if at == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") })
 }
 
-/// Lines of cells in columns, all aligned left.
+/// Formats rows of cells as columns, all aligned left.
 pub fn columns_left(rows: &[Vec<String>]) -> String {
     aligned(rows, |_, cell, width| format!("{cell:<width$}"))
 }
@@ -20,7 +20,7 @@ fn aligned(rows: &[Vec<String>], cell: impl Fn(usize, &str, usize) -> String) ->
     rows.iter().map(line).collect()
 }
 
-/// `1234567` as `1,234,567`.
+/// Formats `1234567` as `1,234,567`.
 pub fn grouped(number: u64) -> String {
     indicatif::HumanCount(number).to_string()
 }

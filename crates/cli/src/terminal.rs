@@ -19,21 +19,21 @@ pub enum Verbosity {
     Verbose,
 }
 
-/// A handle; clones share the terminal.
+/// A handle to the terminal. Clones share the terminal.
 #[derive(Debug, Clone, Default)]
 pub struct Terminal {
-    /// On stderr, and only if that is a terminal.
+    /// Progress bars on stderr, shown only if stderr is a terminal.
     bars: MultiProgress,
 }
 
 impl Terminal {
-    /// A progress bar in bytes, cleared on drop. Hidden if the verbosity is quiet.
+    /// Creates a progress bar in bytes, which is cleared on drop and hidden if the verbosity is quiet.
     pub fn bar(&self, total_bytes: u64, verbosity: Verbosity) -> ProgressBar {
         const STYLE: &str = "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}";
         self.progress(ProgressBar::new(total_bytes), STYLE, verbosity)
     }
 
-    /// A line with a count of steps, cleared on drop. Hidden if the verbosity is quiet.
+    /// Creates a line with a count of steps, which is cleared on drop and hidden if the verbosity is quiet.
     pub fn steps(&self, verbosity: Verbosity) -> ProgressBar {
         self.progress(ProgressBar::new_spinner(), "{spinner} {pos} {msg}, {elapsed}", verbosity)
     }
@@ -77,8 +77,8 @@ impl Terminal {
         self.report(write_stdout(|out| writeln!(out, "{text}")).map_err(Into::into))
     }
 
-    /// Prints the error, unless that was done, and returns its exit status. A closed stdout is not an error: its reader needs no
-    /// more.
+    /// Prints the error, unless it has been printed, and returns its exit status. A closed stdout is not an error, because its
+    /// reader needs no more output.
     pub fn report(&self, result: Result<(), Box<dyn Error>>) -> Result<(), ExitError> {
         let Err(error) = result else { return Ok(()) };
         if let Some(printed) = error.downcast_ref::<ExitError>() {
@@ -104,7 +104,7 @@ impl Terminal {
 pub fn write_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let mut out = BufWriter::new(io::stdout().lock());
     let written = write(&mut out).and_then(|()| out.flush());
-    // Keeps the kind: `Terminal::report` ignores a closed pipe, but not a full disk.
+    // The kind is kept, because `Terminal::report` ignores a closed pipe, but not a full disk.
     written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))
 }
 

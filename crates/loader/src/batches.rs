@@ -10,8 +10,8 @@
 //!   last part.
 //! - **plan-I2**: a batch lies within one epoch; the last batch of an epoch is short.
 //! - **plan-I3**: the order of an epoch depends on the seed and the number of the epoch only.
-//! - **plan-I4**: the shards of an epoch are disjoint and together the epoch: each takes the units number `rank`,
-//!   `rank + world`, `rank + 2 * world`, ... of its order (plan-I6).
+//! - **plan-I4**: the shards of an epoch are disjoint and together form the epoch (after `even` and `drop_last`): each shard
+//!   takes the units with the numbers `rank`, `rank + world`, `rank + 2 * world`, ... in the epoch's order (plan-I6).
 //! - **plan-I5**: [`plan_number`] covers everything that determines the batches of an epoch, so a state is refused if they would
 //!   differ.
 //! - **plan-I6**: shuffles and shards move units: a sample, or all samples of a compressed file, which come in their order.
@@ -48,22 +48,22 @@ pub(super) struct SamplePart {
     pub(super) sample: usize,
     /// First byte, counted from the start of the sample.
     pub(super) start: u64,
-    /// Bytes from there.
+    /// Number of bytes from there.
     pub(super) len_bytes: u64,
 }
 
 /// A batch before it is read.
 #[derive(Debug, Default)]
 pub(super) struct PlannedBatch {
-    /// Counted over the whole run, from 0.
+    /// Index in the whole run, from 0.
     pub(super) number: u64,
-    /// Counted from 0.
+    /// Epoch, from 0.
     pub(super) epoch: u64,
     /// Index in the epoch, from 0.
     pub(super) in_epoch: u64,
-    /// In the order of their bytes in the batch.
+    /// The parts of samples, in the order of their bytes in the batch.
     pub(super) parts: Vec<SamplePart>,
-    /// Sum of their lengths.
+    /// Sum of the lengths of the parts.
     pub(super) len_bytes: u64,
     /// Turns at compressed files, in the order of the parts.
     pub(super) turns: Vec<Turn>,
@@ -81,7 +81,7 @@ pub struct LoadedBatch {
     pub in_epoch: u64,
     /// The arrays of decoded fields, then the bytes of all parts. Empty if nothing could be read.
     pub buffer: PinnedBuf,
-    /// The array of each of [`LoadOptions::decode`], a row for each part.
+    /// The range of the array of each field in [`LoadOptions::decode`]. An array has a row for each part.
     pub arrays: Vec<Range<usize>>,
     /// The parts that were read, in order.
     pub parts: Vec<LoadedPart>,
@@ -95,7 +95,7 @@ pub struct LoadedBatch {
 pub struct LoadedPart {
     /// Index into [`Catalog::samples`].
     pub sample: usize,
-    /// Range of its bytes in the batch; without the decoded fields (see [`kept_fields`](super::decode::kept_fields)).
+    /// Range of the part's bytes in the batch, without the decoded fields (see [`kept_fields`](super::decode::kept_fields)).
     pub bytes: Range<usize>,
     /// First byte in the sample: 0 unless the sample began in an earlier batch.
     pub start: u64,
@@ -104,7 +104,7 @@ pub struct LoadedPart {
 }
 
 impl LoadedBatch {
-    /// The failure of the whole batch: one for the files of all `samples`.
+    /// Returns the failure of the whole batch, which counts for the files of all `samples`.
     pub(super) fn failure(&self, catalog: &Catalog, samples: &[usize], error: Arc<Error>) -> Failure {
         let first = samples.first().map_or_else(String::new, |&sample| catalog.name(sample));
         let name = match samples.len() {
@@ -122,7 +122,7 @@ pub(super) struct Batches {
     catalog: Catalog,
     options: LoadOptions,
     epoch: u64,
-    /// Batches of this epoch so far.
+    /// Number of batches of this epoch so far.
     in_epoch: u64,
     number: u64,
     order: Vec<usize>,
@@ -130,12 +130,12 @@ pub(super) struct Batches {
     taken: usize,
     /// Bytes of the next sample that are in earlier batches.
     taken_bytes: u64,
-    /// For each compressed file, where its next batch receives the decoder.
+    /// For each compressed file, the channel by which its next batch receives the decoder.
     turns: HashMap<usize, Receiver<Decoder>>,
 }
 
 impl Batches {
-    /// The batches from `start` on.
+    /// Creates the batches from `start` on.
     pub(super) fn new(catalog: &Catalog, options: &LoadOptions, start: &LoadState) -> Batches {
         let mut batches = Batches {
             catalog: catalog.clone(),
@@ -149,7 +149,7 @@ impl Batches {
         batches
     }
 
-    /// Number of batches of `epoch`.
+    /// Returns the number of batches of `epoch`.
     pub(super) fn count(catalog: &Catalog, options: &LoadOptions, epoch: u64) -> u64 {
         let options = LoadOptions { epochs: epoch.saturating_add(1), ..options.clone() };
         let mut batches = Batches::new(catalog, &options, &LoadState { epoch, ..LoadState::default() });
@@ -209,7 +209,7 @@ impl Batches {
             if !is_first && self.is_over_limit(batch.parts.len() + 1, batch.len_bytes.saturating_add(rest)) {
                 break;
             }
-            // Later parts fit completely.
+            // Parts after the first one fit completely.
             let len_bytes = if is_first { rest.min(max_bytes) } else { rest };
             batch.parts.push(SamplePart { sample, start: self.taken_bytes, len_bytes });
             batch.len_bytes = batch.len_bytes.saturating_add(len_bytes);
@@ -254,7 +254,7 @@ impl Batches {
     }
 }
 
-/// The samples of each unit.
+/// Returns the range of samples of each unit.
 fn units(catalog: &Catalog) -> Vec<Range<usize>> {
     let samples = catalog.samples();
     let mut units: Vec<Range<usize>> = Vec::new();
@@ -268,7 +268,8 @@ fn units(catalog: &Catalog) -> Vec<Range<usize>> {
     units
 }
 
-/// The samples of the units in the order of an epoch: without `rng`, one unit after the other.
+/// Returns the samples of the units in the order of an epoch. Without `rng`, or if each unit has one sample, the units
+/// follow each other.
 fn samples_of(units: Vec<Range<usize>>, rng: Option<&mut ChaCha8Rng>) -> Vec<usize> {
     let has_long = units.iter().any(|unit| unit.len() > 1);
     let mut units = units.into_iter();
@@ -303,8 +304,8 @@ impl Iterator for Batches {
     }
 }
 
-/// A hash of everything that determines the batches of an epoch, except its number (plan-I5). Excludes the directory of all
-/// files, so that they may be moved together.
+/// Returns a hash of everything that determines the batches of an epoch, except the number of the epoch (plan-I5). Excludes
+/// the directory that contains all files, so that they may be moved together.
 pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
     let mut hasher = Xxh3Default::new();
     let mut number = |number: Option<u64>| {
@@ -394,7 +395,7 @@ mod tests {
         batch.parts.iter().map(|part| part.sample).collect()
     }
 
-    /// The parts of each batch as sample, start and length.
+    /// Returns the parts of each batch, as sample, start and length.
     fn parts(lengths: &[u64], max_bytes: u64, max_samples: u64) -> Vec<Vec<(usize, u64, u64)>> {
         let options = LoadOptions {
             batch_bytes: NonZeroU64::new(max_bytes),

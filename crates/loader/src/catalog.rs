@@ -86,7 +86,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// The fields of a sample of a tar archive: their names, and where their bytes lie in the sample, in order.
+    /// Returns the fields of a sample of a tar archive: their names, and the ranges of their bytes in the sample, in order.
     pub fn fields(&self) -> impl Iterator<Item = (&str, Range<u64>)> {
         let mut start = 0;
         self.fields.iter().zip(&self.ranges).map(move |(name, range)| {
@@ -102,7 +102,7 @@ impl Sample {
 pub(super) struct ContainerMember {
     pub(super) name: String,
     pub(super) ranges: Vec<FileRange>,
-    /// A name for each range, or none.
+    /// A name for each range, or empty if the ranges have no names.
     pub(super) fields: Vec<Arc<str>>,
 }
 
@@ -133,43 +133,43 @@ pub(super) struct CatalogLists {
 }
 
 impl Catalog {
-    /// Files and containers, in the order in which they were listed.
+    /// Returns the files and containers, in the order in which they were listed.
     #[must_use]
     pub fn files(&self) -> &[DataFile] {
         &self.lists.files
     }
 
-    /// Samples of all files (catalog-I1).
+    /// Returns the samples of all files (catalog-I1).
     #[must_use]
     pub fn samples(&self) -> &[Sample] {
         &self.lists.samples
     }
 
-    /// Paths and containers that could not be listed.
+    /// Returns the paths and containers that could not be listed.
     #[must_use]
     pub fn failures(&self) -> &[Failure] {
         &self.lists.failures
     }
 
-    /// Symbolic links that were not followed because they lead back to a directory already entered.
+    /// Returns the symbolic links that were not followed because they lead back to a directory already entered.
     #[must_use]
     pub fn cyclic_links(&self) -> &[PathBuf] {
         &self.lists.cyclic_links
     }
 
-    /// Pipes, sockets and devices under directories, which are not loaded.
+    /// Returns the pipes, sockets and devices under directories, which are not loaded.
     #[must_use]
     pub fn special_files(&self) -> &[PathBuf] {
         &self.lists.special_files
     }
 
-    /// Bytes of all samples, which one epoch copies.
+    /// Returns the bytes of all samples, which one epoch copies.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
         self.samples().iter().fold(0, |sum, sample| sum.saturating_add(sample.len_bytes))
     }
 
-    /// Name of a sample in failures: its path, or `path!member` in a container.
+    /// Returns the name of a sample in failures: its path, or `path!member` in a container.
     #[must_use]
     pub fn name(&self, sample: usize) -> String {
         let Some(sample) = self.samples().get(sample) else { return format!("sample {sample}") };
@@ -177,13 +177,13 @@ impl Catalog {
         sample.member.as_ref().map_or_else(|| origin.to_string(), |member| format!("{origin}!{member}"))
     }
 
-    /// The failure of a sample.
+    /// Returns the failure of a sample.
     pub(super) fn failure(&self, sample: usize, cause: FailureCause) -> Failure {
         Failure { files: vec![self.samples()[sample].file], ..Failure::new(self.name(sample), cause) }
     }
 
-    /// The label of a sample: the name of the directory of a plain file, the member's name in a container. Empty for synthetic
-    /// data and for a file without a directory.
+    /// Returns the label of a sample: the name of the directory of a plain file, or the member's name in a container. The
+    /// label is empty for synthetic data and for a file without a directory.
     #[must_use]
     pub fn label(&self, sample: usize) -> Cow<'_, str> {
         let Some(sample) = self.samples().get(sample) else { return Cow::Borrowed("") };
@@ -218,7 +218,7 @@ impl CatalogLists {
 
     /// Adds a sample of the file that is pushed next.
     fn push_sample(&mut self, member: Option<Box<str>>, ranges: Vec<FileRange>, fields: Vec<Arc<str>>) {
-        // Saturating, since sparse files can be longer than any buffer; the pool's error then names the number.
+        // The sum saturates, since sparse files can be longer than any buffer; the pool's error then contains the sum.
         let len_bytes = ranges.iter().fold(0u64, |sum, range| sum.saturating_add(range.len_bytes));
         let (ranges, fields) = (ranges.into(), fields.into());
         self.samples.push(Sample { file: self.files.len(), member, ranges, len_bytes, fields });

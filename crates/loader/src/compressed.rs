@@ -12,10 +12,10 @@
 //!   most 128 MiB, since frames that need more are refused), independent of the length of the file and its data.
 //! - **compressed-I2**: a file with more data than [`max_data_bytes`] is refused, so that a small file cannot keep a worker
 //!   busy forever.
-//! - **turn-I1**: a worker waits only for turns of earlier batches (worker-I1), and dropping a batch ends its turns. So the first
-//!   batch in progress never waits. A batch without a decoder of an earlier one decompresses the file from its start.
-//! - **turn-I2**: the decoder is dropped after the last turn of an epoch, so there are at most as many decoders as the plan has
-//!   files open and batches in progress.
+//! - **turn-I1**: a worker waits only for turns of earlier batches (worker-I1), and dropping a batch ends its turns. So the first batch
+//!   in progress never waits. A batch that receives no decoder from an earlier batch decompresses the file from the start of its data.
+//! - **turn-I2**: the decoder is dropped after the last turn of an epoch, so there are at most as many decoders as there are
+//!   files that the plan has open and batches in progress.
 
 use std::fmt;
 use std::fs::File;
@@ -29,14 +29,14 @@ use super::failure::FailureCause;
 use super::stop::StopFlag;
 
 const INPUT_BYTES: usize = 128 * 1024;
-/// Bytes decompressed at a time to be skipped.
+/// Number of bytes that are decompressed at a time while data is skipped.
 const SKIP_BYTES: usize = 64 * 1024;
 /// Bytes of data that a file of any length may have.
 const MIN_DATA_LIMIT: u64 = 1 << 30;
-/// Above that, bytes of data for each byte of the file: slightly more than gzip can reach.
+/// Above that limit, bytes of data that are allowed for each byte of the file: slightly more than gzip can reach.
 const MAX_EXPANSION: u64 = 1100;
 
-/// Most bytes of data of a file of this length (compressed-I2).
+/// Returns the largest number of bytes of data that a file of this length may have (compressed-I2).
 fn max_data_bytes(file_bytes: u64) -> u64 {
     file_bytes.saturating_mul(MAX_EXPANSION).max(MIN_DATA_LIMIT)
 }
@@ -52,7 +52,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// By the last extension of `path`, and whether a tar archive is inside.
+    /// Returns the format that the last extension of `path` names, and whether the data is a tar archive.
     pub(super) fn of(path: &Path) -> Option<(Compression, bool)> {
         let inner = path.file_stem().map(Path::new).and_then(Path::extension);
         let holds_tar = inner.is_some_and(|inner| inner.eq_ignore_ascii_case("tar"));
@@ -75,7 +75,7 @@ impl fmt::Display for Compression {
     }
 }
 
-/// The data of a file, from the first byte to the last. For the reader of an archive it can be moved forward ([`Seek`]).
+/// Decompresses a file, from the first byte of its data to the last. The reader of an archive can move it forward ([`Seek`]).
 pub(super) struct Decoder {
     stream: Stream,
     pub(super) compression: Compression,
@@ -99,7 +99,7 @@ enum Stream {
 type Input = BufReader<File>;
 
 impl Decoder {
-    /// A decoder at the start of the file at `path`.
+    /// Creates a decoder at the start of the file at `path`.
     pub(super) fn open(path: &Path, compression: Compression, stop: &StopFlag) -> io::Result<Decoder> {
         Decoder::new(File::open(path)?, compression, stop.clone())
     }
@@ -125,7 +125,7 @@ impl Decoder {
         }
     }
 
-    /// The next bytes of data, at least one; 0 at their end.
+    /// Decompresses the next bytes of data into `into` and returns their number: at least one, or 0 at the end of the data.
     pub(super) fn decode(&mut self, into: &mut [u8]) -> Result<usize, FailureCause> {
         if let Some(broken) = &self.broken {
             return Err(FailureCause::Compressed(broken.clone()));
@@ -227,12 +227,12 @@ pub(super) struct Turn {
     pub(super) file: usize,
     /// Receives the decoder of the previous batch that reads the file, unless this is the first one.
     pub(super) previous: Option<Receiver<Decoder>>,
-    /// Passes the decoder to the next batch that reads the file. Nobody receives it after the last one of an epoch.
+    /// Passes the decoder to the next batch that reads the file. After the last turn of an epoch, nobody receives it.
     pub(super) next: Sender<Decoder>,
 }
 
 impl Turn {
-    /// Waits until the previous turn ends. Returns the decoder that it passed on, if any. The caller has no file open.
+    /// Waits until the previous turn ends. Returns the decoder that it passed on, if any. The caller must have no file open.
     pub(super) fn wait(&mut self) -> Option<Decoder> {
         self.previous.take()?.recv().ok()
     }
@@ -325,7 +325,7 @@ mod tests {
                 let mut flipped = whole.clone();
                 flipped[at] ^= 0x10;
                 match read_all(&mut decoder(&flipped, compression)) {
-                    // Neither the time in the header of gzip nor its flags for text are data; zstd has no checksum here.
+                    // The time and the text flag in the header of gzip are not data, and zstd has no checksum here.
                     Ok(read) => assert!(read == data || compression == Compression::Zstd, "{compression} byte {at}"),
                     Err(error) => assert!(error.to_string().contains("byte"), "{error}"),
                 }

@@ -74,7 +74,7 @@ impl Destination for CudaDestination {
     }
 }
 
-/// Name of an error. cudarc's own text calls the driver, which may be gone.
+/// Returns the name of an error. cudarc's own text calls the driver, which may be gone.
 fn error_name(error: DriverError) -> String {
     format!("{:?}", error.0)
 }

@@ -3,8 +3,8 @@
 //! A destination has lanes, each with a stream and the memory that its copies write to. It never waits for a copy; the
 //! [`Completion`] that [`Destination::send`] returns does.
 //!
-//! - **lane-I1**: a lane gets its next batch only when the copy before is done, so its memory may be read back and replaced
-//!   in between.
+//! - **lane-I1**: a lane gets its next batch only after its previous copy is done, so its memory may be read back and
+//!   replaced in between.
 
 use pinpool::copy::CopyTarget;
 use pinpool::{Completion, Error, PinnedBuf};
@@ -12,10 +12,10 @@ use pinpool_testing::{SinkMem, SinkStream};
 
 /// A device with several lanes. Each lane copies one batch at a time.
 pub trait Destination {
-    /// Name for reports, such as the name of the device.
+    /// Returns the name for reports, such as the name of the device.
     fn describe(&self) -> String;
 
-    /// Number of batches that may be in flight at once.
+    /// Returns the number of batches that may be in flight at once.
     fn lanes(&self) -> usize;
 
     /// Starts the copy of `batch` on `lane`, which is below [`Destination::lanes`] and idle.
@@ -40,7 +40,7 @@ pub struct SinkDestination {
 }
 
 impl SinkDestination {
-    /// A sink of `lanes` lanes, each with a thread.
+    /// Creates a sink of `lanes` lanes, each with a thread.
     ///
     /// # Errors
     ///

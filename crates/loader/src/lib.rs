@@ -147,13 +147,13 @@ impl Loader {
         Ok(BatchReader::new(Reading::start(self)?, self.start_state()))
     }
 
-    /// The state before the first batch of this loader.
+    /// Returns the state before the first batch of this loader.
     #[must_use]
     pub fn start_state(&self) -> LoadState {
         LoadState { plan: plan_number(&self.catalog, &self.options), ..self.start }
     }
 
-    /// A loader of the remaining batches, which an uninterrupted load would yield after `state`.
+    /// Returns a loader of the remaining batches, which an uninterrupted load would yield after `state`.
     ///
     /// # Errors
     ///
@@ -177,8 +177,8 @@ impl Loader {
         Ok(self)
     }
 
-    /// Number of batches of an epoch. Recomputed from all samples on each call; epochs differ only if they are shuffled and
-    /// batches are limited by bytes.
+    /// Returns the number of batches of an epoch. Recomputes it from all samples on each call. Epochs differ only if they are
+    /// shuffled and batches are limited by bytes.
     #[must_use]
     pub fn batches_in_epoch(&self, epoch: u64) -> u64 {
         Batches::count(&self.catalog, &self.options, epoch)

@@ -1,7 +1,6 @@
-//! From paths to a catalog: the regular files under them, in a deterministic order, and the samples of
-//! containers.
+//! Makes a catalog from paths: the regular files under the paths, in a deterministic order, and the samples of containers.
 //!
-//! Reads only the headers of containers and compressed files.
+//! Reads only the headers of uncompressed containers. Compressed files are decompressed once.
 //!
 //! | found | result |
 //! | --- | --- |
@@ -35,7 +34,7 @@ use super::stop::StopFlag;
 struct FoundFile {
     path: PathBuf,
     len_bytes: u64,
-    /// A container is opened if the caller named this file, or a directory of containers.
+    /// Whether the file is opened if it is a container or compressed: the caller named it, or a directory of containers.
     is_opened: bool,
 }
 

@@ -38,7 +38,7 @@ const CHUNK_BYTES: usize = 256 * 1024;
 /// Arrays begin at a multiple of this, the alignment of every NumPy type.
 const ALIGN_BYTES: usize = 64;
 
-/// The starts of the arrays of a batch, and of the other fields. `None` if the batch exceeds the address space.
+/// Returns the start of each array of a batch, and the start of the other fields. Returns `None` if the batch exceeds the address space.
 fn array_starts(decode: &[DecodedField], samples: usize) -> Option<(Vec<usize>, usize)> {
     let mut end: usize = 0;
     let starts = decode.iter().map(|field| {
@@ -50,7 +50,7 @@ fn array_starts(decode: &[DecodedField], samples: usize) -> Option<(Vec<usize>, 
     Some((starts, end))
 }
 
-/// Bytes of a batch; `usize::MAX` on overflow. The pool refuses a length beyond the address space.
+/// Returns the number of bytes of a batch. On overflow returns `usize::MAX`: the pool refuses a length beyond the address space.
 pub(super) fn batch_bytes(decode: &[DecodedField], batch: &PlannedBatch, catalog: &Catalog) -> usize {
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     if decode.is_empty() {
@@ -74,7 +74,7 @@ enum OpenFile {
 /// Reads samples for one worker. Within a batch the last file stays open, since the next sample is often in the same file.
 pub(super) struct SampleReader<'a> {
     loader: &'a Loader,
-    /// With its index in [`Catalog::files`].
+    /// The open file, with its index in [`Catalog::files`].
     open: Option<(usize, OpenFile)>,
 }
 
@@ -95,7 +95,8 @@ impl<'a> SampleReader<'a> {
         SampleReader { loader, open: None }
     }
 
-    /// The planned batch in its buffer, or with the failure of the pool. `None` if the run was stopped.
+    /// Reads the planned batch into its buffer. If the pool failed, the batch contains that failure. Returns `None` if the
+    /// run was stopped.
     pub(super) fn load(&mut self, mut planned: PlannedBatch, buffer: Result<PinnedBuf, Error>) -> Option<LoadedBatch> {
         let PlannedBatch { number, epoch, in_epoch, .. } = planned;
         let mut batch = LoadedBatch { number, epoch, in_epoch, ..LoadedBatch::default() };
@@ -117,8 +118,8 @@ impl<'a> SampleReader<'a> {
         Some(batch)
     }
 
-    /// Reads the parts of `planned` into `buffer`, which holds [`batch_bytes`]. Returns the bytes used; `None` if the run was
-    /// stopped.
+    /// Reads the parts of `planned` into `buffer`, which has the length [`batch_bytes`]. Returns the number of bytes used, or
+    /// `None` if the run was stopped.
     fn fill(&mut self, planned: &mut PlannedBatch, batch: &mut LoadedBatch, buffer: &mut [u8]) -> Option<usize> {
         let Loader { catalog, options: LoadOptions { decode, .. }, .. } = self.loader;
         let PlannedBatch { parts, turns, .. } = planned;
@@ -128,7 +129,7 @@ impl<'a> SampleReader<'a> {
         for part in &*parts {
             let row = batch.parts.len();
             let filled = if decode.is_empty() {
-                // The buffer has the sum of these lengths, so each fits the rest of the buffer.
+                // The buffer has the sum of these lengths, so each part fits into the rest of the buffer.
                 let len_bytes = usize::try_from(part.len_bytes).unwrap_or(usize::MAX).min(rest.len() - end);
                 let read = self.read(part, turns, &mut rest[end..end + len_bytes]);
                 read.map(|checksum| (len_bytes, checksum))
@@ -194,8 +195,8 @@ impl<'a> SampleReader<'a> {
         Ok(progress.hasher.as_ref().map(Xxh3Default::digest))
     }
 
-    /// Opens a file after closing another one. A compressed file is opened on its turn and continues where the previous batch
-    /// ended.
+    /// Opens a file, after closing the previous one. A compressed file is opened when its turn comes, and continues at the
+    /// place at which the previous batch ended.
     fn open(&mut self, file: usize, path: &Path, turns: &mut Vec<Turn>) -> io::Result<()> {
         if self.open.as_ref().is_some_and(|(number, _)| *number == file) {
             return Ok(());
@@ -239,7 +240,7 @@ impl<'a> SampleReader<'a> {
                 OpenFile::Plain(file) => progress.read(into, |into, at| Ok(file.read_at(into, range.offset + at)?))?,
                 OpenFile::Compressed(decoder, _) => {
                     if decoder.at > range.offset {
-                        // An earlier epoch has read further.
+                        // A decoder only reads forward, so earlier data is decompressed again from the start of the file.
                         *decoder = Decoder::open(path, decoder.compression, &self.loader.stop)?;
                     }
                     decoder.skip_to(range.offset)?;
@@ -270,7 +271,7 @@ impl<'a> SampleReader<'a> {
     }
 }
 
-/// The bytes of `part` in the file of its sample.
+/// Returns the ranges of `part` in the file of its sample.
 fn ranges_of(sample: &Sample, part: &SamplePart) -> impl Iterator<Item = FileRange> {
     let (mut skip, mut left) = (part.start, part.len_bytes);
     sample.ranges.iter().filter_map(move |range| {
@@ -291,7 +292,7 @@ fn decode_field(
     into: &mut [u8],
 ) -> Result<(), FailureCause> {
     let bytes = slice_of(encoded, &field.of(catalog, sample)?)?;
-    // A thread that panics would end the load.
+    // A panic would end this thread, and with it the load.
     let decoded = caught(|| field.decoder.decode(bytes, into)).unwrap_or_else(|| Err("the decoder panicked".into()));
     decoded.map_err(|why| FailureCause::Decode(format!("its {} cannot be decoded: {why}", field.names.join(";"))))
 }
@@ -305,14 +306,14 @@ fn copy_kept(decode: &[DecodedField], sample: &Sample, encoded: &[u8], into: &mu
     })
 }
 
-/// Bytes of a sample that was read whole.
+/// Returns these bytes of a sample that was read whole.
 fn slice_of<'a>(encoded: &'a [u8], bytes: &Range<u64>) -> Result<&'a [u8], FailureCause> {
     let at = |at| usize::try_from(at).unwrap_or(usize::MAX);
     let truncated = FailureCause::Truncated { planned_bytes: bytes.end, read_bytes: encoded.len() as u64 };
     encoded.get(at(bytes.start)..at(bytes.end)).ok_or(truncated)
 }
 
-/// After each chunk, checks the stop flag and updates the checksum.
+/// The progress of a read: after each chunk, checks the stop flag and updates the checksum.
 struct ReadProgress<'a> {
     stop: &'a StopFlag,
     hasher: Option<Xxh3Default>,

@@ -59,7 +59,7 @@ struct BatchCounts {
     sent: u64,
     completed: u64,
     closed: bool,
-    /// No consumer waits for the next batch: the consumer may still return the buffer of an earlier batch.
+    /// Whether no consumer waits for the next batch. The consumer may then still return the buffer of an earlier batch.
     unwanted: bool,
 }
 
@@ -68,7 +68,7 @@ impl ReadAhead {
         ReadAhead { prefetch, counts: Mutex::default(), changed: Condvar::default() }
     }
 
-    /// Waits until one more batch may be started. `false` if closed.
+    /// Waits until one more batch may be started. Returns whether it may: `false` if the read-ahead is closed.
     fn start(&self) -> bool {
         let mut counts = self.counts.lock();
         while !counts.closed && counts.started - counts.sent >= self.prefetch {
@@ -90,7 +90,7 @@ impl ReadAhead {
         self.update(|counts| counts.closed = true);
     }
 
-    /// Sets whether a consumer waits for the next batch, as it does at the start.
+    /// Sets whether a consumer waits for the next batch. Initially, a consumer counts as waiting.
     fn set_wanted(&self, wanted: bool) {
         self.update(|counts| counts.unwanted = !wanted);
     }
@@ -100,9 +100,10 @@ impl ReadAhead {
         self.changed.notify_all();
     }
 
-    /// Waits, for a worker that found no memory for its batch, until more than `completions` batches are completed, or until a
-    /// consumer starts to wait for this batch. `false` if no other batch is in progress or the read-ahead is closed: then no
-    /// buffer will return.
+    /// Waits on behalf of a worker that found no memory for its batch. The wait ends when more than `completions` batches are
+    /// completed, or when no other batch is in progress and a consumer waits for this batch. Returns whether the worker
+    /// should try again. It should not if the read-ahead is closed, or if the call had nothing to wait for: then no buffer
+    /// will return.
     fn wait_for_completion(&self, completions: u64) -> bool {
         let mut counts = self.counts.lock();
         // The caller's own batch is started and not completed.
@@ -158,9 +159,9 @@ impl Workers {
         Some((planned, buffer))
     }
 
-    /// A buffer for the batch. At the pool limit, waits for the buffers of earlier batches. An error means that these have
-    /// returned, or that the consumer which waits for this batch holds them, and the batch still does not fit. `None` if the load
-    /// has ended.
+    /// Requests a buffer for the batch. At the pool limit, waits for the buffers of earlier batches. Fails if the batch does
+    /// not fit although these buffers have returned, or although the consumer that holds them waits for this batch. Returns
+    /// `None` if the load has ended.
     fn get_buffer(&self, planned: &PlannedBatch) -> Option<Result<PinnedBuf, Error>> {
         let len = batch_bytes(&self.loader.options.decode, planned, &self.loader.catalog);
         loop {
@@ -176,7 +177,8 @@ impl Workers {
         }
     }
 
-    /// `Pool::get`, which may wait for a long time, cancelled at the end of the load (worker-I2).
+    /// Requests a buffer as `Pool::get` does, which may wait for a long time. Cancels the request and returns `None` if the
+    /// load ends (worker-I2).
     fn get_unless_ended(&self, len: usize) -> Option<Result<PinnedBuf, Error>> {
         let mut get = pin!(self.loader.pool.get_async(len));
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
@@ -197,7 +199,7 @@ impl Workers {
 pub(super) struct Reading {
     workers: Arc<Workers>,
     threads: Vec<JoinHandle<()>>,
-    /// `None` once it ends.
+    /// `None` after [`end`](Self::end).
     filled: Option<Receiver<LoadedBatch>>,
     early: BTreeMap<u64, LoadedBatch>,
     next_number: u64,
@@ -205,7 +207,7 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Starts the threads; an error if the system cannot start any.
+    /// Starts the threads. Fails if the system cannot start any.
     pub(super) fn start(loader: &Loader) -> Result<Reading, LoadError> {
         let threads = loader.options.workers.get();
         let prefetch = loader.options.prefetch.map_or(threads.saturating_mul(2), NonZeroUsize::get);
@@ -224,7 +226,7 @@ impl Reading {
         Ok(reading)
     }
 
-    /// Batches from a channel, without threads.
+    /// Creates a reading that receives its batches from a channel, without threads.
     pub(super) fn from_channel(loader: &Loader, prefetch: u64, filled: Receiver<LoadedBatch>) -> Reading {
         let workers = Workers {
             loader: loader.clone(),
@@ -241,16 +243,11 @@ impl Reading {
         }
     }
 
-    /// Returns whether the load was stopped, or this is a forked child, which has no threads.
-    fn is_stopped(&self) -> bool {
-        self.generation.is_stale() || self.workers.loader.stop.is_raised()
-    }
-
     pub(super) fn ahead(&self) -> &ReadAhead {
         &self.workers.ahead
     }
 
-    /// The next batch in order (reading-I1); `None` if there is none. Pending if no batch is filled within `wait`.
+    /// Returns the next batch in order (reading-I1), or `None` if there is none. Returns pending if no batch is filled within `wait`.
     pub(super) fn next(&mut self, wait: Duration) -> Poll<Option<LoadedBatch>> {
         let Some(filled) = &self.filled else { return Poll::Ready(None) };
         loop {
@@ -269,12 +266,12 @@ impl Reading {
     /// Ends the threads and returns the buffers that were not taken.
     fn end(&mut self) {
         if self.generation.is_stale() {
-            // A forked child has no threads, and their locks may be held forever.
+            // A forked child does not have these threads, and their locks may be held forever.
             std::mem::forget((self.filled.take(), std::mem::take(&mut self.early), std::mem::take(&mut self.threads)));
             return;
         }
         self.ahead().close();
-        // First, so that no worker waits for the memory of a batch without a consumer.
+        // These are dropped before the threads are joined, so that no worker waits for the memory of a batch without a consumer.
         self.filled = None;
         self.early.clear();
         for thread in self.threads.drain(..) {
@@ -296,7 +293,7 @@ impl Drop for Reading {
 #[derive(Debug)]
 pub struct BatchReader {
     reading: Reading,
-    /// After the last batch returned.
+    /// The state after the last batch that was returned.
     state: LoadState,
 }
 
@@ -307,14 +304,15 @@ impl BatchReader {
         BatchReader { reading, state }
     }
 
-    /// The next batch, as [`next`](Iterator::next); pending if no batch is filled within `wait`, or a little longer while
-    /// later batches are.
+    /// Returns the next batch as [`next`](Iterator::next) does, or pending if no batch is filled within `wait`. The call may
+    /// take a little longer while later batches are filled.
     pub fn next_within(&mut self, wait: Duration) -> Poll<Option<LoadedBatch>> {
-        if self.reading.is_stopped() {
+        // A forked child has no threads.
+        if self.reading.generation.is_stale() || self.reading.workers.loader.stop.is_raised() {
             self.stop();
             return Poll::Ready(None);
         }
-        // A consumer that only looks does not wait for a worker's last attempt to get memory.
+        // With a zero `wait` the consumer does not wait for this batch, so a worker without memory keeps waiting for a buffer to return.
         self.reading.ahead().set_wanted(!wait.is_zero());
         let Poll::Ready(next) = self.reading.next(wait) else { return Poll::Pending };
         let Some(batch) = next else {
@@ -323,8 +321,8 @@ impl BatchReader {
         };
         self.reading.ahead().set_wanted(false);
         self.reading.ahead().sent();
-        // The consumer owns the buffer now: a worker that finds no memory waits for the next call, and then for
-        // `PINPOOL_WAIT`.
+        // The consumer owns the buffer now. A worker that finds no memory waits until the consumer calls again, and then
+        // makes one more attempt, which waits up to `PINPOOL_WAIT`.
         self.reading.ahead().completed();
         (self.state.epoch, self.state.batch, self.state.number) = (batch.epoch, batch.in_epoch + 1, batch.number + 1);
         Poll::Ready(Some(batch))
@@ -335,7 +333,7 @@ impl BatchReader {
         self.reading.end();
     }
 
-    /// The state from which a later load continues: after the last batch returned. Batches read ahead do not count.
+    /// Returns the state from which a later load continues: after the last batch returned. Batches read ahead do not count.
     #[must_use]
     pub fn state(&self) -> LoadState {
         self.state
@@ -345,7 +343,7 @@ impl BatchReader {
 impl Iterator for BatchReader {
     type Item = LoadedBatch;
 
-    /// The next batch in order. Waits until it is filled; `None` at the end of the load, or once its
+    /// Waits until the next batch in order is filled and returns it. Returns `None` at the end of the load, or once its
     /// [`StopFlag`](super::StopFlag) was raised.
     fn next(&mut self) -> Option<LoadedBatch> {
         loop {
@@ -404,7 +402,7 @@ mod tests {
         thread::scope(|scope| {
             let waiting = scope.spawn(|| ahead.wait_for_completion(0));
             ahead.set_wanted(true);
-            // A batch that is wanted and alone does not wait again, even if its worker came late.
+            // If a batch is wanted and no other batch is in progress, its worker does not wait again, even if it came late.
             let _ = waiting.join().unwrap();
         });
         assert!(!ahead.wait_for_completion(0));

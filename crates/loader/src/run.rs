@@ -78,20 +78,20 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Part `rank` of `world`; `None` unless `rank` is below `world`.
+    /// Returns part `rank` of `world`, or `None` if `rank` is not below `world`.
     #[must_use]
     pub fn new(rank: u64, world: u64) -> Option<Shard> {
         let world = NonZeroU64::new(world).filter(|world| rank < world.get())?;
         Some(Shard { rank, world })
     }
 
-    /// Number of the part, from 0.
+    /// Returns the number of the part, from 0.
     #[must_use]
     pub fn rank(&self) -> u64 {
         self.rank
     }
 
-    /// Number of parts.
+    /// Returns the number of parts.
     #[must_use]
     pub fn world(&self) -> u64 {
         self.world.get()
@@ -109,7 +109,7 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// A loader of `catalog` that takes every buffer from `pool`.
+    /// Creates a loader of `catalog` that takes every buffer from `pool`.
     #[must_use]
     pub fn new(pool: &Pool, catalog: &Catalog, options: LoadOptions) -> Loader {
         let start = LoadState::default();

@@ -10,7 +10,7 @@ use std::thread::Thread;
 pub struct StopFlag(Arc<AtomicBool>);
 
 impl StopFlag {
-    /// A flag that is not raised.
+    /// Creates a flag that is not raised.
     #[must_use]
     pub fn new() -> StopFlag {
         StopFlag::default()

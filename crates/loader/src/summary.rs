@@ -8,10 +8,10 @@ use super::failure::Failure;
 
 /// Receives the events of a run, on the thread that called [`Loader::run`](super::Loader::run). `()` ignores them.
 pub trait Observer {
-    /// A batch arrived, completely or in part.
+    /// Called when a batch has arrived, completely or in part.
     fn batch_done(&mut self, _batch: &BatchDone) {}
 
-    /// Something was skipped. Called once for each [`Failure`].
+    /// Called once for each [`Failure`], when something was skipped.
     fn failed(&mut self, _failure: &Failure) {}
 }
 
@@ -59,14 +59,14 @@ pub struct LoadSummary {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub enum LoadOutcome {
-    /// After the last batch of the last epoch.
+    /// The run ended after the last batch of the last epoch.
     #[default]
     Complete,
     /// The [`StopFlag`](super::StopFlag) was raised.
     Stopped,
-    /// At the first failure, because [`LoadOptions::strict`](super::LoadOptions::strict) is set.
+    /// The run ended at the first failure, because [`LoadOptions::strict`](super::LoadOptions::strict) is set.
     Strict,
-    /// At an error after which no batch can be loaded.
+    /// The run ended at an error after which no batch can be loaded.
     Failed(LoadError),
 }
 
@@ -94,7 +94,7 @@ impl LoadSummary {
         self.failed_files == 0 && matches!(self.outcome, LoadOutcome::Complete)
     }
 
-    /// Throughput in 10^9 bytes per second; 0 for a run that took no time.
+    /// Returns the throughput in 10^9 bytes per second; 0 for a run that took no time.
     #[must_use]
     pub fn gb_per_s(&self) -> f64 {
         let seconds = self.elapsed.as_secs_f64();

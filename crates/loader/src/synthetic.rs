@@ -17,8 +17,8 @@ const LENGTHS_STREAM: u64 = u64::MAX;
 const WORD_BYTES: usize = 4;
 
 impl Catalog {
-    /// A synthetic data set of `files` files of one sample each, 1 KiB to 16 MiB long. A seed gives the same bytes on every
-    /// machine.
+    /// Creates a synthetic data set of `files` files of one sample each, 1 KiB to 16 MiB long. A seed gives the same bytes on
+    /// every machine.
     #[must_use]
     pub fn synthetic(files: u64, seed: u64) -> Catalog {
         let mut lengths = stream_of(seed, LENGTHS_STREAM);
@@ -28,7 +28,7 @@ impl Catalog {
         let mut lists = CatalogLists::default();
         for stream in 0..files {
             let length = distribution.map_or(MEAN_BYTES, |distribution| lengths.sample(distribution));
-            // In bounds and positive, so the cast only drops the fraction.
+            // The length is within the bounds and positive, so the cast only drops the fraction.
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let len_bytes = length.clamp(*BOUNDS_BYTES.start(), *BOUNDS_BYTES.end()) as u64;
             lists.push(DataOrigin::Synthetic { seed, stream }, FileContent { len_bytes, ..FileContent::default() });
@@ -37,14 +37,14 @@ impl Catalog {
     }
 }
 
-/// A generator of the bytes of one synthetic file, from its start and without an end.
+/// Returns an endless generator of the bytes of one synthetic file, from the first byte on.
 fn stream_of(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);
     rng
 }
 
-/// The bytes of one synthetic file, from any byte on.
+/// A generator of the bytes of one synthetic file, from any byte on.
 #[derive(Debug)]
 pub(super) struct SyntheticBytes {
     rng: ChaCha8Rng,
@@ -52,7 +52,7 @@ pub(super) struct SyntheticBytes {
 }
 
 impl SyntheticBytes {
-    /// The bytes from number `start` on.
+    /// Creates a generator of the bytes from number `start` on.
     pub(super) fn new(seed: u64, stream: u64, start: u64) -> SyntheticBytes {
         SyntheticBytes { rng: stream_of(seed, stream), at: start }
     }

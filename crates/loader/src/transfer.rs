@@ -37,7 +37,7 @@ const POLL_EVERY: Duration = Duration::from_micros(200);
 #[derive(Debug)]
 struct RunningCopy {
     lane: usize,
-    /// Without its buffer.
+    /// The batch, without its buffer.
     batch: LoadedBatch,
     completion: Completion,
 }
@@ -111,7 +111,7 @@ impl<'a> Transfer<'a> {
         self.summary
     }
 
-    /// The next batch in order (transfer-I1), once a lane is idle. `None` at the end of the run.
+    /// Waits until a lane is idle, and returns the next batch in order (transfer-I1). Returns `None` at the end of the run.
     fn next(&mut self) -> Option<LoadedBatch> {
         let backoff = Backoff::new();
         loop {
@@ -153,7 +153,7 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Starts the copy. `false` if it failed and the buffer has returned to the pool.
+    /// Starts the copy. Returns whether it is in flight: after a failure, the buffer has returned to the pool.
     fn send(&mut self, mut batch: LoadedBatch) -> bool {
         // `next` returns a batch only if a lane is idle.
         let Some(lane) = self.idle_lanes.pop() else { return false };
@@ -204,7 +204,7 @@ impl<'a> Transfer<'a> {
         self.skip(batch.failure(&self.loader.catalog, &samples, error));
     }
 
-    /// Checksums of the parts on the destination, if the run verifies; otherwise none.
+    /// Returns the checksums of the parts on the destination, or none if the run does not verify.
     fn checksums(&mut self, lane: usize, parts: &[LoadedPart]) -> Result<Vec<u64>, Error> {
         let mut checksums = Vec::new();
         if self.loader.options.verify {
@@ -285,7 +285,7 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Keeps the first reason.
+    /// Ends the run early. If it has already ended, the first reason stays.
     fn end(&mut self, ended: LoadOutcome) {
         self.ended_early.get_or_insert(ended);
     }

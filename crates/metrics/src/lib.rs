@@ -71,7 +71,7 @@ pub struct Reporter {
     reported: Mutex<Reported>,
 }
 
-/// The last report.
+/// The content of the last report.
 #[derive(Debug, Default)]
 struct Reported {
     /// Durations by number of the pool and name of the metric. Partitions may share a name, but not a number.
@@ -98,7 +98,7 @@ impl Reporter {
         times.retain(|(number, _), _| exists(*number));
     }
 
-    /// The object that the pool's socket sends.
+    /// Returns the object that the pool's socket sends.
     fn object(&self, tags: &mut Vec<String>) -> Value {
         let (mut object, why, dump) = (json!(self.pool.stats()), self.pool.diagnose(), self.pool.dump());
         object["why"] = json!({ "cause": why.cause.name(), "is_alarm": why.is_alarm });
@@ -129,7 +129,7 @@ fn pass_on(object: &Value, reported: &mut HashMap<(u64, &'static str), Durations
                 (_, Sample::Count(count)) => gauge!(name, labels).set(count as f64),
                 (_, Sample::Number(number)) => gauge!(name, labels).set(number),
                 (_, Sample::Durations(now)) => {
-                    // Also without an event, so that the series exists.
+                    // Done even without new durations, so that the series exists.
                     let histogram = histogram!(name, labels);
                     let before = reported.insert((number, name), now.clone()).unwrap_or_default();
                     let new = since(&now, &before).into_iter();
@@ -140,7 +140,7 @@ fn pass_on(object: &Value, reported: &mut HashMap<(u64, &'static str), Durations
     }
 }
 
-/// The durations in `now` that are not in `before`: the middle of each bucket, and their number.
+/// Returns the durations in `now` that are not in `before`: the middle of each bucket, and its number of new durations.
 fn since(now: &Durations, before: &Durations) -> Vec<(f64, usize)> {
     let bounds = bucket_bounds();
     let mut new = Vec::new();

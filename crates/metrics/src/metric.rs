@@ -20,14 +20,14 @@ pub(crate) struct Metric {
     from: From,
 }
 
-/// The location of the values.
+/// The source of a metric's values.
 #[derive(Debug)]
 enum From {
     /// One value at this JSON pointer.
     At(String),
     /// A field of each tag that holds buffers.
     Owners(&'static str),
-    /// A series per diagnosis; one is 1.
+    /// One series per cause: 1 for the current cause, 0 for the rest.
     Causes,
 }
 
@@ -69,7 +69,7 @@ impl std::convert::From<Statistic> for Metric {
 }
 
 impl Metric {
-    /// The name in Prometheus: with the unit, and with `_total` if it is a counter.
+    /// Returns the name in Prometheus, with the unit, and with `_total` if the metric is a counter.
     pub(crate) fn prometheus_name(&self) -> String {
         let mut name = self.name.replace('.', "_");
         for (suffix, applies) in [
@@ -84,16 +84,16 @@ impl Metric {
         name
     }
 
-    /// The samples of this metric in `object`: another label, if any, and the value.
+    /// Returns the samples of this metric in `object`, each with its further label, if any.
     pub(crate) fn samples(&self, object: &Value) -> Vec<(Option<(&'static str, String)>, Sample)> {
         match &self.from {
             From::At(pointer) => match object.pointer(pointer) {
-                // A duration that ended is 0; a limit of none has no series.
+                // A missing duration, such as the age of a copy that has completed, is 0. A missing limit has no series.
                 Some(Value::Null) if self.unit == Unit::Seconds => vec![(None, Sample::Number(0.0))],
                 value => value.and_then(Sample::from_json).map(|sample| (None, sample)).into_iter().collect(),
             },
             From::Owners(field) => {
-                // Two owners may have one tag.
+                // Two owners may have the same tag.
                 let mut tags = BTreeMap::new();
                 for owner in object["owners"].as_array().into_iter().flatten() {
                     let (Some(tag), Some(sample)) = (owner["tag"].as_str(), Sample::from_json(&owner[field])) else {
@@ -112,7 +112,7 @@ impl Metric {
     }
 }
 
-/// A value of one moment.
+/// A value at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Sample {
     Count(u64),
@@ -121,7 +121,7 @@ pub(crate) enum Sample {
 }
 
 impl Sample {
-    /// Adds a count; of two numbers, which are ages, keeps the larger one.
+    /// Adds `other` to a count. Two numbers are ages, and the larger one is kept.
     fn add(&mut self, other: &Self) {
         match (self, other) {
             (Self::Count(sum), Self::Count(count)) => *sum += count,
@@ -146,7 +146,7 @@ pub(crate) struct Durations {
     pub(crate) count: u64,
     pub(crate) total_seconds: f64,
     pub(crate) max_seconds: f64,
-    /// One per bound, and one above the last.
+    /// One count per bound, and one count of the durations above the last bound.
     pub(crate) buckets: Vec<u64>,
 }
 

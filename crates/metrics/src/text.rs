@@ -53,7 +53,7 @@ fn distinct<'a>(pools: &[(Vec<(&'a str, String)>, &'a Value)]) -> Vec<(Vec<(&'a 
     with_number.collect()
 }
 
-/// A tag is any text.
+/// Formats a label. A tag may contain any text, so the value is escaped.
 fn pair(name: &str, value: &str) -> String {
     let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     format!("{name}=\"{value}\"")
@@ -99,7 +99,7 @@ mod tests {
         let mut times = pinpool::stats::Histogram::default();
         [100, 300, 300, 1 << 50].into_iter().for_each(|nanos| times.record(std::time::Duration::from_nanos(nanos)));
         let object = serde_json::json!({ "requests": { "wait_time": times } });
-        // As it comes from a socket.
+        // Parsed from text, as an object from a socket is.
         let object: Value = serde_json::from_str(&object.to_string()).unwrap();
         let text = prometheus_text(&[(vec![("pool_name", "t".to_owned())], &object)]);
         let counts: Vec<_> = text

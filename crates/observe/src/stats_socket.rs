@@ -29,7 +29,7 @@ use pinpool_os::threads;
 
 /// Time between two checks for new readers.
 const ACCEPT_EVERY: Duration = Duration::from_millis(100);
-/// Checks from one line to the next.
+/// Number of checks between two lines.
 const CHECKS: u32 = 10;
 
 /// Longest path of a socket, without the terminating zero.
@@ -37,7 +37,7 @@ pub const PATH_BYTES_MAX: usize = local_socket::PATH_BYTES_MAX;
 
 /// A pool with statistics to serve.
 pub trait StatisticsSource: Send + Sync {
-    /// The statistics and owners as a JSON object.
+    /// Returns the statistics and owners as a JSON object.
     fn object(&self) -> serde_json::Value;
 }
 
@@ -47,7 +47,7 @@ static SERVING: OfProcess<Mutex<Serving>> = OfProcess::new(Mutex::default);
 #[derive(Default)]
 struct Serving {
     sockets: Vec<Served>,
-    /// True while the thread runs.
+    /// Whether the thread is running.
     is_running: bool,
 }
 
@@ -59,11 +59,11 @@ struct Served {
     readers: Vec<UnixStream>,
 }
 
-/// Serves a pool until dropped.
+/// Serves a pool until it is dropped.
 #[derive(Debug)]
 pub struct ServedPool(Weak<dyn StatisticsSource>);
 
-/// The socket of a process that was started with `PINPOOL_SOCKET=1`: in `$XDG_RUNTIME_DIR`, else in `/tmp`.
+/// Returns the path of the socket of a process that was started with `PINPOOL_SOCKET=1`: in `$XDG_RUNTIME_DIR`, else in `/tmp`.
 pub fn path_of(process: u32) -> PathBuf {
     let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
     let dir = runtime_dir.map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
@@ -74,7 +74,7 @@ pub fn path_of(process: u32) -> PathBuf {
 ///
 /// # Errors
 ///
-/// If no process listens there, or a process of another user.
+/// If no process serves the socket, or a process of another user does.
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
     UnixStream::connect(path).and_then(|socket| check_peer(&socket).map(|()| socket))
 }
@@ -107,7 +107,7 @@ impl Drop for ServedPool {
     fn drop(&mut self) {
         // A forked child has no list.
         let Some(serving) = SERVING.get_if_made() else { return };
-        // Under the lock, so that a new pool opens its socket afterwards.
+        // Under the lock, so that a new pool opens its socket only afterwards.
         serving.lock().sockets.retain_mut(|served| {
             served.pools.retain(|pool| !pool.ptr_eq(&self.0));
             !served.pools.is_empty()
@@ -115,7 +115,7 @@ impl Drop for ServedPool {
     }
 }
 
-/// The end of the process removes the files of pools that have not ended.
+/// Removes the socket files of pools that still exist when the process exits.
 extern "C" fn remove_files() {
     // A forked child that serves nothing has no list.
     if let Some(serving) = SERVING.get_if_made() {
@@ -123,7 +123,7 @@ extern "C" fn remove_files() {
     }
 }
 
-/// Serves all sockets until there is none.
+/// Serves all sockets until none is left.
 fn run() {
     for check in (0..CHECKS).cycle() {
         let is_due = check == CHECKS - 1;
@@ -133,7 +133,7 @@ fn run() {
             return;
         }
         let rounds: Vec<_> = serving.sockets.iter_mut().filter_map(|served| served.begin_round(is_due)).collect();
-        // A line is made without a lock, because this may drop the last reference to a pool.
+        // The lines are made without the lock, because the last reference to a pool may be dropped here, which takes the lock.
         drop(serving);
         for (path, pools, mut readers) in rounds {
             let shown: Vec<_> = pools.iter().filter_map(Weak::upgrade).map(|pool| pool.object()).collect();
@@ -152,7 +152,7 @@ fn run() {
 type Round = (PathBuf, Vec<Weak<dyn StatisticsSource>>, Vec<UnixStream>);
 
 impl Served {
-    /// For the readers that have just connected and, if a line is due, for all.
+    /// Returns the readers that have just connected and, if a line is due, all others. Returns `None` without readers.
     fn begin_round(&mut self, is_due: bool) -> Option<Round> {
         let mut readers = if is_due { std::mem::take(&mut self.readers) } else { Vec::new() };
         while let Ok((reader, _)) = self.socket.listener().accept() {
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
     use pinpool_os::sync::process::{AtomicU64, Ordering};
 
-    /// Counts the reads.
+    /// A pool that counts how often its statistics are read.
     struct Counted(AtomicU64);
 
     impl StatisticsSource for Counted {
@@ -187,14 +187,14 @@ mod tests {
         }
     }
 
-    /// A folder, the path of a socket in it, and a pool.
+    /// Returns a folder, the path of a socket in it, and a pool.
     fn counted() -> (TempDir, PathBuf, Arc<Counted>, Weak<Counted>) {
         let (dir, pool) = (tempfile::tempdir().unwrap(), Arc::new(Counted(AtomicU64::new(0))));
         let (path, weak) = (dir.path().join("stats.sock"), Arc::downgrade(&pool));
         (dir, path, pool, weak)
     }
 
-    /// A reader, and its first line.
+    /// Connects a reader, and returns it with its first line.
     fn reader(path: &Path) -> (BufReader<UnixStream>, serde_json::Value) {
         let mut reader = BufReader::new(connect(path).unwrap());
         let mut line = String::new();
@@ -206,7 +206,7 @@ mod tests {
     fn statistics_are_read_only_while_there_are_readers() {
         let (_dir, path, pool, weak) = counted();
         let _showing = serve(&path, weak).unwrap();
-        // Long enough for several checks for readers.
+        // This time includes several checks for readers.
         thread::sleep(3 * ACCEPT_EVERY);
         assert_eq!(pool.0.load(Ordering::Relaxed), 0);
         assert_eq!(reader(&path).1["pools"][0]["gets"], 7);
@@ -218,7 +218,7 @@ mod tests {
         let (dir, path, _pool, weak) = counted();
         let link = dir.path().join("link.sock");
         let showing = serve(&path, weak).unwrap();
-        // The file of the socket is removed; by another name of it a listener can still be reached.
+        // The file of the socket is removed, but through another name of the file a listener could still be reached.
         fs::hard_link(&path, &link).unwrap();
         drop(reader(&link));
         drop(showing);
@@ -241,7 +241,7 @@ mod tests {
         let all: Vec<_> = (0..20).map(serve_at).collect();
         let pools = |number| reader(&dir.path().join(format!("{number}.sock"))).1["pools"].as_array().unwrap().len();
         assert!((0..all.len()).all(|number| pools(number) == 1));
-        // One of them may be ending.
+        // A thread that served earlier sockets may still be ending.
         assert!(threads() <= 2, "{} threads", threads());
     }
 
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(reader(&path).1["pools"].as_array().unwrap().len(), 1);
         drop(second);
         assert!(!path.exists());
-        // And at once again.
+        // The path can be served again immediately.
         let (_, _, _third, weak) = counted();
         let _showing = serve(&path, weak).unwrap();
         assert_eq!(reader(&path).1["pools"].as_array().unwrap().len(), 1);

@@ -5,10 +5,10 @@
 
 use std::fmt;
 
-/// Most frames that are named.
+/// Maximum number of frames that are named.
 const FRAMES_MAX: usize = 32;
 
-/// One call: the calling function, and its source location. Without a line, `file` is empty.
+/// One call: the calling function, and its source location. An unknown file is empty, and an unknown line is 0.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Frame {
@@ -17,7 +17,7 @@ pub struct Frame {
     pub line: u32,
 }
 
-/// `loader.rs:212 collate`.
+/// Prints `loader.rs:212 collate`, or only the name if the file is unknown.
 impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, file, line } = self;
@@ -31,17 +31,17 @@ impl fmt::Display for Frame {
 pub struct CallStack(Vec<usize>);
 
 impl CallStack {
-    /// The calls that led here; none without the feature `call-stacks`.
+    /// Collects the return addresses of the calls in progress; none without the feature `call-stacks`.
     pub fn here() -> Self {
         Self(native::calls())
     }
 
-    /// The frames of the program, the innermost first, without frames of the pool and the runtime.
+    /// Returns the frames of the program, the innermost first, without frames of the pool and the runtime.
     pub fn frames(&self) -> Vec<Frame> {
         self.first(FRAMES_MAX)
     }
 
-    /// The innermost frame of the program, in words.
+    /// Returns the innermost frame of the program as text.
     pub fn place(&self) -> Option<String> {
         self.first(1).first().map(Frame::to_string)
     }
@@ -63,9 +63,10 @@ mod native {
 
     use super::Frame;
 
-    /// Most calls that are kept.
+    /// Maximum number of return addresses that are collected.
     const CALLS_MAX: usize = 48;
-    /// Prefixes of functions of the pool, of its entry points for other languages and of the runtime.
+    /// Name prefixes of functions that are left out: functions of the pool, of its entry points for other languages, and of the
+    /// runtime.
     const LEFT_OUT: &str = "pinpool:: pinpool_ _pinpool backtrace:: std:: core:: alloc:: __rust __libc_start cuMem";
 
     #[allow(unsafe_code)]
@@ -75,13 +76,14 @@ mod native {
             calls.push(frame.ip().addr());
             calls.len() < CALLS_MAX
         };
-        // SAFETY: the unwinders of Linux and macOS run in several threads at once; the lock that this leaves out is held while
-        // others are named.
+        // SAFETY: the unwinders of Linux and macOS can run in several threads at once. The synchronized function would wait for a
+        // lock that threads hold while they resolve names.
         unsafe { backtrace::trace_unsynchronized(add) };
         calls
     }
 
-    /// Adds the functions that `call` is in, several if they are inlined; none if the program is stripped of symbols.
+    /// Adds the functions that contain the return address `call`: several if functions are inlined, none if the program has no
+    /// symbols.
     pub(super) fn name(call: usize, frames: &mut Vec<Frame>) {
         backtrace::resolve(ptr::without_provenance_mut(call), |symbol| {
             let Some(name) = symbol.name().map(|name| format!("{name:#}")) else { return };

@@ -1,8 +1,9 @@
-//! Descriptors that a child of `fork` closes. Otherwise a worker that outlives its parent would keep the parent's sockets open
-//! and its files locked.
+//! Descriptors that a forked child closes. Otherwise a worker that outlives its parent would keep the parent's sockets open and
+//! its files locked.
 //!
-//! The list has the number and the file of each descriptor. Before a number is closed, in a child or at the end, its file is
-//! compared: code of the process may have closed the number, which may now refer to another file.
+//! The list contains the number and the file of each descriptor. Before a descriptor is closed, in a child or by its owner's
+//! drop, its file is compared with the listed file: other code of the process may have closed the descriptor, and its number may
+//! refer to another file now.
 #![allow(unsafe_code)] // Closes descriptors in a child.
 
 use std::io;
@@ -15,12 +16,12 @@ use crate::file_id::FileId;
 use crate::fork::{self, ForkGeneration, HeldOff};
 use crate::sync::process::{AtomicBool, Ordering};
 
-/// Marks a free entry.
+/// The value of a free entry.
 const FREE: i32 = -1;
-/// Marks an entry that is about to receive a descriptor.
+/// The value of an entry that is about to receive a descriptor.
 const TAKEN: i32 = -2;
 
-/// A descriptor, and the file that it was open on.
+/// A descriptor, and the file that it referred to when it was listed.
 struct Place {
     descriptor: AtomicI32,
     device: AtomicU64,
@@ -31,9 +32,10 @@ static LISTED: [Place; 1024] =
     [const { Place { descriptor: AtomicI32::new(FREE), device: AtomicU64::new(0), inode: AtomicU64::new(0) } }; 1024];
 
 impl Place {
-    /// The file of `descriptor`, which this place lists.
+    /// Returns whether `descriptor`, which this entry lists, still refers to the listed file.
     fn is_still(&self, descriptor: i32) -> bool {
-        // Relaxed: written before the descriptor was, by this thread or by one that had done so before the fork.
+        // Relaxed: `ParentOnly::new` stored both before the descriptor, while forks were delayed. So they are visible to a child
+        // that finds the descriptor, and to the thread that drops the owner.
         let (device, inode) = (self.device.load(Ordering::Relaxed), self.inode.load(Ordering::Relaxed));
         FileId::of_descriptor(descriptor).is_ok_and(|found| found == FileId { device, inode })
     }
@@ -44,8 +46,8 @@ extern "C" fn close_listed() {
         // Relaxed: the child has one thread.
         let descriptor = place.descriptor.swap(FREE, Ordering::Relaxed);
         if descriptor >= 0 && place.is_still(descriptor) {
-            // SAFETY: the child's copy of a descriptor that a `ParentOnly` owns, which does not close it again in a child.
-            // `close` may be called in a child of a process with threads.
+            // SAFETY: this is the child's copy of a descriptor that a `ParentOnly` owns. In a child the `ParentOnly` does not
+            // close it again. `close` may be called in a child of a process with threads.
             unsafe { libc::close(descriptor) };
         }
     }
@@ -60,17 +62,17 @@ pub struct ParentOnly<T: AsFd> {
 }
 
 impl<T: AsFd> ParentOnly<T> {
-    /// `_no_fork` is taken before `value` is opened, so that no child has it unlisted.
+    /// Lists `value`. `_no_fork` must be acquired before `value` is opened, so that no child inherits it unlisted.
     ///
     /// # Errors
     ///
-    /// If this process has as many of them as are listed.
+    /// All entries of the list are in use, or the system does not report the file of `value`.
     pub fn new(value: T, _no_fork: &HeldOff) -> io::Result<Self> {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         fork::call_in_children(&REGISTERED, close_listed);
         let descriptor = value.as_fd().as_raw_fd();
         let FileId { device, inode } = FileId::of_descriptor(descriptor)?;
-        // Acquire, with the Release of `drop`: what is written here comes after the last user's.
+        // Acquire pairs with the Release of `drop`: the stores below come after every access by the entry's previous owner.
         let take = |place: &Place| {
             place.descriptor.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
@@ -81,7 +83,7 @@ impl<T: AsFd> ParentOnly<T> {
             ))
         })?;
         let place = &LISTED[listed];
-        // Relaxed: a child is forked with what its parent had stored, and forks are held off.
+        // Relaxed: a child has everything that its parent stored before the fork, and forks are delayed meanwhile.
         place.device.store(device, Ordering::Relaxed);
         place.inode.store(inode, Ordering::Relaxed);
         place.descriptor.store(descriptor, Ordering::Relaxed);
@@ -99,17 +101,17 @@ impl<T: AsFd> Deref for ParentOnly<T> {
 
 impl<T: AsFd> Drop for ParentOnly<T> {
     fn drop(&mut self) {
-        // A child has closed it, and the place may list a descriptor of the child's own.
+        // In a child, `close_listed` has closed the descriptor, and the entry may list one of the child's own descriptors.
         if self.generation.is_stale() {
             return;
         }
         let place = &LISTED[self.listed];
         if place.is_still(self.value.as_fd().as_raw_fd()) {
-            // SAFETY: dropped here alone, once, and not used afterwards.
+            // SAFETY: the value is dropped only here, once, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.value) };
         }
-        // Release, with the Acquire of `new`. After the descriptor is closed: a child that is forked in between finds another
-        // file or none there.
+        // Release pairs with the Acquire of `new`. The entry is freed only after the descriptor is closed. A child that is forked
+        // in between finds another file or none behind the number, and does not close it.
         place.descriptor.store(FREE, Ordering::Release);
     }
 }
@@ -132,7 +134,7 @@ mod tests {
         let own = opened(&dir.path().join("own"));
         let number = own.as_raw_fd();
         let other = File::create(dir.path().join("other")).unwrap();
-        // SAFETY: replaces the file of a number that `own` alone has, as careless code of a program does.
+        // SAFETY: the call replaces the file of a number that `own` alone has, as careless code of a program does.
         assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
         drop(own);
         // SAFETY: nothing else owns the number from here on.

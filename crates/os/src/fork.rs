@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::sync::process::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-/// Counts the forks between the first process and this one.
+/// The number of forks between the first process and this process.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// The generation in which an object was created.
@@ -19,7 +19,7 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 pub struct ForkGeneration(u32);
 
 impl ForkGeneration {
-    /// The current generation. The first call registers the handler that counts forks.
+    /// Returns the current generation. The first call registers the handler that counts forks.
     pub fn now() -> Self {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         extern "C" fn count() {
@@ -35,21 +35,21 @@ impl ForkGeneration {
         current() != self.0
     }
 
-    /// The generation as a number, which [`current`] returns until the next fork.
+    /// Returns the generation as a number. [`current`] returns the same number, except in children forked later.
     pub fn number(self) -> u32 {
         self.0
     }
 }
 
-/// The number of the current generation.
+/// Returns the number of the current generation.
 #[inline(always)]
 pub fn current() -> u32 {
     // Relaxed: only the handler writes, before the child has a second thread.
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// A value that each process has once. A child of `fork` starts with a new value: a lock in the inherited value may be held by
-/// a thread that the child does not have.
+/// A value that each process has once. A forked child creates a new value, because a thread that the child does not have may hold
+/// a lock in the inherited value.
 pub struct OfProcess<T: 'static> {
     /// Null, or the value of this process or of a parent. Never freed.
     current: AtomicPtr<Made<T>>,
@@ -66,10 +66,10 @@ impl<T: Send + Sync> OfProcess<T> {
         Self { current: AtomicPtr::new(std::ptr::null_mut()), make }
     }
 
-    /// The value of this process. The first call creates it. If several threads call at the same time, each may
-    /// create a value; one is kept.
+    /// Returns the value of this process, which the first call creates. If several threads call at the same time, each may create
+    /// a value, but only one value is kept.
     pub fn get(&self) -> &'static T {
-        // Acquire, with the Release below: the value is complete.
+        // Acquire pairs with the Release of the exchange below, so the value is completely initialized.
         let mut current = self.current.load(Ordering::Acquire);
         loop {
             if let Some(value) = Self::of_this_process(current) {
@@ -79,7 +79,7 @@ impl<T: Send + Sync> OfProcess<T> {
             match self.current.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => current = fresh,
                 Err(other) => {
-                    // SAFETY: from a box, and no other thread has seen it.
+                    // SAFETY: `fresh` came from a box above, and no other thread has seen it.
                     drop(unsafe { Box::from_raw(fresh) });
                     current = other;
                 }
@@ -87,28 +87,31 @@ impl<T: Send + Sync> OfProcess<T> {
         }
     }
 
-    /// The value, if this process has created it.
+    /// Returns the value, if this process has created it.
     pub fn get_if_made(&self) -> Option<&'static T> {
         Self::of_this_process(self.current.load(Ordering::Acquire))
     }
 
     fn of_this_process(made: *mut Made<T>) -> Option<&'static T> {
-        // SAFETY: null, or complete and never freed.
+        // SAFETY: `made` is null, or points to a completely initialized value that is never freed.
         let made = unsafe { made.as_ref() };
         made.filter(|made| !made.generation.is_stale()).map(|made| &made.value)
     }
 }
 
-/// Calls `handler` in each child that this process forks from now on, before the fork returns there. It may only store to
-/// atomics and to thread-locals without a destructor, and make calls that a signal handler may make. `registered` records
-/// that the handler is registered. It is not a lock, because a child that is forked while another thread holds a lock would wait
-/// for that thread. So threads that call at the same time may register a handler twice, and handlers must allow that.
+/// Registers `handler`, which then runs in each child that this process forks, before the fork returns there. `handler` may only
+/// store to atomics and to thread-locals without a destructor, and make calls that a signal handler may make.
+///
+/// `registered` records that the handler is registered. It is not a lock, because a child that is forked while another thread
+/// holds a lock would wait for that thread. So threads that call this function at the same time may register a handler twice, and
+/// handlers must allow that.
 pub fn call_in_children(registered: &'static AtomicBool, handler: extern "C" fn()) {
     // SAFETY: `handler` does only what a child of a process with threads may do, by the contract above.
     unsafe { at_fork(registered, None, None, handler) }
 }
 
-/// Registers handlers that run before a fork, and after it in the parent and in the child, unless `registered` is set.
+/// Registers handlers that run before each fork, and after it in the parent and in the child. Does nothing if `registered` is
+/// set.
 ///
 /// # Safety
 ///
@@ -119,36 +122,37 @@ unsafe fn at_fork(
     in_parent: Option<unsafe extern "C" fn()>,
     in_child: unsafe extern "C" fn(),
 ) {
-    // Acquire, with the Release below: a thread that sees the mark forks with the handlers registered.
+    // Acquire pairs with the Release below: if a thread reads `true`, the handlers are registered when it forks.
     if registered.load(Ordering::Acquire) {
         return;
     }
     // If registration fails for lack of memory, forks are not detected. Miri has no forks.
     if cfg!(not(miri)) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what the handlers do and how long they stay loaded.
         unsafe { libc::pthread_atfork(before, in_parent, Some(in_child)) };
     }
     registered.store(true, Ordering::Release);
 }
 
-/// Forks that wait for [`HeldOff`] or have started since; more if the handlers are registered twice.
+/// The number of forks in progress, including forks that wait for a [`HeldOff`]. A fork counts twice if the handlers are
+/// registered twice.
 static FORKING: AtomicU32 = AtomicU32::new(0);
-/// Threads that delay forks.
+/// The number of threads that delay forks.
 static HOLDING: AtomicU32 = AtomicU32::new(0);
 /// Time between two checks.
 const PAUSE: Duration = Duration::from_micros(20);
-/// The most checks before a fork continues, about one second, so that no fork hangs.
+/// The maximum number of checks before a fork continues regardless, after about one second, so that no fork hangs.
 const CHECKS_MAX: u32 = 10_000;
 
-/// Delays forks of other threads while it exists. It is for steps that a child must see completed or not started. Its holder must
-/// not take a lock, wait or call a callback.
+/// Delays forks by other threads while it exists, each fork for at most about a second. Use it for steps that a child must see
+/// either completed or not started. While a thread has it, the thread must not take a lock, wait or call a callback.
 #[derive(Debug)]
 pub struct HeldOff(());
 
-/// Delays the forks of other threads; waits for those that have started.
+/// Waits for forks in progress, then delays new forks by other threads until the result is dropped.
 pub fn hold_off() -> HeldOff {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
-    // SAFETY: these handlers store to atomics and sleep. Registered twice they count twice, up and down.
+    // SAFETY: these handlers store to atomics and sleep. If they are registered twice, they count each fork twice, up and down.
     unsafe { at_fork(&REGISTERED, Some(prepare), Some(end_in_parent), end_in_child) };
     loop {
         // SeqCst, here and in `prepare`: each stores, then reads what the other stores, so one of them sees the other.
@@ -178,7 +182,7 @@ extern "C" fn prepare() {
 }
 
 extern "C" fn end_in_parent() {
-    // If a thread registers the handlers during a fork, only this one is called.
+    // The count may be 0: if a thread registers the handlers during a fork, this handler runs although `prepare` did not.
     let _ = FORKING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |forks| forks.checked_sub(1));
 }
 

@@ -1,4 +1,4 @@
-//! Unix sockets that only this user can open. The process that creates one removes it.
+//! Unix sockets that only this user can open. The process that creates a socket removes its file.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -14,7 +14,7 @@ use crate::fork::{self, ForkGeneration};
 /// Longest socket path that the kernel accepts, without the terminating zero.
 pub const PATH_BYTES_MAX: usize = 107;
 
-/// A socket that this process listens on. Children of `fork` do not have it.
+/// A socket that this process listens on. Forked children close it.
 #[derive(Debug)]
 pub struct LocalSocket {
     listener: ParentOnly<UnixListener>,
@@ -24,24 +24,24 @@ pub struct LocalSocket {
 }
 
 impl LocalSocket {
-    /// Listens at `path`. A stale socket of this user there is replaced; anything else there stays.
+    /// Listens at `path`. Replaces a stale socket of this user at `path`, and fails if there is anything else.
     ///
     /// # Errors
     ///
-    /// - [`AddrInUse`](io::ErrorKind::AddrInUse): another process listens there,
-    /// - [`AlreadyExists`](io::ErrorKind::AlreadyExists): there is something else than a socket of this user,
-    /// - others of the system, or if the path is too long.
+    /// - [`AddrInUse`](io::ErrorKind::AddrInUse): another process listens at `path`,
+    /// - [`AlreadyExists`](io::ErrorKind::AlreadyExists): `path` exists and is not a socket of this user,
+    /// - other errors: the path is too long, or the system refuses the socket.
     pub fn listen(path: &Path) -> io::Result<Self> {
         check_length(path)?;
         remove_left_behind(path)?;
         let no_fork = fork::hold_off();
         let listener = ParentOnly::new(UnixListener::bind(path)?, &no_fork)?;
         drop(no_fork);
-        // Whoever connects before this is refused by `check_peer`.
+        // `check_peer` refuses other users' processes that connect before the permissions are set.
         fs::set_permissions(path, Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
         let file = FileId::at(path)?;
-        // The process may go to another directory.
+        // The process may change its working directory before it removes the file.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         Ok(Self { listener, path, file, generation: ForkGeneration::now() })
     }
@@ -50,12 +50,12 @@ impl LocalSocket {
         &self.path
     }
 
-    /// Does not block.
+    /// Returns the listener, which does not block.
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
 
-    /// Removes the file, if it is still there, so that nobody connects any more.
+    /// Removes the socket's file, if it is still there, so that no process connects any more. Does nothing in a forked child.
     pub fn remove_file(&self) {
         if !self.generation.is_stale() {
             self.file.remove_at(&self.path);
@@ -105,18 +105,19 @@ fn remove_left_behind(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether a process has the socket at `path` open. Connects a datagram socket: an open stream socket refuses it because
-/// of its type, a stale socket refuses every connection. A stream socket would wait until earlier connections are accepted.
+/// Returns whether a process has the socket at `path` open. Connects a datagram socket to it, since a stream socket would wait
+/// until earlier connections are accepted. An open stream socket refuses the connection because of the type (`EPROTOTYPE`), and a
+/// stale socket refuses every connection.
 fn is_listened_on(path: &Path) -> io::Result<bool> {
     let asked = UnixDatagram::unbound()?.connect(path);
     Ok(asked.map_or_else(|error| error.raw_os_error() == Some(libc::EPROTOTYPE), |()| true))
 }
 
-/// Fails unless the process at the other end belongs to the user of this one, or to root.
+/// Fails unless the process at the other end belongs to the user of this process, or to root.
 ///
 /// # Errors
 ///
-/// [`PermissionDenied`](io::ErrorKind::PermissionDenied): it belongs to another user.
+/// [`PermissionDenied`](io::ErrorKind::PermissionDenied): the other process belongs to another user.
 pub fn check_peer(socket: &UnixStream) -> io::Result<()> {
     let (user, own) = (peer_user(socket)?, this_user());
     if user == own || user == 0 {
@@ -126,13 +127,13 @@ pub fn check_peer(socket: &UnixStream) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// The user that the process at the other end had when it connected or began to listen.
+/// Returns the user that the process at the other end had when it connected or began to listen.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 fn peer_user(socket: &UnixStream) -> io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = libc::socklen_t::try_from(size_of_val(&peer)).map_err(io::Error::other)?;
-    // SAFETY: writes at most `len` bytes to `peer`, which is made of numbers.
+    // SAFETY: the call writes at most `len` bytes to `peer`, which consists of numbers.
     let asked = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut len)
     };
@@ -143,7 +144,7 @@ fn peer_user(socket: &UnixStream) -> io::Result<u32> {
 #[allow(unsafe_code)]
 fn peer_user(socket: &UnixStream) -> io::Result<u32> {
     let (mut user, mut group) = (0, 0);
-    // SAFETY: writes two numbers.
+    // SAFETY: the call writes two numbers.
     let asked = unsafe { libc::getpeereid(socket.as_raw_fd(), &raw mut user, &raw mut group) };
     if asked == 0 { Ok(user) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,7 +1,7 @@
 //! Atomics, cells and locks that a model checker can replace.
 //!
-//! Under `cfg(pinpool_loom)` the same names are loom's, which runs every interleaving of the models in the modules that use them.
-//! Statics use [`process`], because loom's atomics cannot be statics; state that no model covers uses `process` and
+//! Under `cfg(pinpool_loom)` the same names are loom's types. loom runs every interleaving of the models in the modules that use
+//! these types. Statics use [`process`], because loom's atomics cannot be statics. State that no model covers uses `process` and
 //! [`plain`].
 
 pub use crossbeam_utils::CachePadded;
@@ -22,15 +22,15 @@ pub use crossbeam_utils::Backoff;
 
 /// Locks that are never modeled.
 ///
-/// They come from `std`: on Linux one futex word each, without a separate table. A forked child inherits every table of waiting
-/// threads without these threads, and would follow pointers into stacks that it uses for its own threads.
+/// They are `std`'s locks, which on Linux are one futex word each, without a table of waiting threads. A forked child would
+/// inherit such a table but not its threads, and would follow pointers into stacks that the child may use for its own threads.
 pub mod plain {
     use std::sync::{LockResult, PoisonError, TryLockError};
     use std::time::Instant;
 
     pub use std::sync::MutexGuard;
 
-    /// A mutex without poisoning: what it guards is valid wherever a thread may unwind.
+    /// A mutex without poisoning: the guarded value is valid at every point at which a thread may unwind.
     #[derive(Debug, Default)]
     pub struct Mutex<T>(std::sync::Mutex<T>);
 
@@ -43,7 +43,7 @@ pub mod plain {
             unpoisoned(self.0.lock())
         }
 
-        /// `None` while another thread has locked it.
+        /// Locks the mutex, or returns `None` if the mutex is already locked.
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             match self.0.try_lock() {
                 Ok(guard) => Some(guard),
@@ -61,7 +61,7 @@ pub mod plain {
         }
     }
 
-    /// A condition variable that takes the guard and returns it. Waits may end without a notification.
+    /// A condition variable. A wait takes the guard and returns it, and may end without a notification.
     #[derive(Debug, Default)]
     pub struct Condvar(std::sync::Condvar);
 
@@ -79,7 +79,7 @@ pub mod plain {
             unpoisoned(self.0.wait(guard))
         }
 
-        /// Sleeps until it is notified or `until` has passed; `true` if it timed out.
+        /// Sleeps until it is notified or `until` has passed. Returns the guard, and whether the wait timed out.
         pub fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, until: Instant) -> (MutexGuard<'a, T>, bool) {
             let (guard, waited) =
                 unpoisoned(self.0.wait_timeout(guard, until.saturating_duration_since(Instant::now())));
@@ -135,14 +135,14 @@ mod modeled {
             self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
         }
 
-        /// In a model time does not pass: loom reports a thread that is never notified.
+        /// Waits without a timeout, since time does not pass in a model. loom reports a thread that is never notified.
         pub fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, _until: Instant) -> (MutexGuard<'a, T>, bool) {
             (self.wait(guard), false)
         }
     }
 }
 
-/// In a model a wait lets loom run another thread.
+/// The replacement for crossbeam's `Backoff` in a model: a wait lets loom run another thread.
 #[cfg(pinpool_loom)]
 pub struct Backoff;
 

@@ -1,38 +1,41 @@
 //! Threads that pools start.
 //!
-//! They are threads of the system, not of `std`: in a program with a Rust `main`, a `std` thread takes a process-wide lock when
-//! it starts and when it ends, to record where its stack ends. A child that was forked meanwhile keeps that lock
-//! locked, and can never start a `std` thread.
+//! The threads are created through `pthread_create`, not through `std`. In a program with a Rust `main`, a `std` thread takes a
+//! process-wide lock when it starts and when it ends, to record the end of its stack. In a child that was forked meanwhile, this
+//! lock stays locked, so the child can never start a `std` thread.
 //!
-//! The system knows the names of these threads, `std` does not.
+//! The system knows the names of these threads, but `std` does not.
 #![allow(unsafe_code)] // Starts threads, and masks signals.
 
 use std::ffi::CStr;
 use std::io;
 
-/// A stack of the same size as in `std`.
+/// The stack size of a thread, the same as in `std`.
 #[cfg(not(miri))]
 const STACK_BYTES: usize = 2 << 20;
 
-/// Starts a detached thread. A panic ends only this thread. It blocks signals, which the program's own threads handle.
+/// Starts a detached thread. A panic ends only this thread. The thread blocks signals, so that the program's own threads handle
+/// them.
 ///
 /// # Errors
 ///
-/// The system refuses another thread.
+/// An error of the system, if it refuses another thread.
 pub fn spawn(name: &'static CStr, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     system::start(name, Box::new(work)).map(system::Started::detach)
 }
 
-/// Threads that end before [`scope`] returns, and so may borrow what outlives it.
+/// Threads that end before [`scope`] returns, so they may borrow values that outlive the call of `scope`.
 pub struct Scope<'env> {
     started: std::cell::RefCell<Vec<system::Started>>,
-    /// Invariant: no thread is started for less than what it borrows.
+    /// A type that is invariant in `'env`: the lifetime cannot be shortened, so no thread borrows a value that ends before the
+    /// scope.
     _borrowed: std::marker::PhantomData<&'env mut &'env ()>,
 }
 
 /// Calls `act`, which may start threads, and returns when all of them have ended.
 pub fn scope<'env, R>(act: impl FnOnce(&Scope<'env>) -> R) -> R {
-    // Dropped here only, also when `act` unwinds: `act` has a reference.
+    // Dropped only at the end of this function, also if `act` unwinds: `act` has only a reference, so it cannot drop or leak the
+    // scope.
     let scope = Scope { started: std::cell::RefCell::default(), _borrowed: std::marker::PhantomData };
     act(&scope)
 }
@@ -45,8 +48,8 @@ impl<'env> Scope<'env> {
     /// The errors of [`spawn`].
     pub fn spawn(&self, name: &'static CStr, work: impl FnOnce() + Send + 'env) -> io::Result<()> {
         let work: Box<dyn FnOnce() + Send + 'env> = Box::new(work);
-        // SAFETY: only the lifetime changes. `work` is dropped before the thread ends, the drop of this scope waits for that, and
-        // `'env` outlives `scope`, which drops it.
+        // SAFETY: only the lifetime changes. `work` is dropped before the thread ends, the drop of this scope waits for the end
+        // of the thread, and `'env` outlives the call of `scope`, which drops the scope.
         let work = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + 'env>, system::Work>(work) };
         let started = system::start(name, work)?;
         self.started.borrow_mut().push(started);
@@ -76,7 +79,7 @@ mod system {
         work: Work,
     }
 
-    /// A thread that must be detached or joined, once.
+    /// A thread that must be detached or joined exactly once.
     pub(super) struct Started(libc::pthread_t);
 
     fn checked(status: libc::c_int) -> io::Result<()> {
@@ -85,48 +88,48 @@ mod system {
 
     pub(super) fn start(name: &'static CStr, work: Work) -> io::Result<Started> {
         let mut attributes = MaybeUninit::uninit();
-        // SAFETY: fills in the attributes.
+        // SAFETY: the call initializes the attributes.
         checked(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
-        // SAFETY: just filled in. A refusal leaves the size that the system chooses.
+        // SAFETY: the attributes were initialized above. If the system refuses this size, the thread has the default size.
         unsafe { libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES) };
         let named = Box::into_raw(Box::new(Named { name, work }));
         let mut thread = MaybeUninit::uninit();
-        // SAFETY: valid attributes, and a function that takes what `named` is.
+        // SAFETY: the attributes are valid, and `run_named` takes a pointer such as `named`.
         let status = unsafe {
             libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run_named, named.cast::<c_void>())
         };
-        // SAFETY: filled in above, and used no more.
+        // SAFETY: the attributes were initialized above and are not used any more.
         unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
         checked(status).inspect_err(|_| {
-            // SAFETY: created above, and no thread has it.
+            // SAFETY: `named` was created above, and no thread was started that has it.
             drop(unsafe { Box::from_raw(named) });
         })?;
-        // SAFETY: written by the call, which succeeded.
+        // SAFETY: `pthread_create` has succeeded, so it has written `thread`.
         Ok(Started(unsafe { thread.assume_init() }))
     }
 
     extern "C" fn run_named(named: *mut c_void) -> *mut c_void {
-        // SAFETY: created by `start` for this thread only.
+        // SAFETY: `start` created the box for this thread only.
         let named = unsafe { Box::from_raw(named.cast::<Named>()) };
         let Named { name, work } = *named;
         set_name(name);
         block_signals();
-        // Nothing may unwind into the system.
+        // A panic must not unwind into the system's thread code.
         caught(work);
         std::ptr::null_mut()
     }
 
     #[cfg(target_os = "linux")]
     fn set_name(name: &CStr) {
-        // SAFETY: a thread's own handle.
+        // SAFETY: the call has no arguments and returns the handle of this thread.
         let own = unsafe { libc::pthread_self() };
-        // SAFETY: reads the name, which ends with a zero.
+        // SAFETY: the call reads the name, which ends with a zero.
         unsafe { libc::pthread_setname_np(own, name.as_ptr()) };
     }
 
     #[cfg(target_os = "macos")]
     fn set_name(name: &CStr) {
-        // SAFETY: reads the name, which ends with a zero.
+        // SAFETY: the call reads the name, which ends with a zero.
         unsafe { libc::pthread_setname_np(name.as_ptr()) };
     }
 
@@ -138,26 +141,26 @@ mod system {
         let faults =
             [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
         let mut blocked = MaybeUninit::uninit();
-        // SAFETY: fills in the set.
+        // SAFETY: the call initializes the set.
         unsafe { libc::sigfillset(blocked.as_mut_ptr()) };
-        // SAFETY: just filled in.
+        // SAFETY: `sigfillset` has initialized the set.
         let mut blocked = unsafe { blocked.assume_init() };
         for fault in faults {
-            // SAFETY: a valid set and a valid number.
+            // SAFETY: the set and the signal number are valid.
             unsafe { libc::sigdelset(&mut blocked, fault) };
         }
-        // SAFETY: changes the mask of this thread alone.
+        // SAFETY: the call changes only the mask of this thread.
         unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &blocked, std::ptr::null_mut()) };
     }
 
     impl Started {
         pub(super) fn detach(self) {
-            // SAFETY: joinable, and neither joined nor detached before.
+            // SAFETY: the thread is joinable, and was neither joined nor detached before.
             unsafe { libc::pthread_detach(self.0) };
         }
 
         pub(super) fn join(self) {
-            // SAFETY: joinable, and neither joined nor detached before.
+            // SAFETY: the thread is joinable, and was neither joined nor detached before.
             let status = unsafe { libc::pthread_join(self.0, std::ptr::null_mut()) };
             // The caller frees what the thread borrows as soon as this returns, so the thread must have ended.
             if status != 0 {
@@ -167,7 +170,7 @@ mod system {
     }
 }
 
-/// Miri has neither attributes of threads nor signals, and never forks.
+/// Miri uses threads of `std`: it supports neither thread attributes nor signals, and never forks.
 #[cfg(miri)]
 mod system {
     use std::ffi::CStr;

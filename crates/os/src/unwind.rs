@@ -1,19 +1,20 @@
 //! Calls user code (listeners, log sinks, fences, wakers, backends) and catches its panics.
 //!
-//! Such calls are made during a request, a return or a drop of a buffer. An unwinding thread would leave uncounted buffers there.
-//! The panic hook has reported the panic; the caller continues.
+//! Pools make such calls in the middle of a request, a return or a drop of a buffer, and unwinding from there would leave buffers
+//! uncounted. The panic hook reports the panic, and the caller continues.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Calls `call`; `None` if it panicked.
+/// Calls `call` and returns its result, or `None` if `call` panicked.
 ///
-/// After a panic, borrowed values are in whatever state that code left them, so pass nothing of the pool that could be left
-/// inconsistent. For the same reason, user-defined fences are called through this function, between related steps.
+/// After a panic, the values that `call` borrows are in whatever state `call` left them in, so it must not borrow anything of the
+/// pool that could be left inconsistent. User-defined fences are called through this function too, because a panic between
+/// related steps would leave the pool inconsistent.
 pub fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(result) => Some(result),
         Err(payload) => {
-            // The drop of any other payload than a message is the user's code too.
+            // A payload other than a message is leaked, since dropping it runs user code, which may panic again.
             if !payload.is::<&'static str>() && !payload.is::<String>() {
                 std::mem::forget(payload);
             }

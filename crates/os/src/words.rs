@@ -12,7 +12,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// Bytes as [`Size`] writes them, rounded up: a limit of this size suffices.
+/// Bytes in the format of [`Size`], rounded up, so that a limit of the printed size suffices.
 pub struct RoundedUp(pub u64);
 
 impl fmt::Display for RoundedUp {
@@ -34,11 +34,11 @@ fn scaled(f: &mut fmt::Formatter<'_>, bytes: u64, divide: fn(u128, u128) -> u128
     f.pad(&format!("{}.{}{name}", tenths / 10, tenths % 10))
 }
 
-/// A time with one decimal: `36.1ms`.
+/// A duration with one decimal: `36.1ms`.
 pub struct Time(pub Duration);
 
 impl fmt::Display for Time {
-    #[allow(clippy::cast_precision_loss)] // Rounded anyway.
+    #[allow(clippy::cast_precision_loss)] // The result is rounded anyway.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let us = self.0.as_nanos() as f64 / 1e3;
         let (time, unit) = match us {

@@ -1,8 +1,8 @@
-//! Whether a context still exists: running calls that use it complete first, and its end waits for them.
+//! Whether a context still exists. Running calls that use the context complete first: its end waits for them.
 
 use pinpool_os::sync::plain::{Condvar, Mutex};
 
-/// Uses of a context, until its end.
+/// The uses of a context, and whether it has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Alive {
     state: Mutex<State>,
@@ -16,7 +16,7 @@ struct State {
     is_gone: bool,
 }
 
-/// A use of a context. It ends when this is dropped.
+/// A use of a context. The use ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Use<'context>(&'context Alive);
 
@@ -25,8 +25,8 @@ pub(crate) struct Use<'context>(&'context Alive);
 pub(crate) struct Ending<'context>(&'context Alive);
 
 impl Alive {
-    /// A use of the context; `None` if it is gone. A thread that uses it may enter again while another waits to end it, since a
-    /// driver call may call a hook.
+    /// Begins a use of the context. Returns `None` if the context is gone. A thread that uses the context may enter again
+    /// while another thread waits to end it, since a driver call may call a hook.
     pub(crate) fn enter(&self) -> Option<Use<'_>> {
         let mut state = self.state.lock();
         while state.is_ending {
@@ -39,7 +39,7 @@ impl Alive {
         Some(Use(self))
     }
 
-    /// Waits until no call uses the context and no other thread ends it.
+    /// Waits until no call uses the context and no other thread is ending it. Then new uses wait until the result is dropped.
     pub(crate) fn begin_end(&self) -> Ending<'_> {
         let mut state = self.state.lock();
         while state.users > 0 || state.is_ending {
@@ -55,7 +55,7 @@ impl Alive {
 }
 
 impl Ending<'_> {
-    /// The context has ended.
+    /// Records that the context has ended.
     pub(crate) fn end(&self) {
         self.0.state.lock().is_gone = true;
     }

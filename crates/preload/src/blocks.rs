@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Block {
     pub(crate) bytes: usize,
-    /// The number of its context: another may get the handle before the blocks of this one are forgotten.
+    /// The number of its context. Another context may get the same handle before the blocks of this context are forgotten.
     pub(crate) context: u64,
 }
 
@@ -31,7 +31,7 @@ impl Blocks {
         self.0.range(..=address).next_back().is_some_and(|(start, block)| address - start < block.bytes)
     }
 
-    /// The block of this context that holds the `bytes` at `start`, and its first byte.
+    /// Returns the block of this context that contains the `bytes` bytes at `start`, with the address of its first byte.
     pub(crate) fn holding(&self, start: usize, bytes: usize, context: u64) -> Option<(usize, Block)> {
         let (&at, &block) = self.0.range(..=start).next_back()?;
         (block.context == context && start - at + bytes <= block.bytes).then_some((at, block))

@@ -15,10 +15,10 @@ use crate::log::{self, Reason};
 use crate::{process, source};
 use pinpool_os::sync::plain::Mutex;
 
-/// Free functions wait for the device, as the driver's do, if this switch is on.
+/// Switch: free functions wait for the device, as the driver's free functions do.
 const SYNC: &str = "PINPOOL_PRELOAD_SYNC";
 
-/// Longest wait for running work if `PINPOOL_WAIT` is not set. Then the driver's own function is called.
+/// Longest wait for running work if `PINPOOL_WAIT` is not set. After that time, the driver's own function is called.
 const WAIT: Duration = Duration::from_millis(100);
 
 /// A buffer of the program.
@@ -28,7 +28,7 @@ struct ServedBuffer {
     context: Arc<Context>,
 }
 
-/// The buffers in use (preload-I3), by their first byte.
+/// The buffers in use (preload-I3), by the address of their first byte.
 static BUFFERS: Mutex<BTreeMap<usize, ServedBuffer>> = Mutex::new(BTreeMap::new());
 
 /// Leaks the buffers of a context that is gone.
@@ -69,8 +69,9 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     Ok(start.cast())
 }
 
-/// A buffer. Waits up to `PINPOOL_WAIT` for running work, not for memory that the program holds. Does not wait while a stream
-/// captures, since memory freed since then stays in flight, nor for a second after a wait that timed out.
+/// Requests a buffer from the pool. If the limit leaves no room, waits up to `PINPOOL_WAIT` for running work, but not for
+/// memory that the program holds. Does not wait while a stream captures, since memory that is freed meanwhile stays in
+/// flight, nor within a second after a wait that timed out.
 fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
     let mut got = pool.get_with(Request::new(bytes).timeout(Duration::ZERO));
     if got.as_ref().is_err_and(pinpool::Error::is_limit) && context.may_wait() && pool.stats().copies.in_flight > 0 {
@@ -83,7 +84,7 @@ fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Rea
         Ok(buf) if buf.pinned_by().is_some() => Ok(buf),
         Ok(_) => Err(Reason::Full(bytes)),
         Err(error) if error.is_limit() => Err(Reason::Full(bytes)),
-        // The lines below the first are in the pool's own report.
+        // The first line is enough: the pool's own report contains the others.
         Err(error) => Err(Reason::Refused(error.to_string().lines().next().unwrap_or_default().to_owned())),
     }
 }
@@ -98,7 +99,7 @@ fn make_pool(driver: &'static Driver, context: Arc<Context>) -> pinpool::Result<
     if is_wait_set { pool.build() } else { pool.wait(WAIT).build() }
 }
 
-/// Logs the statistics of each pool when the process ends, if they are wanted.
+/// Makes the process log the statistics of each pool at its end, if the switch `log::STATS` is on.
 fn log_statistics_at_exit() {
     static ONCE: Once = Once::new();
     extern "C" fn at_exit() {
@@ -116,17 +117,18 @@ fn log_statistics_at_exit() {
 
 /// The result of a free.
 pub(crate) enum FreeOutcome {
-    /// The buffer waits for its fence.
+    /// The buffer has returned to its pool, which reuses it after its fence.
     Done,
-    /// The wait of a free failed; the buffer is reused once the driver reports the end of its work.
+    /// The free failed with this code. If the wait for the device failed, the buffer is reused once the driver reports the
+    /// end of its work. A forked child cannot free its parent's memory.
     Failed(Code),
-    /// Inside the memory of a pool, not at the beginning of a buffer.
+    /// The address lies inside the memory of a pool, but no buffer in use begins there.
     Unknown,
-    /// Not memory of a pool.
+    /// The address does not lie in the memory of a pool.
     Foreign,
 }
 
-/// Returns the program's buffer at `start` to its pool, after all work of every context.
+/// Returns the program's buffer at `start` to its pool, which reuses it after all work that the contexts have enqueued so far.
 pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     let address = start.addr();
     if !process::is_owner() {
@@ -140,12 +142,12 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     contexts::record_current();
     let fence = Arc::new(ProcessFence::after(driver, contexts::all()));
     let outcome = if waits() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
-    // A failed fence is no error here: the pool counts it, logs it and queries it again.
+    // A failed fence is not an error here: the pool counts it, logs it and queries it again.
     let _refused = served.buf.release_after(&FenceStream(fence));
     outcome.map_or_else(FreeOutcome::Failed, |()| FreeOutcome::Done)
 }
 
-/// Returns whether a free waits.
+/// Returns whether free functions wait for the device (`SYNC`).
 fn waits() -> bool {
     static WAITS: OnceLock<bool> = OnceLock::new();
     *WAITS.get_or_init(|| log::is_on(SYNC))

@@ -1,8 +1,8 @@
 //! Captures in progress. Recording an event after all work of a context fails and invalidates the capture if one of its streams
 //! captures.
 //!
-//! A record holds the lock while it enqueues an event in each context; so does the beginning of a capture. The two therefore
-//! exclude each other. A capture counts until it has ended, its stream is destroyed, or its context ends.
+//! A record holds the lock while it enqueues an event in each context, and so does the beginning of a capture. The two
+//! therefore exclude each other. A capture counts until it has ended, its stream is destroyed, or its context ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
@@ -10,14 +10,14 @@ use std::thread::{self, ThreadId};
 use crate::driver::{CAPTURE_INVALIDATED, Code};
 use pinpool_os::sync::plain::Mutex;
 
-/// The handle of the per-thread default stream; the functions for such programs mean it by 0.
+/// The handle of the per-thread default stream. For programs that use per-thread default streams, handle 0 means it too.
 const PER_THREAD: usize = 2;
 
 /// A stream that captures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Capture {
     stream: usize,
-    /// The thread, if the stream is one that each thread has.
+    /// The thread, if the stream is a per-thread default stream.
     thread: Option<ThreadId>,
     /// The number of its context, if that is known.
     context: Option<u64>,
@@ -54,7 +54,7 @@ pub(crate) fn are_under_way() -> bool {
     !CAPTURES.lock().is_empty()
 }
 
-/// Begins a capture of `stream`, of the context with this number, by `begin`.
+/// Begins a capture of `stream`, which belongs to the context with this number, by `begin`.
 pub(crate) fn begin(stream: usize, context: Option<u64>, begin: impl FnOnce() -> Code) -> Code {
     let mut captures = CAPTURES.lock();
     let code = begin();
@@ -65,7 +65,7 @@ pub(crate) fn begin(stream: usize, context: Option<u64>, begin: impl FnOnce() ->
     code
 }
 
-/// Ends the capture of `stream` by `end`. Only one error code means that the capture has ended.
+/// Ends the capture of `stream` by `end`. After an error other than `CAPTURE_INVALIDATED`, the capture still counts.
 pub(crate) fn end(stream: usize, end: impl FnOnce() -> Code) -> Code {
     let code = end();
     if matches!(code, 0 | CAPTURE_INVALIDATED) {
@@ -88,20 +88,20 @@ pub(crate) fn destroy(stream: usize, destroy: impl FnOnce() -> Code) -> Code {
     code
 }
 
-/// Forgets the captures of a context that is gone, by its number: they ended with it.
+/// Forgets the captures of a context that is gone, by its number. They have ended with the context.
 pub(crate) fn forget(context: u64) {
     CAPTURES.lock().retain(|capture| capture.context != Some(context));
 }
 
-/// Runs `record` while no capture is under way and none can begin; `None` while one is.
+/// Runs `record` if no capture is in progress or was missed, and lets none begin meanwhile. Otherwise returns `None`.
 pub(crate) fn without_captures<R>(record: impl FnOnce() -> R) -> Option<R> {
     let captures = CAPTURES.lock();
     (captures.is_empty() && !has_missed_capture()).then(record)
 }
 
-/// Returns whether there are captures that this module does not see, so that no record may be made any more.
+/// Returns whether the program makes captures that the hooks do not see, so that no event may be recorded any more.
 pub(crate) fn has_missed_capture() -> bool {
-    // Relaxed: publishes nothing.
+    // Relaxed: the flag publishes no other data.
     HAS_MISSED_CAPTURE.load(Ordering::Relaxed)
 }
 

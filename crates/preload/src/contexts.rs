@@ -1,10 +1,11 @@
-//! The contexts that the program uses: each with its pool, its idle events, and whether it is still there.
+//! The contexts that the program uses, each with its pool, its idle events, and whether it still exists.
 //!
-//! A context is recorded when it is retained, created or made current, or if it is current at a request, a free or the creation
-//! of a stream. Memory is portable, so the work of any context may use it, and a free records an event in each.
+//! A context is recorded when it is retained, created or made current, and when one of its streams begins a capture. It is
+//! also recorded if it is current during a request, a free, a registration or the creation of a stream. Memory is portable,
+//! so the work of any context may use it, and a free records an event in each context.
 //!
-//! The end of a context (destroyed, its primary context reset or released for the last time) excludes calls that use it: they
-//! enter [`Alive`], and the end of `Alive` waits for them while the driver works.
+//! A context ends when it is destroyed or, if it is a primary context, when it is reset or released for the last time. Calls
+//! that use a context enter [`Alive`]. The end waits for these calls, and later calls wait while the driver ends the context.
 
 use std::ffi::c_int;
 use std::mem;
@@ -19,24 +20,24 @@ use crate::driver::{Code, Driver};
 use crate::{captures, log, process};
 use pinpool_os::sync::plain::Mutex;
 
-/// After a wait for memory has timed out, allocations do not wait for this long.
+/// Time after a wait that timed out in which allocations do not wait for memory.
 const NO_WAIT: Duration = Duration::from_secs(1);
 
 /// A context of the program.
 #[derive(Debug)]
 pub(crate) struct Context {
     handle: usize,
-    /// No other context of the process has it; a handle may be reused.
+    /// A number that no other context of the process has; a handle may be reused.
     number: u64,
-    /// `None` if the driver did not report it.
+    /// The device; `None` if the driver did not report it.
     device: Option<c_int>,
-    /// The program made it: it is no primary context. All others are assumed to be primary, since the runtime also retains
-    /// primary contexts through a separate table.
-    is_made: AtomicBool,
+    /// Whether the program made the context, so that it is not a primary context. All others are assumed to be primary, since
+    /// the runtime also retains primary contexts through a separate table.
+    created_by_program: AtomicBool,
     alive: Alive,
     spare_events: Mutex<Vec<usize>>,
     pool: Mutex<PoolState>,
-    /// When the last wait for memory timed out.
+    /// Time at which the last wait for memory timed out.
     timed_out_at: Mutex<Option<Instant>>,
 }
 
@@ -62,15 +63,15 @@ impl Context {
         self.number
     }
 
-    /// Runs `call` with the handle while the context cannot end; `None` if it is gone.
+    /// Runs `call` with the handle. The context cannot end meanwhile. Returns `None` if the context is gone.
     pub(crate) fn while_alive<R>(&self, call: impl FnOnce(usize) -> R) -> Option<R> {
         let _used = self.alive.enter()?;
         Some(call(self.handle))
     }
 
-    /// The pool, made at the first call; `None` if it cannot be made.
+    /// Returns the pool, which the first call makes, or `None` if it cannot be made.
     pub(crate) fn pool(self: &Arc<Self>, make: impl FnOnce(Arc<Self>) -> pinpool::Result<Pool>) -> Option<Arc<Pool>> {
-        // Held while the pool is made: of several threads one makes it, and the others wait.
+        // The lock is held while the pool is made: one of several threads makes it, and the others wait.
         let mut serving = self.pool.lock();
         if let PoolState::NotYet = *serving {
             *serving = match make(self.clone()) {
@@ -84,12 +85,12 @@ impl Context {
         if let PoolState::Ready(pool) = &*serving { Some(pool.clone()) } else { None }
     }
 
-    /// The pool, if there is one.
+    /// Returns the pool, if there is one. Does not wait: if another thread holds the lock, returns `None`.
     pub(crate) fn known_pool(&self) -> Option<Arc<Pool>> {
         if let PoolState::Ready(pool) = &*self.pool.try_lock()? { Some(pool.clone()) } else { None }
     }
 
-    /// Returns whether a request may wait for memory: not while a stream captures, nor soon after a wait without success.
+    /// Returns whether a request may wait for memory: no stream captures, and no wait has timed out within the last second.
     pub(crate) fn may_wait(&self) -> bool {
         !captures::are_under_way() && self.timed_out_at.lock().is_none_or(|at| at.elapsed() >= NO_WAIT)
     }
@@ -99,13 +100,13 @@ impl Context {
         *self.timed_out_at.lock() = Some(Instant::now());
     }
 
-    /// An event of this context that nothing uses. The context is current.
+    /// Returns an unused event of this context, or creates one. The context must be current.
     pub(crate) fn take_event(&self, driver: &Driver) -> Result<usize, Code> {
         let spare = self.spare_events.lock().pop();
         spare.map_or_else(|| driver.event(), Ok)
     }
 
-    /// Takes back an event that nothing waits for. It is reused, and destroyed with the context.
+    /// Keeps an event that nothing waits for, so that it can be reused. The event is destroyed with the context.
     pub(crate) fn put_event(&self, event: usize) {
         self.spare_events.lock().push(event);
     }
@@ -118,10 +119,10 @@ impl Context {
         }
     }
 
-    /// Returns whether it may be the primary context of this device.
+    /// Returns whether this may be the primary context of `device`.
     pub(crate) fn may_be_primary_of(&self, device: c_int) -> bool {
-        // Acquire, with the Release in `record_made`.
-        !self.is_made.load(Ordering::Acquire) && self.device.is_none_or(|own| own == device)
+        // Acquire: pairs with the Release in `record_created`.
+        !self.created_by_program.load(Ordering::Acquire) && self.device.is_none_or(|own| own == device)
     }
 
     fn is_gone(&self) -> bool {
@@ -129,14 +130,14 @@ impl Context {
     }
 }
 
-/// All contexts that are there.
+/// Returns all contexts that exist.
 pub(crate) fn all() -> Vec<Arc<Context>> {
     CONTEXTS.lock().iter().filter(|context| !context.is_gone()).cloned().collect()
 }
 
-/// The context with this handle, recorded if it is new.
+/// Returns the context with this handle, and records it if it is new.
 pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
-    // Before a lock is taken that another thread of the parent might hold in a child.
+    // Set before the first lock is taken, so that a child that is forked while another thread holds a lock takes no lock.
     process::own();
     let has_handle = |context: &&Arc<Context>| context.handle == handle && !context.is_gone();
     if let Some(known) = CONTEXTS.lock().iter().find(has_handle) {
@@ -147,10 +148,10 @@ pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
     contexts.iter().find(has_handle).cloned().unwrap_or_else(|| {
         let context = Arc::new(Context {
             handle,
-            // Relaxed: a number that publishes nothing.
+            // Relaxed: the number publishes no other data.
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             device,
-            is_made: AtomicBool::new(false),
+            created_by_program: AtomicBool::new(false),
             alive: Alive::default(),
             spare_events: Mutex::default(),
             pool: Mutex::new(PoolState::NotYet),
@@ -167,8 +168,8 @@ pub(crate) fn record(handle: usize) {
 }
 
 /// Records the context with this handle, which the program has made.
-pub(crate) fn record_made(handle: usize) {
-    find_or_add(handle).is_made.store(true, Ordering::Release);
+pub(crate) fn record_created(handle: usize) {
+    find_or_add(handle).created_by_program.store(true, Ordering::Release);
 }
 
 /// Records the context that is current on this thread.
@@ -180,21 +181,22 @@ pub(crate) fn record_current() {
     }
 }
 
-/// The number of the stream's context, which is recorded.
+/// Returns the number of the stream's context, and records the context if it is new.
 pub(crate) fn number_of(stream: usize) -> Option<u64> {
     let driver = Driver::get().ok()?;
     let handle = if captures::is_default(stream) { driver.current() } else { driver.context_of(stream) };
     handle.ok().filter(|&handle| handle != 0).map(|handle| find_or_add(handle).number())
 }
 
-/// Ends the contexts for which `ends` holds by `end`, unless `is_gone` denies it for the code; returns those that ended.
+/// Calls `end`, which ends the contexts for which `ends` returns true. Returns its code, and these contexts if `is_gone`
+/// confirms for the code that they are gone.
 pub(crate) fn end_by(
     ends: impl Fn(&Context) -> bool,
     end: impl FnOnce() -> Code,
     is_gone: impl FnOnce(Code) -> bool,
 ) -> (Code, Vec<Arc<Context>>) {
     let found: Vec<_> = all().into_iter().filter(|context| ends(context)).collect();
-    // One at most, or several that were recorded at once.
+    // Usually at most one. Several match if they were made unseen by the hooks, or if the driver did not report their devices.
     let endings: Vec<_> = found.iter().map(|context| context.alive.begin_end()).collect();
     let code = end();
     if !is_gone(code) {

@@ -1,4 +1,4 @@
-//! The driver's functions that this library calls, by address: no own call passes a hook.
+//! The driver's functions that this library calls, by their addresses, so that its own calls do not go through the hooks.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem;
@@ -25,14 +25,14 @@ pub(crate) const PORTABLE: c_uint = 1;
 pub(crate) const MAPPED: c_uint = 2;
 pub(crate) const WRITE_COMBINED: c_uint = 4;
 
-/// The legacy default stream by its name.
+/// The handle that names the legacy default stream explicitly.
 const LEGACY_STREAM: usize = 1;
 const RELAXED: c_int = 2;
 const DISABLE_TIMING: c_uint = 2;
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $field:ident = $name:literal fn($($type:ty),*);)*) => {
-        /// The functions, all found in one library.
+        /// The addresses of the functions.
         #[derive(Debug)]
         #[allow(non_snake_case)]
         struct Functions {
@@ -41,7 +41,7 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Finds all of them; the name of the first that the driver lacks.
+            /// Finds all functions. Fails with the name of the first function that the driver lacks.
             fn find() -> Result<Self, &'static CStr> {
                 Ok(Self {
                     $($field: {
@@ -81,7 +81,7 @@ functions! {
 pub(crate) struct Driver(Functions);
 
 impl Driver {
-    /// The driver that the program has loaded. Fails if it lacks a function.
+    /// Returns the driver that the program has loaded. Fails if the driver lacks a function.
     pub(crate) fn get() -> Result<&'static Self, String> {
         static DRIVER: OnceLock<Driver> = OnceLock::new();
         if let Some(driver) = DRIVER.get() {
@@ -91,35 +91,35 @@ impl Driver {
         Ok(DRIVER.get_or_init(|| Self(functions)))
     }
 
-    /// Returns whether it can put an event after all work of a context.
+    /// Returns whether the driver can record an event after all work of a context.
     pub(crate) fn records_contexts(&self) -> bool {
         self.0.record_context.is_some()
     }
 
-    /// The name of a code.
+    /// Returns the name of a code.
     pub(crate) fn name(&self, code: Code) -> String {
         let mut name = std::ptr::null();
         // SAFETY: a valid out-pointer.
         if unsafe { (self.0.error_name)(code, &raw mut name) } != 0 || name.is_null() {
             return "an unknown error".to_owned();
         }
-        // SAFETY: a text of the driver that is never freed.
+        // SAFETY: `name` points to a text of the driver that is never freed.
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 
-    /// The context that is current on this thread; 0 is none.
+    /// Returns the context that is current on this thread; 0 if there is none.
     pub(crate) fn current(&self) -> Result<usize, Code> {
         // SAFETY: a valid out-pointer.
         value(|context| unsafe { (self.0.current)(context) })
     }
 
-    /// The context of a stream that is no default stream.
+    /// Returns the context of a stream other than a default stream.
     pub(crate) fn context_of(&self, stream: usize) -> Result<usize, Code> {
-        // SAFETY: the program's stream, which it is about to use, and a valid out-pointer.
+        // SAFETY: the stream exists, since the program is about to use it; the out-pointer is valid.
         value(|context| unsafe { (self.0.stream_context)(stream, context) })
     }
 
-    /// The device of a context that is alive.
+    /// Returns the device of a live context.
     pub(crate) fn device_of(&self, context: usize) -> Result<c_int, Code> {
         let _entered = self.enter(context)?;
         // SAFETY: a valid out-pointer.
@@ -137,7 +137,7 @@ impl Driver {
     pub(crate) fn enter(&self, context: usize) -> Result<Entered<'_>, Code> {
         let is_pushed = self.current()? != context;
         if is_pushed {
-            // SAFETY: the caller holds the context alive (`Context::while_alive`).
+            // SAFETY: the context is alive: the caller is in `Context::while_alive`, or the program has just used it (`find_or_add`).
             check(unsafe { (self.0.push)(context) })?;
         }
         Ok(Entered { driver: self, is_pushed, _relaxed: self.relax() })
@@ -149,7 +149,7 @@ impl Driver {
     }
 
     fn exchange(&self, mut mode: c_int) -> Option<c_int> {
-        // SAFETY: a mode, which the driver reads and overwrites with the one before.
+        // SAFETY: `mode` is a mode, which the driver reads and overwrites with the previous mode.
         (unsafe { (self.0.exchange_mode)(&raw mut mode) } == 0).then_some(mode)
     }
 
@@ -161,24 +161,24 @@ impl Driver {
         NonNull::new(place).ok_or(UNKNOWN)
     }
 
-    /// Frees such memory.
+    /// Frees memory of [`host_alloc`](Self::host_alloc).
     ///
     /// # Safety
     ///
-    /// Nothing uses it any more.
+    /// The memory was allocated by `host_alloc` and is not freed yet, and nothing uses it any more.
     pub(crate) unsafe fn free_host(&self, place: NonNull<c_void>) -> Result<(), Code> {
         // SAFETY: the caller's promise.
         check(unsafe { (self.0.free_host)(place.as_ptr()) })
     }
 
-    /// An event of the current context.
+    /// Creates an event in the current context.
     pub(crate) fn event(&self) -> Result<usize, Code> {
         // SAFETY: a valid out-pointer.
         value(|event| unsafe { (self.0.event_create)(event, DISABLE_TIMING) })
     }
 
-    /// Records the event, one of `context`, after all work of that context. While a stream of it captures, this fails and
-    /// invalidates the capture.
+    /// Records `event`, which belongs to `context`, after all work of that context. Fails if a stream of the context
+    /// captures, and then invalidates that capture.
     pub(crate) fn record(&self, context: usize, event: usize) -> Result<(), Code> {
         let record = self.0.record_context.ok_or(NOT_FOUND)?;
         // SAFETY: both are alive (`Context::while_alive`).
@@ -187,21 +187,21 @@ impl Driver {
 
     /// Returns whether all work before the event's record has completed.
     pub(crate) fn is_complete(&self, event: usize) -> Result<bool, Code> {
-        // SAFETY: an event of a live context.
+        // SAFETY: the event belongs to a live context.
         match unsafe { (self.0.event_query)(event) } {
             NOT_READY => Ok(false),
             code => check(code).map(|()| true),
         }
     }
 
-    /// Waits for the event; its context is current.
+    /// Waits for the event. Its context must be current.
     pub(crate) fn wait(&self, event: usize) -> Result<(), Code> {
-        // SAFETY: an event of a live context.
+        // SAFETY: the event belongs to a live context.
         check(unsafe { (self.0.event_wait)(event) })
     }
 
-    /// Returns whether a stream that is ordered with the default stream of the current context captures. The query invalidates no
-    /// capture.
+    /// Returns whether a stream captures that is ordered with the default stream of the current context. The query does not
+    /// invalidate the capture.
     pub(crate) fn is_default_stream_blocked(&self) -> bool {
         let mut status = 0;
         // SAFETY: a stream that always exists, and a valid out-pointer.
@@ -210,18 +210,18 @@ impl Driver {
     }
 }
 
-/// The value that `call` stores.
+/// Returns the value that `call` stores, or the code of a failed call.
 fn value<T: Default>(call: impl FnOnce(*mut T) -> Code) -> Result<T, Code> {
     let mut value = T::default();
     check(call(&raw mut value)).map(|()| value)
 }
 
-/// A success, or the code.
+/// Turns a code into a result: 0 is success.
 pub(crate) fn check(code: Code) -> Result<(), Code> {
     if code == 0 { Ok(()) } else { Err(code) }
 }
 
-/// A context that is current on this thread, in a relaxed capture mode.
+/// Keeps a context current on this thread, with the capture mode relaxed, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Entered<'a> {
     driver: &'a Driver,
@@ -233,13 +233,14 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if self.is_pushed {
             let mut popped = 0;
-            // SAFETY: pushed by `enter` on this thread, and a valid out-pointer.
+            // SAFETY: `enter` pushed the context on this thread; the out-pointer is valid.
             let _gone = unsafe { (self.driver.0.pop)(&raw mut popped) };
         }
     }
 }
 
-/// A relaxed capture mode of this thread: an event may be queried and memory pinned alongside a capture of another one.
+/// Keeps the capture mode of this thread relaxed until it is dropped: the thread may query events and pin memory while
+/// another thread captures.
 #[derive(Debug)]
 pub(crate) struct Relaxed<'a> {
     driver: &'a Driver,

@@ -1,4 +1,4 @@
-//! The end of a context: its memory goes with it, and nothing of its pool is touched any more (preload-I4).
+//! The end of a context: its memory ends with it, and its pool is not used any more (preload-I4).
 
 use std::ffi::c_int;
 
@@ -11,12 +11,12 @@ pub(crate) fn destroy(handle: usize, end: impl FnOnce() -> Code) -> Code {
     end_by(|context| context.handle() == handle, end, |code| code == 0)
 }
 
-/// Resets a device by `reset`: its primary context ends, and a later context with its handle is another one.
+/// Resets a device by `reset`. Its primary context ends, and a later context with the same handle counts as a new context.
 pub(crate) fn reset(device: c_int, reset: impl FnOnce() -> Code) -> Code {
     end_by(|context| context.may_be_primary_of(device), reset, |code| code == 0)
 }
 
-/// Releases the primary context of a device by `release`: it ends with its last user.
+/// Releases the primary context of a device by `release`. The context ends with its last release.
 pub(crate) fn release(device: c_int, release: impl FnOnce() -> Code) -> Code {
     let is_gone = |code| code == 0 && Driver::get().is_ok_and(|driver| !driver.has_primary(device));
     end_by(|context| context.may_be_primary_of(device), release, is_gone)
@@ -27,7 +27,7 @@ fn end_by(ends: impl Fn(&Context) -> bool, end: impl FnOnce() -> Code, is_gone: 
     for context in &ended {
         if let Some(pool) = context.take_pool() {
             log::context_ended(context.handle());
-            // Not dropped, which would release its memory; closed, so that it does not log the loss too.
+            // The pool is not dropped, since that would release its memory, but closed, so that it does not also log the loss.
             pool.close();
             std::mem::forget(pool);
         }

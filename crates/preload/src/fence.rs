@@ -1,4 +1,4 @@
-//! A fence after all work of every context, for which the driver's free function would wait.
+//! A fence after all work of every context, which is the work that the driver's free function would wait for.
 //!
 //! ```text
 //!   waiting ──no capture under way──▶ recorded: an event in each context ──all completed──▶ completed
@@ -25,7 +25,7 @@ use pinpool_os::sync::plain::Mutex;
 /// Time between two checks of work that cannot be waited for.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// All work of the process before it was made.
+/// A fence after all work that the process had enqueued when the fence was made.
 #[derive(Debug)]
 pub(crate) struct ProcessFence {
     driver: &'static Driver,
@@ -40,23 +40,23 @@ enum State {
 }
 
 impl ProcessFence {
-    /// A fence after the work of these contexts. Recorded if no capture is under way and the driver does not refuse.
+    /// Creates a fence after the work of these contexts. Records its events now, unless a stream captures or the driver refuses.
     pub(crate) fn after(driver: &'static Driver, contexts: Vec<Arc<Context>>) -> Self {
         let mut state = State::Waiting(contexts);
-        // What is refused is recorded by a later sweep.
+        // If the driver refuses, a later sweep records the events.
         let _refused = state.record(driver);
         Self { driver, state: Mutex::new(state) }
     }
 
-    /// Returns whether the work has completed. `false` while that is unknown.
+    /// Returns whether the work is known to have completed.
     fn is_completed(&self) -> Result<bool, Code> {
-        // Held during the queries: one thread at a time queries one buffer.
+        // The lock is held during the queries, so that only one thread at a time queries the events of a buffer.
         let mut state = self.state.lock();
         state.record(self.driver)?;
         state.sweep(self.driver)
     }
 
-    /// Waits until the work has completed. Returns `false` while a capture forbids the wait.
+    /// Waits until the work has completed. Returns whether it has: `false` if a capture kept the events from being recorded.
     pub(crate) fn wait_unless_capturing(&self) -> Result<bool, Code> {
         // First, because this records the events if an earlier attempt was refused.
         while !self.is_completed()? {
@@ -80,7 +80,7 @@ impl ProcessFence {
 }
 
 impl State {
-    /// Puts an event into each context, if no capture is under way. Otherwise changes nothing.
+    /// Records an event in each context if no capture is in progress. Otherwise changes nothing.
     fn record(&mut self, driver: &Driver) -> Result<(), Code> {
         let Self::Waiting(contexts) = self else { return Ok(()) };
         let recorded = captures::without_captures(|| {
@@ -96,7 +96,7 @@ impl State {
                     recorded.inspect_err(|_| context.put_event(event)).map(|()| Some(event))
                 });
                 match event {
-                    // Gone, and its work with it.
+                    // The context is gone, and its work with it.
                     None | Some(Err(CONTEXT_IS_DESTROYED | INVALID_CONTEXT)) => {}
                     Some(Ok(Some(event))) => events.push((context.clone(), event)),
                     Some(Ok(None)) => return Err((events, Ok(()))),
@@ -114,7 +114,7 @@ impl State {
         match recorded {
             None => {}
             Some(Ok(events)) => *self = Self::Recorded(events),
-            // All contexts or none: what was recorded represents too little.
+            // The events are kept for all contexts or for none: the events of some contexts would cover too little work.
             Some(Err((events, outcome))) => {
                 events.into_iter().for_each(|(context, event)| context.put_event(event));
                 return outcome;
@@ -123,17 +123,17 @@ impl State {
         Ok(())
     }
 
-    /// Drops the completed events. Returns whether none is left.
+    /// Removes the completed events. Returns whether no event is left.
     fn sweep(&mut self, driver: &Driver) -> Result<bool, Code> {
         let Self::Recorded(events) = self else { return Ok(false) };
         let _relaxed = driver.relax();
         let mut refused = Ok(());
-        // All of them, also after a refusal: an event that is not kept would count as complete.
+        // Queries all events, even after an error: an event that is not put back would count as complete.
         for (context, event) in mem::take(events) {
             match context.while_alive(|_| driver.is_complete(event)) {
                 None => {}
                 Some(Ok(true)) => context.put_event(event),
-                // A capture of another kind may forbid the query, which is repeated later.
+                // Some captures forbid the query even in relaxed mode, so it is repeated later.
                 Some(Ok(false) | Err(CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)) => events.push((context, event)),
                 Some(Err(code)) => {
                     events.push((context, event));
@@ -144,14 +144,15 @@ impl State {
         refused.map(|()| events.is_empty())
     }
 
-    /// The first event that is not known to have completed.
+    /// Returns the first event that is not known to have completed.
     fn first(&self) -> Option<(Arc<Context>, usize)> {
         if let Self::Recorded(events) = self { events.first().cloned() } else { None }
     }
 }
 
-// SAFETY: true only once the work of every context before the free has completed: an event after it in each, or the context gone.
-// One identity for all: what a later fence covers includes all that an earlier one does.
+// SAFETY: `is_complete` returns true only once all work before the free has completed: in each context an event after that
+// work has completed, or the context is gone. All fences have one stream ID, since a later fence covers all work that an
+// earlier fence covers.
 unsafe impl Fence for ProcessFence {
     fn stream_id(&self) -> Option<StreamId> {
         static ALL: LazyLock<StreamId> = LazyLock::new(StreamId::unique);
@@ -170,11 +171,11 @@ unsafe impl Fence for ProcessFence {
     }
 }
 
-/// Releases a buffer after a fence.
+/// A stream that provides the fence after which a buffer is released.
 #[derive(Debug)]
 pub(crate) struct FenceStream(pub(crate) Arc<ProcessFence>);
 
-// SAFETY: the fence is made by the free, and represents all work before it.
+// SAFETY: the free makes the fence, which covers all work before it.
 unsafe impl CopyStream for FenceStream {
     fn record_fence(&self) -> pinpool::Result<Arc<dyn Fence>> {
         Ok(self.0.clone())

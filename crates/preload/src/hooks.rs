@@ -1,10 +1,12 @@
 //! The functions that replace the driver's functions: one table, from which the exports and the answers of `cuGetProcAddress` are
 //! generated.
 //!
-//! A row has the exported name, the name that programs pass to `cuGetProcAddress`, the versions of CUDA for which that name
-//! has this type, and which default stream it means by 0. For versions that are not known yet the driver's own function stays.
+//! A row has the exported name and the name that programs pass to `cuGetProcAddress`. It also has the CUDA versions in which
+//! that name has this type, and the default stream that the function uses for handle 0. If a program requests a newer
+//! version, it receives the driver's own function.
 //!
-//! A panic ends in the hook, as the driver's unknown error. In a forked child the driver's own function is called.
+//! A panic ends in the hook, which then returns the driver's unknown error. In a forked child that may not be served, hooks
+//! call the driver's own functions.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem;
@@ -20,13 +22,13 @@ use crate::{captures, contexts, ends, lookup, process, registrations};
 /// The first CUDA version with unknown types.
 const UNKNOWN_FROM: c_int = 14000;
 
-/// The flag of `cuGetProcAddress` for programs that mean the thread's stream by 0.
+/// The flag of `cuGetProcAddress` for programs that use the per-thread default stream for handle 0.
 const PER_THREAD_FLAG: u64 = 2;
 
-/// Which default stream a function means by 0.
+/// The default stream that a function uses for handle 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DefaultStream {
-    /// It takes no stream, or there is one function for both.
+    /// The function takes no stream, or is the same for both default streams.
     Any,
     Legacy,
     PerThread,
@@ -37,7 +39,7 @@ enum DefaultStream {
 pub(crate) struct Hook {
     name: &'static CStr,
     requested_name: &'static CStr,
-    /// Versions from the first to before the second.
+    /// CUDA versions, from the first number up to the second, which is excluded.
     versions: (c_int, c_int),
     default_stream: DefaultStream,
     address: fn() -> *mut c_void,
@@ -52,7 +54,7 @@ impl Hook {
 
     /// Records the driver's function.
     pub(crate) fn learn(&self, real: NonNull<c_void>) {
-        // Relaxed: an address; what it points to was there before. The first one stays.
+        // Relaxed: the function existed before its address is stored. The first address stays.
         let _known = self.real.compare_exchange(ptr::null_mut(), real.as_ptr(), Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -65,7 +67,7 @@ impl Hook {
     }
 }
 
-/// The hook that is exported under this name.
+/// Returns the hook that is exported under this name.
 pub(crate) fn exported(name: &CStr) -> Option<&'static Hook> {
     if !name.to_bytes().starts_with(b"cu") {
         return None;
@@ -78,7 +80,7 @@ fn run(hook: &Hook, body: impl FnOnce(NonNull<c_void>) -> Code) -> Code {
     // Without a driver there is no such function.
     let Some(real) = hook.real() else { return NOT_FOUND };
     catch_unwind(AssertUnwindSafe(|| body(real))).unwrap_or_else(|payload| {
-        // The drop of a payload may panic too.
+        // Dropping the payload may panic too.
         mem::forget(payload);
         UNKNOWN
     })
@@ -90,7 +92,7 @@ macro_rules! hooks {
         ($($arg:ident: $type:ty),*)
         $real:ident => $body:expr;
     )*) => {
-        /// The rows by number.
+        /// The numbers of the rows.
         #[allow(non_camel_case_types)]
         enum Row {
             $($name,)*
@@ -107,7 +109,7 @@ macro_rules! hooks {
         },)*];
 
         $(
-            /// In place of the driver's function of this name, with its contract.
+            /// Replaces the driver's function of this name, with the same contract.
             ///
             /// # Safety
             ///
@@ -186,13 +188,13 @@ hooks! {
     // the driver ignores the registers that its form does not use.
     cuCtxCreate_v4 = c"cuCtxCreate" 12050..UNKNOWN_FROM Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => recording_result(out, contexts::record_made, || real(out, a, b, c, d));
+        real => recording_result(out, contexts::record_created, || real(out, a, b, c, d));
     cuCtxCreate_v3 = c"cuCtxCreate" 11040..12050 Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => recording_result(out, contexts::record_made, || real(out, a, b, c, d));
+        real => recording_result(out, contexts::record_created, || real(out, a, b, c, d));
     cuCtxCreate_v2 = c"cuCtxCreate" 3020..11040 Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => recording_result(out, contexts::record_made, || real(out, a, b, c, d));
+        real => recording_result(out, contexts::record_created, || real(out, a, b, c, d));
     cuCtxDestroy_v2 = c"cuCtxDestroy" 4000..UNKNOWN_FROM Any (context: usize)
         real => destroy_context(real, context);
 
@@ -204,7 +206,7 @@ hooks! {
         real => proc_address(real(name, out, version, flags), name, out, version, flags);
 }
 
-/// Memory from a pool, else from the driver by `real`. The driver refuses invalid arguments.
+/// Allocates memory from a pool, or else from the driver by `real`. Invalid arguments go to the driver, which refuses them.
 fn allocate(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code {
     let Some(place) = NonNull::new(out).filter(|_| bytes > 0) else { return real() };
     match buffers::get(bytes, flags) {
@@ -231,7 +233,7 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
     }
 }
 
-/// Counts memory that the program registers, and records the current context, so that this process is the one that is served.
+/// Counts memory that the program registers. Records the current context too, so that this process counts as the owner.
 fn counting_registration(bytes: usize, real: impl FnOnce() -> Code) -> Code {
     let code = recording_current(real);
     if code == 0 && process::is_owner() {
@@ -289,7 +291,7 @@ fn end_capture(stream: usize, real: impl FnOnce() -> Code) -> Code {
     if process::may_be_served() { captures::end(stream, real) } else { real() }
 }
 
-/// Replaces the function that the driver gave for `name` by the hook for it, if there is one.
+/// Replaces the function that the driver returned for `name` by the hook for it, if there is one.
 fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64) -> Code {
     let (Some(place), false) = (NonNull::new(out).filter(|_| code == 0), name.is_null()) else { return code };
     // SAFETY: preload-I1: a name that ends in 0.

@@ -24,9 +24,9 @@
 //! | `fence` | an event after all work of every context |
 //! | `source` | the memory of a pool: the driver's own pinned memory |
 //! | `contexts` | the contexts of the process, their pools and events |
-//! | `captures` | the captures under way, and the lock that keeps records apart from them |
+//! | `captures` | the captures in progress, and the lock that keeps event records apart from them |
 //! | `driver` | the driver's functions that this library calls |
-//! | `lookup` | how these are found |
+//! | `lookup` | how the driver's functions are found |
 //! | `alive`, `blocks`, `process` | whether a context exists; the driver's blocks of the pools; forks |
 //! | `log` | the log lines |
 //!
@@ -38,14 +38,13 @@
 //!
 //! Invariants:
 //!
-//! - **preload-I1**: an argument of a hook is what the program passes to the driver's function of that name: it keeps the
-//!   driver's conditions.
-//! - **preload-I2**: an address in a slot of the table of hooks is the driver's function of that name, which has the type of
-//!   the hook or, for `cuCtxCreate`, one with arguments in the same registers; and the driver is never unloaded.
-//! - **preload-I3**: a buffer in the table of buffers is the program's from the request until the free that takes it out. Only
-//!   that free returns it, with a fence after all work that was enqueued before.
-//! - **preload-I4**: nothing of a pool is touched once its context is gone: its source neither takes nor releases memory, its
-//!   buffers are leaked, and another pool serves what comes after.
+//! - **preload-I1**: a program calls a hook as the driver's function of that name, so its arguments meet the driver's conditions.
+//! - **preload-I2**: the address in a row of the table of hooks is the driver's function of that name. It has the type of the
+//!   hook or, for `cuCtxCreate`, a type with its arguments in the same registers. The driver is never unloaded.
+//! - **preload-I3**: a buffer in the table of buffers belongs to the program from the request until the free that removes it
+//!   from the table. Only that free returns the buffer, with a fence after all work that was enqueued before.
+//! - **preload-I4**: a pool is not used after its context is gone: its source neither allocates nor releases memory, its
+//!   buffers are leaked, and another pool serves later requests.
 #![allow(unsafe_code)] // Sits between a program and the driver's C interface.
 
 mod alive;

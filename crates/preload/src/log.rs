@@ -1,7 +1,8 @@
-//! The log lines of each pool and of this library, one function a line.
+//! The log of this library and of its pools. Each log line of this library has a function.
 //!
-//! They go to stderr, or to the file that `PINPOOL_PRELOAD_LOG` names (appended to, so that several processes may share it;
-//! `%p` is the number of the process). `RUST_LOG` says which are shown, by default warnings, and in a file the pools' lines too.
+//! The lines go to stderr, or to the file that `PINPOOL_PRELOAD_LOG` names. They are appended, so that several processes may
+//! share the file, and `%p` in its name becomes the process ID. `RUST_LOG` selects the lines; the default is warnings, and
+//! level info in a file.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,12 +18,12 @@ use pinpool_os::sync::plain::Mutex;
 
 /// The log file; stderr if it is not set.
 const FILE: &str = "PINPOOL_PRELOAD_LOG";
-/// A switch: the statistics at the end of the process.
+/// Switch: log the statistics at the end of the process.
 pub(crate) const STATS: &str = "PINPOOL_PRELOAD_STATS";
-/// The target of the statistics, shown whatever the level is.
+/// The log target of the statistics, which are shown at any level.
 const STATS_TARGET: &str = "pinpool_preload::statistics";
 
-/// Why memory was not served.
+/// The reason that memory was not served.
 #[derive(Debug, Clone)]
 pub(crate) enum Reason {
     Forked,
@@ -31,9 +32,9 @@ pub(crate) enum Reason {
     Driver(String),
     NoContextEvents,
     NoContext,
-    /// Logged when the pool could not be made.
+    /// There is no pool, which was logged when the pool could not be made.
     NoPool,
-    /// Logged when the capture was detected.
+    /// A capture was missed, which was logged when it was detected.
     MissedCapture,
     Full(usize),
     Version(i32),
@@ -67,7 +68,8 @@ impl fmt::Display for Reason {
 /// Logs that memory comes from the driver itself, once for each reason.
 pub(crate) fn passed_through(reason: &Reason) {
     static TOLD: Mutex<Vec<Discriminant<Reason>>> = Mutex::new(Vec::new());
-    // The driver refuses a call without a context. A child of a fork does not log: its parent's threads may have held a lock.
+    // The first two are logged elsewhere, and the driver refuses a call without a context. A forked child does not log, since
+    // a thread of its parent may have held a lock.
     if matches!(reason, Reason::NoPool | Reason::MissedCapture | Reason::NoContext | Reason::Forked) {
         return;
     }
@@ -85,7 +87,7 @@ pub(crate) fn no_pool(error: &pinpool::Error) {
     warn!("not served, the driver's own functions are called: no pool: {error}");
 }
 
-/// Logs that a capture was detected that no hook saw.
+/// Logs that a stream captures although no hook saw the capture begin.
 pub(crate) fn unseen_capture() {
     warn!(
         "no longer served: a stream captures a graph that pinpool did not see begin, and recording an event has invalidated that \
@@ -98,7 +100,7 @@ pub(crate) fn context_ended(handle: usize) {
     info!("context {handle:#x} has ended, and its memory with it; another one gets another pool");
 }
 
-/// Logs at the end of the process how much memory it pinned itself.
+/// Logs at the end of the process how much memory the program pinned itself.
 pub(crate) fn registrations(calls: u64, bytes: u64) {
     init();
     let calls = if calls == 1 { "1 call".to_owned() } else { format!("{calls} calls") };
@@ -108,7 +110,7 @@ pub(crate) fn registrations(calls: u64, bytes: u64) {
     );
 }
 
-/// Starts the log, at the first need of it.
+/// Initializes the log, at the first call.
 pub(crate) fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -139,7 +141,7 @@ pub(crate) fn init() {
     });
 }
 
-/// Returns whether a switch of this library is on: set, and not to a value that turns a switch off.
+/// Returns whether a switch is on: its variable is set, and not to a value that means off.
 pub(crate) fn is_on(variable: &str) -> bool {
     env::var(variable).is_ok_and(|value| !["", "0", "no", "off", "false"].contains(&value.as_str()))
 }

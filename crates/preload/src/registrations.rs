@@ -13,7 +13,7 @@ static BYTES: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn count(bytes: usize) {
     static ONCE: Once = Once::new();
     extern "C" fn at_exit() {
-        // A child of a fork has its parent's counts.
+        // A forked child has a copy of its parent's counts.
         if process::is_owner() {
             // Relaxed, here and below: statistics.
             log::registrations(CALLS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
@@ -22,7 +22,7 @@ pub(crate) fn count(bytes: usize) {
     CALLS.fetch_add(1, Ordering::Relaxed);
     BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
     ONCE.call_once(|| {
-        // SAFETY: the handler stays loaded; without room in the C library there is no log record.
+        // SAFETY: the handler stays loaded; if the C library has no room for it, the log line is missing.
         let _missing = unsafe { libc::atexit(at_exit) };
     });
 }

@@ -1,7 +1,7 @@
 //! The memory of a pool: the driver's own pinned memory, allocated in the program's context, portable and mapped, so that
 //! the driver answers queries about it as for the program's own allocations.
 //!
-//! The blocks are recorded by address: a program that frees an address twice must not free a block of the pool.
+//! The blocks are recorded by address, since a program that frees an address twice must not free a block of the pool.
 
 use std::ffi::c_void;
 use std::num::NonZero;
@@ -17,7 +17,7 @@ use crate::contexts::Context;
 use crate::driver::{CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Code, Driver, MAPPED, PORTABLE};
 use pinpool_os::sync::plain::Mutex;
 
-/// The blocks of all pools, by their first byte.
+/// The blocks of all pools, by the address of their first byte.
 static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks::new());
 
 /// Returns whether the address lies in a block of a pool.
@@ -25,13 +25,13 @@ pub(crate) fn is_inside(address: usize) -> bool {
     BLOCKS.lock().contains(address)
 }
 
-/// Returns whether the address lies in a block of a pool, for a forked child. There another thread of the parent may have
-/// held the lock: then the address counts as inside.
+/// Returns whether the address lies in a block of a pool, in a forked child. If another thread of the parent held the lock
+/// during the fork, the address counts as inside.
 pub(crate) fn is_inside_of_parent(address: usize) -> bool {
     BLOCKS.try_lock().is_none_or(|blocks| blocks.contains(address))
 }
 
-/// Pinned memory of one context.
+/// A source of pinned memory in one context.
 #[derive(Debug)]
 pub(crate) struct HostSource {
     driver: &'static Driver,
@@ -45,7 +45,7 @@ impl HostSource {
     }
 
     fn error(&self, call: &'static str, code: Code) -> SourceError {
-        // Codes of a stream capture.
+        // These codes come from a stream capture, and the call can succeed once the capture has ended.
         let retry = if matches!(code, CAPTURE_UNSUPPORTED | CAPTURE_INVALIDATED) { Retry::Soon } else { Retry::Later };
         SourceError::new(call, self.driver.name(code)).with_code(code.into()).with_retry(retry)
     }
@@ -55,10 +55,10 @@ impl HostSource {
     }
 }
 
-// SAFETY: source-C1: `cuMemHostAlloc` maps pinned memory at a fixed address until `cuMemFreeHost`, and a failed free
-// leaves it mapped; after the end of its context nothing of it is touched (preload-I4). source-C2: pages of the kernel, or
-// used before by this process. source-C3: the region begins at a page, and ends inside the block. source-C4: a counter.
-// source-C5: exactly `held_bytes` are requested from the driver. source-C6: no lock of a pool is taken.
+// SAFETY: source-C1: `cuMemHostAlloc` maps pinned memory at a fixed address until `cuMemFreeHost`, and a failed free leaves
+// it mapped; after the end of its context the memory is not accessed (preload-I4). source-C2: the pages come from the kernel,
+// or were used before by this process. source-C3: the region begins at a page, and ends inside the block. source-C4: a
+// counter numbers the regions. source-C5: exactly `held_bytes` are requested from the driver. source-C6: no lock of a pool is taken.
 unsafe impl Source for HostSource {
     fn name(&self) -> &'static str {
         "cuda"
@@ -70,7 +70,7 @@ unsafe impl Source for HostSource {
 
     fn held_bytes(&self, len_bytes: usize) -> usize {
         let whole_pages = len_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX);
-        // A small block of the driver begins anywhere in a page.
+        // A small block of the driver may begin anywhere in a page.
         if whole_pages < GRANULE_BYTES { whole_pages + PAGE_BYTES } else { whole_pages }
     }
 
@@ -79,7 +79,7 @@ unsafe impl Source for HostSource {
         let block = self.context.while_alive(|handle| {
             let _entered = self.driver.enter(handle)?;
             let block = self.driver.host_alloc(held_bytes, PORTABLE | MAPPED)?;
-            // Before the context can end, which forgets its blocks.
+            // The block is recorded before the context can end, since that end forgets the context's blocks.
             BLOCKS.lock().insert(block.addr().get(), Block { bytes: held_bytes, context: self.context.number() });
             Ok(block)
         });
@@ -87,12 +87,12 @@ unsafe impl Source for HostSource {
         let start = block.addr().get().next_multiple_of(PAGE_BYTES);
         if start - block.addr().get() + len_bytes > held_bytes {
             BLOCKS.lock().remove(block.addr().get());
-            // SAFETY: allocated above, and not returned to the caller.
+            // SAFETY: the block was allocated above, and was not returned to the caller.
             let _leaked = unsafe { self.driver.free_host(block) };
             return Err(SourceError::new("cuMemHostAlloc", "the driver's block holds no page-aligned region"));
         }
         let start = block.cast::<u8>().map_addr(|block| block.saturating_add(start - block.get()));
-        // Relaxed: a number that publishes nothing.
+        // Relaxed: the number publishes no other data.
         Ok(Region::new(start, len_bytes, self.acquired.fetch_add(1, Ordering::Relaxed)))
     }
 
@@ -104,17 +104,17 @@ unsafe impl Source for HostSource {
                 return Err(SourceError::new("cuMemFreeHost", format!("no block of the pool holds {start:#x}")));
             };
             let _entered = self.driver.enter(handle).map_err(|code| self.error("cuCtxPushCurrent", code))?;
-            // Before the call: the address may be another's at once.
+            // The block is removed before the call, since another thread may receive its address right after the free.
             BLOCKS.lock().remove(at);
             let place = region.start().cast::<c_void>().map_addr(|start| NonZero::new(at).unwrap_or(start));
-            // SAFETY: the block of this region; the caller's promise.
+            // SAFETY: `place` is the block of this region, which nothing uses any more, as the caller promises.
             let freed = unsafe { self.driver.free_host(place) };
             if freed.is_err() {
                 BLOCKS.lock().insert(at, block);
             }
             freed.map_err(|code| self.error("cuMemFreeHost", code))
         });
-        // A context that is gone has taken its memory along.
+        // If the context is gone, its memory is gone with it.
         released.unwrap_or(Ok(()))
     }
 
@@ -131,7 +131,7 @@ unsafe impl Source for HostSource {
     }
 }
 
-/// Forgets the blocks of the context with this number, which is gone: their addresses may be another's.
+/// Forgets the blocks of a context that is gone, by its number. Other memory may get their addresses.
 pub(crate) fn forget_blocks(context: u64) {
     BLOCKS.lock().forget(context);
 }

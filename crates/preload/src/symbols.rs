@@ -3,18 +3,18 @@
 //! | look-up | answer |
 //! | --- | --- |
 //! | linked to libcuda | the hooks are exported under the driver's names, and `LD_PRELOAD` puts them first |
-//! | `dlsym` of a handle, or of `RTLD_DEFAULT` | answered with the hook, if there is such a function behind it |
-//! | the same from a library that has a function of that name | the real answer: it is behind the hook, as the driver is |
+//! | `dlsym` with a handle or `RTLD_DEFAULT` | the hook, if there is a function of that name behind it |
+//! | the same from a library that defines a function of that name | the real answer: such a library is behind the hook, as the driver is |
 //! | `dlsym(RTLD_NEXT)` | the real answer for the caller: such a caller is between a program and the driver, as this library is |
-//! | `dlvsym` | not checked: libcuda has no versions of symbols |
-//! | `cuGetProcAddress` | a hook itself: the driver answers, and a function of the table is replaced (`hooks`) |
+//! | `dlvsym` | not replaced: the symbols of libcuda have no versions |
+//! | `cuGetProcAddress` | itself a hook: the driver answers, and the hook replaces a function of the table (`hooks`) |
 //!
-//! The real `dlsym` finds out by its return address who calls it, and means by `RTLD_NEXT` and `RTLD_DEFAULT` something else
-//! for each caller. So its replacement leaves no frame behind: it checks the name, and jumps to the real
-//! one with the stack and the arguments as they were. Only a name of the table with a handle is looked up from here, because
-//! the result does not depend on the caller.
+//! The real `dlsym` derives its caller from its return address, and `RTLD_NEXT` and `RTLD_DEFAULT` have a different meaning
+//! for each caller. So the replacement leaves no frame behind: it checks the name, and jumps to the real `dlsym` with the
+//! stack and the arguments unchanged. The replacement itself looks up only names of the table. With a handle, the result does
+//! not depend on the caller. With `RTLD_DEFAULT`, the exports of this library come first for every caller.
 //!
-//! Nothing here allocates or takes a lock unless the name is in the table: allocators call `dlsym` before they work.
+//! Nothing here allocates or takes a lock unless the name is in the table, since allocators call `dlsym` before they are ready.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{self, NonNull};
@@ -42,7 +42,7 @@ extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: *const c_
     if name.is_null() || handle == libc::RTLD_NEXT {
         return go_on;
     }
-    // SAFETY: a name that ends in 0, as `dlsym` requires.
+    // SAFETY: the name ends in 0, as `dlsym` requires.
     let name = unsafe { CStr::from_ptr(name) };
     let Some(hook) = hooks::exported(name) else { return go_on };
     if is_behind_hooks(caller, name) {
@@ -57,15 +57,15 @@ extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: *const c_
             Decision::answer(Some(hook.function()))
         }
         None if !is_default => Decision::answer(None),
-        // What is found is the export of this library: is there a function of the driver behind it? If not, a look-up that fails
-        // leaves the text for `dlerror`.
+        // The real look-up would find the export of this library, so this searches for a driver's function behind it. If
+        // there is none, a look-up that fails sets the text for `dlerror`.
         _ => Decision::answer(own(name).map(|_| hook.function()).or_else(|| look_up(libc::RTLD_NEXT, name))),
     }
 }
 
-/// Returns whether the caller is to get the real answer: this library, or one that has a function of this name itself. That is
-/// the driver, or a library that is before the driver as this one does: its function is behind the hook, and must find what is
-/// behind it, not the hook.
+/// Returns whether the caller must get the real answer. The caller is then this library, or a library that defines a function
+/// of this name itself: the driver, or another library between the program and the driver. Such a function is behind the
+/// hook, so it must find the next function and not the hook.
 fn is_behind_hooks(caller: *const c_void, name: &CStr) -> bool {
     let Some(library) = image_of(caller) else { return false };
     let defines = || {
@@ -75,7 +75,8 @@ fn is_behind_hooks(caller: *const c_void, name: &CStr) -> bool {
     is_own(caller) || defines().unwrap_or(false)
 }
 
-/// Replaces `dlsym`: calls `decide`, which gets the return address too, and returns its answer or jumps on.
+/// Replaces `dlsym`: calls `decide`, which also receives the return address, and returns its answer or jumps to the real
+/// `dlsym`.
 ///
 /// # Safety
 ///

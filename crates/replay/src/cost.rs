@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// Times follow the bytes if these explain this part of how the times differ.
+/// The times of calls depend on their bytes if the bytes explain at least this part of the variance of the times.
 const FOLLOWS: f64 = 0.25;
 
 /// A recorded driver call.
@@ -14,7 +14,7 @@ pub struct TimedCall {
     pub took_ns: u64,
 }
 
-/// `call_ns + bytes * byte_ns`.
+/// The cost of calls: each takes `call_ns + bytes * byte_ns`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct CallCost {
     /// Time of each call.
@@ -29,10 +29,12 @@ impl CallCost {
     /// The assumed cost of unpinning.
     pub const ASSUMED_UNPIN: Self = Self { call_ns: 100_000.0, byte_ns: 0.1 };
 
-    /// The least-squares line through `calls`, with neither part below 0. Calls of one size do not separate the cost of a call
-    /// from the cost of its bytes: `assumed` is then scaled to their mean. Nor do times that barely depend on the bytes, as on a
-    /// busy machine: a byte then costs what it cost in the fastest call, since larger calls would otherwise seem free. The
-    /// recorded calls together cost what they took. `None` without calls.
+    /// Returns the least-squares line through `calls`, with neither part below 0, or `None` without calls. By this line, the
+    /// recorded calls together cost the time that they took.
+    ///
+    /// Calls of one size do not separate the cost of a call from the cost of its bytes, so `assumed` is scaled to their mean.
+    /// Times that barely depend on the bytes, as on a busy machine, do not separate them either. A byte then costs at least
+    /// what it cost in the fastest call, since larger calls would otherwise seem free.
     pub fn fitted(calls: &[TimedCall], assumed: Self) -> Option<Self> {
         let n = calls.len() as f64;
         let mean = |of: fn(&TimedCall) -> u64| calls.iter().map(|call| of(call) as f64).sum::<f64>() / n;
@@ -53,7 +55,7 @@ impl CallCost {
         let follows = products > 0.0 && products * products >= squares * spread * FOLLOWS;
         let fastest = calls.iter().map(|call| call.took_ns as f64 / call.bytes.max(1) as f64).fold(f64::MAX, f64::min);
         let slope = if follows { slope } else { slope.max(fastest) };
-        // A steeper line would cross 0, and its sum over the calls would exceed what they took.
+        // A steeper line would cross 0. Since `call_ns` is cut off at 0, the calls together would then cost more than they took.
         let slope = slope.min(took / bytes);
         Some(Self { call_ns: (took - slope * bytes).max(0.0), byte_ns: slope })
     }
@@ -64,7 +66,7 @@ impl CallCost {
         sizes().min().zip(sizes().max()).is_none_or(|(least, most)| most - least <= least / 8)
     }
 
-    /// Seconds of this many calls over this many bytes.
+    /// Returns the seconds that `calls` calls over `bytes` bytes take in all.
     pub fn seconds(&self, calls: u64, bytes: u64) -> f64 {
         (self.call_ns * calls as f64 + self.byte_ns * bytes as f64) / 1e9
     }
@@ -86,7 +88,7 @@ mod tests {
         assert!((line.seconds(2, 50) - 200e-9).abs() < 1e-15);
         let through = fitted(&[call(10, 0), call(20, 30)]).unwrap();
         assert!(through.call_ns == 0.0 && (through.seconds(2, 30) - 30e-9).abs() < 1e-15, "{through:?}");
-        // Neither costs more than what was recorded: times that barely depend on the bytes.
+        // Times that barely depend on the bytes: by the fit, the calls cost no more than they took.
         let loose = fitted(&[call(10, 1), call(11, 90), call(12, 30), call(13, 90)]).unwrap();
         assert!((loose.seconds(4, 46) - 211e-9).abs() < 1e-15, "{loose:?}");
         assert_eq!(fitted(&[]), None);
@@ -116,7 +118,7 @@ mod tests {
             assert!((0.040 / 9.5..0.040 / 8.5).contains(&ninth), "{ninth}");
             assert!((cost.byte_ns / cost.call_ns - 0.4 / 100_000.0).abs() < 1e-12, "{cost:?}");
         }
-        // Far enough apart, two sizes are a line.
+        // Two sizes that differ enough determine a line.
         let cost = CallCost::fitted(&[call(100, 200), call(200, 300)], CallCost::ASSUMED_PIN).unwrap();
         assert!((cost.call_ns - 100.0).abs() < 1e-9 && (cost.byte_ns - 1.0).abs() < 1e-9, "{cost:?}");
     }

@@ -104,7 +104,7 @@ const MAX_POOLS: usize = 1024;
 pub(super) const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
 
 impl Trace {
-    /// Reads the trace at `path`, plain or compressed by gzip, which its first bytes tell; `-` is stdin.
+    /// Reads the trace at `path`; `-` is stdin. The first bytes tell whether it is compressed by gzip.
     ///
     /// # Errors
     ///
@@ -152,7 +152,7 @@ impl Trace {
 /// A trace while it is read.
 #[derive(Default)]
 struct Parser {
-    /// What was read so far.
+    /// The part that was read so far.
     trace: Trace,
     /// `true` after the header.
     has_begun: bool,
@@ -165,7 +165,7 @@ struct Parser {
 }
 
 impl Parser {
-    /// Adds a line: its bytes, and its text without the end.
+    /// Adds a line, which is passed as bytes, and as text without its end.
     fn add(&mut self, bytes: &[u8], text: &str) -> Result<(), String> {
         let whole = bytes.len() as u64 != LINE_BYTES_MAX || bytes.ends_with(b"\n");
         require(self.line <= MAX_LINES, || format!("a trace has at most {MAX_LINES} lines"))?;
@@ -228,7 +228,7 @@ impl Parser {
     }
 
     fn repeat(&mut self, count: u64, bytes: u64, step: u64) -> Result<(), String> {
-        // Before the first of them takes memory.
+        // Checks the number of records before the first of them takes memory.
         self.check_room(count.saturating_mul(2))?;
         for n in 0..count {
             let bytes = n.checked_mul(step).and_then(|more| bytes.checked_add(more)).ok_or("the sizes exceed 2^64")?;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
-/// Enough to recognize a format.
+/// Number of first bytes, which are enough to recognize a format.
 const FIRST_BYTES: u64 = 8;
 
 /// The contents of a file, decompressed if it is gzip, with its first bytes.
@@ -20,7 +20,7 @@ impl Input {
     ///
     /// # Errors
     ///
-    /// If it cannot be opened or read. Damaged compressed data is mostly an error of the later read.
+    /// If the file cannot be opened or read. Damaged compressed data mostly fails a later read instead.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file: Box<dyn Read> =
             if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
@@ -31,18 +31,18 @@ impl Input {
         Ok(Self { first, bytes: Box::new(bytes) })
     }
 
-    /// The first bytes of the contents, at most 8.
+    /// Returns the first bytes of the contents, at most 8.
     pub fn first(&self) -> &[u8] {
         &self.first
     }
 
-    /// The contents from the first byte.
+    /// Returns the contents from the first byte on.
     pub fn into_bytes(self) -> Box<dyn BufRead> {
         self.bytes
     }
 }
 
-/// The first `len` bytes, and all bytes again. The first read of a pipe may return one byte.
+/// Returns the first `len` bytes, and a reader of all bytes. Reads until it has them, since the first read of a pipe may return one byte.
 fn peek(mut bytes: impl BufRead, len: u64) -> io::Result<(Vec<u8>, impl BufRead)> {
     let mut first = Vec::new();
     (&mut bytes).take(len).read_to_end(&mut first)?;

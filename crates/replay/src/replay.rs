@@ -38,19 +38,19 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// A replay under the settings that the workload was recorded with, as far as it can follow them, overridden by `variables`.
+    /// Returns a replay under the settings that the workload was recorded with, as far as it can follow them, overridden by `variables`.
     ///
     /// # Errors
     ///
     /// The errors of [`under`](Replay::under).
     pub fn as_recorded(workload: &Workload, variables: &[(String, String)]) -> Result<Self, String> {
-        // A rounding that was recorded fits the recorded preset alone.
+        // A recorded rounding fits only the recorded preset.
         let is_set = |name: &str| variables.iter().any(|(set, _)| set == name || *set == PRESET && name == ROUNDING);
         let recorded = workload.settings().iter().filter(|(name, _)| FOLLOWED.contains(&&**name) && !is_set(name));
         Self::under(&recorded.chain(variables).cloned().collect::<Vec<_>>())
     }
 
-    /// A replay under these variables, each with its value.
+    /// Returns a replay under these variables, each with its value.
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl Replay {
         self.variables.iter().fold(builder, |builder, (name, value)| builder.setting(name, value))
     }
 
-    /// The configuration of these settings.
+    /// Returns the configuration of these settings.
     ///
     /// # Errors
     ///

@@ -11,7 +11,7 @@ use super::cost::CallCost;
 use super::sim::SourceKind;
 use super::workload::Workload;
 
-/// A replay of the recorded settings may end earlier or later than the recording by one part in this many.
+/// A replay under the recorded settings is doubtful if it ends earlier or later than the recording by more than one part in this many.
 const DOUBTFUL_PART: u64 = 5;
 
 /// The cost of a workload; fields in the order in which they are printed.
@@ -75,7 +75,7 @@ pub struct ReplayReport {
     pub moving_ns: u64,
     /// Total time that requests waited, in microseconds.
     pub waited_us: u64,
-    /// When the last buffer was returned, in microseconds.
+    /// Time at which the last buffer was returned, in microseconds.
     pub ended_us: u64,
     /// Checks of TensorFlow's two rates; one in ten is printed.
     pub checks: u64,
@@ -84,7 +84,7 @@ pub struct ReplayReport {
 }
 
 impl ReplayReport {
-    /// Seconds in the backend, if remaps take `move_scale` times as long as the replay assumes.
+    /// Returns the seconds in the backend, if remaps take `move_scale` times as long as the replay assumes.
     pub fn driver_seconds(&self, pin: CallCost, unpin: CallCost, move_scale: f64) -> f64 {
         pin.seconds(self.page_locks, self.bytes_locked)
             + unpin.seconds(self.releases, self.released_bytes)
@@ -93,7 +93,7 @@ impl ReplayReport {
 }
 
 impl Workload {
-    /// The reason why a recording cannot be replayed faithfully, found by a replay under the recorded settings.
+    /// Returns the reason why a recording cannot be replayed faithfully, if a replay under the recorded settings shows one.
     pub fn doubt(&self, as_recorded: &ReplayReport) -> Option<String> {
         let (recorded_us, replayed_us) = (self.ended_us, as_recorded.ended_us);
         let late = as_recorded.fallbacks.saturating_sub(self.failed_gets);

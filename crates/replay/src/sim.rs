@@ -1,8 +1,9 @@
-//! Simulated memory: what the backend `heap` provides, up to a total, with its calls counted and priced.
+//! Simulated memory: memory of the backend `heap`, up to a total. Calls are counted, and the time of remaps is estimated.
 //!
-//! It prices remaps as a GPU with the calls of `vmm` would: granules are mapped at their new addresses first, and unmapped at the
-//! old addresses later, or when these are needed. The times were measured on an H200 with driver 580: 99 us to unmap a run, 5 us
-//! to map a granule, 165 us to set access; past the first granule, unmapping runs at 27 GB/s and setting access at 33 GB/s.
+//! Remaps cost the time that the calls of `vmm` would take on a GPU. Granules are mapped at their new addresses first, and
+//! unmapped at the old addresses later, or when these are needed. The times were measured on an H200 with driver 580: 99 us to
+//! unmap a run, 5 us to map a granule, and 165 us to set access. Past the first granule, unmapping runs at 27 GB/s and setting
+//! access at 33 GB/s.
 //!
 //! A pool never touches the memory of a source, and untouched memory is not resident, so a replay of terabytes costs nothing.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
@@ -26,7 +27,7 @@ pub enum SourceKind {
     /// Separate regions: a buffer lies within one.
     #[value(name = "walls")]
     #[serde(rename = "walls")]
-    Discrete,
+    Separate,
 }
 
 /// Provides memory up to a fixed total.
@@ -35,23 +36,23 @@ pub struct SimSource {
     heap: HeapSource,
     kind: SourceKind,
     total_bytes: u64,
-    /// The sums over its calls.
+    /// Sums over the calls of this source.
     pub sums: Mutex<CallSums>,
     is_exact: bool,
 }
 
 impl SimSource {
-    /// 16 TiB: more than any host has and a fraction of the address space.
+    /// The default total: 16 TiB, which is more than any host has and a fraction of the address space.
     pub const DEFAULT_TOTAL_BYTES: u64 = 16 << 40;
 
-    /// A source with virtual memory that holds at most `total_bytes` at one time.
+    /// Creates a source with virtual memory that provides at most `total_bytes` at one time.
     pub fn new(total_bytes: u64) -> Self {
         Self::of(SourceKind::Virtual, total_bytes)
     }
 
-    /// A source of separate regions that holds at most `total_bytes` at one time.
-    pub fn discrete(total_bytes: u64) -> Self {
-        Self::of(SourceKind::Discrete, total_bytes)
+    /// Creates a source of separate regions that provides at most `total_bytes` at one time.
+    pub fn separate_regions(total_bytes: u64) -> Self {
+        Self::of(SourceKind::Separate, total_bytes)
     }
 
     pub(super) fn of(kind: SourceKind, total_bytes: u64) -> Self {
@@ -64,12 +65,12 @@ impl SimSource {
         Self { is_exact: true, ..self }
     }
 
-    /// The calls since the previous call of this function.
+    /// Returns the calls since the previous `take_calls`.
     pub fn take_calls(&self) -> Calls {
         std::mem::take(&mut self.sums.lock().calls)
     }
 
-    /// Makes the heap's `call` for `bytes` more, unless the total forbids it.
+    /// Makes `call`, by which the heap provides `bytes` more, unless that would exceed the total.
     fn pin<T>(&self, bytes: usize, call: impl FnOnce() -> Result<T, SourceError>) -> Result<T, SourceError> {
         let mut sums = self.sums.lock();
         let (total_bytes, pinned_bytes) = (self.total_bytes, sums.pinned_bytes.saturating_add(bytes as u64));
@@ -167,7 +168,7 @@ const EVERYWHERE: Range<usize> = 0..usize::MAX;
 #[derive(Debug, Default)]
 pub struct CallSums {
     pub(super) calls: Calls,
-    /// Held now.
+    /// Bytes held now.
     pub pinned_bytes: u64,
     /// Most bytes held at any time.
     pub peak_bytes: u64,
@@ -175,7 +176,7 @@ pub struct CallSums {
     old_places: Vec<Range<usize>>,
 }
 
-/// The calls between two readings.
+/// The calls of a source between two calls of [`SimSource::take_calls`].
 #[derive(Debug, Default)]
 pub struct Calls {
     pub(super) moved_bytes: u64,
@@ -214,22 +215,23 @@ impl CallSums {
     }
 }
 
-/// Nanoseconds for `bytes` past the first granule, at `rate` bytes per ns.
+/// Returns the nanoseconds for the part of `bytes` past the first granule, at `rate` bytes per ns.
 fn past_the_first(bytes: u64, rate: u64) -> u64 {
     bytes.saturating_sub(GRANULE_BYTES as u64) / rate
 }
 
-/// Time to unmap a run of this many bytes.
+/// Returns the nanoseconds to unmap a run of this many bytes.
 fn unmap_ns(bytes: u64) -> u64 {
     99_000 + past_the_first(bytes, 27)
 }
 
-/// Time to map this many granules with this many bytes and set their access.
+/// Returns the nanoseconds to map this many granules with this many bytes and to set their access.
 fn map_ns(granules: u64, bytes: u64) -> u64 {
     granules * 5_000 + 165_000 + past_the_first(bytes, 33)
 }
 
-/// Time of a piece of a remap and its later unmapping; the first piece of a call includes the time of the call.
+/// Returns the nanoseconds of a piece of a remap and of its later unmapping. The first piece of a call includes the fixed
+/// time of the call.
 pub(super) fn move_ns(bytes: u64, is_first: bool) -> u64 {
     let later = if is_first { 0 } else { map_ns(0, 0) };
     map_ns(bytes.div_ceil(GRANULE_BYTES as u64), bytes) - later + unmap_ns(bytes)
@@ -254,7 +256,7 @@ mod tests {
         let micros = || source.take_calls().waited_ns / 1_000;
         // SAFETY: nothing of the range is committed.
         unsafe { source.commit(&range, 0, 4 * GRANULE_BYTES) }.unwrap();
-        // SAFETY: committed and unused; nothing is committed at the target. So below.
+        // SAFETY: here and below, the pieces are committed and unused, and nothing is committed at the target.
         unsafe { source.remap(&range, &[piece(2, 1), piece(1, 1)], 8 * GRANULE_BYTES) }.unwrap();
         assert_eq!((micros(), source.has_old_places()), (238, true));
         // SAFETY: as above.

@@ -1,7 +1,7 @@
 //! The steps of each thread of a recording, and the time between them. A closed-loop replay delays the steps that follow a wait.
 //!
-//! The replay keeps the time between two operations of a thread, except for waits at the limit, which it repeats. It also keeps
-//! the time that a request took in addition to its wait; otherwise threads that depend on each other would drift apart.
+//! The replay keeps the time between two operations of a thread, except for waits at the limit, which it simulates. It also
+//! keeps the time that a request took in addition to its wait; otherwise threads that depend on each other would drift apart.
 //!
 //! A thread that returns the buffer of another thread waits for two things: its own work since its last step, and the other
 //! thread, which fills the buffer. The recording shows only the later of the two:
@@ -25,7 +25,7 @@ use std::mem;
 
 use pinpool_observe::record::{Event, Record};
 
-/// Threads queue to wait one at a time if at most one request in this many begins while another waits.
+/// Threads count as waiting one at a time if, for this many waits, at most one request begins while another request waits.
 const CONCURRENT_PART: usize = 16;
 
 /// A consumer has paused if it keeps a buffer more than this many times as long as usual (the larger of the two medians).
@@ -42,14 +42,14 @@ pub(super) enum Op {
     Clear,
 }
 
-/// One operation of a thread.
+/// An operation of a thread with its times.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
     /// Number of the record.
     pub(super) line: u64,
-    /// When it began, in nanoseconds since the recording began.
+    /// Time at which the step began, in nanoseconds since the recording began.
     pub(super) at_ns: u64,
-    /// The buffer of the request that it follows, and the nanoseconds in between.
+    /// The buffer of the request that this step follows, and the nanoseconds from that request to this step.
     pub(super) follows: Option<(usize, u64)>,
     /// Nanoseconds since the last step of the thread ended.
     pub(super) gap_ns: u64,
@@ -78,18 +78,18 @@ struct Thread {
     last_got: Option<usize>,
     /// Time in driver calls since the last step.
     called_ns: u64,
-    /// `true` if it is in the wait queue.
+    /// `true` if the thread is in the wait queue.
     is_queued: bool,
 }
 
 #[derive(Debug)]
 struct Buffer {
     bytes: u64,
-    /// The thread that requested it, and when.
+    /// The thread that requested the buffer, and the time at which it received the buffer.
     got: (u32, u64),
-    /// When that thread began its next step.
+    /// Time at which that thread began its next step.
     left_ns: Option<u64>,
-    /// When another thread returned it.
+    /// Time at which another thread returned the buffer.
     taken_ns: Option<u64>,
 }
 
@@ -98,15 +98,15 @@ struct Buffer {
 pub(super) struct Threads {
     threads: BTreeMap<usize, Thread>,
     buffers: Vec<Buffer>,
-    /// The held buffers, by pool and memory, and the step that returned each with copies in flight.
+    /// The held buffers, by pool and memory: the number of each, and the step that returned it with copies in flight.
     held: HashMap<(u32, u64), (usize, Option<StepId>)>,
-    /// Sum of their bytes.
+    /// Sum of the bytes of the held buffers.
     pub(super) held_bytes: u64,
-    /// When the last buffer was returned.
+    /// Time at which the last buffer was returned.
     pub(super) last_put_ns: u64,
     /// Requests that waited, in the order in which they ended: start, end and buffer.
     waits: Vec<(u64, u64, usize)>,
-    /// When the last request began.
+    /// The latest time at which a request began.
     asked_ns: u64,
     /// Requests that began while another waited.
     concurrent: usize,
@@ -156,7 +156,7 @@ impl Threads {
         false
     }
 
-    /// Records that the memory of a held buffer is free, by a return or after its copies. `false` if the buffer is not held.
+    /// Records that the memory of a held buffer is free, by a return or after its copies. Returns whether the buffer was held.
     fn free(&mut self, line: u64, record: &Record, key: (u32, u64), began_ns: u64) -> bool {
         let Some((name, returned)) = self.held.remove(&key) else { return false };
         self.held_bytes -= self.buffers[name].bytes;
@@ -166,7 +166,8 @@ impl Threads {
         true
     }
 
-    /// The time that a request waited, given its duration: driver calls of the thread do not count.
+    /// Returns the time that a request of this duration waited: 0 if it was not in the wait queue. Driver calls of the thread
+    /// do not count.
     fn waited(&mut self, thread: usize, took_ns: u64) -> u64 {
         let thread = self.thread(thread);
         let is_queued = mem::take(&mut thread.is_queued);
@@ -175,7 +176,7 @@ impl Threads {
         waited_ns
     }
 
-    /// Adds a step that began at `began_ns` and ended with the record.
+    /// Adds a step that began at `began_ns` and ended with the record. Returns its ID.
     fn push(&mut self, line: u64, record: &Record, began_ns: u64, operation: Op) -> StepId {
         let (time_ns, at) = (record.time_ns, record.thread as usize);
         let thread = self.thread(at);
@@ -219,7 +220,7 @@ impl Threads {
         step
     }
 
-    /// Time that requests waited between these times, if one waits at a time.
+    /// Returns the time that requests waited between these times, if one waits at a time.
     fn waited_between(&self, from_ns: u64, to_ns: u64) -> u64 {
         let waits = self.waits.iter().rev().take_while(|&&(_, until_ns, _)| until_ns > from_ns);
         waits.map(|&(since_ns, until_ns, _)| until_ns.min(to_ns).saturating_sub(since_ns.max(from_ns))).sum()
@@ -259,7 +260,7 @@ fn follow_requests(steps: &mut [Step], buffers: &[Buffer]) {
     }
 }
 
-/// The middle value; 0 without any.
+/// Returns the middle value; 0 without values.
 fn median(values: impl Iterator<Item = u64>) -> u64 {
     let mut values: Vec<_> = values.collect();
     values.sort_unstable();

@@ -14,7 +14,7 @@ use pinpool_observe::diagnosis::words::counted;
 use pinpool_observe::record::{Event, Record, Recording, SET_IN_CODE};
 
 pub(super) const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
-/// Each rounding belongs to one preset.
+/// The variable of the preset. Each value of [`ROUNDING`] belongs to one preset.
 pub(super) const PRESET: &str = "PINPOOL_PRESET";
 pub(super) const ROUNDING: &str = "PINPOOL_ROUNDING";
 
@@ -31,7 +31,7 @@ pub struct Workload {
     get_bytes: u64,
     /// Duration in microseconds; 0 without `t` lines.
     pub duration_us: u64,
-    /// Requested bytes that are held, after each operation.
+    /// After each operation, its time in microseconds, and the requested bytes that are held.
     used: Vec<(u64, u64)>,
     /// The pin calls of a recording.
     pub pins: Vec<TimedCall>,
@@ -43,7 +43,7 @@ pub struct Workload {
     pub warning: Option<String>,
     /// Numbers of the pools with requests.
     pools: BTreeSet<u32>,
-    /// When the last buffer of a recording was returned, in microseconds.
+    /// Time at which the last buffer of a recording was returned, in microseconds.
     pub(super) ended_us: u64,
     /// Variables with the values that the pools of a recording used.
     settings: Vec<(String, String)>,
@@ -54,13 +54,13 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The workload of a recording. A return with copies in flight counts when they have completed.
+    /// Creates the workload of a recording. A return with copies in flight counts at the time at which they have completed.
     ///
     /// # Errors
     ///
     /// If it lasts longer than a year.
     pub fn from_recording(recording: &Recording) -> Result<Self, TraceError> {
-        // Whole microseconds, as in a text trace.
+        // The workload begins at a whole microsecond, as a text trace does.
         Self::begun_at(recording.records.first().map_or(0, |record| record.time_ns / 1_000 * 1_000), recording, true)
     }
 
@@ -105,7 +105,7 @@ impl Workload {
         workload.warning = recording.warning.clone().or(left_out);
         (workload.ended_us, workload.has_waited) = (threads.last_put_ns / 1_000, threads.has_waited);
         workload.threads = threads.into_steps();
-        // The limit is in the records.
+        // The limit comes from the records, not from the settings of the pools.
         let limit = limit.map(|bytes| if bytes == u64::MAX { "none".to_owned() } else { bytes.to_string() });
         workload.settings.extend(limit.map(|limit| (MAX_BYTES.to_owned(), limit)));
         for pool in recording.pools.iter().filter(|pool| workload.pools.contains(&pool.number)) {
@@ -117,19 +117,20 @@ impl Workload {
         Ok(workload)
     }
 
-    /// The settings of a recording of one pool; none for a trace of requests alone.
+    /// Returns the settings of a recording of one pool. Returns none for several pools, or for a trace of requests.
     pub fn settings(&self) -> &[(String, String)] {
         if self.pools.len() > 1 { &[] } else { &self.settings }
     }
 
-    /// Returns whether the variable has no effect because the program sets it, or one that it must fit, in its code.
+    /// Returns whether the variable has no effect because the program's code sets it. Preset and rounding count as one
+    /// variable, since each rounding fits only one preset.
     pub fn is_set_in_code(&self, name: &str) -> bool {
         let is_set = |name: &str| self.set_in_code.iter().any(|set| set == name);
         is_set(name) || [PRESET, ROUNDING].contains(&name) && (is_set(PRESET) || is_set(ROUNDING))
     }
 
-    /// The workload of the same program if backend calls took no time and no thread queued behind another thread that waits for
-    /// memory. Its steps follow each other sooner.
+    /// Returns the workload that the same program would have if backend calls took no time, and if no thread queued behind
+    /// another thread that waits for memory. Its steps follow each other sooner.
     #[must_use]
     pub fn without_delays(&self) -> Self {
         let mut workload = self.clone();
@@ -139,7 +140,7 @@ impl Workload {
         workload
     }
 
-    /// The workload of a trace of requests.
+    /// Creates the workload of a trace of requests.
     ///
     /// # Errors
     ///
@@ -150,13 +151,13 @@ impl Workload {
         Self::begun_at(0, &Recording { records, ..Recording::default() }, false)
     }
 
-    /// The bytes requested and not returned, averaged over the time of the trace; `None` for a trace without time.
+    /// Returns the bytes requested and not returned, averaged over the time of the trace; `None` for a trace without time.
     pub fn mean_requested_bytes(&self) -> Option<u64> {
         let spans = self.used.windows(2).map(|pair| u128::from(pair[0].1) * u128::from(pair[1].0 - pair[0].0));
         u64::try_from(spans.sum::<u128>().checked_div(self.duration_us.into())?).ok()
     }
 
-    /// Duration of the remaps of a recording relative to the duration that the replay assumes; 1 without any.
+    /// Returns the duration of the remaps of a recording, relative to the duration that the replay assumes; 1 without remaps.
     pub fn move_scale(&self) -> f64 {
         let (took_ns, model_ns) = self.moves_ns;
         if took_ns == 0 { 1.0 } else { took_ns as f64 / model_ns as f64 }
@@ -173,23 +174,23 @@ impl Workload {
         peaks.windows(2).all(|pair| pair[1] > pair[0] + pair[0] / 20)
     }
 
-    /// Number of the pools that are replayed as one; `None` if only one has requests.
+    /// Returns the number of pools that are replayed as one, or `None` if at most one has requests.
     pub fn pools_merged(&self) -> Option<usize> {
         Some(self.pools.len()).filter(|&pools| pools > 1)
     }
 
-    /// A note about [`pools_merged`](Self::pools_merged) for users.
+    /// Returns a note about [`pools_merged`](Self::pools_merged) for users.
     pub fn pools_note(&self) -> Option<String> {
         self.pools_merged()
             .map(|pools| format!("it has {pools} pools, which are played as one; PINPOOL_* variables apply to each"))
     }
 
-    /// Mean bytes of a request; 0 without any.
+    /// Returns the mean bytes of a request; 0 without requests.
     pub fn mean_get_bytes(&self) -> u64 {
         self.get_bytes.checked_div(self.gets).unwrap_or(0)
     }
 
-    /// Peak of the bytes requested and not returned, without rounding.
+    /// Returns the peak of the bytes requested and not returned, without rounding.
     pub fn peak_requested_bytes(&self) -> u64 {
         self.used.iter().map(|(_, used_bytes)| *used_bytes).max().unwrap_or(0)
     }

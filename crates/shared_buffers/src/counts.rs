@@ -13,7 +13,7 @@ pub struct Counts {
     pub filling: usize,
     /// Sent by a worker and not received.
     pub sent: usize,
-    /// Received and not released, or in flight.
+    /// Received and not released, or in flight. Buffers with a damaged state are counted here too.
     pub held: usize,
 }
 

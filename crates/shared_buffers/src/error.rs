@@ -35,7 +35,7 @@ pub(crate) enum ErrorKind {
 }
 
 impl Error {
-    /// The pool's error, if the pool failed.
+    /// Returns the pool's error, if the pool failed.
     pub fn of_pool(&self) -> Option<&pinpool::Error> {
         match &*self.0 {
             ErrorKind::Pool(error) => Some(error),
@@ -43,32 +43,32 @@ impl Error {
         }
     }
 
-    /// The length of the request exceeds a shared buffer, or is invalid for the pool.
+    /// Returns whether the length of the request exceeds a shared buffer, or is invalid for the pool.
     pub fn is_invalid_request(&self) -> bool {
         matches!(*self.0, ErrorKind::TooLong { .. }) || self.of_pool().is_some_and(pinpool::Error::is_invalid_request)
     }
 
-    /// No buffer was free in time, or the memory does not fit within the pool's limit.
+    /// Returns whether no buffer was free in time, or the memory does not fit within the pool's limit.
     pub fn is_limit(&self) -> bool {
         matches!(*self.0, ErrorKind::NoBuffer { .. }) || self.of_pool().is_some_and(pinpool::Error::is_limit)
     }
 
-    /// The ticket is invalid: its buffer was received before or taken back, or belongs to other shared buffers.
+    /// Returns whether the ticket is invalid: its buffer was received before or freed, or belongs to other shared buffers.
     pub fn is_ticket(&self) -> bool {
         matches!(*self.0, ErrorKind::Ticket { .. })
     }
 
-    /// The process at the other end has exited or never existed.
+    /// Returns whether the trainer has exited, or refuses its workers.
     pub fn is_peer(&self) -> bool {
         matches!(*self.0, ErrorKind::Peer(_))
     }
 
-    /// Memory of another process is invalid or unavailable.
+    /// Returns whether the shared memory is invalid or unavailable.
     pub fn is_shared(&self) -> bool {
         matches!(*self.0, ErrorKind::Shared(_)) || self.of_pool().is_some_and(pinpool::Error::is_backend)
     }
 
-    /// The buffers or the pool were created before this process was forked.
+    /// Returns whether the buffers or the pool were created before this process was forked.
     pub fn is_forked(&self) -> bool {
         matches!(*self.0, ErrorKind::Forked(_)) || self.of_pool().is_some_and(pinpool::Error::is_forked)
     }

@@ -18,7 +18,7 @@ use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 use pinpool_os::sync::process::{AtomicU32, AtomicU64, Ordering};
 use pinpool_shared_limit::file::EventCount;
 
-/// `pinslabs`, as bytes.
+/// The mark of a file of shared buffers: the text `pinslabs` as bytes.
 const MAGIC: u64 = u64::from_le_bytes(*b"pinslabs");
 /// Increased with each change of this file's structures or of the protocol.
 const VERSION: u32 = 2;
@@ -29,7 +29,7 @@ const BUFFERS_MAX: usize = 1 << 15;
 #[derive(Debug)]
 #[repr(C)]
 struct Numbers {
-    /// Written last.
+    /// Written last, after the other numbers.
     magic: AtomicU64,
     version: AtomicU32,
     buffers: AtomicU32,
@@ -42,10 +42,10 @@ struct Numbers {
 #[repr(C, align(128))]
 struct Line<T>(T);
 
-/// No worker waits for a buffer.
+/// The value of `is_closed` while workers that find no free buffer are refused immediately.
 const REFUSING: u32 = 2;
 
-/// The first page.
+/// The contents of the first page.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Header {
@@ -59,22 +59,22 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Notified when a buffer becomes free.
+    /// Returns the event count that is notified when a buffer becomes free.
     pub(super) fn freed(&self) -> &EventCount {
         &self.freed.0
     }
 
-    /// Notified when a buffer is sent.
+    /// Returns the event count that is notified when a buffer is sent.
     pub(super) fn sent(&self) -> &EventCount {
         &self.sent.0
     }
 
-    /// The sequence number of the next sent buffer.
+    /// Returns the sequence number for the next sent buffer, a different number in each call.
     pub(super) fn next_send(&self) -> u64 {
         self.sends.0.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The reason why workers are refused, if they are.
+    /// Returns the reason why workers are refused, if they are.
     pub(super) fn refusal(&self) -> Option<&'static str> {
         match self.is_closed.0.load(Ordering::SeqCst) {
             0 => None,
@@ -113,17 +113,17 @@ impl Header {
 #[repr(C, align(64))]
 pub(super) struct Entry {
     pub(super) state: StateWord,
-    /// Bytes that its worker has filled; set when it is sent.
+    /// Bytes that the worker has filled. Set when the buffer is sent.
     pub(super) len: AtomicU64,
-    /// The number that its worker passed to `send`.
+    /// The number that the worker passed to `send`.
     pub(super) number: AtomicU64,
-    /// Sequence number among all sent buffers.
+    /// Sequence number of the buffer among all sent buffers.
     pub(super) order: AtomicU64,
 }
 
-// SAFETY: consists of atomics, with C layout.
+// SAFETY: `Header` consists of atomics and has C layout.
 unsafe impl Shared for Header {}
-// SAFETY: as above.
+// SAFETY: `Entry` consists of atomics and has C layout.
 unsafe impl Shared for Entry {}
 
 /// The layout that the numbers of the header determine.
@@ -167,7 +167,7 @@ fn wrong(why: impl Into<String>) -> crate::Error {
     ErrorKind::Shared(why.into()).into()
 }
 
-/// A random number.
+/// Returns a random number.
 fn new_id() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     // Seeded from the system's random numbers.
@@ -178,7 +178,7 @@ fn new_id() -> u64 {
 }
 
 impl SharedFile {
-    /// A new file with `buffers` buffers.
+    /// Creates and maps a file with `buffers` buffers.
     pub(super) fn new(buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<(MemoryFile, Self)> {
         if buffer_bytes == 0 || buffers == 0 || buffers > BUFFERS_MAX {
             let why =
@@ -191,7 +191,7 @@ impl SharedFile {
             let why = "exceed the address space: create fewer or smaller ones";
             wrong(format!("{buffers} buffers of {buffer_bytes} bytes {why}"))
         })?;
-        // A file smaller than a huge page would leave most of the page empty.
+        // A file that is smaller than a huge page would waste the rest of the page.
         let hugetlb = hugetlb.or((bytes < GRANULE_BYTES).then_some(false));
         let file = MemoryFile::new(c"pinpool-shared", bytes, hugetlb)?;
         let made = Self { memory: SharedMemory::map(&file)?, geometry };
@@ -199,7 +199,7 @@ impl SharedFile {
         Ok((file, made))
     }
 
-    /// The file behind the descriptor that a trainer passed.
+    /// Maps the file behind the descriptor that a trainer passed, and checks its header.
     pub(super) fn attach(file: &MemoryFile) -> Result<Self> {
         let memory = SharedMemory::map(file)?;
         let Some(header) = memory.shared::<Header>(0) else {
@@ -216,7 +216,7 @@ impl SharedFile {
         numbers.buffers.store(u32::try_from(geometry.buffers).unwrap_or(0), Ordering::Relaxed);
         numbers.id.store(geometry.id, Ordering::Relaxed);
         numbers.buffer_bytes.store(geometry.buffer_bytes as u64, Ordering::Relaxed);
-        // Release: a process that sees it sees the other numbers.
+        // Release: a process that reads the magic number also sees the other numbers.
         numbers.magic.store(MAGIC, Ordering::Release);
     }
 
@@ -237,7 +237,7 @@ impl<'a> View<'a> {
         self.memory.shared(0).ok_or_else(|| wrong("the file has no header"))
     }
 
-    /// The entry of buffer `index`; `None` if there is no such buffer.
+    /// Returns the entry of buffer `index`; `None` if there is no such buffer.
     pub(super) fn entry(self, index: usize) -> Option<&'a Entry> {
         (index < self.geometry.buffers).then_some(())?;
         self.memory.shared(PAGE_BYTES + index * size_of::<Entry>())
@@ -249,12 +249,12 @@ impl<'a> View<'a> {
 }
 
 impl Geometry {
-    /// Offset of the bytes of buffer `index`.
+    /// Returns the offset of the bytes of buffer `index`.
     pub(super) fn offset(&self, index: usize) -> usize {
         self.data_offset + index * self.stride
     }
 
-    /// The buffer with its bytes at `offset`.
+    /// Returns the index of the buffer with its bytes at `offset`.
     pub(super) fn index(&self, offset: usize) -> Option<usize> {
         let from = offset.checked_sub(self.data_offset)?;
         (from % self.stride == 0).then_some(from / self.stride)
@@ -262,7 +262,7 @@ impl Geometry {
 }
 
 fn read(numbers: &Numbers, len: usize) -> Result<Geometry> {
-    // Acquire, with the Release of `write`.
+    // Acquire pairs with the Release in `write`.
     if numbers.magic.load(Ordering::Acquire) != MAGIC {
         return Err(wrong("the file does not contain shared buffers: pass the descriptor of a `SharedPool`"));
     }

@@ -19,7 +19,7 @@ use pinpool::{PinnedBuf, PinnedBy, Pool, UserMemory};
 use crate::error::Result;
 use crate::memory_file::SharedMemory;
 
-/// Called with the offset of a part after its last use.
+/// A function that is called with the offset of a part after the part's last use.
 pub(super) type Returned = Box<dyn Fn(&SharedMemory, usize) + Send + Sync>;
 
 /// Lends parts of a mapping.
@@ -45,8 +45,8 @@ impl Lender {
     /// Pins `memory` with the backend of `pool`, within its limit, and lends parts of it.
     pub(super) fn new(pool: &Pool, memory: SharedMemory, returned: Returned) -> Result<Self> {
         let bytes = NonNull::slice_from_raw_parts(memory.at(0), memory.len());
-        // SAFETY: whole pages that stay mapped as long as `memory` (memory-file-I1). It stays pinned until the last `Parts` is
-        // dropped, and each lent part has one until its copies have completed.
+        // SAFETY: `bytes` are whole pages that stay mapped as long as `memory` (memory-file-I1). They stay pinned until the last
+        // reference to `Parts` is dropped, and each lent part has a reference until its copies have completed.
         let memory = unsafe { pool.pin(bytes, memory) }?;
         Ok(Self { pool: pool.clone(), parts: Arc::new(Parts { memory, returned }) })
     }
@@ -55,7 +55,7 @@ impl Lender {
         self.parts.memory.owner()
     }
 
-    /// The pool of the lent buffers.
+    /// Returns the pool of the lent buffers.
     pub(super) fn pool(&self) -> &Pool {
         &self.pool
     }
@@ -64,7 +64,7 @@ impl Lender {
         self.parts.memory.pinned_by()
     }
 
-    /// The `len` bytes at `offset` as a buffer.
+    /// Lends the `len` bytes at `offset` as a buffer.
     pub(super) fn lend(&self, offset: usize, len: usize) -> Result<PinnedBuf> {
         let parts = self.parts.clone();
         let bytes = NonNull::slice_from_raw_parts(self.memory().at(offset), len);

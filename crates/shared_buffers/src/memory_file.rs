@@ -26,9 +26,9 @@ use pinpool_os::fork::ForkGeneration;
 use pinpool_os::host::limits::memory_remedy;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
-/// Since Linux 6.3; with `vm.memfd_noexec=2` a file without it is refused.
+/// A flag since Linux 6.3. With `vm.memfd_noexec=2` the kernel refuses to create a file without this flag.
 const MFD_NOEXEC_SEAL: libc::c_uint = 0x8;
-/// The seals of a mapped file: it cannot become shorter.
+/// The seal that a file must have to be mapped: the file cannot become shorter.
 const NOT_SHORTENED: libc::c_int = libc::F_SEAL_SHRINK;
 const LENGTH_FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
@@ -49,18 +49,18 @@ pub(crate) struct SharedMemory {
     generation: ForkGeneration,
 }
 
-// SAFETY: an address and its length; the bytes are accessed as memory-file-I1 states.
+// SAFETY: the value is an address and a length, and the bytes are accessed as memory-file-I1 states.
 unsafe impl Send for SharedMemory {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for SharedMemory {}
 
-/// The error of a failed call, from `errno`.
+/// Returns the error of a failed call, from `errno`.
 fn last_os(call: &'static str) -> SourceError {
     let error = io::Error::last_os_error();
     SourceError::new(call, error.kind().to_string()).with_code(error.raw_os_error().unwrap_or(0).into())
 }
 
-/// The error of a failed call for `bytes` bytes, with a remedy if the kernel was out of memory.
+/// Returns the error of a failed call for `bytes` bytes, with a remedy if the kernel was out of memory.
 fn without_memory(call: &'static str, bytes: usize) -> SourceError {
     let error = last_os(call);
     if error.code() != Some(libc::ENOMEM.into()) {
@@ -70,13 +70,13 @@ fn without_memory(call: &'static str, bytes: usize) -> SourceError {
     SourceError::new(call, format!("out of memory: {bytes} bytes")).with_code(libc::ENOMEM.into()).with_remedy(remedy)
 }
 
-/// A system call that returns a descriptor or a number.
+/// Returns the result of a system call, which is a descriptor or a number, or its error if the result is negative.
 fn checked(call: &'static str, result: libc::c_int) -> Result<libc::c_int, SourceError> {
     if result < 0 { Err(last_os(call)) } else { Ok(result) }
 }
 
 impl MemoryFile {
-    /// A file of at least `bytes`, in whole pages. `Some(true)` requires hugetlb pages, `Some(false)` never uses them.
+    /// Creates a file of at least `bytes`, in whole pages. `Some(true)` requires hugetlb pages, `Some(false)` never uses them.
     pub(crate) fn new(name: &CStr, bytes: usize, hugetlb: Option<bool>) -> Result<Self, SourceError> {
         let huge = || Self::in_hugetlb(name, bytes);
         let small = || Self::create(name, bytes, 0, PAGE_BYTES);
@@ -103,16 +103,16 @@ impl MemoryFile {
             .ok_or_else(|| SourceError::new("memfd_create", format!("{bytes} bytes exceed the address space")))?;
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags;
         let create = |flags| {
-            // SAFETY: a C string and flags.
+            // SAFETY: the call reads a C string and takes flags.
             checked("memfd_create", unsafe { libc::memfd_create(name.as_ptr(), flags) })
         };
         let number = create(flags | MFD_NOEXEC_SEAL)
             .or_else(|_| create(flags))
             .map_err(|error| error.with_remedy("allow this process to call memfd_create (seccomp, vm.memfd_noexec)"))?;
-        // SAFETY: a new descriptor, which nothing else owns.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
         let length = libc::off_t::try_from(len).unwrap_or(libc::off_t::MAX);
-        // SAFETY: a descriptor of this process.
+        // SAFETY: the call takes a descriptor of this process and writes to no memory.
         checked("ftruncate", unsafe { libc::ftruncate(number, length) })
             .map_err(|_| without_memory("ftruncate", len))?;
         // SAFETY: as above.
@@ -120,9 +120,9 @@ impl MemoryFile {
         Ok(Self { descriptor, len, page_bytes })
     }
 
-    /// A file of another process. Fails unless it can be mapped safely.
+    /// Takes a file that another process created. Fails unless the file can be mapped safely.
     pub(crate) fn from_descriptor(descriptor: OwnedFd) -> Result<Self, SourceError> {
-        // SAFETY: a descriptor of this process.
+        // SAFETY: the call takes a descriptor of this process and writes to no memory.
         let seals = checked("fcntl", unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) })
             .map_err(|_| SourceError::new("fcntl", "the descriptor is not a memory file (memfd)"))?;
         if seals & NOT_SHORTENED == 0 {
@@ -158,7 +158,7 @@ impl SharedMemory {
         if file.len == 0 {
             return Err(SourceError::new("mmap", "the file is empty"));
         }
-        // SAFETY: at an address of the kernel's choice it touches no existing memory; the file cannot get shorter.
+        // SAFETY: at an address of the kernel's choice, the mapping replaces no existing memory; the file cannot become shorter.
         let start = unsafe {
             libc::mmap(std::ptr::null_mut(), file.len, libc::PROT_READ | libc::PROT_WRITE, flags, descriptor, 0)
         };
@@ -168,7 +168,7 @@ impl SharedMemory {
         let start =
             NonNull::new(start.cast::<u8>()).ok_or_else(|| SourceError::new("mmap", "the kernel mapped page zero"))?;
         if file.page_bytes == PAGE_BYTES {
-            // SAFETY: changes which pages back the mapping, not its content.
+            // SAFETY: the call changes which pages back the mapping, not its content.
             let _ = unsafe { libc::madvise(start.as_ptr().cast(), file.len, libc::MADV_HUGEPAGE) };
         }
         let generation = ForkGeneration::now();
@@ -183,20 +183,21 @@ impl SharedMemory {
         self.page_bytes > PAGE_BYTES
     }
 
-    /// The address `offset` bytes after the first, at most the end.
+    /// Returns the address `offset` bytes after the start, or the end of the mapping if `offset` is larger.
     pub(crate) fn at(&self, offset: usize) -> NonNull<u8> {
-        // SAFETY: inside the mapping or at its end.
+        // SAFETY: the address is inside the mapping or at its end.
         unsafe { self.start.add(offset.min(self.len)) }
     }
 
-    /// A value that other processes may change, `offset` bytes after the first. `None` if it is outside or unaligned.
+    /// Returns the value `offset` bytes after the start, which other processes may change. Returns `None` if the value is not
+    /// inside the mapping, or is unaligned.
     pub(crate) fn shared<T: Shared>(&self, offset: usize) -> Option<&T> {
         let end = offset.checked_add(size_of::<T>())?;
         let pointer = self.at(offset).cast::<T>();
         if end > self.len || !pointer.is_aligned() {
             return None;
         }
-        // SAFETY: inside the mapping and aligned, mapped as long as this; it consists of atomics (`Shared`).
+        // SAFETY: the value is inside the mapping, which lives as long as `self`, is aligned, and consists of atomics (`Shared`).
         Some(unsafe { pointer.as_ref() })
     }
 }
@@ -207,7 +208,7 @@ impl Drop for SharedMemory {
         if self.generation.is_stale() {
             return;
         }
-        // SAFETY: mapped by `map`, and nothing uses it any more.
+        // SAFETY: `map` created the mapping, and nothing uses it any more.
         let _ = unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

@@ -21,8 +21,8 @@ use pinpool_shared_limit::file::LockFile;
 /// A received buffer is a [`PinnedBuf`]. Once it is dropped and its copies have completed, workers can fill it again. Its bytes
 /// were written by another process, which must follow the protocol by using [`SharedWorker`](super::SharedWorker).
 ///
-/// After `SharedPool` is dropped, the next call of each worker fails, and received buffers remain valid. The memory is freed with
-/// the last process that maps it.
+/// After `SharedPool` is dropped, a worker's next `send`, or `get` without a free buffer, fails, and received buffers remain
+/// valid. The memory is freed with the last process that maps it.
 #[derive(Debug)]
 pub struct SharedPool {
     lender: Lender,
@@ -105,7 +105,7 @@ impl SharedPool {
         self.hold(view, ticket.index(), entry, sent)?.ok_or_else(|| ticket.error("another thread has just received it"))
     }
 
-    /// Receives the buffer; `None` if another thread was faster.
+    /// Receives the buffer with the state `sent`; `None` if another thread was faster.
     fn hold(&self, view: View<'_>, index: usize, entry: &Entry, sent: State) -> Result<Option<PinnedBuf>> {
         let len =
             usize::try_from(entry.len.load(Ordering::Relaxed)).unwrap_or(usize::MAX).min(view.geometry.buffer_bytes);
@@ -202,7 +202,7 @@ impl SharedPool {
         self.geometry.buffers
     }
 
-    /// What pinned the memory; `None` if the pool's memory is not pinned.
+    /// The component that pinned the memory; `None` if the pool's memory is not pinned.
     pub fn pinned_by(&self) -> Option<PinnedBy> {
         self.lender.pinned_by()
     }
@@ -212,7 +212,8 @@ impl SharedPool {
         self.lender.memory().is_hugetlb()
     }
 
-    /// The pool of received buffers, which are [adopted](Pool::adopt) memory. [`Counts::held`] counts those in use and in flight.
+    /// The pool of received buffers, which are [adopted](Pool::adopt) memory. [`Counts::held`] counts the buffers in use and in
+    /// flight.
     pub fn pool(&self) -> Pool {
         self.lender.pool().clone()
     }

@@ -17,18 +17,18 @@ use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
 const STATE_BITS: u32 = 3;
 const SLOT_BITS: u32 = 16;
-/// Largest generation; after it, which takes years, they restart at 1.
+/// The largest generation. After it, which takes years, generations restart at 1.
 const GENERATION_MAX: u64 = (1 << (64 - STATE_BITS - SLOT_BITS)) - 1;
 
-/// The user of a buffer.
+/// The use of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
     Free,
-    /// By the worker in this slot.
+    /// The worker in this slot is filling the buffer.
     Filling(u16),
-    /// Sent by the worker in this slot, and not received.
+    /// The worker in this slot has sent the buffer, and the trainer has not received it.
     Sent(u16),
-    /// Received, and not released.
+    /// The trainer has received the buffer and has not released it.
     Held,
 }
 
@@ -50,7 +50,7 @@ impl State {
         (self.generation & GENERATION_MAX) << (STATE_BITS + SLOT_BITS) | u64::from(slot) << STATE_BITS | state
     }
 
-    /// `None` for an invalid word.
+    /// Returns the state that `word` contains; `None` for an invalid word.
     fn unpack(word: u64) -> Option<Self> {
         let slot = u16::try_from(word >> STATE_BITS & ((1 << SLOT_BITS) - 1)).ok()?;
         let usage = match word & ((1 << STATE_BITS) - 1) {
@@ -67,7 +67,7 @@ impl State {
         Self { usage, ..self }
     }
 
-    /// The next use, by the worker in `slot`.
+    /// Returns the first state of the next use, in which the worker in `slot` fills the buffer.
     pub(super) fn taken_by(self, slot: u16) -> Self {
         let generation = if self.generation >= GENERATION_MAX { 1 } else { self.generation + 1 };
         Self { usage: Use::Filling(slot), generation }
@@ -85,33 +85,37 @@ impl StateWord {
         Self(AtomicU64::new(0))
     }
 
-    /// `None` if the word is damaged.
+    /// Returns the current state; `None` if the word is damaged.
     pub(super) fn read(&self) -> Option<State> {
         // Acquire: pairs with the Release of the process that set this state.
         State::unpack(self.0.load(Ordering::Acquire))
     }
 
-    /// Changes `from`, which was read, to `to`. Returns false and changes nothing if another process was faster.
+    /// Changes the state `from`, which was read before, to `to`. Returns whether it did: if another process was faster, nothing
+    /// changes.
     pub(super) fn change(&self, from: State, to: State) -> bool {
-        // SeqCst: a process that reads the new state must see the bytes written before it, and a waiting process announces itself
-        // and then checks this word, while a process that changes it then checks for waiting processes.
+        // SeqCst, for two reasons. A process that reads the new state must see the bytes that were written before it. And a
+        // waiting process announces itself and then checks this word, while a process that changes the word then checks for
+        // waiting processes, so at least one of them must see the other's store.
         self.0.compare_exchange(from.pack(), to.pack(), Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes a free buffer for the worker in `slot`.
+    /// Takes the buffer for the worker in `slot`; `None` if the buffer is not free, or another worker was faster.
     pub(super) fn take(&self, slot: u16) -> Option<State> {
         let free = self.read().filter(|state| state.usage == Use::Free)?;
         let taken = free.taken_by(slot);
         self.change(free, taken).then_some(taken)
     }
 
-    /// Changes the use: `Filling` to `Sent`, `Sent` to `Held`, or any use to `Free`.
+    /// Changes the use: `Filling` to `Sent`, `Sent` to `Held`, or any use to `Free`. Returns whether it did, as
+    /// [`change`](Self::change) does.
     pub(super) fn step(&self, from: State, usage: Use) -> bool {
         self.change(from, from.with(usage))
     }
 
-    /// Frees the buffer that the dead worker in `slot` was filling. `seen` was read before its death was detected, so it cannot
-    /// belong to a living worker that has the slot now: such a worker would have increased the generation.
+    /// Frees the buffer if the dead worker in `slot` was filling it, and returns whether it did. The caller has read `seen`
+    /// before it detected the worker's death, or has itself locked the slot and taken no buffer. So if a later worker in the slot
+    /// has taken the buffer, it has increased the generation, and nothing changes.
     pub(super) fn recover(&self, seen: State, slot: u16) -> bool {
         seen.usage == Use::Filling(slot) && self.step(seen, Use::Free)
     }
@@ -202,7 +206,7 @@ mod models {
             let seen = word.take(1).unwrap();
             let other = word.clone();
             let late = loom::thread::spawn(move || other.recover(seen, 1));
-            // The next worker in the slot recovers the lock, then takes.
+            // The next worker in the slot recovers the buffer, then takes it.
             let own = word.read().map(|seen| word.recover(seen, 1)).unwrap_or(false);
             let taken = word.take(1);
             let late = late.join().unwrap();

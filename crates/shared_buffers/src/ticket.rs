@@ -56,7 +56,7 @@ impl Ticket {
         bytes
     }
 
-    /// The ticket with these bytes.
+    /// Reads a ticket from its bytes.
     ///
     /// # Errors
     ///

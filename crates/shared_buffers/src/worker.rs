@@ -20,12 +20,12 @@ pub(super) const CHECK_EVERY: Duration = Duration::from_millis(20);
 /// The trainer's slot among the file's locks.
 pub(super) const TRAINER: usize = 0;
 
-/// The lock slot of the worker in `slot`.
+/// Returns the slot among the file's locks for the worker in `slot`.
 fn lock_of(slot: u16) -> usize {
     usize::from(slot) + 1
 }
 
-/// Locks on the file, through an open file description that no other process shares.
+/// Opens the file again for its locks, through an open file description that no other process shares.
 pub(super) fn locks_of(file: &MemoryFile) -> Result<LockFile> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let no_fork = fork::hold_off();
@@ -34,7 +34,7 @@ pub(super) fn locks_of(file: &MemoryFile) -> Result<LockFile> {
     locks.map_err(io_failed("a description of the file (/proc/self/fd)"))
 }
 
-/// Returns whether the worker in `slot`, which is not the caller, is alive. If the kernel cannot tell, it counts as alive.
+/// Returns whether the worker in `slot`, which is not the caller, is alive, or true if the kernel cannot tell.
 pub(super) fn is_alive(owners: &LockFile, slot: u16) -> bool {
     owners.is_slot_locked(lock_of(slot)).unwrap_or(true)
 }
@@ -43,7 +43,7 @@ pub(super) fn is_alive(owners: &LockFile, slot: u16) -> bool {
 pub(super) fn recover(view: View<'_>, owners: &LockFile, own: Option<u16>) -> Result<usize> {
     let (mut alive, mut freed) = (own, 0);
     for (_, entry) in view.entries() {
-        // Read before the lock is queried: see `StateWord::recover`.
+        // The state is read before the lock is queried: see `StateWord::recover`.
         let Some(seen @ State { usage: Use::Filling(slot), .. }) = entry.state.read() else { continue };
         if Some(slot) == own || Some(slot) == alive {
             continue;
@@ -72,7 +72,7 @@ struct Attached {
     file: SharedFile,
     owners: LockFile,
     slot: u16,
-    /// Where the next search for a free buffer begins.
+    /// The index at which the next search for a free buffer begins.
     next: AtomicUsize,
     generation: ForkGeneration,
 }
@@ -85,7 +85,7 @@ impl SharedWorker {
     ///
     /// - [`is_shared`](crate::Error::is_shared): the file does not contain shared buffers, has another version, or is truncated;
     ///   it cannot be mapped; or all worker slots are taken,
-    /// - [`is_peer`](crate::Error::is_peer): the trainer has exited.
+    /// - [`is_peer`](crate::Error::is_peer): the trainer has exited, or refuses its workers.
     pub fn attach(descriptor: OwnedFd) -> Result<Self> {
         let file = MemoryFile::from_descriptor(descriptor)?;
         let attached = SharedFile::attach(&file)?;
@@ -132,7 +132,7 @@ impl SharedWorker {
     ///
     /// - [`is_invalid_request`](crate::Error::is_invalid_request): `len` exceeds [`buffer_bytes`](Self::buffer_bytes),
     /// - [`is_limit`](crate::Error::is_limit): no buffer was free in time,
-    /// - [`is_peer`](crate::Error::is_peer): the trainer has exited.
+    /// - [`is_peer`](crate::Error::is_peer): no buffer is free, and the trainer has exited or refuses its workers,
     /// - [`is_forked`](crate::Error::is_forked): the worker was attached before this process was forked: attach again.
     pub fn get(&self, len: usize, timeout: Duration) -> Result<SharedBuf> {
         self.get_since(Instant::now(), len, timeout)
@@ -175,9 +175,9 @@ impl SharedWorker {
     }
 }
 
-/// Locks a slot that no living worker has, and frees the buffer that its last worker was filling.
+/// Locks a slot that no living worker has, and frees the buffers that the slot's last worker was filling.
 fn take_slot(view: View<'_>, owners: &LockFile) -> Result<u16> {
-    // Until a sent buffer is received, its slot identifies the sender.
+    // The slot in a sent buffer identifies the sender, so the slot is not reused until the buffer is received.
     let has_sent = |slot: u16| {
         view.entries().any(|(_, entry)| entry.state.read().is_some_and(|state| state.usage == Use::Sent(slot)))
     };
@@ -281,7 +281,8 @@ impl SharedBuf {
 
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: inside the mapping, which stays (memory-file-I1), and this worker's alone while it is filling (state-I1).
+        // SAFETY: the bytes are inside the mapping (memory-file-I1), and belong to this worker alone while it fills the buffer
+        // (state-I1).
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
@@ -296,7 +297,9 @@ impl SharedBuf {
     ///
     /// # Errors
     ///
-    /// [`is_peer`](crate::Error::is_peer) as for [`SharedWorker::get`]. The buffer is then freed.
+    /// - [`is_peer`](crate::Error::is_peer): the trainer has exited or refuses its workers, and the buffer is freed,
+    /// - [`is_forked`](crate::Error::is_forked): as for [`SharedWorker::get`],
+    /// - [`is_shared`](crate::Error::is_shared): another process has changed the state of the buffer.
     pub fn send(self, number: u64) -> Result<Ticket> {
         let attached = &self.attached;
         attached.check_process()?;
@@ -325,7 +328,7 @@ impl Drop for SharedBuf {
         }
         let view = attached.file.view();
         let Some(entry) = view.entry(self.index) else { return };
-        // Fails if the buffer was sent.
+        // The step fails if the buffer was sent.
         if entry.state.step(self.state, Use::Free)
             && let Ok(header) = view.header()
         {

@@ -1,9 +1,9 @@
-//! Internal to pinpool, no stability guarantee: locks and waits across processes, and the shared limit: one limit for the pools
-//! of all processes.
+//! Internal to pinpool and unstable: locks and waits across processes, and the shared limit, which is one limit for the pools of
+//! all processes.
 //!
-//! Knows no pool. Linux only: attaching fails elsewhere.
+//! This crate does not depend on pools. It works only on Linux: on other systems attaching fails.
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // Parts need Linux.
-#![allow(missing_docs, missing_debug_implementations, clippy::missing_errors_doc, clippy::missing_panics_doc)] // Internal: a name says enough where a doc comment would repeat it.
+#![allow(missing_docs, missing_debug_implementations, clippy::missing_errors_doc, clippy::missing_panics_doc)] // Internal: a doc comment would repeat the name.
 
 pub mod file;
 mod shared_limit;

@@ -45,9 +45,9 @@ pub enum SourceCall {
     Remap = 2,
     /// A reservation of an address range.
     Reserve = 3,
-    /// Its end.
+    /// The end of a reservation.
     Unreserve = 4,
-    /// The question whether a device reset has ended the memory, which the maintenance thread asks.
+    /// The query whether a device reset has ended the memory, which the maintenance thread makes.
     DeviceLost = 5,
 }
 
@@ -98,17 +98,17 @@ impl FaultSource {
         CallGate { script: self.script.clone(), call }
     }
 
-    /// Calls of this kind so far, including failed calls.
+    /// Returns the number of calls of this kind so far, including failed calls.
     pub fn calls(&self, call: SourceCall) -> u64 {
         self.script.with(call, |plan| plan.calls)
     }
 
-    /// Threads that the last `acquire_fast` could use.
+    /// Returns the number of threads that the last `acquire_fast` could use.
     pub fn pin_threads(&self) -> usize {
         self.pin_threads.load(Ordering::Relaxed)
     }
 
-    /// The virtual memory of the wrapped source.
+    /// Returns the virtual memory of the wrapped source.
     fn inner_memory(&self) -> Result<&dyn VirtualMemory, SourceError> {
         let error = || SourceError::new("fault", format!("`{}` has no virtual memory", self.name()));
         self.inner.virtual_memory().ok_or_else(error)

@@ -34,7 +34,7 @@ type Enqueued = Result<Arc<dyn Fence>, CopyFailure>;
 /// The progress of a stream.
 #[derive(Debug)]
 struct Progress {
-    /// A child of `fork` has no worker.
+    /// The fork generation of the worker: a forked child has no worker.
     generation: ForkGeneration,
     id: StreamId,
     /// Number of enqueued copies, which is also the number of the next copy.
@@ -62,7 +62,8 @@ struct QueuedCopy {
 #[derive(Debug)]
 struct HostAddress(*mut u8);
 
-// SAFETY: the promise of `enqueue` and `fetch` is that the bytes are the copy's until it has completed, on any thread.
+// SAFETY: the callers of `enqueue_write` and `enqueue_read` promise that the bytes belong to the copy until it has completed,
+// on any thread.
 unsafe impl Send for HostAddress {}
 
 /// Memory of the sink: written by workers while copies run, read by its owner only when none does.
@@ -134,12 +135,12 @@ impl SinkStream {
     }
 
     fn enqueue(&self, run: impl FnOnce() + Send + 'static, after: Vec<Arc<dyn Fence>>) -> Enqueued {
-        // The lock makes a copy's number its place in the queue when several threads share a stream.
+        // With this lock, the number of a copy is its place in the queue even if several threads share a stream.
         let _in_order = self.progress.state.lock();
         self.queue
             .send(QueuedCopy { run: Box::new(run), after })
             .map_err(|_| CopyFailure::Refused(Error::device_failed("the worker of the sink stream has ended")))?;
-        // Relaxed: written under the lock.
+        // Relaxed: the counter changes only under the lock.
         let number = self.progress.enqueued.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(SinkFence { progress: self.progress.clone(), number }))
     }
@@ -150,7 +151,7 @@ impl SinkStream {
     ///
     /// [`Error::is_device`] if the stream failed.
     pub fn synchronize(&self) -> Result<()> {
-        // Relaxed: the caller's own enqueues precede this on its thread; others' may or may not count.
+        // Relaxed: this thread's own enqueues come before this load; enqueues of other threads may or may not count.
         self.progress.wait_for(self.progress.enqueued.load(Ordering::Relaxed))
     }
 }
@@ -158,7 +159,7 @@ impl SinkStream {
 fn run_copies(copies: &Receiver<QueuedCopy>, progress: &Progress) {
     for QueuedCopy { run, after } in copies {
         for earlier in after {
-            // A stream that failed writes no more: nothing to wait for.
+            // A failed stream writes nothing more, so its copies need no wait.
             let _ = earlier.wait();
         }
         let mut state = progress.state.lock();
@@ -172,7 +173,7 @@ fn run_copies(copies: &Receiver<QueuedCopy>, progress: &Progress) {
         state.running = true;
         drop(state);
         run();
-        // Under the lock, so that a waiter between its check and its sleep is not missed.
+        // The count changes under the lock, so that a waiter between its check and its sleep does not miss the change.
         let mut state = progress.state.lock();
         state.running = false;
         // Release: a thread that sees the count sees the bytes, and may overwrite the source.
@@ -209,7 +210,7 @@ fn failed() -> Error {
     Error::device_failed("the sink stream was made to fail")
 }
 
-// SAFETY: the worker counts a copy as done after its last access to source and target, in order.
+// SAFETY: the worker runs copies in order, and counts a copy as done after its last access to source and target.
 unsafe impl Fence for SinkFence {
     fn is_complete(&self) -> Result<bool> {
         if self.progress.is_complete(self.number + 1) {
@@ -233,7 +234,7 @@ unsafe impl Fence for SinkFence {
 }
 
 impl SinkMem {
-    /// `len` zeroed bytes.
+    /// Creates `len` zeroed bytes.
     pub fn new(len: usize) -> Self {
         let bytes = vec![0; len].into_boxed_slice();
         Self { bytes: Arc::new(DeviceBytes(UnsafeCell::new(bytes))), len, copies: Mutex::default() }
@@ -241,9 +242,9 @@ impl SinkMem {
 
     /// Waits for the copies into this memory and returns its bytes.
     ///
-    /// Copies of a stream that failed count as over here: that stream writes no more.
+    /// Copies of a failed stream count as completed here, since that stream writes nothing more.
     pub fn read(&self) -> &[u8] {
-        // They stay in the list meanwhile: a copy from here that another thread enqueues must come after them too.
+        // The copies stay in the list during the wait: a copy from this memory that another thread enqueues must come after them too.
         let copies = self.copies.lock().clone();
         for copy in copies {
             // A failed stream writes nothing more, so its copies need no wait.
@@ -253,7 +254,7 @@ impl SinkMem {
         unsafe { &*self.bytes.0.get() }
     }
 
-    /// Behind the copies of other streams from and to this memory.
+    /// Enqueues a copy that runs after the copies of other streams from and to this memory.
     fn enqueue_in_order(&self, stream: &SinkStream, run: impl FnOnce() + Send + 'static) -> Enqueued {
         stream.progress.check_process().map_err(CopyFailure::Refused)?;
         let mut copies = self.copies.lock();
@@ -266,7 +267,7 @@ impl SinkMem {
     }
 }
 
-// SAFETY: nothing is enqueued when an error is returned; the fence is the worker's own count.
+// SAFETY: if an error is returned, nothing was enqueued; the fence uses the worker's own count.
 unsafe impl CopyTarget<SinkStream> for SinkMem {
     fn capacity_bytes(&self) -> usize {
         self.len
@@ -305,7 +306,7 @@ unsafe impl CopySource<SinkStream> for SinkMem {
     }
 }
 
-// SAFETY: the worker counts what is enqueued in order, this mark among it.
+// SAFETY: the worker counts operations in the order in which they were enqueued, and this empty operation is one of them.
 unsafe impl CopyStream for SinkStream {
     fn record_fence(&self) -> Result<Arc<dyn Fence>> {
         self.enqueue(|| (), Vec::new()).map_err(|failure| match failure {

@@ -29,18 +29,19 @@ pub fn check_source(source: &dyn Source) {
 }
 
 fn bytes(region: &mut Region) -> &mut [u8] {
-    // SAFETY: source-C1: mapped and the caller's alone; source-C2: initialized. The borrow of the region makes it the only slice.
+    // SAFETY: source-C1: the region is mapped and belongs to the caller alone; source-C2: its bytes are initialized. The
+    // borrow of the region makes this the only slice.
     unsafe { std::slice::from_raw_parts_mut(region.start().as_ptr(), region.len_bytes()) }
 }
 
-/// Reads every byte: an unmapped one ends the process, an uninitialized one fails under Miri.
+/// Returns whether every byte can be read: reading an unmapped byte ends the process, and an uninitialized byte fails under Miri.
 fn can_be_read(bytes: &mut [u8]) -> bool {
     let sum: u64 = bytes.iter().map(|&byte| u64::from(byte)).sum();
     sum <= u64::from(u8::MAX) * bytes.len() as u64
 }
 
 fn release(source: &dyn Source, region: Region) {
-    // SAFETY: acquired from this source by the suite, which holds no slice of it any more.
+    // SAFETY: the suite acquired the region from this source, and has no slice of it any more.
     unsafe { source.release(region) }.unwrap();
 }
 
@@ -118,7 +119,7 @@ fn check_virtual_memory(memory: &dyn VirtualMemory) {
     concurrent_threads_commit_disjoint_granules(memory);
 }
 
-/// A range counted in granules. Each check decommits all of them before its end.
+/// An address range counted in granules. Each check decommits all of its granules before it ends.
 struct GranuleRange<'source> {
     memory: &'source dyn VirtualMemory,
     range: AddressRange,
@@ -132,29 +133,30 @@ impl<'source> GranuleRange<'source> {
     }
 
     fn commit(&self, first: usize, count: usize) {
-        // SAFETY: each check commits only what is not committed.
+        // SAFETY: each check commits only granules that are not committed.
         unsafe { self.memory.commit(&self.range, first * self.granule_bytes, count * self.granule_bytes) }.unwrap();
     }
 
     fn decommit(&self, first: usize, count: usize) {
-        // SAFETY: each check decommits only what is committed, and holds no slice of it.
+        // SAFETY: each check decommits only committed granules, and has no slice of them.
         unsafe { self.memory.decommit(&self.range, first * self.granule_bytes, count * self.granule_bytes) }.unwrap();
     }
 
-    /// Remaps pieces of `(first, count)` granules to consecutive ones.
+    /// Remaps pieces of `(first, count)` granules to consecutive granules that begin at `to`.
     fn remap(&self, from: &[(usize, usize)], to: usize) {
         let piece =
             |&(first, count)| Subrange { offset: first * self.granule_bytes, bytes: count * self.granule_bytes };
         let from: Vec<Subrange> = from.iter().map(piece).collect();
-        // SAFETY: each check remaps only what is committed, to where nothing is, and holds no slice of it.
+        // SAFETY: each check remaps only committed granules to granules that are not committed, and has no slice of them.
         unsafe { self.memory.remap(&self.range, &from, to * self.granule_bytes) }.unwrap();
     }
 
-    /// The bytes of committed granules: one slice across all of them (vm-S4).
+    /// Calls `access` with the bytes of committed granules, as one slice across all of them (vm-S4).
     fn with<R>(&self, first: usize, count: usize, access: impl FnOnce(&mut [u8]) -> R) -> R {
         let bytes = count * self.granule_bytes;
         let start = self.range.at(first * self.granule_bytes, bytes).unwrap();
-        // SAFETY: vm-S2: mapped and the caller's alone; vm-S3: initialized. No check uses a granule in two slices at once.
+        // SAFETY: vm-S2: the granules are mapped and belong to the caller alone; vm-S3: their bytes are initialized. No check
+        // uses a granule in two slices at once.
         access(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) })
     }
 
@@ -185,7 +187,7 @@ fn ranges_are_aligned_and_disjoint(memory: &dyn VirtualMemory) {
     ends.sort_unstable();
     assert!(ends.is_sorted_by(|before, after| before.1 <= after.0), "vm-S1: {ends:x?}");
     for range in ranges {
-        // SAFETY: reserved above, and never used.
+        // SAFETY: the range was reserved above, and was never used.
         unsafe { memory.unreserve(range) }.unwrap();
     }
 }
@@ -217,7 +219,7 @@ fn any_granules_can_be_decommitted_in_any_grouping(memory: &dyn VirtualMemory) {
     granules.commit(4, 2);
     granules.commit(6, 2);
     granules.fill(0, 8, 5);
-    // The middle of one commit; then the end of one, all of the next and the start of a third.
+    // First the middle of one commit; then the end of that commit, all of the next commit and the start of the third.
     granules.decommit(1, 2);
     granules.decommit(3, 4);
     assert!(granules.is_all(0, 1, 5) && granules.is_all(7, 1, 5), "vm-S4");

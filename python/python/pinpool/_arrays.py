@@ -56,7 +56,7 @@ def _not_in_a_pool(value):
 
 
 def _values_in(value):
-    """Yields the values of a nested container, without those that have no arrays: numbers, text and None."""
+    """Yields the values of a nested container, except values that cannot contain arrays: numbers, text and None."""
     import numpy as np
 
     if isinstance(value, (Mapping, list, tuple)):
@@ -72,7 +72,7 @@ def is_tensor(value):
 
 
 def _address(array):
-    """Address of the memory of an array, or 0 if the array is empty."""
+    """Returns the address of the memory of an array, or 0 if the array is empty."""
     if is_tensor(array):
         if array.device.type != "cpu":
             raise TypeError(f"this tensor is on {array.device}: pass the tensor from which it was copied")
@@ -116,7 +116,7 @@ def _empty_array(pool, shape, dtype, order, timeout):
     buf = pool.get(nbytes, timeout=timeout)
     if nbytes == 0:
         return np.empty(lengths, dtype, order)
-    # The view keeps the memory in use; `np.ndarray(buffer=buf)` would keep only the object.
+    # `np.frombuffer` makes a view, which keeps the memory in use. `np.ndarray(buffer=buf)` would keep only the object `buf`.
     return np.ndarray(lengths, dtype, np.frombuffer(buf, np.uint8), order=order)
 
 
@@ -143,5 +143,5 @@ def _empty_tensor(pool, shape, dtype, order, timeout):
     buf = pool.get(nbytes, timeout=timeout)
     if nbytes == 0:
         return torch.empty(lengths, dtype=dtype)
-    # torch keeps the object that it receives and releases it at the end, so it receives a view.
+    # torch keeps a reference to the object that it receives, but no view of it, so it receives a view.
     return torch.frombuffer(memoryview(buf), dtype=dtype).reshape(lengths)

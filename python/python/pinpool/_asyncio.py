@@ -26,5 +26,5 @@ async def get(pool, n, timeout):
         finally:
             loop.remove_reader(socket)
     finally:
-        # A cancelled request leaves the wait queue; if it has received a buffer already, the next request gets that buffer.
+        # A cancelled request leaves the wait queue. If it has already received a buffer, the next request gets this buffer.
         waiting.close()

@@ -10,7 +10,7 @@ class PinpoolError(Exception):
         super().__init__(text)
         self._report = report
         if details := (report or "").removeprefix(str(text)).strip("\n"):
-            self.add_note(details)  # For tracebacks.
+            self.add_note(details)  # Tracebacks show notes.
 
     def report(self) -> str:
         """Returns the text, followed by who holds the memory, if a request failed for lack of it."""

@@ -18,7 +18,7 @@ TRACE = 5
 
 logger = logging.getLogger("pinpool")
 
-# Held while lines are forwarded, so that they keep their order. Only the thread of this module waits for it.
+# Held while lines are forwarded, so that they keep their order. Only the thread of this module waits for this lock.
 _forwarding = threading.Lock()
 _thread = None
 _is_stopped = False
@@ -67,7 +67,7 @@ def start():
     _pinpool._want_trace(logger.getEffectiveLevel() <= TRACE)
     if _thread is None and not _is_stopped:
         thread = threading.Thread(target=_run, name="pinpool-log", daemon=True)
-        # Raises an error in a sub-interpreter; then there is no thread to join at exit.
+        # This raises an error in a sub-interpreter. `_thread` then stays None, so no thread is joined at exit.
         thread.start()
         _thread = thread
 

@@ -42,9 +42,9 @@ class Packed:
     def __del__(self) -> None:
         if self._is_received:
             return
-        # In a worker the ticket has been sent.
+        # No pool is found in a worker, where the ticket has been sent.
         for shared in [shared for shared in live_pools if shared._process == os.getpid()]:
-            # Fails if the ticket was received otherwise, or belongs to another shared pool.
+            # Fails if the ticket was received in another way, or belongs to another shared pool.
             with contextlib.suppress(PinpoolError):
                 shared.receive(self).release()
                 break
@@ -75,7 +75,8 @@ class Batches:
             length = math.inf
         # Number of batches that the workers prepare before torch's loader returns the next one.
         ahead = getattr(self._loader, "num_workers", 0) * (getattr(self._loader, "prefetch_factor", None) or 0)
-        # Before persistent workers are told of the epoch: torch waits for each, and a worker for a buffer.
+        # Checked before persistent workers are told of the epoch, because torch then waits for each worker, and a worker may wait for a
+        # buffer.
         self._shared._refuse_too_many_kept(min(max(ahead, 1), length))
         iterator = iter(self._loader)
         try:
@@ -87,7 +88,7 @@ class Batches:
                     return
                 yield self._shared.unpack(packed)
         finally:
-            # Now, because the traceback of an exception may keep torch's iterator.
+            # The workers are ended here, because the traceback of an exception may keep torch's iterator.
             _end_workers(self._shared, iterator)
             del iterator
             self._shared._reclaim()

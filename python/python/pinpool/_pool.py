@@ -91,7 +91,7 @@ def _removed(self, name):
 
 
 def _signature():
-    """The signature with all settings, for `help` and notebooks."""
+    """Returns the signature with all settings, for `help` and notebooks."""
     names = {"name": None, "env": True} | dict.fromkeys(Pool._setting_names())
     return inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in names.items()])
 

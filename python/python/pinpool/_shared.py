@@ -85,10 +85,10 @@ class SharedPool:
         self._worker, self._worker_process = None, None
         self._is_closed = self._has_warned = False
 
-    # For workers.
+    # Methods for workers.
 
     def _attach(self):
-        # After a fork, `_worker` belongs to the parent.
+        # After a fork, `_worker` belongs to the parent process.
         worker = self._worker
         if worker is None or self._worker_process != os.getpid():
             with _attaching:
@@ -156,7 +156,7 @@ class SharedPool:
         plan.fill(buf)
         return Packed(buf.send(number), tree)
 
-    # For the trainer.
+    # Methods for the trainer.
 
     def _trainer(self):
         if self._core is None:
@@ -241,7 +241,7 @@ class SharedPool:
             gc.collect(generation)  # Frees batches in reference cycles.
 
     def _kept(self):
-        """Number of received buffers, without those that only copies still read."""
+        """Returns the number of received buffers, without buffers that only copies still read."""
         self.maintain()
         return self.counts()["held"] - self.stats()["copies"]["in_flight"]
 
@@ -264,7 +264,7 @@ class SharedPool:
             while (sent := trainer.next_from_dead_worker()) is not None:
                 sent[1].release()
         except ReleasedError:
-            pass  # Closed by another thread.
+            pass  # Another thread has closed the shared pool.
 
     def recover(self) -> int:
         """Frees the buffers that workers were filling when they died, and returns their number. Waiting workers do this automatically."""

@@ -64,7 +64,7 @@ class Plan:
         return self._collate_as_torch(samples) if library == "torch" else self._stack(samples)
 
     def _collate_as_torch(self, samples):
-        """The result of torch's `default_collate`, with positions instead of the tensors that it would stack."""
+        """Returns the result of torch's `default_collate`, with positions instead of the tensors that it would stack."""
         import torch
         from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
@@ -77,7 +77,7 @@ class Plan:
                 for tensor in tensors
             )
             if not alike:
-                # Raises an error, or returns a tensor that is copied to its position.
+                # torch raises an error, or returns a tensor that is copied to its position.
                 return by_torch(tensors, collate_fn_map=collate_fn_map)
             tensors = [tensor.detach() for tensor in tensors]
             return self._tensor((len(tensors), *first.shape), first.dtype, lambda target: torch.stack(tensors, out=target))
@@ -85,7 +85,7 @@ class Plan:
         return self.visit(collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: stack}))
 
     def _stack(self, samples):
-        """`samples` as NumPy arrays, each with a position, in the containers of the first sample."""
+        """Returns `samples` as NumPy arrays, each with a position, in the containers of the first sample."""
         import numpy as np
 
         if not samples:
@@ -121,7 +121,7 @@ class Plan:
 class Views:
     """Arrays and tensors over one buffer."""
 
-    # Not a recursive closure: that reference cycle would keep the memory until the next garbage collection.
+    # This is no recursive closure, because the reference cycle of a closure would keep the memory until the next garbage collection.
 
     def __init__(self, memory):
         import numpy as np
@@ -147,7 +147,7 @@ class Views:
         if not count:
             return torch.empty(leaf.shape, dtype=dtype)
         if self._tensor is None:
-            # torch keeps the object that it receives and releases it at the end, so it receives a view.
+            # torch keeps a reference to the object that it receives, but no view of it, so it receives a view.
             self._tensor = torch.frombuffer(memoryview(self._memory), dtype=torch.uint8)
         end = leaf.offset + count * dtype.itemsize
         return self._tensor[leaf.offset : end].view(dtype).reshape(leaf.shape)
@@ -161,7 +161,7 @@ def choose_library(library: Literal["numpy", "torch"] | None) -> Literal["numpy"
 
 
 def _is_plain(tensor):
-    """Returns True for an ordinary dense tensor."""
+    """Returns whether `tensor` is an ordinary dense tensor."""
     import torch
 
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
@@ -173,7 +173,7 @@ def _refuse_objects(dtype):
 
 
 def _as_array(value):
-    """`value` as a NumPy array; None if it is neither an array nor a tensor."""
+    """Returns `value` as a NumPy array, or None if it is neither an array nor a tensor."""
     import numpy as np
 
     if is_tensor(value):
@@ -189,7 +189,7 @@ def _as_array(value):
 
 
 def _common_type(arrays):
-    """The dtype that represents the elements of all `arrays` without loss."""
+    """Returns the dtype that represents the elements of all `arrays` without loss."""
     import numpy as np
 
     types = list(dict.fromkeys(array.dtype for array in arrays))
@@ -202,7 +202,7 @@ def _common_type(arrays):
 
 
 def _numbers(samples):
-    """Python numbers as an array; TypeError or ValueError if an array cannot represent them exactly."""
+    """Returns Python numbers as an array. Raises TypeError or ValueError if an array cannot represent them exactly."""
     import numpy as np
 
     numbers = [sample.item() if isinstance(sample, (np.bool_, np.number)) else sample for sample in samples]
@@ -235,7 +235,7 @@ def map_items(value: Any, visit: Callable[[list[Any]], list[Any]]) -> Any:
     return rebuilt(value, changed) if keys is None else rebuilt(value, keys, changed)
 
 
-# Creates the same containers as torch's `default_collate`.
+# The following functions create the same containers as torch's `default_collate`.
 
 
 def _with_items(mapping, keys, items):
@@ -252,7 +252,7 @@ def _with_items(mapping, keys, items):
 
 def _with_elements(sequence, elements):
     if isinstance(sequence, tuple):
-        # Without the constructor, which in a PackedSequence expects tensors.
+        # The constructor is not called, because a PackedSequence's constructor expects tensors.
         return tuple.__new__(type(sequence), elements) if hasattr(sequence, "_fields") else tuple(elements)
     try:
         if not isinstance(sequence, MutableSequence):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch"]
 
-#: Default of `Batch.field` that means none, because None is a possible default.
+#: Value that means that `Batch.field` has no default, because None is a possible default.
 _NONE = object()
 
 _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -110,11 +110,11 @@ class Batch:
         return self._parts[at]
 
     def _view(self, begin: int, length: int) -> _Array:
-        # NumPy's stubs accept a memoryview, which counts as a view like the buffer.
+        # A memoryview counts as a view of the buffer, and NumPy's stubs accept it.
         return np.frombuffer(memoryview(self.buffer), np.uint8, length, begin) if length else np.empty(0, np.uint8)
 
     def _array(self, names: tuple[str, ...]) -> _Array:
-        """The decoded field as one array with a row for each sample."""
+        """Returns the decoded field as one array with a row for each sample."""
         shape, dtype = self._source.decoded[names]
         shape = (len(self), *shape)
         count = math.prod(shape)

@@ -20,7 +20,7 @@ __all__ = ["Loader"]
 
 T = TypeVar("T")
 _Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
-#: Epoch, index in the epoch, and number of the next batch.
+#: The epoch, the index in the epoch, and the number of the next batch.
 _Position: TypeAlias = tuple[int, int, int]
 
 _ORDER = "shuffle=, seed=, rank= and world_size= choose the order"
@@ -56,7 +56,7 @@ _HINTS = {
 
 
 def _cores() -> int:
-    """The share of the cores if a launcher says how many processes use all of them, else 0."""
+    """Returns this process's share of the cores if a launcher says how many processes use all of them, else 0."""
     ranks, cores = os.environ.get("LOCAL_WORLD_SIZE", ""), len(os.sched_getaffinity(0))
     return max(cores // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 and cores == os.cpu_count() else 0
 
@@ -186,7 +186,7 @@ class Loader(Generic[T]):
             "seed": seed, "world_size": world_size, "rank": rank, "drop_last": drop_last, "even": even,
         }
         self._source = BatchSource(self._files, {names: (each.shape, each.dtype) for names, each in decoded.items()}, seed, rank)
-        # A dict, which is an ordered set of the texts.
+        # A dict serves as an ordered set of the texts.
         self._failed = dict.fromkeys(text for text, _ in self._files.failures())
         self._check(listed)
         classes = None if labels is not None else self._files.classes()
@@ -196,7 +196,7 @@ class Loader(Generic[T]):
         self._position: _Position = (0, 0, 0)
         self._pass_start: int | None = None
         self._is_resumed = False
-        # An epoch and its number of batches.
+        # The last epoch with counted batches, and their number.
         self._counted = (-1, 0)
         if state is not None:
             self.load_state_dict(state)
@@ -270,7 +270,7 @@ class Loader(Generic[T]):
         return epoch // self._epochs * self._epochs, (epoch // self._epochs + 1) * self._epochs
 
     def _next_epoch(self) -> int:
-        """First epoch of the pass after the current or unfinished pass."""
+        """Returns the first epoch of the pass after the current or unfinished pass."""
         epoch, batch, _ = self._position
         return -(-(epoch + (batch > 0)) // self._epochs) * self._epochs
 
@@ -299,7 +299,8 @@ class Loader(Generic[T]):
             # `load_state_dict` or `close`, or when another `for` has begun.
             yield from map(hand_out, takewhile(lambda _: self._reader is reader, batches))
         finally:
-            # Also after `break`, an exception or Ctrl-C. The reader first: what it has read ahead is memory that `map` may wait for.
+            # This also runs after `break`, an exception or Ctrl-C. The reader is stopped first, because the batches that it has read ahead
+            # occupy memory for which `map` may wait.
             reader.stop()
             if runner is not None:
                 runner.close()
@@ -330,7 +331,7 @@ class Loader(Generic[T]):
         return Batch(raw, labels, failures, self._source), position
 
     def _batches(self, epoch: int) -> int:
-        """Number of batches of `epoch`, cached."""
+        """Returns the number of batches of `epoch`, cached."""
         if self._counted[0] != epoch:
             self._counted = epoch, self._files.batches(epoch)
         return self._counted[1]

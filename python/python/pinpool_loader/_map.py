@@ -10,7 +10,7 @@ from typing import Generic, Literal, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Between two checks whether a result is there while the next item is read.
+# Time between two checks for a result while the next item is read.
 POLL_SECONDS = 0.005
 
 
@@ -33,7 +33,8 @@ class MapRunner(Generic[T, R]):
     def __next__(self) -> R:
         while self._failure is None and len(self._running) <= self._ahead:
             try:
-                # Once there is a result, no item is waited for: reading it may need memory that the loop has until it gets the result.
+                # If there is a result, `take` does not wait: reading the next item may need memory that the loop keeps until it gets the
+                # result.
                 has_result = bool(self._running) and self._running[0].done()
                 item = self._take(0 if has_result else POLL_SECONDS if self._running else None)
                 if item is False:
@@ -44,7 +45,7 @@ class MapRunner(Generic[T, R]):
                     raise StopIteration
                 self._running.append(self._executor.submit(self._apply, item))
             except Exception as failure:
-                # Also StopIteration. It is raised after the results of the earlier items.
+                # The exception, which may be a StopIteration, is raised after the results of the earlier items.
                 self._failure = failure
         if not self._running:
             assert self._failure is not None
@@ -55,7 +56,7 @@ class MapRunner(Generic[T, R]):
         try:
             return self._function(item)
         except StopIteration as error:
-            # Would end the loop as if the epoch were over.
+            # A StopIteration would end the loop as if the epoch had ended.
             raise RuntimeError("map= raised StopIteration") from error
 
     def close(self) -> None:

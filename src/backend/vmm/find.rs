@@ -1,4 +1,4 @@
-//! Finds a source of virtual host memory: what the driver, the device and the machine have, and a test of one granule.
+//! Creates the source `vmm`: checks what the driver, the device and the machine support, and tests one granule.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use pinpool_os::host::GRANULE_BYTES;
 use pinpool_os::sync::process::AtomicBool;
 
 impl VmmSource {
-    /// Finds a driver with virtual host memory and the device number `ordinal`, and tests a granule: committed, copied
-    /// from if the device has a context, and released. Granules come from the NUMA node `node`, else from the
-    /// device's, else from any of the host.
+    /// Finds a driver with virtual host memory and the device number `ordinal`, and tests a granule: commits it, copies from it
+    /// if the device has a context, and releases it. Granules come from the NUMA node `node`, else from the device's node, else
+    /// from any memory of the host.
     ///
     /// # Errors
     ///
@@ -28,8 +28,8 @@ impl VmmSource {
         Self::for_pool(&PinOptions::new(ordinal, node), true)
     }
 
-    /// Makes the source as [`new`](Self::new) does, for a pool with these options. Without `is_named` it also fails if a driver
-    /// may end the process.
+    /// Makes the source as [`new`](Self::new) does, for a pool with these options. If the user did not name the source (`is_named`),
+    /// also fails on machines on which the driver may end the process.
     pub(in crate::backend) fn for_pool(options: &PinOptions<'_>, is_named: bool) -> Result<Self, SourceError> {
         let PinOptions { root, node, max_bytes, .. } = *options;
         let device = Device::find(options.device)?;
@@ -70,7 +70,7 @@ impl VmmSource {
         }))
     }
 
-    /// A source at this location that has passed its trial.
+    /// Returns a source for this location, after it has passed its trial.
     fn at(
         location: HostLocation,
         device: Arc<Device>,

@@ -4,14 +4,14 @@
 //! | --- | --- |
 //! | one, or unknown | that node (0 if unknown), any memory of the host |
 //! | several, and the preferred one has memory and processors | that node, any memory of the host |
-//! | several, and it lacks one of them | any memory of the host |
+//! | several, and the preferred one does not exist or lacks memory or processors | any memory of the host |
 //! | several, not all alike, under a driver before r595 | nothing, unless `PINPOOL_BACKEND=vmm` insists |
 //!
-//! `cuMemCreate` refuses a node without memory, one without processors, and node -1. On machines with unequal nodes,
-//! drivers before r595 have ended processes there without an error, so the machine is checked before the driver is called.
-//! The preferred node is the node that the user set, else the device's, else the first node with memory and processors.
+//! `cuMemCreate` refuses a node without memory, a node without processors, and node -1. On machines with unequal nodes, drivers
+//! before r595 have ended the process in this call without an error, so the machine is checked before the driver is called.
+//! The preferred node is the node that the user set, else the device's node, else the first node with memory and processors.
 //!
-//! Reads files; calls no driver.
+//! This module reads files and calls no driver.
 
 use std::path::Path;
 
@@ -22,29 +22,30 @@ use pinpool_os::words::Size;
 const FIRST_SAFE_BRANCH: u32 = 595;
 /// The CUDA version of that branch, as `cuDriverGetVersion` numbers it.
 const FIRST_SAFE_VERSION: i32 = 13_020;
-/// Nodes are alike if their memory differs by no more than one part in this many: the firmware keeps some of the first's.
+/// Two nodes are alike if the difference of their memory is at most the larger amount divided by this number. Equal nodes may differ
+/// slightly, because the firmware keeps some memory of the first node.
 const LIKENESS: u64 = 8;
 
-/// A location on the host: the NUMA node of this number, or one that the driver chooses.
+/// A location on the host: the NUMA node with this number, or `None` for a location that the driver chooses.
 pub(super) type HostLocation = Option<u32>;
 
 /// The facts that decide the locations.
 #[derive(Debug)]
 pub(super) struct Machine {
     nodes: Vec<MemoryNode>,
-    /// Branch of the kernel's module.
+    /// Branch of the driver's kernel module; `None` if unknown.
     branch: Option<u32>,
-    /// Version of CUDA, from the driver's library.
+    /// CUDA version of the driver's library.
     version: i32,
 }
 
 impl Machine {
-    /// The machine below `root`, with a driver of this CUDA `version`.
+    /// Reads the facts of the machine below `root`, which has a driver of this CUDA `version`.
     pub(super) fn read(root: &Path, version: i32) -> Self {
         Self { nodes: host::memory_nodes(root), branch: host::limits::nvidia_branch(root), version }
     }
 
-    /// The locations to try, never empty; or the reason why there is none.
+    /// Returns the locations to try, at least one, or the reason why there is none.
     pub(super) fn locations(&self, wanted: Option<u32>, is_named: bool) -> Result<Vec<HostLocation>, String> {
         let [first, _, ..] = self.nodes.as_slice() else {
             let only = self.nodes.first().map_or(0, |node| node.id);
@@ -67,13 +68,13 @@ impl Machine {
         Ok(node.chain([None]).collect())
     }
 
-    /// Why no node was used; `None` if the `wanted` one is whole, or there is no choice.
+    /// Returns why the node `wanted` was not used; `None` if it has memory and processors or is unknown, or if there is only one node.
     pub(super) fn lack_of(&self, wanted: Option<u32>) -> Option<String> {
         let node = self.nodes.iter().filter(|_| self.nodes.len() > 1).find(|node| Some(node.id) == wanted)?;
         lack(node).map(|lack| format!("node {} has no {lack}", node.id))
     }
 
-    /// How some node differs from `first`, or lacks something itself.
+    /// Returns what a node lacks, or how it differs from `first`, for the first such node; `None` if all nodes are alike.
     fn difference(&self, first: &MemoryNode) -> Option<String> {
         self.nodes.iter().find_map(|node| {
             if let Some(lack) = lack(node) {
@@ -90,7 +91,7 @@ impl Machine {
     }
 }
 
-/// The resource that a node lacks. Unreadable properties count as present.
+/// Returns the resource that a node lacks. Unreadable properties count as present.
 fn lack(node: &MemoryNode) -> Option<&'static str> {
     match (node.memory_bytes, node.cpus.as_deref()) {
         (Some(0), _) => Some("memory"),
@@ -108,7 +109,7 @@ mod tests {
     const OLD: (&str, &str) = ("/sys/module/nvidia/version", "580.159.04\n");
     const NEW: (&str, &str) = ("/sys/module/nvidia/version", "595.45.04\n");
 
-    /// A machine with these nodes: number, GiB of memory, list of processors.
+    /// Returns a machine with these nodes: number, GiB of memory, list of processors.
     fn machine(nodes: &[(u32, u64, &str)], module: &[(&str, &str)], version: i32) -> Machine {
         const NODES: &str = "/sys/devices/system/node";
         let online: Vec<_> = nodes.iter().map(|(id, ..)| id.to_string()).collect();

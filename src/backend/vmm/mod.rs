@@ -1,5 +1,5 @@
-//! Virtual host memory of the CUDA driver: pinned granules on the device's NUMA node, mapped one by one. Their sizes are
-//! defined by the range ([`AddressRange::granules`]): each is one allocation and one mapping of the process.
+//! Virtual host memory of the CUDA driver: pinned granules on the device's NUMA node, mapped one by one. The range defines the sizes
+//! of its granules ([`AddressRange::granules`]). Each granule is one driver allocation and one mapping of the process.
 //!
 //! ```text
 //!   reserve     [ . . . . . . . . ]          cuMemAddressReserve: addresses only
@@ -9,18 +9,18 @@
 //!   decommit    [ . . . . . . . . ]          cuMemUnmap of the run, cuMemRelease each
 //! ```
 //!
-//! On an H200 a commit blocks an enqueue of another thread for 0.3 ms at most, a decommit for 0.06 ms, and neither waits for the
-//! device. But a commit pins only 4 to 5 GB/s. So a reserve, which is acquired once and kept, is registered memory
-//! ([`RegisterSource`]) at 17 to 27 GB/s, and consists of granules only if the driver registers nothing. Unregistering the
-//! reserve at the end of the pool waits for the device and blocks every enqueue.
+//! On an H200 a commit blocks an enqueue of another thread for at most 0.3 ms, and a decommit for at most 0.06 ms; neither waits for
+//! the device. But a commit pins only 4 to 5 GB/s. Therefore a reserve, which is acquired once and kept, is registered memory
+//! ([`RegisterSource`]), which is pinned at 17 to 27 GB/s. A reserve consists of granules only if the driver registers nothing.
+//! Unregistering the reserve at the end of the pool waits for the device and blocks every enqueue.
 //!
-//! Access is set for the CPU and every GPU (`table`). Creating a source tests a granule at each
-//! [`location`] in order, and makes no context; neither does reserving.
+//! Access is set for the CPU and every GPU (`table`). Creating a source tests a granule at each [`location`] in order until one
+//! works. Neither creating a source nor reserving addresses creates a context.
 //!
 //! Invariants:
 //!
-//! 1. **vmm-I1**: `granules` has the handle of every granule that is mapped and readable, under its address, and no others. The
-//!    lock of the table is held during no driver call; a call owns its granules alone (the contract of [`VirtualMemory`]).
+//! 1. **vmm-I1**: `granules` has the handle of every committed granule under the address of the granule, and no other handles. No
+//!    driver call is made under the lock of the table; a call owns its granules alone (the contract of [`VirtualMemory`]).
 //! 2. **vmm-I2**: a run of granules is unmapped by one call, which unmaps all of it or, if refused, none.
 #![allow(unsafe_code)] // Calls the driver.
 
@@ -54,26 +54,26 @@ use old_places::OldPlaces;
 pub(crate) use table::ensure_access;
 use table::{Granule, GranuleRun, GranuleTable, bytes_of, placed};
 
-/// Pinned memory of the driver's virtual memory, readable by every device.
+/// Pinned virtual memory of the driver, readable by every device.
 #[derive(Debug)]
 pub struct VmmSource {
     device: Arc<Device>,
     location: MemoryLocation,
-    /// Whether a call may make the device's context. False only while a granule is tried.
+    /// Whether a call may create the device's context. False only during the trial.
     makes_context: bool,
     ids: RegionIds,
     granules: Arc<GranuleTable>,
-    /// Granules that the driver refused to release, mapped nowhere: [`VmmSource::create`] uses them first.
+    /// Granules that are mapped nowhere and that the driver refused to release. [`VmmSource::create`] uses them first.
     unreleased: Mutex<Vec<Granule>>,
     old_places: OldPlaces,
     reserves: Arc<RegisterSource>,
-    /// Registering is not supported here, as under confidential computing: a reserve is made of granules.
+    /// Whether the driver cannot register memory here, as under confidential computing. A reserve then consists of granules.
     registers_nothing: AtomicBool,
-    /// Why the trial made no copy.
+    /// Why the trial made no copy, if the device had no memory for it.
     untested: Option<SourceError>,
 }
 
-/// A remap that finds more granules at old places unmaps them first: each is a mapping of the process.
+/// A remap that finds more granules than this at old places unmaps them first, because each of them is a mapping of the process.
 const OLD_GRANULES_MAX: usize = 256;
 
 /// All addresses.
@@ -84,12 +84,12 @@ fn address(start: NonNull<u8>) -> u64 {
 }
 
 impl VmmSource {
-    /// The state that driver calls need, until the result is dropped.
+    /// Sets the state that driver calls need, until the result is dropped.
     fn enter(&self) -> Result<(CurrentContext, RelaxedCapture), SourceError> {
         if self.makes_context { self.device.enter() } else { self.device.enter_if_active() }
     }
 
-    /// New granules of these lengths, all of them or none.
+    /// Creates granules of these lengths, all of them or none.
     fn create(&self, lengths: impl Iterator<Item = usize>) -> Result<Vec<Granule>, FailedCall> {
         let mut created = Vec::new();
         for bytes in lengths {
@@ -110,7 +110,8 @@ impl VmmSource {
         Ok(created)
     }
 
-    /// Releases granules that are mapped nowhere. Returns a refusal of the driver; what it refused is released later.
+    /// Releases granules that are mapped nowhere. If the driver refuses some of them, keeps these for a later release and returns a
+    /// refusal.
     fn release_granules(&self, granules: &[Granule]) -> Result<(), FailedCall> {
         let mut released = Ok(());
         for &granule in granules {
@@ -138,13 +139,14 @@ impl VmmSource {
         })
     }
 
-    /// The committed run of `bytes` at `offset`.
+    /// Returns the run of committed granules that make up the `bytes` at `offset`.
     fn run_at(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<GranuleRun, SourceError> {
         let run = self.granules.run_at(address(range.at(offset, bytes)?), bytes);
         run.ok_or_else(|| SourceError::new("vmm", "the range is not one of committed granules"))
     }
 
-    /// Maps `granules` from `start` on, readable and writable, or commits nothing there.
+    /// Maps `granules` from `start` on, readable and writable. After an error none of these mappings is in use, and mappings that the
+    /// driver refused to undo are unmapped later.
     ///
     /// # Safety
     ///
@@ -165,7 +167,8 @@ impl VmmSource {
         reached.and_then(keep).inspect_err(|_| undo(granules.len()))
     }
 
-    /// Unmaps `granules`, which nothing uses, from `start` on. What the driver refuses is unmapped later.
+    /// Unmaps `granules`, which are mapped from `start` on and which nothing uses. Mappings that the driver refuses to unmap are
+    /// unmapped later.
     fn unmap_or_keep(&self, start: u64, granules: &[Granule]) {
         let end = start + bytes_of(granules) as u64;
         self.old_places.add(start, granules);
@@ -188,7 +191,7 @@ unsafe impl Source for VmmSource {
         len_bytes.max(1).checked_next_multiple_of(GRANULE_BYTES).unwrap_or(usize::MAX)
     }
 
-    /// A reserve is registered, in whole pages.
+    /// Returns the bytes of the whole pages that a reserve takes, since a reserve is registered memory.
     fn held_bytes_fast(&self, len_bytes: usize) -> usize {
         self.reserves.held_bytes_fast(len_bytes)
     }
@@ -202,7 +205,7 @@ unsafe impl Source for VmmSource {
         match unsafe { self.commit(&range, 0, held_bytes) } {
             Ok(()) => Ok(Region::new(start, len_bytes, self.ids.next())),
             Err(error) => {
-                // SAFETY: as above; if this fails too, addresses are leaked but no memory.
+                // SAFETY: reserved above, and nothing of it is committed. If this call fails too, addresses are leaked, but no memory.
                 let _ = unsafe { self.unreserve(range) };
                 Err(error)
             }
@@ -219,14 +222,14 @@ unsafe impl Source for VmmSource {
         let range = AddressRange::new(region.start(), held_bytes);
         // SAFETY: the caller's promise: committed by `acquire`, and unused.
         unsafe { self.decommit(&range, 0, held_bytes) }?;
-        // Ignore a failure: the memory is released, only addresses leak.
+        // A failure is ignored, because the memory is released and only addresses leak.
         // SAFETY: reserved by `acquire`, and decommitted above.
         let _ = unsafe { self.unreserve(range) };
         Ok(())
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        // A granule takes the place of one that was not released. A reserve would come on top of it.
+        // A new granule would reuse memory that the driver refused to release, but a reserve is pinned in addition to such memory.
         self.release_refused()?;
         // Relaxed: a hint that avoids touching memory that the driver would refuse.
         if !self.registers_nothing.load(Ordering::Relaxed) {
@@ -236,7 +239,7 @@ unsafe impl Source for VmmSource {
             }
             self.registers_nothing.store(true, Ordering::Relaxed);
         }
-        // The caller has claimed whole pages.
+        // The caller has claimed only whole pages for the reserve, and granules must not take more.
         if self.held_bytes(len_bytes) != self.held_bytes_fast(len_bytes) {
             let what = format!("the driver registers no memory here, and {len_bytes} bytes are not whole granules");
             let remedy = "raise PINPOOL_MAX_BYTES until the reserve fits in whole granules of 2 MiB";
@@ -369,7 +372,7 @@ unsafe impl VirtualMemory for VmmSource {
 
 impl Drop for VmmSource {
     fn drop(&mut self) {
-        // `unreserve` has returned the error of the attempt before.
+        // `unreserve` has returned the error of an earlier attempt.
         let _leaked = self.release_refused();
     }
 }

@@ -6,10 +6,10 @@
 //!   later       [ . . . . G G ]      the old place unmapped, in one call for adjacent granules
 //! ```
 //!
-//! A granule may be mapped twice, so a remap makes the caller wait only for what its buffer needs. Nothing uses the old place,
-//! which was idle. The next slow call unmaps it, at the latest when its addresses are needed.
+//! A granule may be mapped at two places, so the caller of a remap waits only for the new mapping, not for the unmapping of the old
+//! place. Nothing uses the old place, which was idle. A later slow call unmaps it, at the latest when its addresses are needed.
 //!
-//! - **old-places-I1**: all addresses without a committed granule where something is mapped are in `runs`, each once.
+//! - **old-places-I1**: `runs` contains every address at which something is mapped but no granule is committed, each address once.
 //! - **old-places-I2**: a run that a thread is unmapping is marked as taken, and no other thread touches it.
 #![allow(unsafe_code)] // Calls the driver.
 
@@ -20,13 +20,13 @@ use crate::driver::code::FailedCall;
 use crate::driver::vmm as driver;
 use pinpool_os::sync::{Condvar, Mutex};
 
-/// Adjacent granules at addresses that they have left.
+/// Adjacent mappings of granules that are no longer committed at these addresses.
 #[derive(Debug)]
 struct OldRun {
     start: u64,
     end: u64,
     granules: usize,
-    /// A thread is unmapping it.
+    /// Whether a thread is unmapping the run.
     is_taken: bool,
 }
 
@@ -40,12 +40,12 @@ impl OldRun {
 #[derive(Debug, Default)]
 pub(super) struct OldPlaces {
     runs: Mutex<Vec<OldRun>>,
-    /// Notified when a thread has ended its call for a run.
+    /// Notified when a thread has finished the unmap call for its runs.
     ended: Condvar,
 }
 
 impl OldPlaces {
-    /// Records that `granules` are still mapped from `start` on, where nothing uses them.
+    /// Records that `granules` are still mapped from `start` on, but that nothing uses them at these addresses.
     pub(super) fn add(&self, start: u64, granules: &[Granule]) {
         if !granules.is_empty() {
             let end = start + bytes_of(granules) as u64;
@@ -53,13 +53,13 @@ impl OldPlaces {
         }
     }
 
-    /// Granules that are still mapped at an old place.
+    /// Returns the number of granules that are still mapped at an old place.
     pub(super) fn granules(&self) -> usize {
         self.runs.lock().iter().map(|run| run.granules).sum()
     }
 
-    /// Unmaps what is mapped in `addresses`, adjacent granules in one call. Waits for threads that do the same.
-    /// After a refusal the rest stays mapped, for the next call.
+    /// Unmaps the runs that touch `addresses`, adjacent runs in one call. Waits for other threads that are unmapping such runs.
+    /// After a refusal the remaining runs stay mapped, and a later call tries again.
     pub(super) fn unmap(&self, addresses: &Range<u64>) -> Result<(), FailedCall> {
         let mut runs = self.runs.lock();
         loop {
@@ -86,7 +86,7 @@ impl OldPlaces {
     }
 }
 
-/// Takes a run that touches `addresses`, and those that adjoin it. Returns their addresses.
+/// Marks a run that touches `addresses`, and all runs that adjoin it, as taken. Returns their addresses; `None` if there is none.
 fn take(runs: &mut [OldRun], addresses: &Range<u64>) -> Option<Range<u64>> {
     let first = runs.iter().find(|run| !run.is_taken && run.touches(addresses))?;
     let mut all = first.start..first.end;

@@ -45,7 +45,7 @@ pub(super) struct GranuleRun {
     pub(super) granules: Vec<Granule>,
 }
 
-/// Consecutive granules with their addresses.
+/// Returns consecutive granules with their addresses.
 pub(super) fn placed(start: u64, granules: &[Granule]) -> impl Iterator<Item = (u64, Granule)> {
     granules.iter().scan(start, |next, &granule| {
         let at = *next;
@@ -58,29 +58,29 @@ pub(super) fn placed(start: u64, granules: &[Granule]) -> impl Iterator<Item = (
 #[derive(Debug)]
 pub(super) struct GranuleTable {
     device: Arc<Device>,
-    /// Access for the CPU and the own device.
+    /// Access for the CPU and the source's own device.
     own: [AccessDescriptor; 2],
-    /// Devices of the machine.
+    /// Number of devices in the machine.
     devices: u32,
     mapped: Mutex<BTreeMap<u64, Granule>>,
-    /// Refused devices, each with the driver's answer.
+    /// Devices that were refused access, each with the driver's answer.
     pub(super) refused: Mutex<Vec<(u32, FailedCall)>>,
 }
 
 /// The tables of all sources.
 static TABLES: OfProcess<Mutex<Vec<Weak<GranuleTable>>>> = OfProcess::new(Mutex::default);
 
-/// A device was refused access.
+/// Whether any device was refused access.
 static IS_ANY_REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// Gives `device` access to the `len` bytes at `start` if it was refused access to their source. Nothing may remap them
-/// meanwhile.
+/// Gives `device` access to the `len` bytes at `start` if the device was refused access to memory of their source. Nothing may
+/// remap these bytes meanwhile.
 ///
 /// # Errors
 ///
 /// The driver refuses again.
 pub(crate) fn ensure_access(device: u32, start: *const u8, len: usize) -> Result<(), SourceError> {
-    // Relaxed: stored before the commit of the memory returns, and a thread that has a buffer comes after that.
+    // Relaxed: the flag is stored before the commit of the memory returns, and a thread gets a buffer only after that.
     if !IS_ANY_REFUSED.load(Ordering::Relaxed) {
         return Ok(());
     }
@@ -93,7 +93,7 @@ pub(crate) fn ensure_access(device: u32, start: *const u8, len: usize) -> Result
 }
 
 impl GranuleTable {
-    /// An empty table of a source of `device`, for memory at `location`, on a machine with `devices` devices.
+    /// Returns an empty table of a source of `device`, for memory at `location`, on a machine with `devices` devices.
     pub(super) fn new(device: Arc<Device>, location: MemoryLocation, devices: u32) -> Arc<Self> {
         let own = [AccessDescriptor::read_write(location), of_device(device.ordinal)];
         let table = Arc::new(Self { device, own, devices, mapped: Mutex::default(), refused: Mutex::default() });
@@ -108,12 +108,12 @@ impl GranuleTable {
         self.refused.lock().iter().any(|&(refused, _)| refused == device)
     }
 
-    /// Makes `granules` readable and writable from `start` on: by the CPU and the own device, or fails, and by each other device
-    /// that is not refused.
+    /// Makes `granules`, from `start` on, readable and writable by the CPU, the own device, and each other device that was not refused
+    /// before. Fails if the CPU and the own device do not get access; if another device does not, records that it was refused.
     ///
     /// # Safety
     ///
-    /// They are mapped there.
+    /// The granules are mapped at these addresses.
     pub(super) unsafe fn set_access(&self, start: u64, granules: &[Granule]) -> Result<(), FailedCall> {
         let is_other = |&device: &u32| device != self.device.ordinal && !self.is_refused(device);
         let others: Vec<_> = (0..self.devices).filter(is_other).collect();
@@ -135,7 +135,7 @@ impl GranuleTable {
         Ok(())
     }
 
-    /// The `granules` are mapped from `start` on.
+    /// Records that `granules` are mapped from `start` on.
     pub(super) fn remember(&self, start: u64, granules: &[Granule]) {
         self.mapped.lock().extend(placed(start, granules));
     }
@@ -152,7 +152,8 @@ impl GranuleTable {
         self.mapped.lock().range(addresses).next().is_some()
     }
 
-    /// The granules that make up the `bytes` at `start`; `None` if some are not mapped or only in part there.
+    /// Returns the granules that make up the `bytes` at `start`; `None` if some bytes have no granule, or if a granule is only partly
+    /// in these bytes.
     pub(super) fn run_at(&self, start: u64, bytes: usize) -> Option<GranuleRun> {
         let end = start + bytes as u64;
         let mut at = start;
@@ -176,7 +177,7 @@ impl GranuleTable {
         let touched = last_before(start + 1).filter(|&(_, first_end)| first_end > start).zip(last_before(end));
         drop(mapped);
         let Some(((first, _), (_, last_end))) = touched else { return Ok(()) };
-        // The driver also sets access without a context.
+        // A failure is ignored, because the driver also sets access without a context.
         let _entered = self.device.enter_if_active();
         let bytes = usize::try_from(last_end - first).unwrap_or(usize::MAX);
         // SAFETY: consecutive granules that are mapped; a buffer of the caller lies in them, so nothing unmaps them meanwhile

@@ -25,24 +25,24 @@ pub struct ParseError {
 }
 
 impl ParseError {
-    /// `problem` continues the sentence "`value` is ...": `not a size (like 64MiB)`, `less than 4KiB`.
+    /// Returns the error for `value`. `problem` continues the sentence "`value` is ...": `not a size (like 64MiB)`, `less than 4KiB`.
     #[doc(hidden)]
     pub fn new(value: impl Into<String>, problem: impl Into<Cow<'static, str>>) -> Self {
         Self { value: value.into(), problem: problem.into() }
     }
 
-    /// The problem of the value: `not a size (like 64MiB)`.
+    /// Returns the problem of the value: `not a size (like 64MiB)`.
     #[doc(hidden)]
     pub fn problem(&self) -> &str {
         &self.problem
     }
 }
 
-/// An enum with one word per value: its names, parsing and formatting.
+/// Implements names, parsing and formatting for an enum with one word per value.
 macro_rules! words {
     ($type:ident, $one:literal: $($variant:ident = $word:literal $(or $alias:literal)*),+) => {
         impl $type {
-            /// Name in settings and reports.
+            /// Returns the name in settings and reports.
             pub(crate) fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word,)+
@@ -145,7 +145,7 @@ impl fmt::Display for SharedLimitName {
     }
 }
 
-/// How a variable is written.
+/// The text format of a variable: how its value is parsed and shown.
 pub(super) struct ValueFormat<T> {
     pub(super) parse: fn(&str) -> Result<T, ParseError>,
     pub(super) show: fn(&T) -> String,
@@ -187,7 +187,8 @@ pub(super) const PATH_OR_NONE: ValueFormat<Option<PathBuf>> =
     ValueFormat::new(|text| or_word("none", text, |text| Ok(PathBuf::from(text))), show_path);
 pub(super) const SOCKET: ValueFormat<Option<PathBuf>> = ValueFormat::new(socket, show_path);
 
-/// Refuses a word without a slash: it is more likely a mistake than a socket in the current directory.
+/// Parses the path of a socket. Refuses a word without a slash, which is more likely a mistake than a socket in the current
+/// directory.
 fn socket(text: &str) -> Result<Option<PathBuf>, ParseError> {
     match switch(text) {
         Ok(is_served) => Ok(is_served.then(|| PathBuf::from("1"))),
@@ -200,7 +201,7 @@ fn show_path(path: &Option<PathBuf>) -> String {
     path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
 }
 
-/// `None` for `word`, else what `parse` makes of `text`.
+/// Returns `None` if `text` is `word`, else the result of `parse`.
 fn or_word<T>(word: &str, text: &str, parse: impl Fn(&str) -> Result<T, ParseError>) -> Result<Option<T>, ParseError> {
     if text.eq_ignore_ascii_case(word) { Ok(None) } else { parse(text).map(Some) }
 }

@@ -2,12 +2,12 @@
 //! write, and the [`OwnContext`] by which slices are lent to cudarc.
 //!
 //! **context-I1**: a `ContextState` is never freed, so its address identifies only this context. It keeps a context object or a
-//! primary context alive. A context that other code created is found by its handle only: its owner must keep it until its copies
-//! have completed.
+//! primary context alive. A context that other code created is found by its handle only. The owner of such a context must keep it
+//! until its copies have completed.
 //!
-//! **context-I2**: events and streams of a state are used only while its context is there. A reset ends the context with its
-//! events and streams. The next context of the device may have the same handle, but never the same number, so every use of the
-//! state checks the number first, except with drivers without numbers (before CUDA 12.0).
+//! **context-I2**: events and streams of a state are used only while its context exists. A reset ends the context with its events
+//! and streams. The next context of the device may have the same handle, but never the same number, so every use of the state
+//! checks the number first, except with drivers without numbers (before CUDA 12.0).
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::fmt;
@@ -33,7 +33,7 @@ static CONTEXTS: OfProcess<Mutex<SmallVec<[&'static ContextState; 8]>>> = OfProc
 /// The state that the copies of one context share.
 pub(super) struct ContextState {
     pub(super) work: ContextWork,
-    /// Keeps the context for as long as this lives; `None` if it was found by its handle alone.
+    /// Keeps the context alive as long as this state exists; `None` if the context was found by its handle alone.
     _object: Option<Arc<CudaContext>>,
     device: sys::CUdevice,
     own: OnceLock<OwnContext>,
@@ -49,7 +49,7 @@ impl fmt::Debug for ContextState {
 pub(super) type Event = Handle<sys::CUevent_st>;
 
 impl ContextState {
-    /// The state of a context, created at the first call; the code of `cuCtxGetId` if that is refused.
+    /// Returns the state of a context. The first call creates the state, and fails if the driver refuses `cuCtxGetId`.
     pub(super) fn for_context(context: &Arc<CudaContext>) -> Result<&'static Self, FailedCall> {
         match Self::find(|state| state.is_of(context.cu_ctx())) {
             Some(state) => Ok(state),
@@ -57,7 +57,7 @@ impl ContextState {
         }
     }
 
-    /// The state of the context with this handle, and after a failure the call that failed.
+    /// Returns the state of the context with this handle. Fails with the driver call that failed.
     ///
     /// # Safety
     ///
@@ -74,7 +74,8 @@ impl ContextState {
         Self::find_or_create(handle, device, None)
     }
 
-    /// The first state for which `is_wanted`, the latest first, for drivers without context numbers.
+    /// Returns the latest state for which `is_wanted` returns true. After a reset, several states may have the same handle, and only
+    /// the latest of them can belong to the context that has this handle now.
     fn find(is_wanted: impl Fn(&&'static Self) -> bool) -> Option<&'static Self> {
         // Outside the lock, since `is_wanted` may call the driver.
         let states = CONTEXTS.get().lock().clone();
@@ -87,8 +88,8 @@ impl ContextState {
         device: sys::CUdevice,
         object: Option<Arc<CudaContext>>,
     ) -> Result<&'static Self, FailedCall> {
-        // A state without a known number would also be mistaken for the state of the next context. Under the lock the driver is
-        // not called: the number tells which state is of this context.
+        // A state without a known number would also be mistaken for the state of the next context, so a failed query of the
+        // number is an error. Under the lock the driver is not called: the number shows which state belongs to this context.
         let context = Context::new(handle)?;
         let mut states = CONTEXTS.get().lock();
         let is_same = |one: &&'static Self| (one.work.context.handle(), one.work.context.id) == (handle, context.id);
@@ -106,20 +107,21 @@ impl ContextState {
         }))
     }
 
-    /// The device's ordinal.
+    /// Returns the ordinal of the device.
     pub(super) fn device(&self) -> usize {
         usize::try_from(self.device).unwrap_or_default()
     }
 
     /// Returns whether this is the state of the context that has this handle now. The state of a context that ended without a
-    /// successor counts too: a program that continues to use it would otherwise make a state at each call, and those calls fail.
+    /// successor counts too. Otherwise a program that continues to use the ended context would create a state at each call, and
+    /// those calls fail.
     fn is_of(&self, handle: sys::CUcontext) -> bool {
         let Self { work: ContextWork { context, .. }, .. } = self;
         context.handle() == handle && !context.is_replaced()
     }
 
-    /// The state of a context, which is current on this thread until the guard is dropped. One call of the driver if it was
-    /// current before.
+    /// Returns the state of a context, and makes the context current on this thread until the guard is dropped. Needs one driver
+    /// call if the context is current already.
     pub(super) fn enter_of(context: &Arc<CudaContext>) -> Result<(&'static Self, CurrentContext), FailedCall> {
         let known = Self::find(|state| state.work.context.handle() == context.cu_ctx());
         if let Some(state) = known.filter(|state| state.work.context.is_current()) {
@@ -133,19 +135,20 @@ impl ContextState {
         self.work.enter()
     }
 
-    /// The identity of a stream of this context; the context is current.
+    /// Returns the identity of a stream of this context, which must be current; `None` if the driver has no ids or refuses.
     pub(super) fn stream_id(&self, stream: sys::CUstream) -> Option<StreamId> {
         let number = with_one_retry(|| id_number(stream)).ok()?;
         Some(self.work.stream_id(number))
     }
 
-    /// Returns whether the event has completed. Also queries a stalled driver.
+    /// Returns whether the event has completed. Queries the driver even if it is stalled.
     pub(super) fn query_now(&self, event: Event) -> Result<bool, FailedCall> {
         // SAFETY: a live event (context-I2).
         self.work.query(|| unsafe { calls::event_query(event.0) })
     }
 
-    /// Returns whether the event of a fence has completed. `false` if the driver is stalled, or if a capture forbids the query.
+    /// Returns whether the event of a fence has completed. Returns `false` if the driver is stalled, or if a capture forbids the
+    /// query.
     pub(super) fn is_complete(&self, event: Event) -> Result<bool, FailedCall> {
         match watchdog::query(|| self.query_now(event)).unwrap_or(Ok(false)) {
             Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => Ok(false),
@@ -153,20 +156,21 @@ impl ContextState {
         }
     }
 
-    /// Waits until the event has completed. With the context current: a query may need one, which the caller may not have.
+    /// Waits until the event has completed. Makes the context current, because the wait may need a current context and the caller
+    /// may have none.
     pub(super) fn wait_for(&self, event: Event) -> Result<()> {
         let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
         loop {
             // SAFETY: an event of a live fence.
             match unsafe { calls::event_synchronize(event.0) } {
-                // Until the capture ends.
+                // Repeated until the capture ends.
                 Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
                 waited => return Ok(waited?),
             }
         }
     }
 
-    /// Pinpool's own cudarc context object.
+    /// Returns pinpool's own cudarc context object.
     pub(super) fn own(&self) -> Result<&OwnContext, FailedCall> {
         match self.own.get() {
             Some(own) => Ok(own),
@@ -174,14 +178,15 @@ impl ContextState {
                 let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
                 // SAFETY: the handle is valid (context-I1), of this device and current.
                 let own = unsafe { OwnContext::new(self.device, self.work.context.handle()) }?;
-                // Two threads may be here at once: then one drops its stream, once.
+                // If several threads are here at the same time, all but one of them drop their objects. That destroys only the
+                // second stream of such an object.
                 Ok(self.own.get_or_init(|| own))
             }
         }
     }
 }
 
-/// Takes a reference to the primary context of the device if `handle` is that one: it is never released (context-I1). A context
+/// If `handle` is the primary context of the device, takes a reference to it, which is never released (context-I1). A context
 /// that other code created remains its owner's.
 fn keep_if_primary(device: sys::CUdevice, handle: sys::CUcontext) -> Result<(), FailedCall> {
     if calls::is_primary_active(device)? && calls::primary_retain(device)? != handle {

@@ -26,10 +26,10 @@ use pinpool_os::threads;
 const LONGEST_STREAM_WAIT: Duration = Duration::from_millis(500);
 const QUERY_PAUSE: Duration = Duration::from_micros(50);
 const NOT_READY: FailedCall = FailedCall { call: "cuStreamQuery", code: Code::NOT_READY };
-/// Pause between two attempts to wait while a capture forbids the wait.
+/// Pause between two attempts of a call that a capture forbids.
 pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 
-/// Waits up to [`LONGEST_STREAM_WAIT`] for all work of the stream, which does not capture.
+/// Waits up to [`LONGEST_STREAM_WAIT`] for all work of the stream, which must not be capturing.
 ///
 /// # Errors
 ///
@@ -51,49 +51,51 @@ pub(super) fn wait_for(stream: sys::CUstream) -> Result<(), FailedCall> {
     }
 }
 
-/// Queries and waits for the work of a context. All of them fail once the context has ended.
+/// The queries and waits for the work of a context. All of them fail once the context has ended.
 #[derive(Debug)]
 pub(super) struct ContextWork {
     pub(super) context: Context,
     idle_stream: OnceLock<OwnStream>,
-    /// The waits for all of its work, each on a dedicated thread, since a wait has no upper bound.
+    /// The waits for all work of the context. Queries of fences start them on a dedicated thread, since a wait has no upper
+    /// bound.
     waits: Mutex<Waits>,
 }
 
 impl ContextWork {
-    /// The state of a context that is never destroyed, except by a reset (context-I1).
+    /// Returns the state of a context that is never destroyed, except by a reset (context-I1).
     pub(super) fn new(context: Context) -> Self {
         Self { context, idle_stream: OnceLock::new(), waits: Mutex::default() }
     }
 
-    /// Makes the context current on this thread until the guard is dropped. Fails if it has ended.
+    /// Makes the context current on this thread until the guard is dropped. Fails if the context has ended.
     pub(super) fn enter(&self) -> Result<CurrentContext, FailedCall> {
         // SAFETY: context-I1.
         unsafe { self.context.enter() }
     }
 
-    /// The identity of the stream of this context with this number.
+    /// Returns the identity of the stream of this context with this number.
     pub(super) fn stream_id(&self, number: u64) -> StreamId {
         StreamId::of_driver(ptr::from_ref(self).addr(), number)
     }
 
-    /// A stream on which no work ever runs, so that a query of it shows at once whether the device works. The context is current
-    /// at the first call.
+    /// Returns a stream on which no work ever runs, so that a query of the stream shows at once whether the device works. At the
+    /// first call, the context must be current.
     pub(super) fn idle_stream(&self) -> Result<OwnStream, FailedCall> {
         if let Some(stream) = self.idle_stream.get() {
             return Ok(*stream);
         }
         let stream = OwnStream::new()?;
         if self.idle_stream.set(stream).is_err() {
-            // Another thread was faster.
+            // Another thread has created the stream first.
             // SAFETY: created above, and used by nothing.
             let _gone = unsafe { calls::stream_destroy(stream.0) };
         }
         Ok(self.idle_stream.get().copied().unwrap_or(stream))
     }
 
-    /// Queries the driver whether something has completed. Neither an error nor "not ready" counts as completed. According to
-    /// the driver API reference, this needs no current context; if a driver requires one, it gets one.
+    /// Returns whether something has completed, according to `query`. Neither an error nor "not ready" counts as completed.
+    /// According to the driver API reference, a query needs no current context. If a driver requires one, the context is made
+    /// current.
     pub(super) fn query(&self, query: impl Fn() -> Result<(), FailedCall>) -> Result<bool, FailedCall> {
         let _relaxed = RelaxedCapture::enter();
         let mut answer = self.context.check().and_then(|()| query());
@@ -129,9 +131,10 @@ impl ContextWork {
 #[derive(Debug, Default)]
 struct Waits {
     begun: u64,
-    /// The last that has ended without an error.
+    /// The number of the last wait that has ended without an error.
     ended: u64,
-    /// The last that a capture refused. It has invalidated that capture, so the same work is not waited for again.
+    /// The number of the last wait that a capture refused. The wait has invalidated that capture, so the same work is not waited
+    /// for again.
     refused: u64,
     is_waiting: bool,
 }
@@ -139,16 +142,16 @@ struct Waits {
 /// The fence of work that has no other fence.
 #[derive(Debug)]
 pub(super) struct ContextFence {
-    /// The reason.
+    /// The reason why the work has no other fence.
     refused: String,
     context: &'static ContextWork,
-    /// The first wait that begins after the work was enqueued; 0 if the work had completed before.
+    /// The number of the first wait that begins after the work was enqueued; 0 if the work had completed before.
     first: u64,
 }
 
 impl ContextFence {
-    /// A fence after all work so far of a stream of this context, which has completed already if `was_complete`. `refused` is the
-    /// reason why there is no other fence.
+    /// Returns a fence for all work so far on a stream of this context. If `was_complete`, that work has already completed.
+    /// `refused` is the reason why there is no other fence.
     pub(super) fn new(context: &'static ContextWork, refused: String, was_complete: bool) -> Self {
         let first = if was_complete { 0 } else { context.waits.lock().begun + 1 };
         Self { refused, context, first }
@@ -165,7 +168,7 @@ impl ContextFence {
             waits.is_waiting = true;
             drop(waits);
             let waiting = move || {
-                // `None`: the process exits.
+                // `None` if the process exits.
                 let _waited = MaintenanceThread::of_process().enter().map(|_call| context.wait_for_all());
                 context.waits.lock().is_waiting = false;
             };
@@ -177,13 +180,15 @@ impl ContextFence {
     }
 }
 
-// SAFETY: done once all work of the stream was seen to have completed, or all work of its context from before the wait began.
+// SAFETY: complete only once all work of the stream was seen to have completed, or all work of its context from before the wait
+// began.
 unsafe impl Fence for ContextFence {
     fn is_complete(&self) -> Result<bool> {
         if self.has_waited() { Ok(true) } else { Err(Error::device_failed(self.refused.clone())) }
     }
 
-    /// Fails only if the driver refuses: the host could otherwise touch bytes that the work still uses.
+    /// Waits until the work has completed. Fails only if the driver refuses, because a caller that gives up could touch bytes that
+    /// the work still uses.
     fn wait(&self) -> Result<()> {
         let waits = self.context.waits.lock();
         let (has_ended, is_refused) = (waits.ended >= self.first, waits.refused >= self.first);

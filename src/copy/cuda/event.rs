@@ -1,4 +1,5 @@
-//! Events as fences: one owned by pinpool, recorded after the work on a stream, or one that waits for an event of other code.
+//! Events as fences. Such a fence owns an event that is recorded after the work on a stream, or after a wait for an event of
+//! other code.
 //!
 //! ```text
 //!   own              stream   ──work──[own event]──▶
@@ -9,9 +10,9 @@
 //!
 //! The owner of a foreign event may record it again or destroy it at any time, so an internal stream waits for it: one stream for
 //! each event, so that a slow event delays no other. An event that has completed needs no stream. An event is refused if its
-//! query fails or if it was recorded in a capture: the internal stream would become part of that graph.
+//! query fails or if it was recorded in a capture, because the internal stream would become part of that graph.
 //!
-//! **event-I1**: the event of an [`EventFence`] was recorded after the work, or after the wait for it.
+//! **event-I1**: the event of an [`EventFence`] was recorded after the work, or after the wait for the foreign event.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::sync::Arc;
@@ -33,32 +34,33 @@ pub(super) struct EventFence {
     stream_id: Option<StreamId>,
     pub(super) context: &'static ContextState,
     pub(super) answer: FinalStatus,
-    /// For a foreign event: the internal stream that waits for it. It lives as long as the fence, so that no other stream has its
-    /// number meanwhile.
+    /// The internal stream that waits for a foreign event. It exists as long as the fence, which destroys it.
     waiting_stream: Option<OwnStream>,
 }
 
 impl EventFence {
-    /// With an event not yet recorded, for a stream with this id if it is known. The stream's context is current.
+    /// Creates a fence with a new event, which is not recorded yet. `stream_id` is the id of its stream, if known. The stream's
+    /// context must be current.
     pub(super) fn new(stream_id: Option<StreamId>, context: &'static ContextState) -> Result<Self, FailedCall> {
         Ok(Self::of(calls::event_create(calls::WITHOUT_TIMING)?, stream_id, context))
     }
 
-    /// With an event of this context, which the fence destroys.
+    /// Creates a fence with an event of this context. The fence destroys the event.
     pub(super) fn of(event: sys::CUevent, stream_id: Option<StreamId>, context: &'static ContextState) -> Self {
         Self { event: Handle(event), stream_id, context, answer: FinalStatus::default(), waiting_stream: None }
     }
 
     /// Records the event after all work so far on the stream.
     pub(super) fn record(&self, stream: sys::CUstream) -> Result<(), FailedCall> {
-        // SAFETY: both are alive, and of one context.
+        // SAFETY: both are alive, and belong to one context.
         unsafe { calls::event_record(self.event.0, stream) }
     }
 }
 
 impl Drop for EventFence {
     fn drop(&mut self) {
-        // A sweep may run on any thread, and destroying may need the context. Handles of a context that has ended are gone.
+        // A sweep may drop the fence on any thread, and the calls below may need the context. If the context has ended, its
+        // handles are gone.
         let Ok(_current) = self.context.enter() else { return };
         if let Some(stream) = self.waiting_stream.take() {
             // SAFETY: created for this fence, destroyed once; the driver keeps it until its work has completed.
@@ -73,7 +75,8 @@ impl Drop for EventFence {
     }
 }
 
-// SAFETY: event-I1: the event is recorded once. Events of one stream complete in order, and one id is one stream (`id_number`).
+// SAFETY: event-I1: the event is recorded once. Events of one stream complete in order, and an id belongs to one stream
+// (`id_number`).
 unsafe impl Fence for EventFence {
     fn is_complete(&self) -> Result<bool> {
         self.answer.or_query(|| self.context.is_complete(self.event))
@@ -88,15 +91,15 @@ unsafe impl Fence for EventFence {
     }
 }
 
-/// A fence after all work before the last record of `event`; `None` if that has completed.
+/// Returns a fence after all work before the last record of `event`, or `None` if that work has completed.
 pub(crate) fn fence_after_event(event: &CudaEvent) -> Result<Option<SharedFence>> {
     let context = ContextState::for_context(event.context())?;
     // SAFETY: the event lives as long as its owner.
     unsafe { after_event(event.cu_event(), context) }
 }
 
-/// A fence after all work before the last record of `event`, on a stream of `context` that waits for it; `None` if that is
-/// complete. If the driver refuses that, this call waits for the event.
+/// Returns a fence after all work before the last record of `event`, or `None` if that work has completed. The fence is on a
+/// stream of `context` that waits for the event. If the driver refuses such a fence, this call waits for the event.
 ///
 /// # Safety
 ///
@@ -111,11 +114,11 @@ pub(super) unsafe fn after_event(event: sys::CUevent, context: &'static ContextS
     fence.or_else(|error| context.wait_for(Handle(event)).map(|()| None).map_err(|_| error))
 }
 
-/// A fence on an internal stream that waits for the event.
+/// Returns a fence on an internal stream that waits for the event.
 ///
 /// # Safety
 ///
-/// The event is alive, and of no capture.
+/// The event is alive, and was not recorded in a capture.
 unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     let (_relaxed, _current) = (RelaxedCapture::enter(), context.enter()?);
     let stream = OwnStream::new()?;

@@ -1,12 +1,12 @@
-//! The final answer of the driver about the end of a copy.
+//! Remembers the final answer of the driver about the end of a copy.
 
 use std::sync::OnceLock;
 
 use crate::driver::code::FailedCall;
 use crate::error::{Error, Result};
 
-/// Empty while the answer may still change. The driver is not queried again once a copy has completed or after a permanent error:
-/// the handle may belong to something else by then.
+/// Empty while the answer may still change. Once a copy has completed, or after a permanent error, the driver is not queried
+/// again, because the handle may belong to another object by then.
 #[derive(Debug, Default)]
 pub(super) struct FinalStatus(OnceLock<Result<(), String>>);
 
@@ -20,12 +20,12 @@ impl FinalStatus {
         self.0.get().map(|known| known.clone().map_err(Error::device_failed))
     }
 
-    /// Returns the final answer, or waits by `wait`, after which the copy has completed.
+    /// Returns the final answer if it is known. Otherwise calls `wait`; if that succeeds, the copy has completed.
     pub(super) fn or_wait(&self, wait: impl FnOnce() -> Result<()>) -> Result<()> {
         self.known().unwrap_or_else(|| wait().inspect(|()| self.set_complete()))
     }
 
-    /// Returns the final answer, or the driver's answer to `query`.
+    /// Returns the final answer if it is known, else the driver's answer to `query`.
     pub(super) fn or_query(&self, query: impl FnOnce() -> Result<bool, FailedCall>) -> Result<bool> {
         if let Some(known) = self.known() {
             return known.map(|()| true);
@@ -37,13 +37,14 @@ impl FinalStatus {
         Ok(complete)
     }
 
-    /// The copy has completed.
+    /// Records that the copy has completed.
     fn set_complete(&self) {
-        // An earlier answer is the same, or came from a device that failed.
+        // An earlier answer stays. It is the same, or it came from a device that failed.
         let _known = self.0.set(Ok(()));
     }
 
-    /// The driver refused a call. The answer is final if the [error is permanent](crate::driver::code::Code::is_permanent).
+    /// Converts a refused call to an error. A [permanent](crate::driver::code::Code::is_permanent) refusal becomes the final
+    /// answer.
     pub(super) fn refused(&self, failed: FailedCall) -> Error {
         if failed.code.is_permanent() {
             let _known = self.0.set(Err(failed.to_string()));

@@ -1,4 +1,4 @@
-//! Fences of the copies that cudarc makes from memory lent to it as a `HostSlice`.
+//! Fences for the copies that cudarc makes from memory that was lent to it as a `HostSlice`.
 //!
 //! ```text
 //!   cudarc asks for the slice ──▶ a fence is recorded in the ──▶ the copy ──▶ cudarc drops `SyncOnDrop`: it records the
@@ -8,17 +8,17 @@
 //! cudarc does not report when the copy is enqueued. It records an event owned by pinpool after the copy, but only if the context
 //! *object* of the stream manages several streams and holds no error. Candle's usual settings violate the first condition, and
 //! any failing library the second. So cudarc gets a separate stream object for the same stream, with a context object that only
-//! pinpool uses ([`OwnContext`](super::own_context::OwnContext)). Whether cudarc recorded the event is checked once: an event
-//! with timing that was never recorded has no elapsed time ("invalid handle"), a recorded event has one or is "not ready". Only a
-//! query shows whether the event has completed.
+//! pinpool uses ([`OwnContext`](super::own_context::OwnContext)). Whether cudarc recorded the event is checked once: the elapsed
+//! time of an event with timing that was never recorded is an error ("invalid handle"), while a recorded event has an elapsed
+//! time or is "not ready". This check does not show whether the event has completed: only a query does.
 //!
 //! Invariants:
 //!
 //! - **host-slice-I1**: the event of a fence is new, is recorded only by cudarc's `SyncOnDrop`, and lives until the borrow
 //!   of the memory has ended: `CopyFences` lets go of a fence only through `&mut` (copy-fences-I1).
-//! - **host-slice-I2**: once that borrow has ended, a fence without a record is an error until all work of the
-//!   [context](super::context_fence) has completed: the end of the copy is unknown. If the event was recorded into a graph, so
-//!   was the copy; that is an error permanently.
+//! - **host-slice-I2**: once that borrow has ended, a fence with an unrecorded event is an error until all work of the
+//!   [context](super::context_fence) has completed, because the end of the copy is unknown. If the event was recorded into a
+//!   graph, so was the copy. Such a fence is an error permanently.
 //! - **host-slice-I3**: a copy is waited for unless the stream's [id](super::stream::id_number) shows that the next copy follows
 //!   it on the same stream.
 #![allow(unsafe_code)] // Hands an event to cudarc, and calls the driver.
@@ -40,14 +40,14 @@ use crate::in_flight::{Fence, SharedFence, StreamId};
 
 /// The fence of one copy that cudarc makes.
 pub(crate) struct HostSliceFence {
-    /// For the list of the buffer.
+    /// The fence that is added to the list of the buffer.
     pub(crate) shared: SharedFence,
     tracked: Option<Arc<TrackedCopy>>,
 }
 
 impl HostSliceFence {
-    /// `None` if the driver reports too little about the stream to track a copy on it; then no slice is lent. A
-    /// copy into a graph has a fence that is never complete.
+    /// Creates the fence for the next copy on `stream`. Returns `None` if the driver reports too little about the stream to track
+    /// a copy on it; then no slice is lent. A copy into a graph gets a fence that is never complete.
     pub(crate) fn new(stream: &CudaStream) -> Option<Self> {
         let _saved = SavedError::take(stream.context());
         match with_one_retry(|| TrackedCopy::new(stream)).ok()?.map(Arc::new) {
@@ -56,33 +56,33 @@ impl HostSliceFence {
         }
     }
 
-    /// The guard that cudarc drops once it has enqueued the copy.
+    /// Returns the guard that cudarc drops once it has enqueued the copy.
     ///
     /// # Safety
     ///
     /// The `shared` fence stays alive for `'a`.
     pub(crate) unsafe fn guard<'a>(self) -> SyncOnDrop<'a> {
-        // SAFETY: the caller keeps another reference to it for `'a`.
+        // SAFETY: the caller keeps another reference to the fence for `'a`.
         let tracked = self.tracked.map(|tracked| -> &'a TrackedCopy { unsafe { &*Arc::as_ptr(&tracked) } });
         SyncOnDrop::Record(tracked.map(|tracked| (&*tracked.event, &*tracked.stream)))
     }
 }
 
-/// Leaves an error in the stream's context object, which the next call of cudarc returns: no slice is lent.
+/// Leaves an error in the stream's context object, so that the next cudarc call fails, because no slice was lent.
 pub(crate) fn refuse_host_slice(stream: &CudaStream) {
     stream.context().record_err::<()>(Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_PERMITTED)));
 }
 
 #[derive(Debug)]
 struct TrackedCopy {
-    /// For the event that cudarc records after its copy.
+    /// The fence with the event that cudarc records after its copy.
     fence: EventFence,
-    /// The same event as an object. Never dropped: the fence destroys it, and [`OwnContext`](super::own_context::OwnContext) is
-    /// never freed.
+    /// The same event as an object. It is never dropped, because the fence destroys the event. The
+    /// [`OwnContext`](super::own_context::OwnContext) that it refers to is never freed.
     event: ManuallyDrop<CudaEvent>,
-    /// The user's stream under our context object.
+    /// The user's stream under pinpool's context object.
     stream: Arc<CudaStream>,
-    /// Empty until it was checked, after the borrow.
+    /// The result of the check, which takes place after the borrow; empty until then.
     record: OnceLock<Record>,
 }
 
@@ -90,12 +90,13 @@ struct TrackedCopy {
 #[derive(Debug)]
 enum Record {
     Present,
-    /// The replacement for the event.
+    /// The fence that replaces the event.
     Missing(ContextFence),
 }
 
 impl TrackedCopy {
-    /// `None` for a stream that captures. Fails if no fence can cover the copy.
+    /// Creates the fence and the objects for the next copy on `stream`. Returns `None` if the stream is capturing. Fails if no
+    /// fence can cover the copy.
     fn new(stream: &CudaStream) -> Result<Option<Self>, FailedCall> {
         let (context, _current) = ContextState::enter_of(stream.context())?;
         // SAFETY: a live stream.
@@ -103,18 +104,18 @@ impl TrackedCopy {
             return Ok(None);
         }
         let own = context.own()?;
-        // An error left in our object by an earlier record would keep cudarc from recording this event.
+        // An error that an earlier record left in pinpool's object would keep cudarc from recording this event.
         let _of_an_earlier_copy = own.context.check_err();
         let timed = sys::CUevent_flags::CU_EVENT_DEFAULT;
         let event = ManuallyDrop::new(own.context.new_event(Some(timed))?);
         let fence = EventFence::of(event.cu_event(), context.stream_id(stream.cu_stream()), context);
-        // SAFETY: a live stream of this context; the object is used while the caller's borrow of the stream lasts.
+        // SAFETY: a live stream of this context. The object is used only while the caller's borrow of the stream lasts.
         let stream = unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) };
         Ok(Some(Self { fence, event, stream, record: OnceLock::new() }))
     }
 
-    /// Whether cudarc has recorded the event; `None` while a capture forbids the check. The borrow has ended. Needs a current
-    /// context, which the caller may not have.
+    /// Checks, once, whether cudarc has recorded the event. Returns `None` while a capture forbids the check. Must be called after
+    /// the borrow has ended. The check needs a current context, which the caller may not have, so this function makes it current.
     fn record(&self) -> Result<Option<&Record>> {
         if let Some(record) = self.record.get() {
             return Ok(Some(record));
@@ -135,8 +136,8 @@ impl TrackedCopy {
     }
 }
 
-// SAFETY: host-slice-I1 and host-slice-I2: queried only when the borrow has ended, and complete only if the event was recorded,
-// after the copy.
+// SAFETY: host-slice-I1 and host-slice-I2: the fence is queried only when the borrow has ended. It is complete only once the
+// event, which was recorded after the copy, has completed, or once all work of the context from before the check has completed.
 unsafe impl Fence for TrackedCopy {
     fn is_complete(&self) -> Result<bool> {
         match self.record()? {

@@ -13,15 +13,15 @@
 //! gets a fence too. A fence is a number that the stream writes (`timeline`), else an event; if the driver refuses both, the pool
 //! waits for the stream (`context_fence`).
 //!
-//! Whether the stream captures a graph is checked after the wait of the device memory, since waiting for captured work
-//! makes the stream part of that capture. If the memory waits at all, this is checked before as well: a capturing stream
-//! that waits for work outside of its capture invalidates it.
+//! Whether the stream captures a graph is checked after the wait of the device memory, since waiting for captured work makes the
+//! stream part of that capture. If the memory waits at all, this is also checked before the wait: a capturing stream that waits
+//! for work outside of its capture invalidates the capture.
 //!
 //! Errors that other code left in cudarc's context object are set aside first and restored at the end, for the user's next call
-//! of cudarc. In between, errors in the object are ours.
+//! of cudarc. Between these steps, an error in the object comes from this copy.
 //!
 //! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`. Without a context object,
-//! [`RawStream`], [`RawMem`] and [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) take the handle.
+//! [`RawStream`], [`RawMemory`] and [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) take the handle.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::borrow::Borrow;
@@ -53,13 +53,13 @@ mod timeline;
 
 pub(crate) use event::fence_after_event;
 pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
-pub use raw::{RawMem, RawStream};
+pub use raw::{RawMemory, RawStream};
 pub(crate) use raw::{fence_after_event_handle, fence_after_stream};
 pub(crate) use stream::work_id;
 pub(crate) use timeline::{held_bytes as timeline_bytes, set_enabled as set_timelines_enabled};
 
-// SAFETY: the fence is put after the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself
-// with an error that it returns for invalid arguments only. The address and the length are cudarc's own.
+// SAFETY: the fence is enqueued after the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call
+// itself with an error that it returns for invalid arguments only. The address and the length are cudarc's own.
 unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> for T {
     fn capacity_bytes(&self) -> usize {
         self.num_bytes()
@@ -94,8 +94,8 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     }
 }
 
-/// A fence after all work enqueued so far on the stream; the stream's context is current. If the
-/// stream is capturing, the call fails permanently: each launch of the graph uses the memory, even after the capture has ended.
+/// Returns a fence after all work enqueued so far on the stream. The stream's context must be current. Fails permanently if the
+/// stream is capturing, because each launch of the graph uses the memory, even after the capture has ended.
 fn fence_after_work(stream: sys::CUstream, context: &'static ContextState) -> Result<SharedFence> {
     // SAFETY: the stream is alive.
     if with_one_retry(|| unsafe { calls::is_capturing(stream) })? {
@@ -104,27 +104,27 @@ fn fence_after_work(stream: sys::CUstream, context: &'static ContextState) -> Re
     Ok(enqueue_fence(stream, context))
 }
 
-/// Gives the device with this ordinal access to memory of a pool that has another device. Precedes each copy.
+/// Gives the device with this ordinal access to the memory of a pool for another device. Called before each copy.
 pub(crate) fn ensure_access(ordinal: usize, start: *const u8, len: usize) -> Result<(), String> {
     let device = u32::try_from(ordinal).unwrap_or(u32::MAX);
     backend::ensure_access(device, start, len)
         .map_err(|error| format!("device {device} cannot reach the memory of the pool: {error}"))
 }
 
-/// The device address of pinned memory in this context.
+/// Returns the device address of pinned memory in this context.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let no_address = |why| Error::from(ErrorKind::Address { len, why });
     let failed = |failed: FailedCall| no_address(failed.to_string());
     ensure_access(context.ordinal(), start, len).map_err(no_address)?;
     let state = ContextState::for_context(context).map_err(failed)?;
     let _current = state.enter().map_err(failed)?;
-    // The first call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
+    // The first call supports allocated and registered memory, but not virtual memory, which drivers refuse with several errors.
     calls::host_device_pointer(start.cast_mut().cast(), 0)
         .or_else(|_| calls::pointer_device_pointer(start.cast()))
         .map_err(failed)
 }
 
-/// The memory of a copy in the pool, and the direction of the copy.
+/// The pool's memory of a copy, and the direction of the copy.
 #[derive(Debug, Clone, Copy)]
 enum HostSide {
     Source(*const u8),
@@ -155,15 +155,15 @@ unsafe fn copy_on<'a>(
     unsafe { copy_with_fence((stream.cu_stream(), context), host, len, may_wait, wait) }
 }
 
-/// A refusal before anything is enqueued.
+/// Returns a refusal of a copy before anything is enqueued.
 fn refused(len: usize, failed: FailedCall) -> CopyFailure {
     let FailedCall { code, .. } = failed;
-    // After capture errors, and without memory, the device continues to work.
+    // The device continues to work after capture errors, and if memory is short.
     let is_of_device = !(precedes_enqueue(code) || code == Code::OUT_OF_MEMORY || code.is_capture_error());
     CopyFailure::Refused(if is_of_device { failed.into() } else { Error::copy_refused(len, failed.to_string()) })
 }
 
-/// Copies as [`copy_on`] does, with the context current. The record that `wait` returns is dropped after the copy.
+/// Copies like [`copy_on`]. The context must be current. The record that `wait` returns is dropped after the copy.
 ///
 /// # Safety
 ///
@@ -192,7 +192,7 @@ unsafe fn copy_with_fence<R>(
     }
     let (address, record, waited) = wait();
     if let Err(refusal) = waited.map_err(refused).and_then(|()| refuse_capturing()) {
-        // Nothing uses the memory, so there is nothing to record, and it must not become part of a graph.
+        // Nothing uses the memory, so there is nothing to record, and the record must not become part of a graph.
         std::mem::forget(record);
         return Err(refusal);
     }
@@ -207,8 +207,8 @@ unsafe fn copy_with_fence<R>(
     {
         return Err(refused(failed));
     }
-    // The device memory records our use of it before our fence, so that the fence is the last of this copy's work. An error
-    // of that record is for the memory's next user, and stays in the context.
+    // The device memory records this use before the fence, so that the fence is the last of this copy's work. An error of that
+    // record concerns the next user of the device memory, and stays in the context.
     drop(record);
     let fence = enqueue_fence(stream, context);
     match copied {
@@ -217,8 +217,8 @@ unsafe fn copy_with_fence<R>(
     }
 }
 
-/// Enqueues a fence after all work so far on the stream, which does not capture and has its context current. If the driver
-/// refuses all of them, waits for the stream.
+/// Enqueues a fence after all work so far on the stream, which must not be capturing. The stream's context must be current. If
+/// the driver refuses every kind of fence, waits for the stream.
 fn enqueue_fence(stream: sys::CUstream, context: &'static ContextState) -> SharedFence {
     let id = context.stream_id(stream);
     if let Some(fence) = id.and_then(|id| context.pages.timeline(id, &context.work)?.write(id.number(), stream)) {
@@ -233,7 +233,7 @@ fn enqueue_fence(stream: sys::CUstream, context: &'static ContextState) -> Share
     }
 }
 
-/// Errors that a copy call returns before it enqueues anything. Any other error may come from earlier work.
+/// Returns whether a copy call that fails with this error has enqueued nothing. Any other error may come from earlier work.
 fn precedes_enqueue(error: Code) -> bool {
     matches!(
         error,

@@ -2,9 +2,9 @@
 //! frameworks.
 //!
 //! The driver returns the context of a stream. A green context can be current on one thread at a time, so its streams are served
-//! through the primary context of the device. Its default streams have no handle there and are refused. The context of an event
-//! is unknown, so the wait for it is enqueued in the context that is current on the thread; a stream may wait for an event of any
-//! context.
+//! through the primary context of the device. The default streams of a green context have no handle there and are refused. The
+//! context of an event is unknown, so the wait for the event is enqueued in the context that is current on the thread; a stream
+//! may wait for an event of any context.
 //!
 //! This module refuses a call only before anything is enqueued.
 #![allow(unsafe_code)] // Calls the driver.
@@ -74,8 +74,8 @@ impl RawStream {
         unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|FailedCall { code, .. }| code.is_capture_error())
     }
 
-    /// Makes the primary context of the selected GPU current for a default stream, unless a green context of it is current:
-    /// [`context_of`] refuses the default stream of that.
+    /// Makes the primary context of the selected GPU current for a default stream. Does nothing if a green context of that GPU is
+    /// current, because [`context_of`] refuses the default stream of a green context.
     fn enter(self) -> Result<Option<CurrentContext>> {
         let Some(ordinal) = self.device.filter(|_| is_default(self.handle.addr())) else { return Ok(None) };
         require_driver()?;
@@ -102,25 +102,25 @@ unsafe impl CopyStream for RawStream {
 /// of the memory does.
 ///
 /// ```no_run
-/// use pinpool::{Pool, copy::cuda::{RawMem, RawStream}};
+/// use pinpool::{Pool, copy::cuda::{RawMemory, RawStream}};
 ///
 /// /// A framework's stream, and 4096 bytes of its memory.
 /// fn send(pool: &Pool, stream: *mut std::ffi::c_void, address: u64) -> pinpool::Result<()> {
 ///     // SAFETY: the framework keeps the stream alive until the copy has completed.
 ///     let stream = unsafe { RawStream::new(stream) };
 ///     // SAFETY: and the memory.
-///     let mut memory = unsafe { RawMem::new(address, 4096) };
+///     let mut memory = unsafe { RawMemory::new(address, 4096) };
 ///     pool.get(4096)?.copy_to(&stream, &mut memory)?;
 ///     Ok(())
 /// }
 /// ```
 #[derive(Debug)]
-pub struct RawMem {
+pub struct RawMemory {
     address: sys::CUdeviceptr,
     len: usize,
 }
 
-impl RawMem {
+impl RawMemory {
     /// The `len` bytes at `address` of the device that the copying streams belong to.
     ///
     /// # Safety
@@ -133,7 +133,7 @@ impl RawMem {
 }
 
 // SAFETY: as for cudarc's streams (`copy_with_fence`).
-unsafe impl CopyTarget<RawStream> for RawMem {
+unsafe impl CopyTarget<RawStream> for RawMemory {
     fn capacity_bytes(&self) -> usize {
         self.len
     }
@@ -150,7 +150,7 @@ unsafe impl CopyTarget<RawStream> for RawMem {
 }
 
 // SAFETY: as for `CopyTarget`, in the other direction.
-unsafe impl CopySource<RawStream> for RawMem {
+unsafe impl CopySource<RawStream> for RawMemory {
     fn available_bytes(&self) -> usize {
         self.len
     }
@@ -161,7 +161,7 @@ unsafe impl CopySource<RawStream> for RawMem {
     }
 }
 
-/// Enqueues a copy from or to the device memory at `address`, and a fence after it.
+/// Enqueues a copy from or to the device memory at `address`, and a fence after the copy.
 ///
 /// # Safety
 ///
@@ -180,11 +180,11 @@ unsafe fn copy_on(
     unsafe { copy_with_fence((raw.handle, context), host, len, false, || (address, (), Ok(()))) }
 }
 
-/// A fence after all work so far on `stream`; null is the default stream of the current context.
+/// Returns a fence after all work so far on `stream`. Null is the default stream of the current context.
 ///
 /// # Safety
 ///
-/// The stream is alive, and its context until the fence is complete.
+/// The stream is alive, and its context stays alive until the fence is complete.
 pub(crate) unsafe fn fence_after_stream(stream: sys::CUstream) -> Result<SharedFence> {
     // SAFETY: the caller's promise.
     if let Some(fence) = unsafe { fence_by_timeline(stream) } {
@@ -196,8 +196,8 @@ pub(crate) unsafe fn fence_after_stream(stream: sys::CUstream) -> Result<SharedF
     fence_after_work(stream, context)
 }
 
-/// A fence after all work so far on a stream with a timeline. `None` if the stream has none or captures, or if the driver
-/// refuses. A default stream needs its context first.
+/// Returns a fence after all work so far on a stream with a timeline. Returns `None` if the stream has no timeline or captures,
+/// if the driver refuses, or for a default stream, which needs its context first.
 ///
 /// # Safety
 ///
@@ -211,7 +211,7 @@ unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
     Some(Arc::new(Timeline::find(id)?.write(id, stream)?))
 }
 
-/// The state of the context of the stream with this handle.
+/// Returns the state of the context of the stream with this handle.
 ///
 /// # Safety
 ///
@@ -221,7 +221,7 @@ unsafe fn context_of(stream: sys::CUstream) -> Result<&'static ContextState> {
     // SAFETY: the caller's promise.
     let (handle, green) = unsafe { calls::stream_context(stream) }.map_err(unusable)?;
     if is_default(stream.addr()) && !green.is_null() {
-        // No error of the handle: callers retry those on the device's primary context.
+        // This is not an error of the handle, because callers retry such errors on the device's primary context.
         return Err(Error::device_failed(
             "a default stream of a green context has no fence: pass another of its streams",
         ));
@@ -230,7 +230,7 @@ unsafe fn context_of(stream: sys::CUstream) -> Result<&'static ContextState> {
     unsafe { ContextState::for_handle(handle) }.map_err(unusable)
 }
 
-/// A fence after all work before the last record of `event`; `None` if it has completed.
+/// Returns a fence after all work before the last record of `event`, or `None` if that work has completed.
 ///
 /// # Safety
 ///
@@ -246,8 +246,8 @@ pub(crate) unsafe fn fence_after_event_handle(event: sys::CUevent) -> Result<Opt
         let completed = unsafe { calls::event_query(event) }.map(|()| None);
         return completed.map_err(|_| unusable("no CUDA context is current, so nothing can wait for the event"));
     }
-    // SAFETY: the default stream of the current context. The context of that stream may be another one: a green context refers to
-    // the primary context.
+    // SAFETY: the default stream of the current context. The context of that stream may be another context: a green context
+    // refers to the primary context.
     let (handle, _) = unsafe { calls::stream_context(ptr::null_mut()) }.map_err(unusable)?;
     // SAFETY: the context of a live stream.
     let context = unsafe { ContextState::for_handle(handle) }.map_err(unusable)?;
@@ -255,9 +255,11 @@ pub(crate) unsafe fn fence_after_event_handle(event: sys::CUevent) -> Result<Opt
     unsafe { after_event(event, context) }
 }
 
+/// Initializes the CUDA driver, if that has not happened yet.
+///
 /// # Errors
 ///
-/// This machine has no CUDA driver, or it does not start.
+/// This machine has no CUDA driver, or the driver does not start.
 fn require_driver() -> Result<()> {
     let unavailable = |why| Error::from(ErrorKind::Unavailable { what: "the CUDA driver".to_owned(), why });
     if !driver::is_present() {
@@ -266,7 +268,7 @@ fn require_driver() -> Result<()> {
     driver::state::init().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
 }
 
-/// The error of a stream or event that cannot be used.
+/// Returns the error for a stream or event that cannot be used.
 fn unusable(why: impl ToString) -> Error {
     ErrorKind::Handle { why: why.to_string() }.into()
 }

@@ -1,8 +1,8 @@
 //! Streams as the driver and cudarc know them: handles, ids, captures, and errors that others left behind.
 //!
 //! Once a stream is destroyed, its handle may belong to another stream, even while work of the first is still running. An
-//! [id](id_number) never does. So code that reuses memory because two copies are on the same stream compares ids, and treats an
-//! unknown id as another stream: drivers before CUDA 12.0 have no ids.
+//! [id](id_number) never belongs to another stream. So code that reuses memory because two copies are on the same stream compares
+//! ids, and treats an unknown id as another stream: drivers before CUDA 12.0 have no ids.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::thread;
@@ -13,9 +13,9 @@ use crate::driver::code::FailedCall;
 use crate::driver::{Handle, calls};
 use crate::in_flight::WorkId;
 
-/// The largest handle of a default stream, which belongs to the calling thread or context.
+/// The handle of the per-thread default stream, the largest handle of a default stream.
 const PER_THREAD: usize = 2;
-/// Null is the same stream.
+/// The handle of the legacy default stream, which null denotes as well.
 const LEGACY: usize = 1;
 
 /// Returns whether this is the handle of a default stream: null, legacy (1) or per-thread (2).
@@ -23,7 +23,7 @@ pub(super) fn is_default(handle: usize) -> bool {
     handle <= PER_THREAD
 }
 
-/// The identity of a stream or event handle on this thread, with the current context.
+/// Returns the identity of a stream or event handle on this thread, with the current context.
 pub(crate) fn work_id(handle: usize) -> WorkId {
     if !is_default(handle) {
         return (handle, 0, None);
@@ -32,29 +32,29 @@ pub(crate) fn work_id(handle: usize) -> WorkId {
     (handle.max(LEGACY), context, (handle == PER_THREAD).then(|| thread::current().id()))
 }
 
-/// A stream of this crate, which waits for no other.
+/// A stream that pinpool created. It does not synchronize with the legacy default stream.
 pub(super) type OwnStream = Handle<sys::CUstream_st>;
 
 impl OwnStream {
-    /// A stream of the context that is current.
+    /// Creates a stream in the current context.
     pub(super) fn new() -> Result<Self, FailedCall> {
         calls::stream_create(calls::NON_BLOCKING).map(Self)
     }
 }
 
-/// The number of the stream's identity, which is unique for the life of the process. Queried each time, since the handle may
-/// belong to another stream by now. The context is current.
+/// Returns the number of the stream's identity, which is unique for the life of the process. The driver is queried each time,
+/// since the handle may belong to another stream by now. The context must be current.
 pub(super) fn id_number(stream: sys::CUstream) -> Result<u64, FailedCall> {
     let mut id = 0;
     // SAFETY: a live stream, and memory for a number.
     unsafe { calls::stream_id(stream, &raw mut id) }.map(|()| id)
 }
 
-/// An error that earlier calls left in the context object, kept aside until this is dropped.
+/// An error that earlier calls left in the context object. It is set aside until this value is dropped, and then restored.
 ///
-/// cudarc keeps one error per context object for calls that cannot return one, and the next call of its safe layer returns
-/// it, in any part of the program. Left there, it would make device memory skip its wait for earlier work, and the record
-/// of ours.
+/// cudarc keeps one error per context object for calls that cannot return one, and the next call of its safe layer returns it, in
+/// any part of the program. If the error stayed in the object, device memory would not wait for its earlier work, and would not
+/// record the use by this copy.
 pub(super) struct SavedError<'a> {
     context: &'a CudaContext,
     error: Result<(), DriverError>,

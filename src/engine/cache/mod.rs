@@ -1,17 +1,17 @@
-//! The idle buffers of a pool, by the policy of its preset.
+//! The idle buffers of a pool, and the order in which each preset reuses and evicts them.
 //!
 //! | preset | file | reuse | eviction | lock |
 //! | --- | --- | --- | --- | --- |
 //! | `tensorflow` | `tensorflow.rs` | oldest of the class first | oldest of all first | one |
 //! | `adaptive` | `thread_cache` | newest of the class first | oldest of all first | one per shard |
 //!
-//! One structure cannot serve both: TensorFlow's order is one list for the whole pool, and maintaining it costs every return a
-//! lock that all threads share. `tensorflow` enforces the limit on idle buffers at each return; `adaptive` at the next miss, slow
-//! return or tick.
+//! One structure cannot serve both: TensorFlow's order needs one list for the whole pool, and each return must take a lock that
+//! all threads share to maintain it. `tensorflow` enforces the limit on idle buffers at each return, `adaptive` at the next
+//! miss, slow return or tick.
 //!
-//! Generic over the buffer, so that tests use integers. Owns the counts of hits, returns and evictions, and the limit.
-//! Never releases, waits or logs: victims leave by return value, to be released outside every lock. Reads no clock: times
-//! are arguments.
+//! This module is generic over the buffer, so that tests use integers. It owns the counts of hits, returns and evictions, and
+//! the limit. It never releases memory, waits for a buffer or logs: it returns evicted buffers to the caller, which releases
+//! them outside every lock. It reads no clock: times are arguments.
 
 mod tensorflow;
 pub(super) mod thread_cache;
@@ -23,44 +23,45 @@ use crate::size_class::{Class, EIGHTHS_CLASSES};
 use crate::stats::{EvictionReason, Stats};
 use pinpool_os::sync::plain::Mutex;
 
-/// Buffers that leave.
+/// Buffers that were removed from the cache, for the caller to release.
 pub(super) type Victims<T> = Vec<Box<Entry<T>>>;
 
 /// The idle buffers of one pool.
 pub(super) struct Idle<T> {
-    /// Under `adaptive`.
+    /// The idle buffers under `adaptive`; `None` under `tensorflow`.
     pub(super) cache: Option<ThreadCache<T>>,
     state: Mutex<State<T>>,
-    /// A buffer idle for this long returns to the arena.
+    /// Under `adaptive`, a buffer that has been idle for this long returns to the arena.
     idle_us: u64,
 }
 
 #[derive(Debug)]
 struct State<T> {
     limit: CountLimit,
-    /// Under `tensorflow`.
+    /// The idle buffers under `tensorflow`; empty under `adaptive`.
     store: ExactStore<T>,
     sealed: bool,
 }
 
-/// A buffer that leaves.
+/// A buffer that the caller must release, and the reason.
 #[derive(Debug)]
 pub(super) struct Evicted<T> {
     pub(super) entry: Box<Entry<T>>,
     pub(super) reason: EvictionReason,
-    /// The result of a check of the rates.
+    /// The result of the check that this eviction caused, if it caused one (policy-R4).
     pub(super) check: Option<Check>,
 }
 
 impl<T> Evicted<T> {
-    /// Nothing is kept after the seal.
+    /// Rejects `entry`, because the cache is sealed or its limit is 0.
     fn rejected(entry: Box<Entry<T>>) -> Self {
         Self { entry, reason: EvictionReason::Released, check: None }
     }
 }
 
 impl<T> Idle<T> {
-    /// Under `adaptive`, buffers idle for `idle_us` return to the arena.
+    /// Creates an empty cache that keeps up to `limit` buffers. Under `adaptive`, buffers idle for `idle_us` return to the
+    /// arena.
     pub(super) fn new(is_adaptive: bool, limit: u64, auto_resize: bool, idle_us: u64) -> Self {
         let shards = || 2 * std::thread::available_parallelism().map_or(8, usize::from);
         let cache = is_adaptive.then(|| ThreadCache::new(EIGHTHS_CLASSES, as_count(limit), shards()));
@@ -69,7 +70,7 @@ impl<T> Idle<T> {
         Self { cache, state, idle_us }
     }
 
-    /// An idle buffer of `class`: a hit.
+    /// Takes an idle buffer of `class`. Counts a hit if there is one.
     pub(super) fn take(&self, class: Class) -> Option<Box<Entry<T>>> {
         if let Some(cache) = &self.cache {
             return cache.take(current_slot(), class.index);
@@ -80,8 +81,9 @@ impl<T> Idle<T> {
         Some(entry)
     }
 
-    /// Keeps `entry`, of `class`. Returns a buffer that leaves instead; then others may have to leave by
-    /// [`evict_over_limit`](Self::evict_over_limit).
+    /// Keeps `entry`, which is of `class`. Returns a buffer that the caller must release: `entry` itself, or a buffer over the
+    /// limit. More buffers may then be over the limit, so the caller calls [`evict_over_limit`](Self::evict_over_limit) until
+    /// it returns `None`.
     pub(super) fn put(&self, entry: Box<Entry<T>>, class: Class) -> Option<Evicted<T>> {
         let Some(cache) = &self.cache else { return self.state.lock().put(entry, class.bytes) };
         let kept = match cache.home(&entry) {
@@ -94,7 +96,8 @@ impl<T> Idle<T> {
         Some(if state.sealed { Evicted::rejected(entry) } else { state.evict(entry, cache) })
     }
 
-    /// Keeps `entry`, which another thread took from a thread cache, for that thread, unless there is more to be done.
+    /// Pushes `entry`, which another thread took, to the shard of that thread, without waiting. Returns `entry` if no shard may
+    /// keep it.
     pub(super) fn put_remote(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
         match self.cache.as_ref().and_then(|cache| cache.home(&entry)) {
             Some(home) => home.put_remote(entry),
@@ -102,26 +105,27 @@ impl<T> Idle<T> {
         }
     }
 
-    /// The buffer returned longest ago, if more are idle than the limit allows.
+    /// Removes and returns the buffer returned longest ago, if more are idle than the limit allows. Does nothing under
+    /// `tensorflow`, which enforces its limit in [`put`](Self::put).
     pub(super) fn evict_over_limit(&self) -> Option<Evicted<T>> {
         let cache = self.cache.as_ref().filter(|cache| cache.is_over_limit())?;
-        // One thread at a time, so that no more are evicted than are over the limit.
+        // Under the lock, so that several threads together evict no more buffers than are over the limit.
         let mut state = self.state.lock();
         let victim = cache.evict_over_limit()?;
         Some(state.evict(victim, cache))
     }
 
-    /// A request was served by the underlying allocator at `now_us`.
+    /// Counts a miss that was served with new memory at `now_us`.
     pub(super) fn count_allocated(&self, now_us: u64) {
         self.state.lock().limit.count_allocated(now_us);
     }
 
-    /// A returned buffer that is not kept here.
+    /// Counts the return of a buffer that is not kept here.
     pub(super) fn count_put(&self) {
         self.state.lock().limit.counted.put += 1;
     }
 
-    /// The buffer returned longest ago, to make room.
+    /// Removes and returns the buffer returned longest ago, to make room.
     pub(super) fn reclaim(&self) -> Option<Box<Entry<T>>> {
         match &self.cache {
             Some(cache) => cache.evict_oldest(),
@@ -129,7 +133,7 @@ impl<T> Idle<T> {
         }
     }
 
-    /// Buffers that have been idle too long at `now_us`.
+    /// Removes and returns the buffers that have been idle for too long at `now_us`; none under `tensorflow`.
     pub(super) fn expire(&self, now_us: u64) -> Victims<T> {
         let mut old = Vec::new();
         if let Some((cache, oldest_us)) = self.cache.as_ref().zip(now_us.checked_sub(self.idle_us)) {
@@ -138,7 +142,8 @@ impl<T> Idle<T> {
         old
     }
 
-    /// Lowers a limit that no request has needed for long. Returns the limits before and after, and the buffers over it.
+    /// Lowers the limit if no request has missed for a long time (policy-R4). Returns the old limit, the new limit, and the
+    /// buffers over the new limit; `None` if the limit stays, as it always does under `tensorflow`.
     pub(super) fn lower_limit(&self, now_us: u64) -> Option<(u64, u64, Victims<T>)> {
         let cache = self.cache.as_ref()?;
         let mut state = self.state.lock();
@@ -148,14 +153,14 @@ impl<T> Idle<T> {
         Some((from, to, std::iter::from_fn(|| cache.evict_over_limit()).collect()))
     }
 
-    /// Everything; a new window begins.
+    /// Removes and returns all idle buffers, and begins a new window of TensorFlow's counters.
     pub(super) fn clear(&self) -> Victims<T> {
         let mut state = self.state.lock();
         state.limit.begin_window(self.counts());
         self.drain(state)
     }
 
-    /// Everything; from now on nothing is kept.
+    /// Removes and returns all idle buffers. From now on no buffer is kept.
     pub(super) fn seal(&self) -> Victims<T> {
         let mut state = self.state.lock();
         state.sealed = true;
@@ -172,7 +177,7 @@ impl<T> Idle<T> {
         idle
     }
 
-    /// Idle buffers of `class`. Walks them.
+    /// Counts the idle buffers of `class`. Under `adaptive` this walks their lists.
     pub(super) fn count_of(&self, class: Class) -> u64 {
         match &self.cache {
             Some(cache) => cache.count_of(class.index),
@@ -180,17 +185,17 @@ impl<T> Idle<T> {
         }
     }
 
-    /// Bytes of the idle buffers.
+    /// Returns the bytes of all idle buffers.
     pub(super) fn bytes(&self) -> u64 {
         self.cache.as_ref().map_or_else(|| self.state.lock().store.bytes(), |cache| cache.counts().idle_bytes as u64)
     }
 
-    /// Idle buffers.
+    /// Returns the number of idle buffers.
     pub(super) fn count(&self) -> u64 {
         self.cache.as_ref().map_or_else(|| self.state.lock().store.len(), |cache| cache.counts().idle)
     }
 
-    /// The counts of the thread cache.
+    /// Returns the counts of the thread cache; zeros under `tensorflow`.
     fn counts(&self) -> Counts {
         self.cache.as_ref().map(ThreadCache::counts).unwrap_or_default()
     }
@@ -202,7 +207,7 @@ impl<T> Idle<T> {
         stats.memory.idle_bytes = state.store.bytes() + counts.idle_bytes as u64;
     }
 
-    /// TensorFlow's counters since the last raise or clear.
+    /// Returns TensorFlow's counters since the last raise or clear.
     pub(super) fn window(&self) -> Window {
         let (state, counts) = (self.state.lock(), self.counts());
         // TensorFlow counts nothing under a limit of 0.
@@ -212,7 +217,8 @@ impl<T> Idle<T> {
 }
 
 impl<T> State<T> {
-    /// TensorFlow's return: count, evict if the limit is reached, check, then keep.
+    /// Puts `entry` as TensorFlow does: counts the return, evicts the oldest buffer if the limit is reached, which may cause a
+    /// check, and only then keeps `entry`. Returns the buffer that the caller must release, if there is one.
     fn put(&mut self, entry: Box<Entry<T>>, class: usize) -> Option<Evicted<T>> {
         self.limit.counted.put += 1;
         if self.sealed || self.limit.get() == 0 {
@@ -229,7 +235,7 @@ impl<T> State<T> {
         evicted
     }
 
-    /// Counts the eviction of `entry` by the limit of `cache`, which a check may raise.
+    /// Counts `entry` as evicted because of the limit of `cache`. This may cause a check, which may raise the limit.
     fn evict(&mut self, entry: Box<Entry<T>>, cache: &ThreadCache<T>) -> Evicted<T> {
         let check = self.limit.count_eviction(|| cache.counts());
         cache.set_limit(as_count(self.limit.get()));
@@ -253,13 +259,13 @@ mod tests {
         let class = Class { bytes: 10, index: 0 };
         let (second, cache) = (1_000_000, idle.cache.as_ref().unwrap());
         cache.tick(0, 0);
-        // The cache reaches this tick as it does after 2^24 puts in each tick.
+        // A cache reaches a tick this far ahead if more than 2^24 puts are made in each tick.
         cache.begin_tick(50_000);
         assert!(idle.put(Entry::new(0, 10, 7), class).is_none());
         cache.tick(second, second);
         assert!(idle.expire(second + IDLE_BUFFER_US - RETURN_TICK_US).is_empty());
         assert_eq!(idle.expire(second + IDLE_BUFFER_US).len(), 1);
-        // Later ones are younger.
+        // A later put is younger.
         assert!(idle.put(Entry::new(0, 10, 8), class).is_none());
         cache.tick(60 * second, 60 * second);
         assert!(idle.expire(60 * second + IDLE_BUFFER_US - RETURN_TICK_US).is_empty());

@@ -1,7 +1,8 @@
 //! The parts of pools that follow TensorFlow's
-//! [`PoolAllocator`](https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/common_runtime/pool_allocator.h):
-//! the limit on idle buffers with the counts that it is checked against (policy-R4), which both presets use; and the order of the
-//! preset `tensorflow`: each class reuses its oldest buffer first, and the oldest buffer of all is evicted first.
+//! [`PoolAllocator`](https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/common_runtime/pool_allocator.h).
+//! Both presets use `CountLimit`, the limit on idle buffers with the counts that its checks compare (policy-R4). Only the
+//! preset `tensorflow` uses `ExactStore`: each class reuses its oldest buffer first, and the oldest buffer of all is evicted
+//! first.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,18 +10,18 @@ use super::thread_cache::{Counts, Entry};
 use crate::policy::{self, CHECK_EVERY_EVICTIONS, Check, Window};
 use crate::stats::Stats;
 
-/// Most classes that remain after their buffers have left.
+/// Empty classes are removed once there are more classes than twice the idle buffers plus this number.
 const LEFTOVERS: usize = 32;
 
-/// How many buffers may be idle, and what raises and lowers that.
+/// The limit on the number of idle buffers, and the counts that raise and lower it.
 #[derive(Debug, Default)]
 pub(super) struct CountLimit {
     limit: u64,
     start_limit: u64,
     auto_resize: bool,
-    /// All events but those that a thread cache counts.
+    /// Counts of all events except those that a thread cache counts.
     pub(super) counted: Window,
-    /// Everything counted when the window began.
+    /// The total counts when the current window began.
     window_start: Window,
     last_miss_us: u64,
     checks: u64,
@@ -42,7 +43,7 @@ impl CountLimit {
         Window { get_from_pool: get_from_pool + hits, put: put + puts, ..self.counted }
     }
 
-    /// Counts an eviction. Every thousandth of a window checks its rates and may raise the limit.
+    /// Counts an eviction. Every thousandth eviction of a window checks the rates of the window and may raise the limit.
     pub(super) fn count_eviction(&mut self, counts: impl FnOnce() -> Counts) -> Option<Check> {
         self.counted.evicted += 1;
         let evicted = self.counted.evicted - self.window_start.evicted;
@@ -68,17 +69,17 @@ impl CountLimit {
         self.last_miss_us = self.last_miss_us.max(now_us);
     }
 
-    /// Lowers the limit if no miss has needed it for long. Returns the limit before.
+    /// Lowers the limit if no request has missed for a long time (policy-R4). Returns the previous limit if it was lowered.
     pub(super) fn lower(&mut self, now_us: u64) -> Option<u64> {
         let from = self.limit;
         self.limit = policy::lowered(from, self.start_limit, self.last_miss_us, now_us)?;
-        // The next halving is a full quiet time away.
+        // The next halving requires another full quiet period.
         self.last_miss_us = now_us;
         self.lowers += 1;
         Some(from)
     }
 
-    /// TensorFlow's counters since the last raise or clear.
+    /// Returns TensorFlow's counters since the last raise or clear.
     pub(super) fn window(&self, counts: Counts) -> Window {
         self.total(counts).since(self.window_start)
     }
@@ -99,9 +100,9 @@ impl CountLimit {
 /// Idle buffers in the order of their returns.
 #[derive(Debug)]
 pub(super) struct ExactStore<T> {
-    /// By the numbers of their returns, with their classes.
+    /// Each buffer with its class, by the number of its return.
     entries: BTreeMap<u64, (usize, Box<Entry<T>>)>,
-    /// The numbers of the returns of each class, oldest first. Few classes remain without a buffer.
+    /// The numbers of the returns of each class, the oldest first. Few classes without an idle buffer remain.
     classes: BTreeMap<usize, VecDeque<u64>>,
     puts: u64,
     bytes: u64,
@@ -112,7 +113,7 @@ impl<T> ExactStore<T> {
         Self { entries: BTreeMap::new(), classes: BTreeMap::new(), puts: 0, bytes: 0 }
     }
 
-    /// The oldest buffer of `class`.
+    /// Takes the oldest buffer of `class`.
     pub(super) fn take(&mut self, class: usize) -> Option<Box<Entry<T>>> {
         let put = self.classes.get_mut(&class)?.pop_front()?;
         let (_, entry) = self.entries.remove(&put)?;
@@ -131,14 +132,14 @@ impl<T> ExactStore<T> {
         }
     }
 
-    /// The oldest buffer of all.
+    /// Takes the oldest buffer of all classes.
     pub(super) fn evict(&mut self) -> Option<Box<Entry<T>>> {
         let (_, &(class, _)) = self.entries.first_key_value()?;
         // The oldest of all is the oldest of its class.
         self.take(class)
     }
 
-    /// Everything, oldest first.
+    /// Takes all buffers, the oldest first.
     pub(super) fn drain(&mut self) -> Vec<Box<Entry<T>>> {
         std::iter::from_fn(|| self.evict()).collect()
     }

@@ -6,19 +6,19 @@
 //!   REFERENCES  has a destructor: one reference for each         Arc<Core>            Arc<Core>
 //! ```
 //!
-//! A hit compares its pool with the pools in `CACHED`, and a return compares the shard that may keep its buffer (block-I3) with
-//! the shards. So neither counts a reference or computes an index. There are two entries, for a thread that alternates between
-//! two pools. If another thread took the buffer, its return finds the pool by the block, and pushes the block to the shard of
-//! that thread, where the next hit takes it. The slow paths fill the entries and check everything.
+//! A hit compares its pool with the pools in `CACHED`. A return compares the shard that may keep its buffer (block-I3) with the
+//! shards in `CACHED`. So neither counts a reference or computes an index. There are two entries, for a thread that alternates
+//! between two pools. If another thread took the buffer, its return finds the pool through the block, and pushes the block to
+//! the shard of the thread that took it, where the next hit takes it. The slow paths fill the entries and check everything.
 //!
 //! A pool that records or samples uses the slow paths and is never cached.
 //!
-//! A return gives up its buffer's reference to the pool: another thread may take the buffer, release it and close the pool before
-//! the return has completed. So a return uses a reference of its thread. That reference keeps only bookkeeping alive: memory and
-//! addresses are released when the pool closes.
+//! A return gives up its buffer's reference to the pool: before the return has completed, another thread may take the buffer,
+//! release it and close the pool. So a return relies on a reference that its thread holds. That reference keeps only
+//! bookkeeping alive: memory and addresses are released when the pool closes.
 //!
-//! - **fast-path-I1**: Each entry of `CACHED` is a pool to which this thread holds a reference, in `REFERENCES` or in a
-//!   [`KeptCore`] on its stack, and a shard of that pool. An entry changes before the reference is dropped.
+//! - **fast-path-I1**: Each entry of `CACHED` in use names a pool to which this thread holds a reference, in `REFERENCES` or in
+//!   a [`KeptCore`] on its stack, and a shard of that pool. The entry changes before that reference is dropped.
 //! - **fast-path-I2**: In a child of `fork` the entries are cleared before the fork returns, and only pools of this process are
 //!   entered, so no fast path reaches a pool of a parent.
 #![allow(unsafe_code)] // Follows the raw pointers.
@@ -37,7 +37,7 @@ use crate::size_class::plain_eighths_index;
 use pinpool_os::fork;
 use pinpool_os::sync::process::AtomicBool;
 
-/// Cached pools.
+/// Number of pools that a thread caches.
 const POOLS: usize = 2;
 
 /// A thread's shard of a pool.
@@ -48,7 +48,8 @@ struct CachedPool {
     shard: Cell<*const OwnShard>,
 }
 
-/// The shard of no pool: neither null, as in a block that is closed to the fast path, nor the address of any shard.
+/// The shard of an unused entry. It is neither null, as in a block that is closed to the fast path, nor the address of any
+/// shard.
 const NO_SHARD: *const OwnShard = ptr::without_provenance(1);
 
 impl CachedPool {
@@ -57,10 +58,11 @@ impl CachedPool {
     }
 }
 
-/// The references behind `CACHED`, entry by entry. An empty one is in a [`KeptCore`] on the stack.
+/// The references that the entries of `CACHED` rely on, in the same order. `None` if the entry is unused, or while a
+/// [`KeptCore`] on the stack has the reference.
 struct References {
     pools: [Cell<Option<Arc<Core>>>; POOLS],
-    /// The entry that the next other pool replaces.
+    /// Index of the entry that is replaced when another pool is cached.
     next: Cell<usize>,
 }
 
@@ -71,8 +73,8 @@ thread_local! {
 
 impl Drop for References {
     fn drop(&mut self) {
-        // Before the references are dropped (fast-path-I1). `REFERENCES` is inaccessible from now on, so no entry is filled
-        // again.
+        // The entries change before the references are dropped (fast-path-I1). `REFERENCES` is inaccessible from now on, so no
+        // entry is filled again.
         clear();
     }
 }
@@ -83,47 +85,49 @@ extern "C" fn clear() {
 }
 
 impl Core {
-    /// The calling thread's shard, if this pool is its first cached pool.
+    /// Returns the calling thread's shard, if this pool is the thread's first cached pool.
     #[inline(always)]
     pub(crate) fn cached_shard(&self) -> Option<CachedShard<'_>> {
-        // SAFETY: alive as long as it is borrowed.
+        // SAFETY: the pool is alive as long as it is borrowed.
         unsafe { Self::shard_of(self, 0, self) }
     }
 
-    /// The calling thread's shard, if the pool at this address is cached at `at`.
+    /// Returns the calling thread's shard, if the pool at `address` is cached in the entry `at`.
     ///
     /// # Safety
     ///
-    /// A pool at this address, if there is one, lives as long as its `owner`.
+    /// `address` is not null, since an unused entry contains null and no shard. If there is a pool at `address`, it lives as long
+    /// as its `owner`.
     #[inline(always)]
     pub(crate) unsafe fn shard_of<T>(address: *const Self, at: usize, _owner: &T) -> Option<CachedShard<'_>> {
         // A small closure: a large one would not be inlined, and then each access calls through a pointer.
         let (pool, shard) = CACHED.with(|cached| (cached[at].pool.get(), cached[at].shard.get()));
-        // SAFETY: (fast-path-I1) the entry's pool is alive, so its shard is as long as the owner is borrowed.
+        // SAFETY: (fast-path-I1) `address` is not null, so the entry is in use and its pool is alive. It is the pool at `address`,
+        // so it lives, with its shard, as long as the owner is borrowed (the caller's contract).
         ptr::eq(pool, address).then(|| CachedShard(unsafe { &*shard }))
     }
 
-    /// A block for a request of `len` bytes that missed in the first cached pool: from this pool if it is the second one, or a
-    /// block that another thread has returned to this thread's shard.
+    /// Returns a block for a request of `len` bytes that the first cached shard did not serve: from this pool's shard if this
+    /// is the second cached pool, or a block that another thread has returned to this thread's shard.
     pub(crate) fn take_remote_or_second(&self, len: usize) -> Option<Block<Core>> {
         let take_remote =
             |shard: CachedShard<'_>| shard.0.take_remote_fast(plain_eighths_index(len)).map(Block::from_entry);
         match self.cached_shard() {
             Some(first) => take_remote(first),
             None => {
-                // SAFETY: as above.
+                // SAFETY: the pool is alive as long as it is borrowed.
                 let second = unsafe { Self::shard_of(self, 1, self) }?;
                 second.take(len).or_else(|| take_remote(second))
             }
         }
     }
 
-    /// Returns whether the calling thread may use the fast path.
+    /// Returns whether the calling thread may use the fast path of this pool now.
     pub(crate) fn has_fast_path(&self) -> bool {
         self.fast_shard().is_some_and(|shard| !shard.requires_slow_path())
     }
 
-    /// Caches this pool for the calling thread.
+    /// Caches this pool for the calling thread, if the pool may use the fast path.
     pub(crate) fn enter(self: &Arc<Self>) {
         if position(Arc::as_ptr(self)).is_none() && self.fast_shard().is_some() {
             keep(self.clone());
@@ -131,7 +135,7 @@ impl Core {
     }
 }
 
-/// The entry of `pool`.
+/// Returns the index of the entry of `pool`, if the pool is cached.
 fn position(pool: *const Core) -> Option<usize> {
     CACHED.with(|cached| cached.iter().position(|entry| ptr::eq(entry.pool.get(), pool)))
 }
@@ -141,7 +145,7 @@ fn position(pool: *const Core) -> Option<usize> {
 pub(crate) struct CachedShard<'a>(&'a OwnShard);
 
 impl CachedShard<'_> {
-    /// An idle fast-path block for a request for `len` bytes without options, if the shard has one. The caller sets the
+    /// Takes an idle fast-path block for a request for `len` bytes without options, if the shard has one. The caller sets the
     /// block's length.
     #[inline(always)]
     pub(crate) fn take(self, len: usize) -> Option<Block<Core>> {
@@ -149,7 +153,8 @@ impl CachedShard<'_> {
         unsafe { self.0.take_fast(plain_eighths_index(len)) }.map(Block::from_entry)
     }
 
-    /// Returns `block`, which is open to the shard, to the shard if that is free.
+    /// Puts `block`, which is open to the shard, into the shard. Fails with the block if the shard cannot take it by the fast
+    /// path now.
     #[inline(always)]
     fn put(self, block: Block<Core>) -> Result<(), Block<Core>> {
         self.0.put_fast(block.into_entry()).map_err(Block::from_entry)
@@ -157,11 +162,11 @@ impl CachedShard<'_> {
 }
 
 impl Block<Core> {
-    /// Returns the buffer: by the fast path if the shard that it came from is cached and free, else by
-    /// [`put_slow`](Self::put_slow).
+    /// Returns the buffer to its pool: to the cached shard that the buffer is open to, or to the shard of another thread that took
+    /// the buffer. If the shard is not free or the return has more to do, calls [`put_slow`](Self::put_slow).
     #[inline(always)]
     pub(crate) fn put(self) {
-        // A tail call: a hit saves no registers for it.
+        // `put_remote_or_second` is a tail call, so this function need not save registers for it.
         // SAFETY: the shard is used by `put` alone, which changes no entry.
         let Some(shard) = (unsafe { shard_for(&self, 0) }) else { return put_remote_or_second(self) };
         if let Err(block) = shard.put(self) {
@@ -170,7 +175,8 @@ impl Block<Core> {
     }
 }
 
-/// Returns `block`, which is not of the first cached shard, to the second one, to another thread's shard, or by the slow path.
+/// Returns `block`, which is not open to the first cached shard: to the second one, to another thread's shard, or by the slow
+/// path.
 #[inline(never)]
 fn put_remote_or_second(block: Block<Core>) {
     // SAFETY: as in `Block::put`.
@@ -183,12 +189,12 @@ fn put_remote_or_second(block: Block<Core>) {
     }
 }
 
-/// Returns `block`, which another thread took, to that thread's shard, if its pool is cached and nothing else remains to be done.
-/// Writes only the header of the block; the next hit needs its cache line anyway.
+/// Returns `block`, which another thread took, to that thread's shard, if the pool is cached and the return has nothing else to
+/// do. Writes only the header of the block, which is on a cache line that the next hit needs anyway.
 fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     let pool = Arc::as_ptr(block.pool());
     let Some(at) = position(pool).filter(|_| block.is_fast_path()) else { return Err(block) };
-    // SAFETY: (fast-path-I1) the cached pool is alive; it is until the next change of its entry, by this thread.
+    // SAFETY: (fast-path-I1) the pool is cached, so it is alive until this thread changes its entry.
     let core = unsafe { &*pool };
     let for_arena = policy::goes_to_arena(block.entry_bytes(), || core.is_varied());
     if for_arena || core.has_waiters() || core.slow_path_flag.is_for_shared_limit() {
@@ -204,13 +210,13 @@ fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
 /// Wakes the head of the wait queue of `core`, which is cached at `at`.
 #[cold]
 fn wake_waiters(core: &Core, at: usize) {
-    // A waker is user code: it may return a buffer of another pool, which then replaces the entry. If the reference is not here,
-    // a `KeptCore` further up this stack has it.
+    // A waker is user code: it may return a buffer of another pool, which then replaces the entry. If the reference is not in
+    // `REFERENCES`, a `KeptCore` further up this stack has it.
     let _kept = kept_reference(at).map(|core| KeptCore(ManuallyDrop::new(core)));
     core.wake_waiters();
 }
 
-/// The shard that is cached at `at`, if it may keep `block` by the fast path.
+/// Returns the shard that is cached in the entry `at`, if it may keep `block` by the fast path.
 ///
 /// # Safety
 ///
@@ -219,30 +225,31 @@ fn wake_waiters(core: &Core, at: usize) {
 unsafe fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
     let shard = CACHED.with(|cached| cached[at].shard.get());
     let open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || is_varied(at));
-    // SAFETY: (fast-path-I1) a block's shard is not `NO_SHARD`, so the pool of the entry is alive, until this thread changes the
-    // entry.
+    // SAFETY: (fast-path-I1) the block is open to the shard, so the shard is not `NO_SHARD` and the entry is in use. Its pool
+    // is alive until this thread changes the entry.
     open.then(|| CachedShard(unsafe { &*shard }))
 }
 
-/// Returns whether large buffers of a cached pool go to the arena, by the slow path (policy-R3). Costs one load.
+/// Returns whether large buffers of the pool in the entry `at` return to the arena, by the slow path (policy-R3). Costs one
+/// load.
 #[inline(always)]
 fn is_varied(at: usize) -> bool {
     let pool = CACHED.with(|cached| cached[at].pool.get());
-    // SAFETY: (fast-path-I1) null, or a pool that is alive.
+    // SAFETY: (fast-path-I1) the pointer is null, or the pool is alive.
     unsafe { pool.as_ref() }.is_some_and(Core::is_varied)
 }
 
-/// The pool of a block, which a thread keeps alive until the drop. The drop returns the reference to `REFERENCES`, also while the
-/// thread unwinds, since an entry may depend on it.
+/// A thread's reference to the pool of a block. Its drop returns the reference to `REFERENCES`, even while the thread unwinds,
+/// since an entry of `CACHED` may rely on it.
 pub(in crate::engine) struct KeptCore(ManuallyDrop<Arc<Core>>);
 
 impl KeptCore {
-    /// Takes the thread's reference to the pool of `block` until the drop. A nested return (a listener that drops a buffer) finds
-    /// none and counts its own reference, as does an exiting thread.
+    /// Takes the thread's reference to the pool of `block` out of `REFERENCES`, until the drop. A nested return (a listener
+    /// that drops a buffer) finds no reference there and makes another, as does a thread that is exiting.
     pub(in crate::engine) fn take(block: &Block<Core>) -> Self {
         let core = block.pool();
-        // The reference of an entry may be in use further up the stack, with a reference to another pool in its place, so
-        // compare.
+        // The reference that the entry relies on may be in use further up the stack, with a reference to another pool in its
+        // place, so compare.
         let kept = position(Arc::as_ptr(core)).and_then(kept_reference).filter(|kept| Arc::ptr_eq(kept, core));
         Self(ManuallyDrop::new(kept.unwrap_or_else(|| core.clone())))
     }
@@ -258,21 +265,21 @@ impl Deref for KeptCore {
 
 impl Drop for KeptCore {
     fn drop(&mut self) {
-        // SAFETY: the value ends here, so nothing uses the field again.
+        // SAFETY: the value is being dropped, so nothing uses the field again.
         keep(unsafe { ManuallyDrop::take(&mut self.0) });
     }
 }
 
-/// Takes the thread's reference behind the entry at `at`.
+/// Takes the reference that the entry `at` relies on out of `REFERENCES`.
 fn kept_reference(at: usize) -> Option<Arc<Core>> {
     REFERENCES.try_with(|references| references.pools[at].take()).ok().flatten()
 }
 
-/// Keeps a reference to `core`, and caches `core`.
+/// Stores the reference `core` in `REFERENCES`, and caches its pool, if the pool may use the fast path. Otherwise drops `core`.
 fn keep(core: Arc<Core>) {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     if let Some(at) = position(Arc::as_ptr(&core)) {
-        // Already cached. Dropped outside the access, as below.
+        // The pool is already cached. A replaced reference is dropped outside the access, as below.
         drop(REFERENCES.try_with(|references| references.pools[at].replace(Some(core))));
         return;
     }
@@ -281,13 +288,13 @@ fn keep(core: Arc<Core>) {
     let (pool, shard) = (Arc::as_ptr(&core), ptr::from_ref(shard));
     let replaced = REFERENCES.try_with(|references| {
         let at = references.next.replace((references.next.get() + 1) % POOLS);
-        // Before the reference that it replaces is dropped (fast-path-I1).
+        // The entry changes before the reference that it relied on is dropped (fast-path-I1).
         CACHED.with(|cached| {
             cached[at].pool.set(pool);
             cached[at].shard.set(shard);
         });
         references.pools[at].replace(Some(core))
     });
-    // Outside the access, because it may end a pool, and the pool's drop may come here. An exiting thread keeps nothing.
+    // Outside the access, because the drop may end a pool, which may call this function. An exiting thread keeps no reference.
     drop(replaced);
 }

@@ -1,4 +1,4 @@
-//! A miss: its attempts, its wait, and the return that serves it.
+//! A miss: its attempts, its wait, and the returns that serve it.
 //!
 //! ```text
 //!   miss ─▶ sweep ─▶ fits in addition to the head? ─▶ search ─▶ block
@@ -21,11 +21,11 @@ use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::process::Ordering;
 
-/// A new request waits at least this long for driver calls of other threads, even if it may not wait for room: they take
-/// milliseconds, as its own call would.
+/// A new request waits at least this long for driver calls of other threads, even if it may not wait for room: such calls take
+/// milliseconds, and the request's own call would take as long.
 pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
-/// What memory is needed for.
+/// The purpose for which memory is claimed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     Request,
@@ -34,8 +34,8 @@ pub(super) enum Purpose {
 }
 
 impl Core {
-    /// Begins a request of the pool; a partition's request has its claim. The request of a task has a `keep_alive` and pins
-    /// nothing.
+    /// Makes the first attempt at a request of the pool. The request of a partition already has its claim. The request of a
+    /// task has a `keep_alive`, and its first attempt makes no source call.
     pub(crate) fn begin_get(
         self: &Arc<Self>,
         wanted: &BlockRequest,
@@ -66,10 +66,11 @@ impl Core {
         served.map(FirstAttempt::Served)
     }
 
-    /// An idle block of the class, or a block with completed copies, and the claim in the partition of the request. Pins nothing
-    /// and never waits for room.
+    /// Returns an idle block of the class or a block with completed copies, and the claim in the partition of the request. Pins
+    /// nothing and never waits for room.
     pub(crate) fn try_get(&self, wanted: &BlockRequest) -> Option<(Block, Option<Claim>)> {
-        // A claim that finds nothing would refuse other requests of the partition meanwhile.
+        // Checked before the claim: a claim for a request that then finds no block would make other requests of the partition
+        // fail meanwhile.
         if wanted.partition.is_some() && self.in_flight.count() == 0 && self.idle.count_of(wanted.class) == 0 {
             return None;
         }
@@ -79,19 +80,19 @@ impl Core {
         Some((block, claim))
     }
 
-    /// An idle block of `class`.
+    /// Returns an idle block of `class`.
     pub(super) fn take(&self, class: Class) -> Option<Block> {
         self.idle.take(class).map(Block::from_entry)
     }
 
-    /// A block of `class` with completed copies, found by sweeping.
+    /// Sweeps completed copies until an idle block of `class` is found or nothing more completes, and returns the block.
     fn take_completed(&self, class: Class) -> Option<Block> {
         while self.in_flight.count() > 0 {
             let swept = self.in_flight.sweep(QueryScope::Unknown);
             let found_none = swept.completed.is_empty();
             self.complete(swept);
             let block = self.take(class);
-            // Another thread may take it first; then there may be more.
+            // Another thread may take the completed block first. Then another sweep may find more.
             if block.is_some() || found_none {
                 return block;
             }
@@ -99,8 +100,9 @@ impl Core {
         None
     }
 
-    /// A block for a first attempt at `wanted`: with completed copies, or of new memory, as far as `calls` allow. While other
-    /// requests wait, only a request that fits in addition to their head searches for memory. Makes slow calls.
+    /// Makes a first attempt at `wanted`: returns a block with completed copies or a block of new memory, as far as `calls`
+    /// allow. While other requests wait, it searches for memory only if `wanted` fits in addition to the head of the queue. A
+    /// request that exceeds the limit may receive pageable memory. Makes slow calls.
     pub(super) fn acquire(self: &Arc<Self>, wanted: &BlockRequest, calls: SlowCalls) -> Result<Block, Stop> {
         let class = wanted.class;
         if let Some(block) = self.take_completed(class) {
@@ -118,15 +120,15 @@ impl Core {
             found
         });
         found.or_else(|stop| {
-            // Waiting cannot help a request that exceeds the limit.
+            // Waiting cannot help a request that exceeds the limit, so it falls back to pageable memory immediately.
             let too_large = matches!(stop, Stop::Refused(_)) && !self.memory.supply.could_hold(class);
             let pageable = if too_large { self.fall_back(wanted.len, class) } else { None };
             pageable.ok_or(stop)
         })
     }
 
-    /// New memory for a block of `class`, or an idle block that has been returned meanwhile, for the head of the queue (0) or a
-    /// request that `passed` it. Makes slow calls.
+    /// Returns a block of new memory for `class`, or an idle block that was returned meanwhile. `passed` is the number of the
+    /// head of the queue if the request passes it, and 0 otherwise. Makes slow calls.
     pub(super) fn search(self: &Arc<Self>, class: Class, calls: SlowCalls, passed: u64) -> Result<Block, Stop> {
         let now_us = self.time.coarse_us();
         let idle = Cell::new(None);
@@ -159,8 +161,8 @@ impl Core {
         Ok(block)
     }
 
-    /// Permits a miss to search for memory. Returns 0 if no request waits, and the number of the head if the request fits in
-    /// addition to it.
+    /// Permits a miss to search for memory. Returns 0 if no request waits, or the number of the head of the queue if the miss
+    /// fits in addition to the head.
     fn pass_head(&self, class: Class) -> Result<u64, Refusal> {
         self.tick_if_alone();
         self.evict_over_limit(None);
@@ -168,7 +170,7 @@ impl Core {
             return Ok(0);
         }
         let (supply, budget) = (&self.memory.supply, &self.memory.budget);
-        // Other owners, user memory and quarantined blocks leave less than the limit.
+        // Other owners of a shared limit, user memory and quarantined blocks reduce the bytes that blocks may hold.
         let (used_bytes, max_bytes) = (budget.used_bytes(), budget.max_bytes().unwrap_or(0));
         let share_bytes = used_bytes.saturating_add(budget.room_for(max_bytes.saturating_sub(used_bytes)));
         let lost_bytes = self.counters.user_memory_bytes.get() + self.counters.quarantined_bytes.get();
@@ -190,16 +192,17 @@ impl Core {
         }
     }
 
-    /// Returns whether a refused request waits. Counts a shortage.
+    /// Returns whether a refused request may wait. Counts the request towards a shortage if pinned or pageable memory could ever
+    /// serve it.
     pub(super) fn may_wait(&self, wanted: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
         let &BlockRequest { len, class, .. } = wanted;
         let could_hold = self.memory.supply.could_hold(class);
-        // A request that can never be served is no shortage, unless pageable memory serves it.
+        // A request that can never be served is not a sign of a shortage.
         let servable = could_hold || self.memory.could_be_pageable(class);
         let may_wait = servable && !wait.is_zero() && self.ended.get().is_none();
         if servable {
             self.record_need(class);
-            // A full pool is ordinary.
+            // A full pool is an ordinary event if the request can wait for room, and is logged as such.
             let ordinary = may_wait && could_hold && !matches!(refusal, Refusal::Source(_));
             let why = || (ordinary, self.memory.explain(refusal, class).to_string(), self.stats());
             self.shortage.count_refused(&self.log, len as u64, self.time.coarse_us(), why);
@@ -210,7 +213,7 @@ impl Core {
         may_wait
     }
 
-    /// Pageable memory, or an error. Without a `refusal`, the driver calls for a task did not return within its `wait`.
+    /// Returns pageable memory, or an error. Without a `refusal`, the driver calls for a task did not return within its `wait`.
     pub(super) fn give_up(
         self: &Arc<Self>,
         wanted: &BlockRequest,
@@ -228,7 +231,7 @@ impl Core {
         Err(refusal.map_or_else(late, |refusal| self.refused(wanted, refusal, Purpose::Request)))
     }
 
-    /// The error of what failed. Logs the first request that fails and each power of ten.
+    /// Returns the error of a refused request, reserve or claim. Logs the first request that fails and each power of ten.
     pub(super) fn refused(&self, wanted: &BlockRequest, refusal: Refusal, purpose: Purpose) -> Error {
         if self.is_closed() {
             return ErrorKind::Closed.into();
@@ -255,7 +258,7 @@ impl Core {
         if by_source { ErrorKind::Backend(no_memory) } else { ErrorKind::Limit(no_memory) }.into()
     }
 
-    /// A pageable block, if this pool may return one and its limit leaves room.
+    /// Returns a pageable block, if this pool may return one and the limit leaves room.
     pub(super) fn fall_back(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
         if self.is_closed() {
             return None;
@@ -273,7 +276,8 @@ impl Core {
         Some(block)
     }
 
-    /// Hands `block` to the head of the queue, or releases it to make room. Returns `block` if no request waits.
+    /// Hands `block` to the head of the queue, or releases it to make room. Returns `block` if no request waits, or if the pool
+    /// reuses no blocks: it has ended, or its limit on idle buffers is 0.
     pub(super) fn offer_to_head(&self, block: Block) -> Option<Block> {
         if !self.has_waiters() || self.ended.get().is_some() {
             return Some(block);
@@ -285,7 +289,7 @@ impl Core {
             self.waiters.end_pass(passed, bytes);
             return Some(block);
         }
-        // Counted when the request takes it.
+        // A block that is handed over is counted when the request takes it.
         let block = self.waiters.offer(self, block, class, passed, bytes)?;
         if !self.has_waiters() {
             return Some(block);

@@ -1,19 +1,19 @@
 //! The limits of a pool: `auto`, which a tick sets, and the limit that it shares with other owners.
 //!
-//! The limit `auto` is a share of the memory that the process may use. It follows the cgroup limit, and not free memory, which
-//! changes all the time and depends on the pool itself.
+//! The limit `auto` is a share of the memory that the process may use. It follows the cgroup limit. It does not follow free
+//! memory, which changes all the time and depends on the pool itself.
 //!
-//! A shared limit: demand of the pool's requests, and releases for requests of other owners:
+//! Under a shared limit, the pool publishes the demand of its requests, and releases memory for requests of other owners:
 //!
 //! ```text
 //!   refused by the process's limit ─▶ the other pools release idle memory ─▶ tries again
-//!   head of the queue refused ─▶ its want ─▶ tries again, wakes the others, waits ─▶ served or timed out: no want
-//!   others' wants ─▶ a thread ─┬─▶ the maintenance thread: idle memory is released, step by step
-//!                              └─▶ slow-path flag: a return makes room, if the others come first
+//!   head of the queue refused ─▶ publishes its demand ─▶ tries again, waits ─▶ served or timed out: withdraws the demand
+//!   demand of others ─▶ thread ─┬─▶ the maintenance thread: idle memory is released, step by step
+//!                               └─▶ slow-path flag: a return makes room, if the others come first
 //! ```
 //!
-//! A buffer that is returned and requested again at once is never idle when the maintenance thread checks, so returns make room
-//! as well. This pool cannot claim released memory before the other owners are served (`shared_limit::shares`).
+//! A buffer that is returned and immediately requested again is never idle when the maintenance thread checks, so returns make
+//! room as well. This pool cannot claim the released memory before the other owners are served (`shared_limit::shares`).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -37,29 +37,31 @@ use pinpool_os::host::{HostMemory, LimitOrigin, MemoryGauge};
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::words::Size;
 
-/// Between two readings of the memory of the system, which are kernel files.
+/// Shortest time between two readings of the system's memory, which read kernel files.
 const READ_EVERY_US: u64 = 1_000_000;
-/// Most bytes released for other owners in one step. They release memory as well, so each step checks what is still lacking.
+/// Most bytes released for other owners in one step. The other owners release memory as well, so each step checks what they
+/// still lack.
 const STEP_BYTES: u64 = 64 << 20;
 /// The pause between two attempts of a reserve that waits for room under a shared limit.
 const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
 
-/// Where the limit of a pool comes from, and the memory of the system.
+/// The origin of the limit of a pool, and the memory of the system.
 #[derive(Debug)]
 pub(crate) struct AutoLimit {
-    /// The most that the process may lock, which no limit exceeds.
+    /// Most bytes that the process may lock. No limit of the pool exceeds them.
     pub(crate) lock_limit_bytes: Option<u64>,
     /// `None` if the memory of the machine is unknown.
     gauge: Option<MemoryGauge>,
     /// The limit of the machine or its cgroup that `auto` was computed from.
     followed: Mutex<Option<(u64, LimitOrigin)>>,
-    /// Where the gauge reads.
+    /// The directory below which the gauge reads.
     root: PathBuf,
-    /// One change of the limit at a time.
+    /// Locked while the limit changes.
     changing: Mutex<()>,
 }
 
-/// The last reading of the system's memory, with its root and the time of the process. All pools of the process use it.
+/// The last reading of the system's memory, with the root of its files and its time by the clock of the process. All pools of
+/// the process use it.
 static LAST_READING: OfProcess<Mutex<Option<(PathBuf, u64, HostMemory)>>> = OfProcess::new(Mutex::default);
 
 impl AutoLimit {
@@ -74,7 +76,8 @@ impl AutoLimit {
         }
     }
 
-    /// The limit `max_bytes` in bytes for pools that hold `held_bytes`, and in words. The limit `auto` is followed from now on.
+    /// Resolves the limit `max_bytes` for pools that hold `held_bytes`. Returns it in bytes and in words. If it is `auto`,
+    /// changes of the system's limit are followed from now on.
     pub(crate) fn set(&self, max_bytes: Limit, held_bytes: u64) -> (Option<u64>, String) {
         let mut followed = self.followed.lock();
         *followed = None;
@@ -93,7 +96,7 @@ impl AutoLimit {
         (self.within_lock_limit(bytes), words)
     }
 
-    /// The new limit and why, if it is `auto` and the limit of the machine or its cgroup has changed.
+    /// Returns the new limit and the reason, if the limit is `auto` and the limit of the machine or its cgroup has changed.
     fn change(&self, now_us: u64, held_bytes: impl FnOnce() -> u64) -> Option<(Option<u64>, String)> {
         // One thread at a time is enough.
         let mut followed = self.followed.try_lock()?;
@@ -107,7 +110,7 @@ impl AutoLimit {
         Some((self.within_lock_limit(Some(bytes)), words))
     }
 
-    /// The memory of the system, as it was at most [`READ_EVERY_US`] ago.
+    /// Returns the memory of the system, as it was at most [`READ_EVERY_US`] ago.
     pub(super) fn memory(&self, now_us: u64) -> Option<HostMemory> {
         let last = LAST_READING.get().lock().clone();
         if let Some((root, read_us, memory)) = last
@@ -126,7 +129,8 @@ impl AutoLimit {
     }
 }
 
-/// The share of pools that hold `held_bytes`, which are available to them alone; also in words.
+/// Returns the limit `auto` for pools that hold `held_bytes`, in bytes and in words. These bytes count as available, since the
+/// pools can use them.
 fn share(memory: &HostMemory, held_bytes: u64) -> (u64, String) {
     let bytes = policy::default_limit(memory.total_bytes, memory.available_bytes.saturating_add(held_bytes));
     let part = if bytes < policy::default_limit(memory.total_bytes, u64::MAX) { "what is free" } else { "a quarter" };
@@ -142,7 +146,7 @@ impl Core {
         self.apply_limit(max_bytes, if limit == Limit::Auto { "auto" } else { "set_max_bytes" }, changing);
     }
 
-    /// Sets the limit again, if it is `auto` and a cgroup limit has changed.
+    /// Sets the limit again, if it is `auto` and the limit of the machine or its cgroup has changed.
     pub(super) fn follow_limit(&self, now_us: u64) {
         let (held_bytes, changing) = (|| self.memory.budget.auto_bytes(), self.auto_limit.changing.lock());
         if let Some((max_bytes, why)) = self.auto_limit.change(self.time.of_process_us(now_us), held_bytes) {
@@ -166,15 +170,16 @@ impl Core {
         self.room_was_made();
     }
 
-    /// There may be more room: the maintenance thread, or the next call of `maintain`, continues a reserve that waits for it. If
-    /// the limit `is_raised`, also one that was complete before the limit was lowered.
+    /// Resumes a reserve that waits for room, since there may be more room: the maintenance thread, or the next call of
+    /// `maintain`, continues it. If the limit `is_raised`, this includes a reserve that was complete before the limit was
+    /// lowered.
     pub(super) fn resume_reserve(&self, is_raised: bool) {
         let Some(arena) = self.memory.arena() else { return };
         arena.resume_reserve(is_raised);
         self.request_pace(arena.reserve_pace());
     }
 
-    /// From now on a thread is notified of changes of the shared limit, if there is one.
+    /// Starts a thread that is notified of changes of the shared limit of the host, if there is one.
     pub(crate) fn watch_shared_limit(self: &Arc<Self>) {
         let Some(limit) = self.memory.budget.host() else { return };
         let (log, name) = (self.log.clone(), limit.name().to_owned());
@@ -184,7 +189,7 @@ impl Core {
                 log.shared_limit_lost(&name, loss);
             }
             let Some(core) = core.upgrade() else { return false };
-            // Calls that the source refused stay paused: bytes of other owners are no memory of the source.
+            // The pause after a refusal by the source continues: bytes that other owners returned are no memory of the source.
             core.wake_waiters();
             if is_wanted {
                 core.update_slow_path();
@@ -196,11 +201,11 @@ impl Core {
         begun.unwrap_or_else(|error| self.log.no_maintenance_thread(&error));
     }
 
-    /// The head of the queue was refused for this reason. Returns whether to try again at once: its demand was published just
-    /// now, and earlier releases notified nobody.
+    /// Publishes the demand of the head of the queue, which was refused with `refusal`. Returns whether to try again
+    /// immediately: if the demand was published only now, earlier releases by other owners notified nobody.
     pub(super) fn publish_demand(&self, refusal: &Refusal, class: Class) -> bool {
         let Some(shortfall) = refusal.by_shared_limit() else {
-            // Memory of other owners would not help any more.
+            // More memory of other owners would not help.
             self.clear_demand();
             return false;
         };
@@ -208,23 +213,24 @@ impl Core {
         self.memory.budget.set_want(&self.wanted_of_shared_limit, shortfall, needed_bytes) < shortfall
     }
 
-    /// No request of this queue wants memory of other owners any more.
+    /// Withdraws the demand, since no request of this queue wants memory of other owners any more.
     pub(super) fn clear_demand(&self) {
-        // One load without a shared limit. A request that changes the demand meanwhile has joined the queue, and clears it
-        // itself.
+        // Costs one load if there is no demand. A request that publishes a demand meanwhile has joined the queue, and later
+        // withdraws the demand itself.
         if self.wanted_of_shared_limit.bytes() > 0 {
             self.memory.budget.set_want(&self.wanted_of_shared_limit, 0, 0);
         }
     }
 
-    /// Asks the other pools of the process to release idle memory for a request that was refused for this reason. Returns whether
-    /// it has room now; or whether it may have, if no such `calls` may be made. Makes slow calls.
+    /// Lets the other pools of the process release idle memory for a request that was refused with `refusal`. Returns whether
+    /// the request has room now. If `calls` permit no slow call, nothing is released, and the result is whether the request may
+    /// have room after such a release. Makes slow calls.
     pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
         let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::Held(..)));
         shared.is_some_and(|shortfall| calls == SlowCalls::None || self.memory.budget.reclaim_from_others(shortfall))
     }
 
-    /// Releases idle memory while other owners lack it.
+    /// Releases idle memory while other owners of the shared limit lack memory.
     pub(super) fn release_to_others(&self) {
         loop {
             let lacking_bytes = self.memory.budget.others_lack();
@@ -235,18 +241,18 @@ impl Core {
         self.update_slow_path();
     }
 
-    /// Reports the idle bytes to the host's limit.
+    /// Reports the idle bytes to the shared limit of the host, if there is one.
     pub(super) fn record_idle(&self) {
         self.memory.budget.host().into_iter().for_each(|host| host.record_idle(self.memory.supply.idle_bytes(self)));
     }
 
-    /// For a return while other owners want memory: releases `block` if they have priority, which is a slow call, and returns it
-    /// otherwise.
+    /// Releases a returned `block`, which is a slow call, if other owners want memory and have priority. Otherwise returns
+    /// `block`.
     pub(super) fn release_for_others(&self, block: Block) -> Option<Block> {
         if !self.slow_path_flag.is_for_shared_limit() {
             return Some(block);
         }
-        // Another return makes room, which may be enough.
+        // Another return is making room, which may be enough.
         let Some(_making_room) = self.making_room.try_lock() else { return Some(block) };
         if self.memory.budget.owed_bytes() == 0 {
             self.update_slow_path();
@@ -254,15 +260,15 @@ impl Core {
         }
         self.counters.made_room.add(1);
         self.evict(block, EvictionReason::Reclaimed);
-        // The block's own region was released with it, which may be enough.
+        // Without an arena, the eviction has released the region of the block, which may be enough.
         self.release_to_others();
         self.wake_waiters();
         self.close_if_unused();
         None
     }
 
-    /// Calls `add`, which pins or claims `bytes` in addition to buffers. Idle memory of this pool makes room; while a shared
-    /// limit refuses, waits for other owners as a request would. Makes slow calls.
+    /// Calls `add`, which pins or claims `bytes` in addition to buffers. If `add` is refused, releases idle memory of this pool
+    /// and calls `add` again. While a shared limit refuses, waits for other owners as a request would. Makes slow calls.
     pub(super) fn add_within_limits<R>(
         &self,
         bytes: u64,
@@ -271,7 +277,8 @@ impl Core {
     ) -> error::Result<R> {
         let until = deadline(Instant::now(), self.config.longest_wait());
         let want = Want::default();
-        // A reserve in the background is refused for what is requested, not for what is held.
+        // A reserve in the background is refused because of the size of all reserves, and not because of held bytes, so
+        // trimming cannot help.
         let may_trim = purpose != Purpose::Reserve || self.config.reserve_wait;
         let added = loop {
             let mut added = add();
@@ -296,7 +303,7 @@ impl Core {
         added.map_err(|refusal| self.refused(&BlockRequest::of(bytes), refusal, purpose))
     }
 
-    /// The report of the shared limit.
+    /// Returns the statistics of the shared limit of the host, if there is one.
     pub(super) fn shared_limit_stats(&self) -> Option<SharedLimitStats> {
         let SharedLimitReport { name, max_bytes, held_bytes, owners, .. } = self.memory.budget.host()?.report();
         let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();

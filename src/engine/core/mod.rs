@@ -1,5 +1,6 @@
-//! The order of steps: each module decides under its own lock, and slow calls are made under none of these locks, except locks
-//! that other threads skip, and except claims under a shared limit, which lock its file.
+//! The order of the steps of requests, returns, ticks and the end of a pool. Each module decides under its own lock. Slow calls
+//! are made outside these locks, with two exceptions: under locks that other threads skip, and for claims under a shared limit,
+//! which wait for the lock of its file.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -23,17 +24,19 @@
 //!          last buffer returned ─▶ close: wait for copies, abandon those that do not end, close the memory
 //! ```
 //!
-//! A sweep may query a driver, which is slow if many threads do so. So hits do not sweep. Misses, `try_get`,
-//! waiting requests, waits for a copy, the maintenance thread, [`Pool::maintain`](crate::Pool::maintain), `trim`, `clear`, `close`
-//! and the end of the pool do. `stats` completes copies by loads alone.
+//! A sweep may query a driver, which is slow if many threads do so, so hits do not sweep. Sweeps are made by misses, `try_get`,
+//! waiting requests, waits for a copy, the maintenance thread, [`Pool::maintain`](crate::Pool::maintain), `trim`, `clear`,
+//! `close` and the end of the pool. `stats` completes copies by loads alone.
 //!
-//! Under `PINPOOL_ZERO` a returned block waits in `in_flight` without a fence. A block is zeroed when a sweep returns it, or
-//! when it is new. So idle blocks and free memory contain zeros.
+//! Under `PINPOOL_ZERO`, if the pool uses the maintenance thread, a returned block waits in `in_flight` without a fence until a
+//! sweep returns it. A block is zeroed when its return is finished and when a miss finds it, so idle blocks and free memory contain
+//! zeros.
 //!
-//! Connects the other modules: `policy` decides, `cache` keeps, `memory` pins and unpins, `meter` counts.
+//! This module connects the other modules: `policy` decides, `cache` keeps idle blocks, `memory` pins and unpins, `meter`
+//! counts.
 //!
-//! - core-I1: a block is released only if it was idle, its return is complete, or no user ever had it. So no reference and
-//!   no copy uses its memory: a return with copies goes through `in_flight`, which returns the block after its fences.
+//! - core-I1: a block is released only if it was idle, its return is complete, or no user ever had it. Then no reference and no
+//!   copy uses its memory: a return with copies goes through `in_flight`, which returns the block only after its fences.
 //! - core-I2: memory is leaked, never released, if it cannot be known whether its copies have completed.
 //! - core-I3: the pool closes once, after `seal`, when every buffer handed out was returned, is in flight or was leaked.
 
@@ -95,38 +98,38 @@ pub(crate) struct Core {
     log: Arc<PoolLog>,
     idle: Idle<BlockBody<Self>>,
     spare: SpareEntries<BlockBody<Self>>,
-    /// The blocks that exist, and the end of the pool.
+    /// The number of existing blocks, and the end of the pool.
     lifetime: Lifetime,
     classes: Classes,
     memory: Memory,
     recorder: Option<Arc<dyn Recorder>>,
-    /// Why nothing is kept any more and no request is served: the device was reset, or the pool is closed.
+    /// The reason that no block is kept and no request is served any more: the device was reset, or the pool is closed.
     ended: OnceLock<SourceError>,
     pub(super) in_flight: InFlight<Block>,
     waiters: WaitQueue<Self>,
     time: Timekeeper,
     ticks: Ticks,
-    /// Runs the maintenance ticks; `None` if the pool runs without it.
+    /// The thread that runs the maintenance ticks; `None` if the pool does not use that thread.
     thread: Option<&'static MaintenanceThread>,
     slow_path_flag: SlowPathFlag,
     /// The bytes that the head of the wait queue needs from other owners of the shared limit.
     wanted_of_shared_limit: Want,
-    /// A return is making room under the shared limit.
+    /// Locked while a return makes room for other owners of the shared limit.
     making_room: Mutex<()>,
-    /// [`Pool::close`](crate::Pool::close) was called.
+    /// Whether [`Pool::close`](crate::Pool::close) was called.
     is_closed: AtomicBool,
     shortage: Shortage,
     backoff: Backoff,
     counters: Counters,
-    /// The partitions; some may have ended.
+    /// The partitions of this pool. Some may have ended.
     known_partitions: Mutex<Vec<Weak<PartitionCore>>>,
-    /// Partitions in which requests wait.
+    /// Number of partitions in which requests wait.
     waiting_partitions: AtomicU64,
     owners: Owners,
     diagnosis: DiagnosisState,
-    /// Where the limit comes from, and the memory of the system.
+    /// The origin of the limit, and the memory of the system.
     auto_limit: AutoLimit,
-    /// The entry at the socket that serves statistics.
+    /// The pool's entry at the socket that serves statistics.
     #[cfg(feature = "observe")]
     served_pool: std::sync::OnceLock<pinpool_observe::stats_socket::ServedPool>,
 }
@@ -155,7 +158,8 @@ impl Core {
             in_flight: InFlight::new(),
             waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
-            // Not under Miri, as for the wait queue: it reports a thread that does not end as a leak.
+            // Not under Miri, which reports a thread that does not end as a leak. The wait queue starts no thread there for the
+            // same reason.
             thread: config.uses_maintenance_thread().then(MaintenanceThread::of_process),
             slow_path_flag: SlowPathFlag::default(),
             wanted_of_shared_limit: Want::default(),
@@ -182,14 +186,15 @@ impl Core {
         core
     }
 
-    /// The pool needs ticks at `pace` from now on. A load if the thread already runs as often.
+    /// Requests ticks at `pace` from now on. Costs one load if the thread already runs that often, except for [`Pace::Copies`],
+    /// which always wakes the thread.
     fn request_pace(&self, pace: Pace) {
         if let Some(thread) = self.thread {
             thread.request_pace(pace).unwrap_or_else(|error| self.log.no_maintenance_thread(&error));
         }
     }
 
-    /// The pace that is needed after memory was carved or returned.
+    /// Returns the pace that is needed after memory was carved or returned.
     fn pace_of_change(&self) -> Pace {
         match self.memory.arena() {
             Some(arena) if arena.lacks_hole() => Pace::Steps,
@@ -202,7 +207,7 @@ impl Core {
         &self.config
     }
 
-    /// The name in log lines.
+    /// Returns the name in log lines.
     pub(crate) fn name(&self) -> Option<&str> {
         self.log.name.as_deref()
     }
@@ -215,7 +220,7 @@ impl Core {
 
     /// # Errors
     ///
-    /// In a child of the process that made the pool.
+    /// Fails in a forked child of the process that made the pool.
     #[inline]
     pub(crate) fn check_process(&self) -> Result<()> {
         if self.is_forked() { Err(self.forked()) } else { Ok(()) }
@@ -223,14 +228,15 @@ impl Core {
 
     /// # Errors
     ///
-    /// In a child of the process that made the pool, and after [`Pool::close`](crate::Pool::close).
+    /// Fails in a forked child of the process that made the pool, and after [`Pool::close`](crate::Pool::close).
     pub(crate) fn check_open(&self) -> Result<()> {
         self.check_process()?;
         if self.is_closed() { Err(ErrorKind::Closed.into()) } else { Ok(()) }
     }
 
     fn is_closed(&self) -> bool {
-        // Relaxed: a request that joins the queue after `refuse_requests` woke it has seen the lock of the queue, and so this.
+        // Relaxed: `refuse_requests` sets the flag, locks the queue and wakes its requests. A request that joins later locks
+        // the queue after that, so it sees the flag.
         self.is_closed.load(Ordering::Relaxed)
     }
 
@@ -244,9 +250,9 @@ impl Core {
         &self.memory
     }
 
-    /// The calling thread's shard, if this pool may use the fast path.
+    /// Returns the calling thread's shard, if this pool may use the fast path.
     pub(super) fn fast_shard(&self) -> Option<&Shard<BlockBody<Self>>> {
-        // The slow paths zero, record and draw samples.
+        // Only the slow paths zero blocks, record events and draw samples.
         let needs_slow = self.config.zero || self.recorder().is_some() || self.config.code.call_stacks > 0;
         if needs_slow { None } else { Some(self.idle.cache.as_ref()?.own_shard()) }
     }
@@ -256,7 +262,7 @@ impl Core {
         self.memory.arena().is_some_and(|arena| arena.is_varied())
     }
 
-    /// A block over a user's memory, which is counted separately and never kept.
+    /// Returns a block over a user's memory. Such blocks are counted separately and never kept.
     pub(crate) fn adopt(self: &Arc<Self>, adopted: Adopted) -> Result<Block> {
         self.check_open()?;
         self.counters.adopted.add(1);
@@ -271,7 +277,7 @@ impl Core {
         block
     }
 
-    /// Releases every idle block and begins a new window.
+    /// Releases every idle block, and begins a new window of TensorFlow's counters.
     pub(crate) fn clear(&self) {
         self.sweep_copies(QueryScope::All);
         self.retry_failures(usize::MAX);
@@ -299,7 +305,7 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until the whole reserve is pinned, at most until `until`. False if the wait timed out.
+    /// Waits until the whole reserve is pinned, at most until `until`. Returns whether it is pinned.
     pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
         let Some(arena) = self.memory.arena() else { return Ok(true) };
         let unthreaded = self.thread.is_none().then_some(self as &dyn PoolView);
@@ -308,14 +314,14 @@ impl Core {
         arena.await_reserve(until, unthreaded).map_err(refused)
     }
 
-    /// Claims `bytes` under the limits for memory other than buffers. Makes slow calls.
+    /// Claims `bytes` of user memory, which is memory outside buffers, under the limits. Makes slow calls.
     pub(crate) fn claim_user_memory(&self, bytes: u64) -> Result<Claim> {
         let claim = self.add_within_limits(bytes, Purpose::UserMemory, || Ok(self.memory.budget.claim(bytes)?))?;
         self.counters.user_memory_bytes.add(bytes);
         Ok(claim)
     }
 
-    /// The error of a source that refused to pin `bytes` of a user's memory.
+    /// Returns the error for a source that refused to pin `bytes` of a user's memory.
     pub(crate) fn user_memory_refused(&self, bytes: u64, error: SourceError) -> Error {
         self.refused(&BlockRequest::of(bytes), Refusal::Source(error), Purpose::UserMemory)
     }

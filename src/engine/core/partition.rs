@@ -5,8 +5,9 @@
 //!   buffer idle, or released ─▶ the claim ends ─▶ the head of the partition's queue claims
 //! ```
 //!
-//! So a full partition delays no other user of the pool, and a request that has its claim waits in the pool's queue in order of
-//! arrival. The buffers have a holder, the partition's tag, so their returns take the slow path, which ends the claim.
+//! So a full partition delays no other user of the pool, and a request with a claim waits in the pool's queue in order of
+//! arrival. The buffers of a partition have a holder record under the partition's tag, so their returns take the slow path,
+//! which ends the claim.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -35,7 +36,7 @@ pub(crate) struct BlockRequest {
 }
 
 impl BlockRequest {
-    /// A request for `bytes` other than a buffer, which has no class.
+    /// Returns a request for `bytes` of memory outside buffers. It has no class of the pool: its class is exactly `bytes`.
     pub(super) fn of(bytes: u64) -> Self {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         Self { len, class: Class { bytes: len, index: 0 }, tag: None, partition: None }
@@ -45,7 +46,7 @@ impl BlockRequest {
 /// A partition of a pool.
 pub(crate) struct PartitionCore {
     core: Arc<Core>,
-    /// The pool's name, a slash, and its own name.
+    /// `POOL/NAME`, or `NAME` if the pool is unnamed.
     pub(crate) name: String,
     /// Unique among the pools and partitions of the process.
     number: u64,
@@ -54,7 +55,7 @@ pub(crate) struct PartitionCore {
     is_closed: AtomicBool,
     hits: Counter,
     misses: Counter,
-    /// Requests that failed, for lack of room here or in the pool.
+    /// Requests that failed because there was no room in the partition or in the pool.
     pub(super) failed: Counter,
     timeouts: Counter,
     waits: Times,
@@ -62,7 +63,7 @@ pub(crate) struct PartitionCore {
 }
 
 impl Core {
-    /// A new partition of this pool.
+    /// Makes a partition of this pool.
     pub(crate) fn partition(self: &Arc<Self>, name: &str, max_bytes: Option<u64>) -> Arc<PartitionCore> {
         self.log.partition(name, max_bytes, self.memory.budget.max_bytes());
         let partition = Arc::new_cyclic(|partition: &Weak<PartitionCore>| PartitionCore {
@@ -86,14 +87,14 @@ impl Core {
         partition
     }
 
-    /// The existing partitions, oldest first.
+    /// Returns the existing partitions, oldest first.
     pub(crate) fn existing_partitions(&self) -> Vec<Arc<PartitionCore>> {
-        // In a forked child a thread that does not exist here may hold the lock.
+        // In a forked child, the lock may be held by a thread that does not exist there.
         let known = if self.is_forked() { Vec::new() } else { self.known_partitions.lock().clone() };
         known.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Wakes the requests that wait in partitions: a copy has begun, and its end may make room.
+    /// Wakes the heads of the queues of all partitions: a copy has begun, and its end may make room.
     pub(super) fn wake_partitions(&self) {
         // SeqCst: after the fence of `announce_copy`.
         if self.waiting_partitions.load(Ordering::SeqCst) > 0 {
@@ -105,17 +106,18 @@ impl Core {
 impl PartitionCore {
     /// # Errors
     ///
-    /// After [`close`](Self::close).
+    /// Fails after [`close`](Self::close), and after the pool was closed.
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.is_closed() { Err(ErrorKind::Closed.into()) } else { Ok(()) }
     }
 
     fn is_closed(&self) -> bool {
-        // Relaxed: a request that joins the queue after `close` woke it has seen the lock of the queue, and so this.
+        // Relaxed: `close` sets the flag, locks the queue and wakes its requests. A request that joins later locks the queue
+        // after that, so it sees the flag.
         self.is_closed.load(Ordering::Relaxed) || self.core.is_closed()
     }
 
-    /// Requests that wait here and later ones fail.
+    /// Closes the partition: waiting and later requests fail.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         self.waiters.wake_all();
@@ -135,7 +137,8 @@ impl PartitionCore {
         block.set_claim(claim);
     }
 
-    /// Claims for a request that waits at most `wait`, or has it join the queue. A task's request has a `keep_alive`.
+    /// Claims the bytes of a request. If there is no room, the request joins the queue for at most `wait`, or fails if `wait` is
+    /// zero or the request exceeds a limit. The request of a task has a `keep_alive`.
     pub(crate) fn begin_claim(
         self: &Arc<Self>,
         wanted: &BlockRequest,
@@ -154,7 +157,7 @@ impl PartitionCore {
         Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, Some(refusal))))
     }
 
-    /// A claim for a request of `class`, unless earlier requests wait.
+    /// Claims the bytes of a request of `class`, unless earlier requests wait.
     pub(super) fn try_claim(&self, class: Class) -> Result<Claim, Refusal> {
         let (needed_bytes, waiting) = (self.core.memory.supply.block_bytes(class), self.waiters.waiting_bytes());
         match waiting.first() {
@@ -177,7 +180,7 @@ impl PartitionCore {
         error
     }
 
-    /// The statistics of this partition.
+    /// Returns the statistics of this partition.
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = Stats { is_partition: true, ..self.core.empty_stats(Some(self.name.clone()), self.number) };
         if self.core.is_forked() {

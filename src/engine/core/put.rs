@@ -1,5 +1,5 @@
-//! Returns of blocks by their users and by completed copies, evictions, blocks that are never reused, and the end of a pool,
-//! after its last handle and its last block outside a copy.
+//! Returns of blocks by users and after completed copies, evictions, blocks that are never reused, and the end of a pool. A
+//! pool ends after its last handle is dropped and its last block outside a copy is returned.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,8 +32,8 @@ impl CopyKeeper for Core {
 }
 
 impl Block {
-    /// Returns the buffer, and checks everything. Devices may use it until the copies recorded on it have completed. In a forked
-    /// child the block leaks.
+    /// Returns the buffer with all checks. Devices may use it until the copies recorded on it have completed. In a forked child
+    /// the block leaks.
     #[inline(never)]
     pub(super) fn put_slow(mut self) {
         if self.is_forked() {
@@ -46,8 +46,8 @@ impl Block {
             return core.put_after(self, fences);
         }
         core.record_put(&self, false);
-        // Under `PINPOOL_ZERO` the block waits for a sweep, so that its user need not zero it. Memory of another origin is never
-        // kept.
+        // Under `PINPOOL_ZERO` the block waits for a sweep, so that the maintenance thread zeroes it instead of its user. Other
+        // memory is never kept, so it does not wait.
         if core.config.zero && core.thread.is_some() && self.memory().is_from_source() {
             core.begin_flight(self, Fences::new());
         } else {
@@ -57,13 +57,13 @@ impl Block {
 }
 
 impl Core {
-    /// Returns `block` for its user; devices may use it until all `fences` have completed.
+    /// Returns `block` for its user. Devices may use it until all `fences` have completed.
     pub(in crate::engine) fn put_after(&self, block: Block, fences: Fences) {
         self.record_put(&block, true);
         self.begin_flight(block, fences);
     }
 
-    /// `block` waits for `fences`.
+    /// Keeps `block` in flight until a sweep finds that `fences` have completed.
     fn begin_flight(&self, mut block: Block, fences: Fences) {
         let bytes = block.memory().held_bytes();
         let now_us = self.tick_if_alone();
@@ -75,21 +75,22 @@ impl Core {
         self.close_if_unused();
     }
 
-    /// Records how long the user had `block`, if that is known.
+    /// Records how long the user had `block`, if the beginning is known.
     pub(super) fn end_use(&self, block: &mut Block, now_us: impl FnOnce() -> u64) {
         if let Some(since_us) = block.end_time() {
             self.counters.uses.record_us(since_us, now_us());
         }
     }
 
-    /// Nothing uses `block` any more. It serves a waiting request, becomes idle, or leaves the pool.
+    /// Finishes the return of `block`, which nothing uses any more: the block serves a waiting request, becomes idle, or leaves
+    /// the pool.
     pub(super) fn finish_put(&self, mut block: Block) {
         self.end_use(&mut block, || self.time.read_us());
         block.end_holding();
-        // Ends last: requests that wait for memory of the pool precede the partition's next request.
+        // The claim ends last, so that requests that wait for memory of the pool come before the next request of the partition.
         let _claim = block.take_claim();
         if self.config.zero && block.memory().adopted().is_none() {
-            // After a reset of the device the memory may be gone.
+            // If the device was reset, the memory may no longer be mapped.
             self.watch_device();
             self.ended.get().map_or_else(|| block.zero(), |_| ());
         }
@@ -103,7 +104,7 @@ impl Core {
         let Some(block) = self.release_for_others(block).and_then(|block| self.offer_to_head(block)) else { return };
         let class = block.class();
         if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
-            // It merges with adjacent free memory (policy-R3).
+            // In the arena the memory merges with adjacent free memory (policy-R3).
             self.idle.count_put();
             self.evict(block, EvictionReason::Released);
             self.request_pace(self.pace_of_change());
@@ -119,8 +120,8 @@ impl Core {
         self.wake_waiters();
     }
 
-    /// Announces that a copy has begun. Requests that wait for its memory, here or in a partition, poll immediately and at short
-    /// intervals from now on.
+    /// Announces that a copy has begun. Requests that wait for memory, here or in a partition, poll immediately and at short
+    /// intervals from now on, since the end of the copy wakes no request.
     fn announce_copy(&self) {
         // Pairs with the fence in `patience`.
         fence(Ordering::SeqCst);
@@ -132,14 +133,15 @@ impl Core {
         self.waiters.has_waiters()
     }
 
-    /// After a return: a request that joined the queue meanwhile may have searched before the buffer was idle.
+    /// Wakes the head of the queue, if a request waits. Called after a return, because a request that joined the queue
+    /// meanwhile may have searched before the buffer was idle.
     pub(in crate::engine) fn wake_waiters(&self) {
         if self.has_waiters() {
             self.waiters.wake_head();
         }
     }
 
-    /// Returns memory that is not kept: pageable memory, or a user's memory.
+    /// Finishes the return of a block that is never kept: pageable memory, or a user's memory.
     #[cold]
     fn put_foreign(&self, block: Block) {
         if block.memory().adopted().is_some() {
@@ -152,15 +154,17 @@ impl Core {
         self.wake_waiters();
     }
 
-    /// Returns the blocks with completed copies, except blocks of a stream that another thread is querying. A load while
-    /// nothing is in flight.
+    /// Finishes the returns of blocks with completed copies, except blocks of a stream that another thread is querying. Costs
+    /// one load while nothing is in flight.
     pub(super) fn sweep_copies(&self, scope: QueryScope) {
         if self.in_flight.count() > 0 {
             self.complete(self.in_flight.sweep(scope));
         }
     }
 
-    /// Returns the blocks with copies that are complete according to their timelines. Calls no fence and no backend.
+    /// Finishes the returns of blocks with copies that are complete according to their timelines. Queries no fence by a call. Does
+    /// nothing without an arena, since an eviction would then call the backend. With an arena, a return calls the backend only if
+    /// a limit is exceeded, if other owners of a shared limit want memory, or to check the device under `PINPOOL_ZERO`.
     pub(crate) fn complete_by_loads(&self) {
         if self.memory.arena().is_some() {
             self.sweep_copies(QueryScope::Nothing);
@@ -181,14 +185,15 @@ impl Core {
         }
     }
 
-    /// The copies of `blocks` have completed: records how long each was in flight.
+    /// Records how long each of `blocks`, which have completed their copies, was in flight.
     fn end_flights(&self, blocks: &mut [Block]) {
         let now_us = self.time.read_us();
         let begun = blocks.iter_mut().filter_map(Block::end_time);
         begun.for_each(|since_us| self.counters.flights.record_us(since_us, now_us));
     }
 
-    /// Does not use `block` until `fences` report that its copies have completed; never again without fences (core-I2).
+    /// Quarantines `block` until `fences` report that its copies have completed. Leaks it if there are no fences, or if the
+    /// pool has ended (core-I2).
     pub(in crate::engine) fn quarantine_or_leak(&self, mut block: Block, fences: Option<Fences>, error: &Error) {
         block.end_holding();
         self.record_of(&block, |id| Event::Leaked { id });
@@ -215,7 +220,8 @@ impl Core {
         self.close_if_unused();
     }
 
-    /// Queries at most `most` failed fences again, reuses the blocks with completed copies, and repeats refused releases.
+    /// Queries at most `most` failed fences again. Reuses blocks with completed copies, leaks blocks with fences that can no
+    /// longer answer, and repeats refused releases.
     pub(super) fn retry_failures(&self, most: usize) {
         let (completed, lost) = self.in_flight.query_quarantined(most);
         lost.into_iter().for_each(|block| self.leak_block(block));
@@ -225,13 +231,13 @@ impl Core {
         }
     }
 
-    /// Never uses `block` again; keeps its memory, and with it this pool.
+    /// Leaks `block`: it is never used again, and it keeps its memory and its reference to this pool.
     fn leak_block(&self, block: Block) {
         leaked::leak(block);
         self.lifetime.remove_block();
     }
 
-    /// The copies of quarantined `blocks` have completed.
+    /// Ends the quarantine of `blocks`, since their copies have completed.
     pub(super) fn recover(&self, mut blocks: Vec<Block>) {
         if blocks.is_empty() {
             return;
@@ -258,30 +264,30 @@ impl Core {
         entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
     }
 
-    /// Releases a block, or postpones that to the close of the pool while a release would wait for copies. Makes slow calls.
+    /// Releases a block. While a release would wait for copies, postpones the release until the pool closes. Makes slow calls.
     fn release_block(&self, block: Block) {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.
         let (_pool, memory) = block.into_parts(&self.spare);
         self.memory.release(memory, self.time.coarse_us(), !self.would_wait());
-        // After the release, because the pool may close on it.
+        // After the release, because the pool may close once its last block is removed.
         self.lifetime.remove_block();
     }
 
-    /// Returns whether no handle is left, and a release would wait for copies, which may be stuck. An arena releases nothing
-    /// before it closes.
+    /// Returns whether no handle is left and a release would wait for copies, which may be stuck. False if there is an arena: a
+    /// block then returns to the arena without a source call, and the close releases the memory.
     fn would_wait(&self) -> bool {
         let ending = self.lifetime.is_sealed() && self.memory.arena().is_none();
         ending && self.memory.source().release_waits() && self.in_flight.count() + self.memory.quarantined.get() > 0
     }
 
-    /// Releases the `evicted` block, if any, and others until the limit on idle buffers holds. Returns on the fast path do not
-    /// check it.
+    /// Releases the `evicted` block, if any, and further idle blocks until no more are idle than the limit allows. Returns on
+    /// the fast path do not check that limit.
     pub(super) fn evict_over_limit(&self, evicted: Option<Evicted<BlockBody<Self>>>) {
         let mut evicted = evicted.or_else(|| self.idle.evict_over_limit());
         while let Some(Evicted { entry, reason, check }) = evicted {
             self.evict(Block::from_entry(entry), reason);
-            // After the last handle no request profits from a raise.
+            // After the last handle is dropped, no request profits from a raised limit.
             if let Some(check) = check.filter(|_| !self.lifetime.is_sealed()) {
                 if let Some(to) = check.raised_to {
                     self.record(Event::Limit { from: check.limit, to });
@@ -292,8 +298,8 @@ impl Core {
         }
     }
 
-    /// Releases blocks over the limit on idle buffers or idle for too long, and lowers a limit that no request has needed for
-    /// long.
+    /// Releases blocks that exceed the limit on idle buffers or have been idle for too long, and lowers a limit on idle buffers
+    /// that no request has needed for a long time.
     pub(super) fn expire(&self, now_us: u64) {
         self.evict_over_limit(None);
         self.evict_all(self.idle.expire(now_us), EvictionReason::Expired);
@@ -304,28 +310,28 @@ impl Core {
         }
     }
 
-    /// Releases idle memory, oldest first, that exceeds the limit on idle memory, if there is one.
+    /// Calls [`enforce_limits`](Self::enforce_limits) if there is a limit on idle memory.
     pub(super) fn enforce_max_idle_bytes(&self) {
         if self.config.max_idle_bytes.is_some() {
             self.enforce_limits();
         }
     }
 
-    /// Releases idle memory, oldest first, that exceeds the limit, which may have been lowered, or the limit on idle memory. Fast
-    /// returns since the last miss or tick may exceed both.
+    /// Releases idle memory, oldest first, while the pool exceeds its limit, which may have been lowered, or the limit on idle
+    /// memory. Returns on the fast path since the last miss or tick have not checked either limit.
     pub(super) fn enforce_limits(&self) {
         self.memory.enforce_limits(self, self.config.max_idle_bytes, self.time.coarse_us());
     }
 
-    /// No handle is left. Idle blocks are released now, others when they are returned.
+    /// Ends the pool after its last handle was dropped. Releases idle blocks now, and other blocks when they are returned.
     pub(crate) fn seal(&self) {
         self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
         self.thread.into_iter().for_each(|thread| thread.remove(std::ptr::from_ref(self).cast()));
         self.report_end();
         self.lifetime.seal();
-        // From now on returns release their blocks, and nothing is idle.
+        // From now on returns release their blocks, so no block becomes idle.
         let idle = self.idle.seal();
-        // A release that waits for the device would wait for a stuck copy, so copies in flight come first.
+        // A release that waits for the device would wait for a stuck copy, so this thread first waits for the copies in flight.
         let is_stuck = self.memory.source().release_waits() && !self.await_copies();
         idle.into_iter().for_each(|entry| self.release_block(Block::from_entry(entry)));
         if self.lifetime.begin_close(|| self.in_flight.held()) {
@@ -333,11 +339,11 @@ impl Core {
         }
     }
 
-    /// Waiting and later requests fail. Idle blocks are released now, others when they are returned.
+    /// Makes waiting and later requests fail. Releases idle blocks now, and other blocks when they are returned.
     pub(crate) fn refuse_requests(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         let _earlier = self.ended.set(SourceError::new("the request", "the pool is closed"));
-        // Before releases, which may wait for the device.
+        // Before the releases, which may wait for the device.
         self.waiters.wake_all();
         self.existing_partitions().iter().for_each(|partition| partition.close());
         self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
@@ -353,7 +359,8 @@ impl Core {
         }
     }
 
-    /// Waits until nothing is in flight, as long as configured, or longer while copies complete. Returns whether that is so.
+    /// Waits until nothing is in flight. Gives up after the configured time, unless copies have just completed. Returns whether
+    /// nothing is in flight any more.
     fn await_copies(&self) -> bool {
         let begun = Instant::now();
         let longest_wait = self.config.code.close_wait.unwrap_or(CLOSE_WAIT);
@@ -361,7 +368,8 @@ impl Core {
         let mut pause = Duration::from_micros(20);
         let mut left = self.in_flight.count();
         while left > 0 {
-            // A device that failed is not waited for. Of each stream a sweep may find only the oldest copy.
+            // Queries all fences, to detect a failed device instead of waiting for it. A sweep may find only the oldest copy of
+            // each stream.
             self.sweep_copies(QueryScope::All);
             let before = std::mem::replace(&mut left, self.in_flight.count());
             if left == before && begun.elapsed() >= longest_wait {
@@ -373,8 +381,8 @@ impl Core {
         true
     }
 
-    /// Ends the pool: waits for the copies in flight, unless a wait has just found that one `is_stuck`, and abandons those that
-    /// do not end.
+    /// Closes the pool. Waits for the copies in flight, unless a wait has just found that one `is_stuck`, and abandons copies
+    /// that do not end.
     fn close(&self, is_stuck: bool) {
         let begun = Instant::now();
         if !is_stuck {
@@ -382,7 +390,7 @@ impl Core {
         }
         self.recorder().into_iter().for_each(|recorder| recorder.snapshot(self.time.now_us(), self.snapshot()));
         let Ended { swept, abandoned, recovered, failed } = self.in_flight.end();
-        // First, so that no release waits for what is abandoned.
+        // Counted first, so that no release waits for the abandoned copies.
         self.memory.quarantined.add(abandoned.len() as u64);
         self.complete(swept);
         self.recover(recovered);

@@ -15,7 +15,8 @@ use pinpool_observe::record::Event;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, Ordering, fence};
 
-/// Shortest sleep of the head while no copy is in flight: room may also come from other pools and processes.
+/// Shortest sleep of the head while no copy is in flight. The head does not sleep until its deadline, since other pools and
+/// processes may also make room.
 const IDLE_PATIENCE: Duration = Duration::from_millis(5);
 
 impl Server for Core {
@@ -28,7 +29,7 @@ impl Server for Core {
     }
 
     fn require_slow_path(&self, _is_waiting: bool) {
-        // The first request to wait has no demand yet, and after the last one there is none.
+        // The first request in the queue has not published a demand yet, and an empty queue has none.
         self.clear_demand();
         self.update_slow_path();
     }
@@ -43,21 +44,22 @@ impl Server for Core {
             return Ok(block);
         }
         let Some(refused) = waiter.refusal() else {
-            // The attempt without calls has counted the miss.
+            // The request is deferred: its first attempt, without calls, has counted the miss.
             let calls = SlowCalls::After(waiter.begun + CALL_PATIENCE);
             return self.acquire(&waiter.request, calls).map_err(expect_refusal);
         };
         if !self.memory.supply.could_hold(class) {
             let mut over = self.memory.budget.refusal(self.memory.supply.block_bytes(class));
-            // Pageable memory may be returned.
+            // If pageable memory could serve the request, waiting helps: such memory may be returned.
             over.could_fit |= self.memory.could_be_pageable(class);
             return self.fall_back(waiter.request.len, class).ok_or(over.into());
         }
         let begun = Instant::now();
-        // A request that nothing can serve any more fails with the refusal of a new call, not of an earlier one.
+        // If nothing can serve the request any more, it fails with the refusal of a new call, not with an earlier refusal.
         let is_last = !self.is_closed() && self.is_hopeless(Some(&refused));
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) && !is_last {
-            // May stop without a refusal.
+            // This search does not request memory from the source and may stop without a refusal, so the earlier refusal
+            // remains.
             self.search(class, SlowCalls::Held(until), 0).map_err(|_| refused)
         } else {
             let attempt = || self.search(class, SlowCalls::Until(until), 0).map_err(expect_refusal);
@@ -67,7 +69,8 @@ impl Server for Core {
             }
         };
         self.diagnosis.calls_while_waiting_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
-        // The next head publishes its own demand. A request that has ended meanwhile has none.
+        // A served request has no demand any more, and the next head publishes its own demand. If no request waits, this
+        // request has ended meanwhile.
         if acquired.is_ok() || !self.has_waiters() {
             self.clear_demand();
         }
@@ -84,7 +87,7 @@ impl Server for Core {
             if served.is_none() && !self.is_hopeless(Some(refusal)) {
                 self.counters.timeouts.add(1);
             }
-            // For the request that this thread records next.
+            // This event belongs to the request that this thread records next.
             self.record(Event::Waited);
             self.shortage.count_wait(self.time.coarse_us(), waited);
             self.log.waited(wanted.len as u64, waited, served.is_some());
@@ -123,7 +126,7 @@ impl Server for Core {
     }
 }
 
-/// The refusal of an attempt that makes driver calls.
+/// Returns the refusal of an attempt that was allowed to make driver calls.
 fn expect_refusal(stop: Stop) -> Refusal {
     stop.refusal().unwrap_or_else(|| unreachable!("an attempt that may make driver calls stopped because it needs one"))
 }
@@ -131,7 +134,7 @@ fn expect_refusal(stop: Stop) -> Refusal {
 /// Whether hits and returns of a pool take the slow path: while a request waits, or other owners want memory.
 #[derive(Debug, Default)]
 pub(super) struct SlowPathFlag {
-    /// The shards have the flag. Locked while they are set, so that they are set in order.
+    /// Whether the shards have the flag. Locked while the flag is set in the shards, so that two updates cannot overlap.
     is_required: Mutex<bool>,
     is_for_shared_limit: AtomicBool,
 }
@@ -144,11 +147,12 @@ impl SlowPathFlag {
 }
 
 impl Core {
-    /// Sets the flag in the shards if the reasons for it have come or gone.
+    /// Sets or clears the flag in the shards if the reasons for it have changed.
     pub(super) fn update_slow_path(&self) {
         let mut was_required = self.slow_path_flag.is_required.lock();
         let is_wanted = self.memory.budget.is_wanted();
-        // Relaxed: a return that takes the slow path because of this sees it by the lock of its shard.
+        // Relaxed: a return that finds the flag set in the lock of its shard sees this value, since the flag is set after this
+        // store.
         self.slow_path_flag.is_for_shared_limit.store(is_wanted, Ordering::Relaxed);
         let is_required = is_wanted || self.has_waiters();
         if is_required != std::mem::replace(&mut *was_required, is_required)
@@ -162,12 +166,13 @@ impl Core {
 const FIRST_PAUSE_US: u64 = 5_000;
 const LONGEST_PAUSE_US: u64 = 1_000_000;
 
-/// The time by the pool's clock at which the source may be called again, and the pause until then, in microseconds.
+/// The time by the pool's clock at which the source may be called again, and the pause until then, in microseconds. `None` if
+/// the source has not refused a call since memory was last released to it.
 #[derive(Debug, Default)]
 pub(super) struct Backoff(Mutex<Option<(u64, u64)>>);
 
 impl Backoff {
-    /// Memory was released to the source.
+    /// Ends the pause, since memory was released to the source.
     pub(super) fn end(&self) {
         *self.0.lock() = None;
     }
@@ -183,7 +188,7 @@ impl Backoff {
         *last = Some((now_us.saturating_add(pause), pause));
     }
 
-    /// Returns whether it is too early to repeat a call that was refused for this reason.
+    /// Returns whether it is too early to repeat a call that failed with `refused`.
     pub(super) fn is_early(&self, refused: &Refusal, now_us: u64) -> bool {
         let Refusal::Source(error) = refused else { return false };
         match error.retry {

@@ -1,6 +1,6 @@
 //! Records of requests and returns: events, holders, and call stacks of some requests (`call_stacks`).
 //!
-//! A pool that records or samples takes the slow paths, so hits of other pools pay nothing for it.
+//! A pool that records or samples takes the slow paths, so hits of other pools do not pay for it.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
@@ -37,7 +37,7 @@ impl Core {
         self.record_of(block, |id| Event::New { id, address, class_bytes, from_source });
     }
 
-    /// A request was served, at once or by a miss that began at `begun`.
+    /// Records a request that was served: immediately by an idle block, or by a miss that began at `begun`.
     #[inline]
     pub(super) fn record_get(&self, block: &Block, wanted: &BlockRequest, begun: Option<Instant>) {
         if let Some((recorder, id)) = self.recorder().zip(block.memory().recorded_id()) {
@@ -47,7 +47,8 @@ impl Core {
         }
     }
 
-    /// A request that was no hit has ended: records it as [`record_get`](Self::record_get) does, or as refused.
+    /// Records the end of a request that was not a hit: as [`record_get`](Self::record_get) does, or as refused. Counts the
+    /// request if it was served.
     pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, wanted: &BlockRequest, begun: Option<Instant>) {
         if outcome.is_ok() {
             self.counters.count_request(wanted.len, wanted.class.bytes);
@@ -62,13 +63,13 @@ impl Core {
         }
     }
 
-    /// A user returns `block`.
+    /// Records that a user returns `block`.
     #[inline]
     pub(in crate::engine) fn record_put(&self, block: &Block, in_flight: bool) {
         self.record_of(block, |id| Event::Put { id, in_flight });
     }
 
-    /// The pool has ended: its file is complete.
+    /// Completes the recording, since the pool has ended, and logs the result.
     pub(super) fn end_recording(&self) {
         if let Some(recorder) = self.recorder()
             && let Some(recorded) = recorder.end()
@@ -96,7 +97,7 @@ impl Core {
     }
 }
 
-/// The number of the request's tag; 0 without one.
+/// Returns the number of the request's tag in the recording, or 0 without a tag.
 fn tag(recorder: &Arc<dyn Recorder>, wanted: &BlockRequest) -> u32 {
     wanted.tag.as_ref().map_or(0, |tag| tag.recorded_number(|name| recorder.number(Name::Tag(name.into()))))
 }
@@ -105,7 +106,7 @@ fn ns_since(begun: Option<Instant>) -> u64 {
     begun.map_or(0, |begun| nanos(begun.elapsed()))
 }
 
-/// True at random for one in `every`. A counter would always select the same request of a loop.
+/// Returns whether a request is sampled: one in `every`, at random. A counter would always select the same request of a loop.
 fn is_drawn(every: u64) -> bool {
     thread_local! {
         static RANDOM: Cell<u64> = const { Cell::new(0) };

@@ -1,7 +1,8 @@
-//! Reports of a pool: statistics, the dump of its holders, the diagnosis, and all of these on a socket. No hit comes here.
+//! Reports of a pool: statistics, the dump of its holders, the diagnosis, and all of these on a socket. No hit calls this
+//! module.
 //!
-//! Takes only short locks, and none that a thread holds during a driver call. A forked child takes none: a thread that does not
-//! exist there may hold it.
+//! These functions take only short locks, and none that a thread holds during a driver call. In a forked child they take none,
+//! because a lock may be held by a thread that does not exist there.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -24,36 +25,38 @@ use pinpool_observe::stats_socket;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
-/// The diagnosis, and its input in addition to the statistics. Relaxed: statistics.
+/// The diagnosis, and its input in addition to the statistics. All atomic accesses are Relaxed: the values are statistics.
 #[derive(Debug, Default)]
 pub(super) struct DiagnosisState {
     monitor: Mutex<Monitor>,
-    /// Requests that found no memory at once.
+    /// Requests that found no memory at their first attempt.
     short_requests: AtomicU64,
-    /// Short requests of threads that had just returned a buffer.
+    /// Requests in `short_requests` of threads that had just returned a buffer to this pool while requests waited.
     own_waits: AtomicU64,
-    /// True if the source made the last refusal.
+    /// Whether the source, and not a limit, made the last refusal.
     pub(super) is_by_source: AtomicBool,
-    /// Time that waiting requests spent in calls of the source, which does not count as waiting.
+    /// Time that waiting requests spent in searches, which may call the source. It does not count as waiting.
     pub(super) calls_while_waiting_ns: AtomicU64,
     /// The cause of the last failed request since the last diagnosis.
     pub(super) failure: Mutex<Option<(Cause, LikelyCause)>>,
-    /// The most bytes in use and requested at one time, since the last diagnosis.
+    /// The largest sum, since the last diagnosis, of the bytes in use, the bytes of waiting requests and the bytes of a request
+    /// that found no memory.
     needed_bytes: AtomicU64,
 }
 
 thread_local! {
-    /// The pool that this thread returned a buffer to, while requests waited, since its last request.
+    /// Number of the pool to which this thread last returned a buffer while requests waited, since the thread's last request
+    /// that found no memory.
     static RETURNED_TO: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 impl Core {
-    /// The tag with this name; `None` if it is empty.
+    /// Returns the tag with this name, or `None` if the name is empty.
     pub(crate) fn tag(&self, name: &str) -> Option<Arc<Tag>> {
         self.owners.tag(name)
     }
 
-    /// The memory of the pool, by holder.
+    /// Returns the memory of the pool, by holder.
     pub(crate) fn dump(&self) -> Dump {
         self.dump_of(&self.stats(), None)
     }
@@ -69,7 +72,7 @@ impl Core {
 
     pub(super) fn dump_of(&self, stats: &Stats, request: Option<FailedRequest>) -> Dump {
         let source = self.memory.source();
-        // In a forked child other locks may be held by threads that do not exist here.
+        // In a forked child, further locks may be held by threads that do not exist there.
         let forked = self.is_forked();
         let arena = self.memory.arena().filter(|_| !forked);
         Dump {
@@ -84,7 +87,7 @@ impl Core {
         }
     }
 
-    /// The holders, largest first: tags, and untagged buffers. None in a forked child.
+    /// Returns the holders, largest first: tags, and untagged buffers as one holder. Empty in a forked child.
     pub(super) fn owners_of(&self, stats: &Stats) -> Vec<Owner> {
         if self.is_forked() {
             return Vec::new();
@@ -101,7 +104,7 @@ impl Core {
         owners
     }
 
-    /// The classes that this pool had buffers of, the smallest first.
+    /// Returns the statistics of the classes that this pool had buffers of, the smallest class first. Empty in a forked child.
     pub(crate) fn class_stats(&self) -> Vec<ClassStats> {
         if self.is_forked() {
             return Vec::new();
@@ -122,7 +125,7 @@ impl Core {
         counted.map(row).collect()
     }
 
-    /// The statistics of a pool or partition that has counted nothing.
+    /// Returns the statistics of a pool or partition that has counted nothing.
     pub(super) fn empty_stats(&self, name: Option<String>, number: u64) -> Stats {
         let (preset, source) = (self.config.preset, self.memory.source());
         let (backend, pinned_by) = (source.name(), source.pinned_by().map(PinnedBy::name));
@@ -137,7 +140,7 @@ impl Core {
         (stats.requests.waits, stats.requests.waiting) = self.waiters.counts();
         stats.limits.shared = self.shared_limit_stats();
         self.memory.fill_stats(&mut stats);
-        // In this order: `counters.fill` derives the bytes in use from what the others filled in.
+        // The order matters: `counters.fill` derives the bytes in use from what the others filled in.
         self.idle.fill(&mut stats);
         self.classes.fill(&mut stats);
         self.lifetime.fill(&mut stats);
@@ -150,18 +153,18 @@ impl Core {
         stats
     }
 
-    /// TensorFlow's counters since the last raise or clear.
+    /// Returns TensorFlow's counters since the limit was last raised or the pool was last cleared.
     pub(crate) fn window(&self) -> Window {
         self.idle.window()
     }
 
-    /// This thread returns a buffer while requests wait.
+    /// Records that this thread returns a buffer while requests wait.
     pub(super) fn record_return(&self) {
-        // A thread that ends makes no request.
+        // Fails only while the thread exits. Such a thread makes no request.
         let _ = RETURNED_TO.try_with(|pool| pool.set(Some(self.log.number)));
     }
 
-    /// A request of `class` found no memory at once.
+    /// Records that a request of `class` found no memory at its first attempt.
     pub(super) fn record_need(&self, class: Class) {
         let own_bytes = self.memory.own_bytes().saturating_sub(self.idle.bytes());
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
@@ -174,7 +177,7 @@ impl Core {
 
     /// Evaluates the diagnosis if that is due, and logs it if it has changed.
     pub(super) fn report_diagnosis(&self, now_us: u64) {
-        // A pool that keeps nothing releases what it pins.
+        // A pool that is configured to keep nothing releases all that it pins, which needs no diagnosis.
         if self.config.pool_size_limit == 0 && self.memory.arena().is_none() {
             return;
         }
@@ -184,7 +187,7 @@ impl Core {
         if !is_due && !is_recorded {
             return;
         }
-        // Under no lock: it may read files, to name the places of requests.
+        // Without a lock: the snapshot may read files, to name the places of requests.
         let snapshot = self.snapshot();
         let Some(mut monitor) = self.diagnosis.monitor.try_lock() else { return };
         let has_ended = monitor.add(now_us, snapshot.clone()).is_some();
@@ -195,7 +198,7 @@ impl Core {
             return;
         }
         self.diagnosis.failure.lock().take();
-        // A request that continues to wait needs what it needed when it began.
+        // A request that still waits needs as much as when it began to wait.
         if !self.has_waiters() {
             self.diagnosis.needed_bytes.store(0, Ordering::Relaxed);
         }
@@ -207,20 +210,20 @@ impl Core {
         }
     }
 
-    /// The diagnosis of the last window, or of the time so far.
+    /// Returns the diagnosis of the windows that are remembered, or of the time so far if no window has ended.
     pub(crate) fn diagnose(&self) -> WindowDiagnosis {
         let (now_us, snapshot) = (self.time.coarse_us(), self.snapshot());
-        // In a child of `fork` a thread that does not exist here may hold the lock.
+        // In a forked child, the lock may be held by a thread that does not exist there.
         let monitor = if self.is_forked() { None } else { self.diagnosis.monitor.try_lock() };
         monitor.as_deref().unwrap_or(&Monitor::default()).why(now_us, &snapshot)
     }
 
-    /// The diagnosis of the last window, if there was one and no other thread evaluates it now.
+    /// Returns the diagnosis of the last window, if a window has ended and no other thread is evaluating the diagnosis now.
     pub(super) fn latest_diagnosis(&self) -> Option<WindowDiagnosis> {
         self.diagnosis.monitor.try_lock()?.latest().cloned()
     }
 
-    /// The input of the diagnosis.
+    /// Returns the input of the diagnosis.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let (stats, direct) = (self.stats(), self.memory.arena().is_none());
         let needed_bytes = self.diagnosis.needed_bytes.load(Ordering::Relaxed);
@@ -239,7 +242,7 @@ impl Core {
         Snapshot {
             requests: stats.requests.served + stats.requests.failed,
             misses: stats.requests.misses,
-            // Under `tensorflow` a buffer that was evicted earlier is one too few, not one of another size.
+            // Under `tensorflow` a miss after an eviction shows that too few buffers are kept, and not that the lengths vary.
             new_lengths: if direct { stats.requests.miss_reasons.first_of_size } else { self.counters.new_lengths() },
             returns: stats.requests.returned,
             evicted: stats.memory.evictions.over_limit,
@@ -297,7 +300,7 @@ impl stats_socket::StatisticsSource for Core {
             "cause": why.cause.name(), "is_alarm": why.is_alarm, "lines": why.lines(), "lost_seconds": why.lost.total_ns() as f64 / 1e9,
             "window_seconds": why.lost.window_us as f64 / 1e6,
         });
-        // For `pinpool top --once`, in the words that a program prints.
+        // For `pinpool top --once`: the same table as a program prints with the `Display` of `Stats`.
         object["table"] = stats.to_string().into();
         object["dump"] = self.dump_of(&stats, None).to_string().into();
         object["snapshot"] = serde_json::json!(self.snapshot());
@@ -308,7 +311,7 @@ impl stats_socket::StatisticsSource for Core {
 
 #[cfg(feature = "observe")]
 impl Core {
-    /// Serves the statistics on a socket until the pool ends, if `PINPOOL_SOCKET` asks for it.
+    /// Serves the statistics on a socket until the pool ends, if `PINPOOL_SOCKET` is set.
     pub(crate) fn serve_statistics(self: &Arc<Self>) {
         let Some(path) = &self.config.socket else { return };
         let is_derived = path.as_os_str() == "1";

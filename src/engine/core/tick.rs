@@ -1,11 +1,11 @@
 //! Maintenance ticks: reads the clock, completes copies, and does what is due.
 //!
-//! The [maintenance thread](crate::maintenance_thread) of the process runs the ticks. Misses and returns with copies run them if
-//! there is no such thread, or if it is late by seconds, because it could not be started or is in a call of another pool. A hit
-//! never runs a tick.
+//! The [maintenance thread](crate::maintenance_thread) of the process runs the ticks. Misses and returns with copies run them
+//! if the pool does not use that thread, or if the thread is late by seconds, because it could not be started or is in a call
+//! of another pool. A hit never runs a tick.
 //!
-//! One thread at a time runs a tick; a thread that finds another thread running one continues without waiting. So the lock held
-//! during a tick, slow calls included, makes no thread wait.
+//! One thread at a time runs a tick. A thread that finds another thread running one continues without waiting, so no thread
+//! waits for the lock that is held during a tick, although slow calls are made under it.
 
 use std::time::{Duration, Instant};
 
@@ -21,13 +21,14 @@ use pinpool_os::sync::process::{AtomicU64, AtomicUsize, Ordering};
 
 /// Time between two ticks: much shorter than any time in the policy, and much longer than a tick.
 const TICK_EVERY_US: u64 = 10_000;
-/// A tick that the maintenance thread has not run for this long is run by the next miss or return with a copy.
+/// If the maintenance thread is late by this time, the next miss or return with a copy runs the tick.
 const LATE_US: u64 = 3_000_000;
 /// Time between two queries of fences that failed.
 const QUERY_FAILED_EVERY_US: u64 = 100_000;
-/// Failed fences that a tick queries again: a lost device may have left thousands.
+/// Most failed fences that a tick queries again: a lost device may have left thousands.
 const QUERIED_AT_ONCE: usize = 64;
-/// Growth is logged each time that pinned memory has doubled since the last time, from here on.
+/// Growth is logged when the pool first holds this many bytes, and then each time that the bytes have doubled since the last
+/// log line.
 const FIRST_GROWTH_BYTES: u64 = 64 << 20;
 
 /// The ticks of a pool.
@@ -36,16 +37,16 @@ pub(super) struct Ticks {
     next_us: AtomicU64,
     /// Locked while a tick runs.
     state: Mutex<TickState>,
-    /// Findings about the device that were logged. Earlier ones were logged when the source was made.
+    /// Number of findings about the device that were logged, including those logged when the source was made.
     findings: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct TickState {
     next_query_us: u64,
-    /// For how long the process had been stopped at the last tick.
+    /// How long the process had been stopped in total, as of the last tick.
     stopped_us: u64,
-    /// The last tick was late.
+    /// Whether the last tick was run because the maintenance thread was late.
     was_late: bool,
     /// The bytes held, and the calls of the source, when growth was last logged.
     held_bytes: u64,
@@ -67,7 +68,7 @@ impl Ticks {
 
     /// Begins a tick if one has been due for `patience_us` and no other thread runs one.
     fn begin(&self, now_us: u64, patience_us: u64) -> Option<MutexGuard<'_, TickState>> {
-        // Relaxed: a thread that sees an old value finds the lock taken, or repeats a tick that has nothing to do.
+        // Relaxed: a thread that sees an old value finds the lock taken, or runs a tick again that has nothing to do.
         if now_us < self.next_us.load(Ordering::Relaxed).saturating_add(patience_us) {
             return None;
         }
@@ -78,11 +79,12 @@ impl Ticks {
 }
 
 impl Core {
-    /// Completes copies and does what is due; without a maintenance thread also its compaction and its reserve.
+    /// Completes copies and does what is due. If there is no maintenance thread, also compacts and pins the next part of a
+    /// reserve.
     pub(crate) fn maintain(&self) {
         self.retry_failures(usize::MAX);
         self.run_due();
-        // Also if no tick is due. Counting collects blocks that other threads have returned.
+        // Even if no tick is due. Counting the idle blocks collects blocks that other threads have returned.
         if self.idle.count() > self.config.pool_size_limit {
             self.evict_over_limit(None);
         }
@@ -107,13 +109,14 @@ impl Core {
         self.memory.arena().is_some_and(|arena| arena.compaction_step(self.time.coarse_us()))
     }
 
-    /// Reads the clock and returns the time. Does what is due if the maintenance thread does not.
+    /// Reads the clock and returns the time. Does what is due, unless the maintenance thread or the caller of `maintain` does
+    /// it; then only if that is late by [`LATE_US`].
     pub(super) fn tick_if_alone(&self) -> u64 {
         let maintained = self.thread.is_some() || self.config.code.maintained_by_caller;
         self.tick_after(if maintained { LATE_US } else { 0 })
     }
 
-    /// Reads the clock and returns the time. Does what has been due for `patience_us`; that may be slow calls.
+    /// Reads the clock and returns the time. Does what has been due for `patience_us`, which may make slow calls.
     fn tick_after(&self, patience_us: u64) -> u64 {
         let now_us = self.time.now_us();
         if let Some(cache) = &self.idle.cache {
@@ -127,7 +130,7 @@ impl Core {
                 thread.wake(false).unwrap_or_else(|error| self.log.no_maintenance_thread(&error))
             }
             Some(_) => {}
-            // The maintenance thread does this at every tick.
+            // Without a maintenance thread. With one, `run_due` does this at every round.
             None => self.watch_device(),
         }
         if now_us >= state.next_query_us {
@@ -138,7 +141,8 @@ impl Core {
             self.shortage.end_if_calm(&self.log, now_us);
         }
         self.discount_pause(&mut state, now_us);
-        // A thread that ticks because the maintenance thread is late may precede it after a stop of the process.
+        // If the process was stopped, this thread may run a tick before the maintenance thread has measured the stop. So the
+        // first late tick reports nothing.
         let may_report = std::mem::replace(&mut state.was_late, patience_us > 0) || patience_us == 0;
         if may_report {
             self.report_stuck_copies(now_us);
@@ -159,8 +163,8 @@ impl Core {
         now_us
     }
 
-    /// Time in which the process did not run is neither a wait nor part of the age of a copy. A stop during a call of the
-    /// maintenance thread counts, since it cannot be distinguished from a slow call.
+    /// Excludes the time in which the process did not run from waits and from the ages of copies. If the process is stopped
+    /// during a call of the maintenance thread, the stop counts, since it cannot be distinguished from a slow call.
     fn discount_pause(&self, state: &mut TickState, now_us: u64) {
         let before_us = state.stopped_us;
         state.stopped_us = self.thread.map_or(0, MaintenanceThread::stopped_us);
@@ -182,7 +186,7 @@ impl Core {
         }
     }
 
-    /// Logs the growth since the last time, if twice as much is held.
+    /// Logs the growth since the last log line, if the held bytes have doubled.
     fn report_growth(&self, state: &mut TickState) {
         let held_bytes = self.memory.supply.held_bytes();
         if held_bytes < state.held_bytes.saturating_mul(2).max(FIRST_GROWTH_BYTES) {
@@ -195,8 +199,8 @@ impl Core {
         (state.held_bytes, state.calls) = (held_bytes, calls);
     }
 
-    /// Ends the memory of the pool if a device reset has invalidated it, and logs new findings about the device. Makes slow
-    /// calls.
+    /// Makes the pool refuse requests and keep no blocks if a device reset has invalidated its memory. Logs new findings about
+    /// the device. Makes slow calls.
     pub(super) fn watch_device(&self) {
         let source = self.memory.source();
         if self.ended.get().is_none()
@@ -212,17 +216,18 @@ impl Core {
         findings.iter().skip(logged).for_each(|finding| self.log.found(finding));
     }
 
-    /// Time until the maintenance thread would check again.
+    /// Returns the time until the maintenance thread would check again; `None` if nothing would need a check.
     pub(crate) fn maintenance_period(&self) -> Option<Duration> {
         self.pace().period(Instant::now())
     }
 
-    /// The pace for changes by time alone: an idle buffer expires, free memory becomes due. Under `tensorflow` nothing expires.
+    /// Returns the pace for events that only time causes: an idle buffer expires, or free memory becomes due for release. Under
+    /// `tensorflow` nothing expires.
     fn pace_of_idle(&self) -> Pace {
         let idle_bytes = self.idle.bytes();
         let supply = &self.memory.supply;
         let Some(arena) = self.memory.arena() else {
-            // Here a return can only exceed a limit.
+            // Under `tensorflow` ticks are needed only if a return may exceed a limit.
             let may_pass_limit = self.config.max_idle_bytes.is_some() || self.memory.budget.over_bytes() > 0;
             return match (may_pass_limit, idle_bytes, supply.all_block_bytes() > 0) {
                 (false, ..) | (true, 0, false) => Pace::Never,
@@ -236,12 +241,13 @@ impl Core {
         if idle_bytes > 0 || arena.has_aging_memory() {
             return if self.memory.own_bytes() > idle_bytes { Pace::Active } else { Pace::Quiet };
         }
-        // A return that keeps its buffer wakes no thread, although it makes a buffer idle. Free memory is released if memory is
-        // short.
+        // A return that keeps its buffer wakes no thread, although it makes a buffer idle. Free memory is released if the
+        // system is short of memory. So both need occasional checks.
         if supply.all_block_bytes() > 0 || arena.has_free() { Pace::Quiet } else { Pace::Never }
     }
 
-    /// The pace for copies in flight: users may wait for adopted memory, and other pools for memory of this one.
+    /// Returns the pace for copies in flight: faster if users may wait for adopted memory, or if other owners want memory of
+    /// this pool.
     pub(super) fn pace_of_copies(&self) -> Pace {
         if self.counters.adopted.get() > 0 || self.slow_path_flag.is_for_shared_limit() {
             Pace::Copies
@@ -263,7 +269,7 @@ impl Maintained for Core {
             arena.reserve_turn(self);
             arena.compact(self.time.now_us()) || arena.reserve_pace() == Pace::Steps
         });
-        // While it compacts or pins a reserve, the thread runs more often than other work is due.
+        // While it compacts or pins a reserve, this thread calls more often than other work is due.
         if !compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
             self.run_due();
         } else {
@@ -274,7 +280,7 @@ impl Maintained for Core {
     fn pace(&self) -> Pace {
         let of_copies = if self.in_flight.held() > 0 { self.pace_of_copies() } else { Pace::Never };
         let of_reserve = self.memory.arena().map_or(Pace::Never, |arena| arena.reserve_pace());
-        // A return that keeps its buffer does not tell other owners, which lack memory.
+        // A return that keeps its buffer does not notify the other owners, so the thread checks for idle memory often.
         let is_wanted = self.memory.supply.held_bytes() > 0 && self.memory.budget.is_wanted();
         let of_shared_limit = if is_wanted { Pace::Copies } else { Pace::Never };
         self.pace_of_idle().max(of_copies).max(of_reserve).max(of_shared_limit)

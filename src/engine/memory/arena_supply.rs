@@ -1,6 +1,6 @@
 //! Preset `adaptive`: an arena over a source, and the lock around its books.
 //!
-//! Only completely free memory is released, which no copy uses, so a release needs no lock against copies. If a release waits for
+//! Only completely free memory is released. No copy uses it, so a release needs no lock against copies. If a release waits for
 //! the device ([`Source::release_waits`](crate::backend::Source::release_waits)), it blocks every enqueue meanwhile. Such a
 //! release happens only:
 //!
@@ -9,12 +9,12 @@
 //! - under memory pressure
 //! - at the end of the pool
 //!
-//! Until then idle memory is reused, and counts as `awaiting_release_bytes` when it is due. While the end of a copy is unknown,
-//! nothing is released at all, because a release would wait for that copy.
+//! Until then idle memory is reused, and memory that is due counts as `awaiting_release_bytes`. While it is unknown when a copy
+//! will end, if ever, nothing is released at all, because a release would wait for that copy.
 //!
-//! - arena-supply-I1: the claim, which includes all bytes that the system adds
-//!   ([`Source::held_bytes`](crate::backend::Source::held_bytes)), changes under the lock, before the source is called, and only
-//!   within the limits.
+//! - arena-supply-I1: the claim includes all bytes that the system adds
+//!   ([`Source::held_bytes`](crate::backend::Source::held_bytes)). It changes only under the lock, and rises only within the
+//!   limits and before the source is called.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -46,21 +46,22 @@ pub(crate) struct ArenaSupply {
     books: Mutex<Books>,
     /// Notified when a plan is finished.
     pub(super) finished: Condvar,
-    /// The kernel reports that memory is short.
+    /// Whether memory was short at the last tick.
     pub(super) is_short: AtomicBool,
     /// Blocks with copies that end at an unknown time, or never.
     pub(super) quarantined: Arc<Counter>,
-    /// The log says that idle memory stays.
+    /// Whether the log has reported that idle memory stays pinned.
     pub(super) has_logged_idle: AtomicBool,
-    /// Sizes vary, as of the last miss or tick (policy-R12).
+    /// Whether sizes varied at the last miss or tick (policy-R12).
     pub(super) is_varied: AtomicBool,
-    /// Set if the holes changed and none is as long as is wanted (policy-R13), until a compaction begins.
+    /// Whether the maintenance thread should compact: the holes changed and none is as long as is wanted (policy-R13), or old
+    /// addresses of remapped granules are still mapped. Cleared when a compaction begins.
     pub(super) lacks_hole: AtomicBool,
-    /// Polls since the last one that found the flag set.
+    /// Polls since the last poll that found `lacks_hole` set.
     pub(super) idle_polls: AtomicU32,
     /// Locked during a tick; only one tick runs at a time.
     pub(super) pressure: plain::Mutex<PressureWatch>,
-    /// A thread is releasing what is due.
+    /// Whether a dedicated thread is releasing the memory that is due.
     pub(super) is_releasing: AtomicBool,
     /// Locked while a thread makes a step of a reserve.
     pub(super) reserve_step: plain::Mutex<()>,
@@ -70,8 +71,9 @@ pub(crate) struct ArenaSupply {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ArenaSettings {
     pub(crate) may_grow: bool,
-    /// Threads that touch the memory of a reserve, and the huge pages that it should be in.
+    /// Number of threads that touch the memory of a reserve.
     pub(crate) pin_threads: usize,
+    /// The huge pages that should back the memory of a reserve.
     pub(crate) hugetlb: HugeTlb,
     pub(crate) retention: Retention,
 }
@@ -109,7 +111,7 @@ impl Supply for ArenaSupply {
             if let Some(memory) = books.carve(bytes) {
                 return Ok(memory);
             }
-            // The last round may have waited, and a buffer may have been returned meanwhile.
+            // The last round may have waited, and another thread may have returned a buffer meanwhile.
             if take_idle() {
                 return Err(Stop::FoundIdle);
             }
@@ -144,10 +146,10 @@ impl Supply for ArenaSupply {
         }
     }
 
-    /// A pool closes once its last block is counted as returned, which may be before another thread returns that block's memory.
-    /// So the later of `close` and this call tears down.
+    /// Takes back a block's memory. A pool closes once its last block is counted as returned, which may be before another
+    /// thread returns that block's memory here. So the later of this call and `close` tears down.
     fn give(&self, memory: BlockMemory, now_us: u64, _may_wait: bool) {
-        // A block is made by the supply of its pool.
+        // This supply makes only carved blocks.
         let BlockMemory::Carved { extent, .. } = memory else { return };
         let mut books = self.books();
         let unused = books.give(extent, now_us);
@@ -167,17 +169,17 @@ impl Supply for ArenaSupply {
         self.could_hold_bytes(class.bytes as u64)
     }
 
-    /// In whole granules.
+    /// Counts in whole granules. Also returns 0 if the pool may not grow.
     fn room_to_pass(&self, first: Class, most_bytes: u64) -> u64 {
-        let GrowthShape { largest_granule_bytes: granule_bytes, is_discrete, .. } = self.shape;
-        if is_discrete || !self.settings.may_grow {
+        let GrowthShape { largest_granule_bytes: granule_bytes, has_regions, .. } = self.shape;
+        if has_regions || !self.settings.may_grow {
             return 0;
         }
         let granules = (most_bytes / granule_bytes).saturating_sub((first.bytes as u64).div_ceil(granule_bytes));
         granules * granule_bytes
     }
 
-    /// All the granules that it may touch.
+    /// Counts all granules that the block may touch.
     fn bytes_to_pass(&self, class: Class) -> u64 {
         let granule_bytes = self.shape.largest_granule_bytes;
         ((class.bytes as u64).div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
@@ -210,8 +212,8 @@ impl Supply for ArenaSupply {
 }
 
 impl ArenaSupply {
-    /// An arena over `source`, which claims by `claim`. Reserves addresses if the source can, pins nothing. Reads memory
-    /// pressure from `pressure` or the kernel's files.
+    /// Creates an arena over `source` that claims bytes by `claim`. Reserves addresses if the source has virtual memory; pins
+    /// nothing. Reads memory pressure from the file `pressure` if there is one, otherwise from the kernel's files.
     pub(crate) fn new(
         source: CalledSource,
         claim: Claim,
@@ -244,7 +246,8 @@ impl ArenaSupply {
         self.books.lock()
     }
 
-    /// Divides the time for which free memory is kept, because memory is short; `None` restores the setting.
+    /// Divides the time for which free memory is kept by `divisor`, because memory is short. `None` restores the configured
+    /// time.
     pub(super) fn shorten_retention(&self, divisor: Option<u64>) {
         // Relaxed: see `may_release_by_time`.
         self.is_short.store(divisor.is_some(), Ordering::Relaxed);
@@ -252,7 +255,7 @@ impl ArenaSupply {
         self.books().arena.retention = Retention { idle_timeout_us, ..self.settings.retention };
     }
 
-    /// Returns whether some free memory will become due.
+    /// Returns whether time alone will change the state of some free memory: it will be released, or become overdue.
     pub(in crate::engine) fn has_aging_memory(&self) -> bool {
         let books = self.books();
         let releasable_bytes = books.arena.releasable_bytes();
@@ -260,12 +263,12 @@ impl ArenaSupply {
         aging && (self.may_release_by_time() || books.overdue_bytes < releasable_bytes)
     }
 
-    /// The longest piece of free memory.
+    /// Returns the length of the longest piece of free memory.
     pub(in crate::engine) fn longest_free_bytes(&self) -> u64 {
         self.books().arena.longest_hole_bytes()
     }
 
-    /// Returns whether there is free memory, which is released if memory is short.
+    /// Returns whether there is free memory that would be released if memory became short.
     pub(in crate::engine) fn has_free(&self) -> bool {
         self.books().arena.releasable_bytes() > 0
     }

@@ -12,12 +12,12 @@ use pinpool_os::unwind::caught;
 /// Memory of one block.
 #[derive(Debug)]
 pub(crate) enum BlockMemory {
-    /// A dedicated region, with its claim. Pageable memory is given out when there is no room for pinned memory, claims under
-    /// its own limit, and is never kept.
+    /// A dedicated region, with its claim. Pageable memory serves requests when there is no room for pinned memory. It is
+    /// claimed under a separate limit, and never kept.
     Region { region: Region, claim: Claim, is_pageable: bool },
-    /// Carved from the arena.
+    /// Memory that was carved from the arena.
     Carved { start: NonNull<u8>, extent: Extent, id: u64 },
-    /// Memory of a user, returned to the user with the buffer.
+    /// A user's memory, which is returned to the user with the buffer.
     Adopted(Adopted),
 }
 
@@ -31,18 +31,18 @@ unsafe impl Sync for BlockMemory {}
 /// The source calls that an attempt may make, and how long it waits for calls of other threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlowCalls {
-    /// None: a task polls it.
+    /// No calls, because a task polls the attempt.
     None,
-    /// All.
+    /// All calls. The attempt waits for other threads until this time.
     Until(Instant),
-    /// As `Until`, for a request that an attempt without calls has counted as a miss.
+    /// The same as `Until`, for a request that an earlier attempt without calls has already counted as a miss.
     After(Instant),
-    /// As `After`, without requesting memory from the source, which refused the last call too recently.
+    /// The same as `After`, but without requesting memory from the source, which refused a call too recently.
     Held(Instant),
 }
 
 impl SlowCalls {
-    /// The end of the wait for other threads.
+    /// Returns the end of the wait for other threads.
     pub(crate) fn deadline(self) -> Instant {
         match self {
             Self::None => Instant::now(),
@@ -50,7 +50,7 @@ impl SlowCalls {
         }
     }
 
-    /// The same calls, without a wait for other threads.
+    /// Returns the same calls, but without a wait for other threads.
     pub(crate) fn without_waiting(mut self) -> Self {
         if let Self::Until(until) | Self::After(until) = &mut self {
             *until = Instant::now();
@@ -62,7 +62,7 @@ impl SlowCalls {
 /// The reason that an attempt ended without memory.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// An idle block of the class returned meanwhile, and the caller has taken it.
+    /// An idle block of the class was returned meanwhile, and the caller has taken it.
     FoundIdle,
     /// The next attempt needs a source call, which the caller may not make.
     NeedsCall,
@@ -82,19 +82,19 @@ impl From<Refusal> for Stop {
 }
 
 /// The reason that there is no memory: numbers from the claim or call that failed. [`Memory::explain`](super::Memory::explain)
-/// makes a text only when it is shown, since the head of the queue fails repeatedly.
+/// makes a text of it only when the refusal is shown, since the head of the queue fails repeatedly.
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {
     /// A limit has no room.
     Limit(QuotaExceeded),
-    /// Earlier requests wait, the first of them for `first_bytes`, and there is no room in addition to it.
+    /// Earlier requests are waiting, the first for `first_bytes`, and there is no room in addition to this first request.
     Queued { level: LimitLevel, waiting: u64, first_bytes: u64 },
     /// The source failed.
     Source(SourceError),
 }
 
 impl Refusal {
-    /// The bytes of the claim, if a shared limit refused it that could hold it.
+    /// Returns the bytes of the refused claim, if a shared limit refused it only for lack of room.
     pub(crate) fn by_shared_limit(&self) -> Option<u64> {
         match *self {
             Self::Limit(QuotaExceeded { level: LimitLevel::Shared, bytes, could_fit: true }) => Some(bytes),
@@ -102,13 +102,13 @@ impl Refusal {
         }
     }
 
-    /// Returns whether a partition refused it.
+    /// Returns whether a partition refused the request.
     pub(crate) fn is_by_partition(&self) -> bool {
         let (Self::Limit(QuotaExceeded { level, .. }) | Self::Queued { level, .. }) = self else { return false };
         *level == LimitLevel::Partition
     }
 
-    /// Returns whether a limit is lower than the claim.
+    /// Returns whether the claim exceeds a limit, so that it can never fit.
     pub(crate) fn is_too_large(&self) -> bool {
         matches!(self, Self::Limit(over) if !over.could_fit)
     }
@@ -130,7 +130,7 @@ impl BlockMemory {
         }
     }
 
-    /// `None` for adopted memory.
+    /// Returns the id of the memory; `None` for adopted memory.
     pub(crate) fn id(&self) -> Option<u64> {
         match self {
             Self::Region { region, .. } => Some(region.id()),
@@ -139,8 +139,8 @@ impl BlockMemory {
         }
     }
 
-    /// The id in a recording. Ids of pageable memory, which comes from another source, have the highest bit set. `None` for
-    /// adopted memory, which no setting of the pool changes.
+    /// Returns the id for a recording. Ids of pageable memory, which comes from another source, have the highest bit set.
+    /// `None` for adopted memory, which no setting of the pool changes.
     pub(crate) fn recorded_id(&self) -> Option<u64> {
         self.id().map(|id| if self.is_from_source() { id } else { id | 1 << 63 })
     }
@@ -150,17 +150,17 @@ impl BlockMemory {
         matches!(self, Self::Region { is_pageable: false, .. } | Self::Carved { .. })
     }
 
-    /// The memory of a user.
+    /// Returns the user's memory, if this is adopted memory.
     pub(crate) fn adopted(&self) -> Option<&Adopted> {
         if let Self::Adopted(adopted) = self { Some(adopted) } else { None }
     }
 
-    /// Bytes that count as held for it.
+    /// Returns the bytes that count as held for this memory.
     pub(crate) fn held_bytes(&self) -> u64 {
         match self {
             Self::Region { claim, .. } => claim.bytes(),
             Self::Carved { extent, .. } => extent.bytes(),
-            // The pool holds none of it.
+            // The pool holds none of the user's memory.
             Self::Adopted(_) => 0,
         }
     }
@@ -171,12 +171,12 @@ pub(crate) struct Adopted {
     pub(crate) start: NonNull<u8>,
     pub(crate) len: usize,
     pub(crate) pinned_by: Option<PinnedBy>,
-    /// Called once no copy uses the memory; never if that cannot be known.
+    /// Called once no copy uses the memory any more; never called if that cannot be known.
     pub(crate) on_return: Box<dyn FnOnce() + Send>,
 }
 
 impl Adopted {
-    /// No copy uses the memory any more. Calls user code, so no lock may be held.
+    /// Returns the memory, which no copy uses any more, to its user. Calls user code, so the caller must hold no lock.
     pub(in crate::engine) fn release(self) {
         let _panicked = caught(self.on_return);
     }

@@ -1,6 +1,6 @@
 //! Wraps a source, which may be the user's: counts its slow calls, records them if the pool records, and turns panics into
 //! failures.
-#![allow(unsafe_code)] // Passes unsafe calls on.
+#![allow(unsafe_code)] // Forwards unsafe calls.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -31,17 +31,17 @@ fn panicked(call: &'static str) -> SourceError {
     SourceError::new(call, "the backend panicked")
 }
 
-/// Makes a call of a source.
+/// Makes the source call `name`. A panic becomes an error.
 fn call<R>(name: &'static str, call: impl FnOnce() -> Result<R, SourceError>) -> Result<R, SourceError> {
     caught(call).unwrap_or_else(|| Err(panicked(name)))
 }
 
-/// The address of an offset, for a record.
+/// Returns the address of `offset` in `range`, for a record.
 fn address(range: &AddressRange, offset: usize) -> u64 {
     range.start().addr().get().saturating_add(offset) as u64
 }
 
-/// The address of a region, for a record; 0 without one.
+/// Returns the address of a region, for a record; 0 without a region.
 fn start(region: Option<&Region>) -> u64 {
     region.map_or(0, |region| region.start().addr().get() as u64)
 }
@@ -59,7 +59,7 @@ impl CalledSource {
         Self { source, recorder }
     }
 
-    /// Makes a call for `bytes`, counts it, and records it as `event` with the address of its result.
+    /// Makes a call for `bytes`, counts it, and records it as `event` with the address that `address` finds in its result.
     fn record<R>(
         &self,
         (name, bytes): (&'static str, usize),
@@ -78,12 +78,12 @@ impl CalledSource {
         result
     }
 
-    /// The virtual memory of a source that has some.
+    /// Returns the virtual memory of the source, or an error if it has none.
     fn memory(&self) -> Result<&dyn VirtualMemory, SourceError> {
         self.virtual_memory().ok_or_else(|| SourceError::new("commit", "the backend has no virtual memory"))
     }
 
-    /// Acquires `bytes` by a call of the source.
+    /// Acquires `bytes` by the source call `acquire`.
     pub(in crate::engine) fn acquire(
         &self,
         bytes: usize,
@@ -133,7 +133,7 @@ impl CalledSource {
         self.record(("decommit", bytes), counts, unpinned, |_| address(range, offset), decommit)
     }
 
-    /// Counts granules that lost their memory as unpinned.
+    /// Remaps the granules `from` to consecutive granules at `to`. Counts granules that lost their memory as unpinned.
     ///
     /// # Safety
     ///
@@ -148,7 +148,8 @@ impl CalledSource {
         let (memory, begun) = (self.memory().map_err(RemapError::Kept)?, Instant::now());
         // SAFETY: the caller's promise.
         let moved = caught(|| unsafe { memory.remap(range, from, to) });
-        // Granules may have lost their memory on the way to a panic. As lost ones they are not used again.
+        // Granules may have lost their memory before the panic. Reported as lost, they are not used until they are committed
+        // again.
         let moved = moved.unwrap_or_else(|| Err(RemapError::Lost(panicked("remap"))));
         let took = begun.elapsed();
         calls.remap.record(from.iter().map(|piece| piece.bytes as u64).sum(), took, moved.is_ok());

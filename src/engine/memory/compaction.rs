@@ -1,8 +1,9 @@
 //! Varied sizes (policy-R12), and the compaction target (policy-R13).
 //!
-//! A miss, a return to the arena and a growth set a flag if no hole is as long as is wanted. The maintenance thread then remaps a
-//! few granules at a time, until a request would have almost nothing to remap. Each step is a separate plan, so that requests
-//! find most of the granules in the arena meanwhile. Granules that a request remapped are unmapped at their old addresses first.
+//! A miss, a return to the arena and a growth set a flag if no hole is as long as is wanted. The maintenance thread then remaps
+//! a few granules at a time, until a request would have almost nothing to remap. Each step is a separate plan, so that most
+//! granules stay available to requests. Before it remaps, the thread unmaps the old addresses of granules that requests have
+//! remapped.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -11,29 +12,29 @@ use super::arena_supply::ArenaSupply;
 use super::books::Books;
 use crate::backend::VirtualMemory;
 
-/// Steps in one go, so that other pools do not wait long for the thread.
+/// Maximum number of steps of one call, so that other pools do not wait long for the maintenance thread.
 const STEPS_AT_ONCE: usize = 16;
-/// Time between a step that failed and the next one.
+/// Pause between a step that failed and the next step.
 const PAUSE_AFTER_FAILURE_US: u64 = 1_000_000;
-/// After this many polls without demand the thread sleeps until the next demand wakes it.
+/// After this many polls without demand, the thread sleeps until the next demand wakes it.
 const IDLE_POLLS: u32 = 16;
 
 impl ArenaSupply {
-    /// Returns whether sizes vary, so that a large buffer goes to the arena when it is returned (policy-R3). A load.
+    /// Returns whether sizes vary, so that a large buffer goes to the arena when it is returned (policy-R3). Costs one load.
     #[inline]
     pub(in crate::engine) fn is_varied(&self) -> bool {
-        // Relaxed: a hint; either path of a return is right.
+        // Relaxed: a hint; both paths of a return are correct.
         self.is_varied.load(Ordering::Relaxed)
     }
 
-    /// Returns whether compaction has something to do. A load.
+    /// Returns whether compaction has something to do. Costs one load.
     #[inline]
     pub(in crate::engine) fn lacks_hole(&self) -> bool {
         // Relaxed: a hint; the lock decides.
         self.lacks_hole.load(Ordering::Relaxed)
     }
 
-    /// Sizes that varied long enough ago no longer vary at `now_us`.
+    /// Clears `is_varied` if sizes no longer vary at `now_us`, because the misses with wanted sizes are too long ago.
     pub(in crate::engine) fn refresh_demand(&self, now_us: u64) {
         if self.is_varied() {
             let changed = self.record_demand(&self.books(), now_us);
@@ -41,11 +42,11 @@ impl ArenaSupply {
         }
     }
 
-    /// Returns whether sizes vary, if that has changed: for the log, when the lock is released.
+    /// Updates whether sizes vary. Returns the new value if it has changed, for the log once the lock is released.
     #[must_use]
     pub(in crate::engine) fn record_demand(&self, books: &Books, now_us: u64) -> Option<bool> {
         let is_varied = books.is_varied(now_us);
-        // Compared first: the line stays shared while nothing changes.
+        // Compare first: the cache line stays shared while nothing changes.
         if self.is_varied() == is_varied {
             return None;
         }
@@ -59,14 +60,14 @@ impl ArenaSupply {
         }
     }
 
-    /// A request has remapped granules: the maintenance of the pool unmaps their old addresses.
+    /// Lets the maintenance of the pool unmap old addresses, if a request has remapped granules.
     pub(in crate::engine) fn record_old_places(&self) {
         if self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
             self.lacks_hole.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Unmaps the old addresses of remapped granules. Returns whether there were any; after a refusal they are left for
+    /// Unmaps the old addresses of remapped granules. Returns whether it unmapped any. If the source refuses, they are left for
     /// later. Makes slow calls.
     fn unmap_old_places(&self) -> bool {
         if !self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
@@ -78,9 +79,9 @@ impl ArenaSupply {
         false
     }
 
-    /// Remaps granules to make a wanted hole. Returns whether to look again soon. Makes slow calls.
+    /// Remaps granules to make a wanted hole. Returns whether the caller should call again soon. Makes slow calls.
     pub(in crate::engine) fn compact(&self, now_us: u64) -> bool {
-        // Later changes set the flag again.
+        // Cleared first: later changes set the flag again.
         if self.lacks_hole.swap(false, Ordering::Relaxed) {
             self.idle_polls.store(0, Ordering::Relaxed);
             if (0..STEPS_AT_ONCE).all(|_| self.compaction_step(now_us)) {
@@ -92,13 +93,13 @@ impl ArenaSupply {
         self.is_compacting()
     }
 
-    /// Returns whether the flag is set so often that polling it costs less than a wake-up each time.
+    /// Returns whether `lacks_hole` is set so often that polling it costs less than a wake-up each time.
     pub(in crate::engine) fn is_compacting(&self) -> bool {
         self.lacks_hole() || self.idle_polls.load(Ordering::Relaxed) < IDLE_POLLS
     }
 
-    /// Unmaps what requests have remapped, or makes one step towards the compaction target. Returns whether there was one to
-    /// make. Makes slow calls.
+    /// Unmaps the old addresses of remapped granules, or else makes one step towards the compaction target. Returns whether
+    /// there was something to do. Makes slow calls.
     pub(in crate::engine) fn compaction_step(&self, now_us: u64) -> bool {
         if self.unmap_old_places() {
             return true;

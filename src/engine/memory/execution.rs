@@ -4,7 +4,7 @@
 //!   Plan (numbers) ──▶ Execution: commit, decommit, remap on the source ──▶ what happened, for the books
 //! ```
 //!
-//! Decides nothing.
+//! This module decides nothing.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,9 +20,10 @@ use crate::stats::SourceCalls;
 #[derive(Debug)]
 pub(in crate::engine) struct Execution {
     addresses: Option<Arc<AddressRange>>,
-    /// Until when an acquisition may wait for acquisitions of other threads.
+    /// The time until which an acquisition may wait for acquisitions of other threads.
     until: Instant,
-    /// Regions by range: to be released at first, then also acquired. They belong to the mappings afterwards.
+    /// Regions by range: at first the regions to release, at the end the regions that were acquired or not released, which then
+    /// go to the mappings.
     pub(in crate::engine) regions: HashMap<u32, Region>,
     pub(in crate::engine) calls: SourceCalls,
     /// The error of the first step that failed.
@@ -32,7 +33,8 @@ pub(in crate::engine) struct Execution {
 }
 
 impl Execution {
-    /// Prepares the steps of `plan`. Regions to be released leave `mappings`. Waits for acquisitions of other threads until `until`.
+    /// Prepares the steps of `plan`, and removes the regions to release from `mappings`. Acquisitions will wait for
+    /// acquisitions of other threads until `until`.
     pub(in crate::engine) fn new(mappings: &mut Mappings, plan: &Plan, until: Instant) -> Self {
         let decommitted = plan.steps().iter().filter_map(Step::decommitted).map(Extent::range);
         let regions = decommitted.filter_map(|range| Some((range, mappings.regions.remove(&range)?))).collect();
@@ -40,7 +42,8 @@ impl Execution {
         Self { addresses, until, regions, calls: SourceCalls::default(), error: None, outcomes: Vec::new() }
     }
 
-    /// Executes the steps of `plan` in order: each step of a release, others up to the first that fails. Makes slow calls.
+    /// Executes the steps of `plan` in order: every step of a release, and otherwise the steps up to the first that fails.
+    /// Makes slow calls.
     pub(in crate::engine) fn execute(&mut self, source: &CalledSource, plan: &Plan) {
         let mut rest = plan.steps();
         while !rest.is_empty() && (self.error.is_none() || plan.is_release()) {
@@ -58,7 +61,7 @@ impl Execution {
             };
             self.outcomes.extend(now.iter().map(|_| outcome));
             if let Err(error) = called {
-                // The first error is enough; the others have the same cause.
+                // The first error is enough: later errors usually have the same cause.
                 self.error.get_or_insert(error.into());
             }
         }
@@ -88,7 +91,7 @@ impl Execution {
             // reference and no copy uses it (core-I1).
             let released = unsafe { source.release(region, &mut self.calls.unpin) };
             return released.inspect_err(|_| {
-                // It stays mapped and pinned (source-C1).
+                // The region stays mapped and pinned (source-C1).
                 self.regions.insert(extent.range(), again);
             });
         }
@@ -112,8 +115,8 @@ impl Execution {
         match (&self.addresses, target) {
             (Some(range), Some(target)) => {
                 let to = place(target).offset;
-                // SAFETY: as in `decommit` for the granules of `sources`, and as in `commit` for those at `to`, where
-                // the plan has one target after the other (`steps_in_one_call`).
+                // SAFETY: as in `decommit` for the granules of `sources`, and as in `commit` for the target granules, which
+                // follow each other from `to` on (`steps_in_one_call`).
                 unsafe { source.remap(range, &sources, to, &mut self.calls) }
             }
             _ => Err(cannot()),
@@ -121,7 +124,8 @@ impl Execution {
     }
 }
 
-/// How many of the steps one source call executes: one, or all remaps with adjacent targets. There is one range of granules.
+/// Returns how many of the steps one source call executes: one step, or all remaps from the first on that have adjacent
+/// targets. Offsets suffice to compare the targets, since there is only one range of granules.
 fn steps_in_one_call(steps: &[Step]) -> usize {
     let adjoin = |pair: &&[Step]| match **pair {
         [Step::Remap { to: before, .. }, Step::Remap { to, .. }] => before.offset() + before.bytes() == to.offset(),
@@ -130,7 +134,8 @@ fn steps_in_one_call(steps: &[Step]) -> usize {
     1 + steps.windows(2).take_while(adjoin).count()
 }
 
-/// Its offset is within a range of addresses; a region that is too long is refused by its source.
+/// Returns `extent` as a subrange. The offset fits, since it is within a range of addresses. If the length of a region does not
+/// fit, its source refuses it.
 fn place(extent: Extent) -> Subrange {
     let [offset, bytes] = [extent.offset(), extent.bytes()].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     Subrange { offset, bytes }

@@ -1,5 +1,5 @@
-//! Pins a reserve: in steps of granules or of a region while the pool is in use, or all at once in slices. Two threads pin the
-//! slices: while one registers its slice, the threads of the other touch the next slice.
+//! Pins a reserve: in steps of a few granules or one region while the pool is in use, or all at once in slices. Two threads pin
+//! the slices: while one thread registers its slice, the threads that the other has started touch the next slice.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -14,18 +14,18 @@ use crate::stats::CallStats;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::threads;
 
-/// Bytes of a step: 2 to 3 ms on `mlock` and `vmm`. Larger granules are pinned one by one.
+/// Bytes of a step, which takes 2 to 3 ms on `mlock` and `vmm`. Larger granules are pinned one by one.
 const STEP_BYTES: u64 = 8 << 20;
 /// Length of a region of the reserve, and so of the longest buffer in it, if the source has no virtual memory.
 const REGION_BYTES: u64 = 64 << 20;
 /// Longest wait of a step for calls of other threads.
 const STEP_PATIENCE: Duration = Duration::from_millis(100);
-/// A refused slice is halved down to this.
+/// Length down to which a refused slice is halved.
 const SLICE_BYTES_MIN: u64 = 16 << 20;
 
 impl ArenaSupply {
-    /// Pins a reserve of `bytes` (policy-R10) before it returns. If the source refuses even short slices, the reserve consists of
-    /// the slices that are pinned. Makes slow calls.
+    /// Pins a reserve of `bytes` (policy-R10) before it returns. If the source refuses even short slices, the reserve consists
+    /// of the slices that are pinned; without any, the call fails. Makes slow calls.
     pub(in crate::engine) fn reserve_now(&self, bytes: u64, pool: &dyn PoolView) -> Result<(), Refusal> {
         let len = self.claim_reserve(bytes, pool)?;
         let mut books = self.books();
@@ -48,13 +48,13 @@ impl ArenaSupply {
         Ok(())
     }
 
-    /// Pins claimed `bytes` of a reserve in dedicated ranges, in slices if the source prefers that. What it does not pin is
-    /// neither claimed nor requested any longer. Makes slow calls.
+    /// Pins `bytes` of a reserve, which are claimed already, in dedicated ranges, and in slices if the source prefers them.
+    /// Bytes that it does not pin are neither claimed nor requested any longer. Makes slow calls.
     fn pin_slices(&self, bytes: u64) -> Slices {
         let slices = Slices::new(bytes, self.source.reserve_slice_bytes());
         let (are_several, pin_threads) = (bytes > slices.slice_bytes, self.settings.pin_threads);
-        // While one slice is registered, these threads touch another. One core is left to the thread that registers: with 15
-        // threads on 16 cores a C loop of the same steps reached 34.7 GB/s, with 16 only 24.8.
+        // These threads touch a slice while another slice is registered. One core is left to the thread that registers: with 15
+        // threads on 16 cores a C loop of the same steps reached 34.7 GB/s, with 16 threads only 24.8.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if are_several { pin_threads.min(cores - 1).max(1) } else { pin_threads };
         let slices = Mutex::new(slices);
@@ -67,13 +67,13 @@ impl ArenaSupply {
             }
         };
         threads::scope(|scope| {
-            // Without that thread, this thread pins all slices.
+            // If this thread cannot be started, the calling thread pins all slices.
             let _second = are_several.then(|| scope.spawn(c"pinpool-reserve", || pin(&|_| ())));
             pin(&|done| self.report_progress(done as u64));
         });
         let slices = slices.into_inner();
         if slices.left_bytes > 0 {
-            // At once, so that memory that a request commits meanwhile does not become this reserve.
+            // Both under one lock, so that memory that a request commits in between does not become part of this reserve.
             let mut books = self.books();
             books.unclaim_reserve(self.reserved_bytes(slices.left_bytes));
             books.request_less(slices.left_bytes);
@@ -81,13 +81,13 @@ impl ArenaSupply {
         slices
     }
 
-    /// The bytes that the system holds for a region of a reserve.
+    /// Returns the bytes that the system holds for a region of a reserve.
     fn reserved_bytes(&self, bytes: u64) -> u64 {
         held(bytes, |len| self.source.held_bytes_fast(len))
     }
 
-    /// Claims a reserve of `bytes`, and returns its length. Refused if the reserves would leave no room for a request that waits.
-    /// The claim comes first, so that a request that arrives meanwhile is refused.
+    /// Claims a reserve of `bytes`, and returns its length. Returns a refusal if the reserves would leave no room for a waiting
+    /// request. Claims before it checks, so that a request that arrives meanwhile is refused.
     fn claim_reserve(&self, bytes: u64, pool: &dyn PoolView) -> Result<u64, Refusal> {
         let len = self.books().claim_reserve(bytes, |bytes| self.reserved_bytes(bytes))?;
         let waiting = pool.waiting_bytes();
@@ -97,8 +97,8 @@ impl ArenaSupply {
         Err(Refusal::Queued { level: LimitLevel::Pool, waiting: waiting.len() as u64, first_bytes })
     }
 
-    /// Pins claimed `bytes` of a reserve with this number of threads, and returns their addresses. If that fails, they stay
-    /// claimed.
+    /// Pins `bytes` of a reserve, which are claimed already, with this number of touching threads, and returns their addresses.
+    /// If that fails, the bytes stay claimed.
     fn pin_region(&self, bytes: u64, threads: usize, progress: &dyn Fn(usize)) -> Result<Range<usize>, SourceError> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut pin = CallStats::default();
@@ -118,22 +118,23 @@ impl ArenaSupply {
         Err(SourceError::new("reserve", "no addresses are left for it"))
     }
 
-    /// One step while the pool is in use: granules, or a region if the source has no virtual memory. If the limit has no room for
-    /// it, committed memory becomes the reserve. Makes slow calls.
+    /// Pins one step while the pool is in use: granules, or a region if the source has no virtual memory. If the limit has no
+    /// room for the step, memory that is committed already becomes part of the reserve. Makes slow calls.
     pub(super) fn pin_step(&self, pool: &dyn PoolView) -> Result<(), Refusal> {
         let now_us = pool.now_us();
         let mut books = self.books();
         let to_come = books.reserve_to_come();
-        // After the last pool its addresses may be gone.
+        // Once the pool is closed, its addresses may be gone.
         if to_come == 0 || books.is_closed {
             return Ok(());
         }
-        if !self.shape.is_discrete {
+        if !self.shape.has_regions {
             let plan = books.plan_reserve_step(STEP_BYTES.min(to_come))?;
             let carried_out = self.carry_out(books, plan, now_us, Instant::now() + STEP_PATIENCE, None);
             return carried_out.map(drop).map_err(Refusal::Source);
         }
-        // A region is short while copies are in flight, since it would delay enqueues.
+        // The first region is short, so that it is pinned soon, and so are regions while copies are in flight, since pinning
+        // delays enqueues.
         let short = books.reserve_progress().0 == 0 || pool.has_copies();
         drop(books);
         let bytes = to_come.min(if short { STEP_BYTES } else { REGION_BYTES });
@@ -143,7 +144,7 @@ impl ArenaSupply {
             self.books().unclaim_reserve(self.reserved_bytes(len));
         }
         if self.books().is_unused() {
-            // The pool has ended while this region was being pinned.
+            // The pool has closed while this region was being pinned.
             self.teardown(now_us);
         }
         pinned.map(drop).map_err(Refusal::Source)
@@ -153,7 +154,7 @@ impl ArenaSupply {
 /// The slices of a reserve that are pinned, and the rest.
 #[derive(Debug)]
 struct Slices {
-    /// The addresses of each.
+    /// The addresses of each pinned slice.
     places: Vec<Range<usize>>,
     left_bytes: u64,
     slice_bytes: u64,
@@ -163,13 +164,13 @@ struct Slices {
 }
 
 impl Slices {
-    /// `bytes` in slices of this length, or in one piece.
+    /// Divides `bytes` into slices of this length; `None` makes one piece.
     fn new(bytes: u64, slice_bytes: Option<u64>) -> Self {
         let (slice_bytes, min_bytes) = slice_bytes.map_or((bytes, bytes), |slice_bytes| (slice_bytes, SLICE_BYTES_MIN));
         Self { places: Vec::new(), left_bytes: bytes, slice_bytes, min_bytes, error: None }
     }
 
-    /// The length of the next slice, for the caller to pin.
+    /// Returns the length of the next slice, which the caller must pin and [`record`](Self::record).
     fn next(&mut self) -> Option<u64> {
         let bytes = self.left_bytes.min(self.slice_bytes);
         if bytes == 0 || self.error.is_some() {
@@ -179,7 +180,7 @@ impl Slices {
         Some(bytes)
     }
 
-    /// Records the outcome of a slice of [`next`](Self::next).
+    /// Records the outcome of a slice that [`next`](Self::next) returned.
     fn record(&mut self, bytes: u64, pinned: Result<Range<usize>, SourceError>) {
         match pinned {
             Ok(place) => self.places.push(place),

@@ -7,13 +7,13 @@ use pinpool_os::fork::OfProcess;
 use pinpool_os::host::{Pressure, PressureGauge};
 use pinpool_os::sync::plain::Mutex;
 
-/// Between two readings of the kernel's pressure files, which cost system calls.
+/// Time between two readings of the kernel's pressure files, since each reading costs system calls.
 const GAUGE_EVERY_US: u64 = 1_000_000;
 
 /// The pressure on memory at the last tick.
 #[derive(Debug)]
 pub(super) struct PressureWatch {
-    /// `None`: the kernel's files.
+    /// The gauge of this pool's file; `None` if the pool uses the kernel's files.
     gauge: Option<Gauge>,
     pub(super) pressure: Pressure,
 }
@@ -31,13 +31,13 @@ static OF_KERNEL: OfProcess<Mutex<Gauge>> =
     OfProcess::new(|| Mutex::new(Gauge::new(PressureGauge::of_kernel(Path::new("/")))));
 
 impl PressureWatch {
-    /// Follows the kernel's signs, or only `file`.
+    /// Creates a watch of `file` alone, or of the kernel's signs if there is no `file`.
     pub(super) fn new(file: Option<&Path>) -> Self {
         let gauge = file.map(|file| Gauge::new(Some(PressureGauge::of_file(file))));
         Self { gauge, pressure: Pressure::Calm }
     }
 
-    /// The pressure on memory, if it changed.
+    /// Returns the pressure on memory, if it has changed.
     pub(super) fn pressure_change(&mut self, now_us: u64) -> Option<Pressure> {
         let now = match &mut self.gauge {
             Some(own) => own.read(now_us),

@@ -10,7 +10,7 @@ use crate::report::{Refused, RefusedBy};
 use crate::size_class::Class;
 
 impl Memory {
-    /// Returns whether waiting may help a request that the source refused: some pool has memory that may come back, or the
+    /// Returns whether waiting may help a request that the source refused: some pool has memory that may be released, or the
     /// source is only busy.
     pub(in crate::engine) fn may_recover(&self, error: &SourceError) -> bool {
         match error.retry {
@@ -20,7 +20,8 @@ impl Memory {
         }
     }
 
-    /// The refusal of a request of `class` in words. The error, the log lines, the dump and the diagnosis print the result.
+    /// Explains the refusal of a request of `class` in words. The error, the log lines, the dump and the diagnosis print the
+    /// result.
     pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> Refused {
         let limit = |level| self.limit_name(level);
         let needed_bytes = self.supply.block_bytes(class);
@@ -66,7 +67,7 @@ impl Memory {
         Refused { by, needed_bytes, found, remedy }
     }
 
-    /// The remedy if the limit of the pool has no room.
+    /// Returns the remedy if the limit of the pool has no room.
     fn remedy(&self, could_fit: bool) -> &'static str {
         match (self.may_grow(), could_fit) {
             (false, true) => {
@@ -86,7 +87,7 @@ impl Memory {
         }
     }
 
-    /// The name of the setting to raise if the limit of `level` refuses.
+    /// Returns the name of the setting to raise if the limit of `level` refuses.
     pub(in crate::engine) fn limit_name(&self, level: LimitLevel) -> &'static str {
         match level {
             LimitLevel::Partition => "the limit of the partition",
@@ -96,9 +97,9 @@ impl Memory {
         }
     }
 
-    /// Returns whether the limit is what the process may lock, so that no setting raises it.
+    /// Returns whether the pool's limit equals the number of bytes that the process may lock, so that no setting raises it.
     fn is_lock_limited(&self) -> bool {
-        // By a trial: a process with CAP_IPC_LOCK has a limit that does not bind it.
+        // `lock_limit` tries to lock more: RLIMIT_MEMLOCK does not bind a process with CAP_IPC_LOCK.
         let locked_bytes = || *self.lock_limit.get_or_init(lock_limit);
         let is_limit = |max_bytes| locked_bytes() == Some(max_bytes);
         self.source().name() == "mlock" && self.budget.max_bytes().is_some_and(is_limit)

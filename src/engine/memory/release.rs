@@ -1,6 +1,7 @@
 //! Releases of memory: when it is due, when a user or a limit requires it, for other pools and processes, and at the end.
 //!
-//! Every release is a plan, except the last of a pool that ends: made under the lock, carried out without it, finished under it.
+//! Every release is a plan, which is made under the lock, carried out without the lock, and finished under the lock. The
+//! exception is the last release of a pool that ends.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,7 +33,8 @@ impl Memory {
         self.release_free(now_us, plan);
     }
 
-    /// Releases idle memory of `pool` until no more is held than the limit and no more is idle than `max_idle_bytes`.
+    /// Releases idle memory of `pool` until held memory is within the limit and idle memory within `max_idle_bytes`, or nothing
+    /// is idle.
     pub(in crate::engine) fn enforce_limits(&self, pool: &dyn PoolView, max_idle_bytes: Option<u64>, now_us: u64) {
         let over_idle = |max_bytes| self.supply.idle_bytes(pool).saturating_sub(max_bytes);
         let excess_bytes = || self.budget.over_bytes().max(max_idle_bytes.map_or(0, over_idle));
@@ -47,7 +49,8 @@ impl Memory {
         must_evict();
     }
 
-    /// Releases idle memory of `pool` until `bytes` are released or nothing is idle. Returns how many were. Makes slow calls.
+    /// Releases idle memory of `pool` until `bytes` are released or nothing is idle. Returns how many bytes were released.
+    /// Makes slow calls.
     pub(in crate::engine) fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
         let before_bytes = self.supply.held_bytes();
         let released_bytes = || before_bytes.saturating_sub(self.supply.held_bytes());
@@ -57,12 +60,13 @@ impl Memory {
         released_bytes()
     }
 
-    /// Returns whether `bytes` cannot be released without another eviction. What the driver refuses to release stays free.
+    /// Returns whether the release of `bytes` requires another eviction. Memory that the driver refuses to release stays free,
+    /// so it causes no further evictions.
     fn lacks_free(&self, bytes: u64) -> bool {
         self.arena.as_ref().map_or(bytes > 0, |arena| arena.books().lacks_free(bytes))
     }
 
-    /// Releases what `plan` takes of the arena's free memory, if there is an arena.
+    /// Releases the free memory that `plan` selects, if there is an arena.
     fn release_free(&self, now_us: u64, plan: impl FnOnce(&mut Books) -> Option<Plan>) {
         if let Some(arena) = &self.arena {
             arena.release(now_us, plan).unwrap_or_else(|error| self.log.release_delayed(&error));
@@ -71,8 +75,8 @@ impl Memory {
 }
 
 impl ArenaSupply {
-    /// A tick of `pool`: follows the pressure on memory, and releases what is due. While pressure is severe, releases everything
-    /// idle, and calls `trim_all` to release free memory. May make slow calls.
+    /// Runs a tick of `pool` for the arena: follows the pressure on memory, and releases what is due. While the pressure is
+    /// severe, releases everything idle, and calls `trim_all` to release free memory. May make slow calls.
     pub(in crate::engine) fn tick(self: &Arc<Self>, pool: &dyn PoolView, now_us: u64, trim_all: impl FnOnce()) {
         let Some(mut watch) = self.pressure.try_lock() else { return };
         if let Some(pressure) = watch.pressure_change(now_us) {
@@ -88,11 +92,11 @@ impl ArenaSupply {
         self.resume_reserve(false);
     }
 
-    /// Releases what is due (policy-R9), soon: if that calls a driver, a dedicated thread does it, so that no request or
-    /// return pays for it. That thread ends after one round.
+    /// Releases the memory that is due (policy-R9). If this calls a driver, a dedicated thread does it soon, so that no request
+    /// or return pays for the calls. That thread ends after one round.
     pub(in crate::engine) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
         if !self.may_release_by_time() {
-            // What is due is kept, because its release would wait for the device.
+            // Memory that is due is kept, because its release would wait for the device.
             let overdue_bytes = self.books().count_overdue(now_us);
             if overdue_bytes > 0 && !self.has_logged_idle.swap(true, Ordering::Relaxed) {
                 self.log.idle_kept(overdue_bytes, self.source.name());
@@ -131,20 +135,21 @@ impl ArenaSupply {
         release(self)
     }
 
-    /// Returns whether idle memory is released because of its age. If a release waits for the device, it blocks every enqueue, so
-    /// such memory is released only while memory is short.
+    /// Returns whether idle memory is released because of its age. A release that waits for the device blocks every enqueue, so
+    /// memory with such releases is released only while memory is short.
     pub(in crate::engine) fn may_release_by_time(&self) -> bool {
-        // Relaxed: written and read by ticks, which run one at a time.
+        // Relaxed: only ticks write it, one at a time. To other readers it is a hint.
         !self.source.release_waits() || self.is_short.load(Ordering::Relaxed)
     }
 
     /// Returns whether a release would wait for a copy that may never end.
     pub(in crate::engine) fn may_never_release(&self) -> bool {
-        // A late reading only makes a release wait.
+        // An out-of-date count only makes a release wait.
         self.source.release_waits() && self.quarantined.get() > 0
     }
 
-    /// Carries out a plan of releases. Slow calls, which may wait for the device.
+    /// Plans releases by `plan` and carries them out, unless a release might never return. Makes slow calls, which may wait for
+    /// the device.
     pub(in crate::engine) fn release(
         &self,
         now_us: u64,
@@ -158,8 +163,9 @@ impl ArenaSupply {
         self.carry_out(books, plan, now_us, Instant::now(), None).map(drop)
     }
 
-    /// Releases everything without a block in it; the addresses only if there is no block at all. A leaked or abandoned
-    /// block keeps them until the process ends, and so does a release that fails: nothing tries it again.
+    /// Releases all memory without a block in it, and the addresses only if there is no block at all. A leaked or abandoned
+    /// block keeps the addresses until the process ends. If a release fails, its memory or addresses stay until then, since
+    /// nothing tries it again. If a release might never return, releases nothing.
     pub(in crate::engine) fn teardown(&self, now_us: u64) {
         if self.may_never_release() {
             let mut books = self.books();
@@ -172,21 +178,22 @@ impl ArenaSupply {
         let Mappings { addresses, regions } = loop {
             released = released.and(self.release(now_us, Books::plan_release_all));
             let mut books = self.books();
-            // Another thread may be releasing granules as well.
+            // Another thread may be releasing granules, too.
             while books.arena.stats().transit_bytes > 0 {
                 books = self.finished.wait(books);
             }
-            // `None`: the last block came back after the release above, and its granules go before their addresses.
+            // `None`: the last block was returned after the release above. Its granules must be released before their
+            // addresses.
             if let Some(mappings) = books.take_mappings() {
                 break mappings;
             }
         };
-        // A failure does not keep the others.
+        // A failure does not prevent the other releases.
         let released = released.and(addresses.map_or(Ok(()), |(_, addresses)| self.unreserve(addresses)));
         let released = regions.into_values().map(|region| self.release_region(region)).fold(released, Result::and);
         let mut books = self.books();
         let all_released = released.is_ok() && books.is_unused();
-        // A block that another thread is returning leads here again.
+        // A thread that is still returning a block calls this function again afterwards.
         let is_last = books.is_unused() || self.quarantined.get() > 0;
         let (held_bytes, ended) = (books.held_bytes(), is_last.then(|| books.end_claims(all_released)).flatten());
         drop(books);
@@ -199,8 +206,8 @@ impl ArenaSupply {
     #[allow(unsafe_code)] // Memory leaves the pool.
     pub(in crate::engine) fn release_region(&self, region: Region) -> Result<(), SourceError> {
         let mut unpin = CallStats::default();
-        // SAFETY: the region is of this source, and left the table when no block was left in the arena, or before the
-        // arena had a range for it (books-I1).
+        // SAFETY: the region is of this source. It left the mappings when no block was left in the arena (books-I1), or the
+        // arena never had a range for it and so no block in it.
         let released = unsafe { self.source.release(region, &mut unpin) };
         self.books().calls.unpin.add(&unpin);
         released
@@ -210,7 +217,7 @@ impl ArenaSupply {
     fn unreserve(&self, addresses: Arc<AddressRange>) -> Result<(), SourceError> {
         let in_use = || SourceError::new("unreserve", "the addresses are still in use");
         let range = Arc::into_inner(addresses).ok_or_else(in_use)?;
-        // SAFETY: the range is of this source, and left the table when no block was left in the arena; granules are still
+        // SAFETY: the range is of this source, and left the mappings when no block was left in the arena. Granules are still
         // committed only if their release failed.
         unsafe { self.source.unreserve(range) }
     }

@@ -21,12 +21,12 @@ use crate::backend::SourceError;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::report;
 
-/// Between two checks of a thread that waits for the reserve: memory that requests commit becomes part of it, and notifies
-/// nobody.
+/// Time between two checks of a thread that waits for the reserve. It must poll: memory that requests commit becomes part of
+/// the reserve without a notification.
 const CHECK_EVERY: Duration = Duration::from_millis(5);
 /// Longest wait of `cancel_reserve` for a step.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
-/// Progress reports of a reserve in the log.
+/// The log reports the progress of a reserve in this many parts.
 const REPORTS: u128 = 4;
 
 impl ArenaSupply {
@@ -55,13 +55,13 @@ impl ArenaSupply {
         Ok(())
     }
 
-    /// How soon the next step is due: a reserve without room waits for a tick.
+    /// Returns how soon the next step is due. A reserve without room waits for a tick.
     pub(in crate::engine) fn reserve_pace(&self) -> Pace {
         self.books().progress.pace()
     }
 
-    /// There may be room: a reserve that waits for room tries its next step again. If the limit `is_raised`, so does a reserve
-    /// that was complete before.
+    /// Lets a reserve that waits for room try its next step again, because there may be room. If the limit `is_raised`, also
+    /// continues a reserve that was complete before the limit was lowered.
     pub(in crate::engine) fn resume_reserve(&self, is_raised: bool) {
         let mut books = self.books();
         books.progress.lacks_room = false;
@@ -81,10 +81,10 @@ impl ArenaSupply {
             Ok(()) => {
                 self.update_want();
                 self.report_progress(0);
-                // Waiting requests may fit into what is there now.
+                // Waiting requests may fit into the memory that is pinned now.
                 pool.room_was_made();
             }
-            // Memory that requests have committed completes it.
+            // Memory that requests have committed has completed the reserve.
             Err(_) if self.books().reserve_to_come() == 0 => {}
             Err(Refusal::Source(error)) => {
                 self.books().progress.stopped = Some(error.clone());
@@ -100,7 +100,7 @@ impl ArenaSupply {
         self.reserve_pace() == Pace::Steps
     }
 
-    /// There is no room for the next step: waits for room, and logs that once.
+    /// Pauses the reserve until there is room for the next step, and logs that once.
     fn pause_reserve(&self) {
         let mut books = self.books();
         books.progress.lacks_room = true;
@@ -110,17 +110,18 @@ impl ArenaSupply {
         if !was_logged {
             self.log.reserve_paused(pinned_bytes, target_bytes, self.budget.max_bytes());
         }
-        // Earlier releases notified nobody.
+        // Releases by other owners before the want was raised notified nobody.
         if self.update_want() {
             self.resume_reserve(false);
         }
     }
 
-    /// Updates the bytes that this reserve wants from other owners of the shared limit: if it lacks room, all that its own limit
-    /// leaves room for, and otherwise no more than before. Returns whether that is more than before.
+    /// Updates the bytes that this reserve wants from other owners of the shared limit. If the reserve lacks room, it wants all
+    /// missing bytes for which the pool's own limit leaves room, and otherwise no more than before. Returns whether it wants
+    /// more than before.
     fn update_want(&self) -> bool {
         let books = self.books();
-        // A want remains from before the limit became the pool's own.
+        // If the limit is no longer shared, a want may remain from the time when it was.
         if !self.budget.is_shared() && books.progress.want.bytes() == 0 {
             return false;
         }
@@ -131,12 +132,13 @@ impl ArenaSupply {
             Pace::Quiet => lacking_bytes,
             _ => before_bytes.min(lacking_bytes),
         };
-        // Under the lock, so that two changes reach the shared limit in order. Others release only idle memory for a reserve.
+        // Under the lock, so that two changes reach the shared limit in order. The needed bytes are 0, since others release
+        // only idle memory for a reserve.
         self.budget.set_want(&books.progress.want, now_bytes, 0);
         now_bytes > before_bytes
     }
 
-    /// Logs each quarter of all reserves that is pinned, with `unfinished_bytes` of a call in progress.
+    /// Logs each time that another quarter of all reserves is pinned. `unfinished_bytes` of a call in progress count as pinned.
     pub(super) fn report_progress(&self, unfinished_bytes: u64) {
         let mut books = self.books();
         let (pinned_bytes, target_bytes) = books.reserve_progress();
@@ -151,7 +153,7 @@ impl ArenaSupply {
         }
     }
 
-    /// The reserve is complete: logs that once.
+    /// Ends the progress of a reserve that is complete, and logs that once.
     fn end_reserve(&self) {
         let mut books = self.books();
         let begun = books.progress.begun.take();
@@ -163,7 +165,7 @@ impl ArenaSupply {
         self.log.reserve_complete(pinned_bytes.saturating_sub(before_bytes), at.elapsed(), self.source.numa_node());
     }
 
-    /// The pool ends: no step begins from now on. Waits for a step in progress.
+    /// Cancels the reserve because the pool ends: no step begins from now on. Waits for a step in progress.
     pub(in crate::engine) fn cancel_reserve(&self) {
         let until = Instant::now() + CANCEL_PATIENCE;
         self.books().progress.is_cancelled = true;
@@ -173,8 +175,8 @@ impl ArenaSupply {
         self.update_want();
     }
 
-    /// Waits until the whole reserve is pinned, at most until `until`. Returns whether it is. Makes the steps itself if
-    /// `unthreaded` is the pool, which then has no thread that makes them. A slow call.
+    /// Waits until the whole reserve is pinned, at most until `until`. Returns whether it is pinned. If no thread makes the
+    /// steps, `unthreaded` is the pool, and this call makes them. Makes slow calls.
     ///
     /// # Errors
     ///
@@ -204,7 +206,7 @@ impl ArenaSupply {
         }
     }
 
-    /// Makes one step. `None` if another thread makes one, or the pool or the process ends.
+    /// Makes one step. Returns `None` if another thread is making one, or if the pool or the process ends.
     fn step(&self, pool: &dyn PoolView) -> Option<Result<(), Refusal>> {
         // A log sink may end the pool, so log lines are delivered after the step.
         let _deferral = report::defer();

@@ -1,9 +1,9 @@
-//! The search of one request for memory of the arena, in the loop of [`ArenaSupply::find`](super::Supply::find): growth, room
-//! that is made, what the limits permit, and the reason that nothing was found.
+//! The steps of one request's search for memory in the arena: growing, making room, computing what the limits permit, and
+//! finding the reason for a refusal. [`ArenaSupply::find`](super::Supply::find) runs them in a loop.
 //!
-//! - search-I1: no more idle blocks are released than were idle at the start, or when copies were swept for the first time. So a
-//!   search ends although other threads return blocks meanwhile.
-//! - search-I2: a request is refused for lack of room only after a sweep, and with no idle block left that would help.
+//! - search-I1: until its first sweep of copies, a search releases no more idle blocks than were idle at its start; afterwards,
+//!   no more than were idle after that sweep. So a search ends although other threads return blocks meanwhile.
+//! - search-I2: a request is refused for lack of room only after a sweep, and only if no idle block is left that would help.
 
 use std::time::Instant;
 
@@ -22,14 +22,14 @@ use pinpool_os::words::Size;
 /// Longest commit while copies are pending: registering this much delays other threads' enqueues by 0.7 to 0.8 ms.
 const STEP_DURING_COPIES_BYTES: u64 = 8 << 20;
 
-/// How much a plan may request from the source. Less after each refusal.
+/// How much a plan may request from the source. Each refusal reduces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CommitSize {
-    /// Memory for later requests too.
+    /// The memory of this buffer, and memory for later requests.
     Ample,
-    /// This one buffer alone.
+    /// Only the memory of this buffer.
     OneBuffer,
-    /// Only what is committed already.
+    /// No memory: the plan may use only what is committed already.
     Nothing,
 }
 
@@ -43,11 +43,11 @@ pub(super) struct Search<'pool> {
     /// Idle blocks that may still be released.
     pub(super) to_release: u64,
     has_swept: bool,
-    /// Nothing else has served the request: a plan may release regions, which waits for the device.
+    /// Set once nothing else has served the request: a plan may then release regions, which waits for the device.
     may_release_regions: bool,
-    /// A claim of the last plan was refused.
+    /// The refusal of the last plan's claim, if it was refused.
     pub(super) over: Option<QuotaExceeded>,
-    /// The source refused memory for this buffer alone.
+    /// The source's error, if it refused memory for this buffer alone.
     source: Option<SourceError>,
 }
 
@@ -73,7 +73,8 @@ impl ArenaSupply {
         }
     }
 
-    /// Carries out `plan` for a block. If the source refuses, the next plan requests less; after two refusals the request is
+    /// Carries out `plan` for a block, and returns its memory. If the source refuses, returns `None`, and the next plan
+    /// requests less: memory for this buffer alone, and then none. If the source refuses even that plan, the request is
     /// refused, since a buffer that other threads return is found in the wait queue.
     pub(super) fn grow(
         &self,
@@ -89,7 +90,7 @@ impl ArenaSupply {
         self.record_holes(&books, now_us);
         let error = match finished {
             Ok(is_granted) => {
-                books.smaller_regions += u64::from(search.commit == CommitSize::OneBuffer && self.shape.is_discrete);
+                books.smaller_regions += u64::from(search.commit == CommitSize::OneBuffer && self.shape.has_regions);
                 let memory = buffer.filter(|_| is_granted).and_then(|buffer| books.memory_at(buffer));
                 let not_granted = || Refusal::Source(SourceError::new("allocation", "the plan was not granted"));
                 return memory.map(Some).ok_or_else(not_granted);
@@ -107,8 +108,8 @@ impl ArenaSupply {
         Ok(None)
     }
 
-    /// There is no plan: completes copies, then releases the oldest idle block, then permits the release of regions (policy-R8).
-    /// False if nothing is left to do.
+    /// Makes room if there is no plan: completes copies, then releases the oldest idle block, or else permits the release of
+    /// regions (policy-R8). Returns whether the search should plan again.
     pub(super) fn make_room(
         &self,
         books: MutexGuard<'_, Books>,
@@ -133,7 +134,7 @@ impl ArenaSupply {
         has_regions && !std::mem::replace(&mut search.may_release_regions, true)
     }
 
-    /// The reason that the search found nothing.
+    /// Returns the reason that the search found nothing.
     pub(super) fn refusal(&self, search: Search<'_>) -> Refusal {
         match search {
             Search { source: Some(error), .. } => Refusal::Source(error),
@@ -142,7 +143,7 @@ impl ArenaSupply {
         }
     }
 
-    /// The limits of the next plan.
+    /// Returns the limits of the next plan.
     pub(super) fn limits(&self, books: &Books, search: &Search<'_>) -> GrowthLimits {
         let room_bytes = self.budget.room_for(books.arena.grown_bytes(search.bytes));
         let commit_bytes = match search.commit {
@@ -171,7 +172,7 @@ impl ArenaSupply {
         }
     }
 
-    /// Carries out `plan`. Waits for calls of other threads until `until`. Logs what was pinned, for `asked_bytes` if that is
+    /// Carries out `plan`. Waits for calls of other threads until `until`. Logs what was pinned, for `asked_bytes` if they are
     /// known. Returns whether the plan's block was granted. Makes slow calls.
     pub(super) fn carry_out(
         &self,
@@ -204,18 +205,18 @@ impl ArenaSupply {
         self.fits(bytes) && (addressable || bytes <= self.books().reserve_bytes().1)
     }
 
-    /// Returns whether the limit leaves room for a block of `bytes` if everything else is released.
+    /// Returns whether the limit would leave room for a block of `bytes` if everything else were released.
     fn fits(&self, bytes: u64) -> bool {
         let books = self.books();
         let (reserve_bytes, largest_reserve_bytes) = books.reserve_bytes();
         let room_bytes = self.budget.highest_claim_bytes().saturating_sub(reserve_bytes);
         let grown_bytes = books.arena.grown_bytes(bytes);
-        let in_reserve = !self.shape.is_discrete && grown_bytes <= books.reserve_in_granules();
+        let in_reserve = !self.shape.has_regions && grown_bytes <= books.reserve_in_granules();
         let may_grow = self.settings.may_grow || in_reserve;
         bytes <= largest_reserve_bytes || may_grow && grown_bytes <= room_bytes
     }
 
-    /// The reason that no plan gives a block of `bytes` memory while `idle_bytes` are idle in the pool.
+    /// Returns the reason that no plan gives memory to a block of `bytes` while `idle_bytes` are idle in the pool.
     pub(super) fn no_space(&self, bytes: u64, idle_bytes: u64) -> Refusal {
         if !self.settings.may_grow {
             return self.budget.full(bytes).into();
@@ -224,8 +225,8 @@ impl ArenaSupply {
         // Idle memory of this pool is used first, and is claimed already.
         let arena = books.arena.stats();
         let reusable_bytes = idle_bytes.saturating_add(arena.idle_bytes);
-        // A region with idle buffers alone has holes too, and is released with them.
-        let hole_bytes = if self.shape.is_discrete { arena.hole_bytes - arena.reserve_hole_bytes } else { 0 };
+        // Regions that contain only idle buffers have holes, too, which are released with them.
+        let hole_bytes = if self.shape.has_regions { arena.hole_bytes - arena.reserve_hole_bytes } else { 0 };
         let (missing_bytes, grown_bytes) = (books.arena.missing_bytes(bytes), books.arena.grown_bytes(bytes));
         drop(books);
         let addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
@@ -236,11 +237,11 @@ impl ArenaSupply {
             let remedy = self.shape.address_remedy.unwrap_or("request a smaller buffer, or return buffers first");
             return Refusal::Source(SourceError::new("allocation", what).with_remedy(remedy));
         }
-        // A part of the best place may be committed; idle granules elsewhere move there.
-        let missing_bytes = missing_bytes.filter(|_| !self.shape.is_discrete).unwrap_or(grown_bytes);
+        // A part of the best place may be committed already. Idle granules from elsewhere are remapped to the rest of it.
+        let missing_bytes = missing_bytes.filter(|_| !self.shape.has_regions).unwrap_or(grown_bytes);
         let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
         let (own_bytes, rest_bytes) = (self.budget.own_room_bytes(), claimed_bytes.saturating_sub(hole_bytes));
-        // There may have been room although no plan was found: idle memory may lie elsewhere.
+        // The limit may have room although no plan was found: idle memory may be at other addresses.
         let most_bytes = own_bytes.saturating_add(reusable_bytes);
         let wanted = [(claimed_bytes, own_bytes), (rest_bytes, own_bytes), (grown_bytes, most_bytes)];
         let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);

@@ -1,4 +1,4 @@
-//! Where the ranges of an arena lie, and in which units it grows.
+//! The addresses of an arena's ranges, and the units in which the arena grows.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -8,37 +8,38 @@ use super::called_source::CalledSource;
 use crate::arena::{Arena, Extent, GranuleSizes, GrowthMode, RANGE_BYTES_MAX, Retention};
 use crate::backend::{self, AddressRange, PAGE_BYTES, Region, SourceError};
 
-/// The smallest granule if the limit leaves room for it.
+/// Size of the smallest granules, if the limit leaves room for them.
 pub(in crate::engine) const GRANULE_BYTES: u64 = backend::GRANULE_BYTES as u64;
-/// Under a limit of fewer granules than this, granules are smaller: the pool must be able to hold several.
+/// Under a limit of fewer granules than this, granules are smaller, because the pool must be able to hold several.
 const GRANULES_MIN: u64 = 8;
 /// Addresses are reserved for this many times the limit, so that holes between long-lived buffers cost no memory.
 const ADDRESSES_PER_BYTE: u64 = 8;
-/// Addresses to reserve at least, for a limit that is raised later. They cost nothing but addresses: a process of 4096 pools, as
-/// many as the C interface has handles for, needs half of its 128 TiB for them.
+/// Minimum number of addresses that are requested first, for a limit that is raised later. They cost nothing but addresses: a
+/// process with 4096 pools, the most that the C interface has handles for, needs half of its 128 TiB for them.
 const ADDRESS_BYTES_PREFERRED: u64 = 16 << 30;
 /// The smallest address space that a pool can start with.
 const ADDRESS_BYTES_MIN: u64 = 256 << 20;
 /// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
 const VARIED_GRANULES: u64 = 2;
-/// The same for separate regions: each small buffer has its own region.
+/// The same threshold for separate regions. Small buffers, up to this size, have regions separate from large buffers
+/// (policy-R11).
 const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 /// The remedy if the system gave fewer addresses than requested.
 const FEW_ADDRESSES: &str =
     "this process has few addresses: raise its limit (`ulimit -v`, RLIMIT_AS), or request a smaller buffer";
 
-/// Addresses of the ranges of an arena. Kept under the arena's lock.
+/// Addresses of the ranges of an arena. The lock of the arena guards them.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Mappings {
-    /// The virtual range, in which granules are committed and decommitted, and its number.
+    /// The number and the addresses of the virtual range, in which granules are committed and decommitted.
     pub(super) addresses: Option<(u32, Arc<AddressRange>)>,
-    /// The other ranges, each one acquisition: a discrete region, or a reserve. In the order of their numbers, so that the same
-    /// calls release them in the same order.
+    /// The other ranges by number, each one acquisition: a separate region, or a reserve. Sorted, so that the same calls always
+    /// release them in the same order.
     pub(super) regions: BTreeMap<u32, Region>,
 }
 
 impl Mappings {
-    /// The address of a `buffer` of the arena.
+    /// Returns the address of `buffer`, which the arena carved; `None` if its range is unknown.
     #[allow(unsafe_code)]
     pub(in crate::engine) fn address(&self, buffer: Extent) -> Option<NonNull<u8>> {
         let virtual_range = self.addresses.as_ref().filter(|(range, _)| *range == buffer.range());
@@ -53,7 +54,7 @@ impl Mappings {
     }
 }
 
-/// An arena for what `source` can do, its mappings, and the shape of its growth. Reserves addresses, pins nothing.
+/// Creates an arena that suits `source`, its mappings, and the shape of its growth. Reserves addresses, pins nothing.
 pub(in crate::engine) fn arena_over(
     source: &CalledSource,
     max_bytes: Option<u64>,
@@ -64,7 +65,7 @@ pub(in crate::engine) fn arena_over(
             varied_above_bytes: VARIED_IN_REGIONS_BYTES,
             largest_granule_bytes: PAGE_BYTES as u64,
             longest_bytes: RANGE_BYTES_MAX,
-            is_discrete: true,
+            has_regions: true,
             address_remedy: None,
         };
         let source = source.clone();
@@ -85,41 +86,41 @@ pub(in crate::engine) fn arena_over(
         varied_above_bytes: VARIED_GRANULES * granule_bytes,
         largest_granule_bytes: sizes.zone_at(max_bytes.unwrap_or(0).saturating_sub(1)).granule_bytes,
         longest_bytes: sizes.down(address_bytes),
-        is_discrete: false,
+        has_regions: false,
         address_remedy,
     };
     Ok((arena, Mappings { addresses, ..Mappings::default() }, shape))
 }
 
-/// The result of `held_bytes` for `bytes`.
+/// Returns `held_bytes(bytes)`; `u64::MAX` if `bytes` do not fit into a `usize`.
 pub(in crate::engine) fn held(bytes: u64, held_bytes: impl FnOnce(usize) -> usize) -> u64 {
     usize::try_from(bytes).map_or(u64::MAX, |len| held_bytes(len) as u64)
 }
 
-/// In which units an arena grows.
+/// The units in which an arena grows.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::engine) struct GrowthShape {
     /// Sizes vary if a hole longer than this is wanted (policy-R12).
     pub(in crate::engine) varied_above_bytes: u64,
-    /// The largest granules of a pool that holds its first limit without gaps.
+    /// Size of the largest granules that a pool needs if it fills its first limit without gaps.
     pub(in crate::engine) largest_granule_bytes: u64,
     /// Longest buffer that there are addresses for.
     pub(in crate::engine) longest_bytes: u64,
-    /// Grows by separate regions, not by granules.
-    pub(in crate::engine) is_discrete: bool,
+    /// Whether the arena grows by separate regions, not by granules.
+    pub(in crate::engine) has_regions: bool,
     /// The remedy if the system gave fewer addresses than are useful.
     pub(in crate::engine) address_remedy: Option<&'static str>,
 }
 
-/// The smallest granule of a pool under that limit.
+/// Returns the size of the smallest granules of a pool under the limit `max_bytes`: at least `least_bytes`.
 pub(crate) fn granule_bytes(max_bytes: Option<u64>, least_bytes: u64) -> u64 {
     let previous_power_of_two = |n: u64| n.checked_ilog2().map_or(1, |log| 1 << log);
     let fair = max_bytes.map_or(GRANULE_BYTES, |max_bytes| previous_power_of_two(max_bytes / GRANULES_MIN));
     fair.min(GRANULE_BYTES).max(least_bytes)
 }
 
-/// Reserves as many addresses as are useful; fewer if the system refuses (`ulimit -v`), down to what a small pool needs.
-/// Then also returns what helps.
+/// Reserves as many addresses as are useful. If the system refuses (`ulimit -v`), reserves fewer, down to what a small pool
+/// needs, and also returns a remedy.
 fn reserve_addresses(
     reserve: impl Fn(usize) -> Result<AddressRange, SourceError>,
     max_bytes: Option<u64>,

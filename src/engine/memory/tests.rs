@@ -110,7 +110,7 @@ mod models {
 
     const BUFFER_BYTES: u64 = 4096;
 
-    /// An arena of discrete regions with its source and one pool.
+    /// An arena of separate regions with its source and one pool.
     struct Model {
         arena: ArenaSupply,
         source: Arc<CountedHeap>,

@@ -1,4 +1,4 @@
-//! Counters of a pool, in addition to the counters of its idle buffers and its memory. No hit comes here.
+//! Counters of a pool, in addition to the counters of its idle buffers and its memory. No hit calls this module.
 //!
 //! ```text
 //!   in use = blocks - idle - in flight
@@ -11,11 +11,11 @@
 //! | `clock.rs` | the time |
 //! | `owners.rs` | who holds the buffers of each tag |
 //!
-//! While other threads run, the counters of a snapshot may be a few operations apart.
+//! While other threads run, the counters in a snapshot may be a few operations apart.
 //!
-//! - **lifetime-I1**: a sealed pool closes once: whichever comes last of sealing, removing a block and starting a flight sees
-//!   the other two. Each changes its own word first, and then passes through the count of blocks by an exchange that
-//!   acquires and releases; the exchanges of one word have an order.
+//! - **lifetime-I1**: a sealed pool closes exactly once. Three kinds of events may permit the close: the seal, the removal of a
+//!   block, and the start of a flight. The last of these events sees all the others, because each first changes its own word
+//!   and then makes an AcqRel exchange on the count of blocks, and the exchanges on one word have a total order.
 
 use std::time::Duration;
 
@@ -33,12 +33,12 @@ pub(super) mod owners;
 /// requests alternate, so ending at the first success would log two lines per request.
 const CALM_US: u64 = 1_000_000;
 
-/// A statistic. All accesses are Relaxed: each number is independent.
+/// A statistic. All accesses are Relaxed, because each number is independent.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
-    /// Returns the sum.
+    /// Adds `number`, and returns the sum.
     pub(crate) fn add(&self, number: u64) -> u64 {
         self.0.fetch_add(number, Ordering::Relaxed).wrapping_add(number)
     }
@@ -52,7 +52,7 @@ impl Counter {
     }
 }
 
-/// How long something took, each time.
+/// A histogram of durations.
 #[derive(Debug, Default)]
 pub(crate) struct Times(Mutex<Histogram>);
 
@@ -71,7 +71,7 @@ impl Times {
     }
 }
 
-/// `time` in ns.
+/// Returns `time` in nanoseconds.
 pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -80,44 +80,44 @@ pub(super) fn nanos(time: Duration) -> u64 {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) failed_requests: Counter,
-    /// Those with a reason to log.
+    /// Requests that failed with a refusal. The first of them and each power of ten are logged.
     pub(crate) refused_requests: Counter,
     pub(crate) pageable: Counter,
     pub(crate) pageable_returns: Counter,
-    /// Buffers over adopted memory: in use, in flight or quarantined.
+    /// Buffers over adopted memory that are in use, in flight or quarantined.
     pub(crate) adopted: Counter,
-    /// Buffers handed over from a return to a waiting request and taken by it: a return and a hit each. Counted when it is
-    /// taken, since the request may have timed out.
+    /// Buffers that a return handed to a waiting request and that the request took. Each is a return and a hit. Counted when
+    /// the request takes the buffer, since the request may time out before.
     pub(crate) handed_over: Counter,
-    /// Returns that freed memory for a blocked request.
+    /// Returns that freed memory for a waiting request or for another owner of the shared limit.
     pub(crate) made_room: Counter,
     pub(crate) quarantined_bytes: Counter,
-    /// Buffers that were quarantined, and those that were leaked at once, so far.
+    /// Buffers that were quarantined so far, and buffers that were leaked without a quarantine.
     pub(crate) quarantines: [Counter; 2],
-    /// Bytes of users that are pinned under the limit of the pool.
+    /// Bytes of user memory that are claimed under the limit of the pool.
     pub(crate) user_memory_bytes: Counter,
     pub(crate) timeouts: Counter,
     requested: Mutex<Requested>,
     /// How long requests waited.
     pub(crate) waits: Times,
-    /// How long users had the buffers that misses made.
+    /// How long users had the buffers that a miss found.
     pub(crate) uses: Times,
     /// How long buffers were in flight.
     pub(crate) flights: Times,
 }
 
-/// The lengths of requests that found nothing idle at once.
+/// The lengths of served requests that found no idle buffer at their first attempt.
 #[derive(Debug, Default)]
 struct Requested {
     bytes: u64,
     class_bytes: u64,
     recent_lengths: RecentLengths,
-    /// Requests of a length that was not requested recently.
+    /// Number of requests of a length that was not requested recently.
     new_lengths: u64,
 }
 
 impl Counters {
-    /// A request for `len` bytes that found no idle buffer at once received `class_bytes`.
+    /// Counts a served request for `len` bytes that found no idle buffer at its first attempt and received `class_bytes`.
     pub(crate) fn count_request(&self, len: usize, class_bytes: usize) {
         let mut requested = self.requested.lock();
         requested.bytes += len as u64;
@@ -125,13 +125,14 @@ impl Counters {
         requested.new_lengths += u64::from(requested.recent_lengths.is_new(len as u64));
     }
 
-    /// Requests so far that found nothing idle at once and had a length that was not requested recently.
+    /// Returns the number of requests so far that found no idle buffer at their first attempt and had a length that was not
+    /// requested recently.
     pub(crate) fn new_lengths(&self) -> u64 {
         self.requested.lock().new_lengths
     }
 
-    /// Adds these counters to `stats`, which contain the counters of the cache, the memory and the copies in flight. `own_bytes`
-    /// are the bytes in blocks of this pool.
+    /// Adds these counters to `stats`, which must already contain the counters of the cache, the memory and the copies in
+    /// flight. `own_bytes` are the bytes in blocks of this pool.
     pub(crate) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
         let (pageable, pageable_returns) = (self.pageable.get(), self.pageable_returns.get());
         let handed_over = self.handed_over.get();
@@ -158,7 +159,7 @@ impl Counters {
     }
 }
 
-/// The blocks of a pool, and whether it has ended.
+/// The number of blocks of a pool, and whether the pool has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Lifetime {
     /// Blocks that exist: idle, in use or in flight.
@@ -168,9 +169,9 @@ pub(crate) struct Lifetime {
 }
 
 impl Lifetime {
-    /// A new block exists.
+    /// Counts a new block.
     pub(crate) fn add_block(&self) {
-        // Relaxed: the caller has a handle of the pool, so it is not sealed.
+        // Relaxed: the caller has a handle of the pool, so the pool is not sealed.
         self.blocks.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -185,9 +186,9 @@ impl Lifetime {
         stats.memory.buffers = self.blocks.load(Ordering::Relaxed);
     }
 
-    /// No handle of the pool is left.
+    /// Records that no handle of the pool is left.
     pub(crate) fn seal(&self) {
-        // Relaxed: the exchange in `begin_close`, which follows, releases it.
+        // Relaxed: the exchange in `begin_close`, which follows, releases this store.
         self.is_sealed.store(true, Ordering::Relaxed);
     }
 
@@ -196,27 +197,27 @@ impl Lifetime {
         self.is_sealed.load(Ordering::Relaxed)
     }
 
-    /// Call after the seal, and after each removal of a block and begin of a flight. True for the one caller that closes the
-    /// pool: it is sealed and no block exists but those `in_flight`.
+    /// Returns whether the caller must close the pool, which is true once: when the pool is sealed and no block exists except
+    /// those `in_flight`. Must be called after the seal, after each removal of a block and after each start of a flight.
     pub(crate) fn begin_close(&self, in_flight: impl FnOnce() -> u64) -> bool {
         // An exchange that changes nothing, AcqRel: lifetime-I1.
         let blocks = self.blocks.fetch_add(0, Ordering::AcqRel);
-        // Relaxed: if the seal came first, the exchange acquired it.
+        // Relaxed: if the seal came first, the exchange above has acquired it.
         self.is_sealed.load(Ordering::Relaxed)
             && blocks <= in_flight()
-            // AcqRel: one thread closes, and sees all that was put before.
+            // AcqRel: exactly one thread closes the pool, and it sees all earlier returns.
             && !self.is_closed.swap(true, Ordering::AcqRel)
     }
 }
 
-/// The current shortage of memory, if any. The first shortage of a pool, the tenth, the hundredth and so on are logged when they
-/// begin and when they end, so that a pool that often runs short does not repeat itself.
+/// The current shortage of memory, if any. Only the first, tenth, hundredth shortage of a pool and so on are logged, when they
+/// begin and when they end, so that a pool that often runs short does not repeat its log lines.
 #[derive(Debug, Default)]
 pub(crate) struct Shortage {
-    /// Lets a miss that finds room skip the lock.
+    /// Whether there is a shortage. Lets a miss that finds room skip the lock if there is none.
     is_on: AtomicBool,
     counts: Mutex<Option<ShortageCounts>>,
-    /// Shortages so far.
+    /// Number of shortages so far.
     shortages: AtomicU64,
 }
 
@@ -232,8 +233,8 @@ struct ShortageCounts {
 }
 
 impl Shortage {
-    /// A request for `len_bytes` found no room at `now_us`. `why` is called for the first of a shortage that is logged, and
-    /// also returns whether the request just waits for room under a limit.
+    /// Counts a request for `len_bytes` that found no room at `now_us`. Calls `why` only if this request begins a shortage that
+    /// is logged. `why` returns whether the request merely waits for room under a limit, the reason, and the statistics.
     pub(crate) fn count_refused(
         &self,
         log: &PoolLog,
@@ -265,7 +266,7 @@ impl Shortage {
         }
     }
 
-    /// A request has waited until now: memory was short.
+    /// Adds `waited`, the time that a request waited until `now_us`, to the current shortage, which lasts at least until then.
     pub(crate) fn count_wait(&self, now_us: u64, waited: Duration) {
         if let Some(counts) = &mut *self.counts.lock() {
             counts.last_us = counts.last_us.max(now_us);
@@ -273,12 +274,12 @@ impl Shortage {
         }
     }
 
-    /// A request received pageable memory.
+    /// Counts a request that received pageable memory in the current shortage, if there is one.
     pub(crate) fn count_pageable(&self) {
         self.counts.lock().iter_mut().for_each(|counts| counts.pageable += 1);
     }
 
-    /// Ends it if every request has found room for a while.
+    /// Ends the shortage if every request has found room for [`CALM_US`].
     pub(crate) fn end_if_calm(&self, log: &PoolLog, now_us: u64) {
         if !self.is_on.load(Ordering::Relaxed) {
             return;
@@ -305,9 +306,9 @@ mod models {
 
     struct ModelPool {
         lifetime: Lifetime,
-        /// Models the count of `in_flight`, which is Relaxed.
+        /// The count of `in_flight`, which is Relaxed there, too.
         in_flight: AtomicU64,
-        /// What a release leaves and the close uses.
+        /// Memory that a release writes to before the close uses it.
         memory: [UnsafeCell<u32>; 2],
         closed: AtomicU64,
     }

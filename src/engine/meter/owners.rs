@@ -5,13 +5,13 @@
 //!                     └── one row for each buffer: bytes asked, bytes held, request time
 //! ```
 //!
-//! A buffer without a tag has no holder, so its hit and its return do nothing here. A block with a holder is not a fast-path
-//! block (block-I2): its return takes the slow path, which ends the row.
+//! An untagged buffer has no holder, so its hit and its return do nothing here. A block with a holder is not a fast-path block
+//! (block-I2): its return takes the slow path, which removes the row.
 //!
-//! A buffer with a sampled request has a holder, too; without a tag it belongs to a tag that no sum includes, since untagged
-//! buffers are the remainder.
+//! The buffer of a sampled request has a holder even if it is untagged. Such a holder belongs to the tag `untagged`, which no
+//! sum includes, since the sum of untagged buffers is computed as the remainder.
 //!
-//! Owns the tags and their rows. Reads no clock: times are arguments.
+//! This module owns the tags and their rows. It reads no clock: times are arguments.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -21,20 +21,20 @@ use crate::report::{HeldBuffer, Owner};
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::sync::plain::Mutex;
 
-/// Most tags that a pool tells apart; further ones share [`OTHERS`].
+/// Most tags that a pool distinguishes. All further tags share the tag [`OTHERS`].
 const TAGS_MAX: usize = 1024;
-/// Longer tags are cut.
+/// Most bytes of a tag. A longer tag is cut.
 const TAG_BYTES_MAX: usize = 128;
-/// The buffers without a tag.
+/// The name under which untagged buffers are listed.
 pub(crate) const UNTAGGED: &str = "(untagged)";
-/// The tag for buffers with a tag beyond the maximum number of tags.
+/// The name of the tag that all tags beyond [`TAGS_MAX`] share.
 const OTHERS: &str = "(other tags)";
 
 /// The tags of one pool, by name.
 #[derive(Debug)]
 pub(crate) struct Owners {
     tagged: Mutex<BTreeMap<Box<str>, Arc<Tag>>>,
-    /// Untagged buffers with a sampled request.
+    /// The tag of untagged buffers with a sampled request.
     pub(crate) untagged: Arc<Tag>,
 }
 
@@ -48,9 +48,9 @@ impl Default for Owners {
 #[derive(Debug)]
 pub(crate) struct Tag {
     name: Box<str>,
-    /// One for each buffer, by number.
+    /// One row for each buffer, by the number of the row.
     rows: Mutex<BTreeMap<u64, Row>>,
-    /// The number in a recording.
+    /// The number of the tag in a recording.
     recorded: OnceLock<u32>,
 }
 
@@ -59,11 +59,11 @@ struct Row {
     asked_bytes: u64,
     held_bytes: u64,
     since_us: u64,
-    /// The call stack of its request, if that was sampled.
+    /// The call stack of the buffer's request, if the request was sampled.
     stack: Option<Arc<CallStack>>,
 }
 
-/// A row of a tag, with its buffer. Its drop ends the row.
+/// The row of a buffer in its tag. Dropping the holder removes the row.
 #[derive(Debug)]
 pub(crate) struct Holder {
     tag: Arc<Tag>,
@@ -71,7 +71,7 @@ pub(crate) struct Holder {
 }
 
 impl Owners {
-    /// The tag with this name; `None` if it is empty: its buffers have no holder.
+    /// Returns the tag with this name, or `None` if the name is empty: untagged buffers have no holder.
     pub(crate) fn tag(&self, name: &str) -> Option<Arc<Tag>> {
         let name = readable(name);
         if name.is_empty() {
@@ -82,15 +82,16 @@ impl Owners {
             return Some(tag.clone());
         }
         if tags.len() >= TAGS_MAX {
-            // These have no handle and no buffer, so another thread can get a reference under this lock only.
+            // The removed tags have no handle and no buffer. Another thread can get a reference to such a tag only under this
+            // lock.
             tags.retain(|_, tag| Arc::strong_count(tag) > 1);
         }
         let name: Box<str> = if tags.len() >= TAGS_MAX { OTHERS.into() } else { name.into() };
         Some(tags.entry(name).or_insert_with_key(|name| Tag::new(name)).clone())
     }
 
-    /// The sums of each tag at `now_us`, not its buffers, since each failed request calls this while requests and returns of the
-    /// tag wait.
+    /// Returns the sums of each tag at `now_us`. Does not list the buffers, since each failed request calls this while requests
+    /// and returns of the tag wait for the lock.
     pub(crate) fn sums(&self, now_us: u64) -> Vec<Owner> {
         let sum = |tag: Arc<Tag>| {
             let mut owner = Owner::new(&tag.name);
@@ -102,18 +103,19 @@ impl Owners {
         self.tags().into_iter().filter_map(sum).collect()
     }
 
-    /// The place in the program that requested most of the sampled bytes under `tag`, in words. Reads files, under no lock.
+    /// Returns the place in the program that requested most of the sampled bytes under `tag`, in words. Reads files, under no
+    /// lock.
     pub(crate) fn place(&self, tag: &str) -> Option<String> {
         let of_tag = self.tags().into_iter().chain([self.untagged.clone()]).find(|of| &*of.name == tag)?;
         let mut sums = BTreeMap::new();
         for row in of_tag.rows.lock().values() {
             row.stack.iter().for_each(|stack| *sums.entry(stack.clone()).or_insert(0) += row.held_bytes);
         }
-        // Of equal sums the greatest stack.
+        // If sums are equal, the greatest stack wins.
         sums.into_iter().max_by_key(|(_, bytes)| *bytes)?.0.place()
     }
 
-    /// Each buffer that is held under a tag at `now_us`, or has a sampled request, the oldest first.
+    /// Returns each buffer that has a holder, with its age at `now_us`, the oldest first.
     pub(crate) fn buffers(&self, now_us: u64) -> Vec<HeldBuffer> {
         let mut buffers = Vec::new();
         for tag in self.tags().into_iter().chain([self.untagged.clone()]) {
@@ -142,12 +144,13 @@ impl Tag {
         &self.name
     }
 
-    /// The number in a recording, assigned once by `name`.
+    /// Returns the number of the tag in a recording. The first call assigns it by calling `name`.
     pub(crate) fn recorded_number(&self, name: impl FnOnce(&str) -> u32) -> u32 {
         *self.recorded.get_or_init(|| name(&self.name))
     }
 
-    /// A buffer of `held_bytes`, allocated at `now_us` for a request of `asked_bytes`; with its `stack` if it was sampled.
+    /// Adds a row for a buffer of `held_bytes`, allocated at `now_us` for a request of `asked_bytes`. `stack` is the call stack
+    /// of a sampled request.
     pub(crate) fn hold(
         self: &Arc<Self>,
         asked_bytes: u64,
@@ -166,12 +169,12 @@ impl Tag {
 impl Drop for Holder {
     fn drop(&mut self) {
         let row = self.tag.rows.lock().remove(&self.number);
-        // The row may have the last reference to a call stack, which is dropped under no lock.
+        // The row may have the last reference to a call stack, so it is dropped outside the lock.
         drop(row);
     }
 }
 
-/// The stored form of a tag: its first bytes, without characters that would break a log line.
+/// Returns the stored form of a tag: its first bytes, without characters that would break a log line.
 fn readable(tag: &str) -> String {
     let mut end = tag.len().min(TAG_BYTES_MAX);
     while !tag.is_char_boundary(end) {

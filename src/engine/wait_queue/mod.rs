@@ -1,4 +1,4 @@
-//! The wait queue: requests that wait for room, of threads and tasks, served in order of arrival.
+//! The wait queue: requests of threads and tasks that wait for room, served in order of arrival.
 //!
 //! ```text
 //!   queue:  [head] ── handed a returned buffer, or served by an attempt ──▶ leaves, wakes the next
@@ -6,28 +6,32 @@
 //! ```
 //!
 //! While a request waits,
-//! - a returned buffer of the head's class is handed to the head; another buffer does not become idle, and its memory makes room
-//!   for the head,
+//! - a returned buffer of the head's class is handed to the head. A buffer of another class does not become idle; its memory
+//!   makes room for the head,
 //! - a buffer that was idle before the queue formed may serve one more hit of its class,
-//! - a request that finds nothing idle joins the queue. It may pass the head only if it fits in addition to the head: the bytes
-//!   that passed the head and are not yet returned must fit into the room that the limit leaves next to the head's request. So
-//!   the head is served, at the latest, when all buffers that were in use or idle when it became the head have been returned,
-//! - only the head of the queue searches, so small requests cannot overtake a large request forever.
+//! - a request that finds no idle buffer joins the queue. It may pass the head only if it fits in addition to the head: all
+//!   bytes that have passed the head and are not yet returned must fit into the room that the limit leaves next to the head's
+//!   request. So the head is served, at the latest, when all buffers that were in use or idle when it became the head have been
+//!   returned,
+//! - only the head of the queue searches for memory, so small requests cannot overtake a large request forever.
 //!
-//! A waiting thread searches for memory itself. The thread `pinpool-get` searches for tasks; the first waiting task starts it,
-//! and it ends when no task waits. A task whose first attempt needs a driver call is *deferred*: the thread makes that attempt
-//! before the request joins the queue. If no thread is available, and in a simulation, the polls search for memory.
+//! A waiting thread searches for memory itself. The thread `pinpool-get` searches for tasks: the first waiting task starts it,
+//! and it ends when no task waits. A task whose first attempt needs a driver call is *deferred*: the thread makes the first
+//! attempt before the request joins the queue. If no thread is available, and in a simulation, the polls of the tasks search
+//! for memory.
 //!
-//! While no request waits, a hit and a return pay one load: [`WaitQueue::has_waiters`]. Each pool has one queue, and each
-//! partition another, in which requests wait for their claim before they join the queue of the pool. Owns the order. Never
+//! While no request waits, hits and returns on the fast path do not read the queue: the slow-path flag in the lock of their
+//! shard is enough. Other returns pay one load ([`WaitQueue::has_waiters`]). Each pool has one queue. Each partition has
+//! another, in which requests wait for their claim before they join the queue of the pool. This module owns the order. It never
 //! acquires memory, which is the task of the [`Server`].
 //!
-//! - waiters-I1: no wake-up is lost. A return made after a request joined finds it, or that request's first attempt finds the
-//!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep. The end of a copy wakes no request, so the start
-//!   of a copy wakes the head of the queue, which polls at short intervals while copies are in flight.
-//! - waiters-I2: a request that leaves the queue, for any reason, wakes the next, and passes on an item that it was handed.
+//! - waiters-I1: no wake-up is lost. A return after a request has joined finds the request, or the request's next search finds
+//!   the buffer. `has_waiters` describes the exception, and `patience` bounds each sleep. The end of a copy wakes no request,
+//!   so the start of a copy wakes the head of the queue, which polls at short intervals while copies are in flight.
+//! - waiters-I2: a request that leaves the queue, for any reason, wakes the next head, and passes on an item that it was
+//!   handed.
 //! - waiters-I3: nothing is handed to a request that has left the queue: both happen under the lock of the queue.
-//! - waiters-I4: the slow path is required exactly while the queue has a request: [`WaitQueue::change`] tells the pool.
+//! - waiters-I4: the slow path is required exactly while the queue has a request: [`WaitQueue::change`] notifies the pool.
 
 mod waiter;
 
@@ -52,72 +56,74 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     type Request: Send + Sync;
     /// The item that serves a request.
     type Item: Send;
-    /// Why it was not served.
+    /// The reason that a request was not served.
     type Refusal: Clone + Send;
 
     fn queue(&self) -> &WaitQueue<Self>;
 
-    /// While `is_waiting`, each return must check the queue. Called under the lock of the queue, so it must not call the queue or
-    /// a user.
+    /// Requires each return to check the queue while `is_waiting`. Called under the lock of the queue, so it must neither lock the
+    /// queue nor call user code.
     fn require_slow_path(&self, is_waiting: bool);
 
-    /// Completes what is ready to be returned.
+    /// Finishes the returns that are ready, such as returns of buffers with completed copies.
     fn sweep(&self);
 
     /// Serves the head, or a deferred request, which has no refusal yet. Waits for driver calls of other threads until `until`.
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> Result<Self::Item, Self::Refusal>;
 
-    /// Returns whether a deferred request, which was refused, waits.
+    /// Returns whether a deferred request that was refused may wait.
     fn admits(self: &Arc<Self>, _waiter: &Waiter<Self>, _refusal: &Self::Refusal) -> bool {
         true
     }
 
-    /// A request has stopped waiting: it was served, or it fails.
+    /// Finishes a request that has stopped waiting. Returns `served` if present, and otherwise a substitute, such as pageable
+    /// memory, or an error.
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Self::Item>) -> crate::Result<Self::Item>;
 
-    /// The request that was served with this item was dropped.
+    /// Takes back an item that its request cannot use any more: the request was dropped, or another item serves it.
     fn take_back(&self, _item: Self::Item) {}
 
-    /// Longest sleep of the head, which joined or was last woken at `since`, for memory that returns without waking a request.
+    /// Returns the longest sleep of the head, which joined or was last woken at `since`: memory may return without a wake-up.
     fn patience(&self, since: Instant) -> Duration;
 
-    /// Returns whether waiting cannot help any request or, given the refusal of its last search, the head.
+    /// Returns whether waiting cannot help any request. With the `refusal` of its last search: whether waiting cannot help the
+    /// head.
     fn is_hopeless(&self, refusal: Option<&Self::Refusal>) -> bool;
 
-    /// A request took the item that it was handed.
+    /// Records that a request took the item that a return had handed to it.
     fn record_taken(&self) {}
 
-    /// A request has left the queue, which it joined this long ago.
+    /// Records that a request has left the queue, which it joined `waited` ago.
     fn record_wait(&self, _waited: Duration) {}
 }
 
 /// A queue of waiting requests.
 pub(crate) struct WaitQueue<S: Server> {
-    /// Length of the queue. Written under its lock.
+    /// Number of waiting requests. Written under the lock of the queue.
     waiting: AtomicUsize,
     state: Mutex<QueueState<S>>,
-    /// Wakes the thread.
+    /// Wakes the thread that serves tasks.
     changed: Condvar,
     may_start_thread: bool,
 }
 
 struct QueueState<S: Server> {
-    /// Each with its number in the order of arrival, from 1.
+    /// The waiting requests, each with its number in the order of arrival, from 1.
     waiters: VecDeque<(u64, Arc<Waiter<S>>)>,
-    /// Requests that have ever joined: a statistic, and the number of the last one.
+    /// Number of requests that have ever joined: a statistic, and the number of the last request that joined.
     joined: u64,
     /// Bytes that passed the head and have not been returned.
     passed_bytes: u64,
-    /// Tasks with a first attempt that the thread makes.
+    /// Tasks that wait for the thread to make their first attempt.
     deferred: VecDeque<Arc<Waiter<S>>>,
-    /// The thread runs.
+    /// Whether the thread that serves tasks runs.
     has_thread: bool,
-    /// The thread must search before it sleeps.
+    /// Whether the thread must search before it sleeps.
     is_woken: bool,
 }
 
 impl<S: Server> WaitQueue<S> {
-    /// Without `may_start_thread` the polls of tasks search for memory.
+    /// Makes an empty queue. Without `may_start_thread`, the polls of tasks search for memory.
     pub(super) fn new(may_start_thread: bool) -> Self {
         Self {
             waiting: AtomicUsize::new(0),
@@ -136,20 +142,20 @@ impl<S: Server> WaitQueue<S> {
 
     #[inline]
     pub(super) fn has_waiters(&self) -> bool {
-        // SeqCst, with the store in `change`: a waiter that this load misses joined after it, so its first attempt sees
-        // the return that came before this load. The return's own store may still be in a store buffer then, unless it went
-        // through a lock that the attempt takes too; the waiter's patience covers that rare case, which is cheaper than a
+        // SeqCst, with the store in `change`: a waiter that this load misses joined after the load, so its search sees the
+        // return that came before the load. The exception: the store of that return may still be in a store buffer, unless the
+        // return took a lock that the search also takes. The waiter's patience covers this rare case, which is cheaper than a
         // barrier in every return.
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// Requests that have ever joined the queue, and those that wait now.
+    /// Returns the number of requests that have ever joined the queue, and the number that wait now.
     pub(super) fn counts(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.joined, state.waiters.len() as u64)
     }
 
-    /// Bytes of the waiting requests, in their order.
+    /// Returns the bytes of each waiting request, in the order of the queue.
     pub(super) fn waiting_bytes(&self) -> Vec<u64> {
         if !self.has_waiters() {
             return Vec::new();
@@ -157,13 +163,13 @@ impl<S: Server> WaitQueue<S> {
         self.state.lock().waiters.iter().map(|(_, waiter)| waiter.class.bytes as u64).collect()
     }
 
-    /// The total time that the waiting requests have waited so far.
+    /// Returns the total time that the waiting requests have waited so far.
     pub(super) fn waiting_for(&self, now: Instant) -> Duration {
         let waited = |since| now.saturating_duration_since(since);
         self.state.lock().waiters.iter().filter_map(|(_, waiter)| waiter.state.lock().joined).map(waited).sum()
     }
 
-    /// The process was stopped for this long. That time does not count as waiting.
+    /// Excludes `stopped`, for which the process was stopped, from the waiting time of each request.
     pub(super) fn discount_pause(&self, stopped: Duration) {
         for (_, waiter) in &self.state.lock().waiters {
             let mut state = waiter.state.lock();
@@ -177,14 +183,14 @@ impl<S: Server> WaitQueue<S> {
         let head_before = state.head_number();
         let result = change(&mut state);
         let head = state.head_number();
-        // SeqCst: a return that comes after the first attempt of a request that has joined sees it.
+        // SeqCst: a return that follows a search by a request that has joined sees the request.
         self.waiting.store(state.waiters.len(), Ordering::SeqCst);
         if head.is_some() != head_before.is_some() {
             server.require_slow_path(head.is_some());
         }
         let mut next = None;
         if head != head_before {
-            // Requests that passed the previous head count as held for the new one.
+            // Buffers of requests that passed the previous head are in use like any others for the new head.
             state.passed_bytes = 0;
             next = state.head().filter(|_| head_before.is_some()).cloned();
         }
@@ -195,8 +201,8 @@ impl<S: Server> WaitQueue<S> {
         result
     }
 
-    /// Wakes `waiter` to check again, on its own thread or on the thread that serves tasks. May call a waker, so never under a
-    /// lock.
+    /// Makes `waiter` check again, on its own thread or on the thread that serves tasks. May call a waker, so the caller must hold
+    /// no lock.
     fn wake(&self, waiter: &Waiter<S>) {
         waiter.state.lock().polls_since = Instant::now();
         if !waiter.is_task() || !self.wake_thread() {
@@ -204,7 +210,7 @@ impl<S: Server> WaitQueue<S> {
         }
     }
 
-    /// False if no thread serves the tasks.
+    /// Wakes the thread that serves tasks. Returns whether there is one.
     fn wake_thread(&self) -> bool {
         let mut state = self.state.lock();
         state.is_woken = true;
@@ -214,7 +220,7 @@ impl<S: Server> WaitQueue<S> {
         has_thread
     }
 
-    /// Appends `waiter`, unless it has ended meanwhile.
+    /// Appends `waiter` to the queue, unless its wait has ended meanwhile.
     fn join(&self, server: &S, waiter: &Arc<Waiter<S>>) {
         self.change(server, |state| {
             state.deferred.retain(|other| !Arc::ptr_eq(other, waiter));
@@ -225,7 +231,7 @@ impl<S: Server> WaitQueue<S> {
         });
     }
 
-    /// Ends the wait of `waiter`, with `item` or without. If it has ended before, `item` is returned.
+    /// Ends the wait of `waiter`, with `item` or without. An item that is left over is returned to the pool.
     fn end(&self, server: &S, waiter: &Arc<Waiter<S>>, item: Option<S::Item>) {
         let left = self.change(server, |state| {
             state.waiters.retain(|(_, other)| !Arc::ptr_eq(other, waiter));
@@ -237,19 +243,20 @@ impl<S: Server> WaitQueue<S> {
         }
     }
 
-    /// Searches for memory for `waiter` if it is the head, or deferred. Ends its wait if it is served, late, or hopeless.
+    /// Searches for memory for `waiter` if it is the head or deferred. Ends the wait if the request is served or late, or if
+    /// waiting cannot help.
     fn search(&self, server: &Arc<S>, waiter: &Arc<Waiter<S>>) {
         if waiter.has_ended() {
             return;
         }
         let is_deferred = waiter.state.lock().joined.is_none();
         if !is_deferred && self.is_head(server, waiter) {
-            // A returned item is handed to the head, which may be this request.
+            // The sweep hands a returned item to the head, which may be this request.
             server.sweep();
         }
         let searched = is_deferred || self.is_head(server, waiter);
         if searched {
-            // Short, so that the request soon finds an item that it is handed meanwhile.
+            // A short time, so that the request soon finds an item that it is handed meanwhile.
             let patience = server.patience(waiter.polls_since()).max(MIN_SEARCH_TIME);
             match server.serve(waiter, waiter.deadline.min(Instant::now() + patience)) {
                 Ok(item) => return self.end(server, waiter, Some(item)),
@@ -265,14 +272,14 @@ impl<S: Server> WaitQueue<S> {
                 }
             }
         }
-        // An old refusal decides nothing: others may have returned memory since.
+        // Without a search now, an old refusal decides nothing: others may have returned memory since.
         let refusal = waiter.refusal().filter(|_| searched);
         if Instant::now() >= waiter.deadline || server.is_hopeless(refusal.as_ref()) {
             self.end(server, waiter, None);
         }
     }
 
-    /// Returns whether `waiter` is the head. Late tasks before it leave the queue.
+    /// Returns whether `waiter` is the head, after late tasks at the front were removed from the queue.
     fn is_head(&self, server: &S, waiter: &Arc<Waiter<S>>) -> bool {
         self.change(server, |state| {
             state.remove_late();
@@ -280,17 +287,18 @@ impl<S: Server> WaitQueue<S> {
         })
     }
 
-    /// When to search for `waiter` again if it is not woken: for the head soon, since room may appear without a wake-up, and for
-    /// the others when the head is late.
+    /// Returns when to search for `waiter` again if it is not woken. For the head that is soon, since room may appear without a
+    /// wake-up. For another request it is the deadline of the head, since the searches of other requests remove late tasks.
     fn next_search(&self, server: &S, waiter: &Arc<Waiter<S>>) -> Instant {
         let soon = Instant::now() + server.patience(waiter.polls_since());
         let state = self.state.lock();
         let head = state.head().filter(|head| !Arc::ptr_eq(head, waiter)).map(|head| head.deadline);
-        // A late thread is about to leave.
+        // A head that is a late thread is about to leave, so search soon.
         head.filter(|&late| late > Instant::now()).unwrap_or(soon).min(waiter.deadline)
     }
 
-    /// Starts the thread that serves tasks, unless it runs. False if their polls have to search.
+    /// Starts the thread that serves tasks, unless it runs. Returns whether it runs; if not, the polls of the tasks must
+    /// search.
     fn start_thread(&self, server: &Arc<S>) -> bool {
         if !self.may_start_thread || std::mem::replace(&mut self.state.lock().has_thread, true) {
             return self.may_start_thread;
@@ -303,12 +311,12 @@ impl<S: Server> WaitQueue<S> {
         started
     }
 
-    /// The thread: serves tasks until none waits.
+    /// Runs the thread: serves tasks until no task waits.
     fn serve_tasks(&self, server: &Arc<S>) {
         let mut for_head = false;
         loop {
             let Some(entered) = MaintenanceThread::of_process().enter() else {
-                // The process has begun to exit: nothing is called any more, and nobody is woken.
+                // The process has begun to exit. The thread calls and wakes nothing more, and its end does not drop the pool.
                 return std::mem::forget(server.clone());
             };
             let mut state = self.state.lock();
@@ -318,7 +326,7 @@ impl<S: Server> WaitQueue<S> {
                 return;
             }
             let is_deferred = !state.deferred.is_empty();
-            // In turn: deferred tasks that pass the head must not keep it from being served.
+            // Alternates: deferred tasks that pass the head must not keep it from being served.
             for_head = !for_head;
             let (head, first) = (state.head().filter(|head| head.is_task()), state.deferred.front());
             let task = if for_head { head.or(first) } else { first.or(head) }.cloned();
@@ -330,7 +338,7 @@ impl<S: Server> WaitQueue<S> {
                 }
             }
             let until = task.as_ref().map(|task| self.next_search(&**server, task));
-            // May be the last reference to the pool.
+            // The task may have the last reference to the pool.
             drop(task);
             drop(entered);
             if !is_deferred {
@@ -339,14 +347,14 @@ impl<S: Server> WaitQueue<S> {
         }
     }
 
-    /// Searches for memory for a task. A panic ends its wait.
+    /// Searches for memory for a task. A panic ends the wait of the task.
     fn search_for_task(&self, server: &Arc<S>, task: &Arc<Waiter<S>>) {
         if caught(|| self.search(server, task)).is_none() {
             self.end(&**server, task, None);
         }
     }
 
-    /// Returns when the thread is woken, at once if that has happened since its last search, or at `until`.
+    /// Sleeps until `until`, or until the thread is woken. Returns at once if it was woken since it began its last search.
     fn sleep(&self, until: Option<Instant>) {
         let mut state = self.state.lock();
         while !state.is_woken && until.is_none_or(|until| Instant::now() < until) {
@@ -357,8 +365,8 @@ impl<S: Server> WaitQueue<S> {
         }
     }
 
-    /// Offers a returned item, of a request for `bytes` that `passed` a head, to the head. Returns it if the head is of another
-    /// class, or no request waits.
+    /// Offers a returned item to the head. Returns the item if the head is of another class, or if no request waits. The item's
+    /// request was for `bytes` and `passed` the head with this number, if not 0.
     pub(super) fn offer(&self, server: &S, item: S::Item, class: Class, passed: u64, bytes: u64) -> Option<S::Item> {
         let mut item = Some(item);
         let served = self.change(server, |state| {
@@ -374,9 +382,9 @@ impl<S: Server> WaitQueue<S> {
         item
     }
 
-    /// Lets a request search for memory: no request waits (0), or it passes the head, which has this number. Given the class
-    /// of the head, `bytes_next_to` returns the bytes that the limit leaves next to the head, and those that the request needs.
-    /// Otherwise returns how many requests come first, and the bytes of the head.
+    /// Permits a request to search for memory. Returns 0 if no request waits, or the number of the head if the request passes
+    /// it. Given the class of the head, `bytes_next_to` returns the bytes that the limit leaves next to the head, and the bytes
+    /// that the request needs. Otherwise fails with the number of waiting requests and the bytes of the head.
     pub(super) fn try_pass(&self, bytes_next_to: impl FnOnce(Class) -> (u64, u64)) -> Result<u64, (u64, u64)> {
         let mut state = self.state.lock();
         let Some(&(number, ref head)) = state.waiters.front() else { return Ok(0) };
@@ -387,24 +395,24 @@ impl<S: Server> WaitQueue<S> {
         Ok(number)
     }
 
-    /// A request for `bytes` that `passed` a head found no memory after all.
+    /// Ends the pass of a request for `bytes` that `passed` a head: the request found no memory, or has returned its buffer.
     pub(super) fn end_pass(&self, passed: u64, bytes: u64) {
         self.state.lock().end_pass(passed, bytes);
     }
 
-    /// Has all waiting requests checked again.
+    /// Wakes all waiting requests, so that they check again.
     pub(super) fn wake_all(&self) {
         let state = self.state.lock();
         let all: Vec<_> = state.waiters.iter().map(|(_, waiter)| waiter).chain(&state.deferred).cloned().collect();
         drop(state);
         for waiter in all {
             self.wake(&waiter);
-            // A task too, because the thread that serves it may be in a driver call.
+            // Tasks are woken directly, too, because the thread that serves them may be in a driver call.
             waiter.wake();
         }
     }
 
-    /// Has the head checked again.
+    /// Wakes the head, so that it checks again.
     pub(super) fn wake_head(&self) {
         let head = self.state.lock().head().cloned();
         if let Some(head) = head {

@@ -98,7 +98,7 @@ impl Server for ModelPool {
 }
 
 const FOREVER: Duration = Duration::from_secs(1 << 20);
-/// A wait that is over at the first search.
+/// A wait that ends at the first search.
 const NO_TIME: Duration = Duration::from_nanos(1);
 
 /// The request of a thread.
@@ -115,7 +115,7 @@ fn get(pool: &Arc<ModelPool>) {
     assert!(join(pool, FOREVER).wait().is_some());
 }
 
-/// Ends with as many idle items as `left`.
+/// Checks the interleavings of `check`. Each must leave `left` idle items.
 fn model(left: u32, check: impl Fn(&Arc<ModelPool>) + Sync + Send + 'static) {
     model_within(3, left, check);
 }
@@ -215,7 +215,7 @@ fn loom_a_waiter_that_times_out_passes_on_what_it_has() {
     model_of_three(0, |pool| {
         let putting = spawn(pool, |pool| pool.put(CLASS));
         let giving_up = spawn(pool, |pool| {
-            // Its deadline has passed: one attempt, which may take the item; then it puts that back.
+            // The deadline has passed: the request makes one attempt, and returns an item that this attempt takes.
             if join(pool, NO_TIME).wait().is_some() {
                 pool.put(CLASS);
             }

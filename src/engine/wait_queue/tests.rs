@@ -13,7 +13,7 @@ const OTHER: Class = Class { bytes: 8192, index: 1 };
 struct TestPool {
     queue: WaitQueue<Self>,
     idle: Mutex<Vec<u32>>,
-    /// What `require_slow_path` was called with, each time.
+    /// The argument of each call of `require_slow_path`.
     told: Mutex<Vec<bool>>,
     attempts: Count,
     panics: std::sync::atomic::AtomicBool,
@@ -87,7 +87,7 @@ impl Server for TestPool {
     }
 }
 
-/// A wait that is over at the first search.
+/// A wait that ends at the first search.
 const NO_TIME: Duration = Duration::from_nanos(1);
 
 /// The request of a thread.
@@ -186,7 +186,7 @@ fn however_requests_leave_the_queue_its_end_is_told_and_no_item_is_lost() {
                             Poll::Ready(served) => served,
                             Poll::Pending => None,
                         },
-                        // A task that is polled no more, and is dropped later.
+                        // A task that is no longer polled, and is dropped later.
                         2 => {
                             let mut turn = join_task(pool, CLASS, wait);
                             let polled = poll(&mut turn, Waker::noop());
@@ -254,7 +254,7 @@ fn requests_pass_the_head_within_the_room_next_to_it() {
     let number = pass(4).expect("4 fit");
     assert_eq!((number, pass(6)), (1, Ok(1)));
     assert_eq!(pass(1), Err((2, 4096)));
-    // What passed comes back: by a return, or because there was no memory.
+    // A pass ends with the return of the buffer, or because there was no memory.
     assert_eq!(pool.queue.offer(&pool, 1, OTHER, number, 4), Some(1));
     assert_eq!(pass(4), Ok(1));
     pool.queue.end_pass(number, 6);

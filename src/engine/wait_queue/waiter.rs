@@ -12,10 +12,10 @@ use crate::size_class::Class;
 use pinpool_os::sync::{Condvar, Mutex};
 use pinpool_os::unwind::caught;
 
-/// The longest wait for room.
+/// The longest time that a request waits for room.
 const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
 
-/// The end of a wait of `wait` that began at `begun`.
+/// Returns the end of a wait that began at `begun` and lasts for `wait`, at most for [`WAIT_MAX`].
 pub(crate) fn deadline(begun: Instant, wait: Duration) -> Instant {
     begun + wait.min(WAIT_MAX)
 }
@@ -23,39 +23,40 @@ pub(crate) fn deadline(begun: Instant, wait: Duration) -> Instant {
 /// Keeps the pool open while a thread searches for memory for a task.
 pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 
-/// A request of a thread or a task that waits.
+/// A request, of a thread or a task, that waits.
 pub(crate) struct Waiter<S: Server> {
     pub(in crate::engine) request: S::Request,
     pub(in crate::engine) class: Class,
-    /// The longest wait.
+    /// The longest time that the request may wait.
     pub(in crate::engine) wait: Duration,
     pub(in crate::engine) begun: Instant,
     pub(super) deadline: Instant,
-    /// Present if a task waits: keeps its pool open.
+    /// Present if a task waits. Keeps the pool of the task open.
     keep_alive: Option<KeepAlive>,
     pub(super) state: Mutex<WaiterState<S>>,
     changed: Condvar,
 }
 
 pub(super) struct WaiterState<S: Server> {
-    /// When it joined the queue; `None` while it is deferred.
+    /// When the request joined the queue; `None` while it is deferred.
     pub(super) joined: Option<Instant>,
-    /// When it began, joined or was last woken: polls become rarer from then on.
+    /// When the request began, joined or was last woken. Polls become rarer from then on.
     pub(super) polls_since: Instant,
     is_woken: bool,
-    /// The wait has ended: the request was served, failed or was cancelled.
+    /// Whether the wait has ended: the request was served, failed or was cancelled.
     has_ended: bool,
     item: Option<S::Item>,
-    /// The item was handed over by a return.
+    /// Whether a return handed the item over.
     was_handed: bool,
-    /// Why the last attempt failed.
+    /// The reason that the last attempt failed.
     pub(super) refusal: Option<S::Refusal>,
-    /// The waker of the task, until it is woken.
+    /// The waker of the task; `None` from the wake-up until the next poll.
     waker: Option<Waker>,
 }
 
 impl<S: Server> Waiter<S> {
-    /// Began at `begun`, and waits at most `wait` for room. A task has a `keep_alive`, and waits for driver calls in any case.
+    /// Makes the waiter of a request that began at `begun` and waits for at most `wait` for room. The request of a task has a
+    /// `keep_alive`, and waits for driver calls even if `wait` is zero.
     pub(in crate::engine) fn new(
         request: S::Request,
         class: Class,
@@ -81,13 +82,13 @@ impl<S: Server> Waiter<S> {
         self.keep_alive.is_some()
     }
 
-    /// Why the last attempt failed; `None` before the first has.
+    /// Returns the reason that the last attempt failed; `None` until an attempt has failed.
     pub(in crate::engine) fn refusal(&self) -> Option<S::Refusal> {
         self.state.lock().refusal.clone()
     }
 
-    /// Records that the request joins the queue. Returns false if it had joined or ended before. Called under the lock of the
-    /// queue, like all changes of the slot.
+    /// Records that the request joins the queue. Returns whether it may: it has neither joined nor ended before. Called under
+    /// the lock of the queue, like all changes of the slot.
     pub(super) fn join(&self) -> bool {
         let (now, mut state) = (Instant::now(), self.state.lock());
         let may_join = !state.has_ended && state.joined.is_none();
@@ -95,14 +96,15 @@ impl<S: Server> Waiter<S> {
         may_join
     }
 
-    /// A return hands `item` over.
+    /// Ends the wait with `item`, which a return hands over.
     pub(super) fn hand(&self, item: S::Item) {
         let mut state = self.state.lock();
         (state.item, state.was_handed, state.has_ended) = (Some(item), true, true);
     }
 
-    /// Ends the wait, with `item` or without. Returns the item that is not needed: `item` if the wait has ended before, or an
-    /// item that a return handed over while an attempt found `item`, which is counted already.
+    /// Ends the wait, with `item` or without. Returns the item that is not needed, if any: `item`, if the wait had ended before.
+    /// But if a return handed over another item while an attempt found `item`, keeps `item`, since the attempt is already
+    /// counted, and returns the other item.
     pub(super) fn end(&self, item: Option<S::Item>) -> Option<S::Item> {
         let mut state = self.state.lock();
         let open = !std::mem::replace(&mut state.has_ended, true);
@@ -117,7 +119,7 @@ impl<S: Server> Waiter<S> {
         self.state.lock().has_ended
     }
 
-    /// The item that serves it, and whether a return handed it over.
+    /// Takes the item that serves the request, if any. Also returns whether a return handed it over.
     pub(super) fn take(&self) -> (Option<S::Item>, bool) {
         let mut state = self.state.lock();
         (state.item.take(), state.was_handed)
@@ -127,7 +129,7 @@ impl<S: Server> Waiter<S> {
         self.state.lock().polls_since
     }
 
-    /// Wakes its thread or task. Calls a waker, so never under a lock.
+    /// Wakes the thread or task of the request. Calls a waker, so the caller must hold no lock.
     pub(super) fn wake(&self) {
         let mut state = self.state.lock();
         state.is_woken = true;
@@ -139,7 +141,7 @@ impl<S: Server> Waiter<S> {
         }
     }
 
-    /// Returns when woken, at once if that happened since the last sleep, or at `until`.
+    /// Sleeps until `until`, or until the request is woken. Returns at once if it was woken since the last sleep.
     pub(super) fn sleep(&self, until: Instant) {
         let mut state = self.state.lock();
         while !state.is_woken && Instant::now() < until {
@@ -148,10 +150,10 @@ impl<S: Server> Waiter<S> {
         state.is_woken = false;
     }
 
-    /// Wakes this waker from now on. Clones and drops wakers, which is user code, outside of the lock.
+    /// Sets the waker that the next wake-up wakes. Clones and drops wakers, which is user code, outside the lock.
     pub(super) fn register(&self, waker: &Waker) {
         let waker = waker.clone();
-        // In one step, so that every wake-up finds a waker.
+        // The waker is replaced in one step, so that every wake-up finds a waker.
         let _before = self.state.lock().waker.replace(waker);
     }
 }
@@ -173,11 +175,12 @@ impl<S: Server> FirstAttempt<S> {
     }
 }
 
-/// A place in the queue. The drop leaves the queue, also while its thread unwinds, and passes on an item that it was handed.
+/// A request's place in the queue. Dropping the ticket leaves the queue, even while the thread unwinds, and passes on an item
+/// that the request was handed.
 pub(crate) struct WaitTicket<S: Server> {
     server: Arc<S>,
     pub(in crate::engine) waiter: Arc<Waiter<S>>,
-    /// Has the task polled again.
+    /// Makes the executor poll the task again at a given time.
     reminder: Option<Reminder>,
 }
 
@@ -188,7 +191,8 @@ impl<S: Server> std::fmt::Debug for WaitTicket<S> {
 }
 
 impl<S: Server> WaitTicket<S> {
-    /// Joins the queue behind all others, refused for this reason; without one it is deferred.
+    /// Appends the request of `waiter`, which was refused with `refusal`, to the queue. Without a refusal, the request is deferred
+    /// instead.
     pub(in crate::engine) fn new(server: &Arc<S>, waiter: Waiter<S>, refusal: Option<S::Refusal>) -> Self {
         let (waiter, queue) = (Arc::new(waiter), server.queue());
         match refusal {
@@ -208,17 +212,17 @@ impl<S: Server> WaitTicket<S> {
         &self.waiter.request
     }
 
-    /// How long ago the request was made.
+    /// Returns how long ago the request was made.
     pub(crate) fn age(&self) -> Duration {
         self.waiter.begun.elapsed()
     }
 
-    /// How long it has been in the queue, if it was.
+    /// Returns how long ago the request joined the queue; `None` if it never joined.
     pub(in crate::engine) fn waited(&self) -> Option<Duration> {
         self.waiter.state.lock().joined.map(|joined| joined.elapsed())
     }
 
-    /// Blocks the thread until it is served, its deadline has passed, or waiting cannot help.
+    /// Blocks the thread until the request is served, its deadline has passed, or waiting cannot help.
     pub(in crate::engine) fn wait(&self) -> Option<S::Item> {
         let queue = self.server.queue();
         loop {
@@ -235,24 +239,26 @@ impl<S: Server> WaitTicket<S> {
         let (server, waiter, queue) = (&self.server, &self.waiter, self.server.queue());
         // Before the slot is read, so that a later item wakes this task.
         waiter.register(context.waker());
-        // The reminder of the last poll.
+        // Cancels the reminder of the last poll.
         self.reminder = None;
         let has_thread = queue.start_thread(server);
         if !has_thread && !waiter.has_ended() {
             queue.search_for_task(server, waiter);
         }
         if Instant::now() >= waiter.deadline || server.is_hopeless(None) {
-            // The attempt may be in a driver call that does not return, and a close may have come before the waker.
+            // The attempt may be in a driver call that does not return, and the pool may have closed before the waker was
+            // registered.
             queue.end(&**server, waiter, None);
         }
         if waiter.has_ended() {
             return Poll::Ready(self.take());
         }
         let at = if has_thread { waiter.deadline } else { queue.next_search(&**server, waiter) };
-        // Also if the program alone polls the pool: a deadline is not the program's to watch.
+        // The maintenance thread reminds the task even if the program maintains the pool itself: the program cannot watch
+        // deadlines.
         self.reminder = MaintenanceThread::of_process().remind(Some(at), None, context.waker()).ok();
         if self.reminder.is_none() {
-            // There is no thread: the executor polls again and again.
+            // Without a maintenance thread, the executor must poll again and again.
             context.waker().wake_by_ref();
         }
         Poll::Pending
@@ -281,7 +287,7 @@ impl<S: Server> Drop for WaitTicket<S> {
             server.take_back(item);
         }
         if self.waiter.is_task() {
-            // It may have been the last one.
+            // If this was the last task, the thread must end.
             queue.wake_thread();
         }
         if let Some(waited) = self.waited() {

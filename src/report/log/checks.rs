@@ -9,33 +9,34 @@ use crate::policy::Check;
 
 /// Counts the checks of one or several pools and selects those that are printed.
 ///
-/// All pools of a process share one, as in TensorFlow, unless
-/// [`PoolBuilder::unstable_log_sampler`](crate::PoolBuilder::unstable_log_sampler) sets another.
+/// All pools of a process share one sampler, as in TensorFlow, unless
+/// [`PoolBuilder::unstable_log_sampler`](crate::PoolBuilder::unstable_log_sampler) sets another sampler.
 #[derive(Debug, Clone, Default)]
 pub struct LogSampler(Arc<AtomicU64>);
 
-/// Not a lazy cell: a child forked while another thread initializes it would wait forever.
+/// The number of checks of all pools without a sampler of their own. This is not a lazily initialized cell, because a child that is
+/// forked while another thread initializes the cell would wait forever.
 static CHECKS_OF_PROCESS: AtomicU64 = AtomicU64::new(0);
 
 impl LogSampler {
-    /// A new sampler, which selects the first check that it counts.
+    /// Returns a new sampler, which selects the first check that it counts.
     pub fn new() -> Self {
         Self::default()
     }
 }
 
-/// A check of the rates, as a listener gets it ([`PoolBuilder::unstable_on_check`](crate::PoolBuilder::unstable_on_check)).
+/// A check of the rates, as passed to a listener ([`PoolBuilder::unstable_on_check`](crate::PoolBuilder::unstable_on_check)).
 ///
 /// Displays as TensorFlow's lines: the counters, and below them the raise if there was one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CheckReport {
     /// The counters and the decision.
     pub check: Check,
-    /// True if it is printed.
+    /// Whether the check is printed.
     pub printed: bool,
 }
 
-/// TensorFlow's lines, byte for byte.
+/// Writes TensorFlow's lines, byte for byte.
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Check { window, limit, raised_to } = self.check;
@@ -53,11 +54,11 @@ impl fmt::Display for CheckReport {
     }
 }
 
-/// Called after every check, printed or not.
+/// A function that is called after every check, printed or not.
 pub(crate) type Listener = Arc<dyn Fn(&CheckReport) + Send + Sync>;
 
 impl PoolLog {
-    /// Prints a check if the sampler picks it, and calls the listener. TensorFlow's lines carry no name.
+    /// Prints a check if the sampler selects it, and calls the listener. TensorFlow's lines do not have the name of the pool.
     #[track_caller]
     pub(crate) fn checked(&self, check: Check) {
         let checks = self.log_sampler.as_ref().map_or(&CHECKS_OF_PROCESS, |sampler| &*sampler.0);
@@ -75,7 +76,7 @@ impl PoolLog {
     }
 }
 
-/// A double as C's `%g` prints it: six significant digits, no trailing zeros, an exponent below 1e-4 and from 1e6 on.
+/// A number that is displayed like C's `%g`: six significant digits, no trailing zeros, an exponent below 1e-4 and from 1e6 on.
 struct SixDigits(f64);
 
 impl fmt::Display for SixDigits {

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Loggers and listeners are user code: they may call the pool, take locks, or panic. A thread that holds a lock of the pool
-//! across slow calls [defers](defer) them until it has released the lock. Their panics are [caught](pinpool_os::unwind).
+//! across slow calls [defers](defer) its lines and listener calls until it has released the lock. Panics of user code are
+//! [caught](pinpool_os::unwind).
 
 use std::cell::RefCell;
 use std::fmt;
@@ -26,16 +27,17 @@ struct Deferred {
     calls: Vec<Call>,
 }
 
-/// Queues the thread's log lines and listener calls while it exists; dropping the last one makes the calls in order.
+/// While a deferral exists, the log lines and listener calls of its thread are queued. Dropping the last deferral of the thread makes
+/// the queued calls in order.
 #[must_use = "what was deferred is called when this is dropped"]
 pub(crate) struct Deferral {
-    /// Ends on the thread where it began.
+    /// A deferral must end on the thread on which it began.
     _not_send: PhantomData<*const ()>,
 }
 
-/// Queues log lines and listener calls until the result is dropped. Hold it longer than the lock.
+/// Queues this thread's log lines and listener calls until the result is dropped. Drop the result after releasing the lock.
 pub(crate) fn defer() -> Deferral {
-    // An exiting thread has no queue and calls them immediately.
+    // An exiting thread has no queue, and makes its calls immediately.
     let _ = DEFERRED.try_with(|deferred| deferred.borrow_mut().deferrals += 1);
     Deferral { _not_send: PhantomData }
 }
@@ -83,13 +85,13 @@ pub(super) fn line(target: &'static str, level: log::Level, line: fmt::Arguments
     }
 }
 
-/// Returns true if the program logs lines of this level.
+/// Returns whether the program logs lines of this level.
 #[inline]
 pub(super) fn is_wanted(level: log::Level) -> bool {
     level <= log::STATIC_MAX_LEVEL && level <= log::max_level()
 }
 
-/// The logger of the unit tests: keeps the lines of each thread.
+/// The logger of the unit tests, which keeps the lines of each thread.
 #[cfg(test)]
 pub(crate) mod captured {
     use std::cell::RefCell;
@@ -119,7 +121,7 @@ pub(crate) mod captured {
         fn flush(&self) {}
     }
 
-    /// The lines that `call` logs on this thread.
+    /// Returns the lines that `call` logs on this thread.
     pub(crate) fn lines_of(call: impl FnOnce()) -> Vec<Line> {
         let _ = log::set_logger(&LinesByThread).map(|()| log::set_max_level(log::LevelFilter::Trace));
         LINES.take();

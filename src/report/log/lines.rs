@@ -1,8 +1,8 @@
-//! The table of log lines: a row is one line and becomes one method of [`PoolLog`], named as the event of the line.
+//! The table of log lines. Each row describes one line and becomes a method of [`PoolLog`] that is named like the event of the line.
 //!
-//! A row is the level (or the argument that has it), the target without `pinpool::`, the event with its values, and the text after
-//! the event. `bytes: u64 as Size` shows a value through a type or function. The comment of a row says what the line means and what
-//! to do; `docs/log-lines.md` is made from the comments.
+//! A row has the level (or the argument with the level), the target without `pinpool::`, the event with its values, and the text
+//! after the event. `bytes: u64 as Size` shows a value through a type or function. The comment of a row says what the line means and
+//! what to do; `docs/log-lines.md` is made from the comments.
 
 use std::fmt::Display;
 use std::io;
@@ -42,7 +42,7 @@ macro_rules! lines {
             )+
         }
 
-        /// The methods with their comments.
+        /// The names of the methods, each with its comment.
         #[cfg(test)]
         pub(super) const COMMENTS: &[(&str, &str)] = &[$((stringify!($name), concat!($($doc),+)),)+];
     };
@@ -245,7 +245,7 @@ lines! {
     /// The last handle of the pool was dropped. To do: nothing.
     Info(pool) closed(stats: &Stats as totals) "{stats}";
 
-    // No warning: a buffer that is a later field than its pool is dropped after it.
+    // This is not a warning: a buffer in a later field of a struct than its pool is normally dropped after the pool.
     /// The last handle was dropped, but buffers are still out; those with a tag or a sampled call stack are listed. To do: nothing if
     /// they are dropped soon; otherwise find who holds them.
     Info(pool) buffers_still_out(list: (&Stats, &[HeldBuffer]) as still_out) "memory stays allocated until these are dropped, {list}";
@@ -271,7 +271,7 @@ fn what_is_kept(keeps_all: bool) -> &'static str {
     if keeps_all { "; no memory of the pool is released" } else { "" }
 }
 
-/// A key with its value; nothing without a value.
+/// Formats a key with its value; returns an empty text if there is no value.
 fn pair(key: &str, value: Option<impl Display>) -> String {
     value.map_or_else(String::new, |value| format!(" {key}={value}"))
 }

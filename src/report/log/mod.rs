@@ -3,8 +3,8 @@
 //! A line has the shape `pool[NAME] event: short sentence key=value key=value`; unnamed pools carry their number. TensorFlow's
 //! two lines have TensorFlow's shape. A test makes docs/log-lines.md from the rows, with an example of each line.
 //!
-//! Takes plain values, never a pool. Its only decision is which checks are printed: one in ten over the whole process,
-//! as in TensorFlow.
+//! The methods take plain values, never a pool. They decide only which checks are printed (by default one in ten over the whole
+//! process, as in TensorFlow), and which warnings go to standard error if the program has no logger.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -36,7 +36,7 @@ pub(crate) struct PoolLog {
     pub(crate) name: Option<String>,
     /// Number of the pool within the process.
     pub(crate) number: u64,
-    /// `None`: the sampler that all pools of the process share.
+    /// The sampler of the pool; `None` means the sampler that all pools of the process share.
     pub(crate) log_sampler: Option<LogSampler>,
     /// One in this many checks is printed; 0 counts as 1.
     pub(crate) log_every: u64,
@@ -44,7 +44,7 @@ pub(crate) struct PoolLog {
 }
 
 impl PoolLog {
-    /// A number for the next pool or partition of the process.
+    /// Returns the number for the next pool or partition of the process.
     pub(crate) fn next_number() -> u64 {
         static POOLS: AtomicU64 = AtomicU64::new(0);
         // Relaxed: nothing else depends on it.
@@ -61,9 +61,9 @@ impl fmt::Display for PoolLog {
     }
 }
 
-/// Lines that depend on the outcome.
+/// Methods that choose one of several lines by the outcome.
 impl PoolLog {
-    /// Sizes began to vary (policy-R12), or recur again.
+    /// Logs that sizes have begun to vary (policy-R12), or that they recur again. Logs nothing for `None`.
     #[track_caller]
     pub(crate) fn sizes_changed(&self, vary: Option<bool>) {
         match vary {
@@ -73,7 +73,7 @@ impl PoolLog {
         }
     }
 
-    /// The end of a recording.
+    /// Logs the end of a recording.
     #[track_caller]
     pub(crate) fn recorded(&self, path: &Path, recorded: &Recorded) {
         match recorded {
@@ -83,7 +83,7 @@ impl PoolLog {
         }
     }
 
-    /// Logs settings without effect; without a logger, once to standard error.
+    /// Logs settings without effect. If the program has no logger, writes them to standard error once.
     #[track_caller]
     pub(crate) fn ineffective_settings(&self, unused: &[String]) {
         for unused in unused {
@@ -94,7 +94,7 @@ impl PoolLog {
         }
     }
 
-    /// Logs a problem of the machine; without a logger, once for each kind to standard error.
+    /// Logs a problem of the machine. If the program has no logger, writes it to standard error, once for each kind of problem.
     #[track_caller]
     pub(crate) fn found(&self, finding: &Finding) {
         match finding.severity {
@@ -105,7 +105,7 @@ impl PoolLog {
         self.print_once(finding.check, "machine", &[finding]);
     }
 
-    /// Writes lines to standard error, unless the program has a logger or lines of this kind were written.
+    /// Writes lines to standard error, unless the program has a logger or lines of this kind have been written before.
     fn print_once(&self, kind: &'static str, event: &str, lines: &[impl fmt::Display]) {
         static PRINTED: OfProcess<plain::Mutex<Vec<&'static str>>> = OfProcess::new(plain::Mutex::default);
         let mut printed = PRINTED.get().lock();
@@ -115,13 +115,13 @@ impl PoolLog {
         printed.push(kind);
         drop(printed);
         for line in lines {
-            // A failed write has nowhere else to go.
+            // The error of a failed write cannot be reported anywhere.
             let _ = writeln!(io::stderr(), "pinpool: {self}{event}: {line}");
         }
     }
 }
 
-/// Returns true if the `nth` event of a kind is logged: the first, the tenth, the hundredth.
+/// Returns whether the `nth` event of a kind is logged: the first, the tenth, the hundredth and so on.
 pub(crate) fn is_power_of_ten(nth: u64) -> bool {
     nth.checked_ilog10().is_some_and(|digits| nth == 10u64.pow(digits))
 }

@@ -40,16 +40,12 @@ fn checked(max_bytes: u64, preset: Preset) -> (Pool, Arc<AtomicU64>) {
     (builder.unstable_on_check(listener).build().unwrap(), checks)
 }
 
-/// The next eviction of `pool` makes a check due.
-fn evict_999(pool: &Pool) {
-    (0..999).for_each(|_| drop([pool.get(MIB).unwrap(), pool.get(MIB).unwrap()]));
-    assert_eq!(valid_stats(pool).memory.evictions.over_limit, 999);
-}
-
 #[test]
 fn a_panic_of_a_listener_at_the_return_of_a_request_that_leaves_the_queue_does_not_block_the_queue() {
     let (pool, checks) = checked(8 << 20, Preset::TensorFlow);
-    evict_999(&pool);
+    // After 999 evictions the next one makes a check due.
+    (0..999).for_each(|_| drop([pool.get(MIB).unwrap(), pool.get(MIB).unwrap()]));
+    assert_eq!(valid_stats(&pool).memory.evictions.over_limit, 999);
     pool.trim(0);
     let [handed, large, other] = [2, 4, 1].map(|mib| pool.get(mib * MIB - 64).unwrap());
     let mut leaving = pool.get_async(Request::new(handed.len()).timeout(LONG));

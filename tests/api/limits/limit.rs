@@ -134,7 +134,7 @@ fn stays_under_the_limit(
 }
 
 #[test]
-fn the_limit_holds_over_virtual_memory_and_over_discrete_regions() {
+fn the_limit_holds_over_virtual_memory_and_over_separate_regions() {
     for (max_bytes, reserve, limit, on_full) in [
         (8 << 20, 0, 100, OnFull::Error),
         (20 << 20, 4 << 20, 3, OnFull::Error),

@@ -22,8 +22,8 @@ fn builder() -> PoolBuilder {
 
 /// One pool over each kind of memory.
 fn every_kind(set: impl Fn(PoolBuilder) -> PoolBuilder) -> Vec<Pool> {
-    let discrete = std::sync::Arc::new(SimSource::discrete(1 << 40));
-    let builders = [builder(), builder().backend(Backend::Source(discrete)), builder().preset(Preset::TensorFlow)];
+    let separate = std::sync::Arc::new(SimSource::separate_regions(1 << 40));
+    let builders = [builder(), builder().backend(Backend::Source(separate)), builder().preset(Preset::TensorFlow)];
     builders.into_iter().map(|builder| set(builder).build().unwrap()).collect()
 }
 

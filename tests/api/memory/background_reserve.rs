@@ -25,8 +25,8 @@ const STEP: u64 = 8 * MI;
 /// Longer than any reserve of these tests takes; a test that waits so long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn faulty(discrete: bool) -> Arc<FaultSource> {
-    fixture::faulty(if discrete { SimSource::discrete(1 << 44) } else { SimSource::new(1 << 44) })
+fn faulty(separate: bool) -> Arc<FaultSource> {
+    fixture::faulty(if separate { SimSource::separate_regions(1 << 44) } else { SimSource::new(1 << 44) })
 }
 
 /// A pool that pins a reserve of `bytes` by steps of `poll`.
@@ -45,8 +45,8 @@ fn fraction_is(pool: &Pool, fraction: f64) -> bool {
 
 #[test]
 fn the_start_pins_one_step_and_each_poll_one_more() {
-    for discrete in [false, true] {
-        let source = faulty(discrete);
+    for separate in [false, true] {
+        let source = faulty(separate);
         let pool = by_steps(source.clone(), 256 * MI, 64 * MI).build().unwrap();
         let memory = valid_stats(&pool).memory;
         assert_eq!((memory.held_bytes, memory.reserve_bytes, memory.reserve_target_bytes), (STEP, STEP, 64 * MI));
@@ -62,18 +62,18 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
         }
         assert!(fraction_is(&pool, 1.0));
         let calls = source.calls(SourceCall::Acquire);
-        assert_eq!(calls, if discrete { 2 } else { 8 });
+        assert_eq!(calls, if separate { 2 } else { 8 });
         pool.maintain();
         assert_eq!((source.calls(SourceCall::Acquire), pool.stats().memory.held_bytes), (calls, 64 * MI));
         // All of it serves buffers; where granules adjoin, one of its whole length.
-        drop(pool.get(if discrete { 56 * MIB } else { 64 * MIB }).unwrap());
+        drop(pool.get(if separate { 56 * MIB } else { 64 * MIB }).unwrap());
         assert_eq!(source.calls(SourceCall::Acquire), calls);
         assert!(pool.wait_reserved(Duration::ZERO).unwrap());
         pool.clear();
         pool.trim(0);
         assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI, "kept");
         drop(pool);
-        assert_eq!(source.calls(SourceCall::Release), if discrete { 2 } else { 1 });
+        assert_eq!(source.calls(SourceCall::Release), if separate { 2 } else { 1 });
     }
 }
 
@@ -100,9 +100,9 @@ fn a_request_beyond_what_is_there_is_served_and_counts_as_reserve() {
 
 #[test]
 fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
-    for discrete in [false, true] {
+    for separate in [false, true] {
         for failing in 0..4 {
-            let source = faulty(discrete);
+            let source = faulty(separate);
             source.fail(SourceCall::Acquire, failing);
             listen();
             let built = by_steps(source.clone(), 1 << 30, 512 * MI).build();
@@ -114,7 +114,7 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
             let error = pool.wait_reserved(PATIENCE).unwrap_err();
             assert!(error.is_backend() && error.to_string().contains("by script"), "{error}");
             let there = valid_stats(&pool).memory.reserve_bytes;
-            assert_eq!(there, if discrete { STEP + (failing - 1) * 64 * MI } else { failing * STEP });
+            assert_eq!(there, if separate { STEP + (failing - 1) * 64 * MI } else { failing * STEP });
             let lines = lines();
             let warning = lines.iter().filter(|line| line.contains("reserve_stopped: ")).collect::<Vec<_>>();
             let told = format!("pinned={} of=512.0MiB", Size(there));
@@ -136,8 +136,8 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
 
 #[test]
 fn more_than_the_limit_is_refused_at_once() {
-    for discrete in [false, true] {
-        let pool = by_steps(faulty(discrete), 64 * MI, 0).build().unwrap();
+    for separate in [false, true] {
+        let pool = by_steps(faulty(separate), 64 * MI, 0).build().unwrap();
         [65 * MI, u64::MAX].into_iter().for_each(|bytes| assert!(!pool.reserve(bytes).unwrap_err().is_forked()));
         pool.reserve(40 * MI).unwrap();
         assert!(pool.reserve(40 * MI).unwrap_err().is_limit(), "with the one before it is over the limit");
@@ -237,8 +237,8 @@ fn end_stops_after_its_step(source: &Arc<FaultSource>, patience: Duration) -> bo
 
 #[test]
 fn the_end_of_the_pool_cancels_it_within_a_step() {
-    for discrete in [false, true] {
-        let source = faulty(discrete);
+    for separate in [false, true] {
+        let source = faulty(separate);
         // On a busy machine the thread that ends the pool may begin late.
         let mut patience = [20, 200, 2_000, 20_000].map(Duration::from_millis).into_iter();
         assert!(patience.any(|patience| end_stops_after_its_step(&source, patience)), "no step after that one");

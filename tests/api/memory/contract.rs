@@ -15,9 +15,9 @@ fn every_source_keeps_the_contract() {
     check_source(&HeapSource::new());
     check_source(&HeapSource::locked());
     check_source(&SimSource::new(SimSource::DEFAULT_TOTAL_BYTES));
-    let discrete = SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES);
-    check_source(&discrete);
-    assert!(discrete.virtual_memory().is_none() && HeapSource::new().pinned_by().is_none());
+    let separate = SimSource::separate_regions(SimSource::DEFAULT_TOTAL_BYTES);
+    check_source(&separate);
+    assert!(separate.virtual_memory().is_none() && HeapSource::new().pinned_by().is_none());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::valid_stats::valid_stats;
 
 #[test]
 fn a_reserve_that_leaves_no_room_for_a_request_that_waits_is_refused() {
-    for source in [SimSource::new, SimSource::discrete] {
+    for source in [SimSource::new, SimSource::separate_regions] {
         for is_partition in [false, true] {
             let pool = over(Arc::new(source(1 << 40)), 64 << 20).wait(LONG).build().unwrap();
             let part = pool.partition("part", 48 << 20).unwrap();

@@ -27,7 +27,7 @@ fn hasty(source: Arc<dyn Source>) -> PoolBuilder {
 }
 
 fn sources() -> [Arc<FaultSource>; 3] {
-    [faulty(HeapSource::new()), faulty_sim(), faulty(SimSource::discrete(1 << 40))]
+    [faulty(HeapSource::new()), faulty_sim(), faulty(SimSource::separate_regions(1 << 40))]
 }
 
 fn releases(source: &FaultSource) -> u64 {

@@ -68,7 +68,7 @@ fn waits_and_pageable_buffers_are_counted() {
     assert_eq!((requests.waits, requests.waiting, requests.timeouts, requests.wait_time.count()), (2, 0, 0, 2));
 
     // The backend refused twice, and then a wait let the request try again.
-    let source = faulty(SimSource::discrete(1 << 40));
+    let source = faulty(SimSource::separate_regions(1 << 40));
     (0..2).for_each(|index| source.fail(SourceCall::Acquire, index));
     let pool = over(source, 1 << 30).wait(LONG).build().unwrap();
     drop(pool.get(MIB).unwrap());
@@ -118,7 +118,7 @@ fn evictions_are_counted_by_reason() {
 
 #[test]
 fn calls_that_pin_and_calls_that_give_back_are_apart() {
-    let source = faulty(SimSource::discrete(1 << 40));
+    let source = faulty(SimSource::separate_regions(1 << 40));
     let pool = over(source.clone(), 64 << 20).preset(Preset::TensorFlow).setting("pool_size_limit", 4).build().unwrap();
     drop([1, 2, 3].map(|mib| pool.get(mib * MIB).unwrap()));
     let stats = valid_stats(&pool);

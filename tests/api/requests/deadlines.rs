@@ -21,10 +21,9 @@ fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
     type Act = (SourceCall, fn(&Pool));
     let acts: [Act; 2] =
         [(SourceCall::Acquire, |pool| drop(pool.get(8 * MIB).unwrap())), (SourceCall::Release, |pool| pool.trim(0))];
-    for ((call, act), source) in acts
-        .into_iter()
-        .flat_map(|act| [SimSource::new(1 << 40), SimSource::discrete(1 << 40)].map(|source| (act, faulty(source))))
-    {
+    for ((call, act), source) in acts.into_iter().flat_map(|act| {
+        [SimSource::new(1 << 40), SimSource::separate_regions(1 << 40)].map(|source| (act, faulty(source)))
+    }) {
         let pool = over(source.clone(), 8 << 20).build().unwrap();
         if matches!(call, SourceCall::Release) {
             drop(pool.get(8 * MIB).unwrap());

@@ -209,8 +209,8 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
     for &(name, text, set, problem) in refused {
         let of_code = of_code(name, set).unwrap_err();
         assert!(of_code.starts_with(&format!("{name}{problem}")), "{of_code}");
-        let remedy = format!("; correct it, or leave it out for the default {}", default_of(name));
-        assert!(of_code.ends_with(&remedy), "{of_code}");
+        let default = VARIABLES.iter().find(|variable| variable.name == name).unwrap().default();
+        assert!(of_code.ends_with(&format!("; correct it, or leave it out for the default {default}")), "{of_code}");
         // Sizes are shown with their unit.
         let of_code = of_code.replacen("=0B:", "=0:", 1);
         assert_eq!(of_text(name, text), [Err(of_code.clone()), Err(of_code)], "{name}={text}");
@@ -257,10 +257,6 @@ fn settings_that_fail_every_request_are_refused_and_settings_without_effect_are_
     ] {
         assert!(report(&pairs).warnings.is_empty(), "{pairs:?}");
     }
-}
-
-fn default_of(name: &str) -> String {
-    VARIABLES.iter().find(|variable| variable.name == name).unwrap().default()
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn write() -> RwLockWriteGuard<'static, Space> {
     SPACE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Inserts a range; an error if it overlaps another range (address-I1).
+/// Inserts a range. Fails if it overlaps another range (address-I1).
 pub(crate) fn insert(start: u64, range: Range) -> Result<(), Code> {
     let mut space = write();
     if space.touches(start, range.bytes) {
@@ -89,13 +89,13 @@ pub(crate) fn remove_of(context: usize) -> Vec<Range> {
     removed
 }
 
-/// Number of ranges with an owner of this kind.
+/// Returns the number of ranges with an owner of this kind.
 pub(crate) fn count(wanted: impl Fn(&Owner) -> bool) -> u64 {
     read().0.values().filter(|range| wanted(&range.owner)).count() as u64
 }
 
 impl Space {
-    /// The range that holds this address, and its start.
+    /// Returns the range that contains this address, with its start.
     pub(crate) fn at(&self, address: u64) -> Option<(u64, Range)> {
         let (&start, &range) = self.0.range(..=address).next_back()?;
         (address - start < range.bytes).then_some((start, range))
@@ -105,7 +105,7 @@ impl Space {
         self.at(start).is_some() || self.0.range(start..start.saturating_add(bytes)).next().is_some()
     }
 
-    /// The kind of memory of `[address, address + bytes)`. Only granules may be crossed within one copy.
+    /// Returns the kind of memory of `[address, address + bytes)`. A copy may cross only from a granule into the next one.
     pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<MemoryKind, Code> {
         let end = address.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
         let Some((mut start, mut range)) = self.at(address) else {
@@ -121,7 +121,7 @@ impl Space {
         Ok(if matches!(range.owner, Owner::Device { .. }) { MemoryKind::Device } else { MemoryKind::Pinned })
     }
 
-    /// The memory behind this address, and how many bytes follow in the same range.
+    /// Returns the memory behind this address, and the number of bytes from there to the end of its range.
     pub(crate) fn backing(&self, address: u64) -> Option<(*mut u8, u64)> {
         let (start, range) = self.at(address)?;
         let offset = address - start;

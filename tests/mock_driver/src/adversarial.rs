@@ -40,7 +40,7 @@ impl Deviation {
         1 << self as u64
     }
 
-    /// The switch with this name.
+    /// Returns the switch with this name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|deviation| format!("{deviation:?}") == name)
     }
@@ -50,7 +50,7 @@ static ON: AtomicU64 = AtomicU64::new(0);
 
 /// Turns these switches on, a bit each, and all others off.
 pub(crate) fn set(bits: u64) {
-    // Relaxed: a test sets them before the calls that they are for.
+    // Relaxed: a test sets the switches before the calls that they affect.
     ON.store(bits, Ordering::Relaxed);
 }
 

@@ -23,7 +23,7 @@ use crate::{context, faults, settings, stream};
 /// The result of a driver call.
 pub(crate) type Outcome = Result<(), Code>;
 
-/// See the table above.
+/// The kind of a call, as the module's table describes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Lookup,
@@ -32,14 +32,14 @@ pub(crate) enum Kind {
     Enqueue,
 }
 
-/// Held by each enqueue.
+/// The enqueue lock, which each call of kind `Enqueue` holds.
 static ENQUEUES: Mutex<()> = Mutex::new(());
 
 /// Runs one driver call.
 pub(crate) fn run(name: &str, kind: Kind, body: impl FnOnce() -> Outcome) -> c_int {
     let outcome = match (context::is_child(), kind) {
         (false, _) => run_counted(name, kind, body),
-        // No lock of the parent is taken: a thread that does not exist here may hold it.
+        // A child takes no lock of its parent, since a thread that does not exist in the child may hold the lock.
         (true, Kind::Lookup) => body(),
         (true, _) => Err(Code::NOT_INITIALIZED),
     };
@@ -81,7 +81,7 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// One element of several; the caller's count bounds the index.
+    /// Returns the place of one of several results; the caller's count bounds the index.
     pub(crate) fn at(first: *mut T, index: usize) -> Self {
         Out(if first.is_null() { first } else { first.wrapping_add(index) })
     }

@@ -78,7 +78,7 @@ impl Captures {
         }
     }
 
-    /// Streams in a capture.
+    /// Returns the streams that take part in captures.
     pub(crate) fn members(&self) -> impl Iterator<Item = &usize> {
         self.members.keys()
     }
@@ -101,7 +101,7 @@ impl Captures {
 
     fn number(&mut self) -> u64 {
         self.numbered += 1;
-        // Different from the handles of other kinds.
+        // These numbers differ from the handles of other kinds.
         0x6000_0000 + self.numbered * 0x10
     }
 }
@@ -139,7 +139,7 @@ pub(crate) fn forbid_implicit(stream: usize) -> Outcome {
     refused
 }
 
-/// Refuses to name a capturing stream, and invalidates the capture.
+/// Refuses a call that names a capturing stream, and invalidates the capture.
 pub(crate) fn forbid_naming(stream: usize) -> Outcome {
     let mut streams = lock_streams();
     if streams.captures.of(stream).is_some() {

@@ -8,7 +8,8 @@
 //! [`Deviation::RecurringHandles`]); its id (`cuCtxGetId`) is never reused. A context lives while it is retained. Its memory outlives
 //! it, so that a leak shows in the counts (not under [`Deviation::ResetUnmaps`]).
 //!
-//! In a forked child every call returns 3, as with a real driver once the parent has called `cuInit`.
+//! In a forked child every call returns 3, except look-ups of names and versions, as with a real driver once the parent has
+//! called `cuInit`.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -29,7 +30,7 @@ struct Driver {
     /// The error of calls before `cuInit` and after the shutdown.
     state: Outcome,
     device_count: usize,
-    /// By ordinal; after them one more context of each device ([`create`]).
+    /// The primary contexts by ordinal, and after them one more context of each device ([`create`]).
     primaries: [Primary; 2 * MOST_DEVICES],
     /// Contexts created so far.
     created: u64,
@@ -98,8 +99,8 @@ fn end_with(context: usize) {
 }
 
 thread_local! {
-    /// The contexts of a thread, the current one first, then 0. Programs push one or two. Without a destructor, so that a program's own
-    /// thread-locals may call the driver when they are destroyed.
+    /// The contexts of a thread, the current one first; unused places are 0. Programs push one or two. The array has no
+    /// destructor, so that a program's own thread-locals may call the driver when they are destroyed.
     static STACK: Cell<[usize; 64]> = const { Cell::new([0; 64]) };
 }
 
@@ -110,7 +111,7 @@ fn push(context: usize) {
     STACK.set(stack);
 }
 
-/// Removes the current context; 0 if there is none.
+/// Removes and returns the current context; 0 if there is none.
 fn pop() -> usize {
     let mut stack = STACK.get();
     let popped = std::mem::take(&mut stack[0]);
@@ -121,7 +122,7 @@ fn pop() -> usize {
 
 /// Returns whether this is a forked child.
 pub(crate) fn is_child() -> bool {
-    // Relaxed: set by the only thread that a child begins with.
+    // Relaxed: the only thread that a child begins with has set the flag.
     IS_CHILD.load(Ordering::Relaxed)
 }
 
@@ -130,7 +131,7 @@ pub(crate) fn check_initialized() -> Outcome {
     lock(&DRIVER).state
 }
 
-/// The ordinal, if there is such a device.
+/// Returns the ordinal, if there is such a device.
 pub(crate) fn check_device(device: c_int) -> Result<usize, Code> {
     let ordinal = usize::try_from(device).map_err(|_| Code::INVALID_DEVICE)?;
     if ordinal < lock(&DRIVER).device_count { Ok(ordinal) } else { Err(Code::INVALID_DEVICE) }
@@ -146,17 +147,17 @@ fn check_context(context: usize) -> Result<usize, Code> {
     }
 }
 
-/// The calling thread's context.
+/// Returns the calling thread's context. Fails if there is none, or if it has ended.
 pub(crate) fn current() -> Result<usize, Code> {
     check_context(STACK.get()[0])
 }
 
-/// The ordinal of the device of the calling thread's context.
+/// Returns the ordinal of the device of the calling thread's context.
 pub(crate) fn current_device() -> Result<usize, Code> {
     current().map(|context| index_of(context) % MOST_DEVICES)
 }
 
-/// Retained contexts.
+/// Returns the number of retained contexts.
 pub(crate) fn live() -> u64 {
     lock(&DRIVER).primaries.iter().filter(|primary| primary.retained > 0).count() as u64
 }
@@ -330,7 +331,7 @@ driver_call! { Process fn cuCtxGetDevice(out: Out<c_int>) {
 driver_call! { Device fn cuCtxSynchronize() {
     capture::forbid_unsafe_call()?;
     let context = current()?;
-    // In every mode.
+    // Fails in every capture mode if a stream of the context captures.
     stream::tickets_of(context)?;
     stream::wait_for_idle(Some(context))
 }}

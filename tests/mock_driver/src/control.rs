@@ -45,15 +45,15 @@ controls! {
     /// Removes the scripts of driver functions: failures, gates and counts.
     pub fn reset_scripts() = faults::reset;
 
-    /// Live objects, and events since the last reset.
+    /// Returns the numbers of live objects, and of events since the last reset.
     #[must_use]
     pub fn counts() -> Counts = counts;
 
-    /// The number of calls of a driver function since the last reset.
+    /// Returns the number of calls of a driver function since the last reset.
     #[must_use]
     pub fn calls(name: &str) -> u64 = faults::calls;
 
-    /// The driver functions called since the last reset, with the number of calls, by name.
+    /// Returns the driver functions called since the last reset, with the number of calls, by name.
     #[must_use]
     pub fn all_calls() -> Vec<(String, u64)> = faults::all_calls;
 
@@ -79,7 +79,7 @@ controls! {
     /// Refuses access to memory for these devices, a bit each.
     pub fn refuse_access(devices: u64) = virtual_memory::refuse_access;
 
-    /// New pinned memory gets pages only when it is written to, so that a test may hold a terabyte; until then it is zero.
+    /// Sets whether new pinned memory gets pages only when it is written to, so that a test may hold a terabyte. Until then it is zero.
     pub fn set_sparse(is_sparse: bool) = memory::set_sparse;
 
     /// Sets the number of devices; with none, `cuInit` fails.
@@ -104,7 +104,7 @@ controls! {
     /// Fails every call with `DEINITIALIZED`, as at the end of a process.
     pub fn shut_down() = context::shut_down;
 
-    /// Descriptions of the program's errors in using the driver.
+    /// Returns descriptions of the program's errors in using the driver.
     #[must_use]
     pub fn wrong_uses() -> Vec<String> = counts::wrong_uses;
 }

@@ -47,7 +47,7 @@ impl Endpoint {
 /// Largest copy that the driver stages under [`Deviation::SmallCopies`].
 const SMALL_BYTES: u64 = 64 << 10;
 
-/// The error of work on memory that was freed before it ran.
+/// Records a misuse and returns the error of work on memory that was freed before the work ran.
 pub(crate) fn fault(address: u64) -> Code {
     counts::misused(format!("work reached {address:#x} after that memory was freed"));
     Code::ILLEGAL_ADDRESS

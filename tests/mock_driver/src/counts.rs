@@ -48,7 +48,7 @@ struct Recorded {
 
 static RECORDED: LazyLock<Mutex<Recorded>> = LazyLock::new(Mutex::default);
 
-/// Counts pinned bytes; an error over the limit.
+/// Counts pinned bytes. Fails if they would exceed the limit.
 pub(crate) fn pin(bytes: u64) -> Result<(), Code> {
     let Recorded { counts, pin_limit_bytes, .. } = &mut *lock(&RECORDED);
     let pinned_bytes = counts.pinned_bytes.saturating_add(bytes);
@@ -65,7 +65,7 @@ pub(crate) fn unpin(bytes: u64) {
     lock(&RECORDED).counts.pinned_bytes -= bytes;
 }
 
-/// Refuses to pin more than this.
+/// Refuses to pin more bytes than this.
 pub(crate) fn limit_pinned(bytes: u64) {
     lock(&RECORDED).pin_limit_bytes = Some(bytes);
 }
@@ -85,12 +85,12 @@ pub(crate) fn misused(words: String) {
     lock(&RECORDED).wrong_uses.push(words);
 }
 
-/// Descriptions of all misuses.
+/// Returns descriptions of all misuses.
 pub(crate) fn wrong_uses() -> Vec<String> {
     lock(&RECORDED).wrong_uses.clone()
 }
 
-/// The counts of this module; the other fields are 0.
+/// Returns the counts that this module keeps; the other fields are 0.
 pub(crate) fn recorded() -> Counts {
     lock(&RECORDED).counts
 }

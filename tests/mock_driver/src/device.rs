@@ -41,7 +41,7 @@ pub(crate) fn reset() {
     lock(&OVERRIDES).clear();
 }
 
-/// Value of an attribute.
+/// Returns the value of an attribute.
 pub(crate) fn attribute(number: c_int) -> c_int {
     if let Some(&value) = lock(&OVERRIDES).get(&number) {
         return value;

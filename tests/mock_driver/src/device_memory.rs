@@ -16,7 +16,7 @@ use crate::{capture, context, counts, memory, stream};
 const FIRST_ADDRESS: u64 = 1 << 48;
 const ALIGNMENT: u64 = 512;
 
-// Relaxed: nothing is published through it.
+// Its accesses are relaxed: the counter publishes no other data.
 static NEXT_ADDRESS: AtomicU64 = AtomicU64::new(FIRST_ADDRESS);
 
 fn allocate(bytes: usize) -> Result<u64, Code> {
@@ -25,7 +25,7 @@ fn allocate(bytes: usize) -> Result<u64, Code> {
         return Err(Code::INVALID_VALUE);
     }
     let backing = memory::map(bytes)?;
-    // One alignment apart, so that an access past the end of a block hits no other block.
+    // Blocks are one alignment apart, so that an access past the end of a block hits no other block.
     let spaced_bytes = (bytes as u64).next_multiple_of(ALIGNMENT) + ALIGNMENT;
     let address = NEXT_ADDRESS.fetch_add(spaced_bytes, Ordering::Relaxed);
     memory::insert(address, bytes as u64, Owner::Device { backing })?;

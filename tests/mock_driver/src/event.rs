@@ -21,7 +21,7 @@ const DISABLE_TIMING: u32 = 2;
 struct Event {
     context: usize,
     is_timed: bool,
-    /// The work that it follows; `None` if it was never recorded.
+    /// The work that the event follows; `None` if the event was never recorded.
     record: Option<Enqueued>,
 }
 
@@ -33,7 +33,7 @@ struct Events {
 
 static EVENTS: LazyLock<Mutex<Events>> = LazyLock::new(Mutex::default);
 
-/// Live events.
+/// Returns the number of live events.
 pub(crate) fn live() -> u64 {
     lock(&EVENTS).live.len() as u64
 }
@@ -71,7 +71,7 @@ fn set_record(handle: usize, record: Enqueued) {
     }
 }
 
-/// The work before the record; none if the event was never recorded.
+/// Returns the work before the event's record: none if the event was never recorded.
 fn recorded(handle: usize) -> Result<Vec<Ticket>, Code> {
     match find(handle)?.record {
         None => Ok(Vec::new()),

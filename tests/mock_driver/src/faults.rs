@@ -12,7 +12,7 @@ use crate::sync::{lock, wait};
 
 #[derive(Default)]
 struct Function {
-    /// Calls since the last reset.
+    /// Number of calls since the last reset.
     calls: u64,
     /// Calls with these numbers, from 0, fail with this code.
     failures: Vec<(Range<u64>, Code)>,
@@ -74,12 +74,12 @@ pub(crate) fn wait_for_held(name: &str, count: u64) {
     }
 }
 
-/// Calls since the last reset.
+/// Returns the number of calls since the last reset.
 pub(crate) fn calls(name: &str) -> u64 {
     with(name, |function| function.calls)
 }
 
-/// The functions called since the last reset, with their number of calls, by name.
+/// Returns the functions called since the last reset, with their number of calls, by name.
 pub(crate) fn all_calls() -> Vec<(String, u64)> {
     let functions = lock(&FUNCTIONS);
     let calls = functions.iter().map(|(name, function)| (name.clone(), function.calls));

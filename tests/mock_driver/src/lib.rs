@@ -28,7 +28,7 @@
 //! | while a stream captures in global mode, other threads' queries and allocations fail and invalidate the capture | `capture` |
 //! | a new stream may get the handle of a destroyed stream, even with work pending, but never its id | `stream` |
 //! | waiting for an event and destroying it need a current context, querying it and creating granules do not | `event`, `virtual_memory` |
-//! | every call in a forked child returns 3 | `context` |
+//! | in a forked child every call returns 3, except look-ups of names and versions | `context` |
 //! | a fault on the device is sticky: every call fails, pending work never finishes | `stream` |
 //!
 //! Environment variables configure the mock driver for programs that cannot use [`MockDriver`]. They are read at the first `cuInit`:

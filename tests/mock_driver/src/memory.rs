@@ -25,7 +25,7 @@ const PAGE: usize = 4096;
 const ALLOC_FLAGS: u32 = 0b111;
 /// Portable, mapped, device's own memory, read-only.
 const REGISTER_FLAGS: u32 = 0b1111;
-/// The attribute of a pointer that is known, as the driver numbers it.
+/// The only pointer attribute that the mock driver knows, as the driver numbers it.
 const DEVICE_POINTER: c_int = 3;
 
 /// Inserts a range of the current context.
@@ -51,7 +51,7 @@ pub(crate) fn end_of(context: usize) {
     address_space::remove_of(context).into_iter().for_each(release);
 }
 
-/// Anonymous memory from the kernel.
+/// Maps anonymous memory and returns its address.
 pub(crate) fn map(bytes: usize) -> Result<usize, Code> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a fresh anonymous mapping, at an address of the kernel's choice.
@@ -72,10 +72,10 @@ pub(crate) fn make_resident(at: usize, bytes: usize) {
     unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(at), GARBAGE, bytes) };
 }
 
-/// New pinned memory has zeros and no pages until it is written to.
+/// Whether new pinned memory has zeros and no pages until it is written to.
 static SPARSE: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether new pinned memory gets pages only when it is written to, so that a test may hold a terabyte.
+/// Sets whether new pinned memory gets pages only when it is written to, so that a test may hold a terabyte.
 pub(crate) fn set_sparse(is_sparse: bool) {
     // Relaxed, here and below: a test sets it before the calls that it affects.
     SPARSE.store(is_sparse, Ordering::Relaxed);

@@ -48,16 +48,17 @@ impl MockDriver {
         driver
     }
 
-    /// As [`Self::load`], for an older driver that lacks these functions. Must be the first load of the process.
+    /// Loads the mock driver as [`Self::load`] does, but without these functions, as an older driver lacks them. Must be the
+    /// first load of the process.
     ///
     /// # Panics
     ///
-    /// As [`Self::load`], or if there is no such function.
+    /// The panics of [`Self::load`], or if there is no such function.
     #[must_use]
     pub fn load_without(functions: &[&str]) -> Self {
         let mut bytes = fs::read(Self::library()).expect("the library can be read");
         for function in functions {
-            // Renamed in the table of names, so that `dlsym` does not find it.
+            // The name is changed in the library's table of names, so that `dlsym` does not find the function.
             let name = [b"\0", function.as_bytes(), b"\0"].concat();
             let at = bytes.windows(name.len()).position(|window| window == name);
             bytes[at.expect("a function of the library") + 1] = b'X';
@@ -69,7 +70,7 @@ impl MockDriver {
         Self::load()
     }
 
-    /// The library's file: a program finds it under the name `libcuda.so` in a folder that the loader searches.
+    /// Returns the library's file. A program finds it under the name `libcuda.so` in a folder that the loader searches.
     ///
     /// # Panics
     ///
@@ -100,7 +101,7 @@ impl MockDriver {
 
     /// Loses the device: work stops, and every later call fails with this code.
     pub fn lose_device(&self, code: Code) {
-        // Relaxed: `load` reads it under the lock that this value holds.
+        // Relaxed: `load` reads the flag under the lock that this `MockDriver` holds.
         HAS_LOST_DEVICE.store(true, Ordering::Relaxed);
         self.lose(code);
     }
@@ -149,8 +150,8 @@ impl Drop for HeldCall<'_> {
     }
 }
 
-/// Places of the library relative to a test, a bench, an example or a binary. The layout of cargo's folders differs between versions
-/// and targets, so all libraries in the folder of the profile follow, the newest first.
+/// Returns the places at which the library may be, relative to a test, a bench, an example or a binary. The layout of cargo's
+/// folders differs between versions and targets, so all libraries in the folder of the profile follow, the newest first.
 fn candidates() -> impl Iterator<Item = PathBuf> {
     let here = env::current_exe().unwrap_or_default();
     let folder = here.parent().map(PathBuf::from).unwrap_or_default();
@@ -160,7 +161,7 @@ fn candidates() -> impl Iterator<Item = PathBuf> {
     usual.into_iter().chain(profile.into_iter().flat_map(|profile| found_below(&profile)))
 }
 
-/// The libraries of the mock driver below a folder of cargo's.
+/// Returns the libraries of the mock driver below one of cargo's folders, the newest first.
 fn found_below(folder: &Path) -> Vec<PathBuf> {
     /// `build/mock_driver/HASH/out` is the deepest.
     const DEPTH: usize = 4;

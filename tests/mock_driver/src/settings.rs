@@ -20,7 +20,7 @@ const PREFIX: &str = "MOCK_DRIVER_";
 pub(crate) struct Settings {
     /// Delay of each copy.
     pub(crate) copy_delay: Duration,
-    /// Report counts at the end of the process.
+    /// Whether counts are reported at the end of the process.
     report: bool,
     /// A call of this name ends the process.
     pub(crate) abort: Option<String>,
@@ -33,19 +33,19 @@ pub(crate) struct Settings {
 
 static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
 
-/// Reads the environment once; fails each time if it cannot be parsed.
+/// Reads the environment once. Fails at each call if the environment cannot be parsed.
 pub(crate) fn read() -> Outcome {
     let settings = SETTINGS.get_or_init(|| {
         let settings = parse(env::vars_os()).inspect_err(|why| eprintln!("mock driver: {why}"))?;
         for (name, nth, times, code) in &settings.failures {
             faults::fail(name, *nth, *times, *code);
         }
-        // At a gate that nobody opens.
+        // A call that hangs waits at a gate that nobody opens.
         settings.hang.iter().for_each(|name| faults::hold(name, true));
         if settings.report {
             counts::report_at_exit();
         }
-        // Otherwise keep the switches that a test has turned on.
+        // If the environment sets no switch, the switches that a test has turned on stay on.
         if settings.deviations != 0 {
             adversarial::set(settings.deviations);
         }
@@ -54,7 +54,7 @@ pub(crate) fn read() -> Outcome {
     settings.as_ref().map(drop).map_err(|_| Code::INVALID_VALUE)
 }
 
-/// The settings that were read; the default before that.
+/// Returns the settings that were read, or the default before that.
 pub(crate) fn get() -> &'static Settings {
     static DEFAULT: LazyLock<Settings> = LazyLock::new(Settings::default);
     SETTINGS.get().and_then(|settings| settings.as_ref().ok()).unwrap_or(&DEFAULT)
@@ -91,7 +91,7 @@ fn parse(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Se
     Ok(settings)
 }
 
-/// `NAME:N=CODE` for one call, `NAME:N+=CODE` for it and all later ones.
+/// Parses `NAME:N=CODE`, for one call, or `NAME:N+=CODE`, for that call and all later ones.
 fn failure(text: &str) -> Option<Failure> {
     let (name, rest) = text.split_once(':')?;
     let (nth, code) = rest.split_once('=')?;

@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 
-/// Since this version a name without a suffix means the newer function.
+/// In programs of this CUDA version or later, a name without a suffix means the newer function.
 const NEWER_BY_DEFAULT: c_int = 12000;
 
 fn find(name: &CStr) -> *mut c_void {
@@ -20,7 +20,7 @@ fn find(name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(library, name.as_ptr()) }
 }
 
-/// The function of this name in the newest form that a program of this version knows.
+/// Stores the function of this name, in the newest form that a program of this version knows.
 fn proc_address(symbol: *const c_char, out: Out<*mut c_void>, version: c_int) -> Outcome {
     if symbol.is_null() {
         return Err(Code::INVALID_VALUE);

@@ -84,7 +84,7 @@ const _: () = assert!(size_of::<Properties>() == 32 && size_of::<Access>() == 12
 struct Granule {
     file: File,
     bytes: u64,
-    /// The device's view.
+    /// The address of the device's view.
     view: usize,
     mappings: u64,
     released: bool,
@@ -127,7 +127,7 @@ pub(crate) fn can_reach(device: usize, address: u64, bytes: u64) -> bool {
     touched.all(|(_, mapping)| mapping.devices & bit(device) != 0)
 }
 
-/// Live granules, mappings and reservations.
+/// Returns the numbers of live granules, mappings and reservations.
 pub(crate) fn live() -> [u64; 3] {
     let all = lock(&VIRTUAL_MEMORY);
     [all.granules.len() as u64, all.mappings.len() as u64, all.reservations.len() as u64]
@@ -151,12 +151,12 @@ fn map_over(address: u64, bytes: u64, source: Option<&File>) -> Outcome {
 
 fn grant_to_host(address: u64, bytes: u64) -> Outcome {
     let at = ptr::with_exposed_provenance_mut(address as usize);
-    // SAFETY: changes only the rights on a mapping of ours, as its user asks.
+    // SAFETY: the call changes only the access rights of a mapping of ours, as its user requests.
     let failed = unsafe { libc::mprotect(at, bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
     if failed == 0 { Ok(()) } else { Err(Code::OUT_OF_MEMORY) }
 }
 
-/// A memory file.
+/// Creates a memory file of this length.
 fn file_of(bytes: u64) -> Result<File, Code> {
     // SAFETY: a plain system call with a name that ends in 0.
     let number = unsafe { libc::memfd_create(c"granule".as_ptr(), libc::MFD_CLOEXEC) };
@@ -198,7 +198,7 @@ impl VirtualMemory {
         before.is_some_and(|(&start, &reserved)| address - start < reserved && bytes <= reserved - (address - start))
     }
 
-    /// The mappings that make up exactly this range.
+    /// Returns the mappings that together form exactly this range.
     fn exactly(&self, address: u64, bytes: u64) -> Result<Vec<u64>, Code> {
         let mut next = address;
         let mut found = Vec::new();
@@ -305,7 +305,7 @@ driver_call! { Device fn cuMemUnmap(address: u64, bytes: usize) {
         counts::misused(format!("cuMemUnmap of {bytes} bytes at {address:#x}, which are not whole mappings"));
     })?;
     for start in starts {
-        // First: a later copy faults, and a running copy delays this call by at most one step.
+        // The range is removed first: a later copy faults, and a running copy delays this call by at most one step.
         address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
         let Some(mapping) = all.mappings.remove(&start) else { continue };
         map_over(start, mapping.bytes, None)?;

@@ -6,7 +6,7 @@ use clap::Args;
 use pinpool::Backend;
 use pinpool::unstable::config::text::{ParseError, parse_duration};
 
-/// Most operations of a run, enough for years. An `f64` represents all smaller whole numbers exactly.
+/// Maximum number of operations in a run, enough for years. An `f64` represents all smaller whole numbers exactly.
 const MOST_OPS: f64 = 1e15;
 
 /// Run random operations on a pool for a long time, and check every byte and every count
@@ -39,7 +39,7 @@ pub(crate) struct SoakArgs {
     pub(super) backend: Option<Backend>,
 }
 
-/// A whole number, also as `1e9`.
+/// Parses a whole number, which may be written as `1e9`.
 fn ops(text: &str) -> Result<u64, ParseError> {
     let number = text.parse::<f64>().ok().filter(|number| number.fract() == 0.0 && (1.0..=MOST_OPS).contains(number));
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Checked above.

@@ -1,6 +1,6 @@
 //! The content of a buffer: a sequence of words determined by a seed, so that every byte can be checked without a copy.
 
-/// Distance of two neighboring words: odd, so that no word of a buffer occurs twice.
+/// Difference between two neighboring words. It is odd, so that no word of a buffer occurs twice.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 const WORD_BYTES: usize = size_of::<u64>();
 

@@ -6,8 +6,8 @@
 //! | `content.rs` | the content of a buffer and its check |
 //! | `report.rs` | the report and its failures |
 //!
-//! - **soak-I1**: after the warm-up, resident memory stays below a limit: 16 MiB more than after the warm-up, or than at the
-//!   start plus the peak of the pool, whichever is larger.
+//! - **soak-I1**: after the warm-up, resident memory exceeds the larger of two values by at most 16 MiB. The values are the
+//!   memory after the warm-up, and the memory at the start plus the peak of the pool.
 
 mod args;
 mod content;
@@ -33,18 +33,18 @@ use crate::threads::{Started, spawn_all};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// Operations without `--ops` and `--seconds`.
+/// Number of operations without `--ops` and `--seconds`.
 const DEFAULT_OPS: u64 = 1_000_000_000;
-/// Most buffers in the hand-over queue, for each thread.
+/// Maximum number of buffers in the hand-over queue, for each thread.
 const GIVEN: usize = 8;
-/// The warm-up takes one part in this many of the run.
+/// Length of the run, in operations or in time, divided by the length of the warm-up.
 const WARM_UP_DIVISOR: u32 = 10;
-/// The maintenance thread returns all buffers with completed copies within this time.
+/// Time within which the maintenance thread returns all buffers with completed copies.
 const LONGEST_RETURN: Duration = Duration::from_secs(60);
 /// Time between two samples of the process.
 const SAMPLE_EVERY: Duration = Duration::from_millis(50);
 
-/// The first Ctrl-C ends the run with its report.
+/// Installs a handler: the first Ctrl-C ends the run, which then prints its report.
 fn stop_at_interrupt(terminal: &Terminal) -> StopFlag {
     let stop = StopFlag::new();
     let flag = stop.clone();
@@ -123,7 +123,7 @@ impl SoakArgs {
         Ok((run.check(took, &stats), run.failures))
     }
 
-    /// Samples the process until every worker has ended. Returns its resident bytes after the warm-up, and the most after that.
+    /// Samples the process until every worker has ended. Returns its resident bytes after the warm-up, and the peak after that.
     fn watch<T>(
         &self,
         shared: &Shared<'_>,
@@ -134,7 +134,7 @@ impl SoakArgs {
         let (mut warm_bytes, mut most_bytes) = (None, 0);
         while !workers.iter().all(Started::is_finished) {
             thread::sleep(SAMPLE_EVERY.min(self.seconds.unwrap_or(SAMPLE_EVERY)));
-            // Relaxed: each word is read for its own value.
+            // Relaxed: each counter is read for its own value.
             let done: u64 = shared.done.iter().map(|done| done.load(Ordering::Relaxed)).sum();
             let now_bytes = resident_bytes();
             let is_warm = done >= ops / u64::from(WARM_UP_DIVISOR)
@@ -151,14 +151,15 @@ impl SoakArgs {
     }
 }
 
-/// Resident memory of this process; 0 if it is unreadable.
+/// Returns the resident memory of this process, 0 if it is unreadable.
 fn resident_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
     kib.unwrap_or(0_u64) * 1024
 }
 
-/// The statistics once all buffers are returned, or after a while. The maintenance thread may still return some.
+/// Returns the statistics once all buffers are returned, or after [`LONGEST_RETURN`]. The maintenance thread may still return
+/// some buffers.
 fn stats_at_rest(pool: &Pool) -> Stats {
     let begun = Instant::now();
     loop {
@@ -172,7 +173,7 @@ fn stats_at_rest(pool: &Pool) -> Stats {
     }
 }
 
-/// The GPU, or the host sink without one; one stream.
+/// Opens the GPU, or the host sink if there is no GPU, with one stream.
 fn destination(pool: &Pool) -> Result<Box<dyn Destination>, pinpool::Error> {
     match pinpool_cli::gpu::open(pool.config().device, 1) {
         Ok(device) => Ok(device),

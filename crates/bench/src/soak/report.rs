@@ -8,19 +8,19 @@ use serde_json::{Value, json};
 
 use super::worker::Counts;
 
-/// Growth of resident memory that fails the run.
+/// Maximum growth of resident memory. The run fails if memory grows more.
 const MAX_GROWTH_BYTES: u64 = 16 << 20;
 
 /// Resident bytes of the process.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct Resident {
     pub(super) start_bytes: u64,
-    /// After the warm-up.
+    /// Resident bytes after the warm-up.
     pub(super) warm_bytes: u64,
     pub(super) end_bytes: u64,
-    /// After the warm-up.
+    /// Peak of the resident bytes after the warm-up.
     pub(super) most_bytes: u64,
-    /// soak-I1
+    /// The limit of soak-I1.
     pub(super) limit_bytes: u64,
 }
 
@@ -48,7 +48,7 @@ impl SoakRun {
             let Resident { most_bytes, limit_bytes, .. } = resident;
             failures.push(format!("resident memory grew to {most_bytes} bytes, the limit is {limit_bytes}"));
         }
-        // After an error buffers may be missing, so the counts may differ.
+        // After an error, buffers may be missing, so the counts may differ.
         if failures.is_empty() {
             failures.extend(miscounts(counts, stats));
         }
@@ -69,7 +69,7 @@ impl SoakRun {
     }
 }
 
-/// Counts of the run and of the pool that must be equal but differ.
+/// Returns a line for each pair of counts, of the run and of the pool, that must be equal but differ.
 fn miscounts(counts: &Counts, stats: &Stats) -> Vec<String> {
     let pairs = [
         ("requests of the run and of the pool", counts.gets, stats.requests.served),
@@ -93,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// The failures of a run over an unused pool.
+    /// Returns the failures of a run with an unused pool.
     fn failures(counts: Counts, most_bytes: u64) -> Vec<String> {
         let stats = Pool::builder().without_env().backend(Backend::Heap).build().unwrap().stats();
         let resident = Resident { start_bytes: 4 << 20, warm_bytes: 6 << 20, most_bytes, ..Resident::default() };

@@ -1,4 +1,5 @@
-//! One thread of a soak: random requests, returns, copies and hand-overs. Each buffer is checked before the thread parts with it.
+//! One thread of a soak: random requests, returns, copies and hand-overs. Each buffer is checked before it is returned or
+//! copied. A buffer that was handed over is checked by the thread that takes it.
 //!
 //! ```text
 //!   of 1024 operations, on average
@@ -18,7 +19,7 @@ use serde::Serialize;
 
 use super::content;
 
-/// Buffers that a thread holds at most, in addition to the current one.
+/// Maximum number of buffers that a thread holds, in addition to the current one.
 const HELD: usize = 8;
 /// Smallest and largest buffer of a hit, in bytes: small, so that the pool takes most of the time.
 const HIT_BYTES: (usize, usize) = (64, 1024);
@@ -38,17 +39,17 @@ pub(super) struct Filled {
 pub(super) struct Shared<'a> {
     pub(super) pool: &'a Pool,
     pub(super) stop: &'a StopFlag,
-    /// Set at the first error and when the time is up.
+    /// Set at the first error, and when the time is up.
     pub(super) over: AtomicBool,
     /// Buffers handed over between threads.
     pub(super) given: ArrayQueue<Filled>,
     /// Operations of each thread so far.
     pub(super) done: Vec<CachePadded<AtomicU64>>,
-    /// Largest number of operations of one thread.
+    /// Maximum number of operations of one thread.
     pub(super) most_ops: u64,
 }
 
-/// Operations of a thread.
+/// Operations that a thread has performed.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct Counts {
     pub(super) gets: u64,
@@ -166,9 +167,9 @@ impl<'a> Worker<'a> {
         Ok(Filled { buffer, seed })
     }
 
-    /// A buffer of 1 KiB to 256 KiB; every power of two is equally likely.
+    /// Requests and fills a buffer of 1 KiB to 256 KiB; every power of two is equally likely.
     fn get_any(&mut self, random: u64) -> Result<Filled, pinpool::Error> {
-        // Both are small, so the casts lose nothing.
+        // Both values are small, so the casts lose nothing.
         #[expect(clippy::cast_possible_truncation)]
         let (log2, within) = (10 + random as u32 % (LARGEST_LOG2 - 10), (random >> 8) as usize);
         let least = 1_usize << log2;
@@ -227,7 +228,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Checks the bytes at the destination if the copy has completed.
+    /// If the copy has completed, checks the bytes at the destination.
     fn poll_copy(&mut self) -> Result<(), pinpool::Error> {
         if self.copy.as_ref().map_or(Ok(false), |copy| copy.completion.is_complete())? {
             self.end_copy()?;

@@ -56,7 +56,7 @@ fn the_header_is_up_to_date() {
     assert!(found == fresh, "stale: WRITE_HEADER=1 cargo test -p pinpool-capi header\n{fresh}");
 }
 
-/// Those of the others are the ones that `pp_status` lists for all functions.
+/// All other functions return only the codes that `pp_status` lists for all functions.
 #[test]
 fn functions_with_codes_of_their_own_list_them() {
     let header = generated();

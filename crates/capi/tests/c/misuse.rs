@@ -127,7 +127,7 @@ fn a_return_after_a_stream_without_a_driver_leaves_the_buffer_with_its_user() {
     if on_stream == pp_status::PP_UNAVAILABLE {
         refused(on_stream, pp_status::PP_UNAVAILABLE, "the CUDA driver is unavailable: no libcuda.so.1");
     } else {
-        // A machine with a driver, where this thread has no context.
+        // The machine has a driver, but this thread has no context.
         assert_eq!(on_stream, pp_status::PP_INVALID_HANDLE, "{:?}", last_error());
     }
     // SAFETY: a NULL event is refused, too.

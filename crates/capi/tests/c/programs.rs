@@ -89,7 +89,7 @@ fn misuse_in_c_is_a_status_and_no_crash() {
 
 #[test]
 fn a_forked_child_is_refused_and_opens_pools_of_its_own() {
-    // The locks of AddressSanitizer's own allocator stay locked in a child where another thread of the parent had them (GCC 12:
+    // The locks of AddressSanitizer's own allocator stay locked in a child if another thread of the parent held them (GCC 12:
     // in one of 20 runs).
     compiled_and_run("cc", "-std=c99", "tests/programs/fork.c", false);
 }

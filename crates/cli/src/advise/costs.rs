@@ -1,4 +1,4 @@
-//! The cost of replays: estimated driver time, and a table with a column for each group of settings.
+//! The cost of replays: the estimated driver time, and a table with one column for each group of settings.
 
 use pinpool_observe::diagnosis::words::counted;
 use pinpool_os::words::Size;
@@ -12,15 +12,15 @@ use pinpool_cli::table::{columns, grouped};
 pub(super) struct Costs {
     pin: CallCost,
     unpin: CallCost,
-    /// Factor on the time of a remap on a device.
+    /// Factor for the time of a remap on a device.
     move_scale: f64,
-    /// Factor on `pin` of the shortest pin call of the trace.
+    /// Factor that scales `pin` to the shortest pin call of the trace.
     least_pin: f64,
     origin: String,
 }
 
 impl Costs {
-    /// Costs fitted or scaled to the calls of the trace, or assumed ones.
+    /// Returns costs that are fitted or scaled to the calls of the trace, or assumed costs if the trace has no calls.
     pub(super) fn of(workload: &Workload) -> Self {
         let (pins, unpins) = (&*workload.pins, &*workload.unpins);
         let (pin, unpin, origin) = match CallCost::fitted(pins, CallCost::ASSUMED_PIN) {
@@ -35,7 +35,7 @@ impl Costs {
         Self { pin, unpin, move_scale: workload.move_scale(), least_pin, origin }
     }
 
-    /// Seconds lost if each pin call were as short as the shortest of the trace.
+    /// Returns the seconds lost if each pin call were as short as the shortest pin call of the trace.
     pub(super) fn least_lost(&self, Column { outcome, .. }: &Column) -> f64 {
         let pin = CallCost { call_ns: self.pin.call_ns * self.least_pin, byte_ns: self.pin.byte_ns * self.least_pin };
         outcome.driver_seconds(pin, self.unpin, self.move_scale) + outcome.waited_us as f64 / 1e6
@@ -46,7 +46,7 @@ impl Costs {
     }
 }
 
-/// The origin of the cost of `calls`.
+/// Describes the origin of the cost of `calls`.
 fn origin_of(calls: &[TimedCall]) -> String {
     let count = counted(calls.len() as u64, "call");
     match CallCost::is_one_size(calls) {
@@ -108,7 +108,7 @@ const ROWS: [(&str, Cell); 12] = [
     ("limit", |c| c.outcome.max_bytes.map_or("none".to_owned(), size)),
 ];
 
-/// A column for each of the settings.
+/// Returns a table with one column for each of the settings.
 pub(super) fn table(of: &[&Column]) -> String {
     let row = |head: &str, cell: Cell| std::iter::once(head.to_owned()).chain(of.iter().map(|c| cell(c))).collect();
     let heads = std::iter::once(&("", (|c| c.set.clone()) as Cell));

@@ -1,4 +1,4 @@
-//! `pinpool advise`: the limit, idle timeout or reserve that costs a recorded program no more time, in the least memory.
+//! `pinpool advise`: finds the limit, idle timeout or reserve that costs a recorded program no more time, in the least memory.
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -76,7 +76,7 @@ pub(crate) struct AdviseArgs {
     json: bool,
 }
 
-/// Causes outside the pool: a replay does not show them.
+/// Causes outside the pool, which a replay does not show.
 const BEYOND_SETTINGS: [Cause; 5] =
     [Cause::Leak, Cause::StuckCopy, Cause::OtherProcess, Cause::MemoryRefused, Cause::NotPinned];
 /// Reasons to advise no limit, or nothing at all.
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) 
     if whole { Ok(()) } else { Err(ExitError::Failure.into()) }
 }
 
-/// The answer, and whether it is about a whole trace.
+/// Returns the answer, and whether it covers a whole trace.
 fn advise(
     args: &AdviseArgs,
     set: &Set,
@@ -145,7 +145,7 @@ fn advise(
     Ok((text, workload.warning.is_none()))
 }
 
-/// The trace of one pool, the named one or the worst, and its diagnosis.
+/// Opens the trace of one pool, which is the named pool or the worst, and returns it with its diagnosis.
 fn open(path: &Path, pool: Option<&str>, terminal: &Terminal) -> Result<(Workload, Option<WindowDiagnosis>), String> {
     let mut diagnosis = None;
     let choose = |recording: &mut Recording| {
@@ -183,9 +183,9 @@ fn open(path: &Path, pool: Option<&str>, terminal: &Terminal) -> Result<(Workloa
 ///
 /// # Errors
 ///
-/// If the recording cannot be replayed faithfully.
+/// If the recording cannot be replayed faithfully, or a replay fails.
 fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBar) -> Result<Advice, Box<dyn Error>> {
-    // Pools of a search are too small on purpose: their log lines mislead.
+    // Pools of a search are too small on purpose, so their log lines would mislead.
     let level = log::max_level();
     log::set_max_level(log::LevelFilter::Off);
     let advice = Replay::as_recorded(workload, &[]).map_err(Into::into).and_then(|replay| {
@@ -196,7 +196,7 @@ fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBa
     advice
 }
 
-/// The rule that decided that nothing is advised.
+/// Returns the rule that decided that nothing is advised.
 fn why_kept(Advice { as_given, grows, .. }: &Advice) -> String {
     match as_given.outcome.waits {
         _ if *grows => GROWS.to_owned(),
@@ -205,7 +205,8 @@ fn why_kept(Advice { as_given, grows, .. }: &Advice) -> String {
     }
 }
 
-/// Lines for a shell, and the names of the settings that the program must change in its code because it sets them there.
+/// Returns lines for a shell, and the names of the settings that the program must change in its code because it sets them
+/// there.
 fn exports(workload: &Workload, settings: impl IntoIterator<Item = (String, String)>) -> (String, Vec<String>) {
     let (in_code, variables): (Vec<_>, Vec<_>) =
         settings.into_iter().partition(|(name, _)| workload.is_set_in_code(name));
@@ -217,7 +218,7 @@ fn exports(workload: &Workload, settings: impl IntoIterator<Item = (String, Stri
     (text, in_code.into_iter().map(|(name, _)| name).collect())
 }
 
-/// The costs of the given, the advised and other settings, and the lines to export.
+/// Formats the costs of the given, the advised and other settings, and the lines to export.
 fn in_words(advice: &Advice, recorded: Option<&Lost>, exports: &str) -> String {
     let mut text = recorded.map_or_else(String::new, |lost| format!("recorded: {lost}\n"));
     let advised = advice.advised.as_ref();

@@ -1,9 +1,9 @@
-//! The smallest limit that costs a program no more time, with a longer idle timeout or a reserve if these save time.
+//! Finds the smallest limit that costs a program no more time, with a longer idle timeout or a reserve if these save time.
 //!
 //! A replay of the whole trace counts the seconds that settings cost: driver calls, remaps and waiting. `MAX_BYTES` is bisected
-//! at the cost of a pool without a limit, or with the given one; the advised limit was replayed as printed, with its headroom. If
-//! threads are known, they are also replayed without the delays that the advice removes, because faster threads hold more memory
-//! at once.
+//! for the smallest limit that costs no more than the given limit, or than no limit if requests waited. The advised limit is
+//! replayed as it is printed, with its headroom. If the threads of the trace are known, they are also replayed without the
+//! delays that the advice removes, because faster threads hold more memory at one time.
 
 use std::error::Error;
 
@@ -18,11 +18,11 @@ const IDLE_TIMEOUT: &str = "PINPOOL_IDLE_TIMEOUT";
 const RESERVE: &str = "PINPOOL_RESERVE";
 const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
 const PAGE_BYTES: u64 = 4096;
-/// Margin of the advised limit over the smallest that costs no more.
+/// Headroom of the advised limit above the smallest limit that costs no more.
 const HEADROOM: f64 = 0.1;
-/// The limit is bisected down to this part of the peak.
+/// The bisection ends when the limit is known to within 1/128 of the first limit that it tries.
 const STEPS: u64 = 128;
-/// More memory than this factor is advised only if it gains time.
+/// Settings that use more memory than the given settings by this factor are advised only if they save time.
 const MORE_MEMORY: f64 = 1.02;
 /// Advice must gain this share of the seconds lost, and this share of the recorded time.
 const GAIN: f64 = 0.1;
@@ -33,14 +33,15 @@ const RESERVE_GAIN_OF_TIME: f64 = 0.02;
 /// A limit below the given one must save at least this much memory.
 const LESS_MEMORY: f64 = 0.9;
 const LESS_BYTES: u64 = 16 << 20;
-/// Threads with fewer delays run ahead of the replay by up to this many buffers.
+/// Number of buffers by which threads with fewer delays may run ahead of the replay.
 const BUFFERS_AHEAD: u64 = 2;
-/// A limit above one at which requests waited must end the program earlier by this share: replays are no more precise.
+/// If requests waited, settings that use more memory must end the program earlier by this share. Replays are not precise enough
+/// to show less.
 const EARLIER: f64 = 0.1;
 
 type SearchResult<T> = Result<T, Box<dyn Error>>;
 
-/// A name and a value.
+/// The name of a variable and its value.
 type Setting = (String, String);
 
 /// A limit that was replayed, and what it cost.
@@ -64,14 +65,14 @@ pub(super) struct Advice {
     pub(super) requests: u64,
     pub(super) peak_requested_bytes: u64,
     pub(super) as_given: Column,
-    /// `None`: keep the given settings.
+    /// The advised settings; `None` to keep the given settings.
     pub(super) advised: Option<BetterSettings>,
     /// Other settings that were replayed.
     pub(super) tried: Vec<Column>,
     /// The limits that were replayed, in ascending order.
     pub(super) frontier: Vec<Point>,
     pub(super) replays: u64,
-    /// Use grows until the end, so that no limit or reserve is advised.
+    /// Whether the memory in use grows until the end, so that no limit or reserve is advised.
     pub(super) grows: bool,
 }
 
@@ -99,7 +100,7 @@ impl<'a> Search<'a> {
         let grows = self.workload.grows();
         let (mut tried, mut bases) = (Vec::new(), Vec::new());
         for (name, value) in self.choices(&given, &as_given, grows)? {
-            // In the syntax of `--set`.
+            // The setting in the syntax of `--set`.
             let set = format!("{}={value}", name.trim_start_matches("PINPOOL_"));
             let setting = Some((name, value));
             let cost = Column { set, ..self.play(self.workload, &self.under(setting.as_slice())?)? };
@@ -109,7 +110,8 @@ impl<'a> Search<'a> {
             }
         }
         bases.sort_by(|one, other| rank(one).total_cmp(&rank(other)));
-        // A full pool needs a higher limit first. Otherwise a lower one saves memory if no other setting saves time.
+        // A full pool needs a higher limit first. If no other setting saves time in a pool that is not full, a lower limit
+        // saves memory.
         let (at, limit_alone) = match as_given.outcome.waits > 0 && self.workload.is_closed {
             true => (0, self.play(self.workload, &Replay { max_bytes: None, ..given.clone() })?),
             false => (bases.len(), as_given.clone()),
@@ -138,7 +140,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// The recorded settings with the user's, and `setting` in their place.
+    /// Returns a replay with the recorded settings, overridden by the user's settings and by `setting`.
     fn under(&self, setting: &[Setting]) -> SearchResult<Replay> {
         Ok(Replay::as_recorded(self.workload, &[self.fixed, setting].concat())?)
     }
@@ -148,7 +150,7 @@ impl<'a> Search<'a> {
         Ok(Column::play("", workload, replay, &self.costs)?)
     }
 
-    /// Settings to try in addition to the given ones: each keeps memory pinned.
+    /// Returns the settings to try in addition to the given settings. Each of them keeps memory pinned.
     fn choices(&self, given: &Replay, as_given: &Column, grows: bool) -> SearchResult<Vec<Setting>> {
         let adaptive = given.config()?.preset == Preset::Adaptive;
         let reserve = (RESERVE, as_given.outcome.peak_pinned_bytes.to_string());
@@ -158,8 +160,8 @@ impl<'a> Search<'a> {
         Ok(choices.filter(|(name, _)| is_open(name)).map(|(name, value)| (name.to_owned(), value)).collect())
     }
 
-    /// Returns true if this setting saves enough, even if all pin calls were as short as the shortest. A reserve pins the same
-    /// bytes at the start: it must save repeated pin calls.
+    /// Returns whether this setting saves enough, even if all pin calls were as short as the shortest. A reserve pins the same
+    /// bytes at the start, so it must save repeated pin calls.
     fn gains(&self, setting: &Option<Setting>, cost: &Column, as_given: &Column) -> bool {
         let seconds = self.workload.duration_us as f64 / 1e6;
         let of_reserve = (seconds * RESERVE_GAIN_OF_TIME).min(as_given.lost_seconds * RESERVE_GAIN);
@@ -168,29 +170,29 @@ impl<'a> Search<'a> {
             && (!is_reserve(setting) || cost.lost_seconds <= as_given.lost_seconds - of_reserve)
     }
 
-    /// At most this much may be lost for a gain that is worth advice.
+    /// Returns the most seconds that may be lost if the gain is to be worth advice.
     fn enough_gained(&self, as_given: &Column) -> f64 {
         let of_time = self.workload.duration_us as f64 / 1e6 * GAIN_OF_TIME;
         (as_given.lost_seconds * (1.0 - GAIN)).min(as_given.lost_seconds - of_time)
     }
 
-    /// Returns true if `cost` is no worse than the cost of the given settings.
+    /// Returns whether `cost` is no worse than the cost of the given settings.
     fn is_better(&self, cost: &Column, as_given: &Column) -> bool {
         let loses_more =
             cost.lost_seconds > as_given.lost_seconds || cost.outcome.fallbacks > as_given.outcome.fallbacks;
-        // Waits depend on how threads meet: a program without waits is given none.
+        // Waits depend on how threads meet. A program without waits is given no settings with waits.
         if loses_more || (as_given.outcome.waits == 0 && cost.outcome.waits > 0) {
             return false;
         }
         let larger = cost.outcome.peak_pinned_bytes as f64 > as_given.outcome.peak_pinned_bytes as f64 * MORE_MEMORY;
         if larger && as_given.outcome.waits > 0 && self.workload.is_closed {
-            // Threads that wait in front of a slow consumer lose nothing: the end decides.
+            // Threads that wait in front of a slow consumer lose nothing, so the time at which the program ends decides.
             return (cost.outcome.ended_us as f64) < as_given.outcome.ended_us as f64 * (1.0 - EARLIER);
         }
         !larger || cost.lost_seconds <= self.enough_gained(as_given)
     }
 
-    /// The smallest limit under which `setting` costs about as little as `base`, with headroom.
+    /// Finds the smallest limit under which `setting` costs about as little as `base`, and adds headroom to it.
     fn smallest(
         &self,
         setting: Option<Setting>,
@@ -200,7 +202,7 @@ impl<'a> Search<'a> {
         frontier: &mut Vec<Point>,
     ) -> SearchResult<Option<BetterSettings>> {
         let replay = self.under(setting.as_slice())?;
-        // A part of the gain may be traded for less memory, but nothing that the given settings achieve.
+        // A part of the gain may be traded for less memory, but the cost must not exceed the cost of the given settings.
         let gain = (as_given.lost_seconds - base.lost_seconds).max(0.0);
         let enough = (base.lost_seconds + gain * GAIN).min(as_given.lost_seconds);
         let faster = (setting.is_some() || as_given.outcome.waits > 0) && self.workload.is_closed;
@@ -227,7 +229,7 @@ impl<'a> Search<'a> {
             Ok(self.is_better(&cost, as_given).then_some(cost))
         };
         let least = self.workload.peak_requested_bytes().max(replay.config()?.reserve);
-        // Programs that waited are tried from the given limit upwards, others from their peak downwards.
+        // If requests waited, limits are tried from the given limit upwards, otherwise from the peak downwards.
         let peak = base.outcome.peak_pinned_bytes.max(least);
         let start = if as_given.outcome.waits > 0 { given.max_bytes.unwrap_or(peak).clamp(least, peak) } else { peak };
         let Some((smallest, least_cost)) = bisect(whole(least), whole(start), 2 * whole(peak), &mut suffices)? else {
@@ -235,7 +237,7 @@ impl<'a> Search<'a> {
         };
         let ahead = self.workload.mean_get_bytes().saturating_mul(BUFFERS_AHEAD) as f64 / smallest as f64;
         let ahead = if faster && setting.is_some() { HEADROOM.max(ahead) } else { HEADROOM };
-        // A little more memory may cost more: then the headroom is smaller.
+        // A little more memory may cost more. In this case, the headroom is smaller.
         let (mut max_bytes, mut cost) = (smallest, least_cost);
         for headroom in [ahead, HEADROOM / 2.0] {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Rounded anyway; not below 0.
@@ -257,7 +259,8 @@ impl<'a> Search<'a> {
     }
 }
 
-/// The smallest limit above `low` that suffices, and its cost: `high` or more up to `most`, then bisected.
+/// Returns the smallest limit above `low` that suffices, and its cost. Tries `high` and then higher limits up to about `most`,
+/// and bisects below the first limit that suffices.
 fn bisect(
     mut low: u64,
     mut high: u64,
@@ -281,8 +284,8 @@ fn bisect(
     Ok(Some((high, cost)))
 }
 
-/// The seconds lost, less a tenth for a reserve. A replay prices each pinned byte alike, but a reserve is pinned by several
-/// threads before the program works, and also replaces its first pin calls.
+/// Returns the seconds lost, less a tenth for a reserve. A replay assigns the same cost to each pinned byte, but several
+/// threads pin a reserve before the program works, and a reserve also replaces the program's first pin calls.
 fn rank((setting, cost): &(Option<Setting>, Column)) -> f64 {
     if is_reserve(setting) { cost.lost_seconds * (1.0 - GAIN) } else { cost.lost_seconds }
 }

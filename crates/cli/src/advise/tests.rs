@@ -1,5 +1,5 @@
-//! Advised settings cost no more time than the given ones, and no more memory unless they save time: for random programs,
-//! recorded under several limits.
+//! Random programs are recorded under several limits. Advised settings must cost them no more time than the given settings, and
+//! no more memory unless they save time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
@@ -14,14 +14,14 @@ use super::search::Search;
 
 const MS: u64 = 1_000_000;
 const MIB: u64 = 1 << 20;
-/// The thread that returns buffers of others.
+/// The thread that returns the buffers of other threads.
 const CONSUMER: u32 = 100;
 
 #[derive(Debug, Clone, Copy)]
 enum Op {
-    /// Of this many bytes.
+    /// A request for this many bytes.
     Get(u64),
-    /// Followed by copies of this duration in nanoseconds.
+    /// A return, followed by copies of this duration in nanoseconds.
     Put(u64),
 }
 
@@ -34,7 +34,7 @@ struct Act {
     op: Op,
 }
 
-/// A thread's act, this long after its previous one, and after the buffer was available.
+/// An act of a thread, `gap_ns` after the thread's previous act and after the buffer is available.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     gap_ns: u64,
@@ -47,7 +47,7 @@ struct Step {
 struct Run {
     steps: BTreeMap<u32, VecDeque<Step>>,
     ended_ns: HashMap<u32, u64>,
-    /// Threads that act then, or finished copies of these buffers.
+    /// Times at which threads act, or at which the copies of a buffer complete (without a thread).
     due: BinaryHeap<Reverse<(u64, u64, Option<u32>)>>,
     got_ns: HashMap<u64, u64>,
     held: HashMap<u64, u64>,
@@ -157,19 +157,19 @@ impl Run {
     }
 }
 
-/// A recording of one pool with these facts.
+/// Returns a recording of one pool with these facts.
 fn recording(records: Vec<Record>, facts: &[(&str, &str)]) -> Recording {
     let facts = facts.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
     Recording { records, pools: vec![PoolDescription { number: 0, facts }], ..Recording::default() }
 }
 
-/// Eighths of a power of two.
+/// Returns the bytes of the size class, in steps of an eighth of a power of two.
 fn class_bytes(bytes: u64) -> u64 {
     let step = (bytes.next_power_of_two() / 16).max(4096);
     bytes.div_ceil(step) * step
 }
 
-/// The most bytes that are in use at once.
+/// Returns the most bytes that are in use at one time.
 fn peak_bytes(acts: &[Act]) -> u64 {
     let mut edges = Vec::new();
     let mut sizes = HashMap::new();
@@ -191,7 +191,7 @@ fn peak_bytes(acts: &[Act]) -> u64 {
     peak
 }
 
-/// A random program.
+/// Returns the acts of a random program.
 fn random_acts(seed: u64) -> Vec<Act> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let threads: u32 = random.random_range(1..9);
@@ -221,7 +221,7 @@ fn random_acts(seed: u64) -> Vec<Act> {
         }
         let is_in_burst = burst > 0 && name % (4 * burst) < burst;
         let held_ns = if is_in_burst { hold_ns * 8 } else { random.random_range(hold_ns / 2..hold_ns * 2) };
-        // A thread holds what it returns itself; in a burst it continues.
+        // A thread that returns its own buffer is busy until then. If the consumer returns it, the thread continues immediately.
         free_ns[thread as usize] = if is_in_burst || is_consumed { at_ns } else { at_ns + held_ns };
         acts.push(Act { at_ns, thread, name, op: Op::Get(bytes) });
         if name % leaked != leaked - 1 {
@@ -238,7 +238,7 @@ fn random_acts(seed: u64) -> Vec<Act> {
     acts
 }
 
-/// The advice for requests of one thread, 10 ms apart, each returned `held` requests later.
+/// Returns the advice for requests of one thread, 10 ms apart, each returned `held` requests later.
 fn advised_for(held: u64, bytes: impl Fn(u64) -> u64, facts: &[(&str, &str)]) -> Option<Vec<String>> {
     let mut acts = Vec::new();
     for name in 1..1000 {
@@ -265,7 +265,7 @@ fn a_steady_loop_gets_no_advice_and_a_growing_one_no_limit() {
     assert_eq!(grows, Some(vec!["PINPOOL_IDLE_TIMEOUT=none".to_owned()]));
 }
 
-/// Training in one buffer at a time, with an evaluation in 64 every half minute.
+/// Returns a program that trains with one buffer at a time, and evaluates with 64 buffers every half minute.
 fn evaluations() -> Vec<Act> {
     let mut acts = Vec::new();
     let mut held = |name: u64, from_ms: u64, to_ms: u64| {
@@ -315,8 +315,8 @@ fn settings_made_in_code_are_not_advised_as_variables() {
     }
 }
 
-/// A loader with a full pool: four threads alternately wait for memory, and a fifth passes filled buffers to a device, which
-/// reads each for 8 of 10 ms. `last_bytes` is the limit at the end.
+/// Returns a loader with a full pool: four threads alternately wait for memory, and a fifth thread passes filled buffers to a
+/// device, which reads each buffer for 8 of 10 ms. `last_bytes` is the limit at the end.
 fn full_pool(last_bytes: u64) -> Workload {
     let record = |time_ns, thread, event| Record { time_ns, thread, pool: 0, event };
     let class = class_bytes(4 * MIB);
@@ -347,12 +347,12 @@ fn a_full_pool_with_waiting_threads_gets_a_higher_limit() {
 
 #[test]
 fn a_recording_that_a_replay_cannot_reproduce_gets_no_advice() {
-    // The limit was raised at the end: a replay has the last one from the start.
+    // The limit was raised at the end, but a replay has the last limit from the start.
     let error = super::search(&full_pool(64 * MIB), &[], &ProgressBar::hidden()).unwrap_err().to_string();
     assert!(error.starts_with("this recording cannot be replayed faithfully: "), "{error}");
 }
 
-/// Returns true if settings are advised; fails if the advice is wrong.
+/// Returns whether settings are advised. Fails if the advice is wrong.
 fn is_advised(what: &str, workload: &Workload) -> bool {
     let advice = Search::new(workload, &[], &ProgressBar::hidden()).advise().unwrap();
     let Some(better) = advice.advised else { return false };
@@ -373,7 +373,7 @@ fn is_advised(what: &str, workload: &Workload) -> bool {
     true
 }
 
-/// Whether settings are advised for a random program under random settings.
+/// Returns whether settings are advised for a random program under random settings.
 fn is_random_advised(seed: u64) -> bool {
     let acts = random_acts(seed);
     let mut random = ChaCha8Rng::seed_from_u64(seed + 1_000_000);
@@ -399,7 +399,7 @@ fn is_random_advised(seed: u64) -> bool {
 
 #[test]
 fn advised_settings_cost_no_more_for_random_programs() {
-    // `ADVISE_SEEDS` sets another number.
+    // `ADVISE_SEEDS` overrides the number of seeds.
     let seeds: usize = std::env::var("ADVISE_SEEDS").map_or(24, |seeds| seeds.parse().unwrap());
     let advised = (0..seeds as u64).filter(|&seed| is_random_advised(seed)).count();
     assert!(advised < seeds && advised > seeds / 6, "{advised} of {seeds}");

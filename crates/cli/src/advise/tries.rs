@@ -32,7 +32,7 @@ impl AdviseArgs {
     fn play(&self, path: &Path, sets: &[Set], terminal: &Terminal) -> Result<bool, Box<dyn Error>> {
         let as_given = [Set { text: "as given".to_owned(), ..Set::default() }];
         let workload = input::read_workload(path, |_| Ok(()))?;
-        // The file name up to the first dot.
+        // The name of a trace is its file name up to the first dot.
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         let name = file.split('.').next().unwrap_or_default();
         let notes = workload.warning.clone().into_iter().chain(workload.pools_note());

@@ -13,9 +13,9 @@ use pinpool_cli::terminal::Terminal;
 
 /// Each number is the median of this many rounds, in which all measurements alternate.
 const ROUNDS: usize = 5;
-/// Requests and releases of a round.
+/// Number of requests and releases in a round.
 const PAIRS: u32 = 100_000;
-/// Length of a round of copies.
+/// Duration of a round of copies.
 const COPYING: Duration = Duration::from_millis(300);
 /// Concurrent copies.
 const LANES: usize = 2;
@@ -33,7 +33,7 @@ pub(super) fn run(
     Ok(terminal.print(if is_json { measured.to_string() } else { table(&measured).trim_end().to_owned() })?)
 }
 
-/// Rates are in bytes per nanosecond, which is GB/s. Without a GPU copies go to a host sink.
+/// Returns the measurements. Rates are in bytes per nanosecond, which is GB/s. Without a GPU, copies go to a host sink.
 fn measure(bytes: u64, size: u64) -> Result<Value> {
     let [pinned_len, len] = [bytes, size].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     let pool = Pool::builder().setting("trace", "none").build()?;
@@ -87,7 +87,7 @@ fn table(measured: &Value) -> String {
     columns_left(&rows.map(Vec::from))
 }
 
-/// The median of each measurement over all rounds.
+/// Returns the median of each measurement over all rounds.
 fn medians<const N: usize>(mut measures: [&mut dyn FnMut() -> Result<f64>; N]) -> Result<[f64; N]> {
     let mut all: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
     for _ in 0..ROUNDS {
@@ -115,7 +115,7 @@ fn pin_once(bytes: u64) -> Result<Duration> {
     Ok(begun.elapsed())
 }
 
-/// One `cuMemHostAlloc`; `None` without a driver.
+/// Times one `cuMemHostAlloc` call; `None` without a driver.
 fn pin_by_driver(len: usize) -> Option<Duration> {
     let builder = Pool::builder().without_env().backend(Backend::Cuda).preset(Preset::TensorFlow);
     let pool = builder.max_bytes(Limit::Unlimited).build().ok()?;
@@ -124,7 +124,7 @@ fn pin_by_driver(len: usize) -> Option<Duration> {
     Some(begun.elapsed())
 }
 
-/// Bytes per nanosecond.
+/// Returns the rate of copies in bytes per nanosecond.
 fn copies(pool: &Pool, len: usize, to: &mut dyn Destination) -> Result<f64> {
     let mut running: [Option<Completion>; LANES] = std::array::from_fn(|_| None);
     let (begun, mut copied) = (Instant::now(), 0_u64);

@@ -12,7 +12,7 @@ use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
 use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};
 use pinpool_os::words::Size;
 
-/// Loaders typically need more open files or threads than this.
+/// A lower limit on open files or threads is a problem, because loaders typically need more.
 const FEW: u64 = 256;
 
 pub(super) fn examine(config: &Config, chosen: Option<&dyn Source>, max_bytes: Option<u64>) -> Vec<Finding> {
@@ -43,7 +43,7 @@ fn numa(nodes: &[u32], of_memory: Option<u32>) -> Finding {
     }
 }
 
-/// A warning with this remedy if `is_problem`.
+/// Returns a warning with this remedy if `is_problem`, otherwise a finding without a problem.
 fn warn_if(is_problem: bool, check: &'static str, found: String, remedy: &str) -> Finding {
     if is_problem { Finding::warning(check, found).remedy(remedy) } else { Finding::ok(check, found) }
 }
@@ -56,7 +56,7 @@ fn huge_pages(rules: &MemoryRules) -> Finding {
     warn_if(word == "never", CHECK, found, REMEDY)
 }
 
-/// `ulimit -l` applies to `mlock` only, not to memory that a driver pins.
+/// Checks `ulimit -l`, which applies to `mlock` only, not to memory that a driver pins.
 fn locked(process: &ProcessLimits, binding: Option<u64>, backend: &str) -> Finding {
     const CHECK: &str = "locked-memory";
     let Some(limit) = process.locked_bytes.map(Size) else { return Finding::ok(CHECK, "unlimited (ulimit -l)") };
@@ -72,7 +72,7 @@ fn locked(process: &ProcessLimits, binding: Option<u64>, backend: &str) -> Findi
         .remedy("raise it (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK")
 }
 
-/// A pool reserves addresses for its whole limit.
+/// Checks the limit of the address space. A pool reserves addresses for its whole limit.
 fn addresses(limit: Option<u64>, max_bytes: Option<u64>) -> Finding {
     let is_low = |limit: u64| max_bytes.is_none_or(|max_bytes| limit / 2 < max_bytes);
     let remedy = "a full pool needs more: raise it (`ulimit -v unlimited`) or lower PINPOOL_MAX_BYTES";
@@ -83,13 +83,13 @@ fn count(check: &'static str, how: &str, limit: Option<u64>) -> Finding {
     ulimit(check, how, limit.map(|limit| (limit.to_string(), limit < FEW)), &format!("raise it (`{how} 4096`)"))
 }
 
-/// A limit, and whether it is low; `None` if there is none.
+/// Returns the finding for `limit`, which contains the limit and whether it is low, or `None` if there is no limit.
 fn ulimit(check: &'static str, how: &str, limit: Option<(String, bool)>, remedy: &str) -> Finding {
     let (limit, is_low) = limit.unwrap_or_else(|| ("unlimited".to_owned(), false));
     warn_if(is_low, check, format!("{limit} ({how})"), remedy)
 }
 
-/// The driver may map each granule separately.
+/// Checks the limit of memory mappings. The driver may map each granule separately.
 fn mappings(rules: &MemoryRules, backend: &str, max_bytes: Option<u64>) -> Finding {
     const CHECK: &str = "mappings";
     let Some(limit) = rules.max_mappings else { return Finding::note(CHECK, "vm.max_map_count is unreadable") };

@@ -1,4 +1,4 @@
-//! A trial of each backend, the backend and limit that a pool would use, and the cost of a reserve.
+//! Tries each backend, and finds the backend and limit that a pool would use, and the cost of a reserve.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,10 +26,10 @@ pub(super) struct Backends {
     pub(super) findings: Vec<Finding>,
     /// The backend that a pool would use.
     pub(super) chosen: Option<Arc<dyn Source>>,
-    /// True if the chosen backend provides memory.
+    /// Whether the chosen backend provides memory.
     pub(super) works: bool,
     pub(super) max_bytes: Option<u64>,
-    /// True if `max_bytes` is RLIMIT_MEMLOCK.
+    /// Whether `max_bytes` is RLIMIT_MEMLOCK.
     pub(super) is_lock_limited: bool,
 }
 
@@ -74,7 +74,7 @@ pub(super) fn try_backends(config: &Config, gpu: &Answer, ask: impl Fn(&'static 
     Backends { findings, chosen, works, max_bytes, is_lock_limited }
 }
 
-/// The backend that a pool would use, and why better ones are not available.
+/// Reports the backend that a pool would use, and why better backends are not available.
 fn choice(config: &Config, Chosen { source, passed_over, findings, .. }: &Chosen) -> Finding {
     const CHECK: &str = "choice";
     let kind = match (source.pinned_by().is_some(), source.needs_gpu()) {
@@ -92,7 +92,7 @@ fn choice(config: &Config, Chosen { source, passed_over, findings, .. }: &Chosen
         let finding = Finding::warning(CHECK, format!("{found}: {why}"));
         return unpinned.remedy.iter().fold(finding, |finding, remedy| finding.remedy(remedy));
     }
-    // The reason against all three backends of the driver is named above.
+    // A reason that all three driver backends share is in the findings above.
     let better: Vec<_> = passed_over.iter().filter(|(name, _)| *name != "mlock").collect();
     let reasons: Vec<_> = better.iter().map(|(name, why)| format!("not {name}: {why}")).collect();
     match (better.is_empty(), source.needs_gpu()) {
@@ -102,7 +102,7 @@ fn choice(config: &Config, Chosen { source, passed_over, findings, .. }: &Chosen
     }
 }
 
-/// The limit compared with the available memory.
+/// Compares the limit with the available memory.
 fn limit_finding(max_bytes: Option<u64>, limit: String) -> Finding {
     const CHECK: &str = "limit";
     const REMEDY: &str = "lower PINPOOL_MAX_BYTES or free memory: pinning fails, or the kernel kills the process, before the pool is full";
@@ -115,13 +115,13 @@ fn limit_finding(max_bytes: Option<u64>, limit: String) -> Finding {
     }
 }
 
-/// A description of the problem if `bytes` exceeds the available memory.
+/// Describes the problem if `bytes` exceeds the available memory.
 fn too_much(bytes: u64, memory: &HostMemory) -> Option<String> {
     let [needed, total, available] = [bytes, memory.total_bytes, memory.available_bytes].map(Size);
     (bytes > memory.available_bytes).then(|| format!("{needed} exceeds the available {available} (of {total})"))
 }
 
-/// The reason that a reserve of `bytes` does not fit, and the remedy.
+/// Returns the reason that a reserve of `bytes` does not fit, and the remedy.
 fn reserve_problem(
     config: &Config,
     backends: &Backends,
@@ -135,7 +135,7 @@ fn reserve_problem(
     let limited = backends.max_bytes.filter(|&max_bytes| bytes > max_bytes);
     let remedy = match (limited.is_some() && backends.is_lock_limited, &scarce) {
         (true, _) => "lower the reserve, or raise the limit of locked memory (`ulimit -l`)",
-        // With a higher limit alone, the kernel would kill the process.
+        // If only the limit were raised, the kernel would kill the process.
         (false, Some(_)) => "lower the reserve, free memory, or raise the cgroup's limit, if it has one",
         (false, None) => "lower the reserve or raise PINPOOL_MAX_BYTES",
     };
@@ -184,18 +184,18 @@ pub(super) fn plan_reserve(
     (json!({ "bytes": bytes, "fits": fits, "seconds": seconds }), findings)
 }
 
-/// The time in which `source` provides `bytes` for a reserve.
+/// Measures the time in which `source` provides `bytes` for a reserve.
 #[allow(unsafe_code)] // Releases what it acquires.
 fn time_to_pin(source: &dyn Source, bytes: usize, config: &Config) -> Result<Duration, SourceError> {
     let threads = config.pin_threads_on_host();
     let begun = Instant::now();
     let region = source.acquire_fast(bytes, threads, &|_| {})?;
     let took = begun.elapsed();
-    // SAFETY: acquired above from this source; no reference into it was made.
+    // SAFETY: `region` was acquired above from this source, and no reference into it was made.
     unsafe { source.release(region) }.map(|()| took)
 }
 
-/// Whole pages, fewer if the limit or the available memory is small.
+/// Returns the length of the sample: whole pages, and fewer if the limit or the available memory is small.
 fn sample_bytes(max_bytes: Option<u64>, available_bytes: u64) -> usize {
     let most = max_bytes.unwrap_or(u64::MAX).min(available_bytes / SAMPLE_DIVISOR);
     let most = usize::try_from(most).unwrap_or(usize::MAX).min(SAMPLE_BYTES);
@@ -203,7 +203,7 @@ fn sample_bytes(max_bytes: Option<u64>, available_bytes: u64) -> usize {
     (most / unit * unit).max(PAGE_BYTES)
 }
 
-/// The last finding, which decides the exit status: pinned memory for the GPU is available or not.
+/// Returns the last finding, which decides the exit status: whether pinned memory for the GPU is available.
 pub(super) fn result(device: u32, gpu: &Finding, source: Option<&dyn Source>, works: bool) -> Finding {
     const CHECK: &str = "result";
     let (why, remedy) = match source {

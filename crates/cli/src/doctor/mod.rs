@@ -123,7 +123,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Box<dyn 
     Ok(status.and(printed)?)
 }
 
-/// The exit status and the last finding: `of_gpu`, unless one of `findings` is an error.
+/// Returns the exit status and the last finding, which is `of_gpu` unless one of `findings` is an error.
 fn conclude(findings: &[Finding], of_gpu: Finding) -> (Result<(), ExitError>, Finding) {
     let errors = findings.iter().filter(|finding| finding.severity == Severity::Error);
     let errors: Vec<_> = errors.map(|error| error.check).collect();
@@ -141,7 +141,7 @@ fn conclude(findings: &[Finding], of_gpu: Finding) -> (Result<(), ExitError>, Fi
     }
 }
 
-/// A line for each finding, with its remedy below.
+/// Returns a table with a line for each finding, and its remedy below.
 fn table(findings: &[Finding]) -> String {
     let rows = findings.iter().flat_map(|Finding { check, severity, found, remedy, .. }| {
         let remedy = remedy.iter().map(|remedy| vec![String::new(), String::new(), format!("-> {}", one_line(remedy))]);

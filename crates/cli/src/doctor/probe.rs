@@ -1,6 +1,6 @@
 //! Driver queries, each run in a separate process of this program, which prints the answer.
 //!
-//! A driver that crashes that process or hangs is a finding, and is not used in this process.
+//! If the driver crashes that process or hangs, this is a finding, and this process does not use the driver.
 
 use std::error::Error;
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::settings;
 use pinpool_cli::terminal::Terminal;
 
-/// Queries whether there is a device.
+/// The query for a device.
 pub(super) const GPU: &str = "gpu";
 /// The backends of the driver, best first.
 pub(super) const BACKENDS: [&str; 3] = ["vmm", "register", "cuda"];
@@ -36,7 +36,7 @@ pub(crate) struct ProbeArgs {
 /// The answer to a query.
 pub(super) struct Answer {
     pub(super) finding: Finding,
-    /// The process that ran the query crashed or hung.
+    /// Whether the process that ran the query crashed or hung.
     pub(super) is_deadly: bool,
 }
 
@@ -51,13 +51,13 @@ pub(super) fn ask(name: &'static str, device: Option<u32>, timeout: Duration) ->
     Answer { finding: finding.remedy("update the driver"), is_deadly: true }
 }
 
-/// The output of the process, or how it ended.
+/// Returns the output of the process, or describes how it ended.
 fn run_apart(name: &str, device: Option<u32>, timeout: Duration) -> Result<String, String> {
     let not_started = |error: io::Error| format!("could not be started: {error}");
     let mut command = Command::new(env::current_exe().map_err(not_started)?);
     command.args(["--quiet", "doctor-probe", name]);
     command.args(device.map(|device| format!("--device={device}")));
-    // A driver may write to stderr.
+    // A driver may write to stderr, which is not part of the answer.
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(not_started)?;
     let begun = Instant::now();
@@ -77,7 +77,7 @@ fn run_apart(name: &str, device: Option<u32>, timeout: Duration) -> Result<Strin
     }
 }
 
-/// Runs a query in this process, which the driver may end, and prints the answer.
+/// Runs a query in this process and prints the answer. The driver may end the process.
 pub(crate) fn run_probe(args: &ProbeArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let config = settings::checked(args.device, None).0;
     let finding = match BACKENDS.into_iter().find(|backend| *backend == args.name) {
@@ -91,7 +91,7 @@ pub(crate) fn run_probe(args: &ProbeArgs, terminal: &Terminal) -> Result<(), Box
     Ok(terminal.print(encode(&finding))?)
 }
 
-/// The finding of a trial of `source`, of this severity if it fails.
+/// Tries `source` and returns the finding, with this severity if the trial fails.
 pub(super) fn tried(name: &'static str, source: &dyn Source, device: u32, severity: Severity) -> Finding {
     match backend::try_out(source, device) {
         // The pages of unpinned memory are allocated at the first access, so the time says nothing.
@@ -112,7 +112,7 @@ pub(super) fn failed(check: &'static str, severity: Severity, error: SourceError
     remedy.into_iter().fold(Finding::new(check, severity, found), Finding::remedy)
 }
 
-/// The finding as an object.
+/// Encodes the finding as a JSON object.
 pub(super) fn encode(Finding { check, severity, found, remedy, .. }: &Finding) -> Value {
     json!({ "check": check, "level": severity.name(), "found": found, "remedy": remedy })
 }

@@ -1,4 +1,4 @@
-//! The variables: `pinpool doctor --settings`, and their problems.
+//! The PINPOOL_ variables and their problems, for `pinpool doctor --settings` and for the other checks.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -13,7 +13,7 @@ use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::columns_left;
 use pinpool_cli::terminal::Terminal;
 
-/// The check that all problems of the settings belong to.
+/// The check to which all problems of the settings belong.
 pub(super) const CHECK: &str = "settings";
 
 /// The variables that most programs need.
@@ -46,13 +46,13 @@ pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
     if report.errors.is_empty() { Ok(()) } else { Err(ExitError::Settings) }
 }
 
-/// The settings from the environment, with `device` and `reserve` overridden, and their problems.
+/// Returns the settings from the environment, with `device` and `reserve` overridden, and their problems.
 pub(super) fn checked(device: Option<u32>, reserve: Option<u64>) -> (Config, Vec<Finding>) {
     let set: Vec<_> = { std::env::vars_os() }
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
         .filter(|(name, value)| name.starts_with(env::PREFIX) && !value.trim().is_empty())
         .collect();
-    // A planned reserve is checked separately and contradicts no setting.
+    // A planned reserve is checked separately, so it must not contradict a setting here.
     let given = [
         ("PINPOOL_DEVICE", device.map(|device| device.to_string())),
         ("PINPOOL_RESERVE", reserve.map(|_| "0".to_owned())),
@@ -64,7 +64,7 @@ pub(super) fn checked(device: Option<u32>, reserve: Option<u64>) -> (Config, Vec
     let errors = report.errors.iter().map(|error| Finding::error(CHECK, error.to_string()));
     let mut findings: Vec<_> =
         warnings.chain(errors).map(|finding| finding.remedy("correct the variable or unset it")).collect();
-    // Problems of these settings on this machine.
+    // Problems that these settings have on this machine.
     findings.extend([numa_node(&report.config), trace(&report.config), socket(&report.config)].into_iter().flatten());
     if findings.is_empty() {
         let mut set: Vec<_> = set.iter().map(|(name, value)| format!("{name}={value}")).collect();

@@ -6,7 +6,7 @@ use indicatif::ProgressBar;
 use pinpool_cli::terminal::{Terminal, Verbosity};
 use pinpool_loader::{BatchDone, Failure, FailureCause, Observer};
 
-/// Number of failures printed for each cause; all are if the tool is verbose.
+/// Number of failures printed for each cause. If the tool is verbose, all are printed.
 const PRINTED: u64 = 10;
 
 /// Advances the bar and collects failures.
@@ -59,7 +59,7 @@ impl Observer for Reporter<'_> {
     }
 }
 
-/// The cause without the numbers of the failure.
+/// Returns the cause without the numbers of the failure.
 fn cause(cause: &FailureCause) -> String {
     match cause {
         FailureCause::Io(error) => return error.to_string(),

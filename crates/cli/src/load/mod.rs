@@ -1,6 +1,6 @@
 //! `pinpool load`: files through the pool to a device, and the statistics at the end.
 //!
-//! Flags, the destination, the interrupt and the exit status; [`pinpool_loader`] does the work.
+//! This module owns the flags, the destination, the interrupt and the exit status. [`pinpool_loader`] does the work.
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -29,7 +29,7 @@ use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::{Terminal, Verbosity};
 
-/// Files of the synthetic data set: about 1.1 GB.
+/// Number of files in the synthetic data set: about 1.1 GB.
 const SYNTHETIC_FILES: u64 = 10_000;
 /// Time between two checks for an interrupt.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
@@ -131,12 +131,12 @@ pub(crate) fn run(args: &LoadArgs, verbosity: Verbosity, terminal: &Terminal) ->
     let stop = stop_at_interrupt(terminal);
     let set = Set::all(&args.set)?;
     let builder = set.builder().call_stacks(args.call_stacks);
-    // The file in the environment's PINPOOL_TRACE may be the recording of another program.
+    // The file in the environment's PINPOOL_TRACE may be the recording of another program, so the variable is ignored.
     let is_set = args.record.is_none() && set.pairs.iter().any(|(name, _)| name == "PINPOOL_TRACE");
     let builder = if is_set { builder } else { builder.trace(args.record.clone()) };
     let pool = builder.build().map_err(|error| {
         let text = error.to_string();
-        // The user gave the flag, not its variable.
+        // The user gave the flag and not its variable, so the error must name the flag.
         let text = if args.record.is_some() { text.replacen("PINPOOL_TRACE=", "--record ", 1) } else { text };
         ExitError::of(&error).because(text)
     })?;
@@ -226,7 +226,7 @@ impl LoadArgs {
         options
     }
 
-    /// The GPU if there is one, with any backend; otherwise the host sink, with the reason in the log.
+    /// Opens the GPU if there is one, with any backend; otherwise the host sink, with the reason in the log.
     fn destination(&self, pool: &Pool) -> Result<Box<dyn Destination>, Box<dyn Error>> {
         let lanes = usize::try_from(self.streams).unwrap_or(1);
         let device = match pinpool_cli::gpu::open(pool.config().device, lanes) {

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use pinpool_loader::{Catalog, DataFile, DataOrigin};
 use pinpool_observe::diagnosis::words::counted;
 
-/// Names in a note.
+/// Maximum number of names in a note.
 const NAMED: usize = 3;
 /// Extensions of containers that the loader opens with --containers.
 const OPENED: [&str; 6] = ["gz", "safetensors", "tar", "tgz", "tzst", "zst"];
 
-/// One note per line.
+/// Returns the notes, one per line.
 pub(crate) fn notes(catalog: &Catalog) -> Vec<String> {
     let cyclic = |path: &PathBuf| format!("{} leads back to a directory already entered: not followed", path.display());
     let mut notes: Vec<_> = catalog.cyclic_links().iter().map(cyclic).collect();
@@ -28,7 +28,7 @@ pub(crate) fn notes(catalog: &Catalog) -> Vec<String> {
     notes
 }
 
-/// A container that is loaded as one sample.
+/// Returns the path of a container that is loaded as one sample.
 fn plain_container(file: &DataFile) -> Option<&Path> {
     let DataOrigin::File(path) = &file.origin else { return None };
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();

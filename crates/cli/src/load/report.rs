@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use pinpool_cli::table::{columns_left, grouped};
 
-/// A finished load. The command adds what only it knows.
+/// Returns the report of a finished load. The command adds the values that only it knows.
 pub(super) fn json(summary: &LoadSummary, stats: &Stats) -> Value {
     let ended = match summary.outcome {
         LoadOutcome::Complete => "complete",
@@ -32,7 +32,7 @@ pub(super) fn json(summary: &LoadSummary, stats: &Stats) -> Value {
     })
 }
 
-/// One number per line, and the statistics of the pool.
+/// Returns a table with one number per line, and the statistics of the pool.
 pub(super) fn table(report: &Value, stats: &Stats) -> String {
     let count = |name: &str| grouped(report[name].as_u64().unwrap_or(0));
     let number = |name: &str| report[name].as_f64().unwrap_or(0.0);

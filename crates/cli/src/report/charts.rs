@@ -1,4 +1,4 @@
-//! The charts and tables of a series, as the object that `page.js` draws.
+//! Converts a series to the object that `page.js` draws: its charts and tables.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ const ROWS_MAX: usize = 20;
 /// Less lost time than this is not drawn.
 const LOST_MIN_NS: u64 = 1_000_000;
 
-/// An x, and the latest snapshot of each pool that has begun by then, with its name.
+/// An x value, and the latest snapshot of each pool that has begun by then, with the pool's name.
 type Sample<'a> = (f64, Vec<(&'a str, &'a Snapshot)>);
 /// Bytes at each sample, by the name of a tag or a pool.
 type Lanes<'a> = BTreeMap<&'a str, Vec<f64>>;
@@ -34,12 +34,12 @@ pub(super) struct Charts<'a> {
     samples: Vec<Sample<'a>>,
 }
 
-/// The sum over all pools.
+/// Returns the sum of a value over all pools.
 fn sum((_, pools): &Sample<'_>, value: impl Fn(&Snapshot) -> u64) -> u64 {
     pools.iter().map(|(_, of)| value(of)).fold(0, u64::saturating_add)
 }
 
-/// The sum of the limits; `None` if a pool has none.
+/// Returns the sum of the limits, or `None` if a pool has no limit.
 fn limit((_, pools): &Sample<'_>) -> Option<u64> {
     pools.iter().try_fold(0_u64, |sum, (_, of)| Some(sum.saturating_add(of.max_bytes?)))
 }
@@ -52,7 +52,8 @@ fn axis(name: &str, unit: &str) -> Value {
     json!({ "name": name, "unit": unit })
 }
 
-/// A line with a value that holds until the next point (`steps`, or `area`, which is stacked), or marks (`discs`, `rings`).
+/// Returns a line with a value that applies until the next point (`steps`, or `area`, which is stacked), or marks (`discs`,
+/// `rings`).
 fn line(name: &str, shape: &str, points: impl IntoIterator<Item = (f64, f64)>) -> Value {
     let points: Vec<_> = points.into_iter().collect();
     let is_mark = matches!(shape, "discs" | "rings");
@@ -125,7 +126,7 @@ impl<'a> Charts<'a> {
         self.samples.iter().map(|sample| sum(sample, &value)).max().unwrap_or(0)
     }
 
-    /// `None` if the bytes are unknown, as in a log.
+    /// Returns the chart of bytes, or `None` if the bytes are unknown, as in a log.
     fn bytes_figure(&self) -> Option<Value> {
         let held = self.peak(|of| of.held_bytes);
         if held == 0 {
@@ -137,7 +138,7 @@ impl<'a> Charts<'a> {
             self.line("idle", "area", |of| of.idle_bytes),
             self.line("free", "area", |of| of.free_bytes),
         ];
-        // Before its start and after its end a pool has none.
+        // Pools that have not started or have ended add nothing to the sum, so the maximum is the limit of all pools.
         let max = self.samples.iter().filter_map(limit).max().filter(|&max| max > 0);
         // A limit far above the held bytes would make the areas flat.
         if max.is_some_and(|max| max / 4 <= held) {
@@ -157,7 +158,7 @@ impl<'a> Charts<'a> {
         Some(self.figure("bytes", "Bytes by state", words, vec![panel("bytes", "bytes", &series, false)]))
     }
 
-    /// Seconds lost in each part of the time; `None` if nothing was.
+    /// Returns the chart of the seconds lost in each part of the time, or `None` if nothing was lost.
     fn lost_figure(&self) -> Option<Value> {
         let last = self.samples.last()?;
         let lost_ns = Some(sum(last, |of| of.lost(0).total_ns())).filter(|&ns| ns >= LOST_MIN_NS)?;
@@ -177,7 +178,7 @@ impl<'a> Charts<'a> {
         Some(self.figure("lost", "Time lost", words, vec![panel(&name, "seconds", &series, false)]))
     }
 
-    /// The limit on idle buffers; `None` if no pool has one, or nothing was raised or evicted.
+    /// Returns the chart of the limit on idle buffers, or `None` if no pool has such a limit, or nothing was raised or evicted.
     fn limit_figure(&self) -> Option<Value> {
         let (mut lines, mut raises, mut words) = (Vec::new(), Vec::new(), String::new());
         for pool in self.series.pools.iter().take(LANES_MAX) {
@@ -200,7 +201,7 @@ impl<'a> Charts<'a> {
         Some(self.figure("limit", "Limit and evictions", format!("{words}{} evictions.", grouped(evicted)), panels))
     }
 
-    /// A panel for each of the largest owners, the largest first.
+    /// Returns a chart with a panel for each of the largest owners, the largest first.
     fn lanes_figure(&self, id: &str, title: &str, of: &Lanes<'_>) -> Value {
         let peak = |bytes: &[f64]| bytes.iter().copied().fold(0.0, f64::max);
         let mut lanes: Vec<_> = of.iter().collect();
@@ -214,7 +215,7 @@ impl<'a> Charts<'a> {
         self.figure(id, title, words, panels)
     }
 
-    /// The buffers in use at the end, by pool and tag.
+    /// Returns the buffers in use at the end, by pool and tag.
     fn out_at_the_end(&self) -> Option<Value> {
         let last = self.series.pools.iter().filter_map(|pool| Some((&pool.name, &pool.points.last()?.1)));
         let mut left: Vec<_> =
@@ -253,7 +254,7 @@ impl<'a> Charts<'a> {
     }
 }
 
-/// The diagnoses, the worst first: all alarms, or the first.
+/// Returns the diagnoses to show, the worst first: the alarms, or the first diagnosis if there is no alarm.
 fn diagnoses(all: &[DiagnosisText]) -> Vec<Value> {
     let alarms = all.iter().filter(|one| one.is_alarm).count();
     let diagnosis = |one: &DiagnosisText| {

@@ -65,7 +65,7 @@ pub(crate) fn run(args: &ReportArgs, terminal: &Terminal) -> Result<(), Box<dyn 
     series.warning.map_or(Ok(()), partial)
 }
 
-/// The page, with its data, script and styles inline.
+/// Returns the page, with its data, script and styles inline.
 fn html(report: &Value) -> String {
     format!(
         include_str!("page.html"),
@@ -75,7 +75,7 @@ fn html(report: &Value) -> String {
         license = include_str!("uplot.LICENSE"),
         library = include_str!("uplot.js"),
         script = include_str!("page.js"),
-        // Without `<` no name of a file, pool or tag can end the element.
+        // Without `<`, no name of a file, pool or tag can end the element that contains the data.
         data = report.to_string().replace('<', "\\u003c"),
     )
 }

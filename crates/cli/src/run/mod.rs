@@ -21,7 +21,7 @@ mod program;
 
 /// The file name of the library.
 const LIBRARY: &str = "libpinpool_preload.so";
-/// The path of the library, if it is not next to the tool.
+/// The variable with the path of the library, if the library is not next to the tool.
 const LIBRARY_VARIABLE: &str = "PINPOOL_PRELOAD_LIB";
 const LOG_VARIABLE: &str = "PINPOOL_PRELOAD_LOG";
 const STATS_VARIABLE: &str = "PINPOOL_PRELOAD_STATS";
@@ -91,14 +91,14 @@ pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
     Err(refused(name, &command.exec()))
 }
 
-/// The setting as a valid variable.
+/// Returns the setting as a valid variable.
 fn variable(setting: &str) -> Result<(String, String), Box<dyn Error>> {
     pair(setting).map_err(|why| ExitError::Settings.because(format_args!("{why}\n{OPTIONS}")))
 }
 
 /// Fails if the log cannot be written. A missing file is created and removed, since each process may have a separate log.
 fn check_log(log: &Path) -> Result<(), String> {
-    // The library inserts the process ID; 0 is not used.
+    // The library inserts its process ID for `%p`. No process has the ID 0.
     let path = PathBuf::from(log.to_string_lossy().replace("%p", "0"));
     let written = match fs::metadata(&path) {
         Ok(facts) if facts.is_file() || facts.is_dir() => File::options().append(true).open(&path).map(drop),
@@ -110,7 +110,7 @@ fn check_log(log: &Path) -> Result<(), String> {
     written.map_err(|error| format!("--log {} cannot be written: {error}", log.display()))
 }
 
-/// The library: named by the variable, next to this tool, or in `../lib`.
+/// Returns the path of the library: the path in the variable, next to this tool, or in `../lib`.
 fn library() -> Result<PathBuf, String> {
     if let Some(path) = env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
@@ -132,7 +132,7 @@ fn library() -> Result<PathBuf, String> {
     })?)
 }
 
-/// The dynamic loader splits the list of libraries at spaces and colons.
+/// Refuses a path with spaces or colons, because the dynamic loader splits the list of libraries at them.
 fn loadable(path: PathBuf) -> Result<PathBuf, String> {
     match path.as_os_str().as_encoded_bytes().iter().any(|byte| matches!(byte, b' ' | b':')) {
         true => Err(format!("{}: LD_PRELOAD does not support spaces and colons; move the library", path.display())),
@@ -140,7 +140,7 @@ fn loadable(path: PathBuf) -> Result<PathBuf, String> {
     }
 }
 
-/// The reason why the program does not run, with the exit status that shells use.
+/// Returns the reason that the program does not run, with the exit status that shells use.
 fn refused(program: &OsStr, error: &io::Error) -> Box<dyn Error> {
     let status = if error.kind() == io::ErrorKind::NotFound { ExitError::NotFound } else { ExitError::NotExecutable };
     status.because(format_args!("{}: {error}", program.display()))

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Most nested script interpreters, as in the kernel.
+/// Maximum number of nested script interpreters, as in the kernel.
 const SCRIPTS_MAX: usize = 4;
 const SET_USER_OR_GROUP: u32 = 0o6000;
 const EXECUTABLE: u32 = 0o111;
@@ -17,7 +17,7 @@ const EXECUTABLE: u32 = 0o111;
 const LOADER: &str =
     if cfg!(target_arch = "aarch64") { "/lib/ld-linux-aarch64.so.1" } else { "/lib64/ld-linux-x86-64.so.2" };
 
-/// Finds the program as a shell does: a name without a slash in the directories of `PATH`.
+/// Finds the program as a shell does: a name without a slash is searched for in the directories of `PATH`.
 pub(super) fn find(name: &OsStr) -> io::Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Ok(PathBuf::from(name));
@@ -29,7 +29,7 @@ pub(super) fn find(name: &OsStr) -> io::Result<PathBuf> {
     path.cloned().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
 }
 
-/// The reason that the dynamic loader ignores `LD_PRELOAD`, if it does.
+/// Returns the reason that the dynamic loader ignores `LD_PRELOAD` for `program`, or `None` if it does not.
 pub(super) fn ignores_preloads(program: &Path) -> Option<&'static str> {
     let mut file = program.to_owned();
     for _ in 0..SCRIPTS_MAX {
@@ -50,7 +50,7 @@ fn mode(file: &Path) -> Option<u32> {
     fs::metadata(file).ok().map(|facts| facts.permissions().mode())
 }
 
-/// The interpreter of a script.
+/// Returns the interpreter of a script, or `None` if the file is no script.
 fn interpreter(file: &Path) -> Option<PathBuf> {
     let mut start = Vec::new();
     File::open(file).ok()?.take(256).read_to_end(&mut start).ok()?;

@@ -1,4 +1,4 @@
-//! Queries of several processes at once.
+//! Queries several processes at the same time.
 
 use std::fs::{self, DirEntry};
 use std::path::Path;
@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use super::socket::first;
 
-/// The statistics of each process, ordered by id, and the errors of the others. Processes that have just ended are skipped.
+/// Returns the statistics of each process, ordered by ID, and the errors of processes that did not answer. Skips processes that
+/// have just ended.
 pub(crate) fn on_host() -> (Vec<Value>, Vec<String>) {
     let folder = path_of(0).parent().map(Path::to_path_buf).unwrap_or_default();
     let names = fs::read_dir(&folder).into_iter().flatten().flatten();
@@ -21,7 +22,8 @@ pub(crate) fn on_host() -> (Vec<Value>, Vec<String>) {
     all_of(&processes.iter().map(u32::to_string).collect::<Vec<_>>(), true)
 }
 
-/// The statistics of these processes, and the errors of the others. All are queried at once, so that none delays the others.
+/// Returns the statistics of these processes, and the errors of processes that did not answer. All are queried at the same
+/// time, so that none delays another.
 pub(crate) fn all_of(targets: &[String], skips_ended: bool) -> (Vec<Value>, Vec<String>) {
     let ask = |target: &String| first(target, &StopFlag::new()).map_err(|error| error.to_string());
     let answers: Vec<_> = thread::scope(|scope| {

@@ -14,7 +14,7 @@ use super::{all_of, name_of, on_host, pools};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// Timeout of a client.
+/// Longest time to wait for a client.
 const PATIENCE: Duration = Duration::from_secs(5);
 const REQUEST_BYTES_MAX: u64 = 16 << 10;
 
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &MetricsArgs, terminal: &Terminal) -> Result<(), Box<dyn
     if silent.is_empty() { Ok(()) } else { Err(ExitError::Failure.into()) }
 }
 
-/// The metrics, and the errors of processes that did not answer.
+/// Returns the metrics, and the errors of processes that did not answer.
 fn text(args: &MetricsArgs) -> (String, Vec<String>) {
     let (objects, silent) = if args.all { on_host() } else { all_of(&args.targets, false) };
     let labeled: Vec<_> =
@@ -59,13 +59,13 @@ fn text(args: &MetricsArgs) -> (String, Vec<String>) {
     (prometheus_text(&labeled), silent)
 }
 
-/// Unnamed pools are labeled by number.
+/// Returns the labels of a pool. An unnamed pool is labeled by its number.
 fn labels(object: &Value, pool: &Value) -> Vec<(&'static str, String)> {
     let text = |name: &str| pool[name].as_str().unwrap_or_default().to_owned();
     vec![("pid", object["process"].to_string()), ("pool_name", name_of(pool)), ("backend", text("backend"))]
 }
 
-/// Serves until the process is stopped.
+/// Serves the metrics until the process is stopped.
 fn serve(address: &str, args: &MetricsArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(address).map_err(|error| format!("--listen {address}: {error}"))?;
     terminal.print(format_args!("http://{}/metrics", listener.local_addr()?))?;
@@ -74,7 +74,7 @@ fn serve(address: &str, args: &MetricsArgs, terminal: &Terminal) -> Result<(), B
             match listener.accept() {
                 // A slow client does not delay others.
                 Ok((stream, _)) => _ = thread::Builder::new().spawn_scoped(scope, move || answer(&stream, args)),
-                // Without descriptors, until a client has gone.
+                // There are no free descriptors until a client has disconnected.
                 Err(_) => thread::sleep(Duration::from_millis(20)),
             }
         }

@@ -20,17 +20,17 @@ use serde_json::Value;
 
 pub(crate) use host::{all_of, on_host};
 
-/// The pools of a process.
+/// Returns the pools of a process.
 pub(crate) fn pools(object: &Value) -> &[Value] {
     object["pools"].as_array().map_or(&[][..], Vec::as_slice)
 }
 
-/// Marks unpinned pools next to pinned ones of their process as alarms: a pool cannot detect this.
+/// Marks unpinned pools as alarms if the same process has pinned pools. A pool cannot detect this.
 pub(crate) fn mark_unpinned<P>(pools: &mut [P], has_pinned: bool, cause: fn(&P) -> &str, mark: fn(&mut P)) {
     pools.iter_mut().filter(|pool| has_pinned && cause(pool) == Cause::NotPinned.name()).for_each(mark);
 }
 
-/// Marks unpinned pools in the statistics of a process with pinned pools.
+/// Marks the unpinned pools in the statistics of a process that also has pinned pools.
 pub(crate) fn mark_unpinned_in(object: &mut Value) {
     let Some(pools) = object["pools"].as_array_mut() else { return };
     let has_pinned = pools.iter().any(|pool| pool["snapshot"]["is_pinned"] == true);
@@ -38,7 +38,7 @@ pub(crate) fn mark_unpinned_in(object: &mut Value) {
     mark_unpinned(pools, has_pinned, |pool| pool["why"]["cause"].as_str().unwrap_or_default(), mark);
 }
 
-/// Returns true for a process ID (unless a file has that name) and for a socket.
+/// Returns whether `target` is a socket, or a process ID (and no file has that name).
 pub(crate) fn names_process(target: &Path) -> bool {
     match fs::metadata(target) {
         Ok(data) => data.file_type().is_socket(),
@@ -46,7 +46,7 @@ pub(crate) fn names_process(target: &Path) -> bool {
     }
 }
 
-/// The name of a pool, or its number.
+/// Returns the name of a pool, or its number.
 pub(crate) fn name_of(pool: &Value) -> String {
     pool["name"].as_str().map_or_else(|| format!("pool {}", pool["number"]), one_line)
 }
@@ -72,7 +72,7 @@ mod tests {
         series.add(0.0, &object);
         assert_eq!(series.diagnoses.iter().map(|one| &*one.pool).collect::<Vec<_>>(), ["c", "a"]);
         assert!(is_alarm(&object, 1));
-        // Without a GPU all are unpinned.
+        // Without a GPU, all pools are unpinned.
         let mut object = serde_json::json!({ "pools": [pool("a", false, "not_pinned", 1.0)] });
         mark_unpinned_in(&mut object);
         assert!(!is_alarm(&object, 0));

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 /// Maximum length of a line, enough for thousands of pools.
 const LINE_BYTES_MAX: u64 = 16 << 20;
-/// Timeout of a line.
+/// Longest time to wait for a line.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Time between two checks for an interrupt.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The statistics that a process sends. An error is the last item.
 pub(crate) type Objects = Receiver<Result<Value, String>>;
 
-/// The first object that the process sends (its id and the statistics of its pools), and a channel for further ones.
+/// Returns the first object that the process sends (its ID and the statistics of its pools), and a channel for later objects.
 ///
 /// # Errors
 ///
@@ -39,7 +39,7 @@ pub(crate) fn first(target: &str, stop: &StopFlag) -> Result<(Value, Objects), B
     if path.is_file() {
         return Err(in_socket("a file, not a process: `pinpool why` and `pinpool report` read it".to_owned()).into());
     }
-    // A full channel makes the sending process wait.
+    // If the channel is full, the sending process waits.
     let (sender, objects) = mpsc::sync_channel(1);
     let of = path.clone();
     thread::Builder::new().name("pinpool-top".to_owned()).spawn(move || send_all(&of, &sender))?;
@@ -47,7 +47,7 @@ pub(crate) fn first(target: &str, stop: &StopFlag) -> Result<(Value, Objects), B
     while !stop.is_raised() {
         match objects.recv_timeout(PAUSE) {
             Ok(object) => return Ok((object.map_err(in_socket)?, objects)),
-            // The process may not accept the connection.
+            // The process may not have accepted the connection yet.
             Err(RecvTimeoutError::Timeout) if begun.elapsed() < SILENCE => {}
             Err(_) => return Err(in_socket(silent()).into()),
         }
@@ -90,7 +90,7 @@ fn not_statistics(why: impl std::fmt::Display) -> String {
     format!("the socket sent something other than statistics of pinpool: {why}")
 }
 
-/// The object in the next line.
+/// Reads the object in the next line.
 fn next(lines: &mut BufReader<UnixStream>) -> Result<Value, String> {
     let mut line = Vec::new();
     match lines.take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
@@ -105,7 +105,7 @@ fn next(lines: &mut BufReader<UnixStream>) -> Result<Value, String> {
     }
 }
 
-/// The object in a line.
+/// Parses the object in a line.
 pub(crate) fn statistics(line: &[u8]) -> Result<Value, String> {
     let mut object: Value = serde_json::from_slice(line).map_err(not_statistics)?;
     super::mark_unpinned_in(&mut object);
@@ -128,7 +128,7 @@ mod tests {
         let serving = thread::spawn(move || {
             let (mut reader, _) = listener.accept().unwrap();
             reader.write_all(line).unwrap();
-            // Nobody but the reader closes the connection.
+            // Only the reader closes the connection.
             (0..1000).any(|_| {
                 thread::sleep(PAUSE);
                 reader.write_all(line).is_err()

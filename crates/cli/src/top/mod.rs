@@ -32,7 +32,7 @@ pub(crate) use self::session::restore;
 
 /// Interval between queries of all processes.
 const QUERY_EVERY: Duration = Duration::from_secs(1);
-/// Points of a curve.
+/// Maximum number of points in a curve.
 const POINTS_MAX: usize = 200;
 
 /// Show the pools of running processes live
@@ -85,14 +85,14 @@ fn show_target(target: &str, is_json: bool, is_live: bool, stop: &StopFlag) -> R
     if is_live { show(object, &objects, stop) } else { Ok(write_stdout(|out| writeln!(out, "{object}"))?) }
 }
 
-/// Diagnosis, statistics and owners of one pool, as the process prints them.
+/// Returns the diagnosis, statistics and owners of one pool, as the process prints them.
 fn text_of(series: &Series, of: &DiagnosisText) -> String {
     let statistics = series.latest(of).map_or("", |(pool, _)| &pool.text);
     let text = format!("{}: {}\n\n{statistics}", of.pool, of.lines.join("\n"));
     text.trim_end().lines().map(|line| one_line(line) + "\n").collect()
 }
 
-/// All processes: printed once, or drawn until a key or a signal.
+/// Shows all processes: prints them once, or draws them until a key or a signal.
 fn show_host(is_json: bool, is_live: bool, stop: &StopFlag, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let mut session = if is_live { Some(Session::begin()?) } else { None };
     loop {
@@ -113,7 +113,7 @@ fn show_host(is_json: bool, is_live: bool, stop: &StopFlag, terminal: &Terminal)
     }
 }
 
-/// Draws until a key, a signal or the end of the process.
+/// Draws the pools of a process until a key, a signal or the end of the process.
 fn show(object: Value, objects: &Objects, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let mut session = Session::begin()?;
     let (begun, mut series) = (Instant::now(), Series::once(&object));

@@ -1,4 +1,4 @@
-//! All pools in one table, the one that loses most first.
+//! All pools in one table, the pool that loses most first.
 
 use pinpool::unstable::shared_limit::{self, SharedLimitOwner, SharedLimitReport};
 use pinpool_cli::table::{columns, columns_left};
@@ -14,12 +14,12 @@ use crate::diagnosis::DiagnosisText;
 use crate::series::Series;
 
 const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "limit", "in use", "oldest owner", "why"];
-/// Shown if a process runs another version and does not send a value.
+/// Shown for a value that a process does not send because it runs another version.
 const UNKNOWN: &str = "?";
 /// Maximum length of a name in a cell.
 const CELL: usize = 24;
 
-/// The pools of these processes.
+/// Returns a table of the pools of these processes.
 pub(super) fn of(processes: &[Series]) -> String {
     let mut rows: Vec<_> = processes.iter().flat_map(|of| of.diagnoses.iter().map(move |one| (of, one))).collect();
     if rows.is_empty() {
@@ -30,12 +30,12 @@ pub(super) fn of(processes: &[Series]) -> String {
     columns_left(&std::iter::once(HEAD.map(str::to_owned).to_vec()).chain(cells).collect::<Vec<_>>())
 }
 
-/// The pools of these processes, and the shared limits, each after an empty line.
+/// Returns the pools of these processes, and the shared limits, each after an empty line.
 pub(super) fn of_host(processes: &[Series], limits: &[SharedLimitReport]) -> String {
     of(processes) + &limits.iter().map(|limit| format!("\n{}", text(limit))).collect::<String>()
 }
 
-/// The shared limits of this user that have an owner, and errors for those that cannot be read.
+/// Returns the shared limits of this user that have an owner, and errors for limits that cannot be read.
 pub(super) fn shared_limits() -> (Vec<SharedLimitReport>, Vec<String>) {
     let (mut limits, mut unreadable) = (Vec::new(), Vec::new());
     for name in shared_limit::names() {

@@ -25,7 +25,7 @@ const HEIGHT: u16 = 20;
 /// Prefix of the recommendation.
 const TO_DO: &str = "  to do: ";
 
-/// Draws one pool of a process. `at` may be too large, because pools end: then it is counted from the first again.
+/// Draws the pool at index `at` of a process. The index may be too large, because pools end: it wraps around.
 pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize) {
     let (no_pool, nothing) = (PoolSeries::default(), Snapshot::default());
     let at = at % series.pools.len().max(1);
@@ -55,7 +55,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, series: &Series, at: usize) {
     if rows(&cause) + rows(&others) > room {
         others = paragraph(&|at, line| at > 0 && line.starts_with(TO_DO));
     }
-    // With two rows, one is for the recommendation.
+    // If there are two rows, one is for the recommendation.
     let of_cause = rows(&cause).min(room.saturating_sub(rows(&others)).max(room - room / 2));
     let of_others = rows(&others).min(room - of_cause);
     // The curves take the remaining rows.
@@ -105,7 +105,7 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
         ("free", now.free_bytes, '·', Color::Gray),
         ("pageable", now.pageable_bytes, '!', Color::Magenta),
     ];
-    // Relative to the held bytes: relative to a high limit the bars would be too short.
+    // Bars are relative to the held bytes, because they would be too short relative to a high limit.
     let full = now.held_bytes.max(now.used_bytes).max(1);
     let room = usize::from(inner.width).saturating_sub(NAME + BYTES + 2);
     let lines = rows.map(|(name, bytes, letter, color)| {
@@ -118,7 +118,7 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
 fn bar(bytes: u64, full: u64, room: usize, letter: char) -> String {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // At most `room`.
     let filled = (bytes as f64 / full as f64 * room as f64).round() as usize;
-    // Nonzero bytes are visible.
+    // Nonzero bytes are always visible.
     let filled = if bytes > 0 { filled.max(1) } else { 0 };
     std::iter::repeat_n(letter, filled.min(room)).collect()
 }
@@ -179,7 +179,7 @@ fn hits(now: &Snapshot) -> u64 {
     now.requests.saturating_sub(now.misses + now.failed_requests)
 }
 
-/// The oldest copy and the owners.
+/// Returns the oldest copy and the owners.
 fn holders(now: &Snapshot) -> Vec<String> {
     let oldest = now.oldest_copy.map(|age| {
         let stream = now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream_id={stream}"));
@@ -245,7 +245,7 @@ mod tests {
         Series { process: Some(0), pools: vec![pool], diagnoses: vec![diagnosis], ..Series::default() }
     }
 
-    /// The rows, and all red text.
+    /// Returns the rows, and all red text.
     fn drawn(width: u16, height: u16, series: &Series, at: usize) -> (Vec<String>, String) {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(frame, series, at)).unwrap();

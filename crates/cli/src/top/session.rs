@@ -1,4 +1,4 @@
-//! The terminal in raw mode, restored however the program ends.
+//! The terminal in raw mode, which is restored however the program ends.
 
 use std::error::Error;
 use std::fs::File;
@@ -14,10 +14,10 @@ use ratatui::crossterm::execute;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// True while the terminal is in raw mode.
+/// Whether the terminal is in raw mode.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// The terminal, until this is dropped.
+/// The terminal in raw mode, which is restored when this is dropped.
 pub(super) struct Session {
     pub(super) screen: DefaultTerminal,
     /// Source of key events.
@@ -41,7 +41,7 @@ impl Session {
         Ok(Self { screen: ratatui::try_init().inspect_err(|_| restore())?, keys })
     }
 
-    /// The next key pressed within `wait`; `None` for other events.
+    /// Returns the next key pressed within `wait`; `None` without a key, and for other events.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl Session {
         let mut keys = [PollFd::new(&self.keys, PollFlags::IN)];
         let wait = Timespec::try_from(wait).map_err(io::Error::other)?;
         match poll(&mut keys, Some(&wait)) {
-            // A signal: the window may have another size.
+            // After a signal, the window may have another size.
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -68,10 +68,10 @@ impl Drop for Session {
     }
 }
 
-/// Restores the terminal, once.
+/// Restores the terminal, unless it has been restored.
 pub(crate) fn restore() {
     if IS_TAKEN.swap(false, Ordering::SeqCst) {
-        // Errors of a closed terminal do not matter.
+        // Errors are ignored, because the terminal may be closed.
         let _ = ratatui::try_restore();
         let _ = execute!(io::stdout(), Show);
     }

@@ -71,7 +71,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), Box<dyn Error>> {
     recording.warning.map_or(Ok(()), |warning| Err(named(&args.trace, &warning).into()))
 }
 
-/// Writing to the input would truncate it before it is read.
+/// Fails if `output` is the input, because writing to the input would truncate it before it is read.
 pub(crate) fn refuse_to_overwrite(input: &Path, output: &Path) -> Result<(), String> {
     let same = matches!((input.canonicalize(), output.canonicalize()), (Ok(input), Ok(output)) if input == output);
     if same { Err(format!("{}: this is the input; name another file", output.display())) } else { Ok(()) }

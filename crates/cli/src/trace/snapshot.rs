@@ -2,7 +2,7 @@
 //! blocks for the buffers at the end, and one trace with the history.
 //!
 //! A buffer is allocated by its request and freed by its release, or by the end of its copies. memory_viz plays the trace
-//! backwards from the end, so each entry must be reversible: a block lies in a segment, and what is freed was allocated.
+//! backwards from the end, so each entry must be reversible: a block lies in a segment, and a freed buffer was allocated before.
 //! Therefore the segments are mapped at the start, a request frees buffers without a recorded release, and buffers without a
 //! recorded address are left out. The last frame of an entry names the tag, or the thread, and the pool; the frames before it are
 //! the call stack of a sampled request.
@@ -18,27 +18,27 @@ use super::pickle;
 /// The largest number that memory_viz supports.
 const NUMBER_MAX: u64 = i64::MAX as u64;
 
-/// A pool and the number of its buffer.
+/// The number of a pool, and the `id` of a buffer's memory.
 type Key = (u32, u64);
 
 /// A buffer in use or in flight.
 struct HeldBuffer {
     key: Key,
     bytes: u64,
-    /// Returned, but devices may still read it.
+    /// Whether the buffer was returned, but devices may still read it.
     is_in_flight: bool,
-    /// The index of the `alloc` entry, and the call stack of the request; 0 if that was not sampled.
+    /// The index of the `alloc` entry, and the number of the request's call stack; 0 if the request was not sampled.
     entry: usize,
     stack: u32,
 }
 
 struct Memory<'a> {
     recording: &'a Recording,
-    /// Address and bytes of the memory of each buffer.
+    /// Address and length of the memory of each buffer.
     places: HashMap<Key, (u64, u64)>,
-    /// The buffers by address. No two overlap.
+    /// The held buffers by address. No two overlap.
     held: BTreeMap<u64, HeldBuffer>,
-    /// Start and end of all memory that was requested.
+    /// Start and end of each piece of memory that was requested.
     requested: BTreeMap<u64, u64>,
     entries: Vec<Value>,
 }
@@ -49,7 +49,7 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
     recording.records.iter().for_each(|record| memory.add(record));
     let segments = joined(&memory.requested);
     let history = std::mem::take(&mut memory.entries);
-    // A segment has at least one record.
+    // If there is a segment, there is at least one record.
     let mut map =
         |(start, end): &(u64, u64)| memory.entry("segment_map", &recording.records[0], *start, end - start, 0);
     segments.iter().for_each(&mut map);
@@ -61,7 +61,7 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
     pickle::write(&snapshot, out)
 }
 
-/// Merges adjoining and overlapping pieces: a buffer may span several.
+/// Merges adjoining and overlapping pieces, because a buffer may span several.
 fn joined(pieces: &BTreeMap<u64, u64>) -> Vec<(u64, u64)> {
     let mut joined: Vec<(u64, u64)> = Vec::new();
     for (&start, &end) in pieces {
@@ -73,7 +73,7 @@ fn joined(pieces: &BTreeMap<u64, u64>) -> Vec<(u64, u64)> {
     joined
 }
 
-/// A segment, filled with the held buffers and the gaps between them.
+/// Returns a segment, filled with the held buffers and the gaps between them.
 fn segment((start, end): (u64, u64), held: &BTreeMap<u64, HeldBuffer>, recording: &Recording) -> Value {
     let (mut blocks, mut at, mut active, mut allocated) = (Vec::new(), start, 0, 0);
     let mut add = |at: u64, bytes: u64, state: &str, stack: u32| {
@@ -100,7 +100,7 @@ fn segment((start, end): (u64, u64), held: &BTreeMap<u64, HeldBuffer>, recording
     })
 }
 
-/// The frames of a call stack; stack 0 has none.
+/// Returns the frames of a call stack. Stack 0 has none.
 fn frames(recording: &Recording, stack: u32) -> Vec<Value> {
     let frames = recording.stacks.get(&stack).into_iter().flatten();
     frames.map(|at| json!({ "name": at.name, "filename": at.file, "line": at.line })).collect()
@@ -116,7 +116,7 @@ impl Memory<'_> {
                 self.places.insert(key(id), (address, class_bytes.clamp(1, NUMBER_MAX - address)));
             }
             Event::Get { id, bytes, tag, .. } => {
-                // The record of an earlier release may be lost.
+                // The record of an earlier return may be lost.
                 self.free(record, key(id));
                 let Some(&(address, most)) = self.places.get(&key(id)) else { return };
                 self.free_within(record, address, most);
@@ -153,7 +153,7 @@ impl Memory<'_> {
         }
     }
 
-    /// A held buffer and its address.
+    /// Returns a held buffer and its address.
     fn held_buffer(&mut self, key: Key) -> Option<(u64, &mut HeldBuffer)> {
         let &(address, _) = self.places.get(&key)?;
         self.held.get_mut(&address).filter(|held| held.key == key).map(|held| (address, held))
@@ -169,7 +169,7 @@ impl Memory<'_> {
         }
     }
 
-    /// Frees all buffers at these addresses: the records of their release are lost.
+    /// Frees all buffers in this range, because the records of their returns are lost.
     fn free_within(&mut self, record: &Record, address: u64, bytes: u64) {
         let before_end = self.held.range(..address.saturating_add(bytes)).rev();
         let within = before_end.take_while(|(start, held)| *start + held.bytes > address);

@@ -1,6 +1,6 @@
 //! A recording as text: requests and returns as operations, everything else in comments.
 //!
-//! The `f` of a buffer in flight is placed at the end of its copies.
+//! If a buffer is returned while copies are in flight, its `f` is placed at the end of the copies.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -88,7 +88,7 @@ fn head(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// The name of an event, and its fields with the names of the tag and of the place of a sampled request.
+/// Returns the name of an event, and its fields with the names of the tag and of the place of a sampled request.
 fn described(event: &Event, recording: &Recording) -> (String, Map<String, Value>) {
     let (name, mut fields) = match serde_json::to_value(event) {
         Ok(Value::Object(mut event)) => match event.iter_mut().next() {

@@ -15,7 +15,7 @@ use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::{columns, grouped};
 use pinpool_cli::terminal::Terminal;
 
-/// A smaller share of the time is no change.
+/// A change by a smaller share of the time counts as no change.
 const SHOWN_SHARE: f64 = 0.001;
 
 /// The rows of a pool: the name in the table, and the key in JSON.
@@ -30,7 +30,7 @@ const ROWS: [(&str, &str); 8] = [
     ("  delayed", "requests_waited"),
 ];
 
-/// Pools are matched by name, or by number if they have no name.
+/// Compares two recordings. Pools are matched by name, or by number if they have no name.
 pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let read = |path| input::read_recording(path, input::open(path)?);
     let both = [read(before)?, read(after)?];
@@ -50,8 +50,8 @@ pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Termina
     if new > old + SHOWN_SHARE || !warnings.is_empty() { Err(ExitError::Failure.into()) } else { Ok(()) }
 }
 
-/// An object for each pool, the largest increase in lost time first. A side is null if the recording does not have the pool, or
-/// has too few of its requests.
+/// Returns an object for each pool, the largest increase in lost time first. A side is null if its recording does not have the
+/// pool, or has too few requests of the pool.
 fn changes(both: &[Recording; 2]) -> Vec<Value> {
     let diagnoses = both.each_ref().map(diagnose_recording);
     let names: BTreeSet<_> = diagnoses.iter().flatten().map(|one| &one.name).collect();
@@ -80,13 +80,13 @@ fn numbers(of: &PoolDiagnosis) -> Value {
     })
 }
 
-/// Lost time as a share.
+/// Returns the lost time as a share of the recorded time.
 fn share(side: &Value) -> f64 {
     let seconds = |name: &str| side[name].as_f64().unwrap_or(0.0);
     if seconds("seconds") > 0.0 { seconds("lost_seconds") / seconds("seconds") } else { 0.0 }
 }
 
-/// Variables with different values: name, before, after.
+/// Returns the variables with different values: name, before, after.
 fn settings(both: &[Recording; 2], pools: [u32; 2]) -> Vec<[Option<String>; 3]> {
     let sides = [0, 1].map(|side| both[side].pool(pools[side]).cloned().unwrap_or_default());
     let names: BTreeSet<_> = sides.iter().flat_map(|pool| &pool.facts).map(|(name, _)| name).collect();

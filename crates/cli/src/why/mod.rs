@@ -1,6 +1,6 @@
-//! `pinpool why`: what a pool costs and what to change, of a process, a recording or a log.
+//! `pinpool why`: what a pool of a process, a recording or a log costs, and what to change.
 //!
-//! `pinpool_observe::diagnosis` determines the causes; `lines` determines those for TensorFlow's lines.
+//! `pinpool_observe::diagnosis` determines the causes. For TensorFlow's lines, `lines` determines them.
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -27,7 +27,7 @@ use crate::served::names_process;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// Healthy pools that are named.
+/// Maximum number of healthy pools that are named.
 const NAMED: usize = 8;
 
 /// Explain what a pool costs and what to change
@@ -65,7 +65,7 @@ pub(crate) struct WhyArgs {
 ///
 /// # Errors
 ///
-/// If the file cannot be read or contains no pool, or the process serves none.
+/// If the file cannot be read or contains no pool, or the process serves no pool.
 pub(crate) fn read_series(target: &Path, length: Duration, stop: &StopFlag) -> Result<Series, Box<dyn Error>> {
     if names_process(target) {
         let target = target.to_str().ok_or("the path of a socket must be UTF-8")?;
@@ -101,9 +101,9 @@ pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), Box<dyn Err
     if has_alarm { Err(ExitError::Failure.into()) } else { Ok(()) }
 }
 
-/// The lines of each pool; without `all`, the healthy ones of several pools share one line.
+/// Returns the lines of each pool. Without `all`, the healthy pools among several share one line.
 fn in_words(diagnoses: &[DiagnosisText], all: bool) -> String {
-    // A single pool has its own lines.
+    // If there is only one pool, it is printed in full.
     let is_brief = |one: &&DiagnosisText| !all && diagnoses.len() > 1 && one.cause == Cause::Healthy.name();
     let (brief, full): (Vec<_>, Vec<_>) = diagnoses.iter().partition(is_brief);
     let mut text = String::new();

@@ -73,7 +73,7 @@ fn hard(line: &str, width: usize) -> Vec<String> {
     line.as_bytes().chunks(width).map(|part| String::from_utf8(part.to_vec()).unwrap()).collect()
 }
 
-/// The same, wrapped between words where these are shorter.
+/// Wraps a log line between words, and within a word only if the word is longer than `width`.
 fn words(line: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in line.split(' ').flat_map(|word| hard(word, width)) {

@@ -27,8 +27,8 @@ pub(super) fn is_container(path: &Path) -> bool {
     }
 }
 
-/// Lists the content of the file at `path`; `None` if its last extension is no known format. Stops decompressing when `stop` is
-/// raised.
+/// Lists the content of the file at `path`. Returns `None` if its last extension is no known format. Stops decompressing when
+/// `stop` is raised.
 pub(super) fn open(path: &Path, stop: &StopFlag) -> Option<Result<FileContent, FailureCause>> {
     if let Some((compression, is_tar)) = Compression::of(path) {
         return Some(open_compressed(path, compression, is_tar, stop));
@@ -37,7 +37,7 @@ pub(super) fn open(path: &Path, stop: &StopFlag) -> Option<Result<FileContent, F
     let [is_tar, is_safetensors] = ["tar", "safetensors"].map(|format| extension.eq_ignore_ascii_case(format));
     (is_tar || is_safetensors).then(|| {
         let file = File::open(path)?;
-        // The length of the open file; the path may name another file by now.
+        // This is the length of the open file; the path may name another file by now.
         let len_bytes = file.metadata()?.len();
         let members = if is_tar { tar::index(file, len_bytes)? } else { safetensors::index(file, len_bytes)? };
         Ok(FileContent { members: Some(members), ..FileContent::default() })

@@ -51,7 +51,7 @@ pub(super) fn index(mut file: File, file_bytes: u64) -> Result<Vec<ContainerMemb
         ContainerMember { name, ranges: vec![range], fields: Vec::new() }
     };
     let mut members: Vec<_> = metadata.tensors().into_iter().map(member).collect();
-    // By offset, then by name: empty tensors share an offset.
+    // The order is by offset and then by name, since empty tensors share an offset.
     members.sort_by(|a, b| (a.ranges[0].offset, &a.name).cmp(&(b.ranges[0].offset, &b.name)));
     Ok(members)
 }

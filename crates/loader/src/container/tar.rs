@@ -24,7 +24,7 @@ use crate::compressed::Decoder;
 use crate::failure::FailureCause;
 
 const BLOCK_BYTES: u64 = 512;
-/// Bound on a header with its long name and its PAX records.
+/// Largest length of a header with its long name and its PAX records.
 const MAX_HEADER_RUN_BYTES: u64 = 1 << 20;
 
 /// Lists the samples in the order of the archive.
@@ -47,7 +47,7 @@ fn broken(error: io::Error) -> FailureCause {
 /// The last member of the archive.
 type Last = Option<(String, FileRange)>;
 
-/// The last member and the end mark lie within the archive (tar-I1, tar-I2).
+/// Checks that the last member and the end mark lie within the archive (tar-I1, tar-I2).
 fn check_end(last: &Last, archive_bytes: u64) -> io::Result<()> {
     let mut end = 0;
     if let Some((name, range)) = last {
@@ -113,8 +113,7 @@ fn is_sparse<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<bool> {
     Ok(sparse)
 }
 
-/// Splits the path at the first dot of its last part. The second part is empty if there is no dot or the last part starts with
-/// it.
+/// Splits the path at the first dot of its last part. The second result is empty if the last part has no dot or starts with a dot.
 fn key_and_field(path: &str) -> (&str, &str) {
     let base = path.rfind('/').map_or(0, |slash| slash + 1);
     match path[base..].find('.') {
@@ -123,8 +122,8 @@ fn key_and_field(path: &str) -> (&str, &str) {
     }
 }
 
-/// The archive for the `tar` crate. The crate seeks before each header, so the bytes read between two seeks are one
-/// header with its long name; more than the bound is an error (tar-I3).
+/// The archive as the `tar` crate reads it. The crate seeks before each header, so the bytes read between two seeks are one
+/// header with its long name. More than [`MAX_HEADER_RUN_BYTES`] is an error (tar-I3).
 struct HeaderReader<R> {
     archive: R,
     left_bytes: u64,

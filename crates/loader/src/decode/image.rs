@@ -1,4 +1,4 @@
-//! An image of one size.
+//! Decodes images and resizes them to one size.
 
 use std::cell::RefCell;
 
@@ -80,7 +80,7 @@ impl Image {
         }
         let Scratch { pixels, resized, resizer } = scratch;
         let size = pixels::decode(encoded, self.max_pixels, pixels)?;
-        // An image of this size is copied by the resizer.
+        // The resizer copies an image that already has this size.
         if self.layout == Layout::Hwc {
             return self.resize(resizer, pixels, size, into);
         }
@@ -133,7 +133,7 @@ impl Decode for Image {
 mod tests {
     use super::*;
 
-    /// A PNG of these pixels.
+    /// Encodes these pixels as a PNG file.
     fn encoded(width: u32, height: u32, color: png::ColorType, pixels: &[u8]) -> Vec<u8> {
         let mut file = Vec::new();
         let mut encoder = png::Encoder::new(&mut file, width, height);

@@ -30,7 +30,7 @@ pub use self::pixels::PIXELS_MAX;
 #[cfg(feature = "decode")]
 type DecodeError = Box<dyn Error + Send + Sync>;
 
-/// The error for a damaged, truncated or unsupported file.
+/// Returns the error for a damaged, truncated or unsupported file.
 #[cfg(feature = "decode")]
 fn damaged(format: &str, why: impl fmt::Display) -> DecodeError {
     format!("damaged or unsupported {format}: {why}").into()
@@ -38,7 +38,7 @@ fn damaged(format: &str, why: impl fmt::Display) -> DecodeError {
 
 /// Decodes the bytes of a field into an array of known length.
 pub trait Decode: fmt::Debug + Send + Sync {
-    /// Bytes of each array.
+    /// Returns the number of bytes of each array.
     fn len_bytes(&self) -> usize;
 
     /// Decodes into `into`, which has [`len_bytes`](Self::len_bytes) bytes.
@@ -57,13 +57,14 @@ pub struct DecodedField {
 }
 
 impl DecodedField {
-    /// The first field of a sample with one of these names (lower case, without a dot); for a file, its extension.
+    /// Decodes the first field of a sample with one of these names (lower case, without a dot). A sample without fields has
+    /// one name, the extension of its file or member.
     #[must_use]
     pub fn new(names: Vec<String>, decoder: Arc<dyn Decode>) -> Self {
         Self { names, decoder }
     }
 
-    /// Bytes of each row of the array.
+    /// Returns the number of bytes of each row of the array.
     #[must_use]
     pub fn len_bytes(&self) -> usize {
         self.decoder.len_bytes()
@@ -73,7 +74,7 @@ impl DecodedField {
         self.names.iter().any(|own| own == name)
     }
 
-    /// The bytes of the field in the sample.
+    /// Returns the range of the field in the bytes of the sample.
     pub(super) fn of(&self, catalog: &Catalog, sample: &Sample) -> Result<Range<u64>, FailureCause> {
         if !sample.fields.is_empty() {
             let found = sample.fields().find(|(name, _)| self.is(name));
@@ -97,14 +98,14 @@ impl DecodedField {
     }
 }
 
-/// The failure of the first file that lacks a field of `decode`. Members of containers are not checked.
+/// Returns the failure of the first file that lacks a field of `decode`. Members of containers are not checked.
 pub fn first_undecodable(decode: &[DecodedField], catalog: &Catalog) -> Option<Failure> {
     let files = catalog.samples().iter().enumerate().filter(|(_, sample)| sample.member.is_none());
     let cause = |sample| decode.iter().find_map(|field| field.of(catalog, sample).err());
     files.into_iter().find_map(|(number, sample)| Some(catalog.failure(number, cause(sample)?)))
 }
 
-/// The undecoded fields of a sample: their names, and their bytes in the sample.
+/// Returns the undecoded fields of a sample: their names, and their bytes in the sample.
 pub(super) fn others<'a>(
     decode: &'a [DecodedField],
     sample: &'a Sample,
@@ -116,8 +117,8 @@ pub(super) fn others<'a>(
     })
 }
 
-/// The undecoded fields of a sample: their names, and their bytes within the sample's part of a batch. All fields if nothing is
-/// decoded.
+/// Returns the undecoded fields of a sample: their names, and their bytes within the sample's part of a batch. Returns all
+/// fields if nothing is decoded.
 pub fn kept_fields<'a>(decode: &'a [DecodedField], sample: &'a Sample) -> impl Iterator<Item = (&'a str, Range<u64>)> {
     let mut end = 0;
     others(decode, sample).map(move |(name, bytes)| {

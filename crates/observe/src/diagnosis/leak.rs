@@ -8,37 +8,38 @@ use std::time::Duration;
 
 use super::snapshot::{Holder, Snapshot};
 
-/// Consecutive windows in which a tag with known ages grew.
+/// Number of consecutive windows in which a tag must grow if the ages of its buffers are known.
 const GROWN: usize = 3;
-/// The same for unknown ages.
+/// Number of such windows if the ages are unknown.
 const GROWN_UNSEEN: usize = 6;
-/// At least one of this many window ends is outside a burst.
+/// Among this many consecutive window ends, at least one is assumed to be outside a burst.
 const LOW_OF: usize = 3;
-/// An increase of the requests by 1/8 is more load.
+/// An increase of the requests by more than 1/8 counts as more load.
 const LOAD_PART: u64 = 8;
 
 /// Maximum number of window ends: three steps of two windows each, over which the number of buffers older than a minute grew.
 const ENDS_MAX: usize = 8;
 
-/// A leak that was found.
+/// A leak that was detected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Leak {
     pub(super) holder: Holder,
-    /// The growth since the first of the windows, and the time since then.
+    /// Number of buffers by which the tag grew over the examined windows, which together took `over_us`.
     pub(super) more_buffers: u64,
     pub(super) over_us: u64,
 }
 
-/// The state at the ends of the last windows.
+/// The state at the ends of the last windows, and the leak that they show.
 #[derive(Debug, Default)]
 pub(super) struct Growth {
-    /// With the times in microseconds.
+    /// Snapshots with their times in microseconds.
     ends: Vec<(u64, Snapshot)>,
     found: Option<Leak>,
 }
 
 impl Growth {
-    /// Adds the end of a window. Returns the leak, if any; an earlier one persists until some of its buffers return.
+    /// Adds the snapshot at the end of a window. Returns the leak, if any. An earlier leak persists until some of its buffers are
+    /// returned.
     pub(super) fn add(&mut self, now_us: u64, now: &Snapshot) -> Option<Leak> {
         if self.ends.is_empty() {
             self.ends.push(Default::default());
@@ -56,18 +57,18 @@ impl Growth {
         self.found.clone()
     }
 
-    /// The last `count` ends of windows, in order; `None` if there are fewer.
+    /// Returns the last `count` window ends, in order, or `None` if there are fewer.
     fn last_ends(&self, count: usize) -> Option<&[(u64, Snapshot)]> {
         self.ends.get(self.ends.len().checked_sub(count)?..)
     }
 
-    /// Below the bursts of a tag, the number of buffers older than a minute grows: bursts have none, and a full cache keeps their
-    /// number.
+    /// Detects a slow leak that bursts of the tag hide: the number of buffers older than a minute grows. Bursts have no buffers
+    /// of this age, and in a full cache their number does not change.
     fn creeping_leak_of(&self, holder: &Holder) -> Option<Leak> {
         let ends = self.last_ends(ENDS_MAX)?;
         let aged: Vec<_> = counts(ends, holder, |holder| holder.aged).into_iter().skip(1).step_by(2).collect();
         let more_buffers = growth(&aged)?;
-        // The minimum grows as well: a full cache only ages.
+        // The minimum number of buffers must grow as well: in a full cache, the buffers only become older.
         let buffers = counts(ends, holder, |holder| holder.buffers);
         let low = |ends: &[u64]| ends.iter().copied().min().unwrap_or(0);
         let is_more =
@@ -80,7 +81,7 @@ impl Growth {
         let ends = self.last_ends(grown + 1)?;
         let (begin, end, counts) = (&ends[0], &ends[grown], counts(ends, holder, |holder| holder.buffers));
         let more_buffers = growth(&counts)?;
-        // More requests hold more buffers: growth that load explains by half is no leak.
+        // More requests use more buffers. Growth is no leak if the higher load explains at least half of it.
         let requests = |window: usize| ends[window + 1].1.requests.saturating_sub(ends[window].1.requests);
         let (first_requests, more_requests) = (requests(0), requests(grown - 1).saturating_sub(requests(0)));
         let explained = more_requests * 2 * counts[0] >= more_buffers * first_requests;
@@ -90,11 +91,11 @@ impl Growth {
         let built = more_buffers * 2 > end.1.requests - begin.1.requests || holder.bytes <= held_bytes / 2;
         let (since, oldest) = match begin.1.holder(&holder.tag) {
             Some(before) => (begin, before.oldest),
-            // The tag began with the pool, and its oldest buffer is from the first window.
+            // The tag appeared in the pool's first window, so its oldest buffer is from that window.
             None if begin.0 == 0 && !built => (&ends[1], holder.oldest.map(|_| Duration::ZERO)),
             None => return None,
         };
-        // Ages are exact to about a second.
+        // Ages are accurate to about a second.
         let aging = match (oldest, holder.oldest) {
             (Some(then), Some(now)) => now + Duration::from_secs(2) >= then + Duration::from_micros(end.0 - since.0),
             (before, now) => before == now,
@@ -103,12 +104,12 @@ impl Growth {
     }
 }
 
-/// The counts of this holder's tag at each end.
+/// Returns the value of `count` for this holder's tag at each window end, 0 if the tag held no buffers.
 fn counts(ends: &[(u64, Snapshot)], holder: &Holder, count: fn(&Holder) -> u64) -> Vec<u64> {
     ends.iter().map(|(_, end)| end.holder(&holder.tag).map_or(0, count)).collect()
 }
 
-/// The growth over these counts, if each is larger than the one before and the growth slows down by half at most.
+/// Returns the growth over these counts if each count exceeds the previous one and the last step is at least half of the first.
 fn growth(counts: &[u64]) -> Option<u64> {
     let steps: Vec<_> = counts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
     let growing = steps.iter().all(|&step| step > 0) && steps.last()? * 2 >= *steps.first()?;

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-/// Lengths of one generation; two generations are remembered.
+/// Number of lengths in one generation. Two generations are remembered.
 const GENERATION: usize = 1024;
 
-/// At least the last thousand different lengths.
+/// Remembers at least the last thousand different lengths.
 #[derive(Debug, Default)]
 pub struct RecentLengths {
     now: HashSet<u64>,
@@ -14,9 +14,9 @@ pub struct RecentLengths {
 }
 
 impl RecentLengths {
-    /// Remembers `len`. Returns true if it was not requested recently.
+    /// Remembers `len`. Returns whether it is new, which means that it was not requested recently.
     pub fn is_new(&mut self, len: u64) -> bool {
-        // Mostly the length of the last request, which needs no hash.
+        // Most requests have the length of the previous request, which needs no hash.
         if self.last.replace(len) == Some(len) {
             return false;
         }

@@ -1,28 +1,29 @@
 //! Selects the diagnoses that are logged, and summarizes several windows.
 //!
-//! A new cause is logged, and an alarm with a recommended size that is 1/8 larger. The end of an alarm is logged after a minute
-//! without it, and after twice as long each time that the alarm has returned, so that an alternating pool does not fill the log.
+//! A diagnosis is logged if its cause is new, or if it is an alarm with a recommended size that has grown by more than 1/8. The
+//! end of an alarm is logged after a minute without this alarm. Each time that a known cause returns, this time doubles, so
+//! that a pool that alternates between two causes does not fill the log.
 
 use super::window_diagnosis::{Cause, WindowDiagnosis};
 
-/// A need that grows by 1/8 is reported again.
+/// A recommended size is logged again if it has grown by more than 1/8.
 const RAISE_PART: u64 = 8;
-/// An alarm has ended after this long without it.
+/// An alarm has ended after this much time without it.
 const CALM_US: u64 = 60_000_000;
-/// An alarm counts if at least 1/10 of the windows show it, or if it lost 1/100 of the time.
+/// An alarm matters in a summary if at least 1/10 of the windows show it, or if it lost at least 1/100 of the time.
 const ALARM_PART: usize = 10;
 const LOST_PART: u64 = 100;
-/// Maximum number of doublings of that time.
+/// Maximum number of times that [`CALM_US`] is doubled.
 const RETURNS_MAX: u32 = 12;
 
-/// The last report.
+/// Decides which diagnoses are logged, based on the last one that was logged.
 #[derive(Debug, Default)]
 pub(super) struct LogFilter {
     reported: Option<(Cause, bool, u64)>,
     known: Vec<Cause>,
-    /// Time of the last window with this cause.
+    /// Time of the last window with the reported cause.
     seen_us: u64,
-    /// Times that a cause returned.
+    /// Number of times that a known cause was reported again.
     returns: u32,
 }
 
@@ -51,16 +52,17 @@ impl LogFilter {
     }
 }
 
-/// The diagnosis of several windows: a leak or stuck copy that is there at the end; else the alarm that lost most time, unless
-/// its windows are few and lost little; else what was found most often, except a warm-up that has ended. Of a cause, the largest
-/// need.
+/// Summarizes several windows. If the last window has a leak or a stuck copy, returns its diagnosis. Otherwise returns the
+/// alarm that lost the most time, unless few windows show it and it lost little. Without such an alarm, returns the most
+/// frequent diagnosis, but a warm-up that has ended only if there is no other. Among windows with equal causes, the one with
+/// the largest recommended size is returned.
 pub(super) fn summary(windows: &[&WindowDiagnosis]) -> Option<WindowDiagnosis> {
     let last = *windows.last()?;
     let ends = |cause| matches!(cause, Cause::Leak | Cause::StuckCopy);
     if ends(last.cause) {
         return Some(last.clone());
     }
-    // Windows with this result, and the time that they lost.
+    // Returns the number of windows with the same result, and the time that they lost.
     let all_of = |of: &WindowDiagnosis| {
         let alike = windows.iter().filter(|one| (one.is_alarm, one.cause) == (of.is_alarm, of.cause));
         alike.fold((0, 0), |(times, lost_ns), one| (times + 1, lost_ns + one.lost.total_ns()))

@@ -1,12 +1,12 @@
-//! Diagnoses a pool: the cause of lost time, with evidence, advice and the seconds lost. Numbers in, text out; knows no pool and
-//! reads no clock.
+//! Diagnoses a pool: the cause of lost time, with evidence, advice and the seconds lost. The module turns numbers into text. It
+//! has no access to pools and reads no clock.
 //!
 //! ```text
 //!   snapshots of a pool, every ten seconds ──▶ Monitor ──▶ WindowDiagnosis      log, `top`, `why`, `report`, metrics
 //!   a request that found no memory ──▶ shortage::likely_cause           its error report, `dump`
 //! ```
 //!
-//! The first rule that holds in a window of at least 10 s and 20 requests decides:
+//! The first rule that applies in a window of at least 10 s and 20 requests decides:
 //!
 //! | cause | rule |
 //! | --- | --- |
@@ -63,11 +63,12 @@ pub use snapshot::{AGED, Holder, STUCK_AFTER, Snapshot};
 use window::Window;
 pub use window_diagnosis::{Cause, LikelyCause, Lost, WindowDiagnosis};
 
-/// Length of a window, at least.
+/// Minimum length of a window.
 const WINDOW_US: u64 = 10_000_000;
-/// Windows are remembered for this long, since a burst may end before a user asks.
+/// Time for which windows are remembered, since a burst may end before a user asks.
 const PAST_US: u64 = 300_000_000;
-/// Fewest requests of a window: fewer show no rate.
+/// Minimum number of requests in a window, because fewer show no rate. Waiting requests or a stuck copy end a window with
+/// fewer.
 const REQUESTS_MIN: u64 = 20;
 
 /// A completed window: the differences of its counters, and its diagnosis.
@@ -78,44 +79,45 @@ struct Past {
     diagnosis: WindowDiagnosis,
 }
 
-/// Diagnoses a pool by its snapshots.
+/// Diagnoses a pool from its snapshots.
 #[derive(Debug, Default)]
 pub struct Monitor {
     last_us: u64,
     last: Snapshot,
     most_held_bytes: u64,
-    /// The bytes held after the last growth, also within a window, and its time.
+    /// The most bytes held in any snapshot, and the time of the first snapshot that held as many.
     grown: (u64, u64),
-    /// Consecutive windows in which memory was pinned and unpinned.
+    /// Number of consecutive windows that pinned and unpinned at least as much memory as the pool held.
     churned: u32,
     growth: leak::Growth,
-    /// The windows of the last minutes, or all, the last of all among them.
+    /// Windows of the last five minutes, and always the last one; all windows if `remembers_all`.
     past: Vec<Past>,
-    /// All windows are remembered.
+    /// Whether all windows are remembered.
     remembers_all: bool,
     news: LogFilter,
 }
 
 impl Monitor {
-    /// Returns true if a window may end.
+    /// Returns whether enough time has passed for a window to end.
     pub fn is_due(&self, now_us: u64) -> bool {
         now_us.saturating_sub(self.last_us) >= WINDOW_US
     }
 
-    /// The diagnosis of the last window.
+    /// Returns the diagnosis of the last window.
     pub fn latest(&self) -> Option<&WindowDiagnosis> {
         self.past.last().map(|past| &past.diagnosis)
     }
 
-    /// The diagnosis of the remembered windows, or of the time so far if no window has ended; with the request that failed since,
-    /// if nothing known explains it. A running process and a recording are diagnosed by this one rule.
+    /// Returns the diagnosis of the remembered windows, or of the time so far if no window has ended. If no known alarm
+    /// explains the last failed request, returns the likely cause of its failure instead. The rule is the same for a running
+    /// process and for a recording.
     pub fn why(&self, now_us: u64, now: &Snapshot) -> WindowDiagnosis {
         let window_us = now_us.saturating_sub(self.last_us);
         let window = |most_held_bytes| Window::between(&self.last, now, window_us, most_held_bytes);
         let recent = self.past.iter().filter(|past| self.remembers_all || past.at_us + PAST_US > now_us);
         let seen = summary(&recent.map(|past| &past.diagnosis).collect::<Vec<_>>()).or_else(|| self.latest().cloned());
         let mut diagnosis = seen.unwrap_or_else(|| window(self.most_held_bytes).diagnose(None, 0, None));
-        // A window with few requests does not end, but memory that has stopped growing is no warm-up.
+        // A window with few requests does not end, but a pool with memory that has stopped growing is no longer warming up.
         let (grown_bytes, grown_us) = self.grown;
         let is_settled = now.held_bytes <= grown_bytes && now_us >= grown_us.saturating_add(WINDOW_US);
         if diagnosis.cause == Cause::WarmingUp && is_settled {
@@ -131,7 +133,7 @@ impl Monitor {
         }
     }
 
-    /// Adds a snapshot; returns a diagnosis if a window ends.
+    /// Adds a snapshot. Returns the diagnosis of the window that the snapshot ends, if any.
     pub fn add(&mut self, now_us: u64, now: Snapshot) -> Option<&WindowDiagnosis> {
         if now.held_bytes > self.grown.0 {
             self.grown = (now.held_bytes, now_us);
@@ -156,7 +158,7 @@ impl Monitor {
         self.latest()
     }
 
-    /// Returns true if the diagnosis at `now_us` must be logged.
+    /// Returns whether the diagnosis at `now_us` must be logged.
     pub fn should_log(&mut self, now_us: u64) -> bool {
         self.past.last().is_some_and(|past| self.news.should_log(now_us, &past.diagnosis))
     }

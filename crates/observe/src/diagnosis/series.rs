@@ -7,21 +7,21 @@ use super::window_diagnosis::WindowDiagnosis;
 use super::{Monitor, REQUESTS_MIN};
 use crate::record::{PoolDescription, Recording, SET_IN_CODE};
 
-/// A pool of a recording.
+/// A pool of a recording, with its diagnosis.
 #[derive(Debug, Clone)]
 pub struct PoolDiagnosis {
-    /// The number in the recording.
+    /// The pool's number in the recording.
     pub pool: u32,
     pub name: String,
     /// The diagnosis of the windows that cost most, with the time lost over the whole recording.
     pub diagnosis: WindowDiagnosis,
     pub requests: u64,
-    /// Requests that found no memory at once.
+    /// Requests that found no memory immediately.
     pub delayed_requests: u64,
 }
 
-/// The diagnosis of each pool with enough requests, alarms first, then those that lost most time. A pool without snapshots has
-/// none: its process was killed at once.
+/// Returns the diagnosis of each pool with enough requests: alarms first, then the other diagnoses, both by lost time, the most
+/// first. A pool without snapshots is omitted. It has none if its process was killed immediately.
 pub fn diagnose_recording(recording: &Recording) -> Vec<PoolDiagnosis> {
     let diagnose = |pool: &PoolDescription| {
         let set_in_code = pool.fact(SET_IN_CODE).unwrap_or_default();
@@ -37,7 +37,8 @@ pub fn diagnose_recording(recording: &Recording) -> Vec<PoolDiagnosis> {
     diagnoses
 }
 
-/// The diagnosis of a whole series, by the clock of its pool; `None` if there are too few requests.
+/// Returns the diagnosis of a whole series with times of the pool's clock, or `None` if there are too few requests and no
+/// failure.
 fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
     let (end_us, end) = series.last()?;
     let mut monitor = Monitor { remembers_all: true, ..Monitor::default() };
@@ -45,7 +46,7 @@ fn diagnose_series(series: &[(u64, Snapshot)]) -> Option<WindowDiagnosis> {
     let mut seen = end.clone();
     if monitor.latest().is_none() {
         (end.requests >= REQUESTS_MIN || end.failure.is_some()).then_some(())?;
-        // At its end a pool holds less than before.
+        // At its end, a pool holds less memory than before, so the snapshot in the middle shows the memory.
         let (_, middle) = series[series.partition_point(|(at_us, _)| *at_us < end_us / 2)].clone();
         let Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, holders, .. } = middle;
         seen = Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, holders, ..seen };
@@ -61,7 +62,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Snapshots each second of a pool with 20 requests a second.
+    /// Returns one snapshot per second of a pool with 20 requests per second.
     fn series(seconds: u64, at: impl Fn(u64, Snapshot) -> Snapshot) -> Vec<(u64, Snapshot)> {
         let of = |second: u64| {
             let (requests, is_pinned) = (20 * second, true);
@@ -128,7 +129,7 @@ mod tests {
         assert_eq!(diagnosis.cause, Cause::Healthy);
         assert!(diagnosis.found.contains("8.0MiB held"), "{diagnosis}");
         assert_eq!(diagnose_series(&series(8, |_, now| Snapshot { requests: 19, ..now })), None, "too few requests");
-        // The only snapshot may be the one at the end.
+        // The only snapshot may be the snapshot at the end.
         let released = series(1, |_, now| Snapshot { held_bytes: 0, most_held_bytes: 4 * MIB, ..now });
         let diagnosis = diagnose_series(&released).unwrap();
         assert!(diagnosis.found.ends_with("at most 4.0MiB held"), "{diagnosis}");

@@ -1,4 +1,4 @@
-//! The likely cause of a request that finds no memory, and what to change, decided by numbers.
+//! Derives the likely cause of a request that finds no memory, and the remedy, from numbers.
 
 use std::fmt;
 
@@ -8,16 +8,16 @@ use super::window_diagnosis::{Cause, LikelyCause, WindowDiagnosis};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time};
 use pinpool_os::host::{HostMemory, LimitOrigin};
 
-/// Errors of the driver (`CUresult`) that belong to earlier work: once a process has one, later calls return it too.
+/// Driver errors (`CUresult`) caused by earlier work. Once a process has such an error, later calls return it too.
 const OF_EARLIER_WORK: [i64; 13] = [226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911];
 /// The limit or source that refused a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusedBy {
-    /// The limit of the pool or a partition; whether the request fits if everything else is returned.
+    /// The limit of the pool or a partition. `could_fit` is whether the request fits if everything else is returned.
     Limit { could_fit: bool },
-    /// Earlier requests are waiting; the first needs this many bytes.
+    /// Earlier requests are waiting, and the first of them needs `first_bytes`.
     Queue { first_bytes: u64 },
-    /// A limit that other pools share; whether other processes hold most of it.
+    /// A limit shared with other pools. `by_others` is whether other processes hold most of its memory.
     Shared { by_others: bool },
     /// The driver or the kernel, with its error number.
     Source { code: Option<i64> },
@@ -27,7 +27,7 @@ pub enum RefusedBy {
 #[derive(Debug, Clone)]
 pub struct Refused {
     pub by: RefusedBy,
-    /// With rounding.
+    /// Requested bytes after rounding.
     pub needed_bytes: u64,
     pub found: String,
     /// Empty if no remedy is known.
@@ -35,13 +35,13 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// The size of a request, with the size to which it was rounded if the texts differ.
+    /// Formats the size of a request, and adds the rounded size if the two texts differ.
     pub fn rounded(&self, asked_bytes: u64) -> String {
         let [asked, needed] = [asked_bytes, self.needed_bytes].map(|bytes| Size(bytes).to_string());
         if asked == needed { asked } else { format!("{asked} (rounded to {needed})") }
     }
 
-    /// The cause that the diagnosis names.
+    /// Returns the cause that the diagnosis reports for this refusal.
     pub fn cause(&self) -> Cause {
         match self.by {
             RefusedBy::Source { .. } => Cause::MemoryRefused,
@@ -58,26 +58,26 @@ impl fmt::Display for Refused {
     }
 }
 
-/// The memory of a pool, and the request.
+/// The state of a pool's memory, and the refused request, if any.
 #[derive(Debug, Clone)]
 pub struct Shortage<'a> {
-    /// What the pool holds; without its counters.
+    /// Memory that the pool holds. The counters are not set.
     pub now: Snapshot,
-    /// The longest contiguous piece of the bytes in no buffer.
+    /// Length of the longest contiguous piece of free memory, which belongs to no buffer.
     pub longest_free_bytes: u64,
     pub host: Option<&'a HostMemory>,
     /// `None` if nothing was requested.
     pub refused: Option<&'a Refused>,
-    /// The request was for a reserve.
+    /// Whether the request was for a reserve.
     pub is_reserve: bool,
-    /// The limit to raise for more.
+    /// Name of the limit to raise for more memory.
     pub limit: &'static str,
     /// The pool's last diagnosis.
     pub diagnosis: Option<&'a WindowDiagnosis>,
 }
 
-/// The first case that matches. Without a request: the cause that a request beyond the limit would meet, if the pool is near its
-/// limit.
+/// Returns the first case that matches. Without a request, returns the cause that a request beyond the limit would meet, or
+/// `None` if the pool is not near its limit.
 pub fn likely_cause(shortage: &Shortage<'_>) -> Option<LikelyCause> {
     match shortage.refused {
         Some(refused) => Some(of_refusal(shortage, refused)),
@@ -85,8 +85,8 @@ pub fn likely_cause(shortage: &Shortage<'_>) -> Option<LikelyCause> {
     }
 }
 
-/// Returns true if little is left: pageable buffers exist, the system is full, a copy is stuck, or nearly all of the limit is in
-/// use.
+/// Returns whether little memory is left: pageable buffers exist, the system is full, a copy is stuck, or at least 9/10 of the
+/// limit are in use.
 fn is_short(shortage: &Shortage<'_>) -> bool {
     let now = &shortage.now;
     now.pageable_bytes > 0
@@ -102,7 +102,7 @@ impl LikelyCause {
 }
 
 impl Shortage<'_> {
-    /// A limit that suffices for `more_bytes`, and above the present one: only a higher limit helps.
+    /// Returns a limit that suffices for `more_bytes`. It exceeds the present limit, because only a higher limit helps.
     fn raised_for(&self, more_bytes: u64) -> RoundedUp {
         // The value of PINPOOL_RESERVE is unknown here.
         let max_bytes = self.now.max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE").unwrap_or(0);
@@ -111,7 +111,7 @@ impl Shortage<'_> {
     }
 }
 
-/// The cause that who refused shows.
+/// Returns the cause that follows from what refused the request.
 fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> LikelyCause {
     let Shortage { ref now, longest_free_bytes, limit, host, .. } = *shortage;
     let Refused { by, needed_bytes, ref found, ref remedy } = *refused;
@@ -161,7 +161,7 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> LikelyCause {
     }
 }
 
-/// The cause that the state of the memory shows.
+/// Returns the cause that follows from the state of the memory.
 fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
     let Shortage { now, limit, .. } = shortage;
     let in_use_bytes = now.used_bytes.saturating_sub(now.in_flight_bytes);
@@ -199,7 +199,7 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
         || "; request buffers through tagged() to see who holds them and for how long".to_owned(),
         |(age, tag)| format!("; the oldest is {} old (tag {tag})", Time(age)),
     );
-    // Without a request the need is unknown.
+    // Without a request, the needed bytes are unknown.
     let to = if needed_bytes > 0 { format!(" to {}", shortage.raised_for(needed_bytes)) } else { String::new() };
     LikelyCause::new(
         format!("too much memory is in use: buffers are returned late or never{oldest}"),
@@ -245,7 +245,7 @@ mod tests {
         refused(RefusedBy::Limit { could_fit }, "the pool limit is reached", "")
     }
 
-    /// Four GiB are held, which is the limit.
+    /// Returns a pool that holds 4 GiB, which is its limit.
     fn held(used_bytes: u64, idle_bytes: u64) -> Snapshot {
         Snapshot { held_bytes: 4 * GIB, used_bytes, idle_bytes, max_bytes: Some(4 * GIB), ..Snapshot::default() }
     }
@@ -353,7 +353,7 @@ mod tests {
         }
         let diagnosis = monitor.latest();
         says(&Shortage { diagnosis, ..full(&host, &ceiling) }, "tag labels holds 50 buffers", "return these buffers");
-        // What requests waited for explains a full pool, but not this request.
+        // A diagnosis of earlier requests that waited explains a full pool, but not why this request was refused.
         let (requests, delayed_requests, limit) = (100, 100, Some("PINPOOL_MAX_BYTES".into()));
         let short = Snapshot { requests, delayed_requests, limit, needed_bytes: 6 * GIB, ..Default::default() };
         let mut monitor = Monitor::default();

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::window_diagnosis::{Cause, LikelyCause, Lost};
 
-/// A buffer this old counts as aged: bursts have ended by then.
+/// Age from which a buffer counts as aged: bursts have ended by then.
 pub const AGED: Duration = Duration::from_secs(60);
-/// No working copy takes this long.
+/// Age from which a copy counts as stuck: no working copy takes this long.
 pub const STUCK_AFTER: Duration = Duration::from_secs(30);
 
 /// Buffers in use under one tag.
@@ -17,7 +17,7 @@ pub struct Holder {
     pub tag: String,
     pub buffers: u64,
     pub bytes: u64,
-    /// Age of the oldest; `None` if unknown.
+    /// Age of the oldest buffer; `None` if unknown.
     pub oldest: Option<Duration>,
     /// Buffers older than a minute; 0 if ages are unknown.
     pub aged: u64,
@@ -25,29 +25,29 @@ pub struct Holder {
     pub place: Option<String>,
 }
 
-/// Counts of a pool since it was built, and what it holds.
+/// Counters of a pool since it was built, and the memory that it holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Snapshot {
-    /// Served or failed.
+    /// Requests that were served or failed.
     pub requests: u64,
     pub misses: u64,
-    /// Misses of lengths that were not requested recently; if an eviction is a release, of sizes without any buffer.
+    /// Misses with a length that was not requested recently. Under `tensorflow`: misses of a size that never had a buffer.
     pub new_lengths: u64,
     pub returns: u64,
     pub evicted: u64,
     /// Requests that were not served immediately.
     pub delayed_requests: u64,
-    /// Such requests of threads that had just returned a buffer, which therefore wait for each other.
+    /// Delayed requests from threads that had just returned a buffer. Such threads wait for each other.
     pub own_waits: u64,
     /// Requests that failed.
     pub failed_requests: u64,
-    /// The backend refused the last refused request, and not a limit.
+    /// Whether the backend, and not a limit, made the last refusal.
     pub is_by_source: bool,
-    /// Requests that wait now.
+    /// Requests that are waiting now.
     pub waiting: u64,
     pub waiting_ns: u64,
-    /// Calls for this pool alone, and their duration; 0 for a partition, which does not know them.
+    /// Pin calls for this pool alone. Their number, bytes and times are 0 for a partition, which does not know them.
     pub pin_calls: u64,
     pub pinned_bytes: u64,
     pub unpinned_bytes: u64,
@@ -55,19 +55,20 @@ pub struct Snapshot {
     pub moving_ns: u64,
     pub held_bytes: u64,
     pub most_held_bytes: u64,
-    /// In use or in flight.
+    /// Bytes in use or in flight.
     pub used_bytes: u64,
     pub used: u64,
     pub in_flight_bytes: u64,
-    /// In idle buffers.
+    /// Bytes in idle buffers.
     pub idle_bytes: u64,
-    /// Held and in no buffer.
+    /// Held bytes that belong to no buffer.
     pub free_bytes: u64,
-    /// Unpinned memory that serves requests beyond the limit.
+    /// Bytes of unpinned memory that serves requests beyond the limit.
     pub pageable_bytes: u64,
-    /// The most bytes in use and requested at one time since the last window, while memory was short.
+    /// The most bytes in use and requested together, measured since the last window each time that a request found no memory.
     pub needed_bytes: u64,
-    /// Variables that the program sets in its code, separated by spaces. In a recording it is a fact of the pool.
+    /// Variables that the program sets in its code, separated by spaces. A recording contains them as a fact of the pool
+    /// instead.
     #[cfg_attr(feature = "io", serde(skip))]
     pub set_in_code: String,
     /// The name of the limit to raise for more bytes; `None` without a limit.
@@ -75,17 +76,17 @@ pub struct Snapshot {
     pub max_bytes: Option<u64>,
     /// Bytes that other processes hold, if the limit is shared with them.
     pub others_bytes: Option<u64>,
-    /// Most idle buffers, if an eviction is a release.
+    /// Maximum number of idle buffers under `tensorflow`, which releases the memory of evicted buffers.
     pub pool_size_limit: Option<u64>,
-    /// The sum of the most buffers at once of each size that missed more than once, if an eviction is a release.
+    /// Under `tensorflow`: the sum of the peak numbers of buffers of all sizes that missed more than once.
     pub recurring: u64,
     pub oldest_copy: Option<Duration>,
-    /// The stream of that copy, if known.
+    /// The stream of the oldest copy, if known.
     pub oldest_copy_stream: Option<u64>,
-    /// Copies that were begun; 0 if they are not counted.
+    /// Copies that were started; 0 if copies are not counted.
     pub copies: u64,
     pub is_pinned: bool,
-    /// The process has loaded a GPU driver. Looked up only if memory that is not pinned was copied.
+    /// Whether the process has loaded a GPU driver. Checked only if unpinned memory was copied.
     pub has_driver: bool,
     /// The likely cause of the last request that failed since the last window.
     pub failure: Option<(Cause, LikelyCause)>,
@@ -93,7 +94,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The buffers of a tag.
+    /// Returns the buffers in use under `tag`.
     pub(super) fn holder(&self, tag: &str) -> Option<&Holder> {
         self.holders.iter().find(|holder| holder.tag == tag)
     }
@@ -106,12 +107,12 @@ impl Snapshot {
         self.unused_bytes() > self.held_bytes / 2
     }
 
-    /// The time that its counters show as lost.
+    /// Returns the time that the counters show as lost.
     pub fn lost(&self, window_us: u64) -> Lost {
         Lost { window_us, waiting_ns: self.waiting_ns, pinning_ns: self.pinning_ns, moving_ns: self.moving_ns }
     }
 
-    /// The differences of its counters to `before`.
+    /// Returns the differences between these counters and the counters of `before`.
     pub fn since(&self, before: &Self) -> Self {
         macro_rules! counted {
             ($($counter:ident)*) => {

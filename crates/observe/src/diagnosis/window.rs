@@ -1,4 +1,4 @@
-//! The rules over one window.
+//! The rules that diagnose one window.
 
 use std::time::Duration;
 
@@ -7,37 +7,37 @@ use super::snapshot::{Holder, STUCK_AFTER, Snapshot};
 use super::window_diagnosis::{Cause, Lost, WindowDiagnosis};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time, counted, percent, seconds};
 
-/// A rate above 1/500 is not tolerable: TensorFlow's 0.002.
+/// A rate above 1/500 is not tolerable. TensorFlow uses the same value, 0.002.
 const TOLERABLE_PART: u64 = 500;
-/// Fewer short requests matter only for the time that they wait.
+/// If fewer requests than this find no memory, only the time that they wait matters.
 const SHORT_MIN: u64 = 3;
-/// Waiting for more than 1/100 of a window matters.
+/// Waiting matters if it takes at least 1/100 of a window.
 const WAITED_PART: u64 = 100;
-/// Growth by less than 1/16 does not count.
+/// Growth by at most 1/16 does not count.
 const GROWTH_PART: u64 = 16;
 /// A pool with a miss rate of at most 1/50 has the memory that it needs.
 const WARM_PART: u64 = 50;
 /// A queue before a slow consumer keeps a buffer at least this long.
 const QUEUED_NS: u64 = 500_000_000;
-/// A consumer that pauses makes a request wait at least this long, and at most 1/10 of the requests.
+/// If a consumer pauses, requests wait at least this long on average, and at most 1/10 of the requests wait.
 const PAUSE_NS: u64 = 100_000_000;
 const PAUSED_PART: u64 = 10;
-/// If more memory would raise use by at most 1/4, memory is not the bottleneck.
+/// If serving all requests would raise the use of memory by at most 1/4, memory is not the bottleneck.
 const OVERHANG_PART: u64 = 4;
-/// Consecutive windows in which memory is pinned and unpinned.
+/// Number of consecutive windows in which memory is pinned and unpinned that count as thrashing.
 const CHURNED: u32 = 2;
-/// Limits that are settings.
+/// Names of limits that are settings.
 const SETTINGS: [&str; 3] = ["PINPOOL_MAX_BYTES", "PINPOOL_RESERVE", "PINPOOL_POOL_SIZE_LIMIT"];
-/// Percent of the time from which sizes that never recur are an alarm.
+/// Misses are an alarm if the calls that they cause take more than this percentage of the time.
 const COSTLY_PERCENT: u64 = 5;
 
 /// The time between two snapshots.
 pub(super) struct Window<'a> {
     before: &'a Snapshot,
     now: &'a Snapshot,
-    /// The differences of their counters.
+    /// Differences between the counters of the two snapshots.
     pub(super) delta: Snapshot,
-    /// The most that was held at the end of an earlier window.
+    /// The most bytes held at the end of an earlier window.
     most_held_bytes: u64,
     lost: Lost,
 }
@@ -46,7 +46,7 @@ pub(super) fn is_stuck(now: &Snapshot) -> bool {
     now.oldest_copy.is_some_and(|age| age >= STUCK_AFTER)
 }
 
-/// Mean bytes of the buffers in use; 0 of none.
+/// Returns the mean size of the buffers in use, 0 if there are none.
 fn mean_bytes(of: &Snapshot) -> u64 {
     of.used_bytes / of.used.max(1)
 }
@@ -62,20 +62,20 @@ impl<'a> Window<'a> {
         Self { before, now, delta, most_held_bytes, lost }
     }
 
-    /// Returns true if the window pinned and unpinned as much as was held at either end.
+    /// Returns whether the window both pinned and unpinned at least as much memory as was held at either end.
     pub(super) fn is_churning(&self) -> bool {
         let held_bytes = self.cycled_bytes();
         held_bytes > 0 && self.delta.pinned_bytes >= held_bytes && self.delta.unpinned_bytes >= held_bytes
     }
 
-    /// Bytes that each cycle pins again.
+    /// Returns the bytes that each cycle pins again.
     fn cycled_bytes(&self) -> u64 {
         let held_bytes = self.before.held_bytes.max(self.now.held_bytes);
-        // Released at both ends.
+        // At both ends of the window, all memory was released.
         if held_bytes == 0 { self.now.most_held_bytes } else { held_bytes }
     }
 
-    /// The first rule that holds.
+    /// Returns the diagnosis of the first rule that applies.
     pub(super) fn diagnose(&self, leak: Option<Leak>, churned: u32, again: Option<(String, u64)>) -> WindowDiagnosis {
         self.stuck_copy()
             .or_else(|| leak.map(|leak| self.leak(&leak)))
@@ -104,14 +104,14 @@ impl<'a> Window<'a> {
         WindowDiagnosis { is_alarm: true, remedy: Some(remedy.into()), ..self.diagnosis(cause, found) }
     }
 
-    /// An alarm that this value of a setting ends.
+    /// Returns an alarm that ends if the setting has this value.
     fn alarm_for(&self, cause: Cause, found: String, remedy: String, (name, size): (&str, u64)) -> WindowDiagnosis {
         let setting = SETTINGS.into_iter().find(|known| *known == name).map(|name| (name, size));
         let is_in_code = self.now.set_in_code.split(' ').any(|set| set == name);
         WindowDiagnosis { setting, is_in_code, size, ..self.alarm(cause, found, remedy) }
     }
 
-    /// The owner of most bytes.
+    /// Returns the holder of the most bytes.
     fn largest_holder(&self) -> Option<&Holder> {
         self.now.holders.iter().max_by_key(|holder| holder.bytes)
     }
@@ -147,16 +147,16 @@ impl<'a> Window<'a> {
         let mut diagnosis = self.alarm(Cause::Leak, found, remedy);
         let per_minute = counted(more_buffers.saturating_mul(60_000) / over_ms, "buffer");
         diagnosis.evidence.insert(0, format!("{per_minute} more per minute; at this rate {forecast}"));
-        // A line for each doubling.
+        // The leak is logged again each time that the number of buffers doubles.
         diagnosis.size = holder.buffers.next_power_of_two();
         diagnosis
     }
 
-    /// Requests that found no memory at once.
+    /// Diagnoses requests that found no memory immediately.
     fn shortage(&self) -> Option<WindowDiagnosis> {
         let Self { now, delta: Snapshot { delayed_requests, failed_requests, .. }, .. } = self;
+        // The number of requests does not include requests that still wait; the number of delayed requests does.
         let requests = self.delta.requests.max(*delayed_requests);
-        // Requests that still wait are not counted.
         let is_short = is_high(*delayed_requests, requests)
             && (*delayed_requests >= SHORT_MIN || self.lost.waiting_ns / 1000 >= self.lost.window_us / WAITED_PART);
         if !is_short && (now.waiting == 0 || self.delta.returns > 0) {
@@ -177,14 +177,14 @@ impl<'a> Window<'a> {
             };
             return Some(self.alarm(cause, found, format!("{what}, or raise {limit} for all processes")));
         }
-        // Threads that return what they requested, so that the waiting threads are the users of the buffers, wait for memory
-        // alone.
+        // If threads return the buffers that they requested, the waiting threads are also the users of the buffers. They wait
+        // for memory alone, and not for a consumer.
         let of_one_thread = self.delta.own_waits > delayed_requests / 2;
         if !of_one_thread && *failed_requests == 0 && self.delta.returns > 0 {
             let of_consumer = self.pause(&short, limit).or_else(|| self.slow_consumer(&short));
             return Some(of_consumer.unwrap_or_else(|| self.full(&short, limit)));
         }
-        // The need does not include gaps and overhead: a limit that refused is too small.
+        // The needed bytes do not include gaps and overhead: a limit that refused is too small even if it exceeds them.
         let refused_bytes = now.max_bytes.filter(|&max_bytes| now.needed_bytes <= max_bytes);
         let needed_bytes = refused_bytes.map_or(now.needed_bytes, |bytes| bytes + bytes / OVERHANG_PART);
         Some(self.too_small(short, limit, needed_bytes, ""))
@@ -195,8 +195,8 @@ impl<'a> Window<'a> {
         self.alarm_for(Cause::LimitTooSmall, short, remedy, (limit, needed_bytes))
     }
 
-    /// A few requests wait long, while most find memory at once: the consumer keeps up and pauses now and then. The buffers that
-    /// producers would have filled meanwhile bridge the pause.
+    /// Detects a consumer that keeps up but pauses now and then: a few requests wait long, while most find memory immediately.
+    /// A limit that also has room for the buffers that producers would fill during the pause bridges it.
     fn pause(&self, short: &str, limit: &str) -> Option<WindowDiagnosis> {
         let Self { now, delta, lost, .. } = self;
         let waits = delta.delayed_requests.max(now.waiting);
@@ -212,7 +212,7 @@ impl<'a> Window<'a> {
         Some(self.too_small(found, limit, needed_bytes, " to bridge such a pause"))
     }
 
-    /// A full pool: ordinary if the consumer is always busy, as it may have been without signs of other causes.
+    /// Reports a full pool. This is normal if the consumer is always busy, which is possible without signs of another cause.
     fn full(&self, short: &str, limit: &str) -> WindowDiagnosis {
         let found = format!("{short}, and {} buffers are returned per second", self.returns_per_second());
         let remedy = format!(
@@ -226,14 +226,15 @@ impl<'a> Window<'a> {
         format!("{:.1}", self.delta.returns as f64 * 1e6 / self.lost.window_us.max(1) as f64)
     }
 
-    /// Bytes that other processes hold, if this pool's own limit has room. These processes may have ended since.
+    /// Returns the bytes that other processes hold, if the pool's own limit has room. The snapshot before counts as well,
+    /// because these processes may have ended since.
     fn missing_at_others(&self) -> Option<u64> {
         let Snapshot { needed_bytes, max_bytes, others_bytes, .. } = self.now;
         let is_theirs = *needed_bytes > 0 && max_bytes.is_none_or(|own| *needed_bytes <= own);
         (*others_bytes).max(self.before.others_bytes).filter(|&bytes| bytes > 0 && is_theirs)
     }
 
-    /// The largest holder, if it holds most of the pool and kept buffers for the whole window.
+    /// Returns the largest holder, if it holds most of the pool and has kept buffers for the whole window.
     fn hoarded(&self) -> Option<String> {
         let largest = self.largest_holder()?;
         let window = Duration::from_micros(self.lost.window_us);
@@ -252,15 +253,16 @@ impl<'a> Window<'a> {
         self.alarm(Cause::MemoryRefused, format!("{short}: the backend refused memory"), OF_SYSTEM)
     }
 
-    /// Buffers wait in a queue: the waiting requests are few compared with them, so more memory would lengthen the queue.
+    /// Detects buffers that wait in a queue: waiting requests need little compared with the limit, so more memory would only
+    /// lengthen the queue.
     fn slow_consumer(&self, short: &str) -> Option<WindowDiagnosis> {
         let Self { now, delta, lost, .. } = self;
         let max_bytes = now.max_bytes.filter(|&bytes| bytes > 0)?;
         let overhang_bytes = now.needed_bytes.saturating_sub(max_bytes);
-        // At the end of the window the queue may be empty again.
+        // At the end of the window, the queue may be empty again.
         let is_full = now.used_bytes.max(now.needed_bytes) >= max_bytes - max_bytes / 8;
         let is_copying = now.in_flight_bytes > now.used_bytes / 8;
-        // By Little's law.
+        // The mean time until a buffer is returned, by Little's law.
         let out_ns = now.used.saturating_mul(lost.window_us).saturating_mul(1000).checked_div(delta.returns)?;
         if !is_full || is_copying || overhang_bytes > max_bytes / OVERHANG_PART || out_ns < QUEUED_NS {
             return None;
@@ -275,7 +277,7 @@ impl<'a> Window<'a> {
         Some(diagnosis)
     }
 
-    /// Memory is pinned and unpinned, or evicted and missed, repeatedly.
+    /// Detects memory that is repeatedly pinned and unpinned, or evicted and missed.
     fn back_and_forth(&self, churned: u32, again: Option<(String, u64)>) -> Option<WindowDiagnosis> {
         let Self { before, now, delta: Snapshot { misses, requests, new_lengths, evicted, returns, .. }, lost, .. } =
             self;
@@ -285,7 +287,7 @@ impl<'a> Window<'a> {
             && is_high(*misses, *requests)
             && is_high(*evicted, *returns)
         {
-            // Buffers of sizes that do not recur do not help.
+            // More idle buffers do not help if their sizes do not recur.
             if varied && *misses > requests / 10 * 8 {
                 let found = format!("{missed}, each with a pin call, because no idle buffer had their size");
                 let remedy = "set PINPOOL_PRESET=adaptive without PINPOOL_ROUNDING, or batch to fewer sizes";
@@ -311,7 +313,7 @@ impl<'a> Window<'a> {
         if *misses <= requests / 2 || self.is_warming_up() {
             return None;
         }
-        // Pin calls far below the limit are growth, or memory that was idle (`churn.rs`).
+        // Pin calls far below the limit are growth, or they pin memory that was idle and unpinned (see `churn.rs`).
         let is_near_limit = now.max_bytes.is_some_and(|bytes| self.cycled_bytes() >= bytes - bytes / 8);
         let calls_ns = lost.moving_ns.saturating_add(if is_near_limit { lost.pinning_ns } else { 0 });
         let has_grown = now.held_bytes > before.held_bytes + before.held_bytes / GROWTH_PART;
@@ -336,14 +338,14 @@ impl<'a> Window<'a> {
         growing && is_first && !self.are_buffers_larger() && misses > requests / WARM_PART
     }
 
-    /// Returns true if the pool holds more only because its buffers have become larger.
+    /// Returns whether the pool holds more only because its buffers have become larger.
     fn are_buffers_larger(&self) -> bool {
         let [(before, held_before), (now, held)] =
             [self.before, self.now].map(|of| (mean_bytes(of) as f64, of.held_bytes as f64));
         before > 0.0 && now > before && held / held_before <= now / before * (1.0 + 1.0 / GROWTH_PART as f64)
     }
 
-    /// No known problem.
+    /// Returns the diagnosis if no problem is known, or if copies use pageable memory.
     pub(super) fn quiet(&self) -> WindowDiagnosis {
         let now = self.now;
         if self.is_warming_up() {
@@ -353,7 +355,7 @@ impl<'a> Window<'a> {
         if !now.is_pinned && now.copies > 0 {
             let found = "copies use pageable memory, which the driver copies twice".to_owned();
             let remedy = "run `pinpool doctor` for the reason and the fix";
-            // Without a GPU there is nothing to pin for.
+            // Without a GPU, pinned memory has no advantage.
             return WindowDiagnosis { is_alarm: now.has_driver, ..self.alarm(Cause::NotPinned, found, remedy) };
         }
         let Snapshot { requests, pin_calls, .. } = self.delta;

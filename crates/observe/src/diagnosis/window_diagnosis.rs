@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::words::seconds;
 
-/// Less lost time is not printed.
+/// Less lost time than this is not printed.
 const SHOWN_NS: u64 = 1_000_000;
 
 macro_rules! causes {
@@ -20,7 +20,7 @@ macro_rules! causes {
         impl Cause {
             /// All causes, in the order of the variants.
             pub const ALL: &[Self] = &[$(Self::$cause),+];
-            /// Their names, in the same order.
+            /// The names of all causes, in the order of the variants.
             pub const NAMES: &[&str] = &[$($name),+];
 
             /// The name in log lines and statistics, such as `stuck_copy`.
@@ -76,7 +76,7 @@ impl Lost {
         self.waiting_ns.saturating_add(self.pinning_ns).saturating_add(self.moving_ns)
     }
 
-    /// The total in words. It may exceed the length of the window: each thread that waits loses time.
+    /// Formats the total. It may exceed the length of the window, since each waiting thread loses time.
     fn total(&self) -> String {
         format!("all threads lost {} in {}", seconds(self.total_ns()), seconds(self.window_us.saturating_mul(1000)))
     }
@@ -114,10 +114,10 @@ pub struct WindowDiagnosis {
     pub remedy: Option<String>,
     /// A setting that fixes the problem, with its value.
     pub setting: Option<(&'static str, u64)>,
-    /// The program sets it in its code, so that its variable has no effect.
+    /// Whether the program sets the setting in its code, so that the setting's variable has no effect.
     pub(super) is_in_code: bool,
     pub lost: Lost,
-    /// The recommended size in bytes or buffers: a larger one is logged again.
+    /// The recommended size in bytes or buffers. A larger size is logged again.
     pub(super) size: u64,
 }
 

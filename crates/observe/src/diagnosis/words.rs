@@ -8,18 +8,18 @@ pub use pinpool_os::words::{RoundedUp, Size, Time};
 pub(super) const OF_SYSTEM: &str = "free pinned memory in this or other processes, or use less; `pinpool doctor` checks the system's limits \
                                     (WSL2 limits pinned memory)";
 
-/// Nanoseconds as [`Time`] writes them.
+/// Formats nanoseconds as [`Time`] does.
 pub fn seconds(ns: u64) -> String {
     Time(Duration::from_nanos(ns)).to_string()
 }
 
-/// The share of `part` in `all`, in percent.
+/// Formats the share of `part` in `all`, in percent.
 pub fn percent(part: u64, all: u64) -> String {
     let percent = part as f64 / all.max(1) as f64 * 100.0;
     if percent >= 10.0 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }
 }
 
-/// `1 buffer`, `2 buffers`.
+/// Formats a count with its noun: `1 buffer`, `2 buffers`.
 pub fn counted(count: u64, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }

@@ -33,7 +33,7 @@ pub enum Event {
     Move { from: u64, to: u64, bytes: u64, took_ns: u64 },
     /// The limit on idle buffers changed.
     Limit { from: u64, to: u64 },
-    /// The limit of the pool changed; `u64::MAX` is none.
+    /// The limit of the pool changed; `u64::MAX` means no limit.
     MaxBytes { bytes: u64 },
     /// The pool was cleared.
     Cleared,
@@ -44,7 +44,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The memory that the event is about, if any.
+    /// Returns the `id` of the memory that the event is about, if any.
     pub fn buffer(&self) -> Option<u64> {
         match *self {
             Self::Get { id, .. } | Self::Put { id, .. } | Self::New { id, .. } | Self::Sampled { id, .. } => Some(id),
@@ -77,18 +77,18 @@ pub struct Record {
 pub struct PoolDescription {
     /// The number in the recording, from 0.
     pub number: u32,
-    /// Properties: `name`, `backend`, `process`, `version`, `time` (seconds since 1970 at time 0 of the recording), each
+    /// Properties: `name`, `backend`, `pinned`, `process`, `version`, `time` (seconds since 1970 at time 0 of the recording), each
     /// `PINPOOL_*` variable with its value, and [`SET_IN_CODE`].
     pub facts: Vec<(String, String)>,
 }
 
 impl PoolDescription {
-    /// Its name, or `pool` and its number.
+    /// Returns the pool's name, or `pool` and its number.
     pub fn name(&self) -> String {
         self.fact("name").map_or_else(|| format!("pool {}", self.number), str::to_owned)
     }
 
-    /// The value of a fact.
+    /// Returns the value of a fact.
     pub fn fact(&self, name: &str) -> Option<&str> {
         self.facts.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }

@@ -40,10 +40,10 @@
 //!
 //! # Opening a file
 //!
-//! A new file is readable by its user alone (mode 0600): it holds addresses and tags. Pools of one process that name the same
-//! file share it, and a later pool of that process continues it. An empty file is written, and a recording of another process
-//! that has ended is overwritten once a pool is built. With `%p` in the name each process has its own file. A pipe of this user
-//! is accepted if it has a reader when the pool is built; `/dev/null` and `/dev/full` are accepted too.
+//! A new file is readable by its user alone (mode 0600), because it contains addresses and tags. Pools of one process that name
+//! the same file share it, and a later pool of that process continues it. An empty file is written, and a recording of another
+//! process that has ended is overwritten once a pool is built. With `%p` in the name each process has its own file. A pipe of
+//! this user is accepted if it has a reader when the pool is built; `/dev/null` and `/dev/full` are accepted too.
 //!
 //! Everything else is refused before anything is written: a file that does not begin as a recording (compressed or not), a
 //! symbolic link, a directory, a device, a socket, and files of other users. Building the pool then fails with an error that
@@ -51,8 +51,9 @@
 //!
 //! # Items
 //!
-//! The reader takes at most 4 GiB, 16 million records and snapshots, and 65,536 pools, tags and call stacks. The writer names at
-//! most 24,576 tags and 24,576 call stacks. Requests with further tags are recorded as untagged, and further call stacks as none.
+//! The reader reads at most 4 GiB, 16 million records and snapshots, and 65,536 pools, tags and call stacks. The writer names at
+//! most 24,576 tags and 24,576 call stacks. Requests with further tags are recorded as untagged, and requests with further call
+//! stacks without a call stack.
 //!
 //! | variant | item | fields |
 //! | --- | --- | --- |
@@ -87,10 +88,11 @@
 //! | 15 | missing records | their number |
 //! | 16 | end of the pool | |
 //!
-//! An id identifies memory from `new` to `gone`; in between requests and returns of the same id alternate. Tag 0 is none.
+//! An id identifies memory from `new` to `gone`. Between these two events, requests and returns of the id alternate. Tag 0 is none.
 //!
 //! Facts of a pool: `backend`, `pinned` (`yes` or `no`), `name` (if it has one), `process`, `version` (of the crate), `time`
-//! (seconds since 1970 at time 0), and each `PINPOOL_*` variable with its value.
+//! (seconds since 1970 at time 0), `set_in_code` (the variables that the program sets in its code), and each `PINPOOL_*` variable
+//! with its value.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -109,40 +111,40 @@ mod file;
 #[cfg(feature = "io")]
 pub use file::{Recording, TimedSnapshot, Unrecorded, check_path, open};
 
-/// What records refer to by number.
+/// A name that records refer to by number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Name {
     Tag(Box<str>),
     Stack(Arc<CallStack>),
 }
 
-/// Records what one pool does. Without the feature `io` there is none.
+/// Records what one pool does. Without the feature `io` there are no recorders.
 pub trait Recorder: Debug + Send + Sync {
-    /// Assigns a number; 0 if the file has too many names.
+    /// Returns the number of a name, which is assigned on the first call; 0 if the file has too many names.
     fn number(&self, name: Name) -> u32;
 
-    /// The pool is built. Until then no earlier recording at the path is overwritten.
+    /// Records that the pool is built. Until then, no earlier recording at the path is overwritten.
     fn begin(&self);
 
     /// Adds a record; never waits for the file.
     fn record(&self, event: Event);
 
-    /// Returns true if a snapshot is due: every 100 ms at first, later every 200th of the elapsed time.
+    /// Returns whether a snapshot is due: every 100 ms at first, later every 200th of the elapsed time.
     fn wants_snapshot(&self, now_us: u64) -> bool;
 
-    /// Adds the state of the pool at that time of its clock; never waits for the file.
+    /// Adds the state of the pool at `at_us` of the pool's clock; never waits for the file.
     fn snapshot(&self, at_us: u64, snapshot: Snapshot);
 
     fn path(&self) -> &Path;
 
-    /// Ends the pool and waits until its records are in the file; `None` if it had ended before.
+    /// Ends the pool and waits up to 10 s until its records are in the file. Returns `None` if the pool had ended before.
     fn end(&self) -> Option<Recorded>;
 }
 
 /// Requested recordings of this process that are missing or incomplete.
 static FAILED: AtomicU64 = AtomicU64::new(0);
 
-/// Number of pools with a requested recording that is missing or incomplete.
+/// Returns the number of pools with a requested recording that is missing or incomplete.
 pub fn failed_recordings() -> u64 {
     FAILED.load(Ordering::Relaxed)
 }

@@ -7,18 +7,17 @@
 //!   /sys/fs/cgroup/app/worker, /sys/fs/cgroup/app, /sys/fs/cgroup
 //! ```
 //!
-//! The limits of all groups in a chain apply. There are up to two chains: version 2, and version 1 with the `memory`
-//! controller; if both are mounted, the controller is in one of them, and the groups of the other have no limits.
+//! The limits of all groups in a chain apply. There are up to two chains: version 2, and version 1 with the `memory` controller.
+//! If both versions are mounted, the controller is in one of them, and the groups of the other version have no limits.
 //!
-//! In a container the path may name groups that are not mounted there, and in a namespace the mount's root may be named
-//! from outside (`/..`). Such a path cannot be followed, so the container's mount point is used
-//! in place of the process's own group.
+//! In a container the path may name groups that are not mounted there, and in a namespace the mount's root may be named from
+//! outside (`/..`). Such a path cannot be followed, so the container's mount point is used in place of the process's own group.
 //!
 //! | | version 2 | version 1 |
 //! | --- | --- | --- |
 //! | limits | `memory.max`, `memory.high` | `memory.limit_in_bytes`, `hierarchical_memory_limit` of `memory.stat` |
 //! | used | `memory.current` | `memory.usage_in_bytes` |
-//! | page cache | `inactive_file`, `active_file` | the same with `total_` before it |
+//! | page cache | `inactive_file`, `active_file` | `total_inactive_file`, `total_active_file` |
 //! | limit hits | `memory.events.local`, else `memory.events` | `memory.failcnt` |
 //!
 //! `memory.high` counts as a limit: above it the kernel slows every allocation down until memory is reclaimed, and pinned
@@ -30,7 +29,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::files::{Files, field};
 
-/// The kernel's interface that a group has.
+/// The version of the kernel's cgroup interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CgroupVersion {
     V1,
@@ -51,7 +50,7 @@ pub(super) struct GroupLimit {
     pub(super) file: PathBuf,
 }
 
-/// How often a group hit its limits since it was created.
+/// The number of times that a group hit its limits since it was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct LimitHits {
     /// Allocations that hit a limit, so that the kernel reclaimed memory first.
@@ -61,12 +60,13 @@ pub(super) struct LimitHits {
 }
 
 impl Cgroup {
-    /// The tightest limit. Unlimited groups have none (version 2), or one that no machine reaches (version 1).
+    /// Returns the group's tightest limit. An unlimited group has no limit in version 2, and a limit that no machine reaches in
+    /// version 1.
     pub(super) fn limit(&self, files: &Files) -> Option<GroupLimit> {
         let of_file = |name| Some(GroupLimit { bytes: files.number(self.file(name))?, file: self.file(name) });
         let limits = match self.version {
             CgroupVersion::V2 => [of_file("memory.max"), of_file("memory.high")],
-            // The second covers ancestors that are not mounted here.
+            // The hierarchical limit covers ancestors that are not mounted here.
             CgroupVersion::V1 => [of_file("memory.limit_in_bytes"), self.hierarchical_limit(files)],
         };
         limits.into_iter().flatten().min_by_key(|limit| limit.bytes)
@@ -77,7 +77,7 @@ impl Cgroup {
         Some(GroupLimit { bytes: field(&files.read(&file)?, "hierarchical_memory_limit")?, file })
     }
 
-    /// The bytes left under `limit` once all droppable page cache is dropped.
+    /// Returns the bytes that are left under `limit` once all droppable page cache is dropped.
     pub(super) fn available_bytes(&self, files: &Files, limit: &GroupLimit) -> u64 {
         let usage = match self.version {
             CgroupVersion::V1 => "memory.usage_in_bytes",
@@ -88,7 +88,8 @@ impl Cgroup {
         limit.bytes.saturating_sub(used.saturating_sub(self.droppable_bytes(&stat)))
     }
 
-    /// Pages of files without those that are still to be written. The kernel counts locked pages and shared memory elsewhere.
+    /// Returns the bytes of file pages, except pages that must be written first. The kernel counts locked pages and shared memory
+    /// separately.
     fn droppable_bytes(&self, stat: &str) -> u64 {
         let [inactive, active, dirty, writeback] = match self.version {
             CgroupVersion::V1 => ["total_inactive_file", "total_active_file", "total_dirty", "total_writeback"],
@@ -99,19 +100,19 @@ impl Cgroup {
         cached.saturating_sub(bytes(dirty).saturating_add(bytes(writeback)))
     }
 
-    /// How often this group's own limits were hit; `None` if the kernel does not count it.
+    /// Returns how often this group's own limits were hit; `None` if the kernel does not count the hits.
     pub(super) fn limit_hits(&self, files: &Files) -> Option<LimitHits> {
         if self.version == CgroupVersion::V1 {
             let reclaimed = files.number(self.file("memory.failcnt"))?;
             return Some(LimitHits { reclaimed, out_of_memory: 0 });
         }
-        // `memory.events` includes descendants, which have limits of their own; before Linux 5.2 there is no other file.
+        // `memory.events` also counts hits of the limits of descendants, but before Linux 5.2 there is no other file.
         let events = files.read(self.file("memory.events.local")).or_else(|| files.read(self.file("memory.events")))?;
         let count = |key| field(&events, key).unwrap_or(0);
         Some(LimitHits { reclaimed: count("max").saturating_add(count("high")), out_of_memory: count("oom") })
     }
 
-    /// Returns whether the memory of descendants counts here: always in version 2 and since Linux 5.11.
+    /// Returns whether the memory of descendants counts in this group: always in version 2, and in version 1 since Linux 5.11.
     pub(super) fn accounts_descendants(&self, files: &Files) -> bool {
         self.version == CgroupVersion::V2 || files.number(self.file("memory.use_hierarchy")) != Some(0)
     }
@@ -121,7 +122,8 @@ impl Cgroup {
     }
 }
 
-/// The groups that hold this process and may account its memory, each chain from its own group upwards.
+/// Returns the groups that contain this process and may account its memory. Each chain begins with the process's own group,
+/// followed by its ancestors.
 pub(super) fn groups(files: &Files) -> Vec<Cgroup> {
     let memberships = files.read("/proc/self/cgroup").unwrap_or_default();
     let mounts = files.read("/proc/self/mountinfo").unwrap_or_default();
@@ -129,7 +131,8 @@ pub(super) fn groups(files: &Files) -> Vec<Cgroup> {
     memberships.lines().filter_map(Membership::parse).flat_map(|membership| membership.chain(&mounts, files)).collect()
 }
 
-/// Longer paths are rejected: the kernel opens none (`PATH_MAX`), and a chain has a path for each of its levels.
+/// Maximum length of a group's path. The kernel opens no longer path (`PATH_MAX`), and a chain stores a path for each of its
+/// levels.
 const PATH_BYTES_MAX: usize = 4096;
 
 /// A line of `/proc/self/cgroup`: `number:controllers:path`.
@@ -153,7 +156,7 @@ impl<'a> Membership<'a> {
 
     fn chain(&self, mounts: &[CgroupMount], files: &Files) -> Vec<Cgroup> {
         let mut candidates = mounts.iter().filter(|mount| mount.version == self.version);
-        // The mount that shows most ancestors; of equal mounts the last one hides the others.
+        // Chooses the mount that shows the most ancestors. Of several such mounts, the last one hides the earlier ones.
         let shown = candidates.clone().filter_map(|mount| Some((mount, self.below(&mount.root)?)));
         let found = shown.rev().min_by_key(|(mount, _)| mount.root.components().count());
         let found = found.or_else(|| Some((candidates.next_back()?, Path::new(""))));
@@ -162,7 +165,7 @@ impl<'a> Membership<'a> {
         let mut chain = Vec::new();
         for ancestor in below.ancestors() {
             let group = Cgroup { version: self.version, dir: mount.point.join(ancestor) };
-            // A group of version 1 may not account its descendants. The process's own group comes first and always counts.
+            // A version 1 group can be set not to account its descendants. The process's own group comes first and always counts.
             if !chain.is_empty() && !group.accounts_descendants(files) {
                 break;
             }
@@ -171,14 +174,14 @@ impl<'a> Membership<'a> {
         chain
     }
 
-    /// The path below a mount's root; `None` if it contains `..`.
+    /// Returns the path below a mount's root; `None` if the path is not below the root, or contains `..`.
     fn below(&self, root: &Path) -> Option<&'a Path> {
         let below = self.path.strip_prefix(root).ok()?;
         below.components().all(|part| matches!(part, Component::Normal(_))).then_some(below)
     }
 }
 
-/// A line of `/proc/self/mountinfo` that mounts a hierarchy which may account memory.
+/// A line of `/proc/self/mountinfo` for a hierarchy that may account memory.
 #[derive(Debug, PartialEq, Eq)]
 struct CgroupMount {
     version: CgroupVersion,
@@ -188,7 +191,7 @@ struct CgroupMount {
 }
 
 impl CgroupMount {
-    /// `id parent device root point options [tags..] - type source super-options`
+    /// Parses `id parent device root point options [tags..] - type source super-options`.
     fn parse(line: &str) -> Option<Self> {
         let (location, filesystem) = line.split_once(" - ")?;
         let mut filesystem = filesystem.split(' ');
@@ -269,7 +272,7 @@ mod tests {
         let root = tree::of(&[
             ("/proc/self/cgroup", "4:hugetlb,memory:/a/b/c\n"),
             ("/proc/self/mountinfo", V1),
-            // The file of the own group is about its descendants only.
+            // The file of the process's own group concerns only its descendants.
             ("/v1/a/b/c/memory.use_hierarchy", "0"),
             ("/v1/a/b/memory.use_hierarchy", "1"),
             ("/v1/a/memory.use_hierarchy", "0"),

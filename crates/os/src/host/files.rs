@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Reads stop here. The mount table of a host with ten thousand containers is shorter.
+/// Maximum number of bytes that a read returns. The mount table of a host with ten thousand containers is shorter.
 const READ_LIMIT_BYTES: u64 = 4 << 20;
 
 /// A file system below a root. Paths are absolute, as a process inside that root names them.
@@ -34,13 +34,14 @@ impl Files {
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Reads a file with one number; `None` for `max`, which means "no limit" in cgroup files.
+    /// Reads a file with one number. Returns `None` if the file has no number, such as `max`, which means "no limit" in cgroup
+    /// files.
     pub(super) fn number(&self, path: impl AsRef<Path>) -> Option<u64> {
         self.read(path)?.trim().parse().ok()
     }
 }
 
-/// The number after `key` in lines of `key number`.
+/// Returns the number after `key` in a text with lines of the form `key number`.
 pub(super) fn field(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -48,7 +49,7 @@ pub(super) fn field(text: &str, key: &str) -> Option<u64> {
     })
 }
 
-/// Trees of files in place of a machine's, for tests.
+/// File trees that replace a machine's files in tests.
 #[cfg(any(test, feature = "testing"))]
 pub mod tree {
     use tempfile::TempDir;
@@ -58,7 +59,7 @@ pub mod tree {
     pub const V1: (&str, &str) =
         ("/proc/self/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
 
-    /// A root that contains each `(absolute path, content)`.
+    /// Creates a root directory that contains a file for each `(absolute path, content)`.
     pub fn of(files: &[(impl AsRef<str>, impl AsRef<str>)]) -> TempDir {
         let root = tempfile::tempdir().unwrap();
         files.iter().for_each(|(path, content)| write(&root, path.as_ref(), content.as_ref()));

@@ -8,11 +8,11 @@ use super::files::Files;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HugePagePool {
     pub total: u64,
-    /// Unused, without the pages that mappings have set aside.
+    /// Unused pages that no mapping has reserved, including pages that the kernel may allocate on demand.
     pub free: u64,
 }
 
-/// The pages of `page_bytes`; `None` if the kernel has none of that size.
+/// Returns the pages of `page_bytes`; `None` if the kernel has no huge pages of that size.
 pub fn huge_pages(root: &Path, page_bytes: u64) -> Option<HugePagePool> {
     let files = Files::below(root);
     let number = |name| files.number(format!("/sys/kernel/mm/hugepages/hugepages-{}kB/{name}", page_bytes >> 10));

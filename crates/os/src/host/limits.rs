@@ -5,7 +5,7 @@ use std::path::Path;
 use super::files::{Files, field};
 use super::memory::{self, LimitOrigin};
 
-/// The soft limits of this process; `None` if there is none, or it cannot be read.
+/// The soft limits of this process. A value is `None` if there is no limit, or if the limit cannot be read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProcessLimits {
     /// `RLIMIT_MEMLOCK`, `ulimit -l`.
@@ -48,11 +48,11 @@ pub const ADDRESS_SPACE: &str = "the address space of the process is used up, of
                                         limit: build fewer pools, or lower PINPOOL_MAX_BYTES";
 pub const UNKNOWN: &str = "the kernel is out of memory or of mappings (vm.max_map_count)";
 
-/// All but a sixty-fourth part of the addresses of a process: 128 TiB on x86-64 and 256 TiB elsewhere.
+/// 63/64 of the address space of a process, which has 128 TiB on x86-64 and 256 TiB elsewhere.
 const NEARLY_ALL_ADDRESSES: u64 = (if cfg!(target_arch = "x86_64") { 1_u64 << 47 } else { 1 << 48 }) / 64 * 63;
 
-/// Why the kernel refused `bytes` of memory to this process with ENOMEM, and what to do about it: the first limit that leaves
-/// less than that.
+/// Returns the probable reason why the kernel refused `bytes` of memory to this process with ENOMEM, and what to do about it. The
+/// reason is the first limit that leaves less than `bytes`.
 pub fn memory_remedy(root: &Path, bytes: usize) -> &'static str {
     let (files, limits, bytes) = (Files::below(root), process_limits(root), bytes as u64);
     let leaves_less = |limit: Option<u64>, used: Option<u64>| {
@@ -82,12 +82,12 @@ pub fn memory_remedy(root: &Path, bytes: usize) -> &'static str {
             LimitOrigin::Machine => MACHINE,
         };
     }
-    // A call may split a mapping in three.
+    // A call may split one mapping into three, so it may need two more.
     let is_full = mapping_use(root).is_some_and(|MappingUse { used, limit }| used + 2 >= limit);
     if is_full { MAPPINGS } else { UNKNOWN }
 }
 
-/// Mappings of this process.
+/// The number of mappings of this process, and its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MappingUse {
     pub used: u64,
@@ -95,7 +95,8 @@ pub struct MappingUse {
     pub limit: u64,
 }
 
-/// `None` if the kernel does not show both. Takes milliseconds if there are many.
+/// Counts the mappings of this process. Returns `None` if the kernel does not show both the mappings and the limit. Takes
+/// milliseconds if there are many mappings.
 pub fn mapping_use(root: &Path) -> Option<MappingUse> {
     let files = Files::below(root);
     let limit = files.number("/proc/sys/vm/max_map_count")?;
@@ -103,7 +104,7 @@ pub fn mapping_use(root: &Path) -> Option<MappingUse> {
     Some(MappingUse { used, limit })
 }
 
-/// Bytes that this process has locked.
+/// Returns the bytes that this process has locked.
 pub fn locked_bytes(root: &Path) -> Option<u64> {
     field(&Files::below(root).read("/proc/self/status")?, "VmLck:")?.checked_mul(1024)
 }
@@ -111,13 +112,13 @@ pub fn locked_bytes(root: &Path) -> Option<u64> {
 /// Memory settings of the machine other than limits: huge pages, overcommit, swap, containers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemoryRules {
-    /// The word in force of `transparent_hugepage/enabled`: `always`, `madvise` or `never`.
+    /// The selected word in `transparent_hugepage/enabled`: `always`, `madvise` or `never`.
     pub huge_pages: Option<String>,
     /// `vm.overcommit_memory`.
     pub overcommit: Option<u64>,
     pub swap_bytes: Option<u64>,
     pub max_mappings: Option<u64>,
-    /// The sign of a container, if there is one.
+    /// The file or variable that shows that this process runs in a container, if there is one.
     pub container: Option<&'static str>,
 }
 
@@ -142,12 +143,12 @@ pub fn memory_rules(root: &Path) -> MemoryRules {
     }
 }
 
-/// The branch of the driver's module in the kernel: 580 of `580.159.04`. `None` if none is loaded.
+/// Returns the branch of the NVIDIA kernel module, such as 580 for `580.159.04`; `None` if the module is not loaded.
 pub fn nvidia_branch(root: &Path) -> Option<u32> {
     Files::below(root).read("/sys/module/nvidia/version")?.trim().split('.').next()?.parse().ok()
 }
 
-/// The paths at which the kernel shows NVIDIA GPUs to this process, with or without a driver library.
+/// Returns the paths at which the kernel shows NVIDIA GPUs to this process, whether or not there is a driver library.
 pub fn nvidia_devices(root: &Path) -> Vec<String> {
     let entries = |folder: &str| {
         let read = std::fs::read_dir(root.join(folder.trim_start_matches('/')));
@@ -205,7 +206,7 @@ mod tests {
         let small = 64 << 10;
         for (bytes, limits, extra, remedy) in [
             (MIB, none.clone(), vec![], UNKNOWN),
-            // 40 MiB of addresses are in use, of 41 and 42.
+            // 40 MiB of addresses are in use; the limits are 41 and 42 MiB.
             (2 * MIB, limits("42991616", "unlimited"), vec![], ADDRESSES),
             (MIB, limits("44040192", "unlimited"), vec![], UNKNOWN),
             (2 * MIB, limits("unlimited", "11534336"), vec![], DATA),

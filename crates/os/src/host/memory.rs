@@ -1,4 +1,4 @@
-//! How much memory this process may use: the machine's, or the tightest limit of the cgroups that hold it.
+//! How much memory this process may use: the machine's memory, or the tightest limit of the cgroups that contain the process.
 //!
 //! - `total` is the least of the machine's memory and all limits. A limit at or above the machine's size is ignored.
 //! - `available` is the least of what the machine and each limited group have left. It may come from another group than
@@ -16,7 +16,7 @@ use super::files::field;
 /// Memory that this process may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostMemory {
-    /// All of it.
+    /// All memory that this process may use.
     pub total_bytes: u64,
     /// Bytes that are free or can be reclaimed now; at most the total.
     pub available_bytes: u64,
@@ -24,12 +24,12 @@ pub struct HostMemory {
     pub origin: LimitOrigin,
 }
 
-/// Where the total comes from.
+/// The origin of the total.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LimitOrigin {
-    /// A cgroup's file.
+    /// The limit in this file of a cgroup.
     Cgroup(PathBuf),
-    /// The machine.
+    /// The machine's memory.
     Machine,
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for LimitOrigin {
     }
 }
 
-/// Memory that this process may use, read below `root`; `None` if `/proc/meminfo` has no total.
+/// Reads below `root` how much memory this process may use; `None` if `/proc/meminfo` has no total.
 pub fn memory(root: &Path) -> Option<HostMemory> {
     MemoryGauge::open(root)?.read()
 }
@@ -56,7 +56,7 @@ pub struct MemoryGauge {
 }
 
 impl MemoryGauge {
-    /// Below `root`; `None` if `/proc/meminfo` has no total.
+    /// Opens a gauge below `root`; `None` if `/proc/meminfo` has no total.
     pub fn open(root: &Path) -> Option<Self> {
         let files = Files::below(root);
         let machine_bytes = machine(&files)?.total_bytes;
@@ -64,11 +64,11 @@ impl MemoryGauge {
         Some(Self { files, machine_bytes, groups })
     }
 
-    /// The total and its origin, from two files for each group.
+    /// Returns the total and its origin. Reads two files for each group.
     pub fn limit(&self) -> (u64, LimitOrigin) {
         let mut least = (self.machine_bytes, LimitOrigin::Machine);
         for (_, limit) in self.limited() {
-            // The nearest to the process of equal limits is reported.
+            // Of equal limits, the limit of the group nearest to the process is reported.
             if limit.bytes < least.0 {
                 least = (limit.bytes, LimitOrigin::Cgroup(limit.file));
             }
@@ -76,7 +76,7 @@ impl MemoryGauge {
         least
     }
 
-    /// The total and the available bytes.
+    /// Reads the total and the available bytes.
     pub fn read(&self) -> Option<HostMemory> {
         let mut available_bytes = machine(&self.files)?.available_bytes;
         for (group, limit) in self.limited() {
@@ -86,14 +86,14 @@ impl MemoryGauge {
         Some(HostMemory { total_bytes, available_bytes, origin })
     }
 
-    /// The groups with a limit below the machine's memory, the nearest first.
+    /// Returns the groups with a limit below the machine's memory, the group nearest to the process first.
     fn limited(&self) -> impl Iterator<Item = (&Cgroup, GroupLimit)> {
         let limits = self.groups.iter().filter_map(|group| Some((group, group.limit(&self.files)?)));
         limits.filter(|(_, limit)| limit.bytes < self.machine_bytes)
     }
 }
 
-/// The machine's memory without any limit of a cgroup.
+/// Reads the machine's memory, without cgroup limits.
 #[cfg(target_os = "linux")]
 pub(super) fn machine(files: &Files) -> Option<HostMemory> {
     let text = files.read("/proc/meminfo")?;
@@ -108,11 +108,11 @@ pub(super) fn machine(files: &Files) -> Option<HostMemory> {
     Some(HostMemory { total_bytes, available_bytes: available_bytes.min(total_bytes), origin: LimitOrigin::Machine })
 }
 
-/// Other systems report only the total.
+/// Returns the machine's memory. Systems other than Linux report only the total.
 #[cfg(not(target_os = "linux"))]
 #[allow(unsafe_code)] // Calls libc.
 pub(super) fn machine(_files: &Files) -> Option<HostMemory> {
-    // SAFETY: a call with a number.
+    // SAFETY: the call takes a number and writes to no memory.
     let number = |name| u64::try_from(unsafe { libc::sysconf(name) }).ok();
     let total_bytes = number(libc::_SC_PHYS_PAGES)?.checked_mul(number(libc::_SC_PAGESIZE)?)?;
     Some(HostMemory { total_bytes, available_bytes: total_bytes, origin: LimitOrigin::Machine })
@@ -131,7 +131,7 @@ mod tests {
         ("/proc/meminfo", "MemTotal:  1024000 kB\nMemFree: 102400 kB\nMemAvailable: 819200 kB\n");
     const MACHINE: &str = "1000 800 machine";
 
-    /// The memory of a process with these memberships, on a machine with `MEMINFO`, these mounts, and `path=content` of
+    /// Returns the memory of a process with these memberships, on a machine with `MEMINFO`, these mounts, and `path=content` of
     /// files below `/sys/fs/cgroup`: `,` ends a line, `:` is a blank, `M` represents MiB.
     fn memory_in(cgroup: &str, mounts: (&str, &str), files: &str) -> HostMemory {
         let word = |word: &str| {
@@ -148,7 +148,7 @@ mod tests {
         memory(tree::of(&fixed.into_iter().chain(groups).collect::<Vec<(String, String)>>()).path()).unwrap()
     }
 
-    /// Total MiB, available MiB, and the origin of the total.
+    /// Returns the total MiB, the available MiB, and the origin of the total.
     fn text(memory: &HostMemory) -> String {
         format!("{} {} {}", memory.total_bytes / MIB, memory.available_bytes / MIB, memory.origin)
             .replace("cgroup limit /sys/fs/cgroup/", "")
@@ -193,14 +193,14 @@ mod tests {
         ] {
             assert_eq!(text(&memory_in(&format!("0::{group}\n"), V2, files)), expected, "{files}");
         }
-        // In a namespace the root of the mount is the own group.
+        // In a namespace the root of the mount is the process's own group.
         for path in ["/", "/..", "/../other"] {
             let seen = |files| text(&memory_in(&format!("0::{path}\n"), V2, files));
             assert_eq!(seen("memory.max=300M memory.current=100M"), "300 200 memory.max", "{path}");
             let high = "memory.max=300M memory.current=100M memory.high=250M";
             assert_eq!(seen(high), "250 150 memory.high", "{path}");
         }
-        // A limit of the machine's size or more is none.
+        // A limit at or above the machine's memory is ignored.
         for limit in ["1000M", "1001M", "9223372036854771712", "max", "18446744073709551616"] {
             let files = format!("app/memory.max={limit} app/memory.current=1000M");
             assert_eq!(text(&memory_in("0::/app\n", V2, &files)), MACHINE, "{limit}");

@@ -8,7 +8,7 @@ use super::files::Files;
 
 const NODES: &str = "/sys/devices/system/node";
 
-/// Node of the device with this id on the PCI bus (`0000:3B:00.0`, in either case), if it is one of several.
+/// Returns the node near the device with this PCI bus ID (`0000:3B:00.0`, in upper or lower case), if the node is one of several.
 pub fn numa_node_of_pci(root: &Path, id: &str) -> Option<u32> {
     let id =
         Some(id.to_ascii_lowercase()).filter(|id| id.chars().all(|c| c.is_ascii_hexdigit() || ":.".contains(c)))?;
@@ -18,7 +18,7 @@ pub fn numa_node_of_pci(root: &Path, id: &str) -> Option<u32> {
     u32::try_from(node).ok().filter(|node| nodes.len() > 1 && nodes.contains(node))
 }
 
-/// The nodes of the machine; empty if it does not list them.
+/// Returns the nodes of the machine; empty if the machine does not list them.
 pub fn numa_nodes(root: &Path) -> Vec<u32> {
     let list = Files::below(root).read(format!("{NODES}/online"));
     list.and_then(|list| parse_list(&list)).unwrap_or_default()
@@ -28,13 +28,13 @@ pub fn numa_nodes(root: &Path) -> Vec<u32> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryNode {
     pub id: u32,
-    /// `None` if unknown.
+    /// All memory of the node; `None` if unknown.
     pub memory_bytes: Option<u64>,
-    /// Processors near it; `None` if unknown.
+    /// Processors near the node; `None` if unknown.
     pub cpus: Option<Vec<u32>>,
 }
 
-/// The nodes of the machine, each with its memory and processors; empty if it does not list them.
+/// Returns the nodes of the machine, each with its memory and processors; empty if the machine does not list them.
 pub fn memory_nodes(root: &Path) -> Vec<MemoryNode> {
     let files = Files::below(root);
     let describe = |id| {
@@ -45,13 +45,14 @@ pub fn memory_nodes(root: &Path) -> Vec<MemoryNode> {
     numa_nodes(root).into_iter().map(describe).collect()
 }
 
-/// The memory of a node, from a line such as `Node 0 MemTotal: 24684096 kB`.
+/// Parses the memory of a node, from a line such as `Node 0 MemTotal: 24684096 kB`.
 fn total_bytes(meminfo: &str) -> Option<u64> {
     let rest = meminfo.lines().find_map(|line| line.split_once("MemTotal:"))?.1;
     rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Lists with larger numbers or more of them are rejected: no machine has that many nodes or processors.
+/// Lists with more numbers than this, or with a number of this size or above, are rejected: no machine has that many nodes or
+/// processors.
 const LIST_LIMIT: u32 = 1 << 16;
 
 /// Parses a set as the kernel writes it: `0-3,8,10-11`.

@@ -5,12 +5,13 @@
 //! | `memory.pressure` of the own group | tasks of this group waited for memory | always |
 //! | `/proc/pressure/memory` | tasks of this machine waited | without the file above, or if the machine is nearly full |
 //! | `oom` of `memory.events` rose | a limit was hit and reclaiming freed nothing | always: severe |
-//! | `max`, `high` there, `memory.failcnt` rose | a limit was hit | if the group is nearly full: severe |
+//! | `max` or `high` of `memory.events`, or `memory.failcnt`, rose | a limit was hit | if the group is nearly full: severe |
 //!
-//! "Nearly full" separates two harmless cases from a shortage. A loader that streams files hits its group's limit all the
-//! time, and each time the kernel drops unneeded page cache. And another group that thrashes within its own limit raises the
-//! machine's pressure, though memory returned here would not help it. On the other hand a pool that fills the machine with
-//! pinned memory may be the last process to wait, hence the second row.
+//! "Nearly full" separates two harmless cases from a shortage. First, a loader that streams files hits its group's limit all the
+//! time, and each time the kernel drops unneeded page cache. Second, another group that thrashes within its own limit raises the
+//! machine's pressure, although memory released by this process would not help that group. On the other hand, a pool that fills
+//! the machine with pinned memory may be the last process to wait, so the second row counts as well if the machine is nearly
+//! full.
 //!
 //! The gauge finds its files once, when it is opened; each reading opens them again and keeps only counts.
 
@@ -28,8 +29,8 @@ const SOME_PERCENT: f64 = 10.0;
 /// (50 ms of 1 s). systemd-oomd starts to kill at 60.
 const FULL_PERCENT: f64 = 5.0;
 
-/// A group or a machine with less than one part in this many left is nearly full. A group full of page cache is not, and a
-/// few more buffers still fit: 512 MiB of 8 GiB.
+/// A group or a machine is nearly full if less than its total divided by this number is available. A group full of page cache is
+/// not nearly full, because page cache counts as available. The threshold leaves room for a few more buffers: 512 MiB of 8 GiB.
 const NEARLY_FULL_DIVISOR: u64 = 16;
 
 /// How short memory is.
@@ -57,7 +58,7 @@ pub struct PressureGauge {
 const MACHINE: &str = "/proc/pressure/memory";
 
 impl PressureGauge {
-    /// A gauge of every sign below `root`; `None` if there is none.
+    /// Opens a gauge of all signs below `root`; `None` if no sign can be read.
     pub fn of_kernel(root: &Path) -> Option<Self> {
         let files = Files::below(root);
         let groups = cgroup::groups(&files);
@@ -70,13 +71,13 @@ impl PressureGauge {
         (own.is_some() || !groups.is_empty()).then_some(Self { files, own, of_machine, groups })
     }
 
-    /// A gauge of one file, which may appear, change and vanish at any time.
+    /// Returns a gauge of one file, which may appear, change and vanish at any time.
     pub fn of_file(path: &Path) -> Self {
         let own = Some(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
         Self { files: Files::below(Path::new("/")), own, of_machine: None, groups: Vec::new() }
     }
 
-    /// The worst sign since the last reading, or since the gauge was opened. Reads a handful of files.
+    /// Returns the worst sign since the last reading, or since the gauge was opened. Reads a handful of files.
     pub fn read(&mut self) -> Pressure {
         let stalls = self.stalls(self.own.as_deref());
         // The machine's memory is read only if its stalls could change the result.
@@ -118,7 +119,7 @@ fn nearly_full(available_bytes: u64, total_bytes: u64) -> bool {
     available_bytes < total_bytes.div_ceil(NEARLY_FULL_DIVISOR)
 }
 
-/// Percent of the last ten seconds in which tasks waited.
+/// Percentages of the last ten seconds in which at least one task (`some`) and all tasks (`full`) waited.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stall {
     pub some_percent: f64,
@@ -137,7 +138,7 @@ impl Stall {
     }
 }
 
-/// Reads `some avg10=0.00 ..` and `full avg10=0.00 ..`; `None` if there is neither.
+/// Parses `some avg10=0.00 ..` and `full avg10=0.00 ..`; `None` if the text has neither.
 pub fn stall(text: &str) -> Option<Stall> {
     let percent = |kind| text.lines().find_map(|line| avg10(line, kind));
     let (some, full) = (percent("some"), percent("full"));
@@ -313,7 +314,7 @@ mod tests {
         let has_stalls = std::fs::read_to_string(MACHINE).is_ok_and(|text| stall(&text).is_some());
         let mut gauge = PressureGauge::of_kernel(Path::new("/"));
         assert!(gauge.is_some() || !has_stalls);
-        // Any result may be true.
+        // Any result may be correct.
         let _: Option<Pressure> = gauge.as_mut().map(PressureGauge::read);
     }
 

@@ -34,7 +34,7 @@ pub(crate) fn tool() -> Option<PathBuf> {
     Some(tool)
 }
 
-/// Says that something is not tested here, also where the output of tests is captured.
+/// Says that something is not tested here, even if the output of tests is captured.
 pub(crate) fn skipped(why: &str) {
     let _ = writeln!(io::stderr(), "skipped: {why}");
 }

@@ -163,18 +163,13 @@ fn over_the_limit_no_get_waits_for_a_capture_and_few_wait_for_work_that_does_not
 fn a_free_waits_only_if_it_is_asked_to() {
     let Some((built, folder)) = built_and_folder() else { return };
     let log = folder.path().join("log");
-    let waits = |command: &mut Command| ran(command).out;
     let (ready, not_ready) = ("after the free 0\n", "after the free 600\n");
-    assert_eq!(waits(&mut built.command(Way::Dlsym, "barrier")), ready);
+    assert_eq!(ran(&mut built.command(Way::Dlsym, "barrier")).out, ready);
     // The copy ends after the free alone.
-    assert_eq!(waits(served(built.command(Way::Dlsym, "barrier"), &log).env("HOLD", "1")), not_ready);
+    assert_eq!(ran(served(built.command(Way::Dlsym, "barrier"), &log).env("HOLD", "1")).out, not_ready);
     for failing in ["", "cuEventCreate:1=2"] {
         let mut waiting = served(built.command(Way::Dlsym, "barrier"), &log);
-        assert_eq!(
-            waits(waiting.envs([("PINPOOL_PRELOAD_SYNC", "1"), ("MOCK_DRIVER_FAIL", failing)])),
-            ready,
-            "{failing}"
-        );
+        assert_eq!(ran(waiting.env("PINPOOL_PRELOAD_SYNC", "1").env("MOCK_DRIVER_FAIL", failing)).out, ready);
     }
 }
 

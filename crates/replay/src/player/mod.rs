@@ -31,10 +31,10 @@ use pinpool_os::sync::plain::Mutex;
 
 mod steps;
 
-/// A machine without files.
+/// A path below which there are no files, so that the replay reads nothing from the machine.
 const NO_MACHINE: &str = "/dev/null";
 
-/// Longest wait of a replay that sets none.
+/// Longest wait of a request if the replay sets none.
 const DEFAULT_WAIT: Duration = Duration::from_millis(100);
 
 /// Longest time between two polls of the pool.
@@ -48,7 +48,7 @@ const SETTLING_US: u64 = 60_000_000;
 const WAKE_NS: u64 = 50_000;
 /// A request is slow if its remaps take longer.
 const SLOW_NS: u64 = 500_000;
-/// Earlier requests belong to the start of the program, which pins memory.
+/// Requests before this time belong to the start of the program, which pins memory.
 const STARTED_US: u64 = 1_000_000;
 
 /// Plays a workload on a pool.
@@ -56,9 +56,9 @@ struct Player<'a> {
     pool: Pool,
     clock: ManualClock,
     source: Arc<SimSource>,
-    /// When the pool is polled next: for a recording, when the maintenance thread of the program runs.
+    /// Time at which the pool is polled next. For a recording, the program's maintenance thread runs then.
     next_poll_us: u64,
-    /// When the maintenance thread has finished its compaction.
+    /// Time at which the maintenance thread has finished its compaction.
     compacted_ns: u64,
     wait_us: u64,
     /// The buffer of each served request until its return.
@@ -78,10 +78,10 @@ struct Player<'a> {
     observe: Observe<'a>,
 }
 
-/// Called with the pool after each step.
+/// A function that is called with the pool after each step.
 type Observe<'a> = &'a mut dyn FnMut(&Pool);
 
-/// A request.
+/// A request, and the step that makes it.
 struct Ticket {
     name: usize,
     bytes: usize,
@@ -110,8 +110,8 @@ impl Replay {
 }
 
 impl<'a> Player<'a> {
-    /// A player with a new pool, which is independent of the machine, the environment and the system clock, so that replays are
-    /// repeatable.
+    /// Creates a player with a new pool, which is independent of the machine, the environment and the system clock, so that
+    /// replays are repeatable.
     fn new(replay: &Replay, workload: &'a Workload, observe: Observe<'a>) -> Result<Self, Error> {
         let Replay { source: kind, max_bytes, wait, .. } = *replay;
         let source = Arc::new(SimSource::of(kind, SimSource::DEFAULT_TOTAL_BYTES));
@@ -164,7 +164,7 @@ impl<'a> Player<'a> {
             if next_us > now_us { self.advance_to(next_us)? } else { self.serve()? }
         }
         if self.schedule.is_closed {
-            // Without a timeout, requests may wait that no return will serve.
+            // Without a timeout, requests may be left that no return will serve.
             self.report.fallbacks += self.queue.len() as u64;
             self.queue.clear();
         } else {
@@ -173,7 +173,8 @@ impl<'a> Player<'a> {
         self.finish()
     }
 
-    /// When a step is due or the head of the queue times out; `None` at the end.
+    /// Returns the time at which an event is due or the head of the queue times out; `None` at the end. If only waiting
+    /// requests are left, lets idle threads return buffers.
     fn next_event_us(&mut self) -> Option<u64> {
         match (self.schedule.next_us(), self.schedule.is_closed) {
             (None, false) => return None,
@@ -215,7 +216,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Runs what is due: for a recording, at the pace of the maintenance thread.
+    /// Runs the pool's work that is due. For a recording, runs it at the pace of the maintenance thread.
     fn poll(&mut self) {
         let (now_us, is_recording) = (self.clock.now_us(), self.workload.is_closed);
         if is_recording && now_us < self.next_poll_us {
@@ -266,7 +267,7 @@ impl<'a> Player<'a> {
         self.serve()
     }
 
-    /// When the head of the queue times out.
+    /// Returns the time at which the head of the queue times out.
     fn expires_us(&self) -> Option<u64> {
         self.queue.front().map(|first| first.since_us.saturating_add(self.wait_us))
     }
@@ -317,7 +318,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// A buffer; `None` if the limit leaves no memory for it.
+    /// Requests a buffer. Returns `None` if the limit leaves no memory for it.
     fn try_get(&self, bytes: usize) -> Result<Option<PinnedBuf>, Error> {
         match self.pool.get(bytes) {
             Err(error) if error.is_limit() => Ok(None),
@@ -325,7 +326,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Advances to a minute after the last return, unless the trace did, and completes the report.
+    /// Advances to a minute after the last return, unless the trace lasts longer, and completes the report.
     fn finish(mut self) -> Result<ReplayReport, Error> {
         let (lasted_us, held_bytes) = (self.clock.now_us(), self.pool.stats().memory.held_bytes);
         let mean_pinned_bytes = self.pinned_byte_us.checked_div(lasted_us.into()).unwrap_or(held_bytes.into());
@@ -337,7 +338,7 @@ impl<'a> Player<'a> {
             preset: stats.preset,
             rounding: self.pool.config().rounding.to_string(),
             page_locks,
-            // Until here the report has the calls of the first half.
+            // So far the report contains the pin calls of the first half.
             late_page_locks: page_locks - self.report.page_locks,
             bytes_locked: stats.memory.pin.bytes,
             peak_pinned_bytes: stats.memory.peak_held_bytes,

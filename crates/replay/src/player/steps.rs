@@ -9,8 +9,8 @@
 //!              └─ yes ─▶ of the returns before its next other step, the first with a ready buffer; the thread is idle until then
 //! ```
 //!
-//! So a thread that receives buffers from a queue receives the ready ones, as in the program, and in recorded order if several
-//! are ready. If nothing is due while requests wait, idle threads first return the buffers that they hold.
+//! So a thread that receives buffers from a queue receives the buffers that are ready, as in the program, and in recorded
+//! order if several are ready. If nothing is due while requests wait, idle threads first return the buffers that they hold.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
@@ -31,7 +31,7 @@ pub(super) enum Due {
 #[derive(Default)]
 pub(super) struct Thread<'a> {
     pub(super) steps: &'a [Step],
-    /// For each step.
+    /// Whether each step is done.
     is_done: Vec<bool>,
     place: usize,
     ended_ns: u64,
@@ -49,9 +49,9 @@ pub(super) struct Schedule<'a> {
     pub(super) threads: Vec<Thread<'a>>,
     /// Events by time; simultaneous events in recorded order.
     due: BinaryHeap<Reverse<(u64, u64, Due)>>,
-    /// When each request was served.
+    /// Time at which each request was served, by its buffer.
     got_ns: HashMap<usize, u64>,
-    /// Steps that follow a request that is not served yet.
+    /// Steps that follow a request that is not served yet, by the buffer of that request.
     blocked: HashMap<usize, Vec<StepId>>,
 }
 
@@ -63,12 +63,12 @@ impl<'a> Schedule<'a> {
         schedule
     }
 
-    /// When the next event is due.
+    /// Returns the time at which the next event is due.
     pub(super) fn next_us(&self) -> Option<u64> {
         self.due.peek().map(|Reverse((at_ns, ..))| at_ns / 1_000)
     }
 
-    /// The next event, if it is due at `now_us`, and its time in nanoseconds.
+    /// Returns the next event if it is due at `now_us`, and its time in nanoseconds.
     pub(super) fn pop(&mut self, now_us: u64) -> Option<(u64, Due)> {
         self.next_us().filter(|&next_us| next_us <= now_us)?;
         self.due.pop().map(|Reverse((at_ns, _, due))| (at_ns, due))
@@ -86,8 +86,8 @@ impl<'a> Schedule<'a> {
         self.plan(thread, now_ns);
     }
 
-    /// When the request that a step follows was served, plus the time in between; 0 if it follows none. `None` if the request is
-    /// not served yet: the step is then planned once it is.
+    /// Returns the time at which the request that a step follows was served, plus the time in between; 0 if the step follows
+    /// no request. Returns `None` if the request is not served yet: the step is planned once it is served.
     fn followed_ns(&mut self, step: StepId) -> Option<u64> {
         let Some((name, after_ns)) = self.threads[step.0].steps[step.1].follows else { return Some(0) };
         let Some(got_ns) = self.got_ns.get(&name) else {
@@ -121,7 +121,7 @@ impl<'a> Schedule<'a> {
         }
     }
 
-    /// Schedules when the buffer of a return is filled.
+    /// Schedules the time at which the buffer of a return is filled.
     fn plan_ready(&mut self, step: StepId, now_ns: u64) {
         if let Some(ready_ns) = self.followed_ns(step) {
             let line = self.threads[step.0].steps[step.1].line;
@@ -164,7 +164,7 @@ impl<'a> Schedule<'a> {
 }
 
 impl Thread<'_> {
-    /// The event of the step at `place`, which may begin at `from_ns` at the earliest.
+    /// Returns the event of the step at `place`, which may begin at `from_ns` at the earliest.
     fn due(&self, at: usize, place: usize, from_ns: u64) -> Reverse<(u64, u64, Due)> {
         let Step { line, gap_ns, .. } = self.steps[place];
         Reverse((self.ended_ns.saturating_add(gap_ns).max(from_ns), line, Due::Step((at, place))))

@@ -103,7 +103,7 @@ fn check_workload(name: &str, target: &[f64], expected: &[Value]) {
         let (set, source) = (row["set"].as_str().unwrap(), row["source"].as_str().unwrap());
         let is_given = set == "as given";
         let replay = if is_given { Replay::default() } else { with(set) };
-        let source = if source == "walls" { SourceKind::Discrete } else { SourceKind::Virtual };
+        let source = if source == "walls" { SourceKind::Separate } else { SourceKind::Virtual };
         let replay = Replay { source, max_bytes: row["max_bytes"].as_u64(), ..replay };
         let is_free = is_given && replay.max_bytes.is_none();
         let report = if is_free && replay.source == SourceKind::Virtual {
@@ -128,11 +128,11 @@ fn check_workload(name: &str, target: &[f64], expected: &[Value]) {
 
 #[allow(clippy::cast_precision_loss)] // Counts of pin calls.
 fn check_targets(name: &str, target: &[f64], report: &ReplayReport) {
-    let [locks, late, peak, slow_gets, discrete_locks, discrete_peak] = *target else { panic!("{target:?}") };
+    let [locks, late, peak, slow_gets, separate_locks, separate_peak] = *target else { panic!("{target:?}") };
     // Late pin calls in separate regions have no target; the exact statistics cover them.
     let (locks, late, peak) = match report.source {
         SourceKind::Virtual => (locks, Some(late), peak),
-        SourceKind::Discrete => (discrete_locks, None, discrete_peak),
+        SourceKind::Separate => (separate_locks, None, separate_peak),
     };
     let most = |target: f64| (target * 1.1).max(target + 3.0);
     assert!(report.page_locks as f64 <= most(locks), "{name}: {report:?}");
@@ -160,7 +160,7 @@ fn alarms(workload: &Workload, replay: &Replay) -> (ReplayReport, Vec<String>) {
 fn a_file_gives_the_same_numbers_on_every_thread() {
     let workload = named("bucket_switch");
     let limit = workload.peak_requested_bytes() * 6 / 5;
-    for replay in [SourceKind::Virtual, SourceKind::Discrete].map(|source| Replay {
+    for replay in [SourceKind::Virtual, SourceKind::Separate].map(|source| Replay {
         source,
         max_bytes: Some(limit),
         ..Replay::default()
@@ -229,7 +229,7 @@ fn a_request_above_the_limit_delays_no_other() {
 
 #[test]
 fn a_limit_below_a_granule_is_kept() {
-    for source in [SourceKind::Virtual, SourceKind::Discrete] {
+    for source in [SourceKind::Virtual, SourceKind::Separate] {
         let replay = Replay { source, ..under(MIB) };
         let report = play("a 1 600000\na 2 100000\nf 1\na 3 700000\na 4 900000\nt 50\nf 2\nf 3\nt 50\nf 4\n", &replay);
         assert!(report.peak_pinned_bytes <= MIB, "{report:?}");

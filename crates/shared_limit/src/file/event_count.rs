@@ -10,7 +10,7 @@ use pinpool_os::sync::process::{AtomicU64, Ordering};
 #[repr(C)]
 pub struct EventCount {
     events: AtomicU64,
-    /// Too high if threads died while waiting; then each change makes a system call.
+    /// The number of waiting threads. It is too high if threads died while waiting; then each change makes a system call.
     waiting: AtomicU64,
 }
 
@@ -23,8 +23,8 @@ impl EventCount {
         }
     }
 
-    /// Calls `found` until it returns something, after each change or when `slice` has passed, until `is_late`. No change is
-    /// missed: a change after a call of `found` ends the next sleep.
+    /// Calls `found` at once, and again after each change or when `slice` has passed, until `found` returns a value or an error,
+    /// or `is_late` returns true. No change is missed: a change during or after a call of `found` ends the next sleep.
     pub fn wait<T, E>(
         &self,
         slice: Duration,

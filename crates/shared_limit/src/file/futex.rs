@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
-/// Sleeps until `word` is changed and woken, at most for `limit`. Returns at once if the lower half of `word` differs from the
-/// lower half of `seen`.
+/// Sleeps until another thread changes `word` and wakes the threads that sleep on it, but at most for `limit`. Returns at once if
+/// `word` differs from `seen`. If `word` changes after that comparison, the kernel compares only its lower half.
 pub(crate) fn sleep_while(word: &AtomicU64, seen: u64, limit: Duration) {
     if word.load(Ordering::SeqCst) == seen {
         wait(word, seen, limit);
     }
 }
 
-/// The address of the lower half of `word`.
+/// Returns the address of the lower half of `word`.
 #[cfg(target_os = "linux")]
 fn lower_half(word: &AtomicU64) -> *mut u32 {
     let half = word.as_ptr().cast::<u32>();
@@ -24,22 +24,23 @@ fn lower_half(word: &AtomicU64) -> *mut u32 {
 #[cfg(all(target_os = "linux", not(miri)))]
 #[allow(clippy::cast_possible_truncation, clippy::unnecessary_fallible_conversions)] // The lower half is meant; types vary.
 fn wait(word: &AtomicU64, seen: u64, limit: Duration) {
-    // SAFETY: a record of numbers, for which zeros are values.
+    // SAFETY: `timespec` consists of numbers, for which zero is a valid value.
     let mut time: libc::timespec = unsafe { std::mem::zeroed() };
     time.tv_sec = limit.as_secs().try_into().unwrap_or(libc::time_t::MAX);
     time.tv_nsec = limit.subsec_nanos().try_into().unwrap_or_default();
-    // SAFETY: `word` is mapped while it is borrowed; the kernel reads it and the time. Not private: other processes wake.
+    // SAFETY: `word` is mapped while it is borrowed, and the kernel reads only `word` and the time. The futex is not private,
+    // because other processes wake its sleepers.
     unsafe { libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAIT, seen as u32, &raw const time) };
 }
 
 /// Wakes at most `threads` threads, of all processes, that sleep on `word`.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn wake(word: &AtomicU64, threads: i32) {
-    // SAFETY: as in `wait`; nothing is written.
+    // SAFETY: as in `wait`; the kernel writes to no memory.
     unsafe { libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAKE, threads) };
 }
 
-/// No memory can be shared on this system, so no thread waits.
+/// Sleeps for at most 1 ms and ignores `word`: no memory can be shared on this system, so no other process wakes a thread.
 #[cfg(not(all(target_os = "linux", not(miri))))]
 fn wait(_word: &AtomicU64, _seen: u64, limit: Duration) {
     std::thread::sleep(limit.min(Duration::from_millis(1)));

@@ -14,7 +14,8 @@
 //! - Forked children share the description and its locks, so each child closes it before `fork` returns there. Children that are
 //!   created in other ways close it at `exec`.
 //!
-//! The locked bytes are beyond the end of any file, in the same place in all versions, so each version sees owners of the others.
+//! The locked bytes are beyond the end of any file and at the same offsets in all versions, so each version sees the owners that
+//! use another version.
 
 use std::fs::{File, Metadata};
 use std::hash::{BuildHasher, RandomState};
@@ -29,18 +30,19 @@ use pinpool_os::sync::process::{AtomicBool, Ordering};
 
 /// The byte that locks the whole file; the byte of slot `i` is `1 + i` after it.
 const FIRST: i64 = 1 << 40;
-/// Bytes for slots: more than any layout has.
+/// Number of bytes for slots. No layout has more slots.
 const SLOTS_MAX: i64 = 1 << 20;
 /// Lock types; their integer type differs between systems.
 const WRITE: libc::c_int = libc::F_WRLCK as libc::c_int;
 const NONE: libc::c_int = libc::F_UNLCK as libc::c_int;
-/// Between two attempts to lock the file.
+/// Time between two attempts to lock the file.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// An open file description that is used only for locks. Dropping it releases them.
+/// An open file description that is used for its locks. Dropping it releases the locks.
 ///
 /// Other code of the process may close the descriptor, and its number may then be reused, even for the same file. So the
-/// description has a unique mark: its position, at which nothing is read or written.
+/// description has a unique mark, which is its file position. The position is free for this use, since all reads and writes name
+/// their offset.
 #[derive(Debug)]
 pub struct LockFile {
     file: ManuallyDrop<File>,
@@ -63,30 +65,31 @@ extern "C" fn close_listed() {
         // Relaxed, here and below: the child has one thread.
         let descriptor = place.descriptor.swap(-1, Ordering::Relaxed);
         if descriptor >= 0 && mark_of(descriptor) == place.mark.load(Ordering::Relaxed) {
-            // SAFETY: the child's copy of a descriptor that a `LockFile` owns. In a child a `LockFile` does not close it
+            // SAFETY: this is the child's copy of a descriptor that a `LockFile` owns. In a child a `LockFile` does not close it
             // again (`Drop`). `close` may be called in a child of a process with threads.
             unsafe { libc::close(descriptor) };
         }
     }
 }
 
-/// The position of a description; -1 if there is none. May be called in a child of a process with threads.
+/// Returns the position of a description; -1 if there is no such description. May be called in a child of a process with threads.
 #[allow(clippy::useless_conversion)] // Types vary by target.
 fn mark_of(descriptor: RawFd) -> i64 {
-    // SAFETY: a call with numbers, which changes nothing.
+    // SAFETY: the call takes numbers, writes to no memory and leaves the position unchanged.
     unsafe { libc::lseek(descriptor, 0, libc::SEEK_CUR) }.into()
 }
 
 impl LockFile {
-    /// Makes forked children close it. `_no_fork` is taken before the file is opened, so that no child has it unlisted.
+    /// Uses `file` for locks, and makes forked children close it. `_no_fork` must be acquired before the file is opened, so that
+    /// no child inherits it unlisted.
     pub fn over(file: File, _no_fork: &HeldOff) -> io::Result<Self> {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         fork::call_in_children(&REGISTERED, close_listed);
         let descriptor = file.as_raw_fd();
-        // Below 2 GiB, which each file system knows as a position.
+        // The mark is below 2 GiB, so every file system accepts it as a position.
         let mark = (random() >> 34).cast_signed() | 1 << 30;
         (&file).seek(SeekFrom::Start(mark.cast_unsigned()))?;
-        // Relaxed: a child is forked with what its parent had stored, and not before this returns.
+        // Relaxed: a child has everything that its parent stored before the fork, and forks are delayed until this returns.
         let take = |place: &Listed| {
             place.descriptor.compare_exchange(-1, descriptor, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
@@ -102,7 +105,7 @@ impl LockFile {
         mark_of(self.file().as_raw_fd()) == self.mark
     }
 
-    /// The metadata of the file; `None` if the descriptor refers to another description.
+    /// Returns the metadata of the file; `None` if the descriptor refers to another description.
     pub(crate) fn metadata(&self) -> Option<Metadata> {
         self.file().metadata().ok().filter(|_| self.is_open())
     }
@@ -111,8 +114,8 @@ impl LockFile {
         &self.file
     }
 
-    /// Runs `act` while the file as a whole is locked; `None` if another description keeps it locked for `patience`, for
-    /// example in a stopped process.
+    /// Runs `act` while the file as a whole is locked. Returns `None` without running it if another description keeps the file
+    /// locked for `patience`, for example in a stopped process.
     pub(crate) fn locked<R>(&self, patience: Duration, act: impl FnOnce() -> R) -> io::Result<Option<R>> {
         let deadline = Instant::now() + patience;
         while !self.set(WRITE, FIRST)? {
@@ -126,7 +129,8 @@ impl LockFile {
         Ok(Some(result))
     }
 
-    /// Locks slot `index`; false if another description has it locked. The locks of one description do not exclude each other.
+    /// Tries to lock slot `index`, and returns whether that succeeded: it does not if another description has the slot locked.
+    /// The locks of one description do not exclude each other.
     pub fn try_lock_slot(&self, index: usize) -> io::Result<bool> {
         self.set(WRITE, byte_of(index))
     }
@@ -146,7 +150,7 @@ impl LockFile {
     }
 
     fn unlock_all(&self) {
-        // Zero bytes: up to the end of all files.
+        // A length of zero means all bytes from the start on.
         let _ = self.control(true, NONE, 0, 0);
     }
 
@@ -162,11 +166,12 @@ impl LockFile {
         Ok(libc::c_int::from(self.control(false, WRITE, start, bytes)?.l_type) != NONE)
     }
 
-    /// Sets a lock if `is_set`; else returns the lock that prevents it.
+    /// Sets or removes a lock if `is_set`. Otherwise returns the lock that would prevent it, with the type `NONE` if nothing
+    /// would.
     #[cfg(target_os = "linux")]
     #[allow(clippy::cast_possible_truncation, clippy::useless_conversion)] // Small constants; types vary by target.
     fn control(&self, is_set: bool, kind: libc::c_int, start: i64, bytes: i64) -> io::Result<libc::flock> {
-        // SAFETY: a record of numbers, for which zeros are values; `l_pid` must be zero.
+        // SAFETY: `flock` consists of numbers, for which zero is a valid value; `l_pid` must be zero.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };
         lock.l_type = kind as libc::c_short;
         lock.l_whence = libc::SEEK_SET as libc::c_short;
@@ -174,7 +179,7 @@ impl LockFile {
         lock.l_len = bytes.try_into().map_err(io::Error::other)?;
         let command = if is_set { libc::F_OFD_SETLK } else { libc::F_OFD_GETLK };
         loop {
-            // SAFETY: the descriptor is open, and the call reads and writes the lock alone.
+            // SAFETY: the call reads and writes only `lock`, and fails for a closed descriptor.
             if unsafe { libc::fcntl(self.file().as_raw_fd(), command, &raw mut lock) } == 0 {
                 return Ok(lock);
             }
@@ -194,16 +199,16 @@ impl LockFile {
 impl Drop for LockFile {
     fn drop(&mut self) {
         if self.generation.is_stale() {
-            // The parent's locks, and a descriptor that `close_listed` has closed.
+            // The locks belong to the parent, and `close_listed` has closed the descriptor.
             return;
         }
         // Relaxed, as in `over`.
         LISTED[self.listed].descriptor.store(-1, Ordering::Relaxed);
         if self.is_open() {
-            // A process that has a copy of the description without knowing, such as a child that was created without the fork
-            // handlers and has not called `exec` yet, would keep the locks.
+            // Unlocks explicitly. Otherwise a process with a copy of the description would keep the locks, such as a child that
+            // was created without the fork handlers and has not called `exec` yet.
             self.unlock_all();
-            // SAFETY: not used any more.
+            // SAFETY: the field is not used any more.
             unsafe { ManuallyDrop::drop(&mut self.file) };
         }
     }
@@ -213,8 +218,8 @@ fn byte_of(slot: usize) -> i64 {
     FIRST + 1 + i64::try_from(slot).unwrap_or(SLOTS_MAX).min(SLOTS_MAX - 1)
 }
 
-/// A number that is unique among descriptions and segments.
+/// Returns a random number, which distinguishes a description or a segment from all others.
 pub(crate) fn random() -> u64 {
-    // Keys from the system. A forked child has its parent's keys, but another number.
+    // The keys of the hash are random numbers from the system. A forked child has its parent's keys, but another process number.
     RandomState::new().hash_one((std::process::id(), Instant::now()))
 }

@@ -54,57 +54,59 @@ use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
-/// How often the thread of an owner checks the file.
+/// The longest time between two checks of the file by an owner's thread.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// Bytes that one request or reserve of an owner wants. Changed only under the lock of the owner's slot, so the sum is exact.
+/// Bytes that one request or reserve of an owner wants. Changed only under the lock that protects the sum of the owner's wants,
+/// so the sum is exact.
 #[derive(Debug, Default)]
 pub struct Want(AtomicU64);
 
 impl Want {
     pub fn bytes(&self) -> u64 {
-        // Relaxed: a statistic.
+        // Relaxed: the value is only a statistic.
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Returns the previous value. The caller holds the lock of the owner's place.
+    /// Sets the bytes and returns the previous value. The caller has the lock that protects the sum of the owner's wants.
     pub fn replace(&self, bytes: u64) -> u64 {
         self.0.swap(bytes, Ordering::Relaxed)
     }
 }
 
-/// A pool's slot in a shared limit. Dropping it releases all of its bytes.
+/// A pool's slot in a shared limit. Dropping it returns all bytes of the pool to the limit.
 #[derive(Debug)]
 pub struct SharedLimit(Arc<Attached>);
 
-/// Outlives the pool's slot while its thread uses it.
+/// The state of a [`SharedLimit`], which may outlive it while the thread of [`SharedLimit::watch`] uses the state.
 #[derive(Debug)]
 struct Attached {
     name: String,
     generation: ForkGeneration,
     slots: Slots,
     slot: usize,
-    /// Locked for a scan of the slots. In a forked child a thread that does not exist may have it.
+    /// Locked for the time of a scan of the slots. In a forked child, a thread that does not exist may have the lock.
     place: Mutex<Place>,
 }
 
 /// The state of this owner.
 #[derive(Debug, Default)]
 struct Place {
-    /// With the sum of all wants.
+    /// The bytes that this owner holds, and the sum of its wants (shared-limit-I4).
     demand: Demand,
     loss: Option<Loss>,
-    /// The loss until it is reported.
+    /// The loss, until the thread of [`SharedLimit::watch`] reports it.
     news: Option<Loss>,
     has_left: bool,
 }
 
 impl SharedLimit {
-    /// Takes a slot in the shared limit `name` for the pool called `pool`. Its limit is `max_bytes` if it has no living owner.
+    /// Takes a slot in the shared limit `name` for the pool called `pool`. Sets the limit to `max_bytes` if it has no living
+    /// owner.
     ///
     /// # Errors
     ///
-    /// The reason and the remedy.
+    /// A text with the reason and the remedy.
     pub fn attach(name: &str, pool: Option<&str>, max_bytes: u64) -> Result<Self, String> {
         let (slots, slot) = Slots::attach(&name::path_of(name), max_bytes)?;
         let (name, generation) = (name.to_owned(), ForkGeneration::now());
@@ -124,12 +126,13 @@ impl SharedLimit {
         self.0.slots.max_bytes()
     }
 
-    /// Claims `bytes`. Returns false if that would exceed the limit, or take what others wait for.
+    /// Claims `bytes` unless that would exceed the limit or take memory that other owners wait for. Returns whether the bytes
+    /// were claimed; they are not after a loss, or if another process keeps the file locked.
     pub fn claim(&self, bytes: u64) -> bool {
         let own = &self.0;
         own.with(|place| {
             let held_bytes = place.demand.held_bytes.saturating_add(bytes);
-            // Mostly refused without the lock.
+            // Most refusals do not need the lock.
             if own.room_for(place, bytes) < bytes {
                 return false;
             }
@@ -149,20 +152,22 @@ impl SharedLimit {
             place.demand.held_bytes = place.demand.held_bytes.saturating_sub(bytes);
             own.check(place);
             own.write(place, HELD, place.demand.held_bytes);
-            // SeqCst: an owner writes what it wants before it looks for room a last time, so one of the two sees the other.
+            // SeqCst: this owner stores its bytes and then reads the wants, and a waiting owner stores its want before it checks
+            // for room a last time. So at least one of the two owners sees the other's store.
             if own.wanted_by_others(place) > 0 {
                 own.slots.tell();
             }
         });
     }
 
-    /// How much of `bytes` can be claimed. If not all of them, the bytes of dead owners are reclaimed first.
+    /// Returns how many bytes can be claimed now, for a claim of `bytes`; the result may exceed `bytes`. If there is too little
+    /// room, reclaims the bytes of dead owners first.
     pub fn room_for(&self, bytes: u64) -> u64 {
         self.0.with(|place| self.0.room_for(place, bytes))
     }
 
-    /// A request or reserve of this owner that needs `needed_bytes` wants `bytes` of room from now on. Wakes the other owners if
-    /// that is more than before. Returns what it wanted before.
+    /// Records that a request or reserve of this owner, which needs `needed_bytes` in all, now wants `bytes` of room. Wakes the
+    /// other owners if it wants more than before. Returns the bytes that it wanted before.
     pub fn set_want(&self, want: &Want, bytes: u64, needed_bytes: u64) -> u64 {
         let own = &self.0;
         own.with(|place| {
@@ -173,7 +178,7 @@ impl SharedLimit {
             let now = (own.slots.events().load(Ordering::SeqCst), own.slot);
             place.demand.change_want(before_bytes, bytes, needed_bytes, now);
             if own.check(place).is_none() {
-                // The want last: who sees it sees the rest.
+                // The want is stored last: an owner that sees it sees the other two words.
                 own.write(place, SINCE, place.demand.since.0);
                 own.write(place, NEEDED, place.demand.needed_bytes);
                 own.write(place, WANTED, place.demand.wanted_bytes);
@@ -190,7 +195,7 @@ impl SharedLimit {
         self.0.with(|place| self.0.wanted_by_others(place) > 0)
     }
 
-    /// The bytes that other living owners want and the limit has no room for.
+    /// Returns the bytes that other living owners want and the limit has no room for.
     pub fn others_lack(&self) -> u64 {
         self.0.with(|place| {
             if self.0.wanted_by_others(place) > 0 {
@@ -200,8 +205,8 @@ impl SharedLimit {
         })
     }
 
-    /// The bytes that a returned buffer of this owner must make room for, because others lack it and this owner has more than an
-    /// even share; else 0.
+    /// Returns the bytes that other owners lack, if this owner has more than an even share and must therefore release a buffer
+    /// that is returned to it; otherwise 0.
     pub fn owed_bytes(&self) -> u64 {
         let Attached { slots, slot, .. } = &*self.0;
         self.0.with(|place| match self.0.others_lack(place) {
@@ -211,7 +216,7 @@ impl SharedLimit {
         })
     }
 
-    /// Why this owner can no longer claim, if it cannot.
+    /// Returns why this owner can no longer claim, if it cannot.
     pub fn loss(&self) -> Option<Loss> {
         self.0.with(|place| self.0.check(place))
     }
@@ -224,8 +229,9 @@ impl SharedLimit {
         });
     }
 
-    /// Starts a thread that calls `notice` whenever owners want or return memory: with whether others want any and, once, why
-    /// this owner can no longer claim. It ends when `notice` returns false or this is dropped.
+    /// Starts a thread that calls `notice` now, whenever owners want or return memory, and at least once a second. The arguments
+    /// of `notice` are whether other owners want memory, and, in one call only, why this owner can no longer claim. The thread
+    /// ends when `notice` returns false or the `SharedLimit` is dropped.
     pub fn watch(&self, notice: impl Fn(bool, Option<Loss>) -> bool + Send + 'static) -> std::io::Result<()> {
         let own = self.0.clone();
         let news = move |place: &mut Place| {
@@ -245,7 +251,7 @@ impl SharedLimit {
         })
     }
 
-    /// The bytes of all owners. Empty in a forked child.
+    /// Reports the bytes of all owners. The report is empty in a forked child.
     pub fn report(&self) -> SharedLimitReport {
         let is_own = self.0.with(|place| Some(self.0.check(place) != Some(Loss::Closed)));
         let report = |is_own: bool| SharedLimitReport::of(&self.0.name, &self.0.slots, is_own.then_some(self.0.slot));
@@ -261,25 +267,25 @@ impl Drop for SharedLimit {
             if own.check(place) != Some(Loss::Closed) {
                 own.slots.leave(own.slot);
             }
-            // The others have more room, and the own thread ends.
+            // Wakes the other owners, which have more room now, and this owner's thread, which ends.
             own.slots.tell();
         });
     }
 }
 
 impl Attached {
-    /// Nothing in a forked child (shared-limit-I2).
+    /// Calls `act` with the state of this owner. In a forked child, only returns the default (shared-limit-I2).
     fn with<R: Default>(&self, act: impl FnOnce(&mut Place) -> R) -> R {
         if self.generation.is_stale() { R::default() } else { act(&mut self.place.lock()) }
     }
 
-    /// Checks whether the file and its descriptor are unchanged. A loss is permanent.
+    /// Checks that the file is not removed and its descriptor is open. Returns the loss if not. A loss is permanent.
     fn check(&self, place: &mut Place) -> Option<Loss> {
         if place.loss.is_none() {
             place.loss = self.slots.loss();
             place.news = place.loss;
             if place.loss.is_some() {
-                // Memory of others would not help any more.
+                // This owner cannot claim any more, so memory that other owners release would not help it.
                 self.write(place, WANTED, 0);
                 self.slots.tell();
             }
@@ -287,7 +293,8 @@ impl Attached {
         place.loss
     }
 
-    /// Returns whether this owner still has its slot: without its lock the slot is free for others.
+    /// Stores `value` if this owner still has its slot, and returns whether it has. Once its lock is lost, the slot is free for
+    /// other owners.
     fn write(&self, place: &Place, word: usize, value: u64) -> bool {
         let is_own = place.loss != Some(Loss::Closed);
         if is_own {
@@ -306,7 +313,7 @@ impl Attached {
         }
     }
 
-    /// The bytes that this owner may claim, leaving what others want.
+    /// Returns the bytes that this owner may claim without taking memory that other owners have priority for.
     fn claimable_bytes(&self, place: &Place, bytes: u64) -> u64 {
         let room_bytes = self.slots.room_bytes();
         if self.slots.wanted_by_others(self.slot) == 0 {
@@ -324,12 +331,13 @@ impl Attached {
         has_cleared
     }
 
-    /// The bytes that other owners want, dead ones included; 0 after a loss, since they cannot claim this owner's.
+    /// Returns the bytes that other owners want, including dead owners; 0 after a loss, since other owners cannot claim the bytes
+    /// of this owner then.
     fn wanted_by_others(&self, place: &Place) -> u64 {
         if place.loss.is_some() { 0 } else { self.slots.wanted_by_others(self.slot) }
     }
 
-    /// The bytes that other owners want and the limit has no room for.
+    /// Returns the bytes that other owners want and the limit has no room for.
     fn others_lack(&self, place: &Place) -> u64 {
         match self.wanted_by_others(place) {
             0 => 0,

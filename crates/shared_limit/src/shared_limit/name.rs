@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// The directory of the files.
 const DIRECTORY: &str = "/dev/shm";
 
-/// The error in `name` as the name of a shared limit.
+/// Returns why `name` is not a valid name of a shared limit, or `None` if it is valid.
 pub fn problem_of(name: &str) -> Option<&'static str> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let is_name = name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(is_plain);
@@ -15,12 +15,12 @@ pub fn problem_of(name: &str) -> Option<&'static str> {
     )
 }
 
-/// The file of this user's shared limit `name`.
+/// Returns the path of the file of this user's shared limit `name`.
 pub(super) fn path_of(name: &str) -> PathBuf {
     Path::new(DIRECTORY).join(format!("{}{name}", prefix()))
 }
 
-/// The names of this user's shared limits, sorted. The file of a killed owner is among them until it is used again.
+/// Returns the names of this user's shared limits, sorted. If the last owner was killed, its file stays and its name is included.
 pub fn names() -> Vec<String> {
     let prefix = prefix();
     let entries = std::fs::read_dir(DIRECTORY).into_iter().flatten().flatten();
@@ -36,6 +36,6 @@ fn prefix() -> String {
 
 #[allow(unsafe_code)]
 pub(super) fn user() -> u32 {
-    // SAFETY: reads a number of this process.
+    // SAFETY: the call has no arguments and cannot fail.
     unsafe { libc::geteuid() }
 }

@@ -11,7 +11,7 @@ use pinpool_os::words::Size;
 /// Words for the name of a pool: 72 bytes.
 const NAME_WORDS: usize = SLOT_WORDS - NAME;
 
-/// Owners that a text lists one by one.
+/// Maximum number of owners that a text lists one by one.
 pub const LISTED: usize = 8;
 
 /// The contents of a shared limit.
@@ -36,29 +36,29 @@ pub struct SharedLimitReport {
 pub struct SharedLimitOwner {
     /// The process ID, valid only in the namespace of that process.
     pub pid: u32,
-    /// The pool that made this report is this owner.
+    /// Whether this owner is the pool that made the report.
     pub is_own: bool,
-    /// The process is in another PID namespace.
+    /// Whether the process is in another PID namespace.
     pub is_elsewhere: bool,
     /// Name of the pool; empty if it has none.
     pub pool: String,
-    /// Bytes that it holds, including those that it is pinning or releasing.
+    /// Bytes that the pool holds, including bytes that it is pinning or releasing.
     pub held_bytes: u64,
-    /// Bytes of these that were idle at its last maintenance tick.
+    /// The part of `held_bytes` that was idle at the pool's last maintenance tick.
     pub idle_bytes: u64,
-    /// Bytes that its waiting requests want in addition.
+    /// Bytes that the pool's waiting requests and reserves want in addition.
     pub wanted_bytes: u64,
 }
 
 impl SharedLimitReport {
     /// Reads the words of the living owners. The slot of the caller, if it has one, is `own`.
     pub(super) fn of(name: &str, slots: &Slots, own: Option<usize>) -> Self {
-        // An owner that is just attaching has not written its process.
+        // An owner that is just attaching has not stored its process ID yet.
         let is_owner =
             |index: &usize| slots.get(*index, PROCESS) > 0 && (Some(*index) == own || slots.is_owned(*index));
         let read =
             || (0..SLOTS).filter(is_owner).map(|index| SharedLimitOwner::of(slots, index, own)).collect::<Vec<_>>();
-        // Under the lock nobody claims, so the sum is never above the limit.
+        // Under the lock no owner claims memory, so the sum is never above the limit.
         let mut owners = slots.locked(read).unwrap_or_else(read);
         owners.sort_by(|one, other| other.held_bytes.cmp(&one.held_bytes).then_with(|| one.pid.cmp(&other.pid)));
         let held_bytes = owners.iter().map(|owner| owner.held_bytes).fold(0, u64::saturating_add);
@@ -66,7 +66,7 @@ impl SharedLimitReport {
         Self { name: name.to_owned(), max_bytes, held_bytes, owners }
     }
 
-    /// The holdings of the others, for an error.
+    /// Describes the other owners and what they hold, for an error text.
     pub fn describe_others(&self) -> String {
         let others: Vec<_> = self.owners.iter().filter(|owner| !owner.is_own).collect();
         let mut texts: Vec<_> = others.iter().take(LISTED).map(ToString::to_string).collect();
@@ -85,12 +85,12 @@ impl fmt::Display for SharedLimitOwner {
     }
 }
 
-/// Number of this process's PID namespace; 0 if unknown.
+/// Returns the number of this process's PID namespace; 0 if unknown.
 pub(super) fn namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino())
 }
 
-/// The first bytes of `name` as words.
+/// Returns the first bytes of `name` as words.
 pub(super) fn words_of(name: &str) -> [u64; NAME_WORDS] {
     let end = (0..=name.len().min(NAME_WORDS * 8)).rev().find(|&end| name.is_char_boundary(end)).unwrap_or(0);
     let mut bytes = [0; NAME_WORDS * 8];
@@ -115,7 +115,7 @@ impl SharedLimitOwner {
     }
 }
 
-/// The contents of this user's shared limit `name`; `None` if it has no owner. Attaches nothing.
+/// Reads the contents of this user's shared limit `name`; `None` if it has no owner. Takes no slot.
 ///
 /// # Errors
 ///

@@ -17,7 +17,8 @@ pub(super) const SLOT_WORDS: usize = 16;
 const FIRST_SLOT: usize = 8;
 const BYTES: usize = (FIRST_SLOT + SLOTS * SLOT_WORDS) * 8;
 
-/// A segment in the memory of this process: a cookie, which no other segment has, words of all owners, and slots.
+/// A segment that is attached to this process. It contains a cookie that no other segment has, words that all owners share, and
+/// slots.
 #[derive(Debug)]
 pub(super) struct Segment {
     start: NonNull<AtomicU64>,
@@ -25,35 +26,35 @@ pub(super) struct Segment {
     generation: ForkGeneration,
 }
 
-// SAFETY: atomics that any thread may use; the address is bound to no thread.
+// SAFETY: the segment consists of atomics that any thread may use, and its address is the same for all threads.
 unsafe impl Send for Segment {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// A new segment: a cookie, and zeros.
+    /// Creates a segment that contains `cookie` and otherwise zeros.
     pub(super) fn create(cookie: u64) -> io::Result<Self> {
-        // SAFETY: a call with numbers.
+        // SAFETY: the call takes numbers and writes to no memory.
         let id = unsafe { libc::shmget(libc::IPC_PRIVATE, BYTES, libc::IPC_CREAT | 0o600) };
         if id < 0 {
             return Err(io::Error::last_os_error());
         }
         let attached = Self::map(id, 0);
-        // SAFETY: a call with numbers, on the segment created above. What is attached stays until it is detached.
+        // SAFETY: the call marks the segment created above for removal. An attached segment stays until it is detached.
         unsafe { libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
         let segment = attached?;
-        // Release: a process that finds the cookie finds the rest as it was created.
+        // Release: a process that reads the cookie also sees the other words as they were created.
         segment.word(0).store(cookie, Ordering::Release);
         Ok(segment)
     }
 
-    /// The segment `id`, read-only if `is_read_only`. `None` if there is none that has `cookie`.
+    /// Attaches the segment `id`, read-only if `is_read_only`. Returns `None` if there is no such segment with `cookie`.
     pub(super) fn attach(id: i32, cookie: u64, is_read_only: bool) -> Option<Self> {
-        // SAFETY: a record of numbers, for which zeros are values.
+        // SAFETY: `shmid_ds` consists of numbers, for which zero is a valid value.
         let mut found: libc::shmid_ds = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel writes to the record alone.
+        // SAFETY: the kernel writes only to `found`.
         let status = unsafe { libc::shmctl(id, libc::IPC_STAT, &raw mut found) };
-        // In a shorter one, an access behind its end would kill the process.
+        // In a shorter segment, an access beyond its end would kill the process.
         if status < 0 || found.shm_segsz < BYTES {
             return None;
         }
@@ -62,21 +63,21 @@ impl Segment {
     }
 
     fn map(id: i32, flags: libc::c_int) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: the mapping is new, at an address of the kernel's choice, so it replaces no existing memory.
         let start = unsafe { libc::shmat(id, std::ptr::null(), flags) };
         let start = NonNull::new(start.cast::<AtomicU64>()).filter(|start| start.as_ptr().addr() != usize::MAX);
         let start = start.ok_or_else(io::Error::last_os_error)?;
         Ok(Self { start, id, generation: ForkGeneration::now() })
     }
 
-    /// Only loaded from if attached read-only.
+    /// Returns all words. If the segment is attached read-only, the words may be loaded but not stored.
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: mapped at a page's start until this is dropped, with at least `BYTES` (`create`, `attach`); a segment never
-        // shrinks, and every access by this crate is atomic.
+        // SAFETY: the segment is mapped at a page's start until `self` is dropped, with at least `BYTES` (`create`, `attach`). A
+        // segment never shrinks, and every access by this crate is atomic.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), BYTES / 8) }
     }
 
-    /// A word of all owners.
+    /// Returns a word that all owners share.
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
         &self.words()[index]
     }
@@ -92,9 +93,9 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // A forked child may have other threads' references to it on its stack.
+        // In a forked child the segment stays attached, since references to it from the time before the fork may exist there.
         if !self.generation.is_stale() {
-            // SAFETY: attached by `map`, and nothing borrows from `self` any more.
+            // SAFETY: `map` attached the segment, and nothing borrows from `self` any more.
             unsafe { libc::shmdt(self.start.as_ptr().cast()) };
         }
     }

@@ -1,26 +1,27 @@
-//! Which owners release memory while the owners together want more than the limit: numbers in, numbers out.
+//! Decides which owners release memory while the owners together want more than the limit. The functions only compute numbers.
 //!
-//! The *even level* divides the limit by max-min fairness: an owner that holds and wants less than an even part gets all of it,
-//! and the others share the rest. An owner above the level releases what is returned to it if another owner has less, and claims
-//! nothing that an earlier want needs. An owner below the level releases only idle memory, and claims what is free. So owners
-//! that all want more end within one buffer of the level, and memory does not move back and forth.
+//! The *even level* divides the limit by max-min fairness: an owner that holds and wants less than an even part gets all that it
+//! wants, and the other owners share the rest. An owner above the level releases the memory that is returned to it if another
+//! owner has less, and claims nothing that an earlier want needs. An owner below the level releases only idle memory, and claims
+//! free memory. So if all owners want more, each ends within one buffer of the level, and memory does not move back and forth.
 //!
-//! A request that needs more than the level would never be served while the others use their parts. If it has waited longest, the
-//! others' level is computed from the rest of the limit, so such requests are served in turn.
+//! A request that needs more than the level would never be served while the other owners use their parts. If such a request has
+//! waited longest, the level of the other owners is computed from the rest of the limit, so such requests are served in turn.
 
 /// The bytes that an owner holds and wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
     pub held_bytes: u64,
     pub wanted_bytes: u64,
-    /// All that the waiting request needs.
+    /// All bytes that the waiting request needs.
     pub needed_bytes: u64,
-    /// When it began to want; of two with the same time, the number of the slot decides.
+    /// The number of the event at which the owner began to want memory, and the number of its slot, which decides between owners
+    /// with the same event.
     pub since: (u64, usize),
 }
 
 impl Demand {
-    /// An owner that does not wait comes last.
+    /// Returns the owner's position in the order of waiting. An owner that does not wait comes last.
     fn turn(&self) -> (u64, usize) {
         if self.wanted_bytes > 0 { self.since } else { (u64::MAX, usize::MAX) }
     }
@@ -29,7 +30,8 @@ impl Demand {
         self.held_bytes.saturating_add(self.wanted_bytes)
     }
 
-    /// A request or reserve of this owner now wants `bytes` instead of `before_bytes`. `now` counts if it is the first to want.
+    /// Records that a request or reserve of this owner now wants `bytes` instead of `before_bytes`. If the owner wanted nothing
+    /// before, it waits since `now`.
     pub fn change_want(&mut self, before_bytes: u64, bytes: u64, needed_bytes: u64, now: (u64, usize)) {
         if self.wanted_bytes == 0 {
             self.since = now;
@@ -39,7 +41,7 @@ impl Demand {
     }
 }
 
-/// How much of `room_bytes` the owner `own` may use for a claim of `bytes` while `others` want memory.
+/// Returns how much of `room_bytes` the owner `own` may use for a claim of `bytes` while `others` want memory.
 pub fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, room_bytes: u64, bytes: u64) -> u64 {
     let is_before = |other: &&Demand| other.turn() < own.turn();
     let before_bytes = others.iter().filter(is_before).map(|other| other.wanted_bytes).fold(0, u64::saturating_add);
@@ -51,15 +53,15 @@ pub fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, room_byt
     room_bytes.min(to_level_bytes).max(room_bytes.saturating_sub(before_bytes))
 }
 
-/// Returns whether the owner `own` must release what is returned to it while `others` lack room.
+/// Returns whether the owner `own` must release the memory that is returned to it while `others` lack room.
 pub fn gives(own: &Demand, others: &[Demand], max_bytes: u64) -> bool {
     let (level_bytes, is_turn) = level(own, others, max_bytes);
     let has_less = |other: &Demand| other.wanted_bytes > 0 && other.bytes() < own.held_bytes;
     own.held_bytes > level_bytes && (is_turn || others.iter().any(has_less))
 }
 
-/// The most that the owner `own` may hold while the others want memory, and whether the limit is for the request that is served
-/// next.
+/// Returns the most that the owner `own` may hold while the others want memory, and whether this level leaves room for a request
+/// that needs more than the even level and is served next.
 fn level(own: &Demand, others: &[Demand], max_bytes: u64) -> (u64, bool) {
     let even_bytes = even_level(own, others, max_bytes);
     let first = others.iter().min_by_key(|other| other.turn()).filter(|first| first.turn() < own.turn());
@@ -70,7 +72,7 @@ fn level(own: &Demand, others: &[Demand], max_bytes: u64) -> (u64, bool) {
 
 fn even_level(own: &Demand, others: &[Demand], max_bytes: u64) -> u64 {
     let mut level_bytes = 0;
-    // Each round finds owners below the level; what they leave raises it.
+    // Each round finds the owners at or below the level. The bytes that they leave raise the level of the other owners.
     loop {
         let (mut above, mut rest_bytes) = (0_u64, max_bytes);
         for bytes in others.iter().chain([own]).map(Demand::bytes) {
@@ -118,7 +120,7 @@ mod tests {
         assert!(gives(&holds(56), &other, 64));
         assert_eq!(claimable_bytes(&holds(42), &other, 64, 22, 14), 8, "what the other leaves");
         assert_eq!(claimable_bytes(&other[0], &[wants(42, 14, 2)], 64, 22, 14), 22);
-        // Once the other is served.
+        // After the other owner was served:
         assert_eq!(claimable_bytes(&holds(42), &[holds(14)], 64, 8, 14), 8);
         assert!(!gives(&holds(42), &[holds(14)], 64));
     }
@@ -127,7 +129,7 @@ mod tests {
     fn owners_at_the_level_keep_what_they_have() {
         let (own, other) = (wants(28, 14, 1), wants(28, 14, 2));
         assert!(!gives(&own, &[other], 64) && !gives(&other, &[own], 64));
-        // A little more is to be had for who came first.
+        // The owner that came first may claim a little more.
         assert_eq!((claimable_bytes(&own, &[other], 64, 8, 14), claimable_bytes(&other, &[own], 64, 8, 14)), (8, 4));
     }
 
@@ -136,7 +138,7 @@ mod tests {
         let others = [wants(22, 7, 1), wants(16, 6, 2)];
         assert!(!gives(&wants(22, 7, 3), &others, 64), "another would have as much as this one has");
         assert!(gives(&wants(30, 7, 3), &others, 64));
-        // One buffer each, and one owner more than there is room for: they take turns.
+        // Four owners have one buffer each, and there is no room for a fifth: they take turns.
         let four = [holds(14); 3].into_iter().chain([wants(0, 14, 1)]).collect::<Vec<_>>();
         assert!(gives(&holds(14), &four, 64));
     }

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! - shared-limit-slots-I1: the memory is created only under the lock of the file while no slot is locked.
-//! - shared-limit-slots-I2: a slot's words are written by its owner, and under the lock of the file while no owner has the slot
-//!   locked.
+//! - shared-limit-slots-I2: a slot's words are written only by its owner, or, while no owner has the slot locked, under the lock
+//!   of the file.
 
 use std::fs::{Metadata, OpenOptions};
 use std::io;
@@ -30,11 +30,11 @@ const KIND: u64 = u64::from_ne_bytes(*b"limit   ");
 /// Increase it with each change of the words below.
 const VERSION: u64 = 4;
 
-/// Words of all owners: the limit; a number that increases with each change that others wait for.
+/// Words that all owners share: the limit; a number that increases with each change that other owners wait for.
 const MAX_BYTES: usize = 1;
 const EVENTS: usize = 2;
-/// Words of a slot: bytes held, wanted, idle; what the waiting request needs, since which event it waits; the process and its
-/// namespace; the first bytes of the pool's name, up to the end of the slot.
+/// Words of a slot: the bytes held, wanted and idle; the bytes that the waiting request needs, and the number of the event since
+/// which it waits; the process and its namespace; the first bytes of the pool's name, up to the end of the slot.
 pub(super) const HELD: usize = 0;
 pub(super) const WANTED: usize = 1;
 pub(super) const IDLE: usize = 2;
@@ -44,14 +44,14 @@ pub(super) const PROCESS: usize = 5;
 pub(super) const NAMESPACE: usize = 6;
 pub(super) const NAME: usize = 7;
 
-/// Longest wait for the file's lock: to attach, and for all other uses. Others hold it for microseconds.
+/// The longest waits for the file's lock: to attach, and for all other uses. Other processes have the lock for microseconds.
 const ATTACH_PATIENCE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Why an owner can no longer claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
-    /// New processes of the name use another file.
+    /// The file was removed, so new processes use another file with the same name.
     Removed,
     /// Other code has closed the descriptor, and with it the lock of the slot.
     Closed,
@@ -65,14 +65,14 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Attaches to the file at `path`, which is created if necessary, and takes a free slot. The limit is `max_bytes` if nobody
-    /// else is attached. Returns the number of the slot.
+    /// Attaches to the file at `path`, which is created if necessary, and takes a free slot. Sets the limit to `max_bytes` if no
+    /// other owner is attached. Also returns the number of the slot.
     pub(super) fn attach(path: &Path, max_bytes: u64) -> Result<(Self, usize), String> {
         loop {
             let (locks, opened) = open(path, true)?;
             let failed = |error| failed("lock", path, &error);
             let attach = || {
-                // The last owner may have removed the file between its opening and its lock.
+                // The last owner may have removed the file after this process opened it and before this process locked it.
                 if !is_still(path, &opened) {
                     return Ok(None);
                 }
@@ -96,7 +96,7 @@ impl Slots {
         }
     }
 
-    /// Attaches read-only; `None` if there is no such file, or no owner.
+    /// Attaches read-only. Returns `None` if there is no such file, or if the file has no owner.
     pub(super) fn view(path: &Path) -> Result<Option<Self>, String> {
         let opened = open(path, false);
         if opened.is_err() && !path.exists() {
@@ -105,7 +105,7 @@ impl Slots {
         let locks = opened?.0;
         let header = read_header(path, &locks)?;
         let found = find(path, &header, true);
-        // The memory was freed with its last owner.
+        // Without an owner there is no memory either: it was freed with its last owner. So an error of `find` does not matter.
         if !locks.has_owner().map_err(|error| failed("lock", path, &error))? {
             return Ok(None);
         }
@@ -134,7 +134,7 @@ impl Slots {
         wake(self.events(), i32::MAX);
     }
 
-    /// Returns whether another living owner has slot `index`. If the system cannot tell, it counts as alive.
+    /// Returns whether another living owner has slot `index`, or true if the system cannot tell.
     pub(super) fn is_owned(&self, index: usize) -> bool {
         self.locks.is_slot_locked(index).unwrap_or(true)
     }
@@ -147,12 +147,12 @@ impl Slots {
         self.max_bytes().saturating_sub(self.sum(HELD, 0..SLOTS))
     }
 
-    /// The bytes that all owners except `own` want.
+    /// Returns the bytes that all owners except `own` want.
     pub(super) fn wanted_by_others(&self, own: usize) -> u64 {
         self.sum(WANTED, (0..SLOTS).filter(|&index| index != own))
     }
 
-    /// The bytes that each owner except `own` holds and wants.
+    /// Returns the demand of each owner except `own` that holds or wants memory.
     pub(super) fn demands_of_others(&self, own: usize) -> Vec<Demand> {
         let demand = |index| {
             let [held_bytes, wanted_bytes, needed_bytes] = [HELD, WANTED, NEEDED].map(|word| self.get(index, word));
@@ -162,7 +162,8 @@ impl Slots {
         others.filter(|demand| demand.held_bytes > 0 || demand.wanted_bytes > 0).collect()
     }
 
-    /// Why the owner of a slot can no longer claim. Truncating the file has no effect: the words are elsewhere.
+    /// Returns why the owner can no longer claim, if it cannot. Truncating the file has no effect, since the words are in the
+    /// segment.
     pub(super) fn loss(&self) -> Option<Loss> {
         match self.locks.metadata() {
             None => Some(Loss::Closed),
@@ -175,7 +176,8 @@ impl Slots {
         &self.locks
     }
 
-    /// Runs `act` while no other owner claims, attaches or leaves; `None` if it cannot have the lock.
+    /// Runs `act` under the file's lock, so that no other owner claims or attaches meanwhile. Returns `None` without running it
+    /// if the lock is not available in time.
     pub(super) fn locked<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
         self.locks.locked(PATIENCE, act).unwrap_or_default()
     }
@@ -198,7 +200,7 @@ impl Slots {
             end();
             let is_this = self.locks.metadata().is_some_and(|opened| is_still(&self.path, &opened));
             if is_this && !self.locks.has_owner().unwrap_or(true) {
-                // A file that stays is used by the next owner.
+                // If the file cannot be removed, the next owner uses it.
                 let _ = std::fs::remove_file(&self.path);
             }
         };
@@ -216,11 +218,13 @@ fn failed(action: &str, path: &Path, error: &io::Error) -> String {
     format!("cannot {action} {}: {error}{remedy}", path.display())
 }
 
-/// Opens the file for its locks. Only the user's own processes may attach.
+/// Opens the file for its locks, and creates it if `is_created`. Fails unless this user owns the file and only this user may
+/// access it.
 fn open(path: &Path, is_created: bool) -> Result<(LockFile, Metadata), String> {
     let no_fork = fork::hold_off();
     let mut options = OpenOptions::new();
-    // For writing as well: the kernel requires that to query a write lock.
+    // The file is opened for writing even to view it: a report locks the file while it reads the slots, and the kernel grants a
+    // write lock only through a descriptor that is open for writing.
     options.read(true).write(true).create(is_created).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let opened = options.open(path).and_then(|file| file.metadata().map(|metadata| (file, metadata)));
     let (file, metadata) = opened.map_err(|error| failed("open", path, &error))?;
@@ -235,12 +239,12 @@ fn open(path: &Path, is_created: bool) -> Result<(LockFile, Metadata), String> {
     Ok((locks, metadata))
 }
 
-/// Returns whether `path` still leads to the file that was opened.
+/// Returns whether `path` still refers to the file that was opened.
 fn is_still(path: &Path, opened: &Metadata) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (opened.dev(), opened.ino()))
 }
 
-/// The header of the file; zeros past its end.
+/// Reads the header of the file. Words past the end of the file are zero. Fails if the file has another kind of header.
 fn read_header(path: &Path, locks: &LockFile) -> Result<Header, String> {
     let mut bytes = [0; size_of::<Header>()];
     locks.file().read_at(&mut bytes, 0).map_err(|error| failed("read", path, &error))?;
@@ -252,7 +256,7 @@ fn read_header(path: &Path, locks: &LockFile) -> Result<Header, String> {
     Ok(header)
 }
 
-/// The words that living owners share.
+/// Attaches the segment of the living owners, which the header names.
 fn find(path: &Path, header: &Header, is_read_only: bool) -> Result<Segment, String> {
     let (path, [magic, _, version, id, cookie]) = (path.display(), *header);
     if magic == 0 || version == 0 {
@@ -272,7 +276,7 @@ fn find(path: &Path, header: &Header, is_read_only: bool) -> Result<Segment, Str
     })
 }
 
-/// Creates the words and the header, over whatever a killed owner has left.
+/// Creates a segment, and writes its header over whatever a killed owner has left in the file.
 fn create(path: &Path, locks: &LockFile, max_bytes: u64) -> Result<Segment, String> {
     let cookie = random();
     let segment = Segment::create(cookie)

@@ -38,7 +38,7 @@ from . import _limit
 
 __all__ = ["install", "is_installed", "pool", "uninstall"]
 
-#: The oldest torch whose interface host_allocator.cpp implements.
+#: The oldest version of torch with the interface that host_allocator.cpp implements.
 OLDEST = (2, 11)
 
 _log = logging.getLogger("pinpool")
@@ -130,7 +130,7 @@ def _new_pool(**settings: Any) -> Pool:
 
 
 def _device() -> int:
-    """The current GPU of torch, or else of the local rank. Does not start CUDA."""
+    """Returns torch's current GPU, or else the GPU of the local rank. Does not start CUDA."""
     import torch
 
     if torch.cuda.is_initialized():
@@ -151,7 +151,7 @@ def _warn_of_ignored_settings() -> None:
 
 
 def _load() -> ctypes.CDLL:
-    """The allocator for the installed torch: from the wheel, or else compiled."""
+    """Returns the allocator for the installed torch: from the wheel, or else compiled."""
     global _shim
     if _shim is not None:
         return _shim
@@ -177,13 +177,13 @@ def _load() -> ctypes.CDLL:
 
 
 def _prebuilt_shim(version: str) -> ctypes.CDLL | None:
-    """The allocator that the wheel contains for this version of torch."""
+    """Returns the allocator that the wheel contains for this version of torch, or None."""
     release = re.fullmatch(r"(\d+)\.(\d+)\.\d+(?:\+.*)?", version)
     path = _SHIMS / f"torch_{release[1]}_{release[2]}.so" if release else None
     if path is None or not path.is_file():
         return None
     try:
-        # Resolves all symbols now, so that an incompatible version of torch fails here and not in a later call.
+        # RTLD_NOW resolves all symbols now, so that an incompatible version of torch fails here and not in a later call.
         return ctypes.CDLL(os.fspath(path), os.RTLD_NOW)
     except OSError as why:
         _log.info("torch incompatible: the allocator in this wheel cannot be loaded by torch %s (%s), so it is compiled", version, why)
@@ -193,7 +193,8 @@ def _prebuilt_shim(version: str) -> ctypes.CDLL | None:
 def _compile_shim(version: str) -> str:
     """Compiles the allocator for this version of torch, and returns its path."""
     global _failures
-    # torch keeps one library per name. It would not repeat a failed build, and two versions of pinpool would load the same one.
+    # torch keeps one library per name. With one name, it would not repeat a failed build, and two versions of pinpool would load the same
+    # library.
     again = f"_{_failures}" if _failures else ""
     source = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
     search = os.environ.get("PATH")
@@ -202,7 +203,7 @@ def _compile_shim(version: str) -> str:
         from torch.utils import cpp_extension
 
         if shutil.which("ninja") is None:
-            # pip installs it there, whether or not the environment of this interpreter is activated.
+            # pip installs ninja in this folder, whether or not the environment of this interpreter is activated.
             os.environ["PATH"] = os.pathsep.join([search or os.defpath, sysconfig.get_path("scripts")])
         library: str = cpp_extension.load(
             name=f"pinpool_torch_{re.sub(r'[^0-9A-Za-z_]', '_', version)}_{source}{again}",

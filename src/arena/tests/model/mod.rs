@@ -9,7 +9,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::arena::*;
 
-/// The unit of every size here: large, so that discrete regions are short arrays.
+/// The unit of every size here: large, so that separate regions are short arrays.
 const PAGE: u64 = 128 << 10;
 /// Pages in a granule of the virtual range.
 const GRANULE_PAGES: usize = 8;
@@ -79,7 +79,7 @@ struct Outstanding {
     idle_before: Vec<IdleGranule>,
 }
 
-/// Preference and age of a discrete region; missing granules, length of the run, range, page.
+/// Preference and age of a separate region; missing granules, length of the run, range, page.
 type Rank = (u8, u32, usize, usize, u32, usize);
 
 #[derive(Clone, Copy, Debug)]
@@ -149,7 +149,7 @@ impl World {
     }
 
     /// Applies policy-R5 by trying every page of every range: the fewest missing granules, then the tightest run of free pages
-    /// (only committed ones if none is missing), then the lowest address. For discrete regions policy-R11 comes first: the
+    /// (only committed ones if none is missing), then the lowest address. For separate regions policy-R11 comes first: the
     /// reserve, a run that is exactly as long, the oldest region in use, the tightest empty one.
     fn best(&self, pages: usize) -> Option<Choice> {
         let sets = [self.arena.own_set(pages as u64 * PAGE), HoleSet::Shared];
@@ -168,9 +168,9 @@ impl World {
                 let missing = model.uncommitted(page..page + pages).count();
                 let run = if missing == 0 { model.run_around(page, |page| page == Page::Free) } else { gap.clone() };
                 let (preference, age) = match model.kind {
-                    RangeKind::Discrete if run.len() == pages => (1, 0),
-                    RangeKind::Discrete if run.len() < model.pages.len() => (2, range),
-                    RangeKind::Discrete => (3, 0),
+                    RangeKind::Separate if run.len() == pages => (1, 0),
+                    RangeKind::Separate if run.len() < model.pages.len() => (2, range),
+                    RangeKind::Separate => (3, 0),
                     RangeKind::Virtual | RangeKind::Reserve => (0, 0),
                 };
                 let rank = (preference, age, missing, run.len(), range, page);
@@ -420,7 +420,7 @@ impl World {
         assert!(region.bytes() >= bytes && is_cut, "{region:?} is neither whole buffers of {bytes} nor {replaced}");
         assert!(region.bytes() <= limits.commit_bytes.saturating_add(released), "{region:?} passes {limits:?}");
         let pages = pages_of(region).end;
-        let model = RangeModel::new(RangeKind::Discrete, own, pages, pages, Page::Transit);
+        let model = RangeModel::new(RangeKind::Separate, own, pages, pages, Page::Transit);
         assert!(self.ranges.insert(region.range(), model).is_none(), "{region:?} is there already");
     }
 
@@ -611,6 +611,6 @@ fn an_arena_with_a_virtual_range_equals_the_model() {
 }
 
 #[test]
-fn an_arena_of_discrete_regions_equals_the_model() {
+fn an_arena_of_separate_regions_equals_the_model() {
     run(GrowthMode::Regions, 60);
 }

@@ -7,7 +7,7 @@ use super::ParseError;
 const TIME_UNITS: [(&str, u64); 5] =
     [("us", 1), ("ms", 1_000), ("s", 1_000_000), ("min", 60_000_000), ("h", 3_600_000_000)];
 
-/// Units of sizes by their first letter: powers of 1024, or of 1000.
+/// First letters of the size units, in the order of their powers of 1024 or 1000.
 const LETTERS: &str = "KMGT";
 
 /// The format of a size, for error texts.
@@ -32,7 +32,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, ParseError> {
     scaled(text, "B", &size_unit, A_SIZE, "more than 2^64 - 1 bytes")
 }
 
-/// The bytes of a unit, or what is wrong with it.
+/// Returns the number of bytes in a unit, or why the text is not a unit.
 fn size_unit(unit: &str) -> Result<u64, &'static str> {
     let unit = unit.to_ascii_uppercase();
     let mut rest = unit.chars();
@@ -73,20 +73,20 @@ fn scaled(
     number.times(scale).ok_or_else(|| ParseError::new(text, too_large))
 }
 
-/// A number without a sign: the digits before and after its point, once its exponent has moved the point.
+/// An unsigned number: the digits before and after its decimal point, which the exponent has already moved.
 struct Decimal {
     whole: String,
     fraction: String,
 }
 
-/// Significant digits of a fraction: further ones change no unit by a thousandth.
+/// Number of digits of a fraction that are used. Further digits change the result by less than a thousandth of a byte or microsecond.
 const FRACTION_DIGITS: usize = 18;
 
-/// A larger exponent exceeds every limit.
+/// A larger exponent is read as this one, since both exceed every limit.
 const LARGEST_EXPONENT: usize = 99;
 
 impl Decimal {
-    /// The number at the start of `text`, and what follows it; `None` if there is no digit, or `_` is not between digits.
+    /// Returns the number at the start of `text`, and the rest of `text`; `None` if there is no digit, or a `_` is not between digits.
     fn split_from(text: &str) -> Option<(Self, &str)> {
         let (mut whole, rest) = split_digits(text)?;
         let (mut fraction, rest) = rest.strip_prefix('.').map_or(Some((String::new(), rest)), split_digits)?;
@@ -100,7 +100,7 @@ impl Decimal {
         Some((Self { whole, fraction }, rest))
     }
 
-    /// The product in whole units, rounded down; `None` if it exceeds `u64::MAX`.
+    /// Returns the product in whole units, rounded down; `None` if it exceeds `u64::MAX`.
     fn times(&self, scale: u64) -> Option<u64> {
         let places = self.fraction.len().min(FRACTION_DIGITS);
         let scaled = |digits: &str| format!("0{digits}").parse::<u128>().ok()?.checked_mul(scale.into());
@@ -109,7 +109,7 @@ impl Decimal {
     }
 }
 
-/// The digits at the start of `text`, single `_` between them dropped, and the rest.
+/// Returns the digits at the start of `text`, without single `_` between them, and the rest; `None` if a `_` is not between digits.
 fn split_digits(text: &str) -> Option<(String, &str)> {
     let end = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '_').len();
     let (digits, rest) = text.split_at(end);
@@ -117,7 +117,7 @@ fn split_digits(text: &str) -> Option<(String, &str)> {
     is_grouped.then(|| (digits.replace('_', ""), rest))
 }
 
-/// The exponent at the start of `text`, at most [`LARGEST_EXPONENT`], and the rest.
+/// Returns the exponent at the start of `text`, at most [`LARGEST_EXPONENT`], and the rest; `None` if there is no exponent.
 fn split_exponent(text: &str) -> Option<(usize, &str)> {
     let rest = text.strip_prefix(['e', 'E'])?;
     let rest = rest.strip_prefix('+').unwrap_or(rest);
@@ -127,7 +127,7 @@ fn split_exponent(text: &str) -> Option<(usize, &str)> {
     (!digits.is_empty()).then_some((exponent, rest))
 }
 
-/// `bytes` in the largest binary unit without a remainder, so that [`parse_bytes`] reads the text back exactly.
+/// Formats `bytes` in the largest binary unit without a remainder, so that [`parse_bytes`] reads the text back exactly.
 pub fn format_bytes(bytes: u64) -> String {
     let power = if bytes == 0 { 0 } else { (bytes.trailing_zeros() / 10).min(4) };
     match LETTERS.chars().take(power as usize).last() {
@@ -136,9 +136,9 @@ pub fn format_bytes(bytes: u64) -> String {
     }
 }
 
-/// In the largest unit up to seconds that leaves no remainder, so that [`parse_duration`] reads it back.
+/// Formats `time` in the largest unit, up to seconds, without a remainder, so that [`parse_duration`] reads the text back exactly.
 pub(super) fn show_time(time: &Duration) -> String {
-    // A longer time is as good as forever.
+    // A longer time is shortened to this limit, which is as good as forever.
     let micros = time.as_micros().min(u128::from(u64::MAX));
     match TIME_UNITS[..3].iter().rev().find(|(_, scale)| micros.is_multiple_of(u128::from(*scale))) {
         Some((name, scale)) => format!("{}{name}", micros / u128::from(*scale)),

@@ -12,17 +12,17 @@
 //!
 //! Invariants:
 //!
-//! - **timeline-I1**: a word is written by one stream at a time, in increasing order. Another stream may use it only when all
-//!   numbers are written, and continues from there, so a fence of the earlier stream stays complete. Streams are identified by
-//!   id, which is unique for the life of the process, because a handle may name another stream while the copies of the first
+//! - **timeline-I1**: a word is written by one stream at a time, in increasing order. Another stream may use the word only when
+//!   all numbers are written, and continues from there, so a fence of the earlier stream stays complete. Streams are identified
+//!   by id, which is unique for the life of the process, because a handle may name another stream while the copies of the first
 //!   still run. A number is taken and its write enqueued under one lock, and no number is taken twice, even if its write failed.
-//! - **timeline-I2**: words live as long as the process, as the state of their context does (context-I1), so a fence may read one
-//!   at any time.
+//! - **timeline-I2**: words live as long as the process, as the state of their context does (context-I1), so a fence may read its
+//!   word at any time.
 //! - **timeline-I3**: an unchanged word does not show that a device was lost. So a pending fence also queries a stream on which
 //!   no work ever runs, at most once per [`HEALTH_EVERY_US`].
-//! - **timeline-I4**: numbers have 64 bits and never wrap; the stream writes the low half. A reading is extended from the last
-//!   progress seen, which it exceeds by less than 2^31, because [`Sequence::next`] returns no larger number. A reading that seems
-//!   to exceed it by more is an old value, and is ignored.
+//! - **timeline-I4**: numbers have 64 bits and never wrap; the stream writes the low half. A reading is extended to 64 bits
+//!   relative to the last number seen. It exceeds that number by less than 2^31, because [`Sequence::next`] returns no larger
+//!   number. A reading that seems to exceed it by more is an old value, and is ignored.
 #![allow(unsafe_code)] // Calls the driver, and reads memory that a device writes.
 
 use std::collections::BTreeMap;
@@ -51,18 +51,18 @@ const WORD_STEP: usize = 64;
 const SPINS: u32 = 100;
 const YIELDS: u32 = 200;
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
-/// Limit of the numbers assigned and not yet seen.
+/// The last number assigned exceeds the last number seen by less than this.
 const SEQUENCE_WINDOW: u64 = 1 << 31;
-/// Marks a free word. Drivers number streams from small numbers.
+/// The id of a free word. No stream has it, because drivers number streams from small numbers.
 const NO_STREAM: u64 = u64::MAX;
-/// Shortly before the first wrap of the low half, so that every program passes one.
+/// The initial number. It is shortly before the first wrap of the low half, so that every program passes a wrap.
 const FIRST: u64 = (1 << 32) - 64;
 
 /// Bytes that this process has pinned for timelines.
 static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Pinned bytes of the timelines of this process. They belong to contexts, as long as the process lives, and to no pool: each
-/// page serves the streams of all pools.
+/// Returns the bytes that the timelines of this process have pinned. They belong to contexts, for the life of the process, and to
+/// no pool, because each page serves the streams of all pools.
 pub(crate) fn held_bytes() -> u64 {
     // Relaxed: a statistic.
     HELD_BYTES.load(Ordering::Relaxed)
@@ -81,9 +81,9 @@ static TIMELINES: OfProcess<Mutex<BTreeMap<u64, &'static Timeline>>> = OfProcess
 /// The words of one context.
 #[derive(Debug, Default)]
 pub(super) struct TimelinePages {
-    /// The driver refused a page for words, so it is not called again for each copy.
+    /// Whether the driver refused a page for words. It is then not called again for each copy.
     is_refused: AtomicBool,
-    /// Held by the thread that creates a page.
+    /// Timelines without a stream. Locked by the thread that creates a page.
     free: Mutex<Vec<&'static Timeline>>,
     health: DeviceHealth,
 }
@@ -96,8 +96,8 @@ struct DeviceHealth {
     answer: AtomicU32,
 }
 
-/// A word and the progress of the stream that uses it. Never freed. When its stream has written all of its numbers, another
-/// stream may continue from there, so a fence needs no reference count: its number stays reached.
+/// A word and the progress of the stream that uses it. Never freed. When the stream has written all of its numbers, another
+/// stream may continue from there. A fence needs no reference count, because its number stays reached.
 #[derive(Debug)]
 #[repr(align(64))] // Avoids false sharing between streams.
 pub(super) struct Timeline {
@@ -115,20 +115,21 @@ pub(super) struct Timeline {
 
 impl Timeline {
     fn read(&self) -> u32 {
-        // Acquire: pairs with the device's write, which comes after all that the stream did before.
+        // Acquire: pairs with the device's write, which follows all earlier work of the stream.
         self.word.load(Ordering::Acquire)
     }
 
-    /// The timeline of the stream with this id, if it has one.
+    /// Returns the timeline of the stream with this id, if it has one.
     pub(super) fn find(id: u64) -> Option<&'static Self> {
-        // Relaxed: a switch.
+        // Relaxed: a switch that guards no memory.
         if !IS_ENABLED.load(Ordering::Relaxed) {
             return None;
         }
         TIMELINES.get().lock().get(&id).copied()
     }
 
-    /// Enqueues a write of the next number after all work so far of the stream with this id; `None` if that is impossible.
+    /// Enqueues a write of the next number after all work so far on the stream, which has this id, and returns its fence. Returns
+    /// `None` if another stream has the word now, too many numbers are pending, or the driver refuses.
     pub(super) fn write(&'static self, id: u64, stream: sys::CUstream) -> Option<TimelineFence> {
         let mut last = self.last.lock();
         // The word may now belong to another stream.
@@ -140,16 +141,16 @@ impl Timeline {
         // SAFETY: a live stream, and a word that is never freed (timeline-I2). The default flags order the write after all
         // work before it.
         let written = unsafe { calls::stream_write_value(stream, self.address, next as u32, 0) };
-        // Also after a refusal the write may be enqueued, so its number is not taken again (timeline-I1).
+        // Even if the driver refuses, the write may be enqueued, so its number is not taken again (timeline-I1).
         *last = next;
         drop(last);
         written.ok()?;
         Some(TimelineFence { timeline: self, number: next, stream_id: self.context.stream_id(id) })
     }
 
-    /// Takes the word from its stream if that has written all of its numbers.
+    /// Takes the word from its stream if the stream has written all of its numbers. Returns whether it did.
     fn free_if_at_rest(&self) -> bool {
-        // A thread that holds the lock is enqueueing a write.
+        // A thread that holds the lock is enqueueing a write, so the stream has not written all of its numbers.
         let Some(last) = self.last.try_lock() else { return false };
         let is_at_rest = self.sequence.update(|| self.read()) == *last;
         if is_at_rest {
@@ -160,19 +161,20 @@ impl Timeline {
 }
 
 impl TimelinePages {
-    /// The timeline of the stream with this id, which is of the context of these words; `None` if there is no memory for one, or
-    /// the driver writes no words. The context is current.
+    /// Returns the timeline of the stream with this id, which must belong to the context of these words. Creates the timeline if
+    /// necessary. Returns `None` if there is no memory for a timeline, or if the driver writes no words. The context must be
+    /// current.
     pub(super) fn timeline(&'static self, id: StreamId, context: &'static ContextWork) -> Option<&'static Timeline> {
         let is_own = |timeline: &&Timeline| std::ptr::eq(timeline.pages, self);
         if let Some(known) = Timeline::find(id.number()) {
             return Some(known).filter(is_own);
         }
-        // Relaxed: hints.
+        // Relaxed: both are hints.
         let is_off = self.is_refused.load(Ordering::Relaxed) || !IS_ENABLED.load(Ordering::Relaxed);
         if is_off || driver::symbol(c"cuStreamWriteValue32_v2").is_none() {
             return None;
         }
-        // Made before any thread waits, since waiters query it (timeline-I3).
+        // The stream is created before any thread waits, since waiters query it (timeline-I3).
         context.idle_stream().ok()?;
         let free = self.take_free(context)?;
         let mut timelines = TIMELINES.get().lock();
@@ -180,14 +182,15 @@ impl TimelinePages {
         if std::ptr::eq(timeline, free) {
             free.id.store(id.number(), Ordering::Relaxed);
         } else {
-            // Another thread was faster.
+            // Another thread has added a timeline for this stream first.
             drop(timelines);
             self.free.lock().push(free);
         }
         Some(timeline).filter(is_own)
     }
 
-    /// A timeline without a stream: a spare one, one of a stream at rest, or the first of a new page.
+    /// Returns a timeline without a stream: a spare timeline, the timeline of a stream that has written all of its numbers, or a
+    /// timeline on a new page.
     fn take_free(&'static self, context: &'static ContextWork) -> Option<&'static Timeline> {
         let mut free = self.free.lock();
         if free.is_empty() {
@@ -197,7 +200,7 @@ impl TimelinePages {
                 !is_free
             });
         }
-        // Relaxed, here and below: ordered by the lock.
+        // Relaxed, here and below: the lock orders the accesses.
         if free.is_empty() && !self.is_refused.load(Ordering::Relaxed) {
             let made = self.new_page(context);
             self.is_refused.store(made.is_none(), Ordering::Relaxed);
@@ -206,8 +209,9 @@ impl TimelinePages {
         free.pop()
     }
 
-    /// Timelines over pinned and mapped memory, which is never freed. It is this process's own, so a fence may read its word
-    /// after a reset of the device has ended the registration. A refused page stays mapped: there is one at most.
+    /// Creates timelines over a page of pinned and mapped memory, which is never freed. The memory belongs to this process and
+    /// not to the driver, so a fence may read its word even after a device reset has ended the registration. A refused page stays
+    /// mapped: there is at most one in each context.
     fn new_page(&'static self, context: &'static ContextWork) -> Option<Vec<&'static Timeline>> {
         let _relaxed = RelaxedCapture::enter();
         let page = backend::page_of_this_process(WORDS_BYTES)?;
@@ -238,9 +242,10 @@ impl TimelinePages {
 }
 
 impl DeviceHealth {
-    /// Queries the device if a query is due, and fails if the last query failed (timeline-I3).
+    /// Queries the device if a query is due, and returns the answer. Otherwise fails if the last query found a permanent failure
+    /// (timeline-I3).
     fn check(&self, context: &ContextWork) -> Result<(), FailedCall> {
-        // Relaxed, here and below: elects one caller, and a code without other data.
+        // Relaxed, here and below: the exchange only elects one caller, and the code comes with no other data.
         let (now_us, queried_us) = (monotonic_ns() / 1000, self.queried_us.load(Ordering::Relaxed));
         let due = now_us >= queried_us.saturating_add(HEALTH_EVERY_US);
         let elect = || self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed);
@@ -256,9 +261,9 @@ impl DeviceHealth {
 
     fn query(context: &ContextWork) -> Result<(), FailedCall> {
         let idle_stream = context.idle_stream()?;
-        // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
+        // SAFETY: the stream is destroyed only with its context, which still exists (context-I2).
         match context.query(|| unsafe { calls::stream_query(idle_stream.0) }) {
-            // A refusal in a capture says nothing about the device.
+            // A refusal during a capture says nothing about the device.
             Err(failed) if !failed.code.is_forbidden_by_capture() => Err(failed),
             _ => Ok(()),
         }
@@ -270,7 +275,7 @@ impl DeviceHealth {
 pub(super) struct TimelineFence {
     timeline: &'static Timeline,
     number: u64,
-    /// The stream that wrote the number. The word may belong to another one later.
+    /// The stream that writes the number. The word may belong to another stream later.
     stream_id: StreamId,
 }
 
@@ -319,7 +324,7 @@ unsafe impl Fence for TimelineFence {
     }
 }
 
-/// The numbers of one stream, extended from the 32 bits that it writes (timeline-I4): arithmetic, no driver.
+/// The numbers of one stream, extended from the 32 bits that it writes (timeline-I4). Does arithmetic only, and calls no driver.
 #[derive(Debug)]
 struct Sequence {
     seen: AtomicU64,
@@ -330,14 +335,14 @@ impl Sequence {
         Self { seen: AtomicU64::new(seen) }
     }
 
-    /// The last number seen, without reading the word.
+    /// Returns the last number seen, without reading the word.
     fn seen(&self) -> u64 {
-        // Acquire: pairs with the release in `update`, so that this thread has what the reader of the word had.
+        // Acquire: pairs with the release in `update`, so that this thread sees all that the thread that read the word saw.
         self.seen.load(Ordering::Acquire)
     }
 
-    /// Reads the word and returns the number that the stream has reached. `read` comes after the load of `seen`, so it is
-    /// the newer of the two; an older reading would change nothing.
+    /// Reads the word and returns the number that the stream has reached. `read` is called after `seen` is loaded, so that its
+    /// reading is the newer of the two. An older reading would change nothing.
     fn update(&self, read: impl FnOnce() -> u32) -> u64 {
         let seen = self.seen();
         #[allow(clippy::cast_possible_truncation)] // The low half is meant.
@@ -346,13 +351,13 @@ impl Sequence {
             return seen;
         }
         let now = seen + ahead;
-        // AcqRel: as in `seen`. A maximum, since another thread may have read later; by exchange, since ThreadSanitizer
-        // knows no other.
+        // AcqRel, for the reason given in `seen`. Stores the maximum, since another thread may have read the word later. This is a
+        // compare-exchange, because ThreadSanitizer knows no atomic maximum.
         let newer = |before: u64| (before < now).then_some(now);
         self.seen.fetch_update(Ordering::AcqRel, Ordering::Acquire, newer).map_or_else(|later| later, |_| now)
     }
 
-    /// The number after `last`, if it is not too far ahead of the last one seen.
+    /// Returns the number after `last`, or `None` if it would be too far ahead of the last number seen.
     fn next(&self, last: u64, read: impl FnOnce() -> u32) -> Option<u64> {
         let next = last + 1;
         (next - self.update(read) < SEQUENCE_WINDOW).then_some(next)

@@ -1,11 +1,11 @@
 //! A buffer with the header that the thread cache needs while the buffer is idle.
 //!
 //! The header travels with the buffer, so neither a request nor a return allocates, and a buffer changes hands as one pointer.
-//! The links belong to the cache alone: they mean something only while the entry is idle.
+//! Only the cache uses the links, and they are valid only while the entry is idle.
 //!
 //! The *home* of an entry is the shard of the thread that took it last. Threads are numbered in the order in which they first use
 //! a pool, and this number, the *slot*, selects a thread's own shard. Two threads may share a shard, which is correct but slower.
-#![allow(unsafe_code)] // Send and Sync despite the links; moves a value out of memory that is kept.
+#![allow(unsafe_code)] // `Send` and `Sync` despite the links; a value is moved out of memory that is reused.
 
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicPtr, AtomicU32, Ordering};
@@ -14,16 +14,16 @@ use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 
-/// Entries with memory that is kept; the memory of further entries returns to the allocator.
+/// Maximum number of unwrapped entries that leave their memory for later entries. Further memory returns to the allocator.
 const SPARE_MAX: usize = 64;
 
-/// The position of an idle entry in the list of its class: the first field of an entry, and all there is of a list's head.
+/// The position of an idle entry in the list of its class. It is the first field of an entry, and the whole of a list's head.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Links {
-    /// Put next.
+    /// The entry that was put next. In a head, the oldest entry.
     pub(super) above: *mut Links,
-    /// Put before. In a remote list, the entry pushed before.
+    /// The entry that was put before this one. In a head, the newest entry; in a remote list, the entry that was pushed before.
     pub(super) below: *mut Links,
 }
 
@@ -33,36 +33,37 @@ impl Links {
 
 /// An element of the cache: a value, its class, and its links while it is idle.
 ///
-/// The alignment keeps two entries off one cache line and leaves the address 1 to the remote list. The header and the first
-/// 16 bytes of the value are one cache line.
+/// Because of the alignment, two entries share no cache line, and no entry has the address 1, which marks a sealed remote list.
+/// The header and the first 16 bytes of the value are one cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(in crate::engine) struct Entry<T> {
     pub(super) links: Links,
     /// Order of the last put in its shard; the tick is in the upper bits (`free_list`).
     pub(super) order: u64,
-    /// Address of the shard that may keep it by the fast path (the shard of the thread that took it last), or null; compared,
-    /// never followed.
+    /// Address of the shard that may keep the entry by the fast path (the shard of the thread that took the entry last), or
+    /// null. Compared, never dereferenced.
     shard: AtomicPtr<()>,
-    /// A number for the user of the cache.
+    /// A number that the user of the cache stores.
     stamp: AtomicU32,
     pub(super) class: u16,
-    /// Number of the shard of the thread that took it last; of a new entry, the slot of its thread. It is returned to that shard.
+    /// Number of the shard to which the entry is returned: the shard of the thread that took the entry last. In a new entry,
+    /// the slot of the thread that created it.
     pub(super) home: u16,
-    /// The part of this entry in the sum of idle bytes.
+    /// Bytes that this entry adds to the sum of idle bytes.
     pub(super) bytes: usize,
     value: T,
 }
 
-// SAFETY: only the free list or remote list that holds the entry follows its links (list-I1, remote-I1); to any other
-// thread that has the entry they are numbers.
+// SAFETY: only the free list or remote list that contains the entry follows its links (list-I1, remote-I1). To any other thread
+// that has the entry the links are numbers.
 unsafe impl<T: Send> Send for Entry<T> {}
 
-// SAFETY: as above; `&Entry` gives access to the value and the numbers only.
+// SAFETY: as above; `&Entry` gives access only to the value and to numbers.
 unsafe impl<T: Sync> Sync for Entry<T> {}
 
 impl<T> Entry<T> {
-    /// Wraps `value` of `bytes`; its home is the calling thread's shard.
+    /// Wraps `value`, which counts as `bytes`. The home of the entry is the calling thread's shard.
     #[cfg(all(test, not(pinpool_loom)))]
     pub(in crate::engine) fn new(class: u32, bytes: usize, value: T) -> Box<Self> {
         Self::new_at(current_slot(), class, bytes, value)
@@ -73,7 +74,7 @@ impl<T> Entry<T> {
         Box::new(Self::with_home(home, class, bytes, value))
     }
 
-    /// An entry that the shard of slot `home` keeps. No cache has a class above 65,534.
+    /// Creates an entry with the home `home`. A class above 65,534 becomes 65,535, which no cache has.
     #[inline]
     fn with_home(home: u16, class: u32, bytes: usize, value: T) -> Self {
         Self {
@@ -88,20 +89,20 @@ impl<T> Entry<T> {
         }
     }
 
-    /// The size class under which it is put and taken.
+    /// Returns the size class under which the entry is put and taken.
     pub(in crate::engine) fn class(&self) -> u32 {
         u32::from(self.class)
     }
 
-    /// The part of this entry in the sum of idle bytes.
+    /// Returns the bytes that this entry adds to the sum of idle bytes.
     pub(in crate::engine) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The number that [`set_stamp`](Entry::set_stamp) stored last; 0 at first. The cache does not use it.
+    /// Returns the number that [`set_stamp`](Entry::set_stamp) stored last; 0 at first. The cache does not use it.
     #[inline(always)]
     pub(in crate::engine) fn stamp(&self) -> u32 {
-        // Relaxed: a thread that has the entry alone comes after all threads that shared it.
+        // Relaxed: the synchronization that made a thread the only owner also made the stores of all earlier threads visible.
         self.stamp.load(Ordering::Relaxed)
     }
 
@@ -111,10 +112,10 @@ impl<T> Entry<T> {
         self.stamp.store(stamp, Ordering::Relaxed);
     }
 
-    /// Returns whether the shard at `shard`, which is not null, may keep it by the fast path.
+    /// Returns whether the shard at `shard`, which is not null, may keep the entry by the fast path.
     #[inline(always)]
     pub(in crate::engine) fn is_of<S>(&self, shard: *const S) -> bool {
-        // Relaxed, as the stamp.
+        // Relaxed, for the same reason as in `stamp`.
         ptr::eq(self.shard.load(Ordering::Relaxed), shard.cast())
     }
 
@@ -123,14 +124,14 @@ impl<T> Entry<T> {
         self.shard.store(shard.cast_mut().cast(), Ordering::Relaxed);
     }
 
-    /// The next put takes the slow path.
+    /// Makes the next put of this entry take the slow path.
     #[inline]
     pub(in crate::engine) fn close_to_fast_path(&self) {
         self.set_shard(ptr::null::<()>());
     }
 }
 
-/// Memory of unwrapped entries, for later entries: an allocation of whole cache lines takes longer than a carve.
+/// Memory of unwrapped entries, reused for later entries: allocating whole cache lines takes longer than carving a buffer.
 #[derive(Debug)]
 pub(in crate::engine) struct SpareEntries<T>(Mutex<Vec<Box<MaybeUninit<Entry<T>>>>>);
 
@@ -141,20 +142,21 @@ impl<T> Default for SpareEntries<T> {
 }
 
 impl<T> SpareEntries<T> {
-    /// Wraps the result of `value()`, which counts as `bytes`; its home is the calling thread's shard.
-    #[inline(always)] // Otherwise the value is copied twice, as it is if it is made before the call.
+    /// Wraps the result of `value()`, which counts as `bytes`. The home of the entry is the calling thread's shard.
+    #[inline(always)] // Otherwise the value is copied twice, and so is a value that is made before the call.
     pub(in crate::engine) fn wrap(&self, class: u32, bytes: usize, value: impl FnOnce() -> T) -> Box<Entry<T>> {
         let (spare, home) = (self.0.lock().pop(), current_slot());
         Box::write(spare.unwrap_or_else(Box::new_uninit), Entry::with_home(home, class, bytes, value()))
     }
 
-    /// Unwraps the value of `entry`, and returns the `part` of it.
+    /// Unwraps `entry`, and returns what `part` takes from its value. Keeps the memory of the entry for a later one, unless
+    /// [`SPARE_MAX`] are kept already.
     #[inline(always)] // Otherwise the value is copied twice.
     pub(in crate::engine) fn unwrap<P>(&self, entry: Box<Entry<T>>, part: impl FnOnce(T) -> P) -> P {
         let entry = Box::leak(entry);
-        // SAFETY: the value is read once: from the next line on, this is memory without one.
+        // SAFETY: the value is read once: from here on this memory counts as uninitialized.
         let part = part(unsafe { ptr::read(&raw const entry.value) });
-        // SAFETY: the box that was leaked, in which nothing needs to be initialized now.
+        // SAFETY: this is the box that was leaked above, and the contents of `MaybeUninit` need not be initialized.
         let memory = unsafe { Box::from_raw(ptr::from_mut(entry).cast::<MaybeUninit<Entry<T>>>()) };
         let mut spare = self.0.lock();
         if spare.len() < SPARE_MAX {
@@ -184,11 +186,11 @@ impl<T> DerefMut for Entry<T> {
 const UNSET: u16 = u16::MAX;
 
 thread_local! {
-    /// No destructor, so it can be read until the thread ends.
+    /// The slot of this thread. It has no destructor, so it can be read until the thread ends.
     static SLOT: Cell<u16> = const { Cell::new(UNSET) };
 }
 
-/// The slot of the calling thread.
+/// Returns the slot of the calling thread. The first call assigns it.
 #[inline]
 pub(in crate::engine) fn current_slot() -> u16 {
     let slot = SLOT.get();

@@ -7,24 +7,27 @@
 //!   order = tick (40 bits) | sequence (24 bits)
 //! ```
 //!
-//! A push writes two links and the order, and a take writes one link, because the lock's next atomic exchange waits until
-//! the writes have reached the cache. Each push adds one to the order, so the order counts the puts, except for the orders
-//! that ticks skip. There is no list of all entries: the oldest entry is the oldest of some class, and an eviction compares
-//! a lower bound per class, which only evictions refresh. With ticks of 10 ms the order lasts for 348 years. More than 2^24
-//! puts between two ticks carry into the next tick: their entries seem a tick younger, until a later tick begins.
+//! A push writes three links and the order, and a take writes one link. These writes are few because the lock's next atomic
+//! exchange waits until they have reached the cache. Each push increments the order, so the number of puts is the order less
+//! the orders that ticks have skipped. There is no list of all entries: the oldest entry is the oldest of some class, so an
+//! eviction compares a lower bound for each class. Only evictions raise the bounds of marked classes. With ticks of 10 ms the
+//! order lasts for 348 years. If more than 2^24 puts come between two ticks, the order carries into the next tick: the entries
+//! put from then on seem a tick younger than they are, until a later tick begins.
 //!
-//! The links are in the entries, so the list allocates once: at its first mark, the heads. Until then it uses heads that all
-//! lists share, so that a shard that no thread uses has no heads. The list has no lock and no limit.
+//! The links are in the entries, so a list allocates only once after its creation: its first mark makes the heads, the marks
+//! and the bounds. Until then the list uses heads that all lists share, so that a shard that no thread uses has no heads. The
+//! list has no lock and no limit.
 //!
-//! - **list-I1**: A node is a head of this list, or an entry that was leaked from its box in `push` and is in exactly one
-//!   class list until a take makes it a box again; only `&mut self` reaches it meanwhile.
-//! - **list-I2**: Orders rise from the oldest entry of a class to its newest, and the list's own order is the highest.
+//! - **list-I1**: A node is a head of this list, or an entry that a push leaked from its box. Such an entry is in exactly one
+//!   class list until a take makes it a box again, and meanwhile only this list reaches it.
+//! - **list-I2**: Orders rise from the oldest entry of a class to its newest, and no entry has a higher order than the list
+//!   itself.
 //! - **list-I3**: `above` of the newest entry and of the head of an empty class are stale and never followed.
-//! - **list-I4**: The head of an unmarked class has a null `above`; such a class is empty. A class is marked while the
-//!   occupancy bitmap may name this shard for it; both change under the shard's lock.
+//! - **list-I4**: The head of an unmarked class has a null `above`; such a class is empty. While a class is marked, its bit for
+//!   this shard in the occupancy bitmap is set. Both the mark and the bit are removed only under the shard's lock.
 //! - **list-I5**: No entry of a marked class has an order below the class's bound.
-//! - **list-I6**: The shared heads are null, so empty and unmarked, and never written.
-#![allow(unsafe_code)] // Lists through boxes.
+//! - **list-I6**: The shared heads have null links, so their classes are empty and unmarked. They are never written.
+#![allow(unsafe_code)] // Boxes that are linked by raw pointers.
 
 use super::entry::{Entry, Links};
 use crate::size_class::EIGHTHS_CLASSES;
@@ -33,25 +36,26 @@ use std::ptr::{self, NonNull};
 
 /// The bits of an order below its tick.
 const SEQUENCE_BITS: u32 = 24;
-/// The last tick, 348 years away.
+/// The last tick that fits into an order; it is 348 years away.
 const TICK_MAX: u64 = u64::MAX >> SEQUENCE_BITS;
 
-/// The tick of an order.
+/// Returns the tick of `order`.
 pub(super) const fn tick_of(order: u64) -> u64 {
     order >> SEQUENCE_BITS
 }
 
 /// The most classes of a list: all classes of a pool.
 pub(super) const CLASSES_MAX: u32 = EIGHTHS_CLASSES;
-/// Null links. Made by the compiler: a forked child would wait forever for what another thread was about to make.
+/// Heads with null links. The compiler makes them: with lazy initialization, a child that is forked while another thread makes
+/// them would wait forever.
 static SHARED_HEADS: [[usize; 2]; CLASSES_MAX as usize] = [[0; 2]; CLASSES_MAX as usize];
 const _: () = assert!(size_of::<[usize; 2]>() == size_of::<Links>() && align_of::<usize>() == align_of::<Links>());
 
 #[repr(C)] // A hit uses the first three fields.
 pub(super) struct FreeList<T> {
-    /// One head per class, in an allocation that only this pointer refers to; the shared heads until a class is marked.
+    /// One head per class, in an allocation that only this pointer refers to. The shared heads until a class is marked.
     heads: NonNull<Links>,
-    /// The order of the newest put, or the last order before the current tick.
+    /// The order of the newest put, or the last order before the current tick if that tick has no put yet.
     order: u64,
     idle_bytes: usize,
     cold: Box<Cold>,
@@ -61,21 +65,21 @@ pub(super) struct FreeList<T> {
 /// Fields that no hit uses.
 struct Cold {
     classes: usize,
-    /// Orders that ticks have skipped.
+    /// Number of orders that ticks have skipped.
     skipped: u64,
-    /// Entries that left as the oldest.
+    /// Number of entries that [`FreeList::take_oldest`] took.
     evicted: u64,
     /// A bit for each marked class (list-I4); empty while the heads are the shared heads.
     marked: Box<[u64]>,
-    /// Bound of each class (list-I5).
+    /// Lower bound of the orders in each class (list-I5).
     bounds: Box<[u64]>,
 }
 
-// SAFETY: (list-I1) the list owns the linked entries as it would own boxes, and the heads as it would own a slice.
+// SAFETY: (list-I1) the list owns the linked entries as if they were boxes, and the heads as if they were a boxed slice.
 unsafe impl<T: Send> Send for FreeList<T> {}
 
 impl<T> FreeList<T> {
-    /// A list for classes `0..classes`, at most [`CLASSES_MAX`].
+    /// Creates an empty list for the classes `0..classes`, at most [`CLASSES_MAX`].
     pub(super) fn new(classes: u32) -> Self {
         assert!(classes <= CLASSES_MAX, "{classes} classes");
         let (marked, bounds) = (Box::default(), Box::default());
@@ -84,7 +88,8 @@ impl<T> FreeList<T> {
         Self { heads, order: 0, idle_bytes: 0, cold, entries: PhantomData }
     }
 
-    /// From now on puts belong to `tick`, or to a later tick. Returns the tick of the newest put before.
+    /// Makes later puts belong to `tick`, or to a later tick if the order has already carried into one. Returns the highest
+    /// tick that an earlier put may belong to.
     pub(super) fn begin_tick(&mut self, tick: u64) -> u64 {
         let newest = tick_of(self.order);
         let skipped = (tick.min(TICK_MAX) << SEQUENCE_BITS).saturating_sub(self.order + 1);
@@ -97,7 +102,7 @@ impl<T> FreeList<T> {
         self.order - self.cold.skipped
     }
 
-    /// Takes of the newest, if `idle` entries are left.
+    /// Returns the number of entries taken as the newest, given that `idle` entries are left.
     pub(super) fn hits(&self, idle: u64) -> u64 {
         self.puts() - self.cold.evicted - idle
     }
@@ -106,7 +111,7 @@ impl<T> FreeList<T> {
         self.idle_bytes
     }
 
-    /// Marks class `at`, which exists.
+    /// Marks class `at`, which must exist.
     #[cold]
     fn mark(&mut self, at: usize) {
         if self.cold.bounds.is_empty() {
@@ -118,7 +123,7 @@ impl<T> FreeList<T> {
         let head = self.head(at);
         self.set_above(head, head);
         self.cold.marked[at / 64] |= 1 << (at % 64);
-        // The next push is above this.
+        // Every later push has a higher order.
         self.cold.bounds[at] = self.order;
     }
 
@@ -132,11 +137,11 @@ impl<T> FreeList<T> {
         }
     }
 
-    /// Makes `entry` the newest of its class and of all. If its class, which exists, is not marked, marks it and calls
-    /// `on_mark` before.
+    /// Makes `entry` the newest of its class and of all classes. Its class must exist. If the class is not marked, first marks
+    /// it and calls `on_mark`.
     pub(super) fn push(&mut self, entry: Box<Entry<T>>, on_mark: impl FnOnce(&Entry<T>)) {
         assert!(usize::from(entry.class) < self.cold.classes, "class {}", entry.class);
-        // SAFETY: the class exists.
+        // SAFETY: the class exists, as asserted above.
         let Err(entry) = (unsafe { self.push_if_marked(entry) }) else { return };
         self.mark(entry.class.into());
         on_mark(&entry);
@@ -145,11 +150,11 @@ impl<T> FreeList<T> {
         debug_assert!(pushed.is_ok());
     }
 
-    /// Makes `entry` the newest of its class and of all; returns it if its class is not marked.
+    /// Makes `entry` the newest of its class and of all classes. Returns `entry` if its class is not marked.
     ///
     /// # Safety
     ///
-    /// The class exists in this list.
+    /// The class of `entry` must exist in this list.
     #[inline(always)]
     pub(super) unsafe fn push_if_marked(&mut self, mut entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
         let head = self.head(entry.class.into());
@@ -167,7 +172,7 @@ impl<T> FreeList<T> {
         Ok(())
     }
 
-    /// Takes the newest of `class`.
+    /// Takes the newest entry of `class`.
     pub(super) fn take_newest(&mut self, class: u32) -> Option<Box<Entry<T>>> {
         if class as usize >= self.cold.classes {
             return None;
@@ -176,11 +181,11 @@ impl<T> FreeList<T> {
         unsafe { self.take_newest_of(class) }
     }
 
-    /// Takes the newest of `class`.
+    /// Takes the newest entry of `class`.
     ///
     /// # Safety
     ///
-    /// The class exists in this list.
+    /// The class must exist in this list.
     #[inline(always)]
     pub(super) unsafe fn take_newest_of(&mut self, class: u32) -> Option<Box<Entry<T>>> {
         let head = self.head(class as usize);
@@ -189,14 +194,14 @@ impl<T> FreeList<T> {
             return None;
         }
         self.set_below(head, self.below(newest));
-        // SAFETY: (list-I1) not a head, so an entry leaked in a push, and no link that is followed leads to it any more.
+        // SAFETY: (list-I1) `newest` is not a head, so a push leaked it, and no link that is followed leads to it any more.
         let entry: Box<Entry<T>> = unsafe { Box::from_raw(newest.cast()) };
         self.idle_bytes -= entry.bytes;
         Some(entry)
     }
 
-    /// Takes the oldest entry of all classes if it was put by the end of tick `until`; else returns the order of the oldest
-    /// entry, or 0.
+    /// Takes the oldest entry of all classes if it was put by the end of tick `until`. Otherwise returns the order of the
+    /// oldest entry, or 0 if there is no entry, as the error.
     pub(super) fn take_oldest(&mut self, until: u64) -> Result<Box<Entry<T>>, u64> {
         let (at, order) = self.oldest();
         if order > self.order || tick_of(order) > until {
@@ -219,8 +224,9 @@ impl<T> FreeList<T> {
         Ok(entry)
     }
 
-    /// The class of the oldest entry and its order; without entries, an order above the list's own. Reads a class only if
-    /// its bound is below the oldest order found so far, and then makes the bound exact.
+    /// Returns the class of the oldest entry and the order of this entry; without entries, an order above the list's own. Reads
+    /// the list of a class only if the bound of the class is below the oldest order found so far, and then makes the bound
+    /// exact.
     fn oldest(&mut self) -> (usize, u64) {
         let none = self.order + 1;
         let mut oldest = (0, none);
@@ -242,10 +248,11 @@ impl<T> FreeList<T> {
         oldest
     }
 
-    /// The head of class `at`, which exists.
+    /// Returns the head of class `at`, which must exist.
     #[inline(always)]
     fn head(&self, at: usize) -> *mut Links {
-        // In the allocation, as the callers ensure; wrapping, so that no class makes the sum itself undefined.
+        // The callers ensure that the head is in the allocation. Wrapping, so that no class makes the addition itself
+        // undefined.
         self.heads.as_ptr().wrapping_add(at)
     }
 
@@ -263,7 +270,8 @@ impl<T> FreeList<T> {
 
     #[inline(always)]
     fn set_below(&mut self, node: *mut Links, to: *mut Links) {
-        // SAFETY: (list-I1) as in `below`; no shared head (list-I6), since each caller has seen a mark or an entry of the class.
+        // SAFETY: (list-I1) as in `below`; `node` is no shared head (list-I6), since each caller has seen a mark or an entry of
+        // the class.
         unsafe { (*node).below = to }
     }
 
@@ -278,19 +286,19 @@ impl<T> FreeList<T> {
         unsafe { (*entry.cast::<Entry<T>>()).order }
     }
 
-    /// Entries of `class`, newest first.
+    /// Iterates over the entries of `class`, the newest first.
     fn entries(&self, class: u32) -> impl Iterator<Item = &Entry<T>> {
         let exists = (class as usize) < self.cold.classes;
         let mut next = if exists { self.below(self.head(class as usize)) } else { ptr::null_mut() };
         std::iter::from_fn(move || {
-            // SAFETY: (list-I1) null or a linked entry, which stays while the list is borrowed.
+            // SAFETY: (list-I1) `next` is null or a linked entry, which stays linked while the list is borrowed.
             let entry = unsafe { next.cast::<Entry<T>>().as_ref() }?;
             next = entry.links.below;
             Some(entry)
         })
     }
 
-    /// Entries of `class`: walks its list.
+    /// Counts the entries of `class` by walking its list.
     pub(super) fn count_of(&self, class: u32) -> u64 {
         self.entries(class).count() as u64
     }
@@ -329,7 +337,7 @@ impl<T> Drop for FreeList<T> {
         }
         while self.take_oldest(u64::MAX).is_ok() {}
         let heads = NonNull::slice_from_raw_parts(self.heads, self.cold.classes);
-        // SAFETY: leaked from this box in `mark`, and no entry is left that refers to it.
+        // SAFETY: `mark` leaked the heads from this box, and no entry is left that refers to them.
         drop(unsafe { Box::from_raw(heads.as_ptr()) });
     }
 }

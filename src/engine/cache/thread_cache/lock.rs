@@ -4,17 +4,17 @@
 //! required, the thread takes the slow path. A section calls nothing outside the cache, so a thread inside is late only if
 //! the kernel preempted it. Threads that wait spin, then yield, then sleep, so that a real-time thread lets the holder run.
 //!
-//! - **lock-I1**: One thread is inside: the thread that exchanged a state other than [`HELD`].
-//! - **lock-I2**: A thread that leaves restores the state that it found, unless it sets the slow path flag. So one exchange
-//!   tells the fast path whether it may enter.
-#![allow(unsafe_code)] // The content's cell.
+//! - **lock-I1**: At most one thread is inside: the thread that found a state other than [`HELD`] in its exchange.
+//! - **lock-I2**: A thread that leaves restores the state that it found, unless it sets or clears the slow-path flag. So one
+//!   exchange tells the fast path whether it may enter.
+#![allow(unsafe_code)] // Gives access to the content through a cell.
 
 use std::time::Duration;
 
 use pinpool_os::sync::atomic::{AtomicU8, Ordering};
 use pinpool_os::sync::{Backoff, UnsafeCell};
 
-/// Sleep of a thread that has waited longer than any section takes: the holder was preempted.
+/// Pause between two attempts of a thread that has waited longer than any section takes, because the holder was preempted.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 const FREE: u8 = 0;
@@ -28,13 +28,13 @@ pub(super) struct Lock<T> {
     content: UnsafeCell<T>,
 }
 
-// SAFETY: (lock-I1) one thread at a time reaches the content, so sharing the lock only sends it.
+// SAFETY: (lock-I1) one thread at a time reaches the content, so sharing the lock only moves the content between threads.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
-/// Unlocks at the end of a section, also of one that panics.
+/// Unlocks when a section ends, even if the section panics.
 struct Unlock<'a> {
     state: &'a AtomicU8,
-    /// The state from then on.
+    /// The state to store.
     then: u8,
 }
 
@@ -51,20 +51,20 @@ impl<T> Lock<T> {
         Self { state: AtomicU8::new(FREE), content: UnsafeCell::new(content) }
     }
 
-    /// Runs `section` alone, after the threads before it.
+    /// Waits for the lock, and runs `section` with exclusive access.
     pub(super) fn with<R>(&self, section: impl FnOnce(&mut T) -> R) -> R {
         let _unlock = self.lock();
         // SAFETY: (lock-I1) this thread holds the lock until `_unlock` is dropped, after the borrow.
         self.content.with_mut(|content| section(unsafe { &mut *content }))
     }
 
-    /// Runs `section`, unless the lock is held or the slow path is required. The section must not panic.
+    /// Runs `section`, or returns `None` if the lock is held or the slow path is required. The section must not panic.
     #[inline(always)]
     pub(super) fn try_fast<R>(&self, section: impl FnOnce(&mut T) -> Option<R>) -> Option<R> {
         let found = self.exchange();
         if found != FREE {
             if found == SLOW {
-                // Release, as below.
+                // Release, for the same reason as below.
                 self.state.store(SLOW, Ordering::Release);
             }
             return None;
@@ -76,8 +76,8 @@ impl<T> Lock<T> {
         result
     }
 
-    /// Runs `section`, which returns whether hits and returns must take the slow path from now on. When it returns, no hit or
-    /// put that began before is still inside.
+    /// Waits for the lock, and runs `section`, which returns whether hits and returns must take the slow path from now on. When
+    /// this function returns, no hit or return that began before is still inside.
     pub(super) fn set_slow_path(&self, section: impl FnOnce(&mut T) -> bool) {
         let mut unlock = self.lock();
         // SAFETY: (lock-I1) as in `with`.
@@ -91,10 +91,11 @@ impl<T> Lock<T> {
         self.state.load(Ordering::Relaxed) == SLOW
     }
 
-    /// Tries to enter; returns the state that it found. The thread is inside unless that is [`HELD`].
+    /// Tries to enter, and returns the state that was found. The thread is inside unless this state is [`HELD`].
     #[inline(always)]
     fn exchange(&self) -> u8 {
-        // Acquire: sees what the last holder wrote. A model cannot tell a failed exchange from progress.
+        // Acquire: sees what the last holder wrote. Loom would mistake a swap of `HELD` for `HELD` for progress, so its models
+        // use compare-exchanges.
         #[cfg(pinpool_loom)]
         return [FREE, SLOW]
             .into_iter()
@@ -124,7 +125,7 @@ impl<T> Lock<T> {
             } else {
                 backoff.snooze();
             }
-            // Relaxed: a guess whether the exchange is worth taking the cache line from the holder.
+            // Relaxed: a guess. An exchange takes the cache line from the holder, so it is made only if it may succeed.
             if self.state.load(Ordering::Relaxed) != HELD
                 && let Some(unlock) = self.try_lock()
             {
@@ -177,7 +178,7 @@ mod tests {
         assert_eq!(lock.try_fast(|n| Some(*n)), Some(1));
     }
 
-    /// The calling thread, for [`schedule`].
+    /// Binds the calling thread to `core`, and returns it for [`schedule`].
     #[cfg(all(target_os = "linux", not(miri)))]
     fn stay_on(core: usize) -> libc::pthread_t {
         // SAFETY: a bit set, for which all zeros is the empty set.
@@ -190,11 +191,11 @@ mod tests {
         unsafe { libc::pthread_self() }
     }
 
-    /// Returns whether the system allows it.
+    /// Sets the scheduling policy and priority of `thread`. Returns whether the system allows it.
     #[cfg(all(target_os = "linux", not(miri)))]
     fn schedule(thread: libc::pthread_t, policy: i32, priority: i32) -> bool {
         let priority = libc::sched_param { sched_priority: priority };
-        // SAFETY: a live thread, and parameters that are read.
+        // SAFETY: the thread is live, and the parameters are only read.
         unsafe { libc::pthread_setschedparam(thread, policy, &raw const priority) == 0 }
     }
 
@@ -249,10 +250,10 @@ mod tests {
             }
             let result = result.recv_timeout(Duration::from_secs(60));
             if result.is_err() {
-                // So that the test ends.
+                // Lets the test end.
                 schedule(waiting, libc::SCHED_OTHER, 0);
             }
-            // A kernel that bounds real-time threads ends even one that never sleeps, late.
+            // A kernel that limits the time of real-time threads also ends the wait of a thread that never sleeps, but late.
             assert!(!real_time || result.is_ok_and(|sleeps| sleeps > 0), "it waits without sleep: {result:?}");
         });
         assert_eq!(lock.with(|n| *n), 2);

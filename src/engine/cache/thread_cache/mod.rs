@@ -8,42 +8,46 @@
 //!   shared by all shards:   class occupancy bitmap      limit on idle buffers
 //! ```
 //!
-//! **Take**: the newest buffer of the class in the thread's own free list; else one from its remote list; else one from
-//! another shard that the occupancy bitmap names. **Return**: to the *home shard*, which is the shard of the thread that took
-//! the buffer last: into the free list if that shard is the caller's own, else into its remote list. Loader threads take
-//! buffers and the copying thread returns them, so each buffer circulates between one loader's shard and the copying thread
-//! over a single cache line, and loader threads do not contend. **Limit**: a return only counts. A miss, a slow
-//! return or a tick calls [`ThreadCache::evict_over_limit`] until the cache is back at its limit. **Ages** are counted in
-//! *ticks*: a return belongs to the tick that the user of the cache began last.
+//! - **Take**: a thread takes the newest buffer of the class from its own free list. If there is none, it collects its remote
+//!   list and tries again. If there is still none, it takes a buffer from another shard that the occupancy bitmap names.
+//! - **Return**: a buffer returns to its *home shard*, which is the shard of the thread that took the buffer last: into the
+//!   free list if that shard is the caller's own, and otherwise into the remote list. Loader threads take buffers and the
+//!   copying thread returns them, so each buffer circulates between one loader's shard and the copying thread over a single
+//!   cache line, and loader threads do not contend.
+//! - **Limit**: a return only counts its buffer. A miss, a slow return or a tick calls [`ThreadCache::evict_over_limit`] until
+//!   the cache is back at its limit.
+//! - **Ages** are counted in *ticks*: a return belongs to the last tick that the user of the cache began before it.
 //!
-//! A thread that has cached its shard takes and returns on the *fast path*: one exchange and one store. The fast path is closed
-//! while a request waits for a buffer or another owner of the shared limit wants memory, or once the cache is sealed.
+//! A thread that has cached its shard uses the *fast path* to take and return buffers: one atomic exchange and one store. The
+//! fast path is closed while a request waits for a buffer or another owner of the shared limit wants memory, and once the cache
+//! is sealed.
 //!
 //! The cache never calls a backend, reads a clock, or logs; evicted buffers are returned to the caller. No operation holds
 //! two locks.
 //!
 //! # Invariants
 //!
-//! - **cache-I1**: A take finds an idle buffer of its class that was put before it began, whichever shard holds it, unless
-//!   another thread takes it first.
-//! - **cache-I2**: After calls of [`ThreadCache::evict_over_limit`] up to the first `None`, with no other operation, at most
-//!   as many buffers are idle as the limit allows, apart from those in remote lists, which count once they are collected.
-//! - **cache-I3**: An eviction removes the buffer that was returned longest ago. On one thread that is exact. Between threads,
+//! - **cache-I1**: A take finds an idle buffer of its class, in whichever shard it is, if the buffer was put before the take
+//!   began and no other thread takes it first.
+//! - **cache-I2**: If [`ThreadCache::evict_over_limit`] is called until it returns `None`, and no other operation runs
+//!   meanwhile, no more buffers are idle than the limit allows. Buffers in remote lists do not count until they are collected.
+//! - **cache-I3**: An eviction removes the buffer that was returned longest ago. This is exact on one thread. Between threads,
 //!   ages are compared by ticks.
-//! - **cache-I4**: After [`ThreadCache::seal`] no put keeps a buffer, so one drain empties the cache forever.
+//! - **cache-I4**: After [`ThreadCache::seal`] no put keeps a buffer, so one drain leaves the cache empty forever.
 //! - **cache-I5**: A hit in the thread's own shard writes no cache line that hits of other threads write.
-//! - **cache-I6**: At rest all counters are exact, and buffers of a thread that has ended are found by others.
+//! - **cache-I6**: While no operation runs, all counters are exact. Other threads find the buffers of a thread that has ended.
 //!
 //! # Why this shape
 //!
-//! A shard's lock is one exchange and one store, and any thread may take it. A lock that is biased to its owner with `membarrier`
-//! saved a tenth of a hit, but another thread must interrupt every core to take it. Without a lock, buffers of a sleeping thread
-//! are out of reach. `docs/benchmarks.md` has the times of a hit.
+//! Entering and leaving a shard takes one exchange and one store, and any thread may take the lock. A lock that is biased to
+//! its owner with `membarrier` saved a tenth of a hit, but another thread must interrupt every core to take it. Without any
+//! lock, other threads could not reach the buffers of a sleeping thread. `docs/benchmarks.md` has the times of a hit.
 //!
-//! An array of slots cannot tell which buffer is oldest without reading all of it; one list of all buffers costs each hit
-//! four more writes. Shards that steal but have no remote list make the copying thread the home of every buffer that
-//! loaders need. A miss with nothing idle reads the own shard and a word or two. An eviction compares a bound for each
-//! class in use of its shard; with several threads it first reads one or two lines of each shard in use.
+//! An array of slots cannot tell which buffer is oldest without reading all of it, and one list of all buffers costs each hit
+//! four more writes. If shards could steal but had no remote lists, the copying thread would become the home of every buffer
+//! that loaders need. A miss with nothing idle reads the thread's own shard and one or two words of the occupancy bitmap. An
+//! eviction compares one bound for each marked class of a shard; with several threads it first reads one or two cache lines of
+//! each shard in use.
 //!
 //! # Prior art
 //!
@@ -67,7 +71,7 @@ use occupancy::Occupancy;
 use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
 use pinpool_os::sync::plain::Mutex;
 
-/// The occupancy bitmap keeps one bit for each shard in a 64-bit word.
+/// Maximum number of shards of a cache, because a set of shards is one 64-bit word.
 const SHARDS_MAX: usize = 64;
 
 /// Idle buffers by class, for many threads. See the module.
@@ -83,7 +87,7 @@ pub(in crate::engine) struct ThreadCache<T> {
 pub(in crate::engine) struct Counts {
     /// Buffers that are idle now.
     pub(in crate::engine) idle: u64,
-    /// Their bytes.
+    /// Bytes of the idle buffers.
     pub(in crate::engine) idle_bytes: usize,
     /// Takes that found a buffer.
     pub(in crate::engine) hits: u64,
@@ -92,9 +96,9 @@ pub(in crate::engine) struct Counts {
 }
 
 impl<T> ThreadCache<T> {
-    /// An empty cache for classes `0..classes`, at most as many as a pool has, that keeps up to `limit` buffers. `shards` is
-    /// rounded up to a power of two, at most 64; twice the number of cores keeps threads apart, more threads than shards
-    /// share them.
+    /// Creates an empty cache that keeps up to `limit` buffers of the classes `0..classes`, at most the classes of a pool.
+    /// Rounds `shards` up to a power of two, at most 64. Twice as many shards as cores keep most threads apart; if there are
+    /// more threads than shards, some threads share a shard.
     pub(in crate::engine) fn new(classes: u32, limit: usize, shards: usize) -> Self {
         let classes = classes.min(free_list::CLASSES_MAX);
         let shards = shards.clamp(1, SHARDS_MAX).next_power_of_two();
@@ -107,29 +111,31 @@ impl<T> ThreadCache<T> {
         }
     }
 
-    /// The calling thread's shard, for its fast path.
+    /// Returns the calling thread's shard.
     pub(in crate::engine) fn own_shard(&self) -> &Shard<T> {
         &self.shards[self.shard_of(current_slot())]
     }
 
-    /// From now on puts belong to `tick`, or to a later tick, which is returned: if more puts came between two ticks than an
-    /// order can count, they have carried.
+    /// Begins `tick` and returns it: from now on puts belong to it. Begins a later tick instead, and returns that, if earlier
+    /// puts already belong to `tick` or a later tick: more puts came in one tick than an order can count, so the order has
+    /// carried.
     pub(in crate::engine) fn begin_tick(&self, tick: u64) -> u64 {
-        // All shards: one that comes into use later must not give its first puts an age.
+        // All shards, also unused ones: the first puts of a shard must not belong to an earlier tick.
         let newest = self.shards.iter().map(|shard| shard.begin_tick(tick)).max().unwrap_or(0);
         if newest < tick { tick } else { self.begin_tick(newest + 1) }
     }
 
-    /// The clock was read: it is `now_us`, and all earlier puts were made by `put_by_us`. Begins a tick if the current one began
-    /// earlier.
+    /// Reports a reading of the clock: the time is `now_us`, and all puts so far were made at `put_by_us` or earlier. Begins a
+    /// tick, unless one began in the same interval of [`RETURN_TICK_US`] or later.
     pub(in crate::engine) fn tick(&self, now_us: u64, put_by_us: u64) {
-        // While another thread begins a tick, this time belongs to that tick.
+        // If another thread is beginning a tick, this reading need not begin one.
         if let Some(mut ticks) = self.ticks.try_lock() {
             ticks.begin(now_us, put_by_us, |tick| self.begin_tick(tick));
         }
     }
 
-    /// Passes every buffer that was put at `us` or earlier to `sink`, outside every lock.
+    /// Removes every buffer that is known to have been put at `us` or earlier, and passes it to `sink` outside every lock.
+    /// Compares times in units of [`RETURN_TICK_US`], so it may include puts up to one unit later.
     pub(in crate::engine) fn drain_old(&self, us: u64, sink: impl FnMut(Box<Entry<T>>)) {
         let old = self.ticks.lock().all_put_by(us);
         if let Some(last) = old.checked_sub(1) {
@@ -137,13 +143,14 @@ impl<T> ThreadCache<T> {
         }
     }
 
-    /// While set, no take and no put uses the fast path. When it returns, those that began before have ended, and a take
-    /// finds what they put.
+    /// Sets whether takes and puts must use the slow path. If they must, all takes and puts that began earlier on the fast path
+    /// have ended when this returns, and a later take finds the buffers that they put.
     pub(in crate::engine) fn set_slow_path(&self, required: bool) {
         self.shards.iter().for_each(|shard| shard.set_slow_path(required));
     }
 
-    /// An idle buffer of `class`, the newest of the thread at `slot` first.
+    /// Takes an idle buffer of `class`: the newest in the shard of the thread at `slot`, or, if there is none, one of another
+    /// shard.
     pub(in crate::engine) fn take(&self, slot: u16, class: u32) -> Option<Box<Entry<T>>> {
         let own = self.shard_of(slot);
         self.shards[own].take(class).or_else(|| {
@@ -152,8 +159,8 @@ impl<T> ThreadCache<T> {
         })
     }
 
-    /// The shard that keeps `entry` when it is returned: the shard of the thread that took it last. `None` if the limit is 0, or
-    /// the cache does not know the class.
+    /// Returns the shard that keeps `entry` when it is returned, which is the shard of the thread that took it last. Returns
+    /// `None` if the limit is 0 or the cache does not have the class.
     pub(in crate::engine) fn home(&self, entry: &Entry<T>) -> Option<&Shard<T>> {
         let may_keep = self.limit() > 0 && self.occupancy.has_class(entry.class());
         may_keep.then(|| &self.shards[self.shard_of(entry.home)])
@@ -164,7 +171,8 @@ impl<T> ThreadCache<T> {
         self.is_over_limit().then(|| self.evict_oldest()).flatten()
     }
 
-    /// Returns whether more buffers are idle than the limit allows; what other threads put may not count yet. Takes no lock.
+    /// Returns whether more buffers are idle than the limit allows. Buffers that other threads have put may not count yet.
+    /// Takes no lock.
     pub(in crate::engine) fn is_over_limit(&self) -> bool {
         let idle: u64 = self.used_shards().map(Shard::idle).sum();
         idle > self.limit() as u64
@@ -177,7 +185,7 @@ impl<T> ThreadCache<T> {
         loop {
             let used = self.occupancy.used();
             let ticks = bits_from(own, used).filter_map(|at| Some((self.shards[at].oldest_tick()?, at)));
-            // The own shard if ticks are equal.
+            // If ticks are equal, the thread's own shard comes first.
             let (tick, at) = ticks.reduce(|a, b| if b.0 < a.0 { b } else { a })?;
             let until = if used.is_power_of_two() { u64::MAX } else { tick };
             let victim = self.shards[at].evict(until);
@@ -187,10 +195,10 @@ impl<T> ThreadCache<T> {
         }
     }
 
-    /// Passes every buffer that was put by the end of tick `until` to `sink`, outside every lock.
+    /// Removes every buffer that was put by the end of tick `until`, and passes it to `sink` outside every lock.
     pub(in crate::engine) fn drain(&self, until: u64, mut sink: impl FnMut(Box<Entry<T>>)) {
-        // All shards, not only those marked used: the first put of a shard may be under way, and after `seal` no later
-        // drain would find it (cache-I4).
+        // All shards, not only the shards marked as used: the first put of a shard may be under way, and after `seal` no later
+        // drain would find its buffer (cache-I4).
         for shard in &self.shards {
             while shard.oldest_tick().is_some_and(|tick| tick <= until) {
                 let Some(entry) = shard.evict(until) else { break };
@@ -199,29 +207,29 @@ impl<T> ThreadCache<T> {
         }
     }
 
-    /// From now on no put keeps its buffer. Idle buffers stay until they are drained.
+    /// Seals the cache: from now on no put keeps its buffer. Idle buffers stay until they are drained.
     pub(in crate::engine) fn seal(&self) {
         self.shards.iter().for_each(Shard::seal);
     }
 
-    /// How many idle buffers the cache may keep.
+    /// Returns how many idle buffers the cache may keep.
     #[inline]
     pub(in crate::engine) fn limit(&self) -> usize {
-        // Relaxed: one number on its own.
+        // Relaxed: the number guards no other memory.
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Sets another limit; evicts nothing.
+    /// Sets the limit. Evicts nothing.
     pub(in crate::engine) fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Idle buffers of `class`. Walks them.
+    /// Counts the idle buffers of `class` by walking their lists.
     pub(in crate::engine) fn count_of(&self, class: u32) -> u64 {
         self.shards.iter().map(|shard| shard.count_of(class)).sum()
     }
 
-    /// The sums of all shards.
+    /// Returns the sums of the counters of all shards.
     pub(in crate::engine) fn counts(&self) -> Counts {
         self.used_shards().map(Shard::counts).fold(Counts::default(), |sum, shard| Counts {
             idle: sum.idle + shard.idle,
@@ -231,7 +239,7 @@ impl<T> ThreadCache<T> {
         })
     }
 
-    /// A return of `entry` by the thread at `slot`.
+    /// Puts `entry` as the thread at `slot` does. Returns `entry` if the cache does not keep it.
     #[cfg(test)]
     fn put(&self, slot: u16, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
         match self.home(&entry) {
@@ -240,7 +248,8 @@ impl<T> ThreadCache<T> {
         }
     }
 
-    /// At rest: recounts everything and compares it with the counters. The error names the first number that does not agree.
+    /// Recounts everything and compares it with the counters, while no operation runs. The error names the first number that
+    /// does not agree.
     #[cfg(test)]
     fn validate(&self) -> Result<(), String> {
         for (at, shard) in self.shards.iter().enumerate() {
@@ -264,27 +273,30 @@ impl<T> ThreadCache<T> {
     }
 }
 
-/// Ticks are at least this far apart.
+/// The unit of the times of ticks: at most one tick begins in each interval of this length.
 pub(in crate::engine) const RETURN_TICK_US: u64 = 10_000;
 
 /// The number of the current tick, and the times of the ticks before it.
 ///
-/// A return on the fast path reads no clock. It belongs to the tick that began last, so all that is known of its time is that
-/// the next tick began later. So a buffer is old enough only if the tick *after* its own is.
+/// A return on the fast path reads no clock. It belongs to the tick that is current at the return, so all that is known about
+/// its time is that it precedes the beginning of the next tick. So a buffer is old enough only if the tick *after* its own tick
+/// is.
 #[derive(Debug, Default)]
 struct ReturnTicks {
     current: u64,
     /// When the current tick began, in units of [`RETURN_TICK_US`].
     since: u64,
-    /// Oldest first: a time in units of [`RETURN_TICK_US`], and the tick before which all buffers were returned by that time.
+    /// Pairs of a time in units of [`RETURN_TICK_US`] and a tick, the oldest first: all buffers of earlier ticks were returned
+    /// by that time.
     put_by: VecDeque<(u64, u64)>,
-    /// The buffers of ticks before this one are old.
+    /// The last result of [`all_put_by`](Self::all_put_by): buffers of earlier ticks are old.
     old: u64,
 }
 
 impl ReturnTicks {
-    /// Begins a tick at `now_us`, unless the current tick began at that time or later; all buffers of the current tick were
-    /// returned by `put_by_us`. `begin` gets the number of the tick and returns the one that has begun, which may be later.
+    /// Begins a tick at `now_us`, unless the current tick began in the same unit of time or later. All buffers of ticks before
+    /// the new one were returned by `put_by_us`. `begin` receives the next number and returns the number of the tick that it
+    /// began, which may be higher.
     fn begin(&mut self, now_us: u64, put_by_us: u64, begin: impl FnOnce(u64) -> u64) {
         let now = now_us / RETURN_TICK_US;
         if self.current == 0 || now > self.since {
@@ -294,7 +306,7 @@ impl ReturnTicks {
         }
     }
 
-    /// The tick before which all buffers were returned at `us` or earlier.
+    /// Returns the latest tick for which all buffers of earlier ticks are known to have been returned at `us` or earlier.
     fn all_put_by(&mut self, us: u64) -> u64 {
         while let Some(&(_, tick)) = self.put_by.front().filter(|(put_by, _)| *put_by <= us / RETURN_TICK_US) {
             self.old = tick;
@@ -304,7 +316,7 @@ impl ReturnTicks {
     }
 }
 
-/// The numbers of the set bits, from `first` upward and then from 0.
+/// Iterates over the numbers of the set bits, from `first` upward and then from 0.
 fn bits_from(first: usize, bits: u64) -> impl Iterator<Item = usize> {
     let mut left = bits & (u64::MAX << first);
     let mut then = bits ^ left;

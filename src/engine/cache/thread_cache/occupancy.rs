@@ -1,9 +1,10 @@
 //! Which shards may hold which class, and which shards were ever used.
 //!
-//! A bit per class and shard, so a miss with nothing idle reads a word or two. A set bit may be stale; a clear bit never is
-//! (cache-I1): under the shard's lock, a push into an unmarked class first sets the bit and the mark. Takes leave both, so a
-//! thread that takes and puts the same buffer writes no shared word. A thread that searched a shard without success clears
-//! both. During its second search, another bit of the same word says so, and a take counts a shard with either bit:
+//! There is one bit for each class and shard, so a miss with nothing idle reads one or two words. A set bit may be stale, but a
+//! clear bit never is (cache-I1): under the shard's lock, a push into an unmarked class first sets the mark and the bit. Takes
+//! leave both set, so a thread that takes and puts the same buffer writes no shared word. A thread that has searched a shard
+//! without success clears both and searches the shard again. During this second search another bit of the same word,
+//! "searched", is set. A take visits each shard that has either bit:
 //!
 //! ```text
 //!   under the shard's lock, the class is empty          a remote push: push; bit clear? set it
@@ -12,10 +13,10 @@
 //!   3. remove "searched"
 //! ```
 //!
-//! A remote push either precedes step 2, which then finds its buffer, or follows it, and then the exchange of step 2 makes
-//! the cleared bit visible to the push. Both are acquire-release exchanges on the word of the remote list, so no fence is
-//! needed. If the push comes first, one of the two bits is set from the end of its put on: a take that begins then visits
-//! the shard and waits for its lock.
+//! A remote push either precedes step 2, which then finds its buffer, or follows step 2, and then the exchange of step 2 makes
+//! the cleared bit visible to the push, which sets it. The push and step 2 are acquire-release exchanges on the word of the
+//! remote list, so no fence is needed. If the push comes first, one of the two bits is set from the end of its put on, so a
+//! take that begins then visits the shard and waits for its lock.
 
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
@@ -43,18 +44,19 @@ impl Occupancy {
         (class as usize) < self.words.len() / self.words_of_class
     }
 
-    /// A bit for each shard that may hold `class`.
+    /// Returns a bit for each shard that may hold `class`.
     #[inline]
     pub(super) fn shards(&self, class: u32) -> u64 {
         let first = class as usize * self.words_of_class;
         let words = self.words.get(first..first + self.words_of_class).unwrap_or_default();
-        // Relaxed: the shard's lock follows; a return that completed before this thread's search is visible in any case.
+        // Relaxed: the caller then takes the shard's lock. A return that ended before this thread's search is visible in any
+        // case.
         let words = words.iter().map(|word| word.load(Ordering::Relaxed));
         let either = words.map(|word| (word | word >> SHARDS_OF_WORD) & u64::from(u32::MAX));
         either.rev().fold(0, |shards, either| shards << SHARDS_OF_WORD | either)
     }
 
-    /// The word that has the bits of `class` and `shard`, and the lower of these bits.
+    /// Returns the word that has the bits of `class` and `shard`, and the lower of these two bits.
     #[inline]
     fn bit(&self, class: u32, shard: usize) -> Option<(&AtomicU64, u64)> {
         let word = self.words.get(class as usize * self.words_of_class + shard / SHARDS_OF_WORD)?;
@@ -74,22 +76,23 @@ impl Occupancy {
         }
     }
 
-    /// Steps 1 to 3 above; `collect` is the second. The caller holds the lock of `shard` and has removed the mark.
+    /// Performs the steps 1 to 3 above; `collect` performs step 2. The caller holds the lock of `shard` and has removed the
+    /// mark.
     pub(super) fn search(&self, class: u32, shard: usize, collect: impl FnOnce()) {
         let Some((word, bit)) = self.bit(class, shard) else { return };
-        // Relaxed: only a thread that holds the lock clears the bit. If it is clear, the next push sets it.
+        // Relaxed: only a thread that holds the lock clears the bit. If the bit is clear, the next push sets it.
         if word.load(Ordering::Relaxed) & bit == 0 {
             return;
         }
         let searched = bit << SHARDS_OF_WORD;
-        // Relaxed: the exchange of step 2 releases the first, and all change one word, so every thread sees them in the same
-        // order.
+        // Relaxed: the exchange of step 2 releases step 1. Steps 1 and 3 and the pushes that set the bit change the same word,
+        // so every thread sees these changes in the same order.
         word.fetch_xor(bit | searched, Ordering::Relaxed);
         collect();
         word.fetch_and(!searched, Ordering::Relaxed);
     }
 
-    /// A bit for each shard that was ever used.
+    /// Returns a bit for each shard that ever held a buffer.
     pub(super) fn used(&self) -> u64 {
         // Relaxed: the bits say which shards to search; the locks publish what is in them.
         self.used.load(Ordering::Relaxed)

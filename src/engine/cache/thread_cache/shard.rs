@@ -6,19 +6,20 @@
 //! ```
 //!
 //! The *fast path* is a hit or a return on the thread that owns the shard. It enters the lock without waiting, writes a few
-//! words and leaves; it does nothing but the common case, and fails otherwise. Other threads take the lock to steal, evict
-//! or drain, for a few dozen instructions. Their puts wait in the remote list until a thread that holds the lock collects it.
+//! words and leaves. It handles only the common case, and fails in every other case. Other threads take the lock for a few
+//! dozen instructions, to steal, evict or drain. The buffers that they put wait in the remote list until a thread that holds
+//! the lock collects the list.
 //!
-//! The remote list is a Treiber stack (as `thread_free` of mimalloc) that is only ever taken as a whole. A push never
+//! The remote list is a Treiber stack (like `thread_free` in mimalloc) that is only ever taken as a whole. A push never
 //! dereferences the address that it read, so the ABA problem does not arise.
 //!
 //! - **shard-I1**: `idle` and `oldest` are written under the lock; read without it, they are hints.
-//! - **shard-I2**: A thread that holds the lock collects the remote list before it compares ages or pushes a buffer; the fast
-//!   path compares none and pushes in the order of its returns.
+//! - **shard-I2**: A thread that holds the lock collects the remote list before it compares ages or pushes a buffer. The fast
+//!   path need not: it compares no ages, and pushes its own returns in their order.
 //! - **shard-I3**: No entry in the free list has an order below `oldest`.
-//! - **remote-I1**: An entry in the remote list was leaked from its box in `push`; only the thread that exchanged the list
-//!   follows it, and makes each entry a box again.
-#![allow(unsafe_code)] // The fast path does not check that a class exists; the chain of remote entries.
+//! - **remote-I1**: An entry in the remote list was leaked from its box in `push`. Only the thread that took the list by an
+//!   exchange follows its links, and makes each entry a box again.
+#![allow(unsafe_code)] // The fast path does not check that a class exists, and the remote list is a chain of raw pointers.
 
 use super::Counts;
 use super::entry::Entry;
@@ -58,11 +59,12 @@ impl<T> Shard<T> {
         Self { own: CachePadded::new(own), remote: CachePadded::new(RemoteList::new()), index, occupancy }
     }
 
-    /// The newest entry of `class`, if the free list has one, no other thread is inside and the slow path is not required.
+    /// Takes the newest entry of `class`, if the free list has one, no other thread is inside and the slow path is not
+    /// required.
     ///
     /// # Safety
     ///
-    /// The class exists in this cache.
+    /// The class must exist in this cache.
     #[inline(always)]
     pub(crate) unsafe fn take_fast(&self, class: u32) -> Option<Box<Entry<T>>> {
         let mut entry = self.own.free_list.try_fast(|list| {
@@ -78,8 +80,8 @@ impl<T> Shard<T> {
         Some(entry)
     }
 
-    /// The newest entry of `class` after a collection of the remote list; `None` if that list is empty, another thread is
-    /// inside or the slow path is required.
+    /// Collects the remote list and takes the newest entry of `class`. Returns `None` if the remote list is empty, no entry has
+    /// this class, another thread is inside or the slow path is required.
     pub(crate) fn take_remote_fast(&self, class: u32) -> Option<Box<Entry<T>>> {
         if !self.remote.has_entries() {
             return None;
@@ -92,8 +94,8 @@ impl<T> Shard<T> {
         Some(entry)
     }
 
-    /// Puts `entry`, which has its home here, into the free list if its class is marked, no other thread is inside and the slow
-    /// path is not required. Touches nothing of the cache after it has left the lock.
+    /// Puts `entry`, which has its home in this shard, into the free list if its class is marked, no other thread is inside and
+    /// the slow path is not required. Otherwise returns `entry`. Does not touch the cache after it has left the lock.
     #[inline(always)]
     pub(crate) fn put_fast(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
         debug_assert!(entry.is_of::<Self>(self));
@@ -118,8 +120,8 @@ impl<T> Shard<T> {
         entry.home = self.index;
     }
 
-    /// Sets whether hits and puts must take the slow path; in a sealed shard they always do. Entries of remote puts that ended
-    /// before are in the free list when it returns, so that a search finds them.
+    /// Sets whether hits and puts must take the slow path; in a sealed shard they always must. If `required`, the entries of
+    /// remote puts that ended before are in the free list when this returns, so that a search finds them.
     pub(super) fn set_slow_path(&self, required: bool) {
         self.own.free_list.set_slow_path(|list| {
             if required {
@@ -134,7 +136,7 @@ impl<T> Shard<T> {
         self.own.free_list.requires_slow_path()
     }
 
-    /// From now on no put keeps a buffer here, and each takes the slow path; idle buffers stay until they are drained.
+    /// Seals the shard: from now on puts take the slow path and keep no buffer. Idle buffers stay until they are drained.
     pub(super) fn seal(&self) {
         self.own.free_list.set_slow_path(|list| {
             self.push_all(list, self.remote.seal());
@@ -142,8 +144,8 @@ impl<T> Shard<T> {
         });
     }
 
-    /// From now on puts belong to `tick`; puts in the remote list belong to an earlier tick. Returns the tick of the newest
-    /// put before.
+    /// Makes later puts belong to `tick`. Puts that are already in the remote list belong to an earlier tick. Returns the
+    /// highest tick that an earlier put may belong to.
     pub(super) fn begin_tick(&self, tick: u64) -> u64 {
         self.own.free_list.with(|list| {
             self.collect(list);
@@ -159,7 +161,7 @@ impl<T> Shard<T> {
         })
     }
 
-    /// Idle buffers of `class`.
+    /// Counts the idle buffers of `class`.
     pub(super) fn count_of(&self, class: u32) -> u64 {
         self.own.free_list.with(|list| {
             self.collect(list);
@@ -167,7 +169,8 @@ impl<T> Shard<T> {
         })
     }
 
-    /// The thread's own take: the newest of the free list, else of the remote list.
+    /// Takes an entry for the thread that owns this shard: the newest in the free list, or, if there is none, the newest after
+    /// a collection of the remote list.
     pub(super) fn take(&self, class: u32) -> Option<Box<Entry<T>>> {
         let mut entry = self.own.free_list.with(|list| {
             self.take_newest(list, class).or_else(|| {
@@ -179,8 +182,8 @@ impl<T> Shard<T> {
         Some(entry)
     }
 
-    /// A request by a thread with shard `taker`. If it finds nothing, clears mark and occupancy bit in the steps that
-    /// `occupancy` gives.
+    /// Takes an entry for a thread with the shard `taker`. If there is none, clears the mark and the occupancy bit in the steps
+    /// that `occupancy` describes, and searches again.
     pub(super) fn steal(&self, class: u32, taker: &Self) -> Option<Box<Entry<T>>> {
         let mut entry = self.own.free_list.with(|list| {
             self.collect(list);
@@ -194,7 +197,7 @@ impl<T> Shard<T> {
         Some(entry)
     }
 
-    /// A return by a thread with the shard `own`, of a class that exists; returns `entry` if the shard is sealed.
+    /// Puts `entry` for a thread with the shard `own`. The class of `entry` must exist. Returns `entry` if this shard is sealed.
     pub(in crate::engine) fn put(&self, own: &Self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
         if !ptr::eq(self, own) {
             return self.put_remote(entry);
@@ -210,22 +213,22 @@ impl<T> Shard<T> {
         })
     }
 
-    /// A return by another thread; never waits. Returns `entry` if the shard is sealed.
+    /// Puts `entry` into the remote list, for another thread. Never waits. Returns `entry` if the shard is sealed.
     pub(in crate::engine) fn put_remote(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
         let class = entry.class();
         self.remote.push(entry)?;
-        // After the push: see the order in `occupancy`.
+        // After the push: see the steps in `occupancy`.
         self.occupancy.set(class, self.index.into());
         Ok(())
     }
 
-    /// Entries in the free list: a hint without the lock.
+    /// Returns the number of entries in the free list; without the lock this is a hint (shard-I1).
     pub(super) fn idle(&self) -> u64 {
         // Relaxed: (shard-I1).
         self.own.idle.load(Ordering::Relaxed)
     }
 
-    /// Tick of the oldest entry, or of an earlier one; `None` if the shard seems empty. A hint.
+    /// Returns a lower bound of the tick of the oldest entry, or `None` if the shard seems empty. A hint.
     pub(super) fn oldest_tick(&self) -> Option<u64> {
         if self.remote.has_entries() {
             return Some(0);
@@ -239,7 +242,7 @@ impl<T> Shard<T> {
         self.own.free_list.with(|list| {
             self.collect(list);
             let oldest = list.take_oldest(until);
-            // Relaxed: (shard-I1). What is left is newer (list-I2).
+            // Relaxed: (shard-I1). No entry that is left has a lower order, and later ones have higher orders (list-I2).
             let order = oldest.as_ref().map_or_else(|&order| order, |entry| entry.order);
             self.own.oldest.store(order, Ordering::Relaxed);
             let entry = oldest.ok()?;
@@ -248,7 +251,7 @@ impl<T> Shard<T> {
         })
     }
 
-    /// At rest: compares the lists with the counts; returns the classes that have entries.
+    /// Compares the lists with the counts, while no operation runs. Returns the classes that have entries.
     #[cfg(test)]
     pub(super) fn validate(&self) -> Result<Vec<u32>, String> {
         self.own.free_list.with(|list| {
@@ -275,7 +278,7 @@ impl<T> Shard<T> {
         }
     }
 
-    /// This shard may hold entries of the class of `entry` from now on.
+    /// Records that this shard may hold entries of the class of `entry`.
     fn set_occupied(&self, entry: &Entry<T>) {
         self.occupancy.set(entry.class(), self.index.into());
     }
@@ -287,25 +290,25 @@ impl<T> Shard<T> {
         }
     }
 
-    /// Collects as `collect` does. Its exchange is made even if the list is empty: a push that it does not see sees what
-    /// this thread did before.
+    /// Moves the remote list's entries into the free list. Makes its exchange even if the remote list is empty: a push that
+    /// this exchange does not see then sees what this thread did before.
     fn collect_all(&self, list: &mut FreeList<T>) {
         if !self.remote.is_sealed() {
             self.push_all(list, self.remote.take_all());
         }
     }
 
-    /// Written under the lock alone, so a load and a store replace an atomic addition.
+    /// Adds to the number of idle entries. It is written only under the lock, so a load and a store replace an atomic addition.
     #[inline(always)]
     fn add_idle(&self, entries: i64) {
         self.own.idle.store(self.idle().wrapping_add_signed(entries), Ordering::Relaxed);
     }
 }
 
-/// In a remote list in place of an entry: every later push fails.
+/// The word of a sealed remote list, in place of the address of an entry: every later push fails.
 const SEALED: usize = 1;
 
-/// A remote list: the entry pushed last, or null.
+/// A remote list: the address of the entry that was pushed last, null, or [`SEALED`].
 struct RemoteList<T>(AtomicPtr<Entry<T>>);
 
 impl<T> RemoteList<T> {
@@ -320,8 +323,8 @@ impl<T> RemoteList<T> {
         while newest.addr() != SEALED {
             entry.links.below = newest.cast();
             let pushed = Box::into_raw(entry);
-            // AcqRel: the collector sees the entry as it was written, and this thread sees what the collector before it
-            // did first, which the occupancy bitmap relies on. Relaxed on failure: another guess.
+            // AcqRel: the collector sees the entry as it was written, and this thread sees what the previous collector did
+            // before its exchange, which the occupancy bitmap relies on. Relaxed on failure: the value is another guess.
             match self.0.compare_exchange_weak(newest, pushed, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(now) => newest = now,
@@ -332,31 +335,31 @@ impl<T> RemoteList<T> {
         Err(entry)
     }
 
-    /// Returns whether there are entries; only reads the cache line.
+    /// Returns whether the list has entries. Only reads the cache line.
     #[inline]
     fn has_entries(&self) -> bool {
-        // Relaxed: `take_all` follows if it matters.
+        // Relaxed: a hint. A thread that needs the entries calls `take_all`.
         self.0.load(Ordering::Relaxed).addr() > SEALED
     }
 
-    /// Exact under the shard's lock, under which `seal` is called.
+    /// Returns whether the list is sealed. Exact under the shard's lock, since `seal` is called under it.
     #[inline]
     fn is_sealed(&self) -> bool {
         self.0.load(Ordering::Relaxed).addr() == SEALED
     }
 
-    /// Takes all entries, oldest first. Never after `seal`: both are called under the shard's lock.
+    /// Takes all entries, the oldest first. Never called after `seal`; both are called under the shard's lock.
     fn take_all(&self) -> Entries<T> {
         self.replace(ptr::null_mut())
     }
 
-    /// Takes all entries for the last time.
+    /// Takes all entries, and makes every later push fail.
     fn seal(&self) -> Entries<T> {
         self.replace(ptr::without_provenance_mut(SEALED))
     }
 
     fn replace(&self, word: *mut Entry<T>) -> Entries<T> {
-        // AcqRel: sees the entries as they were written, and a later push sees what this thread did before.
+        // AcqRel: this thread sees the entries as they were written, and a later push sees what this thread did before.
         let newest = self.0.swap(word, Ordering::AcqRel);
         Entries::oldest_first(if newest.addr() == SEALED { ptr::null_mut() } else { newest })
     }
@@ -368,7 +371,7 @@ impl<T> Drop for RemoteList<T> {
     }
 }
 
-/// Entries taken from a remote list. Entries that are left in it would leak.
+/// Entries taken from a remote list, the oldest first. Dropping this before its end would leak the rest.
 struct Entries<T> {
     next: *mut Entry<T>,
 }
@@ -394,7 +397,7 @@ impl<T> Iterator for Entries<T> {
         if self.next.is_null() {
             return None;
         }
-        // SAFETY: (remote-I1) leaked in `push`, and only this chain refers to it.
+        // SAFETY: (remote-I1) the entry was leaked in `push`, and only this chain refers to it.
         let entry = unsafe { Box::from_raw(self.next) };
         self.next = entry.links.below.cast();
         Some(entry)

@@ -7,9 +7,10 @@
 //!   demand                                                                variation of sizes, and the length of a wanted hole
 //! ```
 //!
-//! Sequential: arithmetic and tables. Never calls the source or logs, and waits only for the lock of a shared limit's file.
+//! This module is sequential: arithmetic and tables. It never calls the source or logs, and waits only for the lock of a shared
+//! limit's file.
 //!
-//! - books-I1: a region leaves the mappings before it is released, and returns if that fails.
+//! - books-I1: a region leaves the mappings before it is released, and returns to them if the release fails.
 
 use std::sync::Arc;
 
@@ -30,14 +31,14 @@ pub(in crate::engine) struct Books {
     pub(super) mappings: Mappings,
     pub(super) demand: Demand,
     shape: GrowthShape,
-    /// A step towards a compaction target failed: the next one is not before this.
+    /// Earliest time of the next step towards a compaction target, if the last step failed.
     pub(super) next_compaction_us: u64,
-    /// No pool carves from here any more.
+    /// Whether the pool is closed, so that nothing is carved any more.
     pub(super) is_closed: bool,
     /// Bytes that were due at the last tick but are kept, because their release would wait for the device.
     pub(super) overdue_bytes: u64,
     budget: Arc<Budget>,
-    /// The claim of this arena; `None` after its end.
+    /// The claim of this arena; `None` once it has ended.
     claim: Option<Claim>,
     /// The bytes that the system will hold for reserves in progress.
     pending_bytes: u64,
@@ -46,14 +47,14 @@ pub(in crate::engine) struct Books {
     largest_reserve_bytes: u64,
     /// The bytes of all requested reserves.
     pub(super) requested_bytes: u64,
-    /// The pinning of reserves.
+    /// The progress of pinning reserves.
     pub(super) progress: Progress,
     peak_bytes: u64,
     next_id: u64,
-    /// Regions for one buffer that were acquired because the source refused a larger one.
+    /// Number of regions for one buffer that were acquired because the source refused a larger region.
     pub(super) smaller_regions: u64,
     pub(super) calls: SourceCalls,
-    /// A release failed, and none has succeeded since.
+    /// Whether a release failed, and none has succeeded since.
     release_fails: bool,
 }
 
@@ -82,7 +83,7 @@ impl Books {
         }
     }
 
-    /// The bytes that the system holds, as far as plans are finished.
+    /// Returns the bytes that the system holds, as far as plans are finished.
     pub(in crate::engine) fn held_bytes(&self) -> u64 {
         let arena = self.arena.stats();
         arena.committed_bytes + arena.overhead_bytes + self.reserve_overhead_bytes
@@ -104,7 +105,7 @@ impl Books {
         self.memory_at(buffer)
     }
 
-    /// The memory that a plan granted.
+    /// Returns the memory of `extent`, which was carved or granted by a plan, under a new id.
     pub(in crate::engine) fn memory_at(&mut self, extent: Extent) -> Option<BlockMemory> {
         let start = self.mappings.address(extent)?;
         let id = self.next_id;
@@ -112,8 +113,8 @@ impl Books {
         Some(BlockMemory::Carved { start, extent, id })
     }
 
-    /// A request for `bytes` missed: carves it if a hole is long enough. A size that does not recur is wanted from now on, unless
-    /// the holes and the `idle_bytes` of the pool are too few for it (policy-R12).
+    /// Records that a request for `bytes` missed, and carves the bytes if a hole is long enough. If the size does not recur, it
+    /// is wanted from now on, unless the holes and the `idle_bytes` of the pool are too few for it (policy-R12).
     pub(in crate::engine) fn carve_missed(
         &mut self,
         bytes: u64,
@@ -133,7 +134,7 @@ impl Books {
         self.demand.wanted_bytes(now_us) > self.shape.varied_above_bytes
     }
 
-    /// Returns whether a hole as long as is wanted is more than a step away (policy-R13).
+    /// Returns whether a hole as long as is wanted is more than a step of compaction away (policy-R13).
     pub(in crate::engine) fn lacks_hole(&self, now_us: u64) -> bool {
         self.is_varied(now_us) && self.arena.lacks_hole(self.demand.wanted_bytes(now_us))
     }
@@ -158,22 +159,23 @@ impl Books {
         Ok(self.claim_plan(plan)?)
     }
 
-    /// Claims the bytes that `plan` may commit.
+    /// Claims the bytes that `plan` may commit. If that is refused, abandons the plan.
     fn claim_plan(&mut self, plan: Plan) -> Result<Plan, QuotaExceeded> {
         let Err(over) = self.update_claim() else { return Ok(plan) };
-        // Another claimant was faster.
+        // Another claim was faster.
         self.abandon(plan);
         Err(over)
     }
 
-    /// Abandons a plan before its first step. The lock has been held since it was made.
+    /// Abandons a plan before its first step. The caller has held the lock since the plan was made.
     pub(in crate::engine) fn abandon(&mut self, plan: Plan) {
         let _not_granted = self.arena.finish_plan(plan, &[], 0);
         self.lower_claim();
     }
 
     /// Finishes a plan that was carried out: counts its calls and records the regions that it acquired or kept. Returns whether
-    /// its block was granted, or why a call failed, which is reported once for releases until one succeeds.
+    /// its block was granted, or the error of a call that failed. After the error of a release, further errors of releases are
+    /// not returned until releases succeed again.
     pub(super) fn finish_plan(&mut self, plan: Plan, execution: Execution, now_us: u64) -> Result<bool, SourceError> {
         let Execution { regions, calls, mut error, outcomes, .. } = execution;
         self.mappings.regions.extend(regions);
@@ -185,7 +187,7 @@ impl Books {
         }
         let before_bytes = self.arena.committed_outside_reserves();
         let granted = self.arena.finish_plan(plan, &outcomes, now_us);
-        // Memory that requests commit becomes part of the reserve, as far as that is incomplete.
+        // Memory that requests commit becomes part of the reserve while the reserve is incomplete.
         let more_bytes = self.arena.committed_outside_reserves().saturating_sub(before_bytes);
         self.arena.keep(more_bytes.min(self.reserve_to_come()));
         self.record_peak();
@@ -193,39 +195,41 @@ impl Books {
         error.map_or(Ok(granted), Err)
     }
 
-    /// The error of a release, if none was reported since the last of the `releases` that succeeded.
+    /// Returns the `error` of a plan of releases, unless an earlier error was returned and no plan has released memory without
+    /// an error since. `releases` is the number of releases that succeeded.
     fn unreported(&mut self, error: Option<SourceError>, releases: u64) -> Option<SourceError> {
         let was_reported = self.release_fails;
         self.release_fails = error.is_some() || was_reported && releases == 0;
         error.filter(|_| !was_reported)
     }
 
-    /// Moved granules could not be unmapped at their old addresses. Returns the error as for a release.
+    /// Records that granules could not be unmapped at their old addresses after a remap. Returns the error under the same
+    /// condition as for a release.
     pub(in crate::engine) fn record_not_unmapped(&mut self, error: SourceError) -> Result<(), SourceError> {
         self.calls.remap.failures += 1;
         self.unreported(Some(error), 0).map_or(Ok(()), Err)
     }
 
-    /// Takes a block's bytes back. Returns whether that was the last block and the arena is closed.
+    /// Takes back the bytes of a block. Returns whether that was the last block and the arena is closed.
     pub(in crate::engine) fn give(&mut self, buffer: Extent, now_us: u64) -> bool {
         self.arena.free(buffer, now_us);
         self.demand.given(buffer.bytes(), self.arena.stats().hole_bytes);
         self.is_unused()
     }
 
-    /// Returns whether it is closed and every block came back.
+    /// Returns whether the arena is closed and every block has been returned.
     pub(in crate::engine) fn is_unused(&self) -> bool {
         self.is_closed && self.arena.stats().live_bytes == 0
     }
 
-    /// Counts the bytes that are due but are kept, and returns them.
+    /// Counts and returns the bytes that are due but kept.
     pub(in crate::engine) fn count_overdue(&mut self, now_us: u64) -> u64 {
         self.overdue_bytes = self.arena.due_bytes(now_us);
         self.overdue_bytes
     }
 
-    /// Returns whether evictions could add to the free memory that is released for `bytes`. Kept memory is released only if it
-    /// exceeds the limit, reserved regions never.
+    /// Returns whether evictions could and must add to the free memory so that `bytes` can be released. Kept memory is released
+    /// only if the limit is exceeded, and reserved regions never.
     pub(in crate::engine) fn lacks_free(&self, bytes: u64) -> bool {
         let over_bytes = self.budget.over_bytes().min(bytes);
         let committed_bytes = self.arena.committed_outside_reserves();
@@ -242,21 +246,21 @@ impl Books {
         self.arena.release_idle(bytes)
     }
 
-    /// Bytes of free memory and of the pool's idle buffers, which have `buffer_bytes`, outside of the reserve.
+    /// Returns the bytes of free memory and of the pool's idle buffers, which have `buffer_bytes`, without the reserve.
     pub(in crate::engine) fn idle_bytes(&self, buffer_bytes: u64) -> u64 {
         let arena = self.arena.stats();
         let own_bytes = self.arena.committed_outside_reserves().saturating_sub(self.arena.kept_bytes());
         (buffer_bytes + arena.hole_bytes - arena.reserve_hole_bytes).min(own_bytes)
     }
 
-    /// Plans the release of everything that is free.
+    /// Plans the release of everything that is free, including memory that is kept for the reserve.
     pub(in crate::engine) fn plan_release_all(&mut self) -> Option<Plan> {
         self.requested_bytes = self.arena.stats().reserve_bytes;
         self.arena.release_idle_of_kept(u64::MAX)
     }
 
-    /// After the last release: the remaining mappings, or `None` while a granule must be released before its addresses. Empty if
-    /// a block still exists, which keeps its memory until the process ends.
+    /// Takes the remaining mappings after the last release. Returns empty mappings if a block still exists, which keeps its
+    /// memory. Returns `None` while a granule must still be released before its addresses, unless releases fail.
     pub(in crate::engine) fn take_mappings(&mut self) -> Option<Mappings> {
         if !self.is_unused() {
             return Some(Mappings::default());
@@ -291,18 +295,18 @@ impl Books {
         }
     }
 
-    /// Bytes that are claimed under the same limit for memory other than the buffers.
+    /// Returns the bytes that are claimed under the same limit for memory outside this arena.
     pub(in crate::engine) fn claimed_by_others(&self) -> u64 {
         self.budget.used_bytes().saturating_sub(self.claim.as_ref().map_or(0, Claim::bytes))
     }
 
-    /// Claims the bytes that are held and planned now.
+    /// Changes the claim to the bytes that are held and planned now.
     pub(in crate::engine) fn update_claim(&mut self) -> Result<(), QuotaExceeded> {
         let bytes = self.arena.stats().claimed_bytes + self.reserve_overhead_bytes + self.pending_bytes;
         self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
     }
 
-    /// Claims the bytes that are held now, which are no more than a plan claimed.
+    /// Lowers the claim to the bytes that are held and planned now. They are no more than a plan claimed.
     pub(in crate::engine) fn lower_claim(&mut self) {
         let lowered = self.update_claim();
         debug_assert!(lowered.is_ok(), "a completion claims more than its plan: {lowered:?}");

@@ -1,6 +1,7 @@
 //! The reserve in the books: what was requested, what exists, and the next step (policy-R10).
 //!
-//! A part of a reserve is claimed before it is pinned. It is a region with a dedicated range, or granules that the arena keeps.
+//! A part of a reserve is claimed before it is pinned. Each part is a region with a dedicated range, or granules that the arena
+//! keeps.
 
 use std::time::{Duration, Instant};
 
@@ -13,26 +14,26 @@ use crate::maintenance_thread::Pace;
 use crate::shared_limit::Want;
 use pinpool_os::words::Size;
 
-/// The pinning of reserves.
+/// The progress of pinning reserves.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Progress {
     pub(in crate::engine) is_cancelled: bool,
-    /// The error that stopped it.
+    /// The error that stopped the pinning.
     pub(in crate::engine) stopped: Option<SourceError>,
-    /// The limit had no room for the last step.
+    /// Whether the limit had no room for the last step.
     pub(in crate::engine) lacks_room: bool,
-    /// The bytes that other owners of the shared limit should release for it.
+    /// The bytes that other owners of the shared limit should release for the reserve.
     pub(in crate::engine) want: Want,
-    /// The log has said that it waits for room.
+    /// Whether the log has reported that the reserve waits for room.
     pub(in crate::engine) has_logged_lack: bool,
     /// When the pinning in the background began, and the bytes pinned then.
     pub(in crate::engine) begun: Option<(Instant, u64)>,
-    /// Quarters that the log has reported.
+    /// Number of quarters that the log has reported.
     pub(in crate::engine) reported: u128,
 }
 
 impl Progress {
-    /// How soon the next step is due.
+    /// Returns how soon the next step is due.
     pub(in crate::engine) fn pace(&self) -> Pace {
         if self.begun.is_none() || self.is_cancelled || self.stopped.is_some() {
             Pace::Never
@@ -45,7 +46,7 @@ impl Progress {
 }
 
 impl Books {
-    /// Refuses `bytes` if they exceed the length of a reserve.
+    /// Refuses `bytes` if they exceed the longest possible reserve.
     fn check_length(&self, bytes: u64) -> Result<(), Refusal> {
         if bytes <= RANGE_BYTES_MAX {
             return Ok(());
@@ -57,8 +58,8 @@ impl Books {
         Err(Refusal::Source(SourceError::new("reserve", what)))
     }
 
-    /// Requests a reserve of `bytes` more, if the limit has room for all reserves. What a stopped reserve lacks is not requested
-    /// twice.
+    /// Requests a reserve of `bytes` more, if the limit has room for all reserves. Bytes that a stopped reserve lacks are not
+    /// requested twice.
     pub(in crate::engine) fn request_reserve(&mut self, bytes: u64) -> Result<(), Refusal> {
         self.check_length(bytes)?;
         let lacking_bytes = self.progress.stopped.as_ref().map_or(0, |_| self.reserve_to_come());
@@ -70,17 +71,18 @@ impl Books {
         Ok(())
     }
 
-    /// Requests `bytes` less, at most the bytes that are not pinned yet.
+    /// Requests `bytes` less, but at most the bytes that are neither pinned nor being pinned.
     pub(in crate::engine) fn request_less(&mut self, bytes: u64) {
         self.requested_bytes -= bytes.min(self.reserve_to_come());
     }
 
-    /// Bytes of all reserves: pinned, and requested.
+    /// Returns the pinned bytes and the requested bytes of all reserves.
     pub(in crate::engine) fn reserve_progress(&self) -> (u64, u64) {
         (self.arena.stats().reserve_bytes + self.arena.kept_bytes(), self.requested_bytes)
     }
 
-    /// The time until the reserve is complete, at the rate so far; `None` if no reserve is in progress or the rate is unknown.
+    /// Returns the time until the reserve is complete, at the rate so far; `None` if no reserve is in progress or the rate is
+    /// unknown.
     pub(in crate::engine) fn reserve_eta(&self) -> Option<Duration> {
         let (at, before_bytes) = self.progress.begun.filter(|_| self.progress.pace() == Pace::Steps)?;
         let (pinned_bytes, target_bytes) = self.reserve_progress();
@@ -90,13 +92,13 @@ impl Books {
         Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
     }
 
-    /// Bytes requested that are neither pinned nor being pinned.
+    /// Returns the requested bytes that are neither pinned nor being pinned.
     pub(in crate::engine) fn reserve_to_come(&self) -> u64 {
         let (pinned_bytes, target_bytes) = self.reserve_progress();
         target_bytes.saturating_sub(pinned_bytes + self.pending_bytes)
     }
 
-    /// The longest buffer that the granules of the complete reserve could hold.
+    /// Returns the length of the longest buffer that the granules of the complete reserve could hold.
     pub(in crate::engine) fn reserve_in_granules(&self) -> u64 {
         self.requested_bytes.saturating_sub(self.arena.stats().reserve_bytes + self.pending_bytes)
     }
@@ -115,20 +117,20 @@ impl Books {
         Ok(self.claim_plan(plan)?)
     }
 
-    /// There is no room for a granule of `granule_bytes`: memory that is committed for buffers becomes the reserve.
+    /// Makes memory that is committed for buffers part of the reserve, because there is no room for `granule_bytes` more.
     pub(in crate::engine) fn keep_committed(&mut self, granule_bytes: u64) {
         self.arena.keep(self.reserve_to_come());
-        // Other owners of the shared limit may release memory.
+        // There may be room later: other owners of the shared limit may release memory.
         let held_by_others = self.budget.is_shared() && self.budget.own_room_bytes() >= self.reserve_to_come();
         let has_no_room = self.budget.over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || held_by_others;
         if !has_no_room && self.reserve_to_come() < granule_bytes {
-            // A part of a granule at the limit can never be pinned.
+            // The limit has no room for a whole granule, so the missing part of a granule can never be pinned.
             self.request_less(self.reserve_to_come());
         }
     }
 
-    /// Claims the bytes that the system will hold for a reserve of `bytes`, by `held_bytes`: in whole granules if there is room
-    /// for them, else in whole pages. Returns the length of the reserve.
+    /// Claims the bytes that the system will hold for a reserve of `bytes`, as `held_bytes` computes them. The reserve has
+    /// whole granules if there is room for them, and whole pages otherwise. Returns the length of the reserve.
     pub(in crate::engine) fn claim_reserve(
         &mut self,
         bytes: u64,
@@ -144,7 +146,7 @@ impl Books {
         Ok(claim(GRANULE_BYTES).or_else(|_| claim(PAGE_BYTES as u64))?)
     }
 
-    /// Ends the rest of a claim of [`claim_reserve`](Self::claim_reserve).
+    /// Ends the claim on `held_bytes` that [`claim_reserve`](Self::claim_reserve) made, since they will not be held.
     pub(in crate::engine) fn unclaim_reserve(&mut self, held_bytes: u64) {
         self.pending_bytes -= held_bytes;
         self.lower_claim();
@@ -157,7 +159,7 @@ impl Books {
         let Some(range) = self.arena.add_reserve(bytes) else { return Err(region) };
         self.pending_bytes -= held_bytes;
         self.mappings.regions.insert(range, region);
-        // A region is whole granules.
+        // The region may be longer than was requested, since its length is rounded up.
         self.requested_bytes = self.requested_bytes.max(self.reserve_progress().0);
         self.reserve_overhead_bytes += held_bytes - bytes;
         self.lower_claim();
@@ -166,7 +168,8 @@ impl Books {
         Ok(())
     }
 
-    /// The bytes that the system holds for all reserves, and the bytes of the largest; reserves in progress count as one.
+    /// Returns the bytes that the system holds or will hold for all reserves, and the bytes of the largest. Reserves in
+    /// progress count as one.
     pub(in crate::engine) fn reserve_bytes(&self) -> (u64, u64) {
         let held_bytes = self.arena.stats().reserve_bytes + self.reserve_overhead_bytes + self.pending_bytes;
         (held_bytes, self.largest_reserve_bytes.max(self.pending_bytes))

@@ -31,12 +31,12 @@ fn over_virtual_memory() -> PoolBuilder {
     over(Arc::new(SimSource::new(1 << 40)))
 }
 
-fn over_discrete_regions() -> PoolBuilder {
-    over(Arc::new(SimSource::discrete(1 << 40)))
+fn over_separate_regions() -> PoolBuilder {
+    over(Arc::new(SimSource::separate_regions(1 << 40)))
 }
 
 fn over_both() -> [PoolBuilder; 2] {
-    [over_virtual_memory(), over_discrete_regions()]
+    [over_virtual_memory(), over_separate_regions()]
 }
 
 /// Advances the clock once, polls once.

@@ -71,7 +71,7 @@ fn trim_goes_down_to_its_argument_and_spares_what_is_in_use() {
         let stats = valid_stats(&pool);
         assert!(stats.memory.held_bytes <= 20 << 20 && stats.memory.in_use == 1, "{stats:?}");
         pool.trim(0);
-        // A discrete region stays while one buffer lies in it.
+        // A separate region stays while one buffer lies in it.
         assert!(valid_stats(&pool).memory.held_bytes <= 16 << 20);
         drop(used);
         pool.clear();

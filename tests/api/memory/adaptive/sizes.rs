@@ -43,7 +43,7 @@ fn lengths_and_alignments_beyond_reason_are_refused_as_requests() {
 
 #[test]
 fn a_request_over_the_machine_is_refused_by_the_source_and_releases_nothing() {
-    for source in [SimSource::new(64 << 20), SimSource::discrete(64 << 20)] {
+    for source in [SimSource::new(64 << 20), SimSource::separate_regions(64 << 20)] {
         let pool = over(Arc::new(source)).build().unwrap();
         drop(pool.get(4 * MIB).unwrap());
         for len in [65 * MIB, 1 << 36, 1 << 50] {
@@ -59,7 +59,7 @@ fn a_request_over_the_machine_is_refused_by_the_source_and_releases_nothing() {
 
 #[test]
 fn a_request_that_the_source_refuses_is_made_from_idle_memory() {
-    for source in [SimSource::new(16 << 20), SimSource::discrete(16 << 20)] {
+    for source in [SimSource::new(16 << 20), SimSource::separate_regions(16 << 20)] {
         let pool = over(Arc::new(source)).build().unwrap();
         drop((0..8).map(|_| pool.get(2 * MIB).unwrap()).collect::<Vec<_>>());
         assert_eq!(pool.get(16 * MIB).unwrap().len(), 16 * MIB);

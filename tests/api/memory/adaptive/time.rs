@@ -3,13 +3,13 @@
 use pinpool_testing::{SinkMem, SinkStream};
 
 use super::{
-    MIB, after_seconds, over_discrete_regions, over_virtual_memory, ten_idle_granules, valid_stats, with_manual_clock,
+    MIB, after_seconds, over_separate_regions, over_virtual_memory, ten_idle_granules, valid_stats, with_manual_clock,
 };
 use crate::captured_log::{count, lines, listen};
 
 #[test]
 fn an_idle_buffer_leaves_the_thread_cache_after_10_s_and_its_granule_after_60_more_a_fifth_each_second() {
-    for (builder, granules) in [(over_virtual_memory(), true), (over_discrete_regions(), false)] {
+    for (builder, granules) in [(over_virtual_memory(), true), (over_separate_regions(), false)] {
         let (pool, clock) = with_manual_clock(builder);
         ten_idle_granules(&pool);
         let pinned = pool.stats().memory.held_bytes;
@@ -59,7 +59,7 @@ fn hits_look_at_no_clock_and_misses_do() {
 
 #[test]
 fn the_end_of_a_clock_is_no_end_of_a_pool() {
-    for builder in [over_virtual_memory(), over_discrete_regions()] {
+    for builder in [over_virtual_memory(), over_separate_regions()] {
         let (pool, clock) = with_manual_clock(builder);
         drop(pool.get(100).unwrap());
         clock.advance_us(u64::MAX - 2_000_000);

@@ -11,7 +11,7 @@ use crate::captured_log::{lines_with_levels, listen_from};
 use crate::fixture::held_sink;
 
 use super::{
-    KIB, MIB, after_seconds, over, over_both, over_discrete_regions, over_virtual_memory, valid_stats,
+    KIB, MIB, after_seconds, over, over_both, over_separate_regions, over_virtual_memory, valid_stats,
     with_manual_clock,
 };
 
@@ -109,7 +109,7 @@ fn a_step_that_the_backend_refuses_shrinks_to_what_is_needed() {
 
 #[test]
 fn regions_hold_four_of_the_largest_that_missed_during_copies_too() {
-    let (pool, _clock) = with_manual_clock(over_discrete_regions());
+    let (pool, _clock) = with_manual_clock(over_separate_regions());
     let large = pool.get(10 * MIB).unwrap();
     assert_eq!(valid_stats(&pool).memory.held_bytes, 40 << 20);
     let (stream, mut device, gate) = held_sink(10 * MIB);

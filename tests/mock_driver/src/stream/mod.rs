@@ -37,7 +37,8 @@ const PER_THREAD: usize = 2;
 const FIRST_HANDLE: usize = 0x5000_0000;
 const HANDLE_STEP: usize = 0x10;
 
-/// What a worker does, without a lock. Shared, since a graph repeats it. An error is a sticky device fault.
+/// The work of an operation, which a worker runs without a lock. It is shared, since a graph repeats it. An error is a sticky
+/// device fault.
 pub(crate) type Work = Arc<dyn Fn() -> Outcome + Send + Sync>;
 
 /// One operation on a stream.
@@ -60,7 +61,7 @@ pub(crate) struct Ticket {
 /// Operations that were enqueued.
 #[derive(Clone)]
 pub(crate) enum Enqueued {
-    /// They will run: on one stream, or the running work of a whole context.
+    /// Operations that will run: one operation of a stream, or the running work of a whole context.
     Live(Vec<Ticket>),
     /// The stream is capturing: the operation is recorded in that graph.
     Captured(u64),
@@ -97,7 +98,7 @@ impl Stream {
 #[derive(Default)]
 pub(crate) struct Streams {
     by_number: BTreeMap<usize, Stream>,
-    /// The legacy stream of a context, and the one of a thread in it.
+    /// The default streams: the context, the thread (`None` for the legacy stream), and the number of each.
     defaults: Vec<(usize, Option<ThreadId>, usize)>,
     created: usize,
     /// The number of the stream that each handle represents.
@@ -131,7 +132,7 @@ impl Streams {
         Ok(handle)
     }
 
-    /// The first free handle, for a stream of this number.
+    /// Assigns the first free handle to the stream with this number.
     fn assign_handle(&mut self, number: usize) -> usize {
         let mut handles = (FIRST_HANDLE..).step_by(HANDLE_STEP);
         let unused = handles.find(|handle| !self.handles.contains_key(handle)).unwrap_or(FIRST_HANDLE);
@@ -152,13 +153,13 @@ impl Streams {
         self.defaults.iter().any(|&(_, thread, known)| known == handle && thread.is_none())
     }
 
-    /// The legacy stream may not be used while a stream that is ordered with it captures.
+    /// Refuses the use of the legacy stream while a stream that is ordered with it captures.
     pub(crate) fn check_not_implicit(&self, handle: usize) -> Outcome {
         let is_implicit = self.is_legacy(handle) && !self.blocking_captures().is_empty();
         if is_implicit { Err(Code::STREAM_CAPTURE_IMPLICIT) } else { Ok(()) }
     }
 
-    /// Streams that capture and are ordered with the legacy stream.
+    /// Returns the streams that capture and are ordered with the legacy stream.
     pub(crate) fn blocking_captures(&self) -> Vec<usize> {
         let is_blocking = |member: &usize| self.by_number.get(member).is_some_and(Stream::is_blocking);
         self.captures.members().copied().filter(is_blocking).collect()
@@ -168,7 +169,8 @@ impl Streams {
         Ticket { stream: handle, number: self.by_number.get(&handle).map_or(0, |stream| stream.enqueued) }
     }
 
-    /// Operations that this stream must wait for, since the legacy stream and the blocking ones are ordered with each other.
+    /// Returns the operations that this stream must wait for, since the legacy stream and the blocking streams are ordered
+    /// with each other.
     fn implicit_dependencies(&self, handle: usize) -> Vec<Ticket> {
         let Some(stream) = self.by_number.get(&handle).filter(|stream| stream.is_blocking()) else { return Vec::new() };
         let legacy = self.is_legacy(handle);
@@ -189,7 +191,8 @@ impl Streams {
         Ok(Ticket { stream: handle, number: stream.enqueued })
     }
 
-    /// The worker's next operation; `Ok(None)` if there is none yet, `Err` if the stream is removed.
+    /// Returns the worker's next operation, or `Ok(None)` if none may run yet. Returns `Err` if the worker must end: the
+    /// stream is removed, or is closing and has no operations left.
     fn next(&mut self, handle: usize) -> Result<Option<(u64, Work)>, ()> {
         loop {
             let stream = self.by_number.get(&handle).ok_or(())?;
@@ -229,7 +232,7 @@ impl Streams {
         self.wake_dependents();
     }
 
-    /// Every later call of kind `Device` or `Enqueue` fails with this code.
+    /// Loses the device: drops all queued operations, and every later call of kind `Device` or `Enqueue` fails with this code.
     pub(crate) fn lose(&mut self, code: Code) {
         self.lost.get_or_insert(code);
         self.by_number.values_mut().for_each(|stream| stream.ops.clear());
@@ -287,7 +290,7 @@ pub(crate) fn check_alive() -> Outcome {
     lock_streams().lost.map_or(Ok(()), Err)
 }
 
-/// The number of the stream behind a caller's handle.
+/// Returns the number of the stream behind a caller's handle.
 pub(crate) fn resolve(handle: usize) -> Result<usize, Code> {
     let context = context::current();
     let mut streams = lock_streams();
@@ -315,12 +318,12 @@ pub(crate) fn enqueue(stream: usize, op: Op) -> Result<Enqueued, Code> {
     streams.push(stream, op).map(|ticket| Enqueued::Live(vec![ticket]))
 }
 
-/// The context of a stream.
+/// Returns the context of a stream.
 pub(crate) fn context_of(stream: usize) -> Result<usize, Code> {
     lock_streams().by_number.get(&stream).map(|stream| stream.context).ok_or(Code::INVALID_HANDLE)
 }
 
-/// Tickets for the running work of a context, one for each stream. Fails while a stream captures, and invalidates that capture.
+/// Returns tickets for the running work of a context, one for each stream. Fails while a stream captures, and invalidates that capture.
 pub(crate) fn tickets_of(context: usize) -> Result<Vec<Ticket>, Code> {
     let mut streams = lock_streams();
     let of_context = |number: &usize| streams.by_number.get(number).is_some_and(|stream| stream.context == context);
@@ -349,7 +352,7 @@ pub(crate) fn wait_for(stream: usize) -> Outcome {
     wait_for_ticket(last)
 }
 
-/// Waits until nothing is enqueued, on one context or on all.
+/// Waits until no operation is enqueued or running, on one context or on all.
 pub(crate) fn wait_for_idle(context: Option<usize>) -> Outcome {
     wait_until(|streams| {
         streams
@@ -359,24 +362,24 @@ pub(crate) fn wait_for_idle(context: Option<usize>) -> Outcome {
     })
 }
 
-/// Operations in flight. A signal that may be visible already does not count.
+/// Returns the number of operations in flight. A running signal does not count, since the host may see it already.
 pub(crate) fn in_flight() -> u64 {
     let of = |stream: &Stream| stream.ops.len() as u64 + u64::from(stream.running && !stream.signalling);
     lock_streams().by_number.values().map(of).sum()
 }
 
-/// Live created streams.
+/// Returns the number of live streams that the program has created.
 pub(crate) fn live() -> u64 {
     lock_streams().by_number.values().filter(|stream| stream.created.is_some() && !stream.closing).count() as u64
 }
 
-/// Destroys all streams of a context, after their work or together with it.
+/// Destroys all streams of a context: after their work, or with `ends_work` together with their work.
 pub(crate) fn close_of(context: usize, ends_work: bool) {
     let mut guard = lock_streams();
     let streams = &mut *guard;
     streams.defaults.retain(|&(of, ..)| of != context);
     for (&number, stream) in streams.by_number.iter_mut().filter(|(_, stream)| stream.context == context) {
-        // The next context may get the same handle.
+        // The stream loses its context, since the next context may get the same handle.
         (stream.closing, stream.created, stream.context) = (true, None, 0);
         streams.handles.retain(|_, known| *known != number);
         streams.captures.end_of(number);

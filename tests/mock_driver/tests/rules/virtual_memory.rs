@@ -43,7 +43,7 @@ pub(crate) fn create() -> Result<u64, i32> {
     let mut handle = MaybeUninit::uninit();
     // SAFETY: space for one handle, and properties in the driver's layout.
     let code = raw(unsafe { sys::cuMemCreate(handle.as_mut_ptr(), GRANULE, (&raw const wanted).cast(), 0) });
-    // SAFETY: written where the call succeeded.
+    // SAFETY: the call has written the handle if it succeeded.
     if code == 0 { Ok(unsafe { handle.assume_init() }) } else { Err(code) }
 }
 

@@ -12,7 +12,7 @@ use crate::served::mark_unpinned;
 const NOTE: &str = "The counters in a log restart at each raise, and requests between the printed lines are not counted: the x axis is \
                     a lower bound, and unprinted raises are spread evenly. A log has no bytes and no times: PINPOOL_TRACE records them.";
 
-/// The diagnoses in the log; without any, those from TensorFlow's lines. Alarms come first.
+/// Returns the diagnoses in the log. If there are none, derives them from TensorFlow's lines. Alarms come first.
 pub(super) fn diagnoses(found: &LogContent, history: &History) -> Vec<DiagnosisText> {
     let of_trend = |pool: &PoolHistory| {
         let (name, advice) = trend(pool);
@@ -30,7 +30,7 @@ pub(super) fn diagnoses(found: &LogContent, history: &History) -> Vec<DiagnosisT
     all
 }
 
-/// Each pool over the requests that its messages show, or over its messages if they show none.
+/// Returns each pool over the requests that its messages show, or over its messages if they show no requests.
 pub(super) fn series(found: LogContent, history: History) -> Series {
     let diagnoses = diagnoses(&found, &history);
     let pool = |PoolHistory { number, points, checks, .. }: PoolHistory| {

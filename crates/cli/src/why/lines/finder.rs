@@ -16,16 +16,16 @@ use super::origin::{self, Origins, compiled};
 use super::parts::{self, AFTER, FIRST_LETTERS, Match, Parts, RAISE, follow, frame, is_line_end};
 use crate::files::why;
 
-/// Most lines of other text between two parts of a message.
+/// Maximum number of lines of other text between two parts of a message.
 const OTHER_LINES: usize = 3;
-/// Longest message, wrapped or not.
+/// Maximum length of a message, wrapped or not.
 const LONGEST_MESSAGE_BYTES: usize = 512;
-/// Longest prefix, and most lines that it is wrapped over.
+/// Maximum length of a prefix, and maximum number of lines over which it is wrapped.
 const LONGEST_PREFIX_BYTES: usize = 256;
 const PREFIX_LINES: usize = 8;
 /// A file with longer lines is not a log: a saved notebook has a line for each line of its output.
 const LONGEST_LINE_BYTES: u64 = 64 << 20;
-/// Most of a line that is searched for the names of its process.
+/// Maximum length of the part of a line that is searched for the names of its process.
 const NAMES_BYTES: usize = 4 << 10;
 /// Maximum number of messages; only a malicious file has more.
 const MOST_MESSAGES: usize = 200_000;
@@ -93,7 +93,7 @@ struct Finder {
 struct Head {
     line: u64,
     time: Option<String>,
-    /// The prefix names TensorFlow's source file.
+    /// Whether the prefix names TensorFlow's source file.
     is_tensorflow: bool,
     origin: Option<String>,
 }
@@ -102,24 +102,24 @@ struct Head {
 struct OpenMessage {
     head: Head,
     parts: Parts,
-    /// The text so far.
+    /// The text of the message so far.
     text: Vec<u8>,
     /// The first line of the message, and the text after the message in its last line.
     first: Vec<u8>,
     tail: Vec<u8>,
-    /// Certainly a message, not similar text.
+    /// Whether this is certainly a message, and not similar text.
     is_message: bool,
     other_lines: usize,
 }
 
 impl OpenMessage {
-    /// The numbers of a complete message.
+    /// Returns the numbers of a complete message.
     fn numbers(&self) -> Option<Numbers> {
         let followed = follow(self.parts, &self.text);
         Numbers::of(&followed.numbers).filter(|_| followed.is_whole)
     }
 
-    /// The text continued by `line`, if it continues there, and the bytes of `line` that belong to it.
+    /// Returns the text continued by `line`, if it continues there, and the number of bytes of `line` that belong to it.
     fn extended(&self, line: &[u8]) -> Option<(Vec<u8>, usize)> {
         let is_end = is_line_end(&self.tail);
         let is_alike = |rest: &[u8]| !is_end && parts::ends_alike(&self.tail, rest);
@@ -158,7 +158,7 @@ impl Finder {
         self.recent.push_back((line, if bytes.len() > LONGEST_PREFIX_BYTES { Vec::new() } else { bytes.into_owned() }));
     }
 
-    /// Opens or keeps the message that starts at `at`, if there is one; returns the number of bytes processed.
+    /// Opens the message that starts at `at`, if there is one, and closes the previous one. Returns the number of bytes processed.
     fn try_at(&mut self, line: u64, bytes: &[u8], at: usize) -> usize {
         let (parts, text) = (if bytes[at] == b'P' { AFTER } else { RAISE }, &bytes[at..]);
         let followed = follow(parts, text);
@@ -180,10 +180,10 @@ impl Finder {
         end
     }
 
-    /// Keeps `open` open if it may continue in the next line.
+    /// Keeps `open` open if it may continue in the next line, and closes it otherwise.
     fn wait(&mut self, open: OpenMessage) {
         let is_whole = follow(open.parts, &open.text).is_whole;
-        // A shorter rate may continue, and be equally plausible.
+        // A rate with fewer digits may continue, and be equally plausible.
         let is_long = open.parts == RAISE || parts::rate_digits(&open.text) == Some(parts::RATE_DIGITS);
         let is_sure = is_long && open.numbers().is_some_and(|numbers| numbers.trust() == Trust::Sure);
         self.open = Some(open);
@@ -192,7 +192,7 @@ impl Finder {
         }
     }
 
-    /// Continues the open message in `line`; returns the number of bytes processed.
+    /// Continues the open message in `line`. Returns the number of bytes processed.
     fn resume(&mut self, line: &[u8]) -> usize {
         let Some(mut open) = self.open.take() else { return 0 };
         let own = [(b'P', AFTER), (b'R', RAISE)].into_iter().filter_map(|(letter, parts)| {
@@ -202,7 +202,8 @@ impl Finder {
         let own = own.min().unwrap_or(line.len());
         let was = follow(open.parts, &open.text).is_whole;
         let extended = open.extended(&line[..own]).filter(|(text, used)| {
-            // A number that may be complete continues only if that is more plausible, or equally so and nothing follows.
+            // A number that may be complete continues only if the longer number is more plausible, or if it is equally
+            // plausible and nothing follows.
             let [before, after] = [&open.text, text].map(|text| Numbers::of(&follow(open.parts, text).numbers));
             let [before, after] = [before, after].map(|numbers| numbers.map(|numbers| numbers.trust()));
             let rest = &line[*used..];
@@ -227,7 +228,7 @@ impl Finder {
         used
     }
 
-    /// Keeps the open message, or counts it as truncated.
+    /// Adds the open message to the messages found, or counts it as truncated.
     fn close(&mut self) {
         let Some(open) = self.open.take() else { return };
         let ends_line = is_line_end(&open.tail);
@@ -240,7 +241,8 @@ impl Finder {
         self.found.messages.push(Message { line, time, origin, numbers });
     }
 
-    /// The prefix of the message at `at` of `bytes`, in this line or, if it is wrapped, in the previous lines.
+    /// Returns the prefix of the message at `at` of `bytes`. The prefix is in this line or, if it is wrapped, in the previous
+    /// lines.
     fn head(&self, line: u64, bytes: &[u8], at: usize) -> Head {
         let mut text = bytes[at.saturating_sub(LONGEST_PREFIX_BYTES)..at].to_vec();
         let (mut head, mut first) = (self.prefix(line, &text).map(|(_, head)| head), bytes);
@@ -263,7 +265,7 @@ impl Finder {
         Head { origin: self.origins.of(&first[..first.len().min(NAMES_BYTES)]), ..head }
     }
 
-    /// The prefix at the end of `text` and its position, if there is one.
+    /// Returns the prefix at the end of `text` and its position, if there is one.
     fn prefix(&self, line: u64, text: &[u8]) -> Option<(usize, Head)> {
         let captures = PREFIXES.captures(text).filter(|_| text.trim_ascii_end().ends_with(b"]"))?;
         let start = captures.get_match().start();
@@ -274,9 +276,9 @@ impl Finder {
     }
 }
 
-/// The text without colors and escapes, with plain blanks and dashes.
+/// Returns the text without colors and escapes, with plain blanks and dashes.
 fn undecorated(bytes: &[u8]) -> Cow<'_, [u8]> {
-    // Few logs have any, and the search for these bytes is fast.
+    // Few logs have decorations, and the search for these bytes is fast.
     if !bytes.iter().any(|byte| matches!(byte, 0x1b | b'&' | b'\\' | 0xc2 | 0xe2)) {
         return bytes.into();
     }
@@ -292,12 +294,12 @@ fn undecorated(bytes: &[u8]) -> Cow<'_, [u8]> {
     DECORATIONS.replace_all(bytes, plain)
 }
 
-/// The beginning of a text, which may be long.
+/// Returns the beginning of a text, which may be long.
 fn some(text: &[u8]) -> &[u8] {
     &text[..text.len().min(LONGEST_MESSAGE_BYTES)]
 }
 
-/// A line without the border that a terminal or a format adds at its end.
+/// Returns a line without the border that a terminal or a format adds at its end.
 fn without_border(line: &[u8]) -> &[u8] {
     let line = line.trim_ascii_end();
     let line = line.strip_suffix(b"\"]").unwrap_or(line);
@@ -305,7 +307,7 @@ fn without_border(line: &[u8]) -> &[u8] {
     &line[..line.len() - line.iter().rev().take_while(|byte| is_border(byte)).count()]
 }
 
-/// Returns true if the text after a number continues the number, such as the rest of a progress bar that overwrote its end.
+/// Returns whether the text after a number continues the number, such as the rest of a progress bar that overwrote its end.
 fn continues_number(behind: &[u8]) -> bool {
     match behind {
         [b'/' | b'%', ..] => true,

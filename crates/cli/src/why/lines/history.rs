@@ -1,9 +1,9 @@
-//! A log's messages in order: the pool of each, the limit in force, and the raises that were not printed.
+//! Assigns a log's messages, in order, to pools, and finds the limit in force and the raises that were not printed.
 //!
-//! One message in ten is printed, counted over all pools of a process; lines get lost, processes share a file, and programs
-//! restart. Therefore the numbers of each message decide first (`limits.rs`), and its neighbors only if the numbers fit several
-//! limits. A pool's limit never falls, and its counters never fall while its limit is unchanged: a message that contradicts this
-//! belongs to another pool, or to a restarted program.
+//! One message in ten is printed, counted over all pools of a process. In addition, lines get lost, processes share a file, and
+//! programs restart. Therefore the numbers of each message decide first (`limits.rs`). The neighboring messages decide only if
+//! the numbers fit several limits. A pool's limit never falls, and its counters never fall while its limit is unchanged,
+//! so a message that contradicts this belongs to another pool, or to a restarted program.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,17 +13,17 @@ use pinpool_observe::diagnosis::Snapshot;
 use super::limits::{Chain, Fit};
 use super::message::{Counters, Message, Numbers, START_LIMIT, TOLERABLE_RATE};
 
-/// Most starting limits that are distinguished.
+/// Maximum number of starting limits that are distinguished.
 const CHAINS_MAX: usize = 16;
-/// Most pools, and starts of programs, that are distinguished: each message is compared with all of them.
+/// Maximum number of pools and starts of programs that are distinguished, because each message is compared with all of them.
 const POOLS_MAX: usize = 1_000;
 
 /// The pools of a log, and the limit at each message.
 #[derive(Debug)]
 pub(super) struct History {
-    /// One for each message, in the same order.
+    /// One entry for each message, in the same order.
     pub(super) entries: Vec<Entry>,
-    /// In the order of their first messages.
+    /// The pools, in the order of their first messages.
     pub(super) pools: Vec<PoolHistory>,
 }
 
@@ -31,39 +31,39 @@ pub(super) struct History {
 pub(super) struct Entry {
     /// [`PoolHistory::number`].
     pub(super) pool: usize,
-    /// In force when the message was printed; for a raise, before it. `None` if unknown.
+    /// The limit in force when the message was printed, which for a raise is the limit before it. `None` if unknown.
     pub(super) limit: Option<u64>,
     /// Requests since the last raise that went to the underlying allocator; `None` for a raise, or if unknown.
     pub(super) allocated: Option<u64>,
-    /// Unprinted raises since the pool's previous message, or its start.
+    /// Number of unprinted raises since the pool's previous message, or since its start.
     pub(super) silent_raises: u64,
 }
 
 /// One pool of one process.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PoolHistory {
-    /// In the order of the first messages, from 1.
+    /// The number of the pool, from 1, in the order of the first messages.
     pub(super) number: usize,
     /// The launcher's prefix for the lines of its process.
     pub(super) origin: Option<String>,
-    /// After its last message; `None` if unknown.
+    /// The limit after the pool's last message; `None` if unknown.
     pub(super) limit: Option<u64>,
     pub(super) printed_raises: u64,
     pub(super) silent_raises: u64,
     /// The printed counters, in order.
     pub(super) checks: Vec<Counters>,
-    /// One for each message: requests, misses, evictions and the limit so far.
+    /// One snapshot for each message: requests, misses, evictions and the limit so far.
     pub(super) points: Vec<Snapshot>,
     /// The last counters, if the limit was not raised after them.
     window: Option<Counters>,
-    /// Requests and evictions before that: the counters restart at each raise.
+    /// Requests and evictions before `window`, because the counters restart at each raise.
     earlier: (u64, u64),
-    /// The number of messages of the process before the last check.
+    /// Number of the process's messages up to the pool's last check.
     checked_at: usize,
 }
 
 impl PoolHistory {
-    /// Returns true if the limit was raised after the last check in the log.
+    /// Returns whether the limit was raised after the last check in the log.
     pub(super) fn is_raised(&self) -> bool {
         self.window.is_none() && self.printed_raises > 0
     }
@@ -105,9 +105,9 @@ impl PoolHistory {
 impl History {
     /// # Errors
     ///
-    /// For too many pools.
+    /// If there are too many pools.
     pub(super) fn of(messages: &[Message]) -> Result<Self, String> {
-        // Processes differ in the launcher's prefix, the pools of a process in their numbers.
+        // Processes are told apart by the launcher's prefix, and the pools of a process by their numbers.
         let mut processes: BTreeMap<&Option<String>, Process<'_>> = BTreeMap::new();
         for message in messages {
             processes.entry(&message.origin).or_default().messages.push(message);
@@ -128,7 +128,7 @@ impl History {
         Ok(Self { entries, pools })
     }
 
-    /// Raises of all pools: printed, and not printed.
+    /// Returns the numbers of printed and of unprinted raises of all pools.
     pub(super) fn raises(&self) -> (u64, u64) {
         self.pools
             .iter()
@@ -136,7 +136,7 @@ impl History {
     }
 }
 
-/// TensorFlow's chain, and the chains of other raises.
+/// Returns TensorFlow's chain of limits, and the chains of raises that do not belong to it.
 fn chains(messages: &[&Message]) -> Vec<Chain> {
     let mut chains = vec![Chain::from(START_LIMIT)];
     for message in messages {
@@ -154,7 +154,7 @@ fn chains(messages: &[&Message]) -> Vec<Chain> {
 #[derive(Default)]
 struct Process<'a> {
     messages: Vec<&'a Message>,
-    /// The number of messages that were added to the pools.
+    /// Number of messages that were added to the pools.
     added: usize,
     chains: Vec<Chain>,
     pools: Vec<PoolHistory>,
@@ -163,7 +163,7 @@ struct Process<'a> {
 }
 
 impl Process<'_> {
-    /// Adds the next message to its pool. A new pool is number `pools + 1` of the log.
+    /// Adds the next message to its pool. A new pool gets number `pools + 1` of the log.
     fn add_next(&mut self, pools: &mut usize) -> Option<Entry> {
         let numbers = self.messages.get(self.added)?.numbers;
         self.added += 1;
@@ -193,7 +193,8 @@ impl Process<'_> {
         Some(Entry { pool: pool.number, limit, allocated, silent_raises })
     }
 
-    /// The pool of a check, if it is known, its limit, and the requests that went to the underlying allocator.
+    /// Returns the pool of a check, if it is known, its limit, and the number of requests that went to the underlying
+    /// allocator.
     fn check(&self, counters: &Counters) -> (Option<usize>, Option<u64>, Option<u64>) {
         let fit = self.fit(counters);
         let by_raise = || self.raise_after().filter(|_| self.fits(counters).is_empty());
@@ -201,7 +202,7 @@ impl Process<'_> {
         (limit.map_or(self.last, |limit| self.pool_at(limit, Some(counters))), limit, allocated)
     }
 
-    /// The limits in all chains that the numbers fit.
+    /// Returns the limits in all chains that the numbers fit.
     fn fits(&self, counters: &Counters) -> Vec<Fit> {
         let mut fits: Vec<Fit> = self.chains.iter().flat_map(|chain| chain.fits(counters)).collect();
         fits.sort_unstable_by_key(|fit| fit.limit);
@@ -209,7 +210,7 @@ impl Process<'_> {
         fits
     }
 
-    /// The one limit that the numbers fit; if they fit several, the neighboring messages decide.
+    /// Returns the limit that the numbers fit. If they fit several limits, the neighboring messages decide.
     fn fit(&self, counters: &Counters) -> Option<Fit> {
         let fits = self.fits(counters);
         let only = |is_likely: &dyn Fn(u64) -> bool| {
@@ -225,9 +226,12 @@ impl Process<'_> {
         only(&|_| true).or_else(|| only(&|limit| Some(limit) == raised_from)).or_else(|| only(&continues))
     }
 
-    /// The pool that may print its next message at `limit`. If there are several: one with this limit and the closest lower
-    /// counters; else one with the highest limit, preferably after a check that had to raise it; then, for a raise, the one with
-    /// the latest check, which is printed together with it; then the latest.
+    /// Returns the pool that may print its next message at `limit`. Among several pools, these criteria decide, in this order:
+    ///
+    /// 1. the highest limit so far;
+    /// 2. for a check at the pool's present limit, the closest lower counters; otherwise a last check that may raise the limit;
+    /// 3. for a raise, the latest check, because a raise is printed together with its check;
+    /// 4. the latest pool.
     fn pool_at(&self, limit: u64, counters: Option<&Counters>) -> Option<usize> {
         let distance = |pool: &PoolHistory| {
             let is_due = pool.window.as_ref().is_some_and(may_raise);
@@ -244,13 +248,13 @@ impl Process<'_> {
         pools.max().map(|(.., at)| at)
     }
 
-    /// The number of raises from a limit, or from the start of a pool, up to `to`.
+    /// Returns the number of raises from a limit, or from the start of a pool, up to `to`.
     fn raises_between(&self, from: Option<u64>, to: u64) -> Option<usize> {
         let start = |chain: &Chain| from.map_or(Some(0), |from| chain.place(from));
         self.chains.iter().find_map(|chain| chain.place(to)?.checked_sub(start(chain)?))
     }
 
-    /// The limit before a raise in the next message.
+    /// Returns the limit before the raise, if the next message is a raise.
     fn raise_after(&self) -> Option<u64> {
         match self.messages.get(self.added)?.numbers {
             Numbers::Raise { from, .. } => Some(from),
@@ -259,17 +263,18 @@ impl Process<'_> {
     }
 }
 
-/// The growth of the counters from `last`, or from 0 after a raise, to `next`; `None` if one of them is smaller, or if only the
-/// evictions are unchanged: every 1000th eviction causes a check. An identical line is a copy.
+/// Returns the growth of the counters from `last`, or from 0 after a raise, to `next`. Returns `None` if a counter is smaller.
+/// Also returns `None` if the returns grew and the evictions did not, because only every 1000th eviction causes a check. An
+/// identical line is a copy, with a growth of 0.
 fn increase(last: Option<&Counters>, next: &Counters) -> Option<u128> {
     let Some(last) = last else { return Some(u128::from(next.put) + u128::from(next.evicted)) };
-    // A log may have lost the requests.
+    // A log may have lost the number of requests.
     let _ = last.get.zip(next.get).map_or(Some(0), |(last, next)| next.checked_sub(last))?;
     let (put, evicted) = (next.put.checked_sub(last.put)?, next.evicted.checked_sub(last.evicted)?);
     (evicted > 0 || put == 0).then_some(u128::from(put) + u128::from(evicted))
 }
 
-/// Returns true if a check with these rates, printed with six digits, may raise the limit.
+/// Returns whether a check with these rates, printed with six digits, may raise the limit.
 pub(super) fn may_raise(counters: &Counters) -> bool {
     counters.eviction_rate >= TOLERABLE_RATE && counters.unsatisfied_rate >= TOLERABLE_RATE
 }

@@ -1,4 +1,4 @@
-//! The limit in force when a message was printed, from the numbers of the message.
+//! Finds the limit in force when a message was printed, from the numbers of the message.
 //!
 //! Since the last raise, the underlying allocator served one request for every evicted buffer, for every additional buffer in
 //! use, and for every additional idle buffer. At a check the number of idle buffers equals the limit, and after a raise it equals
@@ -21,7 +21,7 @@ pub(super) struct Chain(Vec<u64>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fit {
     pub(super) limit: u64,
-    /// Requests that went to the underlying allocator.
+    /// Number of requests that went to the underlying allocator.
     pub(super) allocated: u64,
 }
 
@@ -29,23 +29,23 @@ pub(super) struct Fit {
 const HIGHEST_LIMIT: u64 = 1 << 40;
 
 impl Chain {
-    /// The limits of a pool that starts with `limit`.
+    /// Returns the limits of a pool that starts with `limit`.
     pub(super) fn from(limit: u64) -> Self {
         let next = |&limit: &u64| Some(raised(limit)).filter(|&raised| raised < HIGHEST_LIMIT);
         Self(std::iter::successors(Some(limit), next).collect())
     }
 
-    /// The number of raises between the start and `limit`.
+    /// Returns the number of raises between the start and `limit`.
     pub(super) fn place(&self, limit: u64) -> Option<usize> {
         self.0.binary_search(&limit).ok()
     }
 
-    /// Returns true if `to` follows `from` in this chain.
+    /// Returns whether `to` follows `from` in this chain.
     pub(super) fn has_raise(&self, from: u64, to: u64) -> bool {
         self.place(from).is_some_and(|at| self.0.get(at + 1) == Some(&to))
     }
 
-    /// The limits that `counters` fit.
+    /// Returns the limits that `counters` fit.
     pub(super) fn fits(&self, counters: &Counters) -> Vec<Fit> {
         let previous = std::iter::once(0).chain(self.0.iter().copied());
         let fit = |(&limit, previous)| {
@@ -59,18 +59,18 @@ impl Chain {
 /// The certainty that the last number of a message is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Trust {
-    /// The other numbers contradict it.
+    /// The other numbers contradict the last number.
     Contradicted,
-    /// Nothing contradicts it.
+    /// Nothing contradicts the last number.
     Likely,
-    /// The other numbers confirm it.
+    /// The other numbers confirm the last number.
     Sure,
 }
 
 impl Numbers {
     pub(super) fn trust(&self) -> Trust {
         match self {
-            // Each limit has one successor.
+            // Each limit has one successor, which was checked when the numbers were read.
             Self::Raise { .. } => Trust::Sure,
             Self::After(counters) if !Chain::from(START_LIMIT).fits(counters).is_empty() => Trust::Sure,
             Self::After(counters) if counters.get.is_none() || !counters.unsatisfied_rate.is_finite() => Trust::Likely,
@@ -82,22 +82,23 @@ impl Numbers {
     }
 }
 
-/// `None` if the sum is negative, or more than the requests.
+/// Returns the number of requests that went to the underlying allocator; `None` if the sum is negative, or more than the
+/// requests.
 fn allocated(counters: &Counters, raised_by: u64) -> Option<u64> {
     let get = counters.get?;
     let sum = i128::from(get) - i128::from(counters.put) + i128::from(counters.evicted) + i128::from(raised_by);
     u64::try_from(sum).ok().filter(|&allocated| allocated <= get)
 }
 
-/// Returns true if TensorFlow prints this rate for `allocated`, with the six digits of C's `%g`.
+/// Returns whether TensorFlow prints this rate for `allocated`, with the six digits of C's `%g`.
 fn prints_as(allocated: u64, counters: &Counters) -> bool {
     let Some(get) = counters.get else { return false };
     let (rate, printed) = (if get == 0 { 0.0 } else { allocated as f64 / get as f64 }, counters.unsatisfied_rate);
-    // Nearly all limits fail the first comparison. Text is exact, and slow.
+    // Nearly all limits fail the first comparison. The comparison of texts is exact, but slow.
     (rate - printed).abs() <= rate * 1e-5 && format!("{rate:.5e}") == format!("{printed:.5e}")
 }
 
-/// The requests that may have gone to the underlying allocator, from the printed rate only.
+/// Returns the numbers of requests that may have gone to the underlying allocator, from the printed rate only.
 fn all_by_rate(counters: &Counters) -> impl Iterator<Item = u64> {
     let get = counters.get.unwrap_or(0);
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Saturates; checked below.
@@ -106,7 +107,7 @@ fn all_by_rate(counters: &Counters) -> impl Iterator<Item = u64> {
     around.filter(move |&allocated| prints_as(allocated, counters))
 }
 
-/// Returns true if the printed rate is below the raise threshold although the counters, at any limit, are above it.
+/// Returns whether the printed rate is below the raise threshold although the counters, at any limit, are above it.
 pub(super) fn is_too_low(counters: &Counters) -> bool {
     let allocated = |get| i128::from(get) - i128::from(counters.put) + i128::from(counters.evicted);
     let is_due = |get: u64| get >= GETS_MIN && allocated(get) as f64 > TOLERABLE_RATE * get as f64;

@@ -6,14 +6,14 @@ use serde::Serialize;
 
 use crate::diagnosis::DiagnosisText;
 
-/// The pool raises its limit if both rates exceed this (`kTolerable`).
+/// The pool raises its limit if both rates exceed this value (`kTolerable`).
 pub(super) const TOLERABLE_RATE: f64 = 2e-3;
-/// Fewer requests since the last raise are inconclusive: a program that drains its queues only returns buffers.
+/// With fewer requests since the last raise, a check is inconclusive: a program that drains its queues only returns buffers.
 pub(super) const GETS_MIN: u64 = 1_000;
 /// The initial limit of TensorFlow's pool. A lower limit is raised to it directly.
 pub(super) const START_LIMIT: u64 = 100;
 
-/// The limit after a raise from `limit`.
+/// Returns the limit after a raise from `limit`.
 pub(super) fn raised(limit: u64) -> u64 {
     if limit < START_LIMIT { START_LIMIT } else { limit.saturating_add(limit / 10) }
 }
@@ -21,11 +21,11 @@ pub(super) fn raised(limit: u64) -> u64 {
 /// One message and its prefix.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Message {
-    /// The first line of the message, from 1.
+    /// The number of the message's first line, from 1.
     pub(super) line: u64,
     /// The time as printed, if there is one.
     pub(super) time: Option<String>,
-    /// The process, as named by a launcher before the text.
+    /// The name of the process, which a launcher printed before the text.
     pub(super) origin: Option<String>,
     pub(super) numbers: Numbers,
 }
@@ -40,7 +40,7 @@ pub(super) enum Numbers {
 /// The numbers of `PoolAllocator: After ...`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Counters {
-    /// `None` if the log lost it.
+    /// Number of requests; `None` if the log lost it.
     pub(super) get: Option<u64>,
     pub(super) put: u64,
     pub(super) evicted: u64,
@@ -50,22 +50,22 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// If the log lost the number of requests, the number of returns is close to it.
+    /// Returns the number of requests. If the log lost it, returns the number of returns, which is close to it.
     pub(super) fn requests(&self) -> u64 {
         self.get.unwrap_or(self.put)
     }
 }
 
 impl Numbers {
-    /// `None` if a number is impossible: the log lost or added digits.
+    /// Parses the numbers; `None` if a number is impossible, because the log lost or added digits.
     pub(super) fn of(numbers: &[&[u8]]) -> Option<Self> {
         let text = |at: usize| std::str::from_utf8(numbers.get(at)?).ok();
         let count = |at| text(at)?.parse::<u64>().ok();
-        // Not finite if TensorFlow divided by 0.
+        // A rate is not finite if TensorFlow divided by 0.
         let is_rate = |rate: &f64| !rate.is_finite() || (0.0..=1.0).contains(rate);
         let rate = |at| {
             let rate = text(at).filter(|text| !text.ends_with('.'))?.parse::<f64>().ok().filter(is_rate);
-            // A rate of 0 is printed as `0`: this is the beginning of another rate.
+            // TensorFlow prints a rate of 0 as `0`, so `0.0` is the beginning of another rate.
             rate.filter(|&rate| rate != 0.0 || !text(at).is_some_and(|text| text.contains('.')))
         };
         if numbers.len() == 2 {
@@ -88,11 +88,11 @@ impl Numbers {
 pub(super) struct LogContent {
     pub(super) messages: Vec<Message>,
     pub(super) lines: u64,
-    /// Truncated or damaged messages.
+    /// Number of truncated or damaged messages.
     pub(super) cut: u64,
-    /// The reason, with the line number, if reading stopped early.
+    /// The reason, with the line number, if reading the log stopped early.
     pub(super) stopped: Option<String>,
-    /// True if a pool of the log is pinned.
+    /// Whether a pool of the log is pinned.
     pub(super) has_pinned: bool,
     /// The last diagnosis of each pool, if pinpool wrote the log.
     pub(super) diagnoses: BTreeMap<String, DiagnosisText>,

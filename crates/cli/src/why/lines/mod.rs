@@ -43,11 +43,11 @@ pub(super) fn run(logs: &[PathBuf], is_json: bool, terminal: &Terminal) -> Resul
     Ok(listed.into_iter().collect::<Result<(), _>>()?)
 }
 
-/// The pools of a log.
+/// Returns the pools of a log.
 ///
 /// # Errors
 ///
-/// If it cannot be read or has no message.
+/// If the log cannot be read or has no message.
 pub(crate) fn series(input: Input) -> Result<Series, Box<dyn Error>> {
     let (found, history) = find(input, false)?;
     Ok(curve::series(found, history))

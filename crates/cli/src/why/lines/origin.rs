@@ -1,4 +1,4 @@
-//! The process that wrote a line, named by a prefix of the launcher.
+//! Finds the process that wrote a line, by a prefix of the launcher.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
@@ -35,14 +35,14 @@ const NAMES: [&str; 10] = [
 ];
 /// Members of a JSON object that name a process.
 const MEMBER: &str = r#""(?:_PID|pid|rank|local_rank|pod|pod_name|_HOSTNAME|host|hostname)"\s*:\s*(?:"[^"]*"|\d+)"#;
-/// Most names of a process, such as a host and a rank.
+/// Maximum number of names of a process, such as a host and a rank.
 const NAMES_MAX: usize = 3;
 
 static NAME: LazyLock<Regex> =
     LazyLock::new(|| compiled(&format!(r"^\s*(?:{TIME})*(?<name>{})(?:\d+:)?", NAMES.join("|"))));
 static MEMBERS: LazyLock<Regex> = LazyLock::new(|| compiled(MEMBER));
 
-/// Finds the name of the process in a line.
+/// Finds the names of processes in lines.
 #[derive(Debug, Default)]
 pub(super) struct Origins {
     /// The current file in the output of `tail`.
@@ -57,7 +57,7 @@ impl Origins {
         }
     }
 
-    /// The name of the process of `line`.
+    /// Returns the name of the process that wrote `line`.
     pub(super) fn of(&self, line: &[u8]) -> Option<String> {
         let mut names: Vec<String> = self.of_file.iter().cloned().collect();
         if line.trim_ascii_start().starts_with(b"{") {
@@ -77,8 +77,8 @@ fn in_words(name: &[u8]) -> String {
     String::from_utf8_lossy(name).trim().to_owned()
 }
 
-/// Removes from the origins what numbers the lines instead of naming a process: first words without letters, such as a thread or
-/// a record number, then the rest.
+/// Removes origins that number the lines instead of naming a process: first words without letters, such as the number of a
+/// thread or a record, then whole origins.
 pub(super) fn forget_numbers(messages: &mut Vec<Message>) {
     let words = |origin: String| {
         let words: Vec<_> = origin.split(' ').filter(|word| word.contains(|c: char| c.is_alphabetic())).collect();
@@ -104,20 +104,20 @@ fn with_origins(messages: &[Message], origin: impl Fn(String) -> Option<String>)
     messages.iter().map(renamed).collect()
 }
 
-/// Returns true if there are nearly as many origins as messages, without origins that begin with one of `excepted`.
+/// Returns whether there are more than half as many origins as messages, without origins that begin with one of `excepted`.
 fn is_many(messages: &[Message], excepted: &[char]) -> bool {
     let origins = messages.iter().filter_map(|message| message.origin.as_deref());
     let origins: HashSet<_> = origins.filter(|origin| !origin.starts_with(excepted)).collect();
     origins.len() * 2 > messages.len()
 }
 
-/// Returns true if one pool may have printed all messages. Similar processes print the same message twice.
+/// Returns whether one pool may have printed all messages. Similar processes print the same message twice.
 fn is_one_pool(messages: &[Message]) -> bool {
     let is_twice = messages.windows(2).any(|pair| pair[0].numbers == pair[1].numbers);
     !is_twice && History::of(messages).is_ok_and(|history| history.pools.len() == 1)
 }
 
-/// The number of raises that follow their check: a process prints both together.
+/// Returns the number of raises that follow their check, because a process prints both together.
 fn pairs(messages: &[Message]) -> usize {
     let (mut checked, mut pairs) = (HashMap::new(), 0);
     for message in messages {

@@ -1,6 +1,6 @@
 //! The parts of the two messages, and how lines continue each other.
 //!
-//! Blanks are ignored: a message may be wrapped between two words, within a word, or within a number.
+//! Blanks are ignored, because a message may be wrapped between two words, within a word, or within a number.
 
 use Part::{Count, Rate, Word};
 
@@ -29,23 +29,23 @@ pub(super) const AFTER: Parts = &[
 ];
 /// `Raising pool_size_limit_ from ...`
 pub(super) const RAISE: Parts = &[Word("Raisingpool_size_limit_from"), Count, Word("to"), Count];
-/// A message has begun after this many letters; fewer may begin another text.
+/// A message has certainly begun after this many letters. Fewer letters may be the beginning of another text.
 pub(super) const FIRST_LETTERS: usize = 19;
 
-/// Separates a column from the text on its left.
+/// Blanks that separate a column from the text on its left.
 const COLUMN: &[u8] = b"  ";
-/// Letters that two words may share by chance.
+/// Maximum number of letters that two words may share by chance.
 const ALIKE: usize = 3;
 
 /// The part of a text that matches a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Match<'a> {
-    /// After the last byte of the text that belongs to the message.
+    /// The position after the last byte of the text that belongs to the message.
     pub(super) end: usize,
-    /// Matched letters of its words.
+    /// Number of matched letters in the message's words.
     pub(super) letters: usize,
     pub(super) numbers: Vec<&'a [u8]>,
-    /// All parts were found. The last number may still continue in the next line.
+    /// Whether all parts were found. The last number may still continue in the next line.
     pub(super) is_whole: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn follow<'a>(parts: Parts, text: &'a [u8]) -> Match<'a> {
                 return found;
             }
             (found.end, found.letters) = (next + 1, found.letters + 1);
-            // Quoted-printable, perhaps with a line end before it.
+            // Quoted-printable encoding (`=3D`), perhaps with a soft line end (`=`) before it.
             let is_mail = |rest: &[u8]| letter == b'=' && (rest.starts_with(b"3D") || rest.starts_with(b"="));
             while is_mail(&text[found.end..]) {
                 found.end += if text[found.end] == b'=' { 1 } else { 2 };
@@ -88,7 +88,7 @@ fn blanks(text: &[u8]) -> usize {
     text.len() - text.trim_ascii_start().len()
 }
 
-/// The length of the number at the start of `text`.
+/// Returns the length of the number at the start of `text`.
 fn number_bytes(part: &Part, text: &[u8]) -> usize {
     let run = |from: usize, of: fn(&u8) -> bool| from + text[from..].iter().take_while(|byte| of(byte)).count();
     if *part == Count {
@@ -108,8 +108,8 @@ fn number_bytes(part: &Part, text: &[u8]) -> usize {
     if end > exponent || end == text.len() { end } else { digits }
 }
 
-/// The length of the prefix of `next` that a log collector added: the common beginning with `first`, except for numbers, up to a
-/// separator that does not occur in a number or a word of a message.
+/// Returns the length of the prefix of `next` that a log collector added. This is the beginning that `next` and `first` share,
+/// except for numbers. It ends at the last separator that does not occur in a number or a word of a message.
 pub(super) fn frame(first: &[u8], next: &[u8]) -> usize {
     let (mut at, mut of_next, mut end) = (0, 0, 0);
     while at < first.len() && of_next < next.len() {
@@ -124,16 +124,16 @@ pub(super) fn frame(first: &[u8], next: &[u8]) -> usize {
     end
 }
 
-/// Letters and digits, blanks, or one other byte, at the start of `text`.
+/// Returns the first word of `text`: letters and digits, blanks, or one other byte.
 fn word(text: &[u8]) -> &[u8] {
     let is_blank = |byte: &u8| *byte == text[0] && byte.is_ascii_whitespace();
     let blanks = text.iter().take_while(|byte| is_blank(byte)).count();
     &text[..text.iter().take_while(|byte| byte.is_ascii_alphanumeric()).count().max(blanks).max(1)]
 }
 
-/// Returns true if two words differ only in their numbers, or are two long hexadecimal numbers.
+/// Returns whether two words differ only in their numbers, or are two long hexadecimal numbers.
 fn is_alike(one: &[u8], other: &[u8]) -> bool {
-    /// Shorter words with a digit are not hexadecimal numbers.
+    /// Shorter words with a digit do not count as hexadecimal numbers.
     const HEXADECIMAL: usize = 8;
     let shape = |word: &[u8]| {
         let mut shape: Vec<u8> = word.iter().map(|byte| if byte.is_ascii_digit() { b'0' } else { *byte }).collect();
@@ -144,7 +144,7 @@ fn is_alike(one: &[u8], other: &[u8]) -> bool {
     shape(one) == shape(other) || (one.len() == other.len() && is_number(one) && is_number(other))
 }
 
-/// Returns true if both texts end identically, except for numbers.
+/// Returns whether both texts end identically, except for numbers.
 pub(super) fn ends_alike(tail: &[u8], next: &[u8]) -> bool {
     let (tail, next) = (tail.trim_ascii(), next.trim_ascii_end());
     let reversed = |text: &[u8]| text.iter().rev().copied().collect::<Vec<_>>();
@@ -152,7 +152,7 @@ pub(super) fn ends_alike(tail: &[u8], next: &[u8]) -> bool {
     frame(&next, &tail) == tail.len()
 }
 
-/// Returns true if `rest`, after a part of a message, is only the end of a line: blanks, a border, the end of a string, markup,
+/// Returns whether `rest`, after a part of a message, is only the end of a line: blanks, a border, the end of a string, markup,
 /// or a separate column far to the right.
 pub(super) fn is_line_end(rest: &[u8]) -> bool {
     const LONGEST_TAG: usize = 64;
@@ -168,10 +168,10 @@ pub(super) fn is_line_end(rest: &[u8]) -> bool {
     true
 }
 
-/// Most printed digits of a rate.
+/// Maximum number of printed digits in a rate.
 pub(super) const RATE_DIGITS: usize = 6;
 
-/// Significant digits of the rate at the end of `text`; `None` if it is not a valid rate.
+/// Returns the number of significant digits of the rate at the end of `text`; `None` if the rate is not valid.
 pub(super) fn rate_digits(text: &[u8]) -> Option<usize> {
     let number = text.rsplit(|byte| *byte == b'=').next().unwrap_or_default();
     let digits = number.iter().skip_while(|byte| !matches!(byte, b'1'..=b'9')).take_while(|byte| **byte != b'e');

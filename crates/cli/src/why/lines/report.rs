@@ -1,4 +1,4 @@
-//! The messages of a log, as a table and as JSON, one object per line.
+//! Prints the messages of a log, as a table and as JSON, one object per line.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -15,11 +15,11 @@ use pinpool_observe::diagnosis::words::counted;
 
 const INFORMATION: &str = "These lines are information, not errors.";
 
-/// One object for each message, then the summary. Unknown values are null.
+/// Writes one object for each message, then the summary. Unknown values are null.
 ///
 /// # Errors
 ///
-/// The errors of `out`.
+/// If writing to `out` fails.
 pub(super) fn json(out: &mut dyn Write, path: &Path, found: &LogContent, history: &History) -> io::Result<()> {
     let log = path.to_string_lossy();
     for (message, entry) in found.messages.iter().zip(&history.entries) {
@@ -54,7 +54,7 @@ pub(super) fn json(out: &mut dyn Write, path: &Path, found: &LogContent, history
     writeln!(out, "{summary}")
 }
 
-/// A row for each message, and the conclusion.
+/// Returns a table with a row for each message, and the conclusion.
 pub(super) fn table(path: &Path, found: &LogContent, history: &History) -> String {
     let head =
         ["line", "pool", "requests", "allocated", "returns", "evicted", "missed", "limit", "raised to", "not printed"];

@@ -6,21 +6,21 @@ use super::history::PoolHistory;
 use super::limits::is_too_low;
 use super::message::{Counters, GETS_MIN, TOLERABLE_RATE};
 
-/// With more misses than this share of the requests, raising the limit did not help.
+/// If more than this share of the requests miss, raising the limit did not help.
 const THRASHING_RATE: f64 = 0.1;
-/// With more misses than this share of the requests, the limit is not worth starting with.
+/// If more than this share of the requests miss, the limit is not worth starting with.
 const USELESS_RATE: f64 = 0.5;
-/// This many raises are a factor of 2.6.
+/// Number of raises that count as many: together they raise a limit by a factor of 2.6.
 const MANY_RAISES: u64 = 10;
 
 pub(super) const THRASHING: &str = "thrashing";
 
-/// The trend of a pool: its name, its meaning, and the recommended setting, a sentence each.
+/// Returns the trend of a pool: its name, and its meaning and the recommended setting, a sentence each.
 pub(super) fn trend(pool: &PoolHistory) -> (&'static str, Vec<String>) {
     if pool.checks.is_empty() {
         return ("unknown", vec!["The log has only raises, which do not show how many requests miss.".to_owned()]);
     }
-    // The last check with enough requests and a rate that does not contradict them.
+    // The last check with enough requests and a rate that is consistent with its counters.
     let is_long = |counters: &&Counters| counters.requests() >= GETS_MIN && !is_too_low(counters);
     let Some(last) = pool.checks.iter().rev().find(is_long) else {
         let why = format!(

@@ -41,7 +41,7 @@ pub(crate) fn tar(data: &[u8]) {
     assert_eq!(samples.into_iter().flat_map(|(_, ranges)| ranges).collect::<Vec<_>>(), members);
 }
 
-/// A safetensors file. It is accepted, with the same tensors, where the `safetensors` crate accepts the whole file.
+/// A safetensors file. It is accepted, with the same tensors, if the `safetensors` crate accepts the whole file.
 pub(crate) fn safetensors(data: &[u8]) {
     let ours = listed("weights.safetensors", data);
     let (samples, tensors) = match (ours, SafeTensors::deserialize(data)) {

@@ -77,7 +77,7 @@ pub(crate) fn replay(data: &[u8]) {
         return;
     }
     for (preset, source) in
-        [("adaptive", SourceKind::Virtual), ("adaptive", SourceKind::Discrete), ("tensorflow", SourceKind::Virtual)]
+        [("adaptive", SourceKind::Virtual), ("adaptive", SourceKind::Separate), ("tensorflow", SourceKind::Virtual)]
     {
         for max_bytes in [None, Some(64 << 20)] {
             let replay = Replay::under(&[("PINPOOL_PRESET".to_owned(), preset.to_owned())]).unwrap();

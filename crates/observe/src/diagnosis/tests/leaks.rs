@@ -33,13 +33,13 @@ fn a_leak_is_reported_within_a_minute_with_tag_rate_age_and_forecast() {
         }
     }
     assert_eq!(found, [false, false, true, true, true, true]);
-    // At the limit it stops growing and is still a leak.
+    // At the limit, the tag stops growing, but it is still a leak.
     let full = |of: &mut Snapshot| {
         held(of, "loader/labels", 396, 70);
         of.delayed_requests += 500;
     };
     assert_eq!(run.cause(full), Cause::Leak);
-    // Some came back.
+    // Some buffers were returned.
     let back = |of: &mut Snapshot| {
         held(of, "loader/labels", 10, 80);
         of.needed_bytes = 5 * GIB;
@@ -72,7 +72,7 @@ fn buffers_without_ages_are_a_leak_after_longer_growth() {
 
 #[test]
 fn a_slow_leak_below_bursts_is_found_by_buffers_older_than_a_minute() {
-    // Bursts of up to 40 buffers fall on the ends of the windows; of each window one buffer stays, or none after a minute.
+    // Bursts of up to 40 buffers fall on the ends of the windows. In addition, `kept(n)` buffers remain after `n` windows.
     let found = |kept: fn(u64) -> u64| {
         let mut run = Run::new();
         (1..=20_u64).any(|n| {

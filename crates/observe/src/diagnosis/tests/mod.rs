@@ -1,4 +1,4 @@
-//! A scenario for each cause, and scenarios that only resemble one. Here: healthy pools, and which windows count.
+//! A scenario for each cause, and scenarios that only resemble one. This file tests healthy pools and which windows count.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ impl Run {
         self.window(change).cause
     }
 
-    /// The log line, if there is one.
+    /// Returns the log line, if one is logged.
     fn logged(&mut self, change: impl FnOnce(&mut Snapshot)) -> Option<String> {
         let line = self.window(change).to_string();
         self.monitor.should_log(self.now_us).then_some(line)
@@ -61,14 +61,14 @@ fn a_pool_warms_up_and_becomes_healthy_with_one_line_each() {
     assert_eq!(run.logged(growing(2 * GIB, 50)), None, "warming up still");
     let line = run.logged(|of| of.pin_calls += 1).unwrap();
     assert_eq!(line, "healthy: 999 of 1000 requests were served immediately, 2.0GiB held");
-    // Back and forth below what it had before is no growth.
+    // Held memory that alternates below its earlier maximum is no growth.
     for n in 0..1000 {
         assert_eq!(run.logged(|of| of.held_bytes = GIB + n % 2 * GIB), None);
     }
-    // Nor is memory for sizes that grow.
+    // Memory for sizes that keep growing is no warm-up.
     let drifting = |of: &mut Snapshot| (of.held_bytes, of.misses, of.new_lengths) = (3 * GIB, of.misses + 80, 70);
     assert_eq!(run.cause(drifting), Cause::Healthy);
-    // The memory of the first requests serves the thousand that follow.
+    // The memory of the first requests serves the other requests of the window.
     assert_eq!(Run::new().cause(growing(GIB, 8)), Cause::Healthy);
     let first = Snapshot { requests: 1, misses: 1, new_lengths: 1, held_bytes: 2 * MIB, ..Snapshot::default() };
     assert_eq!(Monitor::default().why(0, &first).cause, Cause::WarmingUp, "before a window has ended");
@@ -84,7 +84,7 @@ fn a_pool_with_few_requests_is_warm_once_its_memory_stops_growing() {
     let cause = |monitor: &Monitor, second: u64, now: Snapshot| monitor.why(second * 1_000_000, &now).cause;
     assert_eq!([21, 22].map(|second| cause(&monitor, second, few(12, 12 * MIB))), [Cause::WarmingUp, Cause::Healthy]);
     assert_eq!(cause(&monitor, 30, few(13, 14 * MIB)), Cause::WarmingUp, "more is held");
-    // The same after a window.
+    // The same is true after a window has ended.
     let mut monitor = Monitor::default();
     assert_eq!(monitor.add(WINDOW_US, few(50, GIB)).map(|seen| seen.cause), Some(Cause::WarmingUp));
     assert_eq!([19, 20].map(|second| cause(&monitor, second, few(50, GIB))), [Cause::WarmingUp, Cause::Healthy]);
@@ -116,7 +116,7 @@ fn few_requests_show_no_rate_unless_all_wait() {
     let waiting = Snapshot { requests: REQUESTS_MIN, waiting: 3, ..sample };
     let seen = monitor.add(3 * WINDOW_US, waiting.clone()).unwrap();
     assert_eq!((seen.cause, seen.found.as_str()), (Cause::LimitTooSmall, "3 requests waiting, none served"));
-    // The known need is below the held bytes: the limit that refused must be raised all the same.
+    // The known need is below the limit, but the limit has refused requests, so it must be raised all the same.
     let held = Snapshot { max_bytes: Some(GIB), needed_bytes: GIB / 2, ..waiting };
     let seen = monitor.add(4 * WINDOW_US, held).unwrap();
     assert!(seen.setting.is_some_and(|(name, bytes)| name == LIMIT && bytes > GIB), "{seen}");
@@ -126,7 +126,7 @@ fn few_requests_show_no_rate_unless_all_wait() {
 fn an_alternating_diagnosis_is_logged_less_and_less_often() {
     let mut run = Run::new();
     let mut logged = 0;
-    // A day in which every second minute is short.
+    // A day in which memory is short in every second minute.
     for n in 0..8640 {
         let is_short = n / 6 % 2 == 0;
         logged += u64::from(run.logged(|of| of.delayed_requests += if is_short { 500 } else { 0 }).is_some());

@@ -23,7 +23,7 @@ fn misses_of_evicted_buffers_are_thrashing_and_the_limit_is_named() {
             (of.misses, of.evicted, of.recurring) = (of.misses + 300, of.evicted + 250, recurring);
         }
     };
-    // The recurring buffers, and no more than the evicted ones.
+    // The recommended limit is the number of recurring buffers, but at most the present limit and the evicted buffers together.
     assert_eq!(run.window(evicting(120)).setting, Some(("PINPOOL_POOL_SIZE_LIMIT", 120)));
     let diagnosis = run.window(evicting(9000));
     assert_eq!((diagnosis.cause, diagnosis.setting), (Cause::Thrashing, Some(("PINPOOL_POOL_SIZE_LIMIT", 350))));
@@ -72,7 +72,7 @@ fn repinning_every_half_minute_is_thrashing_if_it_costs_a_fiftieth_of_the_time()
             run.window(|of| match n % 3 {
                 0 => {
                     (of.pinned_bytes, of.pinning_ns) = (of.pinned_bytes + GIB / 2, of.pinning_ns + ns);
-                    // An evaluation of mostly new buffers, which the pool holds for less than the window.
+                    // An evaluation with mostly new buffers, which the pool holds for less than the window.
                     (of.misses, of.most_held_bytes) = (of.misses + 700, GIB * 3 / 4);
                 }
                 2 => of.unpinned_bytes += GIB / 2,
@@ -84,9 +84,9 @@ fn repinning_every_half_minute_is_thrashing_if_it_costs_a_fiftieth_of_the_time()
     let all = causes(1_900_000_000);
     let last = all.last().unwrap();
     assert_eq!(last.found, "512.0MiB unpinned and pinned again 3 times in 110.0s, at 1.9s each time");
-    // Before it has happened twice, nothing is wrong: no other sizes took the memory, and no limit is near.
+    // Before the second cycle, nothing is wrong: no other sizes took the memory, and no limit is near.
     assert!(all.iter().all(|one| !one.is_alarm || one.found.contains("pinned again")), "{all:?}");
-    // Only the memory that the evaluations hold at their peak ends the pin calls.
+    // The pin calls end only if the memory of the evaluations' peak stays pinned.
     assert_eq!(last.remedy.as_deref(), Some("set PINPOOL_RESERVE to 768.0MiB, so that this memory stays pinned"));
     assert_eq!(last.setting, Some(("PINPOOL_RESERVE", GIB * 3 / 4)));
     assert!(causes(10_000_000).iter().all(|diagnosis| diagnosis.cause != Cause::Thrashing));

@@ -30,7 +30,7 @@ fn a_limit_too_small_names_the_need_rounded_up() {
 fn a_slow_consumer_is_not_advised_to_use_more_memory() {
     let mut run = Run::new();
     let queued = |of: &mut Snapshot| {
-        // 32 buffers fill the limit, and 20 a second return; one request waits for the next.
+        // 32 buffers fill the limit, and 20 buffers are returned per second; one request waits for the next buffer.
         (of.requests, of.returns) = (of.requests - 800, of.returns - 800);
         of.delayed_requests += 190;
         held(of, "queue", 32, 2);
@@ -49,16 +49,16 @@ fn a_slow_consumer_is_not_advised_to_use_more_memory() {
             change(of);
         })
     };
-    // Six threads that need 96 MiB and have 64: half as much again would be in use.
+    // Six threads need 96 MiB, and the limit is 64 MiB: serving all of them would use half as much memory again.
     let threads = |of: &mut Snapshot| {
         (of.used, of.used_bytes, of.max_bytes, of.needed_bytes) = (4, 64 * MIB, Some(64 * MIB), 96 * MIB);
     };
     assert_eq!(other(threads), Cause::PoolFull);
-    // Refused requests: the program continues, and no queue delays it.
+    // Requests are refused: the program continues, and no queue delays it.
     assert_eq!(other(|of| (of.requests, of.failed_requests) = (of.requests + 150, 150)), Cause::LimitTooSmall);
-    // Threads that return their own buffers wait for memory, however little is missing.
+    // Threads that return the buffers that they requested wait for memory, however little memory is missing.
     assert_eq!(other(|of| of.own_waits = of.delayed_requests), Cause::LimitTooSmall);
-    // A device that reads is what they wait for.
+    // The requests wait for a device that reads the buffers.
     assert_eq!(other(|of| of.in_flight_bytes = 200 * MIB), Cause::PoolFull);
 }
 
@@ -86,7 +86,7 @@ fn a_source_refusal_is_not_blamed_on_the_limit() {
     };
     let diagnosis = run.window(refused);
     assert_eq!((diagnosis.cause, diagnosis.is_alarm, diagnosis.setting), (Cause::MemoryRefused, true, None));
-    // Requests that wait for the source through a whole window.
+    // Requests wait for the source during a whole window.
     let waiting =
         |of: &mut Snapshot| (of.requests, of.returns, of.waiting) = (of.requests - 1000, of.returns - 1000, 1);
     assert_eq!(run.cause(waiting), Cause::MemoryRefused);
@@ -103,7 +103,7 @@ fn memory_held_by_other_processes_is_blamed_on_them() {
     let diagnosis = run.window(short);
     assert_eq!(diagnosis.cause, Cause::OtherProcess);
     assert!(diagnosis.found.ends_with("other processes 3.0GiB"), "{diagnosis}");
-    // The need exceeds the pool's own limit.
+    // The needed bytes exceed the pool's own limit.
     let own = |of: &mut Snapshot| {
         short(of);
         (of.needed_bytes, of.failed_requests) = (5 * GIB, of.failed_requests + 1);
@@ -145,7 +145,7 @@ fn few_waiting_requests_matter_only_for_their_time() {
 #[test]
 fn a_pausing_consumer_needs_the_buffers_filled_during_a_pause() {
     let mut run = Run::new();
-    // 40 buffers of 1 MiB a second; in a pause of 5 s four threads wait for 3.4 s each.
+    // 40 buffers of 1 MiB per second; during a pause of 5 s, four threads wait for 3.4 s each.
     let paused = |of: &mut Snapshot| {
         (of.requests, of.returns) = (of.requests - 736, of.returns - 736);
         (of.delayed_requests, of.waiting_ns) = (of.delayed_requests + 4, of.waiting_ns + 13_600_000_000);

@@ -21,9 +21,9 @@ pub(super) const VERSION: u32 = 4;
 pub(super) const HEAD_BYTES: usize = 12;
 /// Bytes before the items of a block.
 pub(super) const FRAME_BYTES: usize = 8;
-/// A longer block is damage.
+/// Maximum length of the items in a block; a block with a larger length is damaged.
 pub(super) const BLOCK_BYTES_MAX: usize = 64 << 20;
-/// A block is closed when it has this many bytes.
+/// A block is closed once its items have this many bytes.
 pub(super) const BLOCK_BYTES: usize = 256 << 10;
 
 /// A part of a block.
@@ -31,14 +31,14 @@ pub(super) const BLOCK_BYTES: usize = 256 << 10;
 pub(super) enum Item {
     Record(Record),
     Pool(PoolDescription),
-    /// Number and name.
+    /// The number and name of a tag.
     Tag(u32, String),
-    /// Number, and frames, the innermost first.
+    /// The number of a call stack, and its frames, innermost first.
     Stack(u32, Vec<Frame>),
     Snapshot(TimedSnapshot),
 }
 
-/// The state of a pool, with the recording's time and the time of the pool's own clock.
+/// The state of a pool, with the time in the recording and the time of the pool's own clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimedSnapshot {
     pub time_ns: u64,
@@ -47,18 +47,18 @@ pub struct TimedSnapshot {
     pub snapshot: Box<Snapshot>,
 }
 
-/// The head of a file.
+/// Returns the head of a file.
 pub(super) fn head() -> Vec<u8> {
     [&MAGIC[..], &VERSION.to_le_bytes()].concat()
 }
 
-/// Appends the item to the items of a block.
+/// Appends an item to the encoded items of a block.
 pub(super) fn add_item(items: &mut Vec<u8>, item: &Item) {
     // Fails only for types that postcard does not support.
     *items = postcard::to_extend(item, std::mem::take(items)).unwrap_or_default();
 }
 
-/// The items with the frame of a block.
+/// Returns the block with these items: their length and checksum, and the items.
 pub(super) fn block(items: &[u8]) -> Vec<u8> {
     let len = u32::try_from(items.len()).unwrap_or(u32::MAX);
     [&len.to_le_bytes()[..], &crc32fast::hash(items).to_le_bytes(), items].concat()

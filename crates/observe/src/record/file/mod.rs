@@ -22,8 +22,8 @@ pub use writer::open;
 /// The reason that a pool records nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unrecorded {
-    /// The file cannot be written, or its thread cannot be started. The text contains the remedy.
+    /// The file cannot be written, or the thread that writes it cannot be started. The text contains the remedy.
     Failed(String),
-    /// Another process writes it.
+    /// Another process writes the file.
     Taken,
 }

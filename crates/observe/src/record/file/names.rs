@@ -5,20 +5,21 @@ use std::collections::HashMap;
 use super::format::Item;
 use crate::record::Name;
 
-/// Most tags of a file, and most call stacks. A reader accepts 65,536 with the pools.
+/// Maximum number of tags in a file, and of call stacks. A reader accepts 65,536 tags, call stacks and pools together.
 const NAMES_MAX: usize = 24_576;
 
-/// The numbers stay valid while the process continues the file.
+/// The names in a file and their numbers, which stay valid while the process continues the file.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// Of the tags, and of the call stacks, so that neither uses up the numbers of the other.
+    /// Numbers of the tags, and numbers of the call stacks. The maps are separate, so that neither kind uses up the numbers of
+    /// the other.
     numbers: [HashMap<Name, u32>; 2],
-    /// Not yet in the file.
+    /// Names that are not yet in the file.
     pub(super) unwritten: Vec<(Name, u32)>,
 }
 
 impl Names {
-    /// From 1; 0, which is no name, for further names beyond [`NAMES_MAX`].
+    /// Returns the number of a name, from 1. Returns 0, which is no name, for further names beyond [`NAMES_MAX`].
     pub(super) fn number(&mut self, name: Name) -> u32 {
         let numbers = &mut self.numbers[usize::from(matches!(name, Name::Stack(_)))];
         match numbers.get(&name) {
@@ -33,13 +34,13 @@ impl Names {
         }
     }
 
-    /// Writes all names again, since a failed write may have lost some.
+    /// Marks all names as unwritten, since a failed write may have lost some.
     pub(super) fn forget_written(&mut self) {
         self.unwritten = self.numbers.iter().flatten().map(|(name, &number)| (name.clone(), number)).collect();
     }
 }
 
-/// Reads files to resolve the frames of a call stack.
+/// Converts a name to an item. Reads files to resolve the frames of a call stack.
 pub(super) fn item((name, number): (Name, u32)) -> Item {
     match name {
         Name::Tag(name) => Item::Tag(number, name.into()),

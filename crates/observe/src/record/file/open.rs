@@ -30,17 +30,17 @@ const HEAD_BYTES_MAX: u64 = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) file: ParentOnly<File>,
-    /// The length to keep; `None` for a pipe or device.
+    /// Length of the content to keep; `None` for a pipe or device.
     pub(super) bytes: Option<u64>,
 }
 
-/// Refuses what is at `path` if no pool may write it, and changes nothing.
+/// Fails if no pool may write the file at `path`. Changes nothing.
 pub fn check_path(path: &Path) -> Result<(), Unrecorded> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
     if check(path, &found)?.is_file() { check_content(&File::open(path).map_err(failed)?, found.len()) } else { Ok(()) }
 }
 
-/// Opens and locks `path`. The file that this process left is continued if its length is still the same.
+/// Opens and locks `path`. Continues the file that this process left (`left`), if it is still at `path` with the same length.
 pub(super) fn open_locked(path: &Path, left: Option<(FileId, u64)>) -> Result<Opened, Unrecorded> {
     let kind = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == NotFound => None,
@@ -51,19 +51,19 @@ pub(super) fn open_locked(path: &Path, left: Option<(FileId, u64)>) -> Result<Op
     if !is_device && flock(&file, libc::LOCK_EX | libc::LOCK_NB).is_err_and(|error| error.kind() == WouldBlock) {
         return Err(Unrecorded::Taken);
     }
-    // Another file may have replaced the one that was found, and the process that had it locked before may have written it.
+    // Another file may have replaced the file that was checked, and a process that had it locked before may have written it.
     let metadata = file.metadata().map_err(failed)?;
     if !check(path, &metadata)?.is_file() {
         return Ok(Opened { file, bytes: None });
     }
     let (id, bytes) = (FileId::from_metadata(&metadata), metadata.len());
     check_content(&file, bytes)?;
-    // The first write overwrites what another process has left: the build of the pool may still fail.
+    // Content from another process is kept until the first write overwrites it, because the build of the pool may still fail.
     let kept = if left == Some((id, bytes)) { bytes } else { 0 };
     Ok(Opened { file, bytes: Some(kept) })
 }
 
-/// The error text after the name of the setting.
+/// Returns the error with the text that follows the name of the setting.
 fn refused(what: impl std::fmt::Display, remedy: &str) -> Unrecorded {
     Unrecorded::Failed(format!("cannot be written: {what}; {remedy}"))
 }
@@ -72,7 +72,7 @@ fn failed(error: io::Error) -> Unrecorded {
     refused(error, "name a file in a writable directory, or omit it")
 }
 
-/// Refuses what may not be written.
+/// Returns the type of the file, or an error if it may not be written.
 fn check(path: &Path, found: &Metadata) -> Result<FileType, Unrecorded> {
     let kind = found.file_type();
     let (user, own) = (found.uid(), this_user());
@@ -89,11 +89,11 @@ fn check(path: &Path, found: &Metadata) -> Result<FileType, Unrecorded> {
     }
 }
 
-/// Opens what was found at `path`, or a new file.
+/// Opens the file that was found at `path`, or creates a new file.
 fn open_at(path: &Path, found: Option<FileType>) -> Result<ParentOnly<File>, Unrecorded> {
     let is_pipe = found.is_some_and(|kind| kind.is_fifo());
     let mut options = OpenOptions::new();
-    // Non-blocking, so that a pipe without a reader is refused at once.
+    // Opened without blocking, so that a pipe without a reader is refused immediately.
     options.append(true).read(!is_pipe).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let no_fork = fork::hold_off();
     let opened = options.open(path).and_then(|file| ParentOnly::new(file, &no_fork));
@@ -110,17 +110,17 @@ fn open_at(path: &Path, found: Option<FileType>) -> Result<ParentOnly<File>, Unr
 fn check_content(file: &File, bytes: u64) -> Result<(), Unrecorded> {
     let (mut head, mut begin) = (Vec::new(), [0; MAGIC.len()]);
     let _ = file.take(bytes.min(HEAD_BYTES_MAX)).read_to_end(&mut head).map_err(failed)?;
-    // Fails if the file is not compressed.
+    // This fails if the file is not compressed.
     let _ = GzDecoder::new(&*head).read_exact(&mut begin);
     let free = bytes == 0 || head.starts_with(&MAGIC) || begin == MAGIC;
     let what = format!("it holds {bytes} bytes that are not a recording");
     if free { Ok(()) } else { Err(refused(what, "name another file, or remove this one")) }
 }
 
-/// Makes writes block.
+/// Makes writes to the file block.
 #[allow(unsafe_code)]
 fn set_blocking(file: &File) -> io::Result<()> {
-    // SAFETY: reads the number; `file` keeps the descriptor open.
+    // SAFETY: the call only reads the number, and `file` keeps the descriptor open.
     done(unsafe { libc::ioctl(file.as_raw_fd(), libc::FIONBIO, &0) })
 }
 
@@ -130,7 +130,7 @@ pub(super) fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
     done(unsafe { libc::flock(file.as_raw_fd(), operation) })
 }
 
-/// The result of a system call.
+/// Converts the result of a system call to a `Result`.
 fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

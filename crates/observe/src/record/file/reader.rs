@@ -11,28 +11,28 @@ use super::format::{BLOCK_BYTES_MAX, FRAME_BYTES, HEAD_BYTES, Item, MAGIC, Timed
 use crate::record::{Event, PoolDescription, Record};
 use pinpool_os::call_stack::Frame;
 
-/// Most bytes of a recording, decompressed.
+/// Maximum number of decompressed bytes that are read.
 const BYTES_MAX: u64 = 4 << 30;
-/// Most records: about a gigabyte in memory.
+/// Maximum number of records, which take about a gigabyte of memory.
 const RECORDS_MAX: usize = 16_000_000;
-/// Most pools, tags and call stacks together.
+/// Maximum number of pools, tags and call stacks together.
 const NAMES_MAX: usize = 65_536;
 
 /// A whole recording, in order of time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recording {
-    /// In order of time.
+    /// The records, in order of time.
     pub records: Vec<Record>,
     pub pools: Vec<PoolDescription>,
     /// Owner tags by number; 0 is none.
     pub tags: BTreeMap<u32, String>,
     /// Call stacks of sampled requests by number, innermost frame first.
     pub stacks: BTreeMap<u32, Vec<Frame>>,
-    /// The pools' own states, in order of time.
+    /// Snapshots of the pools' states, in order of time.
     pub snapshots: Vec<TimedSnapshot>,
-    /// Records that were lost while it was written.
+    /// Number of records that were lost while the recording was written.
     pub lost: u64,
-    /// The reason that it is incomplete: truncated, damaged, or longer than the limits.
+    /// The reason that the recording is incomplete: it is truncated, damaged, or longer than the limits.
     pub warning: Option<String>,
 }
 
@@ -41,11 +41,11 @@ impl Recording {
         bytes.starts_with(&MAGIC)
     }
 
-    /// Reads a recording, decompressed.
+    /// Reads a decompressed recording.
     ///
     /// # Errors
     ///
-    /// If it cannot be read, is not a recording, or has another version.
+    /// If the input cannot be read, is not a recording, or has another version.
     pub fn read(bytes: impl Read) -> io::Result<Self> {
         let mut input = Input { bytes: BufReader::with_capacity(1 << 16, bytes), at: 0, error: None };
         let head = input.take(HEAD_BYTES);
@@ -70,7 +70,8 @@ impl Recording {
         let records = recording.records.len();
         recording.warning =
             read.err().map(|why| format!("the recording {why}: {records} records before that are read"));
-        // Late threads are out of order. Stable, so that the records of one thread keep their order.
+        // Records of different threads may be out of order. The sort is stable, so that the records of one thread keep their
+        // order.
         recording.records.sort_by_key(|record| record.time_ns);
         recording.snapshots.sort_by_key(|taken| taken.time_ns);
         let mut threads = HashMap::new();
@@ -81,7 +82,7 @@ impl Recording {
         Ok(recording)
     }
 
-    /// Adds the next block; false at the end of the file. An error names why nothing after it is read.
+    /// Adds the next block. Returns `false` at the end of the file. An error says why nothing after it is read.
     fn read_block<R: Read>(&mut self, input: &mut Input<R>) -> Result<bool, String> {
         let begin = input.at;
         if begin > BYTES_MAX {
@@ -120,7 +121,7 @@ impl Recording {
         if whole { Ok(true) } else { Err(input.is_damaged(begin, "truncated in a block")) }
     }
 
-    /// Adds an item; an error names the limit that it exceeds.
+    /// Adds an item. An error names the limit that the recording exceeds.
     fn add(&mut self, item: Item) -> Result<(), String> {
         match item {
             Item::Record(record) => {
@@ -143,23 +144,23 @@ impl Recording {
         Ok(())
     }
 
-    /// The time of the end of each pool that has ended, by its number.
+    /// Returns the end time of each pool that has ended, by the pool's number.
     pub fn ends(&self) -> HashMap<u32, u64> {
         let ends = self.records.iter().filter(|record| record.event == Event::End);
         ends.map(|record| (record.pool, record.time_ns)).collect()
     }
 
-    /// The pool of that number.
+    /// Returns the pool with that number.
     pub fn pool(&self, number: u32) -> Option<&PoolDescription> {
         self.pools.iter().find(|pool| pool.number == number)
     }
 
-    /// The tag of that number; `None` for 0.
+    /// Returns the tag with that number; `None` for 0.
     pub fn tag(&self, number: u32) -> Option<&str> {
         self.tags.get(&number).map(String::as_str)
     }
 
-    /// The innermost frame of a call stack; `None` for 0.
+    /// Returns the innermost frame of the call stack with that number; `None` for 0.
     pub fn place(&self, stack: u32) -> Option<String> {
         self.stacks.get(&stack)?.first().map(Frame::to_string)
     }
@@ -173,7 +174,7 @@ fn has_more_than(most: impl Display) -> String {
     format!("has more than {most}, the most that is read")
 }
 
-/// Input up to the first error.
+/// Input that is read up to the first error.
 struct Input<R> {
     bytes: BufReader<R>,
     at: u64,
@@ -181,7 +182,7 @@ struct Input<R> {
 }
 
 impl<R: Read> Input<R> {
-    /// The next `len` bytes, or fewer at the end.
+    /// Returns the next `len` bytes, or fewer at the end of the input or after an error.
     fn take(&mut self, len: usize) -> Vec<u8> {
         let mut taken = Vec::new();
         if self.error.is_none() {

@@ -2,9 +2,9 @@
 //!
 //! Pools of one process that name the same file share it. A record goes into one bounded queue, and a record that finds no room
 //! is counted as lost. The queue is locked only to add an item or to take all of them, so no request waits for the disk. The
-//! thread takes what the queue holds every 50 ms, or when it is asked because the queue fills up or a pool ends, and writes it
-//! as blocks, each compressed separately for a name that ends in `.gz`. A process that dies leaves whole blocks except the last.
-//! A process that exits waits up to 2 s until what was recorded before is in the file.
+//! thread empties the queue every 50 ms, and sooner if the queue fills up or a pool ends. It writes the items as blocks, and
+//! compresses each block separately if the file's name ends in `.gz`. If the process dies, all blocks except the last are
+//! whole. A process that exits waits up to 2 s until the records so far are in the file.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -34,28 +34,29 @@ use pinpool_os::sync::plain::Mutex;
 use pinpool_os::threads;
 use pinpool_os::unwind::caught;
 
-/// Time between two writes.
+/// Maximum time between two writes.
 const PERIOD: Duration = Duration::from_millis(50);
-/// Longest wait for the writer.
+/// Longest time that the end of a pool waits for the writer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest delay of an exit.
+/// Longest time that the exit of the process waits for the writers.
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
-/// Records of the queue: 3.5 MiB. The thread holds as many again while the disk is slow.
+/// Maximum number of items in the queue, which take 3.5 MiB. While the disk is slow, the thread holds as many again.
 const CAPACITY: usize = 1 << 16;
-/// The writer is woken each time that the queue has grown by this many.
+/// The writer is woken each time that the queue has grown by this many items.
 const WAKE_AT: usize = 4096;
-/// Least time between two snapshots.
+/// Minimum time between two snapshots of a pool.
 const SNAPSHOT_US: u64 = 100_000;
-/// Later snapshots are further apart: the elapsed time divided by this number.
+/// Later snapshots are further apart: the time between them is the elapsed time divided by this number.
 const SNAPSHOT_PARTS: u64 = 200;
 
 thread_local! {
-    /// The number of the thread in recordings. Relaxed: only unique.
+    /// Number of the thread in recordings. Relaxed: it only needs to be unique.
     static THREAD: u32 = THREADS.fetch_add(1, Ordering::Relaxed);
 }
 static THREADS: AtomicU32 = AtomicU32::new(1);
 
-/// Asks the thread to write now; with a pool, to end it. The answer is sent when all earlier records are in the file.
+/// A request to the thread to write now and, with a pool's number, to end the pool. The answer is sent when all earlier records
+/// are in the file. `None` only wakes the thread.
 type Flush = Option<(Option<u32>, Sender<()>)>;
 
 /// A file, open or not, and the records for it.
@@ -68,9 +69,10 @@ struct Writer {
     queue: Mutex<(Vec<Item>, u64)>,
     flushes: (Sender<Flush>, Receiver<Flush>),
     names: Mutex<Names>,
-    /// A pool of the file is built. Nothing is written before.
+    /// Whether a pool of the file has been built. Nothing is written before.
     is_begun: AtomicBool,
-    /// Records that the thread has taken or found lost, and that were not in the file when it last looked.
+    /// Number of records that the thread has taken from the queue or found lost, and that were not in the file when it took
+    /// its last item.
     taken: AtomicU64,
     /// The state after the last write.
     recorded: Mutex<Recorded>,
@@ -79,14 +81,15 @@ struct Writer {
 /// A file that this process has opened and may continue.
 struct TraceFile {
     writer: Arc<Writer>,
-    /// Pools in the file, and those that have not ended. The file is open while there are some.
+    /// Number of pools in the file, and number of pools that have not ended. The file is open while there are some.
     pools: u32,
     open_pools: usize,
     /// The file and its length when it was last closed; `None` for a file without a length.
     left: Option<(FileId, u64)>,
 }
 
-/// Locked for moments only. A file stays locked while it is opened or closed, which may take a slow disk long.
+/// The files of this process by path, open or closed. The map is locked for moments only. A file's lock is held while the file
+/// is opened or closed, which may take long on a slow disk.
 static TRACE_FILES: OfProcess<Mutex<HashMap<PathBuf, Arc<Mutex<TraceFile>>>>> = OfProcess::new(Mutex::default);
 
 impl TraceFile {
@@ -156,7 +159,7 @@ impl Recorder for RecordedPool {
     }
 
     fn begin(&self) {
-        // Relaxed: the thread writes soon after, and before it ends a pool, because of the order of the channel.
+        // Relaxed: the thread sees the store soon after. It sees it before it ends a pool, because of the order of the channel.
         self.writer.is_begun.store(true, Ordering::Relaxed);
     }
 
@@ -167,7 +170,7 @@ impl Recorder for RecordedPool {
 
     fn wants_snapshot(&self, now_us: u64) -> bool {
         let after = |next_us| (now_us >= next_us).then(|| now_us + SNAPSHOT_US.max(now_us / SNAPSHOT_PARTS));
-        // Relaxed: only one of several threads adds it.
+        // Relaxed: the update succeeds for only one of several threads.
         self.next_us.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after).is_ok()
     }
 
@@ -181,7 +184,7 @@ impl Recorder for RecordedPool {
     }
 
     fn end(&self) -> Option<Recorded> {
-        // Relaxed: one caller ends it.
+        // Relaxed: the swap lets only one caller end the pool.
         if self.is_ended.swap(true, Ordering::Relaxed) {
             return None;
         }
@@ -189,7 +192,7 @@ impl Recorder for RecordedPool {
         let mut recorded = self.writer.recorded.lock().clone();
         if answer.is_err() {
             recorded.failure = Some(format!("the last records were not written within {PATIENCE:?}"));
-            // Including records that are neither written nor counted as lost.
+            // Include records that are neither written nor counted as lost.
             let (items, lost) = &*self.writer.queue.lock();
             recorded.lost += items.len() as u64 + lost + self.writer.taken.load(Ordering::Relaxed);
         }
@@ -197,7 +200,7 @@ impl Recorder for RecordedPool {
     }
 }
 
-/// If the pool could not be built.
+/// Ends the pool in the recording if it could not be built.
 impl Drop for RecordedPool {
     fn drop(&mut self) {
         if !self.generation.is_stale() {
@@ -207,7 +210,7 @@ impl Drop for RecordedPool {
 }
 
 impl Writer {
-    /// Time since the recording began.
+    /// Returns the time since the recording began.
     fn now_ns(&self) -> u64 {
         monotonic_ns().saturating_sub(self.begun_ns)
     }
@@ -227,7 +230,8 @@ impl Writer {
         }
     }
 
-    /// Ends `pool`, if any. The receiver gets the answer when all records so far are in the file.
+    /// Asks the thread to write, and to end `pool`, if any. The receiver gets the answer when all records so far are in the
+    /// file.
     fn flush(&self, pool: Option<u32>) -> Receiver<()> {
         let (answer, answered) = bounded(1);
         let _ = self.flushes.0.send(Some((pool, answer)));
@@ -272,7 +276,7 @@ impl Run {
         while !is_last {
             let flush = self.writer.flushes.1.recv_timeout(PERIOD).unwrap_or_default();
             let ended = flush.as_ref().and_then(|(pool, _)| *pool);
-            // The thread stays, because pools wait for it. After the panic it empties the queue and writes nothing.
+            // After a panic the thread continues, because pools wait for it. It then empties the queue and writes nothing.
             if self.writer.is_begun.load(Ordering::Relaxed) && caught(|| self.write_queue(ended)).is_none() {
                 self.writer.recorded.lock().failure = Some("its thread has panicked".to_owned());
             }
@@ -281,19 +285,20 @@ impl Run {
         }
     }
 
-    /// A pool has ended. If it was the last, closes the file under the lock, so that no new pool opens it before.
+    /// Records that a pool has ended. If it was the last, closes the file under the lock, so that no new pool opens it before.
+    /// Returns whether it was the last.
     fn end(&mut self) -> bool {
         let mut file = self.file.lock();
         file.open_pools -= 1;
         if file.open_pools > 0 {
             return false;
         }
-        // The thread ends, so an exit that has asked it to write must not wait.
+        // The thread ends, so an exit that has asked it to write must not wait for an answer.
         self.writer.flushes.1.try_iter().for_each(drop);
         if self.has_failed() {
             self.writer.names.lock().forget_written();
         }
-        // Explicit, because a child created without the `fork` handlers may hold a copy of the descriptor.
+        // Unlocked explicitly, because a child created without the `fork` handlers may hold a copy of the descriptor.
         let _ = flock(&self.opened.file, libc::LOCK_UN);
         file.left = self.opened.file.metadata().ok().map(|found| FileId::from_metadata(&found)).zip(self.opened.bytes);
         // No pool continues a file without a head.
@@ -301,10 +306,10 @@ impl Run {
         true
     }
 
-    /// Writes what the queue holds, and the end of a pool.
+    /// Writes the items in the queue, and the end of a pool, if any.
     fn write_queue(&mut self, ended: Option<u32>) {
-        // Only what is queued now is taken, so that busy threads do not keep this thread in the loop. With this capacity an item
-        // rarely allocates while other threads wait for the lock.
+        // Only the items that are queued now are taken, so that busy threads do not keep this thread in the loop. The new queue
+        // has capacity, so that an item rarely allocates while other threads wait for the lock.
         let empty = (Vec::with_capacity(2 * WAKE_AT), 0);
         let (items, lost) = replace(&mut *self.writer.queue.lock(), empty);
         for (left, item) in (0..items.len()).rev().zip(&items) {
@@ -312,8 +317,8 @@ impl Run {
             self.writer.taken.store(left as u64 + self.records + 1 + lost, Ordering::Relaxed);
             self.add(item);
         }
-        // Taken after the records, so that the names of all records are included. Resolved without the lock, because this reads
-        // files.
+        // The names are taken after the records, so that the names of all records are included. They are resolved without the
+        // lock, because resolving reads files.
         let unwritten = take(&mut self.writer.names.lock().unwritten);
         unwritten.into_iter().for_each(|name| self.add(&item(name)));
         let missing = (lost > 0).then_some((0, Event::Missing { records: lost }));
@@ -337,10 +342,10 @@ impl Run {
         self.writer.recorded.lock().failure.is_some()
     }
 
-    /// Writes the block, unless an earlier one could not be written.
+    /// Writes the block, unless an earlier block could not be written.
     fn write_block(&mut self) {
         let (items, records) = (take(&mut self.items), take(&mut self.records));
-        // Without the lock, because a disk may be slow.
+        // Written without the lock, because a disk may be slow.
         let written = if items.is_empty() || self.has_failed() { Ok(()) } else { self.write(block(&items)) };
         let recorded = &mut *self.writer.recorded.lock();
         recorded.failure = recorded.failure.take().or(written.err().map(|error| error.to_string()));
@@ -360,7 +365,7 @@ impl Run {
         let written = emptied.and_then(|()| output.write_all(&bytes));
         match (&written, end) {
             (Ok(()), Some(end)) => *end += bytes.len() as u64,
-            // Nothing after a partial block could be read.
+            // The partial block is removed, because a reader could read nothing after it.
             (Err(_), Some(end)) => _ = file.set_len(*end),
             (_, None) => {}
         }

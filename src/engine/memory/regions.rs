@@ -14,7 +14,7 @@ use crate::stats::{CallStats, EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::plain::Mutex;
 
 /// A source under a limit.
-pub(crate) struct OneEach {
+pub(crate) struct Regions {
     source: CalledSource,
     pub(super) budget: Arc<Budget>,
     /// A claim of zero bytes, which keeps the shared limit joined until the pool is closed.
@@ -29,13 +29,13 @@ pub(crate) struct OneEach {
 #[derive(Debug, Clone, Copy, Default)]
 struct CallCounts {
     calls: SourceCalls,
-    /// Bytes of present memory, and their peak; excludes claims for refused memory.
+    /// Bytes of the acquired regions, and the peak of these bytes. Excludes claims for acquisitions that the source refused.
     held_bytes: u64,
     peak_bytes: u64,
 }
 
-impl OneEach {
-    /// Pageable memory, at most `max_bytes` at one time.
+impl Regions {
+    /// Creates a supply of pageable memory, at most `max_bytes` at one time.
     pub(crate) fn pageable(max_bytes: Option<u64>) -> Self {
         Self::new(CalledSource::new(Arc::new(HeapSource::new()), None), Budget::new(max_bytes).empty_claim(), None)
     }
@@ -50,7 +50,7 @@ impl OneEach {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = || self.budget.claim(needed_bytes).map_err(Refusal::from);
         if matches!(calls, SlowCalls::None | SlowCalls::Held(..)) {
-            // While there is room nothing is claimed, which would refuse other requests.
+            // If there is room, nothing is claimed, since a claim would refuse other requests meanwhile.
             if self.budget.room_for(needed_bytes) < needed_bytes {
                 drop(claim()?);
             }
@@ -74,7 +74,7 @@ impl OneEach {
         Ok(BlockMemory::Region { region, claim, is_pageable: self.log.is_none() })
     }
 
-    /// Releases `region`. On failure its bytes stay held until a later release. Makes slow calls.
+    /// Releases `region`. If this fails, its bytes stay held until a later release. Makes slow calls.
     #[allow(unsafe_code)] // Memory leaves the pool.
     fn release(&self, region: Region, claim: Claim) -> Result<(), SourceError> {
         let again = Region::new(region.start(), region.len_bytes(), region.id());
@@ -95,13 +95,13 @@ impl OneEach {
         released
     }
 
-    /// Bytes of regions that the source refused to release.
+    /// Returns the bytes of regions that were not released yet, because the source refused or would have waited for copies.
     fn stuck_bytes(&self) -> u64 {
         self.refused.lock().iter().map(|(_, claim)| claim.bytes()).sum()
     }
 }
 
-impl Supply for OneEach {
+impl Supply for Regions {
     fn find(
         &self,
         class: Class,
@@ -133,7 +133,7 @@ impl Supply for OneEach {
     }
 
     fn give(&self, memory: BlockMemory, _: u64, may_wait: bool) {
-        // A block is made by the supply of its pool.
+        // This supply makes only regions.
         let BlockMemory::Region { region, claim, .. } = memory else { return };
         if !may_wait {
             return self.refused.lock().push((region, claim));
@@ -149,7 +149,7 @@ impl Supply for OneEach {
         refused.into_iter().for_each(|(region, claim)| drop(self.release(region, claim)));
     }
 
-    /// From now on the pool claims only the bytes of quarantined blocks and of regions that are never released.
+    /// Ends all claims of the pool, except for quarantined blocks and for regions that the source still refuses to release.
     fn close(&self, _: u64) {
         self.release_refused();
         self.refused.lock().drain(..).for_each(|(_, claim)| claim.leak());
@@ -173,7 +173,7 @@ impl Supply for OneEach {
         self.source.held_bytes(class.bytes) as u64
     }
 
-    /// Without regions that the source failed to release.
+    /// Excludes regions that the source refused to release or could not release yet.
     fn all_block_bytes(&self) -> u64 {
         self.counts.lock().held_bytes - self.stuck_bytes()
     }

@@ -1,39 +1,41 @@
-//! Discrete regions (policy-R11): which hole a buffer gets, and how large the next region is.
+//! Separate regions (policy-R11): which hole a buffer gets, and how large the next region is.
 //!
 //! A region cannot be released or replaced while it contains a buffer. The order of policy-R11 lets regions become empty, because
 //! long-lived buffers gather in old regions. If each buffer got the tightest hole of all regions, every region would stay partly
-//! in use: in replays of scaled sizes the worst peak is then 3.5 times the requested bytes, and 1.9 times with this order. A
-//! region that replaces others is not cut to whole buffers, since the rest would have to be committed again for the next buffer.
+//! in use: in replays of scaled sizes, the worst peak is then 3.5 times the requested bytes, compared with 1.9 times under
+//! policy-R11. A region that replaces others is not cut to whole buffers, since the rest would have to be committed again for the
+//! next buffer.
 //!
-//! - **discrete-I1**: `by_region` has the holes that are not a whole region, `longest` the longest of each region in
-//!   `by_region`, by ascending number.
+//! - **separate-regions-I1**: `by_region` contains the holes that are not a whole region. `longest` contains the length of the longest
+//!   hole of each region in `by_region`, by ascending region number.
 
 use std::collections::BTreeSet;
 
 use super::extent::Extent;
 
-/// Buffers up to this size have regions of their own.
+/// The largest size of a small buffer. Small and large buffers have different regions (policy-R11).
 pub(super) const SMALL_BYTES_MAX: u64 = 1 << 20;
 
 const REGION_BYTES_MIN: u64 = 1 << 20;
 const REGION_BYTES_MAX: u64 = 64 << 20;
 
-/// The next region adds one part in this many of the bytes held.
+/// The next region has one part in this many of the bytes that the other regions of its set have.
 const GROWTH_SHARE: u64 = 8;
 
-/// A region holds at least this many buffers, unless they exceed `MANY_BYTES_MAX`.
+/// A region has room for at least this many buffers, but at most `MANY_BYTES_MAX` are required for that.
 const MANY_BUFFERS: u64 = 8;
 const MANY_BYTES_MAX: u64 = 16 << 20;
 
-/// A region of large buffers holds at least this many buffers of the largest requested size, unless they exceed
-/// `SEVERAL_BYTES_MAX`. If sizes vary, a region for one size would serve few of the next requests.
+/// A region of large buffers has room for at least this many buffers of the largest requested size, but at most
+/// `SEVERAL_BYTES_MAX` are required for that. If sizes vary, a region for buffers of one size would serve few of the next
+/// requests.
 const SEVERAL_LARGEST: u64 = 4;
 const SEVERAL_BYTES_MAX: u64 = 44 << 20;
 
-/// The bytes of the next region for buffers of `class_bytes`, in whole buffers; `None` if no buffer fits. The other regions of
-/// the set hold `held_bytes`. At most `limit_bytes` may be committed, and no more than `step_bytes` at once, unless one buffer,
-/// or several of `largest_bytes`, need more. A region that replaces empty regions of `replaced_bytes` has at least that many
-/// bytes, not cut to whole buffers, if these limits allow it.
+/// Returns the length of the next region for buffers of `class_bytes`, a multiple of `class_bytes`; `None` if no buffer fits. The
+/// other regions of the set have `held_bytes`. At most `limit_bytes` may be committed. At most `step_bytes` should be committed
+/// at once, unless one buffer, or several of `largest_bytes`, need more. A region that replaces empty regions of `replaced_bytes`
+/// has at least that many bytes, and then need not be a multiple of `class_bytes`, if these limits permit it.
 pub(super) fn region_bytes(
     held_bytes: u64,
     class_bytes: u64,
@@ -55,25 +57,25 @@ pub(super) fn region_bytes(
     (bytes > 0).then_some(bytes)
 }
 
-/// The holes of discrete regions in use, by region. Regions are numbered in the order of their creation.
+/// The holes of separate regions in use, by region. Regions are numbered in the order of their creation.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub(super) struct RegionsInUse {
     /// (region, length, start).
     by_region: BTreeSet<(u32, u64, u64)>,
-    /// (region, its longest hole), ascending. Scanned for the oldest region that fits: even for thousands of regions
-    /// that takes less time than updating a tree.
+    /// (region, length of its longest hole), ascending. Scanned for the oldest region that fits: even for thousands of regions a
+    /// scan takes less time than updating a tree.
     longest: Vec<(u32, u64)>,
 }
 
 impl RegionsInUse {
-    /// The tightest hole for `bytes` in the oldest region that fits.
+    /// Returns the tightest hole for `bytes` in the oldest region that fits.
     pub(super) fn best(&self, bytes: u64) -> Option<Extent> {
         let &(oldest, _) = self.longest.iter().find(|&&(_, len)| len >= bytes)?;
         let &(_, len, start) = self.by_region.range((oldest, bytes, 0)..).next()?;
         Some(Extent { start, end: start + len })
     }
 
-    /// `hole` of `region` exists now.
+    /// Records that `region` has `hole`. Ignores a hole that is the whole region, which is not in use.
     pub(super) fn add(&mut self, hole: Extent, region: Extent) {
         if hole != region {
             self.by_region.insert((region.range(), hole.bytes(), hole.start));
@@ -81,7 +83,7 @@ impl RegionsInUse {
         }
     }
 
-    /// `hole` of `region` exists no longer.
+    /// Records that `region` no longer has `hole`.
     pub(super) fn remove(&mut self, hole: Extent, region: Extent) {
         if hole != region {
             self.by_region.remove(&(region.range(), hole.bytes(), hole.start));
@@ -99,14 +101,14 @@ impl RegionsInUse {
         }
     }
 
-    /// Recounts discrete-I1 from all `holes` of the set and the regions that they lie in.
+    /// Recounts separate-regions-I1 from all `holes` of the set and the regions that they lie in.
     #[cfg(test)]
     pub(super) fn validate(&self, holes: &[(Extent, Extent)]) -> Result<(), String> {
         let mut expected = Self::default();
         for &(hole, region) in holes {
             expected.add(hole, region);
         }
-        if *self == expected { Ok(()) } else { Err(format!("discrete-I1: {self:?}, expected {expected:?}")) }
+        if *self == expected { Ok(()) } else { Err(format!("separate-regions-I1: {self:?}, expected {expected:?}")) }
     }
 }
 
