@@ -44,7 +44,8 @@ impl ArenaSupply {
         if is_first && let Some(Err(refusal @ Refusal::Source(_))) = self.step(pool) {
             let mut books = self.books();
             books.request_less(bytes);
-            books.progress.begun = None;
+            // Another reserve may have been requested meanwhile.
+            books.progress.begun = books.progress.begun.filter(|_| books.reserve_to_come() > 0);
             return Err(refusal);
         }
         let (pinned_bytes, target_bytes) = self.books().reserve_progress();

@@ -221,6 +221,22 @@ fn a_thread_pins_the_rest_step_by_step_and_a_request_is_served_while_a_step_hang
     assert_eq!(valid_stats(&pool).memory.held_bytes, 128 * MI);
 }
 
+#[test]
+fn a_refused_first_step_leaves_the_reserve_that_another_thread_requested_meanwhile() {
+    let source = faulty(false);
+    let pool = by_steps(source.clone(), 256 * MI, 0).build().unwrap();
+    source.fail(SourceCall::Acquire, 0);
+    let gate = source.hold(SourceCall::Acquire);
+    thread::scope(|scope| {
+        let refused = scope.spawn(|| pool.reserve(64 * MI).unwrap_err().is_backend());
+        gate.wait_for(1);
+        pool.reserve(32 * MI).unwrap();
+        drop(gate);
+        assert!(refused.join().unwrap());
+    });
+    assert!(pool.wait_reserved(PATIENCE).unwrap() && valid_stats(&pool).memory.reserve_bytes == 32 * MI);
+}
+
 /// Ends a pool with a hanging step, which continues after `patience`. Returns whether no other step was made.
 fn end_stops_after_its_step(source: &Arc<FaultSource>, patience: Duration) -> bool {
     let pool = by_a_thread(source.clone(), TI, 512 * GI).build().unwrap();
