@@ -109,20 +109,20 @@ pub(crate) type Reminder = Arc<dyn Any + Send + Sync>;
 pub(crate) type Condition = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// Wakes a task at a deadline or when a condition holds, whichever is earlier.
-struct Reminded {
+struct ReminderState {
     deadline: Option<Instant>,
     condition: Option<Condition>,
     /// The waker of the task; `None` after the wake-up.
     waker: Mutex<Option<Waker>>,
 }
 
-impl Reminded {
+impl ReminderState {
     fn is_pending(&self) -> bool {
         self.waker.lock().is_some()
     }
 }
 
-impl Maintained for Reminded {
+impl Maintained for ReminderState {
     fn maintain(&self) {
         let is_late = || self.deadline.is_some_and(|deadline| deadline <= Instant::now());
         let is_met = || self.condition.as_ref().is_some_and(|condition| condition());
@@ -288,8 +288,8 @@ impl MaintenanceThread {
         condition: Option<Condition>,
         waker: &Waker,
     ) -> io::Result<Reminder> {
-        let reminded = Arc::new(Reminded { deadline, condition, waker: Mutex::new(Some(waker.clone())) });
-        let checked: Weak<Reminded> = Arc::downgrade(&reminded);
+        let reminded = Arc::new(ReminderState { deadline, condition, waker: Mutex::new(Some(waker.clone())) });
+        let checked: Weak<ReminderState> = Arc::downgrade(&reminded);
         self.schedule.lock().reminders.push(checked);
         self.wake(true)?;
         Ok(reminded)

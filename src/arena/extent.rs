@@ -130,7 +130,7 @@ impl Grid {
 
     /// Returns the whole granules of `whole` that its part `part` touches. They become idle when `part` is freed and merges into
     /// `whole`, and are no longer idle when `part` is taken out of `whole`.
-    pub(super) fn granules_decided(self, whole: Extent, part: Extent) -> Option<Extent> {
+    pub(super) fn touched_granules(self, whole: Extent, part: Extent) -> Option<Extent> {
         // Most holes are shorter than the smallest granule.
         if whole.bytes() < self.sizes.zone_at(0).granule_bytes {
             return None;

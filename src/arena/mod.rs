@@ -338,7 +338,7 @@ impl Arena {
             regions.remove(hole, range.extent);
             hole.without(part).into_iter().flatten().for_each(|rest| regions.add(rest, range.extent));
         }
-        if let Some(granules) = range.grid.granules_decided(hole, part) {
+        if let Some(granules) = range.grid.touched_granules(hole, part) {
             self.idle.cut(granules, idle_before);
         }
     }
@@ -360,7 +360,7 @@ impl Arena {
             hole.without(part).into_iter().flatten().for_each(|old| regions.remove(old, range.extent));
             regions.add(hole, range.extent);
         }
-        if let Some(granules) = range.grid.granules_decided(hole, part) {
+        if let Some(granules) = range.grid.touched_granules(hole, part) {
             self.idle.add(IdleRun { extent: granules, since_us });
         }
     }
@@ -417,7 +417,7 @@ impl Arena {
                 all.push(hole);
                 reserve_bytes += if range.kind == RangeKind::Reserve { hole.bytes() } else { 0 };
                 in_regions.extend((range.kind == RangeKind::Separate).then_some((hole, range.extent)));
-                let granules = range.grid.granules_decided(hole, hole).filter(|_| range.kind != RangeKind::Reserve);
+                let granules = range.grid.touched_granules(hole, hole).filter(|_| range.kind != RangeKind::Reserve);
                 let Some(granules) = granules else { continue };
                 let counted: u64 = self.idle.within(granules).map(|run| run.extent.bytes()).sum();
                 if counted != granules.bytes() {

@@ -53,7 +53,7 @@ impl Classes {
     }
 
     /// Counts a pinned buffer of `class` that leaves the pool.
-    pub(super) fn left(&self, class: Class, reason: EvictionReason) {
+    pub(super) fn count_eviction(&self, class: Class, reason: EvictionReason) {
         let mut table = self.0.lock();
         let row = table.row(class.bytes);
         row.buffers = row.buffers.saturating_sub(1);

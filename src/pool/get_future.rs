@@ -61,7 +61,7 @@ impl GetFuture {
 
     /// Begins the request. Returns a buffer if no wait is needed; otherwise the request has joined a wait queue.
     fn begin(&mut self) -> Result<Option<PinnedBuf>> {
-        let Some(wanted) = self.pool.wanted(self.request)? else {
+        let Some(wanted) = self.pool.block_request(self.request)? else {
             return Ok(Some(PinnedBuf::default()));
         };
         let wait = self.pool.longest_wait(self.request);

@@ -167,7 +167,7 @@ impl Pool {
 
     #[inline(never)]
     fn get_as(&self, request: Request) -> Result<PinnedBuf> {
-        let Some(wanted) = self.wanted(request)? else { return Ok(PinnedBuf::default()) };
+        let Some(wanted) = self.block_request(request)? else { return Ok(PinnedBuf::default()) };
         self.core().enter();
         let (mut wait, mut claim) = (self.longest_wait(request), None);
         if let Some(partition) = &wanted.partition {
@@ -214,7 +214,7 @@ impl Pool {
     }
 
     /// Checks that the pool is open, and returns `request` with its size class, partition and tag; `None` for zero bytes.
-    fn wanted(&self, request: Request) -> Result<Option<BlockRequest>> {
+    fn block_request(&self, request: Request) -> Result<Option<BlockRequest>> {
         self.check_open()?;
         let Request { len, align, .. } = request;
         let class = self.core().config().rounding.class(len, align)?;
@@ -233,7 +233,7 @@ impl Pool {
     /// [`is_closed`](crate::Error::is_closed) as for [`get`](Pool::get).
     pub fn try_get(&self, request: impl Into<Request>) -> Result<Option<PinnedBuf>> {
         let request = request.into();
-        let Some(wanted) = self.wanted(request)? else { return Ok(Some(PinnedBuf::default())) };
+        let Some(wanted) = self.block_request(request)? else { return Ok(Some(PinnedBuf::default())) };
         let served = self.core().try_get(&wanted);
         Ok(served.map(|(block, claim)| buffer(self.core(), block, &wanted, request.align, claim)))
     }

@@ -40,7 +40,7 @@ impl SourceCalls {
     }
 
     /// Records that a remap lost `bytes`, which returned to the system without an unpin call.
-    pub(crate) fn lost(&mut self, bytes: u64) {
+    pub(crate) fn record_lost(&mut self, bytes: u64) {
         self.unpin.count += 1;
         self.unpin.bytes += bytes;
     }

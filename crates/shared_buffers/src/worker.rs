@@ -30,7 +30,7 @@ pub(super) fn locks_of(file: &MemoryFile) -> Result<LockFile> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let no_fork = fork::hold_off();
     let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
-    let locks = opened.and_then(|file| LockFile::over(file, &no_fork));
+    let locks = opened.and_then(|file| LockFile::new(file, &no_fork));
     locks.map_err(io_failed("a description of the file (/proc/self/fd)"))
 }
 

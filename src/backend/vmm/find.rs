@@ -85,8 +85,8 @@ impl VmmSource {
         }
         let devices = u32::try_from(calls::device_count()?).unwrap_or(1);
         let granules = GranuleTable::new(device.clone(), node, devices);
-        let registers_nothing = device.attribute(attribute::HOST_REGISTER_SUPPORTED) == Some(0);
-        let registers_nothing = AtomicBool::new(registers_nothing);
+        let cannot_register = device.attribute(attribute::HOST_REGISTER_SUPPORTED) == Some(0);
+        let cannot_register = AtomicBool::new(cannot_register);
         let mut source = Self {
             device,
             location: node,
@@ -96,7 +96,7 @@ impl VmmSource {
             unreleased: Default::default(),
             old_places: Default::default(),
             reserves,
-            registers_nothing,
+            cannot_register,
             untested: None,
         };
         let trial = trial::run(&source, source.device.is_active().then_some(source.device.ordinal), max_bytes)?;

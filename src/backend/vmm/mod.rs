@@ -68,7 +68,7 @@ pub struct VmmSource {
     old_places: OldPlaces,
     reserves: Arc<RegisterSource>,
     /// Whether the driver cannot register memory here, as under confidential computing. A reserve then consists of granules.
-    registers_nothing: AtomicBool,
+    cannot_register: AtomicBool,
     /// Why the trial made no copy, if the device had no memory for it.
     untested: Option<SourceError>,
 }
@@ -232,12 +232,12 @@ unsafe impl Source for VmmSource {
         // A new granule would reuse memory that the driver refused to release, but a reserve is pinned in addition to such memory.
         self.release_refused()?;
         // Relaxed: a hint that avoids touching memory that the driver would refuse.
-        if !self.registers_nothing.load(Ordering::Relaxed) {
+        if !self.cannot_register.load(Ordering::Relaxed) {
             let acquired = self.reserves.acquire_fast(len_bytes, threads, progress);
             if !matches!(&acquired, Err(error) if error.code() == Some(Code::NOT_SUPPORTED.number())) {
                 return acquired.map(|region| Region::new(region.start(), len_bytes, self.ids.next()));
             }
-            self.registers_nothing.store(true, Ordering::Relaxed);
+            self.cannot_register.store(true, Ordering::Relaxed);
         }
         // The caller has claimed only whole pages for the reserve, and granules must not take more.
         if self.held_bytes(len_bytes) != self.held_bytes_fast(len_bytes) {
@@ -250,7 +250,7 @@ unsafe impl Source for VmmSource {
 
     fn reserve_slice_bytes(&self) -> Option<u64> {
         // Relaxed: a hint.
-        let registers = !self.registers_nothing.load(Ordering::Relaxed);
+        let registers = !self.cannot_register.load(Ordering::Relaxed);
         registers.then(|| self.reserves.reserve_slice_bytes()).flatten()
     }
 

@@ -43,7 +43,7 @@ const READ_EVERY_US: u64 = 1_000_000;
 /// still lack.
 const STEP_BYTES: u64 = 64 << 20;
 /// The pause between two attempts of a reserve that waits for room under a shared limit.
-const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
+const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// The origin of the limit of a pool, and the memory of the system.
 #[derive(Debug)]
@@ -149,7 +149,7 @@ impl Core {
     /// Sets the limit again, if it is `auto` and the limit of the machine or its cgroup has changed.
     pub(super) fn follow_limit(&self, now_us: u64) {
         let (held_bytes, changing) = (|| self.memory.budget.auto_bytes(), self.auto_limit.changing.lock());
-        if let Some((max_bytes, why)) = self.auto_limit.change(self.time.of_process_us(now_us), held_bytes) {
+        if let Some((max_bytes, why)) = self.auto_limit.change(self.time.to_process_us(now_us), held_bytes) {
             self.apply_limit(max_bytes, &why, changing);
         }
     }
@@ -294,7 +294,7 @@ impl Core {
             };
             let is_told = self.memory.budget.set_want(&want, shortfall, shortfall) >= shortfall;
             if !self.memory.budget.reclaim_from_others(shortfall) && is_told {
-                std::thread::sleep(RESERVE_PATIENCE);
+                std::thread::sleep(RETRY_PAUSE);
             }
         };
         if want.bytes() > 0 {

@@ -197,7 +197,7 @@ impl Core {
     /// Returns the pace that is needed after memory was carved or returned.
     fn pace_of_change(&self) -> Pace {
         match self.memory.arena() {
-            Some(arena) if arena.lacks_hole() => Pace::Steps,
+            Some(arena) if arena.needs_compaction() => Pace::Steps,
             _ => Pace::Quiet,
         }
     }

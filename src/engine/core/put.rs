@@ -256,7 +256,7 @@ impl Core {
 
     /// Evicts a pinned block, and counts `why`. Makes slow calls.
     pub(super) fn evict(&self, block: Block, why: EvictionReason) {
-        self.classes.left(block.class(), why);
+        self.classes.count_eviction(block.class(), why);
         self.release_block(block);
     }
 

@@ -97,7 +97,7 @@ impl Server for Core {
         served
     }
 
-    fn take_back(&self, block: Block) {
+    fn return_unused(&self, block: Block) {
         self.finish_put(block);
     }
 

@@ -80,7 +80,7 @@ impl Core {
             owners: self.owners_of(stats),
             stats: stats.clone(),
             longest_free_bytes: arena.map_or(0, |arena| arena.longest_free_bytes()),
-            host: if forked { None } else { self.auto_limit.memory(self.time.of_process_us(self.time.coarse_us())) },
+            host: if forked { None } else { self.auto_limit.memory(self.time.to_process_us(self.time.coarse_us())) },
             request,
             diagnosis: if forked { None } else { self.latest_diagnosis() },
             limit: if forked { "PINPOOL_MAX_BYTES" } else { self.memory.limit_name(LimitLevel::Pool) },

@@ -228,8 +228,8 @@ impl Core {
         let supply = &self.memory.supply;
         let Some(arena) = self.memory.arena() else {
             // Under `tensorflow` ticks are needed only if a return may exceed a limit.
-            let may_pass_limit = self.config.max_idle_bytes.is_some() || self.memory.budget.over_bytes() > 0;
-            return match (may_pass_limit, idle_bytes, supply.all_block_bytes() > 0) {
+            let may_exceed_limit = self.config.max_idle_bytes.is_some() || self.memory.budget.over_bytes() > 0;
+            return match (may_exceed_limit, idle_bytes, supply.all_block_bytes() > 0) {
                 (false, ..) | (true, 0, false) => Pace::Never,
                 (true, 0, true) => Pace::Quiet,
                 (true, ..) => Pace::Active,

@@ -56,8 +56,8 @@ pub(crate) struct ArenaSupply {
     pub(super) is_varied: AtomicBool,
     /// Whether the maintenance thread should compact: the holes changed and none is as long as is wanted (policy-R13), or old
     /// addresses of remapped granules are still mapped. Cleared when a compaction begins.
-    pub(super) lacks_hole: AtomicBool,
-    /// Polls since the last poll that found `lacks_hole` set.
+    pub(super) needs_compaction: AtomicBool,
+    /// Polls since the last poll that found `needs_compaction` set.
     pub(super) idle_polls: AtomicU32,
     /// Locked during a tick; only one tick runs at a time.
     pub(super) pressure: plain::Mutex<PressureWatch>,
@@ -234,7 +234,7 @@ impl ArenaSupply {
             quarantined: Arc::default(),
             has_logged_idle: AtomicBool::new(false),
             is_varied: AtomicBool::new(false),
-            lacks_hole: AtomicBool::new(false),
+            needs_compaction: AtomicBool::new(false),
             idle_polls: AtomicU32::new(u32::MAX),
             pressure: plain::Mutex::new(PressureWatch::new(pressure)),
             is_releasing: AtomicBool::new(false),

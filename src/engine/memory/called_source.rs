@@ -157,7 +157,7 @@ impl CalledSource {
         for piece in from {
             let (bytes, old) = (piece.bytes as u64, address(range, piece.offset));
             if let Err(RemapError::Lost(_)) = &moved {
-                calls.lost(bytes);
+                calls.record_lost(bytes);
             }
             let event = match &moved {
                 Ok(()) => Some(Event::Move { from: old, to: address(range, to), bytes, took_ns }),

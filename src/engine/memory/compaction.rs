@@ -29,9 +29,9 @@ impl ArenaSupply {
 
     /// Returns whether compaction has something to do. Costs one load.
     #[inline]
-    pub(in crate::engine) fn lacks_hole(&self) -> bool {
+    pub(in crate::engine) fn needs_compaction(&self) -> bool {
         // Relaxed: a hint; the lock decides.
-        self.lacks_hole.load(Ordering::Relaxed)
+        self.needs_compaction.load(Ordering::Relaxed)
     }
 
     /// Clears `is_varied` if sizes no longer vary at `now_us`, because the misses with wanted sizes are too long ago.
@@ -55,15 +55,15 @@ impl ArenaSupply {
     }
 
     pub(in crate::engine) fn record_holes(&self, books: &Books, now_us: u64) {
-        if self.is_varied() && !self.lacks_hole() && books.lacks_hole(now_us) {
-            self.lacks_hole.store(true, Ordering::Relaxed);
+        if self.is_varied() && !self.needs_compaction() && books.needs_compaction(now_us) {
+            self.needs_compaction.store(true, Ordering::Relaxed);
         }
     }
 
     /// Lets the maintenance of the pool unmap old addresses, if a request has remapped granules.
     pub(in crate::engine) fn record_old_places(&self) {
         if self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
-            self.lacks_hole.store(true, Ordering::Relaxed);
+            self.needs_compaction.store(true, Ordering::Relaxed);
         }
     }
 
@@ -82,10 +82,10 @@ impl ArenaSupply {
     /// Remaps granules to make a wanted hole. Returns whether the caller should call again soon. Makes slow calls.
     pub(in crate::engine) fn compact(&self, now_us: u64) -> bool {
         // Cleared first: later changes set the flag again.
-        if self.lacks_hole.swap(false, Ordering::Relaxed) {
+        if self.needs_compaction.swap(false, Ordering::Relaxed) {
             self.idle_polls.store(0, Ordering::Relaxed);
             if (0..STEPS_AT_ONCE).all(|_| self.compaction_step(now_us)) {
-                self.lacks_hole.store(true, Ordering::Relaxed);
+                self.needs_compaction.store(true, Ordering::Relaxed);
             }
         } else if self.is_compacting() {
             self.idle_polls.fetch_add(1, Ordering::Relaxed);
@@ -93,9 +93,9 @@ impl ArenaSupply {
         self.is_compacting()
     }
 
-    /// Returns whether `lacks_hole` is set so often that polling it costs less than a wake-up each time.
+    /// Returns whether `needs_compaction` is set so often that polling it costs less than a wake-up each time.
     pub(in crate::engine) fn is_compacting(&self) -> bool {
-        self.lacks_hole() || self.idle_polls.load(Ordering::Relaxed) < IDLE_POLLS
+        self.needs_compaction() || self.idle_polls.load(Ordering::Relaxed) < IDLE_POLLS
     }
 
     /// Unmaps the old addresses of remapped granules, or else makes one step towards the compaction target. Returns whether

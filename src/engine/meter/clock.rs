@@ -53,7 +53,7 @@ impl Timekeeper {
     }
 
     /// Converts a time of this pool to the time that all pools of the process share.
-    pub(crate) fn of_process_us(&self, pool_us: u64) -> u64 {
+    pub(crate) fn to_process_us(&self, pool_us: u64) -> u64 {
         self.begun_us.saturating_add(pool_us)
     }
 

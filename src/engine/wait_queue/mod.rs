@@ -81,7 +81,7 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Self::Item>) -> crate::Result<Self::Item>;
 
     /// Takes back an item that its request cannot use any more: the request was dropped, or another item serves it.
-    fn take_back(&self, _item: Self::Item) {}
+    fn return_unused(&self, _item: Self::Item) {}
 
     /// Returns the longest sleep of the head, which joined or was last woken at `since`: memory may return without a wake-up.
     fn patience(&self, since: Instant) -> Duration;
@@ -239,7 +239,7 @@ impl<S: Server> WaitQueue<S> {
             waiter.end(item)
         });
         if let Some(item) = left {
-            server.take_back(item);
+            server.return_unused(item);
         }
     }
 

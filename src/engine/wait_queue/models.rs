@@ -83,7 +83,7 @@ impl Server for ModelPool {
         served.ok_or_else(|| crate::error::ErrorKind::Closed.into())
     }
 
-    fn take_back(&self, (): ()) {
+    fn return_unused(&self, (): ()) {
         self.put(CLASS);
     }
 

@@ -73,7 +73,7 @@ impl Server for TestPool {
         served.ok_or_else(|| crate::error::ErrorKind::Closed.into())
     }
 
-    fn take_back(&self, item: u32) {
+    fn return_unused(&self, item: u32) {
         self.put(item, CLASS);
     }
 

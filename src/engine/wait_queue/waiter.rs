@@ -284,7 +284,7 @@ impl<S: Server> Drop for WaitTicket<S> {
         let (server, queue) = (&self.server, self.server.queue());
         queue.end(&**server, &self.waiter, None);
         if let (Some(item), _) = self.waiter.take() {
-            server.take_back(item);
+            server.return_unused(item);
         }
         if self.waiter.is_task() {
             // If this was the last task, the thread must end.

@@ -82,7 +82,7 @@ fn mark_of(descriptor: RawFd) -> i64 {
 impl LockFile {
     /// Uses `file` for locks, and makes forked children close it. `_no_fork` must be acquired before the file is opened, so that
     /// no child inherits it unlisted.
-    pub fn over(file: File, _no_fork: &HeldOff) -> io::Result<Self> {
+    pub fn new(file: File, _no_fork: &HeldOff) -> io::Result<Self> {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         fork::call_in_children(&REGISTERED, close_listed);
         let descriptor = file.as_raw_fd();
@@ -202,7 +202,7 @@ impl Drop for LockFile {
             // The locks belong to the parent, and `close_listed` has closed the descriptor.
             return;
         }
-        // Relaxed, as in `over`.
+        // Relaxed, as in `new`.
         LISTED[self.listed].descriptor.store(-1, Ordering::Relaxed);
         if self.is_open() {
             // Unlocks explicitly. Otherwise a process with a copy of the description would keep the locks, such as a child that

@@ -56,12 +56,12 @@ fn locks_end_with_their_owner_though_another_process_has_the_description() {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let no_fork = fork::hold_off();
     let again = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
-    let other = LockFile::over(again(), &no_fork).unwrap();
+    let other = LockFile::new(again(), &no_fork).unwrap();
     let held = again();
     // The copy represents the descriptor of a child that was made between the opening and the listing, or by other means than
     // `fork`.
     let _copy = held.try_clone().unwrap();
-    let held = LockFile::over(held, &no_fork).unwrap();
+    let held = LockFile::new(held, &no_fork).unwrap();
     drop(no_fork);
     assert!(held.try_lock_slot(0).unwrap());
     assert!(!other.try_lock_slot(0).unwrap());

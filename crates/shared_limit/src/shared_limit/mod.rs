@@ -86,17 +86,17 @@ struct Attached {
     slots: Slots,
     slot: usize,
     /// Locked for the time of a scan of the slots. In a forked child, a thread that does not exist may have the lock.
-    place: Mutex<Place>,
+    place: Mutex<OwnerState>,
 }
 
 /// The state of this owner.
 #[derive(Debug, Default)]
-struct Place {
+struct OwnerState {
     /// The bytes that this owner holds, and the sum of its wants (shared-limit-I4).
     demand: Demand,
     loss: Option<Loss>,
     /// The loss, until the thread of [`SharedLimit::watch`] reports it.
-    news: Option<Loss>,
+    unreported_loss: Option<Loss>,
     has_left: bool,
 }
 
@@ -155,7 +155,7 @@ impl SharedLimit {
             // SeqCst: this owner stores its bytes and then reads the wants, and a waiting owner stores its want before it checks
             // for room a last time. So at least one of the two owners sees the other's store.
             if own.wanted_by_others(place) > 0 {
-                own.slots.tell();
+                own.slots.notify_owners();
             }
         });
     }
@@ -183,7 +183,7 @@ impl SharedLimit {
                 own.write(place, NEEDED, place.demand.needed_bytes);
                 own.write(place, WANTED, place.demand.wanted_bytes);
                 if bytes > before_bytes {
-                    own.slots.tell();
+                    own.slots.notify_owners();
                 }
             }
             before_bytes
@@ -211,7 +211,7 @@ impl SharedLimit {
         let Attached { slots, slot, .. } = &*self.0;
         self.0.with(|place| match self.0.others_lack(place) {
             0 => 0,
-            bytes if shares::gives(&place.demand, &slots.demands_of_others(*slot), slots.max_bytes()) => bytes,
+            bytes if shares::owes(&place.demand, &slots.demands_of_others(*slot), slots.max_bytes()) => bytes,
             _ => 0,
         })
     }
@@ -234,9 +234,9 @@ impl SharedLimit {
     /// ends when `notice` returns false or the `SharedLimit` is dropped.
     pub fn watch(&self, notice: impl Fn(bool, Option<Loss>) -> bool + Send + 'static) -> std::io::Result<()> {
         let own = self.0.clone();
-        let news = move |place: &mut Place| {
+        let news = move |place: &mut OwnerState| {
             own.check(place);
-            (!place.has_left).then(|| (own.wanted_by_others(place) > 0, place.news.take()))
+            (!place.has_left).then(|| (own.wanted_by_others(place) > 0, place.unreported_loss.take()))
         };
         let own = self.0.clone();
         pinpool_os::threads::spawn(c"pinpool-limit", move || {
@@ -268,26 +268,26 @@ impl Drop for SharedLimit {
                 own.slots.leave(own.slot);
             }
             // Wakes the other owners, which have more room now, and this owner's thread, which ends.
-            own.slots.tell();
+            own.slots.notify_owners();
         });
     }
 }
 
 impl Attached {
     /// Calls `act` with the state of this owner. In a forked child, only returns the default (shared-limit-I2).
-    fn with<R: Default>(&self, act: impl FnOnce(&mut Place) -> R) -> R {
+    fn with<R: Default>(&self, act: impl FnOnce(&mut OwnerState) -> R) -> R {
         if self.generation.is_stale() { R::default() } else { act(&mut self.place.lock()) }
     }
 
     /// Checks that the file is not removed and its descriptor is open. Returns the loss if not. A loss is permanent.
-    fn check(&self, place: &mut Place) -> Option<Loss> {
+    fn check(&self, place: &mut OwnerState) -> Option<Loss> {
         if place.loss.is_none() {
             place.loss = self.slots.loss();
-            place.news = place.loss;
+            place.unreported_loss = place.loss;
             if place.loss.is_some() {
                 // This owner cannot claim any more, so memory that other owners release would not help it.
                 self.write(place, WANTED, 0);
-                self.slots.tell();
+                self.slots.notify_owners();
             }
         }
         place.loss
@@ -295,7 +295,7 @@ impl Attached {
 
     /// Stores `value` if this owner still has its slot, and returns whether it has. Once its lock is lost, the slot is free for
     /// other owners.
-    fn write(&self, place: &Place, word: usize, value: u64) -> bool {
+    fn write(&self, place: &OwnerState, word: usize, value: u64) -> bool {
         let is_own = place.loss != Some(Loss::Closed);
         if is_own {
             self.slots.slot(self.slot)[word].store(value, Ordering::SeqCst);
@@ -303,7 +303,7 @@ impl Attached {
         is_own
     }
 
-    fn room_for(&self, place: &mut Place, bytes: u64) -> u64 {
+    fn room_for(&self, place: &mut OwnerState, bytes: u64) -> u64 {
         if self.check(place).is_some() {
             return 0;
         }
@@ -314,7 +314,7 @@ impl Attached {
     }
 
     /// Returns the bytes that this owner may claim without taking memory that other owners have priority for.
-    fn claimable_bytes(&self, place: &Place, bytes: u64) -> u64 {
+    fn claimable_bytes(&self, place: &OwnerState, bytes: u64) -> u64 {
         let room_bytes = self.slots.room_bytes();
         if self.slots.wanted_by_others(self.slot) == 0 {
             return room_bytes;
@@ -326,19 +326,19 @@ impl Attached {
     fn clear_dead(&self) -> bool {
         let has_cleared = self.slots.clear_dead(self.slot);
         if has_cleared && self.slots.wanted_by_others(self.slot) > 0 {
-            self.slots.tell();
+            self.slots.notify_owners();
         }
         has_cleared
     }
 
     /// Returns the bytes that other owners want, including dead owners; 0 after a loss, since other owners cannot claim the bytes
     /// of this owner then.
-    fn wanted_by_others(&self, place: &Place) -> u64 {
+    fn wanted_by_others(&self, place: &OwnerState) -> u64 {
         if place.loss.is_some() { 0 } else { self.slots.wanted_by_others(self.slot) }
     }
 
     /// Returns the bytes that other owners want and the limit has no room for.
-    fn others_lack(&self, place: &Place) -> u64 {
+    fn others_lack(&self, place: &OwnerState) -> u64 {
         match self.wanted_by_others(place) {
             0 => 0,
             wanted_bytes => wanted_bytes.saturating_sub(self.slots.room_bytes()),

@@ -54,7 +54,7 @@ pub fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, room_byt
 }
 
 /// Returns whether the owner `own` must release the memory that is returned to it while `others` lack room.
-pub fn gives(own: &Demand, others: &[Demand], max_bytes: u64) -> bool {
+pub fn owes(own: &Demand, others: &[Demand], max_bytes: u64) -> bool {
     let (level_bytes, is_turn) = level(own, others, max_bytes);
     let has_less = |other: &Demand| other.wanted_bytes > 0 && other.bytes() < own.held_bytes;
     own.held_bytes > level_bytes && (is_turn || others.iter().any(has_less))
@@ -66,8 +66,8 @@ fn level(own: &Demand, others: &[Demand], max_bytes: u64) -> (u64, bool) {
     let even_bytes = even_level(own, others, max_bytes);
     let first = others.iter().min_by_key(|other| other.turn()).filter(|first| first.turn() < own.turn());
     let Some(first) = first.filter(|first| first.needed_bytes > even_bytes) else { return (even_bytes, false) };
-    let beside: Vec<_> = others.iter().filter(|other| other.turn() != first.turn()).copied().collect();
-    (even_level(own, &beside, max_bytes.saturating_sub(first.needed_bytes)), true)
+    let rest: Vec<_> = others.iter().filter(|other| other.turn() != first.turn()).copied().collect();
+    (even_level(own, &rest, max_bytes.saturating_sub(first.needed_bytes)), true)
 }
 
 fn even_level(own: &Demand, others: &[Demand], max_bytes: u64) -> u64 {
@@ -117,18 +117,18 @@ mod tests {
     #[test]
     fn an_owner_above_the_level_gives_and_does_not_claim_it_back() {
         let other = [wants(0, 14, 1)];
-        assert!(gives(&holds(56), &other, 64));
+        assert!(owes(&holds(56), &other, 64));
         assert_eq!(claimable_bytes(&holds(42), &other, 64, 22, 14), 8, "what the other leaves");
         assert_eq!(claimable_bytes(&other[0], &[wants(42, 14, 2)], 64, 22, 14), 22);
         // After the other owner was served:
         assert_eq!(claimable_bytes(&holds(42), &[holds(14)], 64, 8, 14), 8);
-        assert!(!gives(&holds(42), &[holds(14)], 64));
+        assert!(!owes(&holds(42), &[holds(14)], 64));
     }
 
     #[test]
     fn owners_at_the_level_keep_what_they_have() {
         let (own, other) = (wants(28, 14, 1), wants(28, 14, 2));
-        assert!(!gives(&own, &[other], 64) && !gives(&other, &[own], 64));
+        assert!(!owes(&own, &[other], 64) && !owes(&other, &[own], 64));
         // The owner that came first may claim a little more.
         assert_eq!((claimable_bytes(&own, &[other], 64, 8, 14), claimable_bytes(&other, &[own], 64, 8, 14)), (8, 4));
     }
@@ -136,22 +136,22 @@ mod tests {
     #[test]
     fn owners_do_not_change_places() {
         let others = [wants(22, 7, 1), wants(16, 6, 2)];
-        assert!(!gives(&wants(22, 7, 3), &others, 64), "another would have as much as this one has");
-        assert!(gives(&wants(30, 7, 3), &others, 64));
+        assert!(!owes(&wants(22, 7, 3), &others, 64), "another would have as much as this one has");
+        assert!(owes(&wants(30, 7, 3), &others, 64));
         // Four owners have one buffer each, and there is no room for a fifth: they take turns.
         let four = [holds(14); 3].into_iter().chain([wants(0, 14, 1)]).collect::<Vec<_>>();
-        assert!(gives(&holds(14), &four, 64));
+        assert!(owes(&holds(14), &four, 64));
     }
 
     #[test]
     fn of_two_that_need_more_than_the_level_the_first_is_served_then_the_other() {
         let other = wants(0, 50, 1);
-        assert!(gives(&holds(50), &[other], 64));
+        assert!(owes(&holds(50), &[other], 64));
         let own = wants(0, 50, 2);
         let claimable = |own: &Demand, other: Demand| claimable_bytes(own, &[other], 64, 64, 50);
         assert_eq!((claimable(&own, other), claimable(&other, own)), (14, 64));
         assert_eq!(claimable(&holds(0), other), 14, "one that has not waited comes last");
-        assert!(gives(&holds(50), &[own], 64) && gives(&holds(20), &[own], 64) && !gives(&holds(14), &[own], 64));
+        assert!(owes(&holds(50), &[own], 64) && owes(&holds(20), &[own], 64) && !owes(&holds(14), &[own], 64));
     }
 
     #[test]

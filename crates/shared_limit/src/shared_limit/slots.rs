@@ -129,7 +129,7 @@ impl Slots {
     }
 
     /// Wakes the threads of all owners.
-    pub(super) fn tell(&self) {
+    pub(super) fn notify_owners(&self) {
         self.events().fetch_add(1, Ordering::SeqCst);
         wake(self.events(), i32::MAX);
     }
@@ -235,7 +235,7 @@ fn open(path: &Path, is_created: bool) -> Result<(LockFile, Metadata), String> {
             path.display()
         ));
     }
-    let locks = LockFile::over(file, &no_fork).map_err(|error| failed("watch", path, &error))?;
+    let locks = LockFile::new(file, &no_fork).map_err(|error| failed("watch", path, &error))?;
     Ok((locks, metadata))
 }
 

@@ -135,7 +135,7 @@ impl Books {
     }
 
     /// Returns whether a hole as long as is wanted is more than a step of compaction away (policy-R13).
-    pub(in crate::engine) fn lacks_hole(&self, now_us: u64) -> bool {
+    pub(in crate::engine) fn needs_compaction(&self, now_us: u64) -> bool {
         self.is_varied(now_us) && self.arena.lacks_hole(self.demand.wanted_bytes(now_us))
     }
 
