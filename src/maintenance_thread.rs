@@ -13,8 +13,8 @@
 //!
 //! A slow call delays the calls after it, so the thread wakes the tasks of due reminders before it maintains pools, and maintains
 //! pools without a driver before pools with a driver. If a call has not returned after one second, the next reminder, or the next
-//! pool that finds the thread late, starts a replacement thread, which skips the object that the call is stuck in. Until then misses
-//! and returns of the other pools do their own maintenance.
+//! pool that finds the thread late, starts a replacement thread, which skips the object that the call is stuck in. Until then a miss
+//! or a return with a copy does the maintenance of its pool, if the maintenance is three seconds late.
 //!
 //! A future that waits for a deadline or a copy uses [`MaintenanceThread::remind`]:
 //!

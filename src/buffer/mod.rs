@@ -56,7 +56,7 @@ struct Aligned;
 /// plain slice: the buffer would be reused and overwritten during that copy.
 ///
 /// ```text
-///   right: tracked                                          wrong: untracked, data is lost
+///   right: tracked                                          wrong: untracked, a data race
 ///   ─────────────────────────────────────────────────────   ──────────────────────────────────────────────────────
 ///   buf.copy_to(&stream, &mut dst)?                         stream.memcpy_htod(&**buf.wait_slice()?, &mut dst)
 ///   buf.copy_range_to(0..n, &stream, &mut dst)?             Tensor::from_raw_buffer(buf.wait_slice()?, ..)

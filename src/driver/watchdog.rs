@@ -1,7 +1,8 @@
 //! Keeps threads from calling a driver that does not return.
 //!
 //! A query usually takes a microsecond, but the driver may block a call for seconds while the device is being reset or is lost. In
-//! that case one thread waits in the driver, and the other threads, which only poll for completion, continue without an answer.
+//! that case the threads that have called wait in the driver, and the other threads, which only poll for completion, continue
+//! without an answer.
 
 use pinpool_os::clock::monotonic_ns;
 use pinpool_os::sync::process::{AtomicU64, Ordering};

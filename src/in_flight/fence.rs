@@ -43,7 +43,7 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
         None
     }
 
-    /// The stream's identity, which no other stream ever has; `None` if it is unknown. Statistics and log lines show its number.
+    /// The stream's identity, which no other stream ever has; `None` if it is unknown. Must not wait: may be called under a lock. Statistics and log lines show its number.
     fn stream_id(&self) -> Option<StreamId> {
         None
     }

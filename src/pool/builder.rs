@@ -184,7 +184,7 @@ impl PoolBuilder {
     /// - [`Error::is_setting`](crate::Error::is_setting) if a value is invalid, in code as in a variable (`max_bytes(0)`), two
     ///   settings contradict each other, or a setting needs a feature that this build lacks,
     /// - [`Error::is_backend`](crate::Error::is_backend) if the chosen backend is not available, or cannot pin the
-    ///   reserve.
+    ///   reserve; [`Error::is_limit`](crate::Error::is_limit) if the reserve exceeds the limit `auto` or a shared limit.
     pub fn build(self) -> Result<Pool> {
         let mut settings = self.examine();
         let log = PoolLog { number: PoolLog::next_number(), log_every: settings.config.log_every, ..self.log };

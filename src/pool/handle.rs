@@ -68,7 +68,7 @@ impl Handle {
     #[inline(always)]
     pub(super) fn cached_shard(&self) -> Option<CachedShard<'_>> {
         // Relaxed: the address is compared and never dereferenced.
-        // SAFETY: the core at this address, if there is one, is one of `cores`, so it lives as long as `self`.
+        // SAFETY: not null (`new`); the core at this address, if there is one, is one of `cores`, so it lives as long as `self`.
         unsafe { Core::shard_of(self.address.load(Ordering::Relaxed), 0, self) }
     }
 

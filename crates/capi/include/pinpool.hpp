@@ -66,8 +66,8 @@ struct handle {
 } // namespace detail
 
 /**
- * A buffer of a pool. The destructor returns it: after set_stream once the work on that stream has completed, otherwise
- * immediately, even while a copy uses it. Empty after a move and after a successful put.
+ * A buffer of a pool, which its destructor returns. Call set_stream before the first copy: the memory is then reused once the
+ * work on that stream has completed; without it immediately, even while a copy uses it. Empty after a move or a successful put.
  */
 class [[nodiscard]] buffer {
 public:
@@ -170,7 +170,7 @@ private:
     std::optional<CUstream_st *> stream_;
 };
 
-/** A pool. Copies refer to the same pool, which is closed when the last copy, buffer and memory_resource are destroyed. */
+/** A pool, shared by its copies. Destroying the last copy, buffer or memory_resource closes it and may wait: pp_pool_close. */
 class pool {
 public:
     /** Opens a pool with the settings of the environment. */
@@ -260,8 +260,8 @@ private:
 };
 
 /**
- * Pinned memory for std::pmr containers. Throws std::bad_alloc if the pool has no memory. A deallocation is pp_put, which waits for
- * no stream: synchronize every copy from or to the memory before its container frees it, grows or is destroyed.
+ * Pinned memory for std::pmr containers. Throws std::bad_alloc on failure (see pp_last_error). A deallocation is pp_put, which waits
+ * for no stream: synchronize every copy from or to the memory before its container frees it, grows or is destroyed.
  *
  * Each allocation is a separate buffer of at least 4 KiB: suitable for vectors and arenas, not for lists of small nodes (put a
  * std::pmr::unsynchronized_pool_resource in between). Two resources are equal if they use the same pool.

@@ -24,15 +24,15 @@ use crate::status::pp_status;
 ///
 /// With NULL or "" only the PINPOOL_* variables of the environment apply. Everything else has its default.
 ///
-/// The call may take seconds: it pins the reserve, and may test the backends, which pins and releases 2 MiB. If it does not test
-/// the backends, the next call on the pool does. All pools of a process share one thread, which releases idle memory, unless
+/// The call may take seconds: it pins the reserve, and may test the backends, which pins and releases up to 2 MiB. With `auto`
+/// the test may be left to the next call on the pool. All pools of a process share one thread, which releases idle memory, unless
 /// `maintenance_thread=0`.
 ///
 /// - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
 /// - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
 /// - PP_UNAVAILABLE: this machine does not have the backend that was set.
 /// - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
-/// - PP_LIMIT: the reserve exceeds the limit.
+/// - PP_LIMIT: the reserve exceeds the limit `auto` or a shared limit (above a set `max_bytes`: PP_INVALID_SETTING).
 /// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
 ///
 /// # Safety
@@ -131,7 +131,8 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 }
 
 /// Changes the limit on all pinned bytes, in use and idle; PP_NO_LIMIT removes it. A lower limit releases idle memory now, and
-/// buffers in use when they are returned. A higher limit serves waiting requests. A partition has its own limit, and the limit of
+/// returned buffers at the next miss or tick. A higher limit serves waiting requests, but `vmm`, `mlock` and `heap` have addresses
+/// for 8 times the first limit and at least 16 GiB only. A partition has its own limit, which releases nothing, and the limit of
 /// its pool applies as well.
 ///
 /// - PP_INVALID_ARGUMENT: 0 bytes.

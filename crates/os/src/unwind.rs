@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Calls `call` and returns its result, or `None` if `call` panicked.
 ///
 /// After a panic, the values that `call` borrows are in whatever state `call` left them in, so it must not borrow anything of the
-/// pool that could be left inconsistent. User-defined fences are called through this function too, because a panic between
-/// related steps would leave the pool inconsistent.
+/// pool that could be left inconsistent. The pool also queries user-defined fences through this function, because a panic between
+/// related steps would leave the pool inconsistent. A panic in a wait for the user unwinds into the user's call.
 pub fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(result) => Some(result),

@@ -1,6 +1,6 @@
 """Forwards log lines of pools to the logger `pinpool`.
 
-Pools never call Python, so their lines wait in a queue. A call on the main thread forwards the queued lines before it returns, and a
+Pools never call Python, so their lines wait in a queue. Most calls on the main thread forward the queued lines before they return, and a
 thread of this module forwards the lines of other threads, until the interpreter exits.
 """
 

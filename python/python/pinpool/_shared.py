@@ -308,7 +308,7 @@ class SharedPool:
         self._open_pool().maintain()
 
     def close(self) -> None:
-        """Closes the shared pool: calls of workers raise PeerError from now on. Received buffers stay usable."""
+        """Closes the shared pool: later calls of workers raise PeerError; received buffers stay usable. A worker ends only its own access."""
         with _attaching:
             self._is_closed = True
             self._worker = self._worker_process = None

@@ -85,7 +85,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
     }
 }
 
-// SAFETY: the fence follows all work enqueued so far (event-I1).
+// SAFETY: the fence follows all work enqueued so far (event-I1, timeline-I1).
 unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     fn record_fence(&self) -> Result<SharedFence> {
         let stream = self.borrow();

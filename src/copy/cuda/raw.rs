@@ -89,7 +89,7 @@ impl RawStream {
     }
 }
 
-// SAFETY: the fence follows all work enqueued so far (event-I1).
+// SAFETY: the fence follows all work enqueued so far (event-I1, timeline-I1).
 unsafe impl CopyStream for RawStream {
     fn record_fence(&self) -> Result<SharedFence> {
         let _entered = self.enter()?;

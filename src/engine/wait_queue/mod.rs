@@ -31,7 +31,7 @@
 //! - waiters-I2: a request that leaves the queue, for any reason, wakes the next head, and passes on an item that it was
 //!   handed.
 //! - waiters-I3: nothing is handed to a request that has left the queue: both happen under the lock of the queue.
-//! - waiters-I4: the slow path is required exactly while the queue has a request: [`WaitQueue::change`] notifies the pool.
+//! - waiters-I4: the slow path is required while the queue has a request: [`WaitQueue::change`] notifies the pool.
 
 mod waiter;
 

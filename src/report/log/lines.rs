@@ -185,7 +185,7 @@ lines! {
     Warn(copies) stuck(buffers: u64, bytes: u64 as Size, age: Duration as Time, stream: Option<u64> as stream_id)
         "copies do not complete,{stream} buffers={buffers} bytes={bytes} in_flight_for={age}; find what blocks the stream";
 
-    /// The driver cannot tell whether a copy has completed; queried every 100 ms. To do: check the device.
+    /// The driver cannot tell whether a copy has completed; queried every 100 ms. To do: as for `leaked`.
     Error(copies) quarantined(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
         "not reused until the device responds, bytes={bytes} quarantined={buffers}{keeps_all}: {error}";
 

@@ -327,7 +327,7 @@ class HostAllocator final : public at::HostAllocator {
   void begin_allocate_to_pool(c10::MempoolId_t pool, std::function<bool(c10::Stream)> filter) override {
     {
       const std::lock_guard<std::mutex> guard(captures_mutex_);
-      // A failed capture does not end its pool, so there is an entry for each.
+      // A failed capture does not end its pool, so an entry for it may be left.
       forget_capture(pool);
       captures_.emplace_back(pool, filter);
     }

@@ -55,7 +55,7 @@ const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 const SEQUENCE_WINDOW: u64 = 1 << 31;
 /// The id of a free word. No stream has it, because drivers number streams from small numbers.
 const NO_STREAM: u64 = u64::MAX;
-/// The initial number. It is shortly before the first wrap of the low half, so that every program passes a wrap.
+/// The initial number. It is shortly before the first wrap of the low half, so that 64 copies of a stream pass one.
 const FIRST: u64 = (1 << 32) - 64;
 
 /// Bytes that this process has pinned for timelines.

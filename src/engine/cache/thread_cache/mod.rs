@@ -23,7 +23,7 @@
 //! is sealed.
 //!
 //! The cache never calls a backend, reads a clock, or logs; evicted buffers are returned to the caller. No operation holds
-//! two locks.
+//! the locks of two shards.
 //!
 //! # Invariants
 //!
