@@ -29,8 +29,8 @@
 //! The GIL is never held while memory is pinned, waited for or released. The pool never calls Python (log lines wait in a queue,
 //! and wakers write to a socket), so no lock of the pool is held while a thread waits for the GIL.
 //!
-//! Functions here call Python code only on the main thread: when the interpreter exits, Python before 3.14 ends other threads
-//! that wait for the GIL, and Rust frames cannot be unwound that way. Methods that need Python code are written in Python.
+//! Functions here forward log lines only on the main thread: when the interpreter exits, Python before 3.14 ends other threads
+//! that wait for the GIL, and Rust frames cannot be unwound that way. Methods that need more Python code are written in Python.
 
 use pyo3::prelude::*;
 

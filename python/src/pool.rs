@@ -283,8 +283,7 @@ impl Pool {
     /// Fraction of the reserve that is pinned, from 0.0 to 1.0.
     #[getter]
     fn reserve_fraction(&self, py: Python<'_>) -> PyResult<f64> {
-        let pool = self.pool()?;
-        Ok(py.detach(|| pool.stats().memory.reserve_fraction()))
+        self.call(py, |pool| pool.stats().memory.reserve_fraction())
     }
 
     /// Releases idle memory to the system until at most `to_bytes` (default 0) are held.
@@ -316,8 +315,8 @@ impl Pool {
     }
 
     /// Returns a handle to the same pool. Its buffers carry `tag` in `dump()`, in errors and in log lines.
-    fn tagged(&self, tag: &str) -> PyResult<Self> {
-        Ok(Self { handle: self.handle.clone(), tagged: Some(self.pool()?.tagged(tag)) })
+    fn tagged(&self, py: Python<'_>, tag: &str) -> PyResult<Self> {
+        Ok(Self { handle: self.handle.clone(), tagged: Some(self.call(py, |pool| pool.tagged(tag))?) })
     }
 
     /// Name of the pool, or None.

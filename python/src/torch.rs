@@ -78,7 +78,8 @@ pub(crate) fn _host_memory() -> Option<(u64, String)> {
 /// The address of a table of functions for `pool`. It is never freed, because torch may use the memory until the process exits.
 #[pyfunction]
 pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<usize> {
-    let (is_cuda_pinned, pool) = (pool.get().handle().origin().is_cuda_pinned, pool.get().pool()?.clone());
+    let handle = pool.get().handle();
+    let (is_cuda_pinned, pool) = (pool.py().detach(|| handle.origin().is_cuda_pinned), pool.get().pool()?.clone());
     if !is_cuda_pinned && pool.config().backend.name() == "auto" {
         let why = "torch's pinned memory needs the backend vmm, register or cuda: Pool(backend=\"gpu\") says why none works here";
         return Err(BackendError::new_err(why));

@@ -300,6 +300,26 @@ def test_the_interpreter_runs_while_the_driver_pins_or_releases(with_mock_driver
     """)
 
 
+def test_the_interpreter_runs_while_the_first_use_of_a_pool_starts_the_driver(alone, tmp_path):
+    code = """
+        import ctypes, threading
+        import pinpool
+
+        cuda = ctypes.CDLL("libcuda.so")
+        cuda.mock_driver_wait_for_held.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+        pool = pinpool.Pool(env=False)
+        cuda.mock_driver_hold_call(b"cuInit", 1)
+        thread = threading.Thread(target=pool.tagged, args=["images"])
+        thread.start()
+        cuda.mock_driver_wait_for_held(b"cuInit", 1)
+        assert sum(range(100_000)) and thread.is_alive()
+        cuda.mock_driver_hold_call(b"cuInit", 0)
+        thread.join(300)
+        assert not thread.is_alive()
+    """
+    alone(code, env=mock_driver_environment(tmp_path))
+
+
 def test_driver_memory_is_refused_in_a_forked_child(with_mock_driver):
     with_mock_driver("""
         pool = pool_of()
