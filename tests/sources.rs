@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37189),
-    ("sum of code and tests", 75995),
+    ("tests", 37190),
+    ("sum of code and tests", 75996),
 ];
 
 /// Bytes of all Markdown files.

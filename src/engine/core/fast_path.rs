@@ -153,11 +153,15 @@ impl CachedShard<'_> {
         unsafe { self.0.take_fast(plain_eighths_index(len)) }.map(Block::from_entry)
     }
 
-    /// Puts `block`, which is open to the shard, into the shard. Fails with the block if the shard cannot take it by the fast
-    /// path now.
+    /// Puts `block` into the shard. Fails with the block if the shard cannot take it by the fast path now.
+    ///
+    /// # Safety
+    ///
+    /// `block` is open to the shard.
     #[inline(always)]
-    fn put(self, block: Block<Core>) -> Result<(), Block<Core>> {
-        self.0.put_fast(block.into_entry()).map_err(Block::from_entry)
+    unsafe fn put(self, block: Block<Core>) -> Result<(), Block<Core>> {
+        // SAFETY: the block, and so its entry, is open to the shard (the caller's contract).
+        unsafe { self.0.put_fast(block.into_entry()) }.map_err(Block::from_entry)
     }
 }
 
@@ -169,7 +173,8 @@ impl Block<Core> {
         // `put_remote_or_second` is a tail call, so this function need not save registers for it.
         // SAFETY: the shard is used by `put` alone, which changes no entry.
         let Some(shard) = (unsafe { shard_for(&self, 0) }) else { return put_remote_or_second(self) };
-        if let Err(block) = shard.put(self) {
+        // SAFETY: the block is open to the shard that `shard_for` returns.
+        if let Err(block) = unsafe { shard.put(self) } {
             block.put_slow();
         }
     }
@@ -181,7 +186,8 @@ impl Block<Core> {
 fn put_remote_or_second(block: Block<Core>) {
     // SAFETY: as in `Block::put`.
     let kept = match unsafe { shard_for(&block, 1) } {
-        Some(shard) => shard.put(block),
+        // SAFETY: the block is open to the shard that `shard_for` returns.
+        Some(shard) => unsafe { shard.put(block) },
         None => put_remote(block),
     };
     if let Err(block) = kept {

@@ -41,7 +41,7 @@ __all__ = ["install", "is_installed", "pool", "uninstall"]
 #: The oldest version of torch with the interface that host_allocator.cpp implements.
 OLDEST = (2, 11)
 
-_log = logging.getLogger("pinpool")
+_logger = logging.getLogger("pinpool")
 _SOURCE = Path(__file__).with_name("host_allocator.cpp")
 #: Allocators compiled for the versions of torch known when the wheel was built.
 _SHIMS = Path(__file__).with_name("shims")
@@ -125,7 +125,7 @@ def _new_pool(**settings: Any) -> Pool:
     chosen = _limit.choose(settings, os.environ, _pinpool._host_memory())
     if chosen is not None:
         settings["max_bytes"], line = chosen
-        _log.info("%s", line)
+        _logger.info("%s", line)
     return Pool(**{"name": "torch", **settings})
 
 
@@ -144,7 +144,7 @@ def _warn_of_ignored_settings() -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
         pinned = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip().startswith("pinned_")]
         if pinned:
-            _log.warning(
+            _logger.warning(
                 "torch setting: %s=%s has no effect while a pool serves torch's pinned memory; set PINPOOL_MAX_BYTES, "
                 "PINPOOL_MAX_IDLE_BYTES or PINPOOL_RESERVE instead", name, ",".join(pinned)
             )
@@ -157,8 +157,8 @@ def _load() -> ctypes.CDLL:
         return _shim
     try:
         import torch
-    except ImportError as why:
-        raise ImportError(f"torch cannot be imported ({why}): pip install 'torch>={_dotted(OLDEST)}'") from why
+    except ImportError as error:
+        raise ImportError(f"torch cannot be imported ({error}): pip install 'torch>={_dotted(OLDEST)}'") from error
     found = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
     if found < OLDEST:
         raise PinpoolError(
@@ -172,7 +172,7 @@ def _load() -> ctypes.CDLL:
     shim.pinpool_torch_uninstall.restype = ctypes.c_size_t
     _shim = shim
     if not torch.cuda.is_available():
-        _log.warning("torch no_gpu: torch finds no GPU, so torch cannot pin memory and DataLoader(pin_memory=True) has no effect")
+        _logger.warning("torch no_gpu: torch finds no GPU, so torch cannot pin memory and DataLoader(pin_memory=True) has no effect")
     return shim
 
 
@@ -185,8 +185,8 @@ def _prebuilt_shim(version: str) -> ctypes.CDLL | None:
     try:
         # RTLD_NOW resolves all symbols now, so that an incompatible version of torch fails here and not in a later call.
         return ctypes.CDLL(os.fspath(path), os.RTLD_NOW)
-    except OSError as why:
-        _log.info("torch incompatible: the allocator in this wheel cannot be loaded by torch %s (%s), so it is compiled", version, why)
+    except OSError as error:
+        _logger.info("torch incompatible: the allocator in this wheel cannot be loaded by torch %s (%s), so it is compiled", version, error)
         return None
 
 
@@ -198,7 +198,7 @@ def _compile_shim(version: str) -> str:
     again = f"_{_failures}" if _failures else ""
     source = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
     search = os.environ.get("PATH")
-    _log.info("torch compiling: compiling the allocator for torch %s once, which takes about ten seconds", version)
+    _logger.info("torch compiling: compiling the allocator for torch %s once, which takes about ten seconds", version)
     try:
         from torch.utils import cpp_extension
 
@@ -212,12 +212,12 @@ def _compile_shim(version: str) -> str:
             is_python_module=False,
         )
         return library
-    except (ImportError, RuntimeError, OSError, subprocess.SubprocessError) as why:
+    except (ImportError, RuntimeError, OSError, subprocess.SubprocessError) as error:
         _failures += 1
         raise BackendError(
             f"the allocator does not compile for torch {version}: install a C++ compiler and ninja "
-            f"(pip install ninja setuptools; CXX names the compiler), or a newer wheel of pinpool. {why}"
-        ) from why
+            f"(pip install ninja setuptools; CXX names the compiler), or a newer wheel of pinpool. {error}"
+        ) from error
     finally:
         if search is None:
             os.environ.pop("PATH", None)

@@ -96,13 +96,17 @@ impl<T> Shard<T> {
 
     /// Puts `entry`, which has its home in this shard, into the free list if its class is marked, no other thread is inside and
     /// the slow path is not required. Otherwise returns `entry`. Does not touch the cache after it has left the lock.
+    ///
+    /// # Safety
+    ///
+    /// `entry` is open to this shard ([`Entry::is_of`]): this shard handed it out, so its class exists.
     #[inline(always)]
-    pub(crate) fn put_fast(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+    pub(crate) unsafe fn put_fast(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
         debug_assert!(entry.is_of::<Self>(self));
         let mut unkept = Some(entry);
         self.own.free_list.try_fast(|list| {
             if let Some(entry) = unkept.take() {
-                // SAFETY: this shard gave the entry out, so the entry's class exists.
+                // SAFETY: the entry's class exists (the caller's contract).
                 match unsafe { list.push_if_marked(entry) } {
                     Ok(()) => self.add_idle(1),
                     Err(entry) => unkept = Some(entry),
