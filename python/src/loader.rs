@@ -96,7 +96,7 @@ pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
 
 #[pymethods]
 impl Files {
-    /// Lists `paths`. A count of 0 means no limit.
+    /// Lists `paths`. 0 means no limit for `batch_size` and `batch_bytes`, and the default for `threads` and `prefetch`.
     #[new]
     #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, threads, prefetch, seed, rank, world_size, even, drop_last, labels=None, decode=vec![]))]
     #[allow(clippy::too_many_arguments)] // One call, by keyword.

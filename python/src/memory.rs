@@ -56,7 +56,7 @@ impl Origin {
         Self {
             device: config.device,
             is_cuda_pinned: matches!(backend, "vmm" | "register" | "cuda"),
-            // With other settings, a return may zero the buffer or release memory.
+            // With other settings, a return may zero the buffer or release memory. With these, it releases only for other pools.
             is_short: config.preset == Preset::Adaptive && !config.zero && config.max_idle_bytes.is_none(),
             may_fall_back: config.on_full == OnFull::Pageable,
             has_streams: AtomicBool::new(false),

@@ -1,4 +1,4 @@
-"""The code blocks of the READMEs run unchanged."""
+"""The code blocks of the READMEs run unchanged, if the modules that they need are installed."""
 
 import pathlib
 import re

@@ -7,8 +7,8 @@
 //!
 //! A driver source is chosen if a trial could allocate memory, copy from it and release it ([`trial`]); otherwise the refusal is
 //! kept for the log line and the next source is tried. The trial of `vmm` creates no context, and copies only if there is a
-//! context; the trials of `register` and `cuda` create a context. If the user names a source, there is no trial before the first
-//! request, except for `vmm`.
+//! context; the trials of `register` and `cuda` create a context. A source that the user
+//! names is not tried, except `vmm`.
 
 use std::path::Path;
 use std::sync::Arc;

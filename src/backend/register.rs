@@ -105,8 +105,8 @@ impl RegisterSource {
     ) -> Result<Region, SourceError> {
         let _entered = self.device.enter()?;
         let id = self.ids.next();
-        let (place, alone) = ((threads, self.node), |region: &Region| mapping::inherit(region, false));
-        let (region, _) = self.hugetlb.acquire(len_bytes, id, place, progress, alone)?;
+        let (touch, prepare) = ((threads, self.node), |region: &Region| mapping::inherit(region, false));
+        let (region, _) = self.hugetlb.acquire(len_bytes, id, touch, progress, prepare)?;
         let registered = self.register(&region, until);
         // SAFETY: mapped above, no reference into it was made, and not registered if this is an error.
         unsafe { mapping::keep_if(registered, region) }

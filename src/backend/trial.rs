@@ -53,14 +53,14 @@ pub(super) fn run(
     // A source may hold one page more than the region has.
     let fits = |&bytes: &usize| bytes > 0 && source.held_bytes(bytes) <= limit;
     let Some(bytes) = [most, most.saturating_sub(PAGE_BYTES)].into_iter().find(fits) else { return Ok(None) };
-    match take(source, device, bytes) {
+    match try_bytes(source, device, bytes) {
         // A stream is capturing a graph, which forbids the calls.
         Err(error) if error.retry == Retry::Soon && error.code().is_some() => Ok(None),
         taken => taken.map(Some),
     }
 }
 
-fn take(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Trial, SourceError> {
+fn try_bytes(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<Trial, SourceError> {
     let begun = Instant::now();
     let region = source.acquire(bytes)?;
     let took = begun.elapsed();

@@ -128,7 +128,8 @@ impl From<RemapError> for SourceError {
 ///    buffer and a copy by any device may cross them, and `decommit` and `remap` take any of them, a part of one commit or
 ///    several commits together. No call touches a granule outside its arguments.
 /// 5. **vm-S5, accounting**: `commit` takes exactly `bytes` from the system and `decommit` returns exactly `bytes`; `remap`
-///    never holds more than before. A failed call changes nothing, except for [`RemapError::Lost`].
+///    never holds more than before. A failed call changes nothing, except for [`RemapError::Lost`]. `vmm` may keep a granule that
+///    the driver refuses to release, and uses it for its next commit of that length.
 /// 6. **vm-S6, threads**: no method panics, logs or takes a lock of the pool; all may be called from any thread
 ///    concurrently, for granules that do not overlap.
 ///

@@ -54,8 +54,8 @@ impl PendingBuf {
     }
 }
 
-/// Resolves to the buffer when the copy completes, or to the error of [`wait`](PendingBuf::wait). If the future is polled again
-/// after that, it resolves to a buffer of zero bytes.
+/// Resolves to the buffer when the copy completes, or to the error of [`wait`](PendingBuf::wait). Polled again after
+/// it has resolved to the buffer, the future resolves to a buffer of zero bytes.
 impl Future for PendingBuf {
     type Output = Result<PinnedBuf>;
 

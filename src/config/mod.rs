@@ -58,7 +58,7 @@ impl From<u64> for Limit {
     }
 }
 
-/// The outcome of a request if its wait times out.
+/// The outcome of a request that finds no room: after its wait, or at once if it exceeds the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnFull {

@@ -62,8 +62,8 @@ macro_rules! values {
             super::calls::calls! { call = $name(value: *mut $value $(, $arg: $type)*); }
             // SAFETY: all of these types are numbers or raw pointers, which may be zero.
             let mut value: $value = unsafe { std::mem::zeroed() };
-            // SAFETY: `value` takes the result. The driver refuses the call without a context, and for an unknown device or
-            // pointer.
+            // SAFETY: `value` takes the result. The driver refuses a call that lacks the context it needs, an unknown device or an
+            // unknown pointer.
             unsafe { call(&raw mut value $(, $arg)*) }.map(|()| value)
         }
     )*};

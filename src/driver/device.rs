@@ -1,7 +1,7 @@
 //! A device of the CUDA driver, for the sources that pin memory through the driver. This module assumes that a `CUdevice` equals its
 //! ordinal, since drivers number devices from 0 in list order.
 //!
-//! The device's primary context is retained when memory is first acquired, not before: finding a device creates no
+//! The device's primary context is retained by the first [`enter`](Device::enter), not before: finding a device creates no
 //! context. It stays retained until the process ends, since a copy that never completes keeps memory of a pool alive after
 //! the pool. A thread's own current context is restored after each use.
 #![allow(unsafe_code)] // Calls the driver.

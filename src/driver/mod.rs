@@ -163,7 +163,9 @@ impl Drop for CurrentContext {
     }
 }
 
-/// The relaxed capture mode of this thread, until this is dropped. Calls of this thread then invalidate no capture on any thread.
+/// The relaxed capture mode of this thread, until this is dropped. Event queries, allocations and registrations of this thread then
+/// invalidate no capture. A query of the legacy stream still invalidates the captures that are ordered with it, and a wait for a
+/// context invalidates the captures of its streams.
 ///
 /// A capture in CUDA's default mode forbids event queries and allocations on all threads of the process. The calls of this crate
 /// touch no capturing stream, so for them the rule protects nothing.

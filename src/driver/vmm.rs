@@ -130,7 +130,7 @@ pub(crate) fn granularity(location: MemoryLocation) -> Result<usize, FailedCall>
     granularity_call(&AllocationProperties::pinned(location), GRANULARITY_MINIMUM)
 }
 
-/// Creates a granule of `bytes` without an address. A context must be current.
+/// Creates a granule of `bytes` without an address. Needs no current context.
 pub(crate) fn create(bytes: usize, location: MemoryLocation) -> Result<GranuleHandle, FailedCall> {
     create_call(bytes, &AllocationProperties::pinned(location), 0)
 }

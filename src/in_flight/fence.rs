@@ -17,8 +17,8 @@ use pinpool_os::unwind::caught;
 /// # Safety
 ///
 /// Memory is reused when `is_complete` returns `Ok(true)`: that may happen only after the device has finished with every byte
-/// that the work uses, permanently. The same holds for `wait` and `Ok`. Fences with the same [`stream_id`](Fence::stream_id) must
-/// complete in the order in which their work was enqueued.
+/// that the work uses, permanently. The same holds for `wait` and `Ok`, and for `is_complete_by_load` and `Some(true)`. Fences with
+/// the same [`stream_id`](Fence::stream_id) must complete in the order in which their work was enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// Returns whether the work has completed. Does not wait.
@@ -43,7 +43,8 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
         None
     }
 
-    /// The stream's identity, which no other stream ever has; `None` if it is unknown. Must not wait: may be called under a lock. Statistics and log lines show its number.
+    /// The stream's identity, which no other stream ever has; `None` if it is unknown. Must not wait: may be called under a lock.
+    /// Statistics and log lines show its number.
     fn stream_id(&self) -> Option<StreamId> {
         None
     }
@@ -138,7 +139,8 @@ pub(super) fn discard<F>(fence: F) {
 /// - **copy-fences-I2**: reads on one stream that were recorded through `&mut` are ordered. Only the last of them is kept: when
 ///   it has completed, the earlier reads have completed, too. All lent reads are kept, since two threads that borrow at the same
 ///   time enqueue in either order.
-/// - **copy-fences-I3**: a failed fence stays in the list, so a buffer never counts as free while the end of a copy is unknown.
+/// - **copy-fences-I3**: a failed fence stays in the list until a later fence covers its work, so a buffer never counts as free
+///   while the end of a copy is unknown.
 #[derive(Debug, Default)]
 pub(crate) struct CopyFences(OnceLock<Box<Mutex<Vec<Access>>>>);
 

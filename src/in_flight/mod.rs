@@ -20,7 +20,7 @@
 //!
 //! Invariants:
 //!
-//! - **in-flight-I1**: an item completes only after each of its fences returned `Ok(true)`.
+//! - **in-flight-I1**: an item completes only after each of its fences returned `Ok(true)`, or `Some(true)` by a load.
 //! - **in-flight-I2**: an item with a failed fence is quarantined until that fence answers, because the device may still use it.
 //!   A fence that panics has failed permanently.
 //! - **in-flight-I3**: an item leaves its queue by its number, which no other item ever has, so the answer of one fence completes
@@ -205,7 +205,7 @@ impl<T> InFlight<T> {
         let mut queues = self.queues.lock();
         for queue in &mut queues.queues {
             while let Some(copy) = queue.copies.front() {
-                let known = are_complete_by_load(&copy.fences);
+                let known = caught(|| are_complete_by_load(&copy.fences)).flatten();
                 if known == Some(true)
                     && let Some(copy) = queue.copies.pop_front()
                 {

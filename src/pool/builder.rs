@@ -90,7 +90,7 @@ impl PoolBuilder {
         let errors: Vec<_> = self.texts.iter().filter_map(set).collect();
         let mut report = env::examine(&settings, self.env_prefix.as_deref());
         report.errors.splice(0..0, errors);
-        let in_code = report.variables.iter().filter(|of| of.origin == "builder").map(|of| of.name);
+        let in_code = report.variables.iter().filter(|set| set.origin == "builder").map(|set| set.name);
         report.config.code.set_in_code = in_code.collect::<Vec<_>>().join(" ");
         // A pool that pins without a driver does not search for a driver: a child that another thread forks during the search
         // could inherit a locked dynamic linker.

@@ -310,8 +310,8 @@ impl Pool {
 
     /// Returns buffers with completed copies to the pool, and releases memory that has been idle for too long. On `register` and
     /// `cuda` a release waits for the device, so idle memory is released there only if memory is short. The maintenance thread
-    /// does the same ten times a second while copies are in flight or a part of the memory is idle, and otherwise once a second while memory is held.
-    /// With `maintenance_thread(false)` only misses and returns with copies do.
+    /// does the same ten times a second while copies are in flight. Under `adaptive` it also does so while a part of the memory is
+    /// idle, and else once a second while any is held. With `maintenance_thread(false)` only misses and returns with copies do.
     pub fn maintain(&self) {
         self.unless_forked(Core::maintain);
     }

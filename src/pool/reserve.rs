@@ -7,8 +7,8 @@ use crate::error::{ErrorKind, Result};
 
 impl Pool {
     /// Pins `bytes` by the fastest method of the backend, and keeps them pinned until the pool ends. `register` and usually
-    /// `vmm` pin slices of at most 128 MiB, and no buffer of the reserve is longer than its slice. Logs its progress. Makes slow
-    /// calls.
+    /// `vmm` pin slices of at most 128 MiB (`PINPOOL_HUGETLB=1GiB`: 1 GiB), and no buffer of the reserve is longer than its slice.
+    /// Logs its progress. Makes slow calls.
     ///
     /// With `PINPOOL_RESERVE_WAIT=0` the call returns after about 8 MiB, and the maintenance thread pins the rest in steps of
     /// about 8 MiB. On `register` and `cuda` a step has 64 MiB while no copy is in flight, and no buffer of the reserve is longer

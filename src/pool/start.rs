@@ -132,7 +132,7 @@ impl PoolStart {
         let facts = [("backend", source.name()), ("pinned", pinned), (SET_IN_CODE, config.code.set_in_code.as_str())];
         let facts = facts.into_iter().chain(log.name.iter().map(|name| ("name", name.as_str())));
         let facts = facts.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let variables = self.settings.variables.iter().map(|of| (of.name.to_owned(), config.value_of(of.name)));
+        let variables = self.settings.variables.iter().map(|set| (set.name.to_owned(), config.value_of(set.name)));
         match record::open(path, facts.chain(variables).collect()) {
             Ok(recorder) => {
                 log.trace_started(recorder.path());

@@ -26,8 +26,8 @@ impl Pool {
     ///
     /// Takes a few microseconds and makes no driver calls, except to [choose the backend](crate::PoolBuilder::build), and to
     /// return buffers with completed copies: that zeroes them under `PINPOOL_ZERO`, and may release memory under
-    /// `PINPOOL_MAX_IDLE_BYTES` or a shared limit. The numbers are exact while no other thread uses the pool, the maintenance thread included. Otherwise they may be a few
-    /// operations apart.
+    /// `PINPOOL_MAX_IDLE_BYTES` or a shared limit. The numbers are exact while no other thread, the maintenance thread included,
+    /// uses the pool. Otherwise they may be a few operations apart.
     ///
     /// A completed copy counts as in flight until the pool detects its end. With timelines (`adaptive`) the pool detects it at
     /// once, otherwise at the next miss, [`maintain`](Pool::maintain) or [`Completion::wait`](crate::Completion::wait), or within

@@ -15,7 +15,8 @@
 //! ```text
 //! class = eighths(len + (align - page if align > page else 0))
 //! eighths(n): up to 32 KiB the next multiple of 4 KiB, above it the next of 8 steps per doubling (waste below 12.5 %);
-//!             above 16 MiB the next multiple of 2 MiB, above 256 MiB the next of 64 steps per doubling (below 1.6 %)
+//!             above 16 MiB the next multiple of 2 MiB, above 256 MiB the next of 64 steps per doubling (below 1.6 %),
+//!             above 1 TiB the next power of two
 //! ```
 //!
 //! This module is pure arithmetic and allocates nothing.
@@ -44,7 +45,7 @@ const STEPS_PER_DOUBLING: u32 = 8;
 const LARGE_BYTES: usize = 16 << 20;
 const LARGE_STEPS: u32 = 64;
 const LARGE_STEP_SHIFT: u32 = 21;
-/// Above this size, which no host can provide, every class is a power of two.
+/// Above this size, for which few hosts have the memory, every class is a power of two.
 const HUGE_BYTES: usize = 1 << 40;
 /// The number that `large_step` adds to the steps and doublings of a large class to get its index.
 const LARGE_INDEX: u32 =

@@ -39,7 +39,7 @@ def round_trips():
 
 
 def graph():
-    """A captured copy reads its source at each replay; pinned memory is freed and taken beside the capture."""
+    """A captured copy reads its source at each replay; pinned memory is allocated and freed during the capture."""
     source = torch.arange(1 << 16, dtype=torch.int32).pin_memory()
     target = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")
     torch.cuda.synchronize()

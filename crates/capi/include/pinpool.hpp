@@ -170,7 +170,10 @@ private:
     std::optional<CUstream_st *> stream_;
 };
 
-/** A pool, shared by its copies. Destroying the last copy, buffer or memory_resource closes it and may wait: pp_pool_close. */
+/**
+ * A pool, shared by its copies. Destroying the last copy, buffer or memory_resource closes it and may wait: pp_pool_close. A
+ * moved-from pool or memory_resource may only be destroyed or assigned to.
+ */
 class pool {
 public:
     /** Opens a pool with the settings of the environment. */

@@ -46,7 +46,7 @@ class ReleasedError(PinpoolError, ValueError):
 
 
 class RequestError(PinpoolError, ValueError):
-    """The length or the stream of a request is invalid."""
+    """A length, a time or a stream is invalid."""
 
 
 class SharedError(PinpoolError, OSError):

@@ -121,7 +121,7 @@ class Plan:
 class Views:
     """Arrays and tensors over one buffer."""
 
-    # This is no recursive closure, because the reference cycle of a closure would keep the memory until the next garbage collection.
+    # A recursive closure would be a reference cycle, which would keep the memory until the next garbage collection.
 
     def __init__(self, memory):
         import numpy as np

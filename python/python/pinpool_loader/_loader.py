@@ -97,7 +97,8 @@ class Loader(Generic[T]):
 
     Args:
         paths: a file or directory, or several, also with patterns and braces: "shards/*.tar", "train-{000..146}.tar". A `.tar` or
-            `.safetensors` file is opened if it is named or in a directory of only such files. Compressed files are refused.
+            `.safetensors` file is opened if it is named or in a directory of only such files. Compressed
+            files that are named or would be opened are refused.
         batch_size: maximum number of samples per batch.
         batch_bytes: maximum number of bytes per batch, or text such as "16MiB" (the default if `batch_size` is not given either).
             A longer sample comes in parts.
@@ -107,7 +108,7 @@ class Loader(Generic[T]):
         shuffle: whether each epoch has another order, determined by `seed`.
         seed: seed of the order and of `Batch.rng`.
         rank, world_size: the number of this process, and the number of processes (data-parallel ranks). Each process gets every
-            `world_size`-th sample, from number `rank` on.
+            `world_size`-th sample, from number `rank` on. They are not read from the launcher: by default a process gets all samples.
         drop_last: leaves out incomplete batches, so that all ranks have the same number of batches.
         even: repeats a few samples, as DistributedSampler does, so that all ranks have the same number of batches. In validation,
             repeated samples count twice in metrics. With neither `drop_last` nor `even`, ranks may have different numbers of

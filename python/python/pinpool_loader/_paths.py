@@ -11,7 +11,7 @@ from typing import Any
 #: The innermost braces: `{000000..000005}`, `{train,val}`.
 _BRACES = re.compile(r"\{([^{}]*(?:\.\.|,)[^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-#: Maximum number of paths; more are refused.
+#: Maximum number of names that the braces of a path expand to; more are refused.
 _MAX_PATHS = 1_000_000
 
 

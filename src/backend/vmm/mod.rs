@@ -283,7 +283,7 @@ unsafe impl Source for VmmSource {
 // SAFETY: vm-S1: the driver's own reservation. vm-S2: mapped with access for host and devices, and unmapped only by
 // `decommit` and `remap`. vm-S3: pages of the kernel, or used before by this process; a remapped granule keeps its bytes.
 // vm-S4: a copy may cross the driver's mappings of adjacent addresses, and each granule is mapped alone. vm-S5: only `commit`
-// creates granules, and only `decommit` releases them.
+// creates granules. A granule that the driver refuses to release waits in `unreleased` for a later commit or release.
 unsafe impl VirtualMemory for VmmSource {
     fn granule_bytes(&self) -> usize {
         GRANULE_BYTES

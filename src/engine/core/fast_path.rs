@@ -11,7 +11,7 @@
 //! between two pools. If another thread took the buffer, its return finds the pool through the block, and pushes the block to
 //! the shard of the thread that took it, where the next hit takes it. The slow paths fill the entries and check everything.
 //!
-//! A pool that records or samples uses the slow paths and is never cached.
+//! A pool that zeroes, records or samples, or has no shards (`tensorflow`), uses the slow paths and is never cached.
 //!
 //! A return gives up its buffer's reference to the pool: before the return has completed, another thread may take the buffer,
 //! release it and close the pool. So a return relies on a reference that its thread holds. That reference keeps only

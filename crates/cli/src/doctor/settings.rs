@@ -33,7 +33,7 @@ pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let report = env::report();
     let is_listed = |variable: &&VariableReport| all || COMMON.contains(&variable.name) || variable.origin != "default";
     let listed: Vec<_> = report.variables.iter().filter(is_listed).collect();
-    let rows = listed.iter().map(|of| [of.name, &of.value, of.origin, &of.default, of.meaning]);
+    let rows = listed.iter().map(|row| [row.name, &row.value, row.origin, &row.default, row.meaning]);
     let rows = std::iter::once(["variable", "value", "from", "default", "meaning"]).chain(rows);
     let rows: Vec<_> = rows.map(|row| row.map(str::to_owned).to_vec()).collect();
     terminal.print(columns_left(&rows).trim_end())?;

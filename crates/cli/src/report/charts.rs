@@ -128,15 +128,15 @@ impl<'a> Charts<'a> {
 
     /// Returns the chart of bytes, or `None` if the bytes are unknown, as in a log.
     fn bytes_figure(&self) -> Option<Value> {
-        let held = self.peak(|of| of.held_bytes);
+        let held = self.peak(|now| now.held_bytes);
         if held == 0 {
             return None;
         }
         let mut series = vec![
             self.line("in use", "area", in_use),
-            self.line("in flight", "area", |of| of.in_flight_bytes),
-            self.line("idle", "area", |of| of.idle_bytes),
-            self.line("free", "area", |of| of.free_bytes),
+            self.line("in flight", "area", |now| now.in_flight_bytes),
+            self.line("idle", "area", |now| now.idle_bytes),
+            self.line("free", "area", |now| now.free_bytes),
         ];
         // Pools that have not started or have ended add nothing to the sum, so the maximum is the limit of all pools.
         let max = self.samples.iter().filter_map(limit).max().filter(|&max| max > 0);
@@ -149,10 +149,10 @@ impl<'a> Charts<'a> {
             let mut before = 0;
             let grown =
                 self.samples.iter().filter(|sample| std::mem::replace(&mut before, sum(sample, ns)) < sum(sample, ns));
-            series.push(line(name, shape, grown.map(|sample| (sample.0, sum(sample, |of| of.held_bytes) as f64))));
+            series.push(line(name, shape, grown.map(|sample| (sample.0, sum(sample, |now| now.held_bytes) as f64))));
         };
-        mark("wait", "discs", |of| of.waiting_ns);
-        mark("pin or unpin", "rings", |of| of.pinning_ns);
+        mark("wait", "discs", |now| now.waiting_ns);
+        mark("pin or unpin", "rings", |now| now.pinning_ns);
         let limit = max.map_or_else(|| "no limit".to_owned(), |max| format!("limit {}", Size(max)));
         let words = format!("At most {} held; {limit}.", Size(held));
         Some(self.figure("bytes", "Bytes by state", words, vec![panel("bytes", "bytes", &series, false)]))
@@ -161,10 +161,10 @@ impl<'a> Charts<'a> {
     /// Returns the chart of the seconds lost in each part of the time, or `None` if nothing was lost.
     fn lost_figure(&self) -> Option<Value> {
         let last = self.samples.last()?;
-        let lost_ns = Some(sum(last, |of| of.lost(0).total_ns())).filter(|&ns| ns >= LOST_MIN_NS)?;
+        let lost_ns = Some(sum(last, |now| now.lost(0).total_ns())).filter(|&ns| ns >= LOST_MIN_NS)?;
         type Part = (&'static str, fn(&Snapshot) -> u64);
         let parts: [Part; 3] =
-            [("waiting", |of| of.waiting_ns), ("pinning", |of| of.pinning_ns), ("remapping", |of| of.moving_ns)];
+            [("waiting", |now| now.waiting_ns), ("pinning", |now| now.pinning_ns), ("remapping", |now| now.moving_ns)];
         let parts = parts.into_iter().filter(|(_, ns)| sum(last, ns) > 0);
         let words: Vec<_> = parts.clone().map(|(name, ns)| format!("{name} {}", seconds(sum(last, ns)))).collect();
         let sums: Vec<_> = self.samples.iter().step_by(LOST_PARTS).collect();
@@ -189,14 +189,14 @@ impl<'a> Charts<'a> {
             raises.extend(points.windows(2).filter(|pair| pair[1].1 > pair[0].1).map(|pair| pair[1]));
             lines.push(line(&format!("limit of {}", pool.name), "steps", points));
         }
-        let evicted = self.peak(|of| of.evicted);
+        let evicted = self.peak(|now| now.evicted);
         if lines.is_empty() || (self.series.has_time && raises.is_empty() && evicted == 0) {
             return None;
         }
         lines.push(line("raise", "discs", raises));
         let panels = vec![
             panel("limit on idle buffers", "count", &lines, false),
-            panel("evictions so far", "count", &[self.line("evictions", "steps", |of| of.evicted)], false),
+            panel("evictions so far", "count", &[self.line("evictions", "steps", |now| now.evicted)], false),
         ];
         Some(self.figure("limit", "Limit and evictions", format!("{words}{} evictions.", grouped(evicted)), panels))
     }
@@ -235,15 +235,15 @@ impl<'a> Charts<'a> {
 
     fn facts(&self) -> Vec<(&'static str, String)> {
         let Some(last) = self.samples.last() else { return Vec::new() };
-        let (requests, misses) = (sum(last, |of| of.requests), sum(last, |of| of.misses + of.failed_requests));
-        let mut facts = vec![("requests", grouped(requests)), ("evictions", grouped(sum(last, |of| of.evicted)))];
+        let (requests, misses) = (sum(last, |now| now.requests), sum(last, |now| now.misses + now.failed_requests));
+        let mut facts = vec![("requests", grouped(requests)), ("evictions", grouped(sum(last, |now| now.evicted)))];
         if requests > 0 {
             facts.insert(1, ("hit rate", percent(requests.saturating_sub(misses), requests)));
         }
-        let held = self.peak(|of| of.held_bytes);
+        let held = self.peak(|now| now.held_bytes);
         if held > 0 {
             facts.extend([
-                ("pin calls", grouped(sum(last, |of| of.pin_calls))),
+                ("pin calls", grouped(sum(last, |now| now.pin_calls))),
                 ("most in use", Size(self.peak(in_use)).to_string()),
             ]);
         }

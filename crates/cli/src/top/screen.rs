@@ -125,14 +125,14 @@ fn bar(bytes: u64, full: u64, room: usize, letter: char) -> String {
 
 fn draw_curves(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapshot) {
     let [left, right] = Layout::horizontal([Constraint::Percentage(50); 2]).areas(area);
-    let lost = Time(Duration::from_secs_f64(pool.rate(|of| of.lost(0).total_ns()) / 1e9));
+    let lost = Time(Duration::from_secs_f64(pool.rate(|now| now.lost(0).total_ns()) / 1e9));
     let all = Time(Duration::from_nanos(now.lost(0).total_ns()));
     let title = match now.waiting {
         0 => format!("Lost: {lost} per s, {all} total"),
         waiting => format!("{} waiting, {all} lost", counted(waiting, "thread")),
     };
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
-    let values = pool.rates(|of| of.lost(0).total_ns()).map(|ns| ns.round() as u64).collect();
+    let values = pool.rates(|now| now.lost(0).total_ns()).map(|ns| ns.round() as u64).collect();
     draw_curve(frame, left, &title, values, |most| Time(Duration::from_nanos(most)).to_string());
     let held = pool.points.iter().skip(1).map(|(_, of)| of.held_bytes).collect();
     draw_curve(frame, right, &format!("Held: {}", Size(now.held_bytes)), held, |most| Size(most).to_string());

@@ -123,7 +123,7 @@ fn in_words(changes: &[Value], before: f64, after: f64) -> String {
         let sides = |key: &str| ["before", "after"].map(|side| cell(&change[side][key]));
         rows.extend(ROWS.map(|(name, key)| [vec![name.to_owned()], sides(key).to_vec()].concat()));
         let settings = change["settings"].as_array().into_iter().flatten();
-        rows.extend(settings.map(|of| [0, 1, 2].map(|at| cell(&of[at])).to_vec()));
+        rows.extend(settings.map(|row| [0, 1, 2].map(|at| cell(&row[at])).to_vec()));
         text += &format!("\n{}\n{}", change["pool"].as_str().unwrap_or_default(), columns(&rows));
     }
     text

@@ -124,7 +124,7 @@ impl Monitor {
             diagnosis = window(now.held_bytes).quiet();
         }
         let is_known =
-            |cause| self.latest().is_some_and(|of| of.is_alarm || diagnosis.is_alarm && diagnosis.cause == cause);
+            |cause| self.latest().is_some_and(|last| last.is_alarm || diagnosis.is_alarm && diagnosis.cause == cause);
         match now.failure.clone() {
             Some((cause, LikelyCause { found, remedy })) if !is_known(cause) => {
                 WindowDiagnosis { cause, is_alarm: true, found, remedy: Some(remedy), setting: None, ..diagnosis }

@@ -341,7 +341,7 @@ impl<'a> Window<'a> {
     /// Returns whether the pool holds more only because its buffers have become larger.
     fn are_buffers_larger(&self) -> bool {
         let [(before, held_before), (now, held)] =
-            [self.before, self.now].map(|of| (mean_bytes(of) as f64, of.held_bytes as f64));
+            [self.before, self.now].map(|end| (mean_bytes(end) as f64, end.held_bytes as f64));
         before > 0.0 && now > before && held / held_before <= now / before * (1.0 + 1.0 / GROWTH_PART as f64)
     }
 

@@ -178,7 +178,7 @@ class HostAllocator final : public at::HostAllocator {
     return own_;
   }
 
-  // Blocks in use, and those that are kept until a capture ends.
+  // Blocks that torch uses, that a thread is returning, or that are kept because a stream cannot be recorded.
   size_t blocks_out() {
     put_deferred();
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
@@ -313,7 +313,7 @@ class HostAllocator final : public at::HostAllocator {
     bytes_.reset_accumulated();
   }
 
-  // The pool has all-time peaks. The peaks since this reset are kept here, as observed by get_stats().
+  // The pool has the all-time peak of its bytes only. Other peaks are kept here, as observed by get_stats().
   void reset_peak_stats() override {
     const auto now = totals();
     const std::lock_guard<std::mutex> guard(blocks_mutex_);

@@ -1,8 +1,9 @@
 //! A lock of one byte around short sections: some ten instructions on the fast path.
 //!
 //! The fast path enters by one atomic exchange, leaves by one store and never waits: if the lock is held or the slow path is
-//! required, the thread takes the slow path. A section calls neither user code nor the driver, and
-//! allocates only for the first mark of a list. So a thread inside is rarely late unless the kernel preempted it. Threads that wait spin, then yield, then sleep, so that a real-time thread lets the holder run.
+//! required, the thread takes the slow path. A section calls neither user code nor the driver, and allocates only for the first
+//! mark of a list. So a thread inside is rarely late unless the kernel preempted it. Threads that wait spin, then yield, then
+//! sleep, so that a real-time thread lets the holder run.
 //!
 //! - **lock-I1**: At most one thread is inside: the thread that found a state other than [`HELD`] in its exchange.
 //! - **lock-I2**: A thread that leaves restores the state that it found, unless it sets or clears the slow-path flag. So one
