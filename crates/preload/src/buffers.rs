@@ -139,7 +139,7 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
         return if source::is_inside(address) { FreeOutcome::Unknown } else { FreeOutcome::Foreign };
     };
     let Ok(driver) = Driver::get() else { return FreeOutcome::Failed(NOT_INITIALIZED) };
-    contexts::record_current();
+    contexts::remember_current();
     let fence = Arc::new(ProcessFence::after(driver, contexts::all()));
     let outcome = if waits() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
     // A failed fence is not an error here: the pool counts it, logs it and queries it again.

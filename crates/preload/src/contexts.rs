@@ -121,7 +121,7 @@ impl Context {
 
     /// Returns whether this may be the primary context of `device`.
     pub(crate) fn may_be_primary_of(&self, device: c_int) -> bool {
-        // Acquire: pairs with the Release in `record_created`.
+        // Acquire: pairs with the Release in `remember_created`.
         !self.created_by_program.load(Ordering::Acquire) && self.device.is_none_or(|own| own == device)
     }
 
@@ -162,18 +162,18 @@ pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
     })
 }
 
-/// Records the context with this handle.
-pub(crate) fn record(handle: usize) {
+/// Remembers the context with this handle.
+pub(crate) fn remember(handle: usize) {
     find_or_add(handle);
 }
 
-/// Records the context with this handle, which the program has made.
-pub(crate) fn record_created(handle: usize) {
+/// Remembers the context with this handle, which the program has made.
+pub(crate) fn remember_created(handle: usize) {
     find_or_add(handle).created_by_program.store(true, Ordering::Release);
 }
 
-/// Records the context that is current on this thread.
-pub(crate) fn record_current() {
+/// Remembers the context that is current on this thread.
+pub(crate) fn remember_current() {
     if let Ok(driver) = Driver::get()
         && let Ok(handle @ 1..) = driver.current()
     {

@@ -134,18 +134,18 @@ impl Driver {
     }
 
     /// Makes `context` current, and keeps this thread's calls from disturbing captures, until the result is dropped.
-    pub(crate) fn enter(&self, context: usize) -> Result<Entered<'_>, Code> {
+    pub(crate) fn enter(&self, context: usize) -> Result<CurrentContext<'_>, Code> {
         let is_pushed = self.current()? != context;
         if is_pushed {
             // SAFETY: the context is alive: the caller is in `Context::while_alive`, or the program has just used it (`find_or_add`).
             check(unsafe { (self.0.push)(context) })?;
         }
-        Ok(Entered { driver: self, is_pushed, _relaxed: self.relax() })
+        Ok(CurrentContext { driver: self, is_pushed, _relaxed: self.relax() })
     }
 
     /// Keeps this thread's calls from disturbing captures until the result is dropped.
-    pub(crate) fn relax(&self) -> Relaxed<'_> {
-        Relaxed { driver: self, before: self.exchange(RELAXED) }
+    pub(crate) fn relax(&self) -> RelaxedCapture<'_> {
+        RelaxedCapture { driver: self, before: self.exchange(RELAXED) }
     }
 
     fn exchange(&self, mut mode: c_int) -> Option<c_int> {
@@ -223,13 +223,13 @@ pub(crate) fn check(code: Code) -> Result<(), Code> {
 
 /// Keeps a context current on this thread, with the capture mode relaxed, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Entered<'a> {
+pub(crate) struct CurrentContext<'a> {
     driver: &'a Driver,
     is_pushed: bool,
-    _relaxed: Relaxed<'a>,
+    _relaxed: RelaxedCapture<'a>,
 }
 
-impl Drop for Entered<'_> {
+impl Drop for CurrentContext<'_> {
     fn drop(&mut self) {
         if self.is_pushed {
             let mut popped = 0;
@@ -242,12 +242,12 @@ impl Drop for Entered<'_> {
 /// Keeps the capture mode of this thread relaxed until it is dropped: the thread may query events and pin memory while
 /// another thread captures.
 #[derive(Debug)]
-pub(crate) struct Relaxed<'a> {
+pub(crate) struct RelaxedCapture<'a> {
     driver: &'a Driver,
     before: Option<c_int>,
 }
 
-impl Drop for Relaxed<'_> {
+impl Drop for RelaxedCapture<'_> {
     fn drop(&mut self) {
         let _last = self.before.and_then(|before| self.driver.exchange(before));
     }
