@@ -36,7 +36,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/config", 726),
     ("src/copy", 1259),
     ("src/driver", 725),
-    ("src/engine", 6766),
+    ("src/engine", 6767),
     ("src/error", 217),
     ("src/in_flight", 532),
     ("src/lib", 49),
@@ -50,7 +50,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/stats", 501),
     ("src/unstable", 53),
     ("tests", 37190),
-    ("sum of code and tests", 75996),
+    ("sum of code and tests", 75997),
 ];
 
 /// Bytes of all Markdown files.

@@ -64,7 +64,7 @@ def test_pixels_equal_those_of_pillow(tmp_path, layout, fit):
     batch = decoded(files, tmp_path, pinpool_loader.Image(64, 80, layout=layout, fit=fit))
     images = batch.field("jpg")
     assert images.shape == (len(files), *((3, 64, 80) if layout == "CHW" else (64, 80, 3))) and images.dtype == np.uint8
-    for name, image in zip((key.rpartition("/")[2] for key in batch.names), images):
+    for name, image in zip((name.rpartition("/")[2] for name in batch.names), images):
         opened = PIL.open(io.BytesIO(files[name])).convert("RGB")
         expected = opened.resize((80, 64), PIL.BILINEAR) if fit == "stretch" else ImageOps.fit(opened, (80, 64), PIL.BILINEAR)
         expected = np.asarray(expected)
@@ -124,7 +124,7 @@ def test_a_damaged_image_is_named_and_skipped_or_raises(tmp_path):
     whole = encoded(photo(100, 100), "JPEG")
     files = {"a.jpg": whole, "b.jpg": whole[: len(whole) // 2], "c.jpg": b"", "d.png": b"no image", "e.jpg": whole}
     batch = decoded(files, tmp_path, pinpool_loader.Image(32, 32), on_error="skip", labels=None)
-    assert [key.rpartition("/")[2] for key in batch.names] == ["a.jpg", "e.jpg"]
+    assert [name.rpartition("/")[2] for name in batch.names] == ["a.jpg", "e.jpg"]
     assert batch.field("jpg").shape == (2, 32, 32, 3) and (batch.field("jpg")[0] == batch.field("jpg")[1]).all()
     told = "\n".join(batch.failures)
     assert all(word in told for word in ("b.jpg: its jpg;png cannot be decoded", "c.jpg", "d.png", "neither a JPEG nor a PNG"))
@@ -166,7 +166,7 @@ def test_braces_and_patterns_name_files_in_order(tmp_path):
 
     def keys(*paths):
         loader = pinpool_loader.Loader([str(tmp_path / path) for path in paths], batch_size=100, pool=heap())
-        return [key.rpartition("/")[2] for batch in loader for key in batch.names]
+        return [name.rpartition("/")[2] for batch in loader for name in batch.names]
 
     assert keys("train-{008..011}.tar") == [f"train-{number:03}.tar!{number}" for number in (8, 9, 10, 11)]
     assert keys("train-0{10..11}.tar") == keys("train-{010..011}.tar")

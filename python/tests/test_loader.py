@@ -151,7 +151,7 @@ def test_every_for_is_a_whole_pass_however_the_loop_ends(files, pool, loop, epoc
     for time in range(3):
         batches = loop(loader)
         assert [(batch.epoch, batch.index) for batch in batches] == [(time * epochs + epoch, at) for epoch in range(epochs) for at in range(7)]
-        assert all(len({key for batch in batches if batch.epoch == epoch for key in batch.names}) == 20 for epoch in range(time * epochs, (time + 1) * epochs))
+        assert all(len({name for batch in batches if batch.epoch == epoch for name in batch.names}) == 20 for epoch in range(time * epochs, (time + 1) * epochs))
         state = loader.state_dict()
         assert (state["epoch"], state["batch"], state["number"]) == ((time + 1) * epochs, 0, (time + 1) * epochs * 7)
     KEPT.clear()
@@ -222,7 +222,7 @@ def test_directories_are_classes(files, pool):
     loader = load(files, pool)
     assert loader.classes == ["class0", "class1"]
     for batch in loader:
-        assert [loader.classes[label] for label in batch.labels] == [key.split("/")[-2] for key in batch.names]
+        assert [loader.classes[label] for label in batch.labels] == [name.split("/")[-2] for name in batch.names]
     assert {label for batch in load(files, pool, label_type=str) for label in batch.labels} == {"class0", "class1"}
     assert {label for batch in load(files, pool, label_type={"class0": 7, "class1": 9}.get) for label in batch.labels} == {7, 9}
     with pytest.raises(ValueError, match="label_type: the directory name 'class0' is not a label: invalid literal"):

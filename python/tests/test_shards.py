@@ -38,7 +38,7 @@ def test_samples_of_shards_have_keys_fields_and_labels_in_order(shards, pool):
         batches = list(pinpool_loader.Loader(path, batch_size=3, labels="cls", pool=pool))
         assert [len(batch) for batch in batches] == [3, 2]
         assert [label for batch in batches for label in batch.labels] == [shard + 10 * number for number in range(5)]
-        assert [key for batch in batches for key in batch.names] == [f"{path}!{key}" for key in keys_of(shard)]
+        assert [name for batch in batches for name in batch.names] == [f"{path}!{name}" for name in keys_of(shard)]
         fields = [fields for batch in batches for fields in batch.fields]
         for number, sample in enumerate(fields):
             assert list(sample) == ["jpg", "seg.png", "cls"]
@@ -94,7 +94,7 @@ def test_invalid_labels_are_named(tmp_path, pool, label, said):
     with pytest.raises(pinpool.LoadError, match=f"a.tar!1: .*{said}"):
         list(pinpool_loader.Loader(path, labels=".CLS", pool=pool))
     [batch] = pinpool_loader.Loader(path, labels="cls", on_error="skip", pool=pool)
-    assert batch.labels == [-7, 3] and [key[-2:] for key in batch.names] == ["!0", "!2"]
+    assert batch.labels == [-7, 3] and [name[-2:] for name in batch.names] == ["!0", "!2"]
     assert [sample.tobytes() for sample in batch] == [b"a-7", b"c3"] and len(batch.failures) == 1
 
 

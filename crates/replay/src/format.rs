@@ -216,7 +216,7 @@ impl Parser {
                 *now_ns = now_ns.saturating_add(number::<u64>(micros)?.saturating_mul(1_000));
                 require(*now_ns / 1_000 <= MAX_DURATION_US, || "the trace lasts longer than a year".to_owned())
             }
-            _ => Err("unknown operation; a workload has a, f, r, s, c, p or t with all fields".to_owned()),
+            _ => Err("not a line of a workload (a, f, r, s, c, p or t with the right number of fields)".to_owned()),
         }
     }
 

@@ -45,7 +45,8 @@ impl ArenaSupply {
             let mut books = self.books();
             books.request_less(bytes);
             // Another reserve may have been requested meanwhile.
-            books.progress.begun = books.progress.begun.filter(|_| books.reserve_to_come() > 0);
+            books.progress.begun =
+                books.progress.begun.filter(|_| books.reserve_progress().0 < books.reserve_progress().1);
             return Err(refusal);
         }
         let (pinned_bytes, target_bytes) = self.books().reserve_progress();

@@ -26,7 +26,7 @@ const LIBRARY_VARIABLE: &str = "PINPOOL_PRELOAD_LIB";
 const LOG_VARIABLE: &str = "PINPOOL_PRELOAD_LOG";
 const STATS_VARIABLE: &str = "PINPOOL_PRELOAD_STATS";
 const SYNC_VARIABLE: &str = "PINPOOL_PRELOAD_SYNC";
-const OPTIONS: &str = "only NAME=VALUE, --log FILE, --stats and --sync may precede --, and the program follows it";
+const OPTIONS: &str = "before -- come NAME=VALUE, --log FILE, --stats and --sync; after it the program";
 const PRELOAD: &str = "LD_PRELOAD";
 
 /// Run an unmodified CUDA program with its pinned memory served from a pool

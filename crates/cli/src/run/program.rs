@@ -43,7 +43,7 @@ pub(super) fn ignores_preloads(program: &Path) -> Option<&'static str> {
     }
     let verified = Command::new(LOADER).arg("--verify").arg(&file).stdout(Stdio::null()).stderr(Stdio::null()).status();
     let is_refused = matches!(verified.ok()?.code(), Some(1 | 2));
-    is_refused.then_some("it is not a dynamically linked program for this machine")
+    is_refused.then_some("it is neither dynamically linked for this machine nor a script with #!")
 }
 
 fn mode(file: &Path) -> Option<u32> {

@@ -86,7 +86,7 @@ struct Attached {
     slots: Slots,
     slot: usize,
     /// Locked for the time of a scan of the slots. In a forked child, a thread that does not exist may have the lock.
-    place: Mutex<OwnerState>,
+    state: Mutex<OwnerState>,
 }
 
 /// The state of this owner.
@@ -110,7 +110,7 @@ impl SharedLimit {
     pub fn attach(name: &str, pool: Option<&str>, max_bytes: u64) -> Result<Self, String> {
         let (slots, slot) = Slots::attach(&name::path_of(name), max_bytes)?;
         let (name, generation) = (name.to_owned(), ForkGeneration::now());
-        let own = Attached { name, generation, slots, slot, place: Mutex::default() };
+        let own = Attached { name, generation, slots, slot, state: Mutex::default() };
         let set = |word: usize, value| own.slots.slot(slot)[word].store(value, Ordering::SeqCst);
         (NAME..).zip(report::words_of(pool.unwrap_or_default())).for_each(|(word, value)| set(word, value));
         set(NAMESPACE, report::namespace());
@@ -130,16 +130,16 @@ impl SharedLimit {
     /// were claimed; they are not after a loss, or if another process keeps the file locked.
     pub fn claim(&self, bytes: u64) -> bool {
         let own = &self.0;
-        own.with(|place| {
-            let held_bytes = place.demand.held_bytes.saturating_add(bytes);
+        own.with(|state| {
+            let held_bytes = state.demand.held_bytes.saturating_add(bytes);
             // Most refusals do not need the lock.
-            if own.room_for(place, bytes) < bytes {
+            if own.room_for(state, bytes) < bytes {
                 return false;
             }
-            let claim = || own.claimable_bytes(place, bytes) >= bytes && own.write(place, HELD, held_bytes);
+            let claim = || own.claimable_bytes(state, bytes) >= bytes && own.write(state, HELD, held_bytes);
             let is_claimed = own.slots.locked(claim).unwrap_or(false);
             if is_claimed {
-                place.demand.held_bytes = held_bytes;
+                state.demand.held_bytes = held_bytes;
             }
             is_claimed
         })
@@ -148,13 +148,13 @@ impl SharedLimit {
     /// Returns `bytes` to the limit after they were released to the system.
     pub fn release(&self, bytes: u64) {
         let own = &self.0;
-        own.with(|place| {
-            place.demand.held_bytes = place.demand.held_bytes.saturating_sub(bytes);
-            own.check(place);
-            own.write(place, HELD, place.demand.held_bytes);
+        own.with(|state| {
+            state.demand.held_bytes = state.demand.held_bytes.saturating_sub(bytes);
+            own.check(state);
+            own.write(state, HELD, state.demand.held_bytes);
             // SeqCst: this owner stores its bytes and then reads the wants, and a waiting owner stores its want before it checks
             // for room a last time. So at least one of the two owners sees the other's store.
-            if own.wanted_by_others(place) > 0 {
+            if own.wanted_by_others(state) > 0 {
                 own.slots.notify_owners();
             }
         });
@@ -163,25 +163,25 @@ impl SharedLimit {
     /// Returns how many bytes can be claimed now, for a claim of `bytes`; the result may exceed `bytes`. If there is too little
     /// room, reclaims the bytes of dead owners first.
     pub fn room_for(&self, bytes: u64) -> u64 {
-        self.0.with(|place| self.0.room_for(place, bytes))
+        self.0.with(|state| self.0.room_for(state, bytes))
     }
 
     /// Records that a request or reserve of this owner, which needs `needed_bytes` in all, now wants `bytes` of room. Wakes the
     /// other owners if it wants more than before. Returns the bytes that it wanted before.
     pub fn set_want(&self, want: &Want, bytes: u64, needed_bytes: u64) -> u64 {
         let own = &self.0;
-        own.with(|place| {
+        own.with(|state| {
             let before_bytes = want.replace(bytes);
-            if before_bytes == bytes && [0, place.demand.needed_bytes].contains(&needed_bytes) {
+            if before_bytes == bytes && [0, state.demand.needed_bytes].contains(&needed_bytes) {
                 return before_bytes;
             }
             let now = (own.slots.events().load(Ordering::SeqCst), own.slot);
-            place.demand.change_want(before_bytes, bytes, needed_bytes, now);
-            if own.check(place).is_none() {
+            state.demand.change_want(before_bytes, bytes, needed_bytes, now);
+            if own.check(state).is_none() {
                 // The want is stored last: an owner that sees it sees the other two words.
-                own.write(place, SINCE, place.demand.since.0);
-                own.write(place, NEEDED, place.demand.needed_bytes);
-                own.write(place, WANTED, place.demand.wanted_bytes);
+                own.write(state, SINCE, state.demand.since.0);
+                own.write(state, NEEDED, state.demand.needed_bytes);
+                own.write(state, WANTED, state.demand.wanted_bytes);
                 if bytes > before_bytes {
                     own.slots.notify_owners();
                 }
@@ -192,16 +192,16 @@ impl SharedLimit {
 
     /// Returns whether other owners want memory; some of them may be dead.
     pub fn is_wanted(&self) -> bool {
-        self.0.with(|place| self.0.wanted_by_others(place) > 0)
+        self.0.with(|state| self.0.wanted_by_others(state) > 0)
     }
 
     /// Returns the bytes that other living owners want and the limit has no room for.
     pub fn others_lack(&self) -> u64 {
-        self.0.with(|place| {
-            if self.0.wanted_by_others(place) > 0 {
+        self.0.with(|state| {
+            if self.0.wanted_by_others(state) > 0 {
                 self.0.clear_dead();
             }
-            self.0.others_lack(place)
+            self.0.others_lack(state)
         })
     }
 
@@ -209,23 +209,23 @@ impl SharedLimit {
     /// that is returned to it; otherwise 0.
     pub fn owed_bytes(&self) -> u64 {
         let Attached { slots, slot, .. } = &*self.0;
-        self.0.with(|place| match self.0.others_lack(place) {
+        self.0.with(|state| match self.0.others_lack(state) {
             0 => 0,
-            bytes if shares::owes(&place.demand, &slots.demands_of_others(*slot), slots.max_bytes()) => bytes,
+            bytes if shares::owes(&state.demand, &slots.demands_of_others(*slot), slots.max_bytes()) => bytes,
             _ => 0,
         })
     }
 
     /// Returns why this owner can no longer claim, if it cannot.
     pub fn loss(&self) -> Option<Loss> {
-        self.0.with(|place| self.0.check(place))
+        self.0.with(|state| self.0.check(state))
     }
 
     /// Records how many of this owner's bytes are idle, for reports.
     pub fn record_idle(&self, bytes: u64) {
-        self.0.with(|place| {
-            self.0.check(place);
-            self.0.write(place, IDLE, bytes)
+        self.0.with(|state| {
+            self.0.check(state);
+            self.0.write(state, IDLE, bytes)
         });
     }
 
@@ -234,9 +234,9 @@ impl SharedLimit {
     /// ends when `notice` returns false or the `SharedLimit` is dropped.
     pub fn watch(&self, notice: impl Fn(bool, Option<Loss>) -> bool + Send + 'static) -> std::io::Result<()> {
         let own = self.0.clone();
-        let news = move |place: &mut OwnerState| {
-            own.check(place);
-            (!place.has_left).then(|| (own.wanted_by_others(place) > 0, place.unreported_loss.take()))
+        let news = move |state: &mut OwnerState| {
+            own.check(state);
+            (!state.has_left).then(|| (own.wanted_by_others(state) > 0, state.unreported_loss.take()))
         };
         let own = self.0.clone();
         pinpool_os::threads::spawn(c"pinpool-limit", move || {
@@ -253,7 +253,7 @@ impl SharedLimit {
 
     /// Reports the bytes of all owners. The report is empty in a forked child.
     pub fn report(&self) -> SharedLimitReport {
-        let is_own = self.0.with(|place| Some(self.0.check(place) != Some(Loss::Closed)));
+        let is_own = self.0.with(|state| Some(self.0.check(state) != Some(Loss::Closed)));
         let report = |is_own: bool| SharedLimitReport::of(&self.0.name, &self.0.slots, is_own.then_some(self.0.slot));
         is_own.map(report).unwrap_or_default()
     }
@@ -262,9 +262,9 @@ impl SharedLimit {
 impl Drop for SharedLimit {
     fn drop(&mut self) {
         let own = &self.0;
-        own.with(|place| {
-            place.has_left = true;
-            if own.check(place) != Some(Loss::Closed) {
+        own.with(|state| {
+            state.has_left = true;
+            if own.check(state) != Some(Loss::Closed) {
                 own.slots.leave(own.slot);
             }
             // Wakes the other owners, which have more room now, and this owner's thread, which ends.
@@ -276,51 +276,51 @@ impl Drop for SharedLimit {
 impl Attached {
     /// Calls `act` with the state of this owner. In a forked child, only returns the default (shared-limit-I2).
     fn with<R: Default>(&self, act: impl FnOnce(&mut OwnerState) -> R) -> R {
-        if self.generation.is_stale() { R::default() } else { act(&mut self.place.lock()) }
+        if self.generation.is_stale() { R::default() } else { act(&mut self.state.lock()) }
     }
 
     /// Checks that the file is not removed and its descriptor is open. Returns the loss if not. A loss is permanent.
-    fn check(&self, place: &mut OwnerState) -> Option<Loss> {
-        if place.loss.is_none() {
-            place.loss = self.slots.loss();
-            place.unreported_loss = place.loss;
-            if place.loss.is_some() {
+    fn check(&self, state: &mut OwnerState) -> Option<Loss> {
+        if state.loss.is_none() {
+            state.loss = self.slots.loss();
+            state.unreported_loss = state.loss;
+            if state.loss.is_some() {
                 // This owner cannot claim any more, so memory that other owners release would not help it.
-                self.write(place, WANTED, 0);
+                self.write(state, WANTED, 0);
                 self.slots.notify_owners();
             }
         }
-        place.loss
+        state.loss
     }
 
     /// Stores `value` if this owner still has its slot, and returns whether it has. Once its lock is lost, the slot is free for
     /// other owners.
-    fn write(&self, place: &OwnerState, word: usize, value: u64) -> bool {
-        let is_own = place.loss != Some(Loss::Closed);
+    fn write(&self, state: &OwnerState, word: usize, value: u64) -> bool {
+        let is_own = state.loss != Some(Loss::Closed);
         if is_own {
             self.slots.slot(self.slot)[word].store(value, Ordering::SeqCst);
         }
         is_own
     }
 
-    fn room_for(&self, place: &mut OwnerState, bytes: u64) -> u64 {
-        if self.check(place).is_some() {
+    fn room_for(&self, state: &mut OwnerState, bytes: u64) -> u64 {
+        if self.check(state).is_some() {
             return 0;
         }
-        match self.claimable_bytes(place, bytes) {
-            less_bytes if less_bytes < bytes && self.clear_dead() => self.claimable_bytes(place, bytes),
+        match self.claimable_bytes(state, bytes) {
+            less_bytes if less_bytes < bytes && self.clear_dead() => self.claimable_bytes(state, bytes),
             claimable_bytes => claimable_bytes,
         }
     }
 
     /// Returns the bytes that this owner may claim without taking memory that other owners have priority for.
-    fn claimable_bytes(&self, place: &OwnerState, bytes: u64) -> u64 {
+    fn claimable_bytes(&self, state: &OwnerState, bytes: u64) -> u64 {
         let room_bytes = self.slots.room_bytes();
         if self.slots.wanted_by_others(self.slot) == 0 {
             return room_bytes;
         }
         let others = self.slots.demands_of_others(self.slot);
-        shares::claimable_bytes(&place.demand, &others, self.slots.max_bytes(), room_bytes, bytes)
+        shares::claimable_bytes(&state.demand, &others, self.slots.max_bytes(), room_bytes, bytes)
     }
 
     fn clear_dead(&self) -> bool {
@@ -333,13 +333,13 @@ impl Attached {
 
     /// Returns the bytes that other owners want, including dead owners; 0 after a loss, since other owners cannot claim the bytes
     /// of this owner then.
-    fn wanted_by_others(&self, place: &OwnerState) -> u64 {
-        if place.loss.is_some() { 0 } else { self.slots.wanted_by_others(self.slot) }
+    fn wanted_by_others(&self, state: &OwnerState) -> u64 {
+        if state.loss.is_some() { 0 } else { self.slots.wanted_by_others(self.slot) }
     }
 
     /// Returns the bytes that other owners want and the limit has no room for.
-    fn others_lack(&self, place: &OwnerState) -> u64 {
-        match self.wanted_by_others(place) {
+    fn others_lack(&self, state: &OwnerState) -> u64 {
+        match self.wanted_by_others(state) {
             0 => 0,
             wanted_bytes => wanted_bytes.saturating_sub(self.slots.room_bytes()),
         }

@@ -81,8 +81,8 @@ fn none_found(found: &LogContent) -> String {
     let stopped = found.stopped.as_ref().map_or_else(String::new, |stopped| format!("{stopped}; "));
     let lines = counted(found.lines, "line");
     format!(
-        "{stopped}no complete message of the pool in {lines}{cut}: pinpool logs its diagnosis at level info (RUST_LOG=info), which is \
-         read without --lines, and TensorFlow's lines after 1000 evictions; TensorFlow printed them until mid-2017 (TF_CPP_MIN_LOG_LEVEL=0); unpack other \
-         compressions than gzip first (`xz -dc FILE | pinpool why --lines -`); `pinpool advise` reads traces of requests",
+        "{stopped}no complete message of the pool in {lines}{cut}: pinpool logs its diagnosis, which --lines does not read, at level info \
+         (RUST_LOG=info), and TensorFlow's lines after 1000 evictions; TensorFlow printed them until mid-2017 \
+         (TF_CPP_MIN_LOG_LEVEL=0); unpack other compressions than gzip first (`xz -dc FILE | pinpool why --lines -`); `pinpool advise` reads traces of requests",
     )
 }
