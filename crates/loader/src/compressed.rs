@@ -227,7 +227,7 @@ pub(super) struct Turn {
     pub(super) file: usize,
     /// Receives the decoder of the previous batch that reads the file, unless this is the first one.
     pub(super) previous: Option<Receiver<Decoder>>,
-    /// Passes the decoder to the next batch that reads the file. After the last turn of an epoch, nobody receives it.
+    /// Passes the decoder to the next batch that reads the file. After the last turn of an epoch, the decoder is dropped.
     pub(super) next: Sender<Decoder>,
 }
 

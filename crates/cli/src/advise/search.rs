@@ -170,7 +170,7 @@ impl<'a> Search<'a> {
             && (!is_reserve(setting) || cost.lost_seconds <= as_given.lost_seconds - of_reserve)
     }
 
-    /// Returns the most seconds that may be lost if the gain is to be worth advice.
+    /// Returns the number of lost seconds up to which other settings gain enough to be recommended.
     fn enough_gained(&self, as_given: &Column) -> f64 {
         let of_time = self.workload.duration_us as f64 / 1e6 * GAIN_OF_TIME;
         (as_given.lost_seconds * (1.0 - GAIN)).min(as_given.lost_seconds - of_time)

@@ -143,8 +143,8 @@ impl<T> ThreadCache<T> {
         }
     }
 
-    /// Sets whether takes and puts must use the slow path. If they must, all takes and puts that began earlier on the fast path
-    /// have ended when this returns, and a later take finds the buffers that they put.
+    /// Sets whether takes and puts must use the slow path. If so, every earlier fast-path call has ended when this returns, and
+    /// a later take finds the buffers that these calls put.
     pub(in crate::engine) fn set_slow_path(&self, required: bool) {
         self.shards.iter().for_each(|shard| shard.set_slow_path(required));
     }

@@ -124,8 +124,8 @@ impl<T> Shard<T> {
         entry.home = self.index;
     }
 
-    /// Sets whether hits and puts must take the slow path; in a sealed shard they always must. If `required`, the entries of
-    /// remote puts that ended before are in the free list when this returns, so that a search finds them.
+    /// Sets whether hits and puts must take the slow path; in a sealed shard they always must. If `required`, this also moves the
+    /// entries of earlier remote puts to the free list, so that a search finds them.
     pub(super) fn set_slow_path(&self, required: bool) {
         self.own.free_list.set_slow_path(|list| {
             if required {
