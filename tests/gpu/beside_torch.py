@@ -7,9 +7,11 @@ and with 77, which is no success, where PyTorch or its GPU is missing. --without
 """
 
 import ctypes
+import importlib
 import json
 import sys
 import threading
+from typing import Any
 
 SKIPPED = 77
 
@@ -38,10 +40,10 @@ def torch_round(torch, size, seed):
 def main():
     arguments = [word for word in sys.argv[1:] if not word.startswith("--")]
     library, rounds = arguments[0], int((arguments + ["", "300"])[1] or 300)
-    torch = None
+    torch: Any = None
     if "--without-torch" not in sys.argv:
         try:
-            import torch
+            torch = importlib.import_module("torch")
         except ImportError as why:
             skip(str(why))
         if not torch.cuda.is_available():

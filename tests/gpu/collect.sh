@@ -8,6 +8,7 @@ set -euo pipefail
 folder=$(realpath -m "${1:?usage: collect.sh FOLDER}")
 cd "$(dirname "$0")/../.."
 profile=${PROFILE:-release}
+export CARGO_TARGET_DIR=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 
 # The path of the one test binary of this name, from cargo's own report.
 suite() {
@@ -16,10 +17,12 @@ suite() {
 }
 
 mkdir -p "$folder"
+# Removes what an earlier collection left, so that run.sh repeats all steps.
+rm -rf "$folder"/pinpool-*.whl "$folder/log/site" "$folder"/log/*.ok
 cargo build --profile "$profile" -p pinpool-cli -p pinpool-bench -p pinpool-preload -p pinpool-capi
 cargo build -p pinpool --all-features --profile "$profile" --example in_process
-built=${CARGO_TARGET_DIR:-target}/release
-[ "$profile" = dev ] && built=${CARGO_TARGET_DIR:-target}/debug
+built=$CARGO_TARGET_DIR/release
+[ "$profile" = dev ] && built=$CARGO_TARGET_DIR/debug
 install -m 755 "$built/pinpool" "$built/pinpool-bench" "$folder"
 install -m 755 "$(suite)" "$folder/gpu"
 install -m 755 "$built/examples/libin_process.so" "$folder/libin_process.so"
@@ -31,7 +34,7 @@ strip "$folder/pinpool" "$folder/pinpool-bench" "$folder/gpu" "$folder/libpinpoo
 # Programs in C: one on the library, and one that knows nothing of pinpool.
 # Stands for the driver while the first is linked.
 stub=$(mktemp -d)
-cc -O1 -Iinclude -c crates/capi/examples/on_stream.c -o "$stub/on_stream.o"
+cc -O1 -Icrates/capi/include -c crates/capi/examples/on_stream.c -o "$stub/on_stream.o"
 nm -u "$stub/on_stream.o" | sed -n 's/.* \(cu[A-Z].*\)/void \1(void) {}/p' >"$stub/driver.c"
 cc -shared -Wl,-soname,libcuda.so.1 -o "$stub/libcuda.so.1" "$stub/driver.c"
 cc -o "$folder/on_stream" "$stub/on_stream.o" "$folder/libpinpool.so.0" "$stub/libcuda.so.1" '-Wl,-rpath,$ORIGIN'
@@ -39,7 +42,7 @@ rm -r "$stub"
 cc -O1 -o "$folder/steps" crates/preload/tests/programs/steps.c -ldl -lpthread
 
 # The wheel, of the interpreter that is here; the shim for torch is compiled where torch is.
-python3 -m pip wheel -q --no-deps -w "$folder" ./python
+MATURIN_PEP517_ARGS="--profile $profile --locked" python3 -m pip wheel -q --no-deps -w "$folder" ./python
 install -m 644 tests/gpu/beside_torch.py "$folder/beside_torch.py"
 install -m 755 tests/gpu/run.sh "$folder/run.sh"
 install -m 644 tests/gpu/peers.py "$folder/peers.py"

@@ -16,15 +16,18 @@
 //! | `batch.rs` | batches with known bytes |
 //! | `methods.rs` | the methods of copying a buffer |
 //! | `driver_facts.rs` | the assumed behavior of the driver, checked on the mock driver too |
-//! | `churn.rs` | many threads, many streams, little memory |
 //! | `copies.rs` | one copy at a time, held while it is observed |
 //! | `memory.rs` | memory that is remapped and released alongside copies and after them; a reserve |
 //! | `capture.rs` | the pool alongside graph captures |
 //! | `kernels.rs` | kernels that run while memory is pinned, moved and released, and that read a buffer in place |
 //! | `ends.rs` | exit with copies in flight, fork after growth: each in its own process |
-//! | `in_process.rs`, `beside_torch.py` | a pool in the process of PyTorch, which a machine without PyTorch skips |
+//! | `in_process.rs`, `beside_torch.py` | a pool in the process of PyTorch |
+//! | `shim.py` | PyTorch with a pool as its pinned memory |
+//! | `pinned_copies.py` | a program of PyTorch for `pinpool run` |
+//! | `libraries.py` | copies of PyTorch, CuPy and JAX from the memory of the wheel's pool |
+//! | `peers.py` | times of the pinned memory of PyTorch and CuPy |
 //!
-//! `run.sh` runs this suite and the benches of the tool on a machine without cargo, from binaries that `collect.sh` built.
+//! `run.sh` runs all of this and the benches of the tool on a machine without cargo, from binaries that `collect.sh` built.
 //!
 //! Each scenario is one function over a backend. Never loads the mock driver: a process has one driver, here the machine's
 //! driver.

@@ -47,6 +47,7 @@ step() {
     shift 2
     if [ "${PINPOOL_GPU_AGAIN:-0}" != 1 ] && [ -s "$log/$name.ok" ]; then
         cat "$log/$name.ok"
+        row "$name" "ok, earlier" 0
         return 0
     fi
     if [ "$left" -le 0 ]; then
@@ -61,11 +62,17 @@ step() {
     case $status in 0) outcome=ok ;; 77) outcome=missing failed=1 ;; 124 | 137) outcome="timed out" ;; *) outcome=failed failed=1 ;; esac
     [ "$outcome" = "timed out" ] && failed=1
     printf '{"step":"%s","outcome":"%s","status":%d,"seconds":%d' "$name" "$outcome" "$status" "$((SECONDS - begun))"
-    [ "$status" -eq 0 ] || printf ',"why":%s' "$(quoted "$(grep -hE 'panicked|FAILED|no backend|^pinpool:|hangs|Error' "$log/$name.out" "$log/$name.err" | head -n 12)")"
+    [ "$status" -eq 0 ] || printf ',"why":%s' "$(quoted "$(why "$name" "$status")")"
     printf '}\n'
     row "$name" "$outcome" "$((SECONDS - begun))"
     [ "$status" -ne 0 ] || printf '{"step":"%s","outcome":"ok","seconds":%d,"earlier":true}\n' "$name" "$((SECONDS - begun))" >"$log/$name.ok"
     return "$status"
+}
+
+# why NAME STATUS: the lines that say why it failed, or the last lines
+why() {
+    [ "$2" -ne 77 ] && grep -hE 'panicked|result: FAILED|no (backend|usable GPU)|^pinpool:|hangs|Error' "$log/$1.out" "$log/$1.err" | head -n 12 | grep . && return
+    tail -qn 1 "$log/$1.out" "$log/$1.err"
 }
 
 # row NAME OUTCOME SECONDS: of the table
@@ -95,7 +102,14 @@ wheel() {
     [ -d "$log/site" ] || python3 -m zipfile -e "$bin"/pinpool-*.whl "$log/site"
     export PYTHONPATH=$log/site
 }
-export -f wheel
+
+# A program with 24 allocations, served by a pool.
+served() {
+    rm -f "$log/run.log"
+    "$bin/pinpool" run --stats --log "$log/run.log" -- "$bin/steps" query steps || return
+    grep -q "^requests: served=24 " "$log/run.log" || { echo "run.log does not have 24 allocations served" >&2; return 1; }
+}
+export -f wheel served
 export bin log
 
 : >"$log/rows"
@@ -110,16 +124,16 @@ for name in $steps; do
         ;;
     c) step c 60 "$bin/on_stream" ;;
     run)
-        # The same program alone and served: the same output, with fewer pin calls.
+        # The same program alone and served has the same output, and all of its allocations come from the pool.
         step run_alone 60 "$bin/steps" query steps
-        step run 60 "$bin/pinpool" run --stats --log "$log/run.log" -- "$bin/steps" query steps
+        step run 60 bash -c served
         step run_same 10 cmp "$log/run_alone.out" "$log/run.out"
         step run_reset 60 "$bin/pinpool" run --log "$log/run_reset.log" -- "$bin/steps" query reset
         ;;
     run_torch)
         step run_torch 100 "$bin/pinpool" run --stats --log "$log/run_torch.log" -- python3 "$bin/pinned_copies.py"
         # What the pool has served: a pin call of each size, not of each tensor.
-        printf '{"figure":"run_torch","served":%s}\n' "$(quoted "$(grep -hE 'gets|not served' "$log/run_torch.log" | tail -n 2)")"
+        printf '{"figure":"run_torch","served":%s}\n' "$(quoted "$(grep -shE '^(requests|memory):|not served' "$log/run_torch.log" | tail -n 3)")"
         ;;
     wheel) step wheel 120 bash -c 'wheel && python3 -c "import pinpool; b = pinpool.Pool(env=False).get(1 << 20); assert b.is_pinned"' ;;
     shim)
