@@ -1,5 +1,6 @@
 //! Measures the delay of a single-threaded runtime by a miss of 1 GiB. One task repeatedly sleeps for 1 ms and records its longest
-//! interval: once while another task awaits the request, and once while that task sleeps equally long.
+//! interval: once while another task awaits the request, and once while that task sleeps equally long. On a machine with a GPU,
+//! the first line also contains the choice of the backend, which the first poll makes.
 
 #![allow(clippy::print_stdout)] // The example prints its result.
 

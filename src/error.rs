@@ -108,8 +108,8 @@ macro_rules! predicates {
 predicates! {
     /// Returns whether the length, alignment, range, element type or handle of the request is invalid.
     is_invalid_request, Request = Length | Alignment | Memory | Handle;
-    /// Returns whether the request does not fit within the limit (`PINPOOL_MAX_BYTES`) or the shared limit (`PINPOOL_LEDGER`),
-    /// earlier requests are waiting, or a driver call did not return within the wait of an async request.
+    /// Returns whether the request does not fit within the limit of the pool (`PINPOOL_MAX_BYTES`), of its partition, or of pools
+    /// that share one (`auto`, `PINPOOL_LEDGER`), earlier requests are waiting, or a driver call did not return within the wait of an async request.
     is_limit, Limit = Limit | Late;
     /// Returns whether the driver or the kernel refused, or the chosen backend is not available.
     is_backend, Backend = Backend | Unavailable;
@@ -151,7 +151,8 @@ impl Error {
         }
     }
 
-    /// The variable of the setting that is wrong, such as `PINPOOL_MAX_BYTES`; `None` if the error is about something else.
+    /// The variable of the wrong setting, such as `PINPOOL_MAX_BYTES`. For a setting without a variable this is the name of the
+    /// setting, and for an unknown setting `setting`. `None` if the error is about something else.
     pub fn setting(&self) -> Option<&'static str> {
         if let ErrorKind::Setting { name, .. } = *self.0 { Some(name) } else { None }
     }

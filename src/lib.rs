@@ -37,10 +37,12 @@
 //! | `serde` | no | `serde::Serialize` for [`Stats`] and its parts |
 //! | `observe` | no | recordings (`PINPOOL_TRACE`), call stacks of requests, and statistics of a running process on a Unix socket (`PINPOOL_SOCKET`) |
 //!
-//! The crate `pinpool-loader` is the reference loader, `pinpool-cli` the tool, `pinpool-metrics` an adapter to the `metrics`
-//! facade, and `crates/capi` the C interface.
+//! # Other crates
 //!
-//! # Platforms
+//! `pinpool-loader` is the reference loader, `pinpool-cli` the tool, `pinpool-metrics` an adapter to the `metrics` facade, and
+//! `crates/capi` the C interface.
+//!
+//! # Platforms and log
 //!
 //! Linux, Rust 1.88 or newer. On other Unix systems the crate has only the pageable backend `heap` and `Backend::Source`, and no
 //! limits shared by processes. Log records go through the `log` crate. If the program has no logger, each kind of warning about
@@ -86,7 +88,7 @@ pub use backend::{Backend, PinnedBy};
 pub use buffer::{BufView, BufViewMut, TrackedView};
 pub use buffer::{CopyError, PendingBuf, PinnedBuf, PinnedSlice};
 pub use config::{Limit, OnFull, ParseError, Preset};
-pub use copy::completion::Completion;
+pub use copy::completion::{Completion, CompletionFuture};
 pub use error::{Error, Result};
 pub use pool::{GetFuture, Partition, Pool, PoolBuilder, Request, UserMemory};
 pub use report::{Cause, Diagnosis, Dump, Owner, SuggestedSetting};

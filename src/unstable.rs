@@ -12,7 +12,7 @@ pub mod config {
 pub mod shared_limit {
     pub use crate::shared_limit::*;
 }
-/// The fast path of a pool, for tests that count the requests that it serves.
+/// The fast path of a pool.
 pub mod fast_path {
     use crate::buffer::PinnedBuf;
     use crate::pool::Pool;
@@ -21,6 +21,11 @@ pub mod fast_path {
     /// waits, and no other owner of a shared limit wants memory.
     pub fn is_open(pool: &Pool) -> bool {
         pool.core().has_fast_path()
+    }
+
+    /// Returns [`is_open`] for the pool of `buf`; true for an empty buffer, which has none.
+    pub fn is_open_to(buf: &PinnedBuf) -> bool {
+        buf.block.as_ref().is_none_or(|block| block.pool().has_fast_path())
     }
 
     /// Requests a buffer on the fast path only. Returns `None` if the slow path would have to serve the request.
@@ -44,11 +49,6 @@ use crate::pool::Pool;
 /// Returns the state that a diagnosis is based on.
 pub fn snapshot(pool: &Pool) -> pinpool_observe::diagnosis::Snapshot {
     pool.core().snapshot()
-}
-
-/// Returns the value of the setting of the variable `name` in `pool`, as text.
-pub fn setting(pool: &Pool, name: &str) -> String {
-    pool.config().value_of(name)
 }
 
 /// Returns TensorFlow's counters since the last raise or clear.

@@ -62,7 +62,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("directory", nargs="?", type=Path, help="a directory of .tar files; without it they are written first")
     parser.add_argument("--workers", type=int, default=4, help="worker processes (default 4)")
-    parser.add_argument("--kill", action="store_true", help="kill one worker after a quarter of the samples")
+    parser.add_argument("--kill", action="store_true", help="kill one worker after a quarter of the samples; ignored with a directory")
     args = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as own:

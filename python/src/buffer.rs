@@ -72,7 +72,7 @@ impl Buffer {
     }
 
     /// True if the driver pinned the memory, so that copies can be asynchronous. This is so on the backends vmm, register and
-    /// cuda, except for buffers beyond the limit with `on_full="pageable"`. torch's `tensor.is_pinned()` returns the same value.
+    /// cuda, except for empty or pageable buffers (`on_full="pageable"`). torch's `tensor.is_pinned()` returns the same value.
     #[getter]
     fn is_pinned(&self) -> bool {
         self.memory.is_pinned
@@ -90,7 +90,7 @@ impl Buffer {
         self.memory.is_released()
     }
 
-    /// Number of views: memoryviews, arrays and tensors through the buffer protocol or DLPack, and objects derived from them.
+    /// Number of memoryviews, arrays and tensors that were made directly from the buffer, by the buffer protocol or DLPack.
     #[getter]
     fn views(&self) -> usize {
         self.memory.views()
@@ -133,8 +133,8 @@ impl Buffer {
     ///     TypeError, ValueError: `stream` is not a stream. The call has no effect.
     ///     BackendError: there is no CUDA driver, so no copy can run on a stream.
     ///     DeviceError, RequestError: the driver refuses the stream, or the stream captures a graph. The end of its work is
-    ///         unknown, so the memory is never reused, and is counted in `stats()["memory"]["quarantined"]`. If the driver
-    ///         refused the stream, a later call with the same stream may succeed.
+    ///         unknown, so the memory is never reused, even if a later call with the same stream succeeds. Once the buffer is
+    ///         released, the memory is counted in `stats()["memory"]["quarantined"]`.
     ///     ReleasedError: the buffer was released.
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         self.memory.check()?;

@@ -21,8 +21,8 @@ pub(crate) struct PoolHandle {
 
 impl Drop for PoolHandle {
     fn drop(&mut self) {
-        if let (Some(pool), Some(origin)) = (self.pool.take(), self.origin.take()) {
-            unlocked(move || origin.close(pool));
+        if let (Some(pool), origin) = (self.pool.take(), self.origin.take()) {
+            unlocked(move || origin.into_iter().for_each(|origin| origin.close(pool.clone())));
         }
     }
 }
@@ -33,7 +33,8 @@ impl PoolHandle {
     }
 
     pub(crate) fn origin(&self) -> &Arc<Origin> {
-        let of = |pool: &Pool| Arc::new(Origin::of(pool.config(), pool.stats().backend));
+        // The backend first: it starts the pool, which chooses the device of its settings.
+        let of = |pool: &Pool| Arc::new(Origin::of(pool.stats().backend, pool.config()));
         self.origin.get_or_init(|| self.pool.as_ref().map_or_else(|| unreachable!("it is dropped"), of))
     }
 

@@ -26,8 +26,9 @@
 //! | `interrupts` | waits that signals interrupt |
 //! | `unlocked` | calls without the interpreter's lock (the GIL) |
 //!
-//! Methods pin and wait without the GIL. A return that makes room for other pools, and torch's calls, may hold it. The pool never
-//! calls Python (log lines are queued, wakers write to a socket), so none of its locks is held while a thread waits for the GIL.
+//! Methods pin, wait and make room for other pools without the GIL; calls from torch's allocator may hold the GIL. The pool
+//! never calls Python (log lines are queued, wakers write to a socket), so none of its locks is held while a thread waits for
+//! the GIL.
 //!
 //! Functions here forward log lines only on the main thread: when the interpreter exits, Python before 3.14 ends other threads
 //! that wait for the GIL, and Rust frames cannot be unwound that way. Methods that need more Python code are written in Python.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pinpool::copy::{CopyStream, Fence};
-use pinpool::unstable::config::Config;
+use pinpool::unstable::{config::Config, fast_path};
 use pinpool::{OnFull, PinnedBuf, PinnedBy, Preset};
 use pyo3::exceptions::PyBufferError;
 use pyo3::{PyErr, PyResult};
@@ -33,10 +33,11 @@ pub(crate) struct Origin {
     pub(crate) device: u32,
     /// Whether CUDA pins the memory of the pool.
     pub(crate) is_cuda_pinned: bool,
-    /// Whether a hit and a return only move the buffer between lists.
+    /// Whether a hit and a return only move the buffer between lists, unless another pool wants memory.
     is_short: bool,
     may_fall_back: bool,
-    /// Whether a stream was recorded on any buffer. From then on, requests and returns may call the driver.
+    /// Whether a stream was recorded on a buffer with this origin. From then on, requests and returns may call the driver.
+    /// Copies of torch and of a `SharedPool` over the same pool do not set it, so a request may query them with the GIL.
     has_streams: AtomicBool,
     /// The pool, after its last Python object was dropped. Keeping it avoids a warning about buffers that outlive their pool,
     /// because Python drops objects in any order.
@@ -52,7 +53,7 @@ impl Drop for Origin {
 }
 
 impl Origin {
-    pub(crate) fn of(config: &Config, backend: &str) -> Self {
+    pub(crate) fn of(backend: &str, config: &Config) -> Self {
         Self {
             device: config.device,
             is_cuda_pinned: matches!(backend, "vmm" | "register" | "cuda"),
@@ -66,14 +67,10 @@ impl Origin {
 
     /// Returns the properties for buffers of `pool` in shared memory.
     pub(crate) fn of_shared(pool: pinpool::Pool, is_cuda_pinned: bool) -> Self {
-        Self {
-            device: pool.config().device,
-            is_cuda_pinned,
-            is_short: false,
-            may_fall_back: false,
-            has_streams: AtomicBool::new(false),
-            pool: Mutex::new(Some(pool)),
-        }
+        let mut origin = Self::of("", pool.config());
+        (origin.is_cuda_pinned, origin.is_short) = (is_cuda_pinned, false);
+        origin.pool = Mutex::new(Some(pool));
+        origin
     }
 
     /// Returns whether a hit is short enough to keep the GIL.
@@ -82,9 +79,11 @@ impl Origin {
         self.is_short && !self.has_streams.load(Ordering::Relaxed)
     }
 
-    /// Returns whether a return of `buf` is short enough to keep the GIL. A return of a pageable buffer releases memory.
+    /// Returns whether a return of `buf` is short enough to keep the GIL. The return of a pageable buffer releases memory, and
+    /// a return may release memory while another pool wants some. A pool that begins to want memory between this check and the
+    /// return is rare.
     fn keeps_gil_on_return(&self, buf: &PinnedBuf) -> bool {
-        self.keeps_gil_on_hit() && (buf.pinned_by().is_some() || !self.may_fall_back)
+        self.keeps_gil_on_hit() && fast_path::is_open_to(buf) && (buf.pinned_by().is_some() || !self.may_fall_back)
     }
 
     /// Releases idle memory, and keeps the pool until its last buffer is dropped. There must be no more requests.

@@ -34,6 +34,9 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 /// Threads may share a pool. A pool belongs to one process. In a forked child requests and `reserve` raise ForkError and
 /// statistics are 0: create another pool there.
 ///
+/// The thread that drops the last `Pool` object or buffer of a pool waits until no copy is in flight. After 30 s it waits only as
+/// long as copies still complete.
+///
 /// A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its
 /// default. Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or
 /// `float("inf")` means no limit.
@@ -41,8 +44,9 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 /// Args:
 ///     name: name of the pool in log lines and reports.
 ///     env: whether environment variables supply the settings that are omitted.
-///     max_bytes: limit on all bytes held: a size, "none", or "auto" (the default: a quarter of the memory of
-///         the cgroup or machine, at most what is free, shared by all pools of the process with this default).
+///     max_bytes: limit on all bytes held: a size, "none" or "auto". The limit "auto" is a quarter of the memory of the cgroup or
+///         machine, at most what is free, and all "auto" pools of the process share it. The default is "auto", or "none" under
+///         "tensorflow".
 ///     reserve: bytes pinned at the start and kept.
 ///     max_idle_bytes: maximum number of bytes in idle buffers and free memory.
 ///     ledger: name of a limit, such as the job's ID, that all processes of this user and host with the same name share. With
@@ -52,11 +56,12 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
 ///     reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
 ///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
-///     device: GPU that copies use: a number, "cuda:1" or a torch.device. The default is the GPU that the process already uses,
-///         or else 0. Under torchrun, call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`;
-///         `pinpool.torch.install` chooses the rank's GPU itself.
+///     device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
+///         the process already uses, or else 0. Under torchrun, call `torch.cuda.set_device(...)` first and pass
+///         `torch.cuda.current_device()`; `pinpool.torch.install` chooses the rank's GPU itself.
 ///     numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
-///     idle_timeout: how long idle memory stays pinned (default 60 s).
+///     idle_timeout: how long idle memory stays pinned (default 60 s). On register and cuda, and under "tensorflow", time alone
+///         releases nothing.
 ///     trace: path of a recording for the command `pinpool`.
 ///     socket: path of a Unix socket that serves statistics, or 1 for a default path.
 ///     preset: policy: "adaptive" (the default), or "tensorflow" (reproduces TensorFlow's PoolAllocator).
@@ -68,16 +73,18 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     growth: whether the pool may pin more than its reserve (the default).
 ///     zero: whether buffers are zeroed before reuse (default False).
 ///     maintenance_thread: whether a thread detects completed copies and releases idle memory (the default). Without it, call
-///         `maintain()` periodically.
+///         `maintain()` periodically. This setting has no variable.
 ///
 /// Raises:
 ///     SettingError: a setting is invalid, or two settings contradict each other.
 ///     TypeError: a setting is unknown, or has a value of the wrong type.
-///     BackendError: the requested backend is not available.
+///     BackendError: the requested backend is not available, or cannot pin the reserve.
+///     LimitError: the reserve exceeds the limit "auto" or a shared limit.
 #[pyclass(frozen, weakref, module = "pinpool")]
 pub struct Pool {
-    handle: Arc<PoolHandle>,
+    // Dropped first, so that `PoolHandle` drops the last reference to the pool, without the GIL.
     tagged: Option<pinpool::Pool>,
+    handle: Arc<PoolHandle>,
 }
 
 /// Unparks a waiting thread.
@@ -113,7 +120,8 @@ impl Pool {
 
     /// Returns an idle buffer, if a hit is short enough to keep the GIL.
     fn get_idle(&self, len: usize) -> PyResult<Option<Buffer>> {
-        if !self.handle.origin.get().is_some_and(|origin| origin.keeps_gil_on_hit()) {
+        let is_short = self.handle.origin.get().is_some_and(|origin| origin.keeps_gil_on_hit());
+        if !is_short || !pinpool::unstable::fast_path::is_open(self.pool()?) {
             return Ok(None);
         }
         self.idle(len)
@@ -169,7 +177,8 @@ impl Pool {
         for (name, value) in settings.into_iter().flatten() {
             let name: String = name.extract()?;
             let variable = variable(&name)?;
-            if !value.is_none() {
+            // "cuda" without an index counts as omitted: by default a pool uses the current GPU, as torch does.
+            if !value.is_none() && (name != "device" || value.str()? != "cuda") {
                 let text = setting_text(&name, &value)?;
                 builder = builder.setting(&variable, &text);
             }
@@ -254,11 +263,13 @@ impl Pool {
         self.pool().map(|pool| py.detach(|| pool.dump().to_string()))
     }
 
-    /// Pins `n` bytes now, in addition to what is held, and keeps them.
+    /// Pins `n` more bytes and keeps them; with `reserve_wait=False`, most of them in the background. If the driver or the
+    /// kernel refuses a part, the pool warns and keeps the smaller reserve.
     ///
     /// Raises:
-    ///     LimitError: the bytes exceed the limit (`max_bytes`).
-    ///     BackendError: the driver or the kernel refused to pin memory.
+    ///     SettingError: the preset is "tensorflow".
+    ///     LimitError: the bytes exceed the limit (`max_bytes`), or leave no room for a waiting request.
+    ///     BackendError: the driver or the kernel refused to pin any of them.
     fn reserve(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<()> {
         let bytes = size("n", n)? as u64;
         self.call(py, |pool| pool.reserve(bytes))?.map_err(|error| exception(&error))
@@ -271,6 +282,9 @@ impl Pool {
     ///
     /// Returns:
     ///     True, or False after the timeout.
+    ///
+    /// Raises:
+    ///     BackendError: the driver or the kernel refused a part, so the rest of the reserve was abandoned.
     #[pyo3(signature = (timeout=None))]
     fn wait_reserved(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let pool = self.pool()?;
@@ -286,7 +300,8 @@ impl Pool {
         self.call(py, |pool| pool.stats().memory.reserve_fraction())
     }
 
-    /// Releases idle memory to the system until at most `to_bytes` (default 0) are held.
+    /// Releases idle memory to the system until at most `to_bytes` (default 0) are held or nothing is idle. Keeps reserves. On
+    /// register and cuda, waits for all work on the device.
     #[pyo3(signature = (to_bytes=None))]
     fn trim(&self, py: Python<'_>, to_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let bytes = to_bytes.map_or(Ok(0), |bytes| size("to_bytes", bytes))? as u64;

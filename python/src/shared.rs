@@ -86,10 +86,10 @@ impl SharedPoolCore {
 
     /// The oldest unreceived buffer and its number; None after `timeout` seconds.
     fn next(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(u64, Buffer)>> {
-        let (shared, timeout) = (self.shared()?, timeout.map(seconds).transpose()?);
-        let found = wait_interruptibly(py, timeout, |wait| shared.next(wait));
-        py.detach(|| drop(shared));
-        let found = found?.map_err(|error| for_shared(&error))?;
+        let timeout = timeout.map(seconds).transpose()?;
+        // Each step takes the shared pool again, so that `close` takes effect.
+        let next = |wait| self.shared()?.next(wait).map_err(|error| for_shared(&error));
+        let found = wait_interruptibly(py, timeout, next)??;
         Ok(found.map(|(ticket, buf)| (ticket.number(), self.received(buf))))
     }
 
@@ -102,7 +102,7 @@ impl SharedPoolCore {
         self.call(py, SharedPool::recover)
     }
 
-    /// While `is_refusing`, requests of workers that would wait for a buffer fail immediately.
+    /// While `is_refusing`, sends of workers, and requests that would wait for a buffer, fail immediately.
     fn refuse_waits(&self, py: Python<'_>, is_refusing: bool) -> PyResult<()> {
         self.call(py, |shared| shared.refuse_waits(is_refusing))
     }
@@ -202,9 +202,10 @@ struct Filling {
 
 /// A buffer of a `SharedPool` that this process fills, from `SharedPool.get`.
 ///
-/// `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `send()` passes the buffer to the trainer and returns its
-/// ticket. A buffer that is not sent becomes free when it and its views are gone. Pickling a buffer sends it; the receiver
-/// unpickles its ticket.
+/// `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `np.ndarray(shape, buffer=buf)` and `torch.frombuffer(buf)`
+/// make views that are not counted and can overwrite the bytes after `send()`: pass `memoryview(buf)` to them. `send()` passes
+/// the buffer to the trainer and returns its ticket. A buffer that is not sent becomes free when it and its views are gone.
+/// Pickling a buffer, or copying it with the module `copy`, sends it; the receiver unpickles its ticket.
 #[pyclass(frozen, module = "pinpool")]
 pub struct SharedBuffer {
     len: usize,
@@ -245,12 +246,13 @@ impl SharedBuffer {
     /// Passes the buffer to the trainer and returns its ticket: 40 bytes, for `SharedPool.receive`.
     ///
     /// Args:
-    ///     number: any number; `SharedPool.next` returns it with the buffer.
+    ///     number: a whole number from 0 to 2**64 - 1; `SharedPool.next` returns it with the buffer.
     ///
     /// Raises:
     ///     BufferError: the buffer has views, which could change what the trainer reads.
     ///     ReleasedError: the buffer was sent or released before.
-    ///     PeerError: the trainer has ended or closed the shared pool.
+    ///     PeerError: the trainer has ended, has closed the shared pool, or is ending a loop over `batches`. The buffer becomes
+    ///         free.
     #[pyo3(signature = (number=0))]
     fn send<'py>(&self, py: Python<'py>, number: u64) -> PyResult<Bound<'py, PyBytes>> {
         let buf = self.take()?;

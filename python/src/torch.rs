@@ -169,13 +169,14 @@ unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
         // SAFETY: the pool was leaked by `_torch_functions`.
         let stats = unsafe { &*pool }.stats();
         let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        let other_buffers = stats.memory.pageable_buffers + stats.requests.adopted;
         let value = Totals {
             held_bytes: signed(stats.memory.held_bytes),
             held_bytes_peak: signed(stats.memory.peak_held_bytes),
             pinned_bytes: signed(stats.memory.pin.bytes),
             unpinned_bytes: signed(stats.memory.unpin.bytes),
             // These counters are chosen as the documentation of `Stats` describes.
-            held_buffers: signed(stats.memory.buffers.saturating_sub(stats.memory.pageable_buffers)),
+            held_buffers: signed((stats.memory.buffers + stats.memory.quarantined).saturating_sub(other_buffers)),
             pinned_buffers: signed(stats.requests.misses.saturating_sub(stats.requests.pageable)),
             unpinned_buffers: signed(stats.memory.evictions.total()),
             pin: timed(&stats.memory.pin),
@@ -197,9 +198,8 @@ unsafe extern "C" fn is_capturing(stream: *const Stream) -> c_int {
     answer.unwrap_or(false).into()
 }
 
-fn timed(calls: &CallStats) -> Timed {
+fn timed(CallStats { time, .. }: &CallStats) -> Timed {
     let micros = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
-    let time = &calls.time;
     Timed {
         calls: i64::try_from(time.count()).unwrap_or(i64::MAX),
         micros: micros(time.total()),

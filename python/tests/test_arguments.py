@@ -120,7 +120,7 @@ def test_a_wrong_argument_is_named(pool, call, error, said):
 def test_settings_accept_bools_and_devices_and_sizes_accept_numpy_integers():
     pool = heap(zero=True, maintenance_thread=False)
     assert len(pool.get(np.int64(7))) == 7 and len(pool.get("1KiB")) == 1024 and copy.copy(pool) is pool
-    for device in ("cuda:0", 0, "0", np.int8(0)):
+    for device in ("cuda:0", "cuda", 0, "0", np.int8(0)):
         heap(device=device)
 
 

@@ -71,6 +71,12 @@ def settled(pool, state):
         time.sleep(0.001)
 
 SIZE = 65536
+SHARED = {"preset": "adaptive", "max_bytes": 3 * SIZE // 2, "ledger": f"python-{os.getpid()}"}
+
+def want(pool):
+    threading.Thread(target=pool_of(**SHARED).get, args=[SIZE // 2]).start()
+    while not pool.stats()["limits"]["shared"]["others_wanted_bytes"]: pass
+    pool.maintain()
 """
 
 
@@ -279,13 +285,14 @@ def test_pinned_memory_is_exported_as_cuda_host_on_request(with_mock_driver):
         ("cuMemFreeHost", {}, "(buf.release(), pool.clear())"),
         ("cuMemFreeHost", {}, "(buf.release(), pool.trim())"),
         ("cuMemFreeHost", {}, "(buf.release(), globals().pop('pool'))"),
+        ("cuMemFreeHost", "SHARED", "(want(pool), buf.release())"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_interpreter_runs_while_the_driver_pins_or_releases(with_mock_driver, held, settings, slow):
     """Another thread is inside a driver call, which returns only when this thread allows it."""
     with_mock_driver(f"""
-        pool = pool_of(**{settings!r})
+        pool = pool_of(**{settings})
         buf = None if {held!r} == "cuMemHostAlloc" else pool.get(SIZE)
         cuda.mock_driver_hold_call({held!r}.encode(), 1)
         def slowly():

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import time
 
 import numpy as np
@@ -231,3 +232,20 @@ def test_a_closed_shared_pool_does_not_access_another_one(pool):
             with pytest.raises(pinpool.ReleasedError, match="closed"):
                 use()
         assert other.counts()["free"] == 3 and other.workers == 0
+
+
+def test_a_close_ends_waits_for_batches(shared):
+    errors = []
+
+    def receive():
+        try:
+            shared.next()
+        except pinpool.ReleasedError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=receive)
+    waiting.start()
+    time.sleep(0.01)  # It probably waits by then, but it fails in any case.
+    shared.close()
+    waiting.join(300)
+    assert not waiting.is_alive() and "closed" in str(errors[0])

@@ -1,7 +1,7 @@
 //! Granule sizes by offset in a virtual range: small at its start, larger at higher offsets.
 //!
 //! ```text
-//!   offset   0           8 GiB      14 GiB     38 GiB        134 GiB       (limits from 16 GiB to 1 TiB)
+//!   offset   0           8 GiB      14 GiB     38 GiB        134 GiB       (limits above 16 GiB, up to 1 TiB)
 //!            |  2 MiB ... |  8 MiB ... | 32 MiB ... | 128 MiB ...  | 512 MiB ...
 //!   granules    4096          768          768          768          the rest
 //! ```
@@ -10,7 +10,7 @@
 //! so a pool uses larger granules only once it holds much memory: a granule is never larger than 1/256 of the bytes below it. In
 //! replays, granules of 1/256 of the peak cost 0.3 % of the peak. Granules sized by the limit would cost 4 to 120 % in pools that
 //! use only a small part of the limit. With these sizes a pool of 1 TiB has at most 8,180 granules. Under a limit of up to 8,192
-//! small granules, all granules are small. Without a limit, all granules in the first 32 GiB are small.
+//! small granules, the first 8,192 (16 GiB) are small; without a limit, the first 16,384 (32 GiB).
 //!
 //! A granule is remapped only to the place of a granule of the same size. Between places of different sizes, one granule is
 //! decommitted and another is committed instead.

@@ -172,7 +172,8 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Returns whether the memory is for copies to a GPU, so that ordinary memory cannot replace it.
+    /// Returns whether the memory belongs to a GPU driver. If so, forked children cannot access it, and
+    /// [`Pool::pin`](crate::Pool::pin) registers user memory with CUDA.
     fn needs_gpu(&self) -> bool {
         false
     }

@@ -137,8 +137,10 @@ impl PinnedBuf {
     ///
     /// - [`Error::is_copy`], [`Error::is_capture`]: the target is too small or the driver refused the copy, or the stream is
     ///   capturing a graph; [`CopyError::into_buf`] returns the buffer,
+    /// - [`Error::is_handle`], [`Error::is_unavailable`]: a raw stream is invalid, or there is no driver; `into_buf` returns
+    ///   the buffer,
     /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory returns to the pool when the copy has
-    ///   completed, or is never reused,
+    ///   completed, or is never reused; otherwise `into_buf` returns the buffer,
     /// - [`Error::is_forked`]: the pool was created before this process was forked.
     pub fn copy_to<S, E, T>(mut self, stream: &S, target: &mut T) -> Result<Completion, CopyError>
     where
@@ -248,7 +250,7 @@ impl PinnedBuf {
 
     /// Consumes the buffer, which returns to the pool when the work that `event` covers now has completed: all work enqueued
     /// before the event was last recorded. The caller may record or drop the event at once. An event that was never recorded
-    /// covers nothing.
+    /// covers nothing. If the driver refuses a fence after the event, the call waits for the event.
     ///
     /// # Errors
     ///
@@ -266,12 +268,14 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_handle`]: the driver knows no such stream, or null without a current context,
-    /// - [`Error::is_backend`]: there is no driver,
+    /// - [`Error::is_backend`]: there is no driver, so no work uses the buffer,
+    /// - [`Error::is_forked`]: this is a forked child; nothing is recorded,
+    /// - [`Error::is_handle`]: the driver knows no such stream, or a default stream was passed without a current context,
     /// - [`Error::is_device`], [`Error::is_capture`]: no fence can be recorded on the stream, or it is capturing a graph.
     ///
-    /// After these errors, except without a driver, the memory is never reused unless a later call for the same stream succeeds.
-    /// After a capture no later call helps, since each launch of the graph uses the memory again.
+    /// After the last two items the memory is never reused unless a later call for the same stream succeeds. No later call
+    /// helps after a capture, since each launch of the graph uses the memory again, nor if a default stream was passed without
+    /// a current context.
     ///
     /// # Safety
     ///
@@ -286,7 +290,8 @@ impl PinnedBuf {
 
     /// Records, as [`record_stream`](PinnedBuf::record_stream) does, the work that another library's event covers now: all work
     /// enqueued before the event was last recorded. The caller may record or destroy the event at once. An event that was never
-    /// recorded covers nothing. If the work has not completed, a context (the event's or another) must be current on this thread.
+    /// recorded covers nothing. If the work has not completed, a context (the event's or another) must be current on this
+    /// thread. If the driver refuses a fence after the event, the call waits for the event.
     ///
     /// # Errors
     ///

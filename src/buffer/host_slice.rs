@@ -43,8 +43,8 @@ impl PinnedBuf {
         self.view_as()?.slice(range)
     }
 
-    /// A range of the bytes as the destination of a tracked cudarc copy. cudarc copies as many bytes as the view has, so the view
-    /// must not be longer than the source.
+    /// A range of the bytes as the destination of a tracked cudarc copy. The view must be as long as the source: cudarc panics
+    /// if it is shorter, and copies as many bytes as the view has if it is longer.
     ///
     /// # Errors
     ///
@@ -163,7 +163,10 @@ impl<B, T: Pod> TrackedView<B, T> {
 
 /// cudarc copies from and to the buffer are tracked: a buffer dropped after `stream.memcpy_htod(&buf, &mut device)` returns to
 /// its pool when the copy completes, and after `stream.memcpy_dtoh(&device, &mut buf)` the bytes are valid once
-/// [`wait_slice`](PinnedBuf::wait_slice) returns. This holds for every stream, whether or not the context tracks events.
+/// [`wait_slice`](PinnedBuf::wait_slice) returns. This holds for every stream, whether or not the context tracks events, except
+/// while the stream captures a graph: the copy is captured, and the memory is never reused. cudarc's call first waits for
+/// earlier copies into the buffer on other streams. A call that writes to the buffer waits for all earlier copies on other
+/// streams.
 ///
 /// If a copy cannot be tracked, cudarc's call returns `Ok` and **copies nothing**, and its next call returns
 /// `CUDA_ERROR_NOT_PERMITTED`. This happens in a forked child, after the failure of an earlier copy that the new copy must wait

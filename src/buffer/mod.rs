@@ -108,11 +108,11 @@ struct Aligned;
 /// After a device failure it is unknown whether a copy has completed. The memory is quarantined until the copy's fence confirms
 /// that, and [`wait`](PinnedBuf::wait) returns the failure. If the copy wrote *into* the buffer, the bytes may still change, so
 /// every access returns an error, and a cudarc copy from the buffer copies nothing. If the copy read *from* the buffer, the bytes
-/// can be read but not written. In a forked child access fails if the memory belongs to the GPU driver, since children do not
-/// inherit driver memory.
+/// can be read but not written. In a forked child access fails if the memory belongs to the GPU driver or `PINPOOL_HUGETLB` is
+/// set, since children inherit neither driver memory nor such huge pages.
 pub struct PinnedBuf {
     /// Taken only by `drop`. In a plain `Option`, the compiler would check again after `drop` whether there is a block to drop.
-    block: ManuallyDrop<Option<Block>>,
+    pub(crate) block: ManuallyDrop<Option<Block>>,
 }
 
 impl fmt::Debug for PinnedBuf {
@@ -192,12 +192,14 @@ impl PinnedBuf {
         self.block.as_ref().and_then(Block::pinned_by)
     }
 
-    /// NUMA node of the buffer; `None` if the machine has only one node, or the node is unknown.
+    /// NUMA node that the backend requests for the memory; pages come from another node if it is full. `None` if the machine
+    /// has only one node, or the node is unknown.
     pub fn numa_node(&self) -> Option<u32> {
         self.block.as_ref().and_then(Block::numa_node)
     }
 
-    /// Identifies the buffer's memory. The number stays the same when the memory is reused, and is unique within the backend.
+    /// Identifies the buffer's memory among the pinned buffers of its pool. The number stays the same while the memory serves
+    /// one size class; memory that was in the arena meanwhile gets a new number. Pageable buffers are numbered separately.
     /// `None` for empty buffers and [adopted](crate::Pool::adopt) memory.
     pub fn id(&self) -> Option<u64> {
         self.block.as_ref().and_then(|block| block.memory().id())
@@ -233,7 +235,8 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// - [`Error::is_device`](crate::Error::is_device): a copy into the buffer failed, and may still be writing to it,
-    /// - [`Error::is_forked`](crate::Error::is_forked): this is a forked child, and the memory belongs to a driver.
+    /// - [`Error::is_forked`](crate::Error::is_forked): this is a forked child, and the memory belongs to a driver or
+    ///   `PINPOOL_HUGETLB` is set.
     #[inline]
     pub fn wait_slice(&self) -> Result<&PinnedSlice<u8>> {
         if !self.is_fast_path() {
@@ -265,7 +268,8 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// - [`Error::is_device`](crate::Error::is_device): a copy failed, and may still use the bytes,
-    /// - [`Error::is_forked`](crate::Error::is_forked): this is a forked child, and the memory belongs to a driver.
+    /// - [`Error::is_forked`](crate::Error::is_forked): this is a forked child, and the memory belongs to a driver or
+    ///   `PINPOOL_HUGETLB` is set.
     #[inline]
     pub fn wait_slice_mut(&mut self) -> Result<&mut PinnedSlice<u8>> {
         if !self.is_fast_path() {
@@ -289,7 +293,8 @@ impl PinnedBuf {
     /// The errors of [`wait_slice_mut`](PinnedBuf::wait_slice_mut).
     pub fn try_slice_mut(&mut self) -> Result<Option<&mut PinnedSlice<u8>>> {
         self.check_reachable()?;
-        let complete = self.block.as_mut().map_or(Ok(true), |block| block.copy_fences_mut().is_complete())?;
+        let used = self.block.as_mut().filter(|block| !block.is_forked());
+        let complete = used.map_or(Ok(true), |block| block.copy_fences_mut().is_complete())?;
         // Does not wait: no copy uses the bytes.
         if complete { self.wait_slice_mut().map(Some) } else { Ok(None) }
     }
@@ -357,7 +362,7 @@ impl PinnedBuf {
     #[inline]
     fn is_free(&mut self) -> bool {
         let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.is_complete().unwrap_or(false);
-        self.block.as_mut().is_none_or(|block| is_free(block.copy_fences_mut()))
+        self.block.as_mut().filter(|block| !block.is_forked()).is_none_or(|block| is_free(block.copy_fences_mut()))
     }
 
     /// Waits for the recorded copies into the buffer.

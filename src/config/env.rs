@@ -311,7 +311,7 @@ impl Settings {
 
 impl Config {
     /// Returns the value of the variable called `name`, as text.
-    pub(crate) fn value_of(&self, name: &str) -> String {
+    pub fn value_of(&self, name: &str) -> String {
         find(name).map(|variable| (variable.show)(self)).unwrap_or_default()
     }
 }

@@ -21,8 +21,7 @@ pub(crate) mod completion;
 pub mod cuda;
 
 pub use crate::in_flight::{Fence, StreamId};
-pub use completion::CompletionFuture;
-pub(crate) use completion::{Completion, CopyKeeper};
+pub(crate) use completion::{Completion, CompletionFuture, CopyKeeper};
 
 /// The fence of work that cannot be tracked because the driver refused a fence. The memory is leaked unless a later call for
 /// the work succeeds.

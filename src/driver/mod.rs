@@ -119,7 +119,7 @@ fn context_id(context: sys::CUcontext) -> Option<Result<u64, FailedCall>> {
     }
 }
 
-/// Returns whether the driver has been started in this process.
+/// Returns whether the driver has been started in this process. Without a driver, returns `true`.
 pub(crate) fn is_started() -> bool {
     !matches!(calls::current_context(), Err(FailedCall { code: Code::NOT_INITIALIZED, .. }))
 }

@@ -105,7 +105,7 @@ impl<P> Block<P> {
     }
 
     #[inline]
-    pub(super) fn pool(&self) -> &Arc<P> {
+    pub(crate) fn pool(&self) -> &Arc<P> {
         &self.0.pool
     }
 

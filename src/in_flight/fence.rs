@@ -17,8 +17,8 @@ use pinpool_os::unwind::caught;
 /// # Safety
 ///
 /// Memory is reused when `is_complete` returns `Ok(true)`: that may happen only after the device has finished with every byte
-/// that the work uses, permanently. The same holds for `wait` and `Ok`, and for `is_complete_by_load` and `Some(true)`. Fences with
-/// the same [`stream_id`](Fence::stream_id) must complete in the order in which their work was enqueued.
+/// that the work uses, permanently. The same holds for `wait` and `Ok`. Fences with the same [`stream_id`](Fence::stream_id) must
+/// complete in the order in which their work was enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// Returns whether the work has completed. Does not wait.
@@ -26,7 +26,8 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// # Errors
     ///
     /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that the end of the work is unknown. The pool
-    /// queries the fence again about ten times a second, and reuses the memory after `Ok(true)`.
+    /// queries the fence again about ten times a second, and reuses the memory after `Ok(true)`. A fence that panics is not
+    /// queried again, and its memory is never reused.
     fn is_complete(&self) -> Result<bool>;
 
     /// Waits until the work has completed.
@@ -37,7 +38,7 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     fn wait(&self) -> Result<()>;
 
     /// Returns whether the copy has completed, if a load can tell; `None` if only [`is_complete`](Fence::is_complete) can. Calls
-    /// nothing and takes no lock.
+    /// nothing and takes no lock. `Some(true)` promises what `Ok(true)` of `is_complete` promises.
     #[doc(hidden)]
     fn is_complete_by_load(&self) -> Option<bool> {
         None

@@ -105,16 +105,17 @@ impl PoolBuilder {
     }
 
     /// Sets whether the process's maintenance thread serves the pool (the default). The thread releases idle memory and keeps
-    /// statistics current while the program makes no calls. Without it, call [`Pool::maintain`] periodically. Async requests and
-    /// awaited copies start threads in any case.
+    /// statistics current while the program makes no calls. Without it, call [`Pool::maintain`] periodically. Async requests,
+    /// awaited copies, a shared limit, pinning (`register`, a reserve) and releases of idle GPU memory start threads in any
+    /// case.
     pub fn maintenance_thread(mut self, is_enabled: bool) -> Self {
         self.settings.code.maintenance_thread = Some(is_enabled);
         self
     }
 
     /// Records the call stack of one request in `every`, chosen at random, so that a recording, the diagnosis of a leak and the
-    /// list of buffers in use name the calling line. 0 (the default) records none. While call stacks are recorded, every request
-    /// takes the slow path.
+    /// logged list of buffers that outlive the pool's handles name the calling line. 0 (the default) records none. While call
+    /// stacks are recorded, every request takes the slow path.
     #[cfg(feature = "observe")]
     pub fn call_stacks(mut self, every: u64) -> Self {
         self.settings.code.call_stacks = every;
@@ -165,8 +166,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Builds the pool. Only its reserve is pinned when this returns: all of it, or about the first 8 MiB with
-    /// `PINPOOL_RESERVE_WAIT=0`.
+    /// Builds the pool. Only its reserve is pinned when this returns: as much as [`Pool::reserve`] pins, or with
+    /// `PINPOOL_RESERVE_WAIT=0` about the first 8 MiB.
     ///
     /// [`Backend::Auto`] tries each driver backend until one works. A trial acquires at most 2 MiB (one granule with `vmm`),
     /// copies one word to the device and back, and releases the memory. The trial of `vmm` creates no context, and makes no
@@ -175,9 +176,9 @@ impl PoolBuilder {
     /// used by the first request.
     ///
     /// If the process has not started the driver, `auto` postpones the trials to the first call on the pool, which makes them on
-    /// the calling thread. Children forked before that call can then use CUDA. With a reserve, a recording, a NUMA node or a
-    /// shared limit the trials are not postponed. If a postponed start finds no address space, the pool warns and works as
-    /// `tensorflow` over `heap`.
+    /// the calling thread. A child forked before that call starts the pool for itself, and can use CUDA. With a reserve, a
+    /// recording, a NUMA node or a shared limit the trials are not postponed. If a postponed start finds no address space, the
+    /// pool warns and works as `tensorflow` over `heap`.
     ///
     /// # Errors
     ///
@@ -226,8 +227,9 @@ macro_rules! setters {
             /// | --- | --- |
             $($(#[doc = concat!("| `", $variable, "` |", $doc, " |")])+)+
             ///
-            /// The names `maintenance_thread` and `call_stacks`, which have no variable, are accepted too. [`build`](Self::build)
-            /// fails if there is no such setting, if its value is invalid, or if code sets two values for one variable.
+            /// The names `maintenance_thread` and `call_stacks` (with the feature `observe`), which have no variable, are
+            /// accepted too. [`build`](Self::build) fails if there is no such setting, if its value is invalid, or if code sets
+            /// two values for one variable. A retired setting is ignored with a warning.
             ///
             /// ```
             /// let pool = pinpool::Pool::builder().setting("backend", "heap").setting("PINPOOL_MAX_BYTES", "1.5G").build()?;
@@ -245,7 +247,7 @@ macro_rules! setters {
             $($($(
                 #[doc = $doc]
                 ///
-                #[doc = concat!("Variable `", $variable, "`.")]
+                #[doc = concat!("The variable `", $variable, "` takes these values as text.")]
                 pub fn $name(mut self, value: $argument) -> Self {
                     self.settings.$name = Some(value.into());
                     self

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The wait starts at the first poll. If the wait times out while a driver call runs, or while calls for other tasks delay the
-//! request, the request fails. The next request gets the memory once the call returns.
+//! request, the request fails or gets pageable memory. The next request gets the memory once the call returns.
 
 use std::future::Future;
 use std::pin::Pin;

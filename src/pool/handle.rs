@@ -79,6 +79,9 @@ impl Handle {
 
     #[cold]
     pub(super) fn started_core(&self, start: impl FnOnce() -> Arc<Core>) -> &Arc<Core> {
+        // A logger may call this pool, which cannot be used before the start has ended, so the lines are logged after the
+        // start.
+        let _deferral = crate::report::defer();
         self.cores[usize::from(self.generation.is_stale())].get_or_init(|| {
             let core = start();
             if self.scope.is_none() {

@@ -33,16 +33,18 @@ pub use user_memory::UserMemory;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
 ///
-/// The thread that drops the last clone or the last buffer waits until no copy is in flight, and then releases the memory. After
-/// 30 s it waits only as long as copies still complete. Buffers that are still in flight after the wait are never freed, and
-/// under `register` and `cuda` none of the pool's memory is. Under `register` and `cuda`, and for a reserve of `vmm`, the release
-/// waits for all device work, so an async task should drop the last handle on a thread that may block.
+/// The thread that drops the last clone waits until no copy is in flight, and then releases the memory. If buffers are in use
+/// then, the thread that returns the last of them waits and releases the memory: by a drop, or by a call that consumes the
+/// buffer, such as [`copy_to`](crate::PinnedBuf::copy_to). Under `register` and `cuda` the thread that drops the last clone
+/// waits as well. After 30 s a thread waits only as long as copies still complete. Buffers in flight after the wait are never
+/// freed, and under `register` and `cuda` none of the pool's memory is. Under `register` and `cuda`, and for a reserve of
+/// `vmm`, the release waits for all device work, so an async task should drop the last handle on a thread that may block.
 ///
 /// | pool | requests, `reserve`, `partition`, `pin`, `adopt` | everything else |
 /// | --- | --- | --- |
 /// | full | requests wait up to `PINPOOL_WAIT`, then fail ([`is_limit`](crate::Error::is_limit)) or get pageable memory (`PINPOOL_ON_FULL`); `reserve` and `pin` wait only for a shared limit; `partition` and `adopt` work | works |
 /// | [closed](Self::close) | fail at once ([`is_closed`](crate::Error::is_closed)) | works; buffers and copies remain valid |
-/// | in a forked child | fail at once ([`is_forked`](crate::Error::is_forked)); build a new pool there | does nothing, or fails as requests do; statistics are 0 |
+/// | in a forked child, if the pool had [started](PoolBuilder::build) | fail at once ([`is_forked`](crate::Error::is_forked)); build a new pool there | does nothing, or fails as requests do; statistics are 0 |
 ///
 /// ```
 /// let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
@@ -57,7 +59,7 @@ pub struct Pool {
     handle: Arc<Handle>,
 }
 
-/// Prints the name, backend, preset and limit. [`Pool::stats`] has the other values.
+/// Prints the name, backend, preset and initial limit. [`Pool::stats`] has the present limit and the other values.
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let config = self.config();
@@ -180,14 +182,15 @@ impl Pool {
     }
 
     /// Requests a buffer as [`get`](Pool::get) does, for an async task. `request` is a length or a [`Request`]. Threads and tasks
-    /// wait in one queue in order of arrival. No runtime is needed: threads of the pool wake the task when its request is served,
-    /// and at its deadline.
+    /// wait in one queue in order of arrival. No runtime is needed: the thread that returns a buffer, or a thread of the pool,
+    /// wakes the task when its request is served, and a thread of the process wakes it at its deadline.
     ///
-    /// A poll pins no memory, except to [choose the backend](PoolBuilder::build), but it may query the events of copies. A
-    /// dedicated thread of the pool pins memory for one task at a time, and the time of its driver calls counts towards the wait.
-    /// If the wait times out while a call runs, the future fails with [`is_limit`](crate::Error::is_limit), and the next request
-    /// gets the memory once the call returns. With a wait of zero the future does not wait for room, but still waits for driver
-    /// calls.
+    /// A poll pins no memory, except to [choose the backend](PoolBuilder::build), but it may query the events of copies and
+    /// then release memory, as [`try_get`](Self::try_get) does. A dedicated thread of the pool pins memory for one task at a
+    /// time, and the time of its driver calls counts towards the wait. If the system refuses this thread, the polls pin memory.
+    /// If the wait times out while a call runs, the future fails with [`is_limit`](crate::Error::is_limit) or resolves to
+    /// pageable memory (`PINPOOL_ON_FULL`), and the next request gets the pinned memory once the call returns. With a wait of
+    /// zero the future does not wait for room, but still waits for driver calls.
     ///
     /// ```
     /// # use std::pin::pin;
@@ -225,7 +228,7 @@ impl Pool {
 
     /// Returns an idle buffer for `request`, a length or a [`Request`], or `None` if no buffer of its size class is idle. Pins no
     /// memory, except to [choose the backend](PoolBuilder::build), and does not wait for room. The call may query the events of
-    /// copies; under `tensorflow` it may then release a buffer with a completed copy.
+    /// copies, and if one has completed, release memory under `tensorflow`, `PINPOOL_MAX_IDLE_BYTES` or a shared limit.
     ///
     /// # Errors
     ///
@@ -243,7 +246,7 @@ impl Pool {
     /// the handle act on the whole pool.
     ///
     /// A buffer is counted under the tag from its request until it is idle again, including the copies that use it. Tags are cut
-    /// to 128 bytes, control characters become `?`, and an empty tag has no effect. A pool distinguishes 1024 tags at one time.
+    /// after 128 bytes, control characters become `?`, and an empty tag has no effect. A pool distinguishes 1024 tags at one time.
     /// Buffers under further tags are counted together, as `(other tags)`.
     ///
     /// A tagged request and the return of its buffer take the slow path: 8 to 12 times as long as an untagged hit.
@@ -261,7 +264,7 @@ impl Pool {
         // In a forked child, a thread that does not exist here may hold the lock of the tags. Requests fail there anyway, so the
         // handle needs no tag.
         let tag = if self.core().is_forked() { None } else { self.core().tag(tag) };
-        self.scoped(self.partition_core().cloned(), tag.or_else(|| self.scope_tag().cloned()))
+        self.scoped(None, tag.or_else(|| self.scope_tag().cloned()))
     }
 
     /// The tag of this handle's buffers, as reports show it ([`tagged`](Self::tagged)).
@@ -278,17 +281,19 @@ impl Pool {
     /// Changes the limit on all pinned bytes, in use and idle: to a number of bytes, [`Limit::Unlimited`], or
     /// [`Limit::Auto`], which follows the cgroup.
     ///
-    /// A higher limit lets waiting requests try again at once. A lower limit releases idle memory at once. Buffers in use stay
-    /// with their users, so the pool may exceed the lower limit until they are returned; it does not grow meanwhile. The memory
-    /// of returned buffers is released at the next miss, or by the maintenance thread within a second. A waiting request that is
-    /// larger than the new limit fails when it is the first in the queue. The limit on pageable memory
+    /// A higher limit lets waiting requests try again at once. A lower limit releases idle memory at once, which on `register`
+    /// and `cuda` waits for all device work. Of a reserve, it releases at most what was pinned in the background. Buffers in
+    /// use stay with their users, so the pool may exceed the lower limit until they are returned; it does not grow meanwhile.
+    /// The memory of returned buffers is released by the maintenance thread within a second, or by a miss that finds no room. A
+    /// waiting request that is larger than the new limit fails when it is the first in the queue. The limit on pageable memory
     /// ([`on_full`](PoolBuilder::on_full)) changes as well.
     ///
     /// [`stats`](Pool::stats) has the current limit.
     ///
-    /// On `vmm`, `mlock` and `heap` the pool reserves addresses for eight times the initial limit and at least 16 GiB, or less if
-    /// the system refuses so much. It cannot grow beyond these addresses. Unlike the builder and the C interface, this call
-    /// accepts a limit of 0: every request for memory then fails.
+    /// On `vmm`, `mlock` and `heap` an `adaptive` pool reserves addresses for eight times the initial limit, at least 16 GiB
+    /// and at most 4 TiB, or less if the system refuses so much. It cannot grow beyond these addresses. Unlike the builder and
+    /// the C interface, this call accepts a limit of 0: the pool then pins nothing more, and only a reserve and buffers that
+    /// are returned later still serve requests.
     ///
     /// # Errors
     ///
@@ -302,24 +307,29 @@ impl Pool {
     /// Returns idle memory to the system, oldest first, until at most `to_bytes` are held or nothing is idle. The calling thread
     /// makes the driver calls, so this is slow. The memory of copies in flight and of reserves is not idle.
     ///
-    /// On `vmm` a trim takes 0.1 ms or more for each granule of 2 MiB. On `register` and `cuda` each release waits for all device
-    /// work, and delays other threads that enqueue work meanwhile.
+    /// On `vmm` a trim takes 0.1 ms or more for each granule of 2 MiB. On `register` and `cuda` each release waits for all
+    /// device work, and delays other threads that enqueue work meanwhile. Under `adaptive` nothing is released there while a
+    /// buffer is quarantined, since the release might never return.
     pub fn trim(&self, to_bytes: u64) {
         self.unless_forked(|core| core.trim(to_bytes));
     }
 
-    /// Returns buffers with completed copies to the pool, and releases memory that has been idle for too long. On `register` and
-    /// `cuda` a release waits for the device, so idle memory is released there only if memory is short. The maintenance thread
-    /// does the same ten times a second while copies are in flight. Under `adaptive` it also does so while a part of the memory is
-    /// idle, and else once a second while any is held. With `maintenance_thread(false)` only misses and returns with copies do.
+    /// Returns buffers with completed copies to the pool, and releases memory that has been idle for too long or exceeds a
+    /// limit. On `register` and `cuda` a release waits for the device, so memory that exceeds a limit is released there, but
+    /// memory that has only been idle for too long is kept until the system is short of memory. The maintenance thread does the
+    /// same ten times a second while copies are in flight. Under `adaptive` it also does so while some memory is idle and some
+    /// is in use, and otherwise once a second while the pool has buffers or memory to release. Under `tensorflow` it otherwise
+    /// does so only if a limit may be exceeded. With `maintenance_thread(false)` only misses and returns with copies do this
+    /// work.
     pub fn maintain(&self) {
         self.unless_forked(Core::maintain);
     }
 
     /// Closes the pool and its partitions to requests. Waiting requests of threads and tasks, and all later requests, fail with
-    /// [`is_closed`](crate::Error::is_closed). Then the calling thread releases idle memory, which on `register` and `cuda` waits
-    /// for all device work. Buffers in use and copies in flight remain valid; their memory is released when the buffers are
-    /// dropped and the copies have completed. Closing a pool twice has no effect.
+    /// [`is_closed`](crate::Error::is_closed). Then the calling thread releases idle memory except reserves, which on
+    /// `register` and `cuda` waits for all device work. Buffers in use and copies in flight remain valid. Under `adaptive`
+    /// their memory is idle once the buffers are dropped and the copies have completed, and [`trim`](Self::trim), another
+    /// `close`, the idle timeout or the end of the pool releases it. Under `tensorflow` it is released at once.
     ///
     /// ```
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(1 << 20).build()?;

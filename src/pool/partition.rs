@@ -88,8 +88,8 @@ impl Partition {
     }
 
     /// Changes the limit of the partition to a number of bytes, or to the limit of the pool ([`Limit::Unlimited`] and
-    /// [`Limit::Auto`]). A higher limit lets waiting requests try again. A lower limit takes no buffer away, but waiting requests
-    /// that are larger than the new limit fail.
+    /// [`Limit::Auto`]). A higher limit lets waiting requests try again. A lower limit takes no buffer away, but a waiting
+    /// request that is larger than the new limit fails when it is the first in the queue.
     ///
     /// # Errors
     ///
@@ -112,7 +112,7 @@ impl Partition {
         self.core.stats()
     }
 
-    /// The name of the pool, `/`, and the name of the partition.
+    /// The name of the pool, `/`, and the name of the partition; if the pool is unnamed, only the latter.
     pub fn name(&self) -> &str {
         &self.core.name
     }

@@ -6,9 +6,11 @@ use super::Pool;
 use crate::error::{ErrorKind, Result};
 
 impl Pool {
-    /// Pins `bytes` by the fastest method of the backend, and keeps them pinned until the pool ends. `register` and usually
-    /// `vmm` pin slices of at most 128 MiB (`PINPOOL_HUGETLB=1GiB`: 1 GiB), and no buffer of the reserve is longer than its slice.
-    /// Logs its progress. Makes slow calls.
+    /// Pins `bytes` by the fastest method of the backend, and keeps them pinned until the pool ends. Only memory that was
+    /// pinned in the background may be released earlier, by a [lower limit](Self::set_max_bytes). `register` and usually `vmm`
+    /// pin slices of at most 128 MiB (`PINPOOL_HUGETLB=1GiB`: 1 GiB), and no buffer of the reserve is longer than its slice. If
+    /// the driver refuses further slices, the call succeeds with a shorter reserve and a warning; `reserve_bytes` has its
+    /// length. Logs its progress. Makes slow calls.
     ///
     /// With `PINPOOL_RESERVE_WAIT=0` the call returns after about 8 MiB, and the maintenance thread pins the rest in steps of
     /// about 8 MiB. On `register` and `cuda` a step has 64 MiB while no copy is in flight, and no buffer of the reserve is longer
@@ -21,7 +23,7 @@ impl Pool {
     ///
     /// - [`is_setting`](crate::Error::is_setting): the preset is `tensorflow`, which has no arena,
     /// - [`is_limit`](crate::Error::is_limit): the reserve exceeds the limit, or would leave no room for a waiting request,
-    /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
+    /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused, and nothing was pinned,
     /// - [`is_forked`](crate::Error::is_forked), [`is_closed`](crate::Error::is_closed), as for [`get`](Self::get).
     pub fn reserve(&self, bytes: u64) -> Result<()> {
         self.check_open()?;

@@ -15,7 +15,9 @@ impl Pool {
         self.core().dump()
     }
 
-    /// The main cause of lost time in the last window of at least 10 s and 20 requests, and a recommendation.
+    /// The main cause of lost time in the windows of the last five minutes (or in the last window, if it is older), and a
+    /// recommendation. A window has 10 s or more, and mostly at least 20 requests. Until the first window has ended, the result
+    /// is the cause in the time so far.
     ///
     /// The maintenance thread or [`maintain`](Pool::maintain) evaluates windows and logs changes of the diagnosis.
     pub fn diagnose(&self) -> Diagnosis {

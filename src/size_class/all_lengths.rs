@@ -115,7 +115,7 @@ fn the_boundaries_of_all_classes_at_all_alignments_are_those_of_the_definition()
 }
 
 #[test]
-fn the_indices_of_plain_gets_and_of_classes_are_dense_to_the_end_of_the_addresses() {
+fn the_indices_of_plain_requests_and_of_classes_are_dense_to_the_end_of_the_addresses() {
     let eighths = eighths_classes();
     assert_eq!(eighths.len(), EIGHTHS_CLASSES as usize);
     for len in lengths_at_boundaries(&eighths) {

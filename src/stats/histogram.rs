@@ -70,7 +70,7 @@ impl Histogram {
 
     /// The duration that this share of the events did not exceed: `0.5` is the median. 0 before the first event.
     ///
-    /// Rounded up to the bound of a bucket, so up to twice the exact value.
+    /// Rounded up to the bound of a bucket: the result is at most twice the exact value, if that is between 256 ns and 275 s.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // A rank.
     pub fn quantile(&self, share: f64) -> Duration {
         let rank = (share.clamp(0.0, 1.0) * self.count as f64).ceil() as u64;

@@ -49,7 +49,7 @@ macro_rules! group {
 ///
 /// | `torch.cuda.host_memory_stats()` | here |
 /// | --- | --- |
-/// | `allocations.current` | `memory.buffers - memory.pageable_buffers` |
+/// | `allocations.current` | `memory.buffers + memory.quarantined - memory.pageable_buffers - requests.adopted` |
 /// | `allocations.allocated`, `.freed` | `requests.misses - requests.pageable`, `memory.evictions.total()` |
 /// | `allocated_bytes.current`, `.peak` | `memory.held_bytes`, `memory.peak_held_bytes` |
 /// | `allocated_bytes.allocated`, `.freed` | `memory.pin.bytes`, `memory.unpin.bytes` |
@@ -62,14 +62,14 @@ macro_rules! group {
 /// # Partitions
 ///
 /// A [partition](crate::Pool::partition) counts its own requests, waits and limit. Its `memory.in_use_bytes`,
-/// `memory.held_bytes` and `memory.peak_held_bytes` are the bytes that its buffers and its waiting requests claim. All other
-/// statistics are 0, and no sum has to hold. The pool's statistics include its partitions, except waits at the limit of a
-/// partition.
+/// `memory.held_bytes` and `memory.peak_held_bytes` are the bytes claimed by its buffers and by its requests that wait for
+/// memory of the pool. All other statistics are 0, and no sum has to hold. The pool's statistics include its partitions, except
+/// waits at the limit of a partition.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
-    /// Name of the pool ([`PoolBuilder::name`](crate::PoolBuilder::name)); for a partition, `POOL/PARTITION`.
+    /// Name of the pool ([`PoolBuilder::name`](crate::PoolBuilder::name)); for a partition, `POOL/PARTITION` or `PARTITION`.
     pub name: Option<String>,
     /// Number of the pool or partition, unique within the process.
     pub number: u64,
@@ -107,9 +107,9 @@ group! {
     RequestStats;
     /// Requests that got a buffer.
     served: u64 = Counter,
-    /// Requests served by an idle buffer.
+    /// Requests served by an idle buffer, or by a returned buffer that was handed over.
     hits: u64 = Counter,
-    /// Requests that no idle buffer served.
+    /// Requests served by new memory, by memory of the arena or by pageable memory.
     ///
     /// Under `tensorflow` each miss is an allocation. Under `adaptive` most buffers are carved from memory that the pool already
     /// holds.
@@ -126,11 +126,11 @@ group! {
     waiting: u64 = Gauge,
     /// Waits that timed out: the request failed or got pageable memory.
     timeouts: u64 = Counter,
-    /// Requests at the limit that got pageable memory (`PINPOOL_ON_FULL=pageable`). They are also misses.
+    /// Requests that got pageable memory instead of pinned memory (`PINPOOL_ON_FULL=pageable`). They are also misses.
     pageable: u64 = Counter,
     /// Existing buffers over [adopted](crate::Pool::adopt) memory. They are not requests, and their bytes are not held.
     adopted: u64 = Gauge,
-    /// Bytes requested, without hits on the fast path.
+    /// Bytes of the served requests that found no idle buffer at first.
     requested_bytes: u64 = Counter,
     /// Bytes granted for these requests, after rounding up to size classes.
     granted_bytes: u64 = Counter,
@@ -181,9 +181,12 @@ group! {
     user_memory_bytes: u64 = Gauge,
     /// Reserved bytes that are pinned ([`Pool::reserve`](crate::Pool::reserve), `PINPOOL_RESERVE`).
     reserve_bytes: u64 = Gauge,
-    /// Reserved bytes that were requested. More than `reserve_bytes` while a reserve is being pinned, or after it failed.
+    /// Reserved bytes that were requested.
+    ///
+    /// More than `reserve_bytes` while a reserve is being pinned, after the backend refused a step in the background, and after
+    /// a lower limit released a part.
     reserve_target_bytes: u64 = Gauge,
-    /// Time until the reserve is complete, at the present rate; none unless it is being pinned.
+    /// Time until the reserve is complete, at the rate so far; none unless it is being pinned in the background.
     #[cfg_attr(feature = "serde", serde(rename = "reserve_eta_seconds", serialize_with = "super::serial::optional_seconds"))]
     reserve_eta: Option<Duration> = Gauge,
     /// Mappings held from the backend. Under `vmm`, `register` and `cuda` each counts towards `vm.max_map_count`.
@@ -203,7 +206,7 @@ group! {
 group! {
     /// Copies that were running when their buffers were returned. Buffers still in use are not counted.
     CopyStats;
-    /// Returned buffers that a device may still be using.
+    /// Returned buffers that a device may still be using, or that wait to be zeroed (`PINPOOL_ZERO`).
     in_flight: u64 = Gauge,
     /// Bytes of the buffers in flight.
     in_flight_bytes: u64 = Gauge,
@@ -212,7 +215,7 @@ group! {
     oldest_age: Option<Duration> = Gauge,
     /// ID of the stream of that buffer's copy (`cuStreamGetId`, not a handle); `None` if unknown.
     oldest_stream_id: Option<u64> = Label,
-    /// Time from the return of a buffer until the pool found its copies completed: up to 0.1 s longer than the copies.
+    /// Time from a buffer's return until the pool found its copies completed (up to 0.1 s late), or zeroed it (`PINPOOL_ZERO`).
     time: Histogram = Histogram,
     /// Pinned bytes of this process's stream timelines: 4096 bytes per 64 streams, shared by all pools, outside every limit.
     timeline_bytes: u64 = Gauge,
@@ -224,7 +227,7 @@ group! {
     /// The limit on held bytes (`PINPOOL_MAX_BYTES`); none if unlimited.
     max_bytes: Option<u64> = Gauge,
     /// The limit on idle buffers (`PINPOOL_POOL_SIZE_LIMIT`, raised and lowered automatically).
-    max_idle_buffers: u64 = Gauge,
+    pool_size_limit: u64 = Gauge,
     /// Checks of the limit on idle buffers, one per 1000 evictions.
     checks: u64 = Counter,
     /// Checks that raised the limit on idle buffers.
@@ -250,7 +253,7 @@ group! {
     own_bytes: u64 = Gauge,
     /// Idle bytes of the other pools, as of their last maintenance.
     others_idle_bytes: u64 = Gauge,
-    /// Bytes that the other pools' blocked requests need.
+    /// Bytes that the other pools' blocked requests and reserves lack.
     others_wanted_bytes: u64 = Gauge,
 }
 
@@ -279,6 +282,8 @@ group! {
     /// Misses of a size class that once had more buffers than now. See the evictions for the reason.
     evicted_earlier: u64 = Counter,
     /// Misses while all buffers of the size class were in use or in flight, more than ever before.
+    ///
+    /// All misses with pageable memory count here.
     all_in_use: u64 = Counter,
 }
 
@@ -288,12 +293,11 @@ group! {
     EvictionReasons;
     /// Buffers over the limit on idle buffers. TensorFlow's `evicted`.
     over_limit: u64 = Counter,
-    /// Buffers evicted because their memory was needed: for a request, below a byte limit, or because the system was short of
-    /// memory.
+    /// Buffers evicted for their memory: for a request, to stay within a byte limit, or because the system was short of memory.
     reclaimed: u64 = Counter,
     /// Buffers idle for too long.
     expired: u64 = Counter,
-    /// Buffers released for another reason: `trim`, `clear`, a lowered limit, or while sizes vary.
+    /// Buffers released for another reason: `trim`, `clear`, `close`, a lowered limit on idle buffers, or while sizes vary.
     released: u64 = Counter,
 }
 

@@ -33,7 +33,7 @@ impl Stats {
         // Under `adaptive` returned buffers may exceed the limit until the next miss or tick.
         let limited = if self.preset == Preset::TensorFlow { *idle } else { 0 };
         let at_most = [
-            ("idle", limited, limits.max_idle_buffers),
+            ("idle", limited, limits.pool_size_limit),
             ("peak", memory.held_bytes, memory.peak_held_bytes),
             ("waits", requests.wait_time.count() + requests.waiting, requests.waits),
             ("timeouts", requests.timeouts, requests.wait_time.count()),

@@ -1,4 +1,4 @@
-//! Memory that a driver has pinned does not exist in a child of fork; its buffers return an error buf.
+//! Memory that a driver has pinned does not exist in a child of fork; access to its buffers is an error.
 #![allow(unsafe_code)] // Asks the kernel for what is mapped.
 
 use pinpool::{Backend, PinnedBy, Pool};

@@ -454,7 +454,7 @@ fn calls_of<R>(driver: &MockDriver, act: impl FnOnce() -> R) -> (R, Vec<(String,
 }
 
 #[test]
-fn copies_puts_hits_and_sweeps_make_few_driver_calls() {
+fn copies_returns_hits_and_sweeps_make_few_driver_calls() {
     let (driver, context, _) = start();
     // No time passes, so no tick comes between.
     let pool =

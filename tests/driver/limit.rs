@@ -6,23 +6,11 @@ use std::time::Duration;
 use mock_driver::MockDriver;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
 
-use crate::fixture::{MIB, builder, held};
+use crate::fixture::{self, MIB, builder, held};
 use crate::valid_stats::valid_stats;
 
-const KIB: u64 = 1 << 10;
-
-/// Limits below, at and next to the sizes at which the backends change their units.
-const LIMITS: [u64; 9] = [
-    64 * KIB,
-    (1 << 20) - 4096,
-    1 << 20,
-    (1 << 20) + 4096,
-    (2 << 20) - 1,
-    2 << 20,
-    3 << 20,
-    (5 << 20) + 12_345,
-    12 << 20,
-];
+/// 64 KiB, and limits below, at and next to 1, 2, 3, 5 and 12 MiB, where the backends change their units.
+const LIMITS: [u64; 9] = [0x10000, 0xff000, 0x100000, 0x101000, 0x1fffff, 0x200000, 0x300000, 0x503039, 0xc00000];
 
 /// The pool of this builder, before it holds anything: what the trial of its source held for a moment is not counted.
 fn built(driver: &MockDriver, builder: PoolBuilder) -> Pool {
@@ -88,6 +76,14 @@ fn the_driver_never_holds_a_byte_more_than_the_limit() {
             let builder = builder(backend.clone()).preset(preset).max_bytes(max_bytes).wait(Duration::ZERO);
             let pool = built(&driver, builder);
             churn(&pool, max_bytes, within(&driver, &pool, counted, max_bytes, backend.name()));
+            let len = usize::try_from(max_bytes).unwrap();
+            if let Err(error) = pool.get(len) {
+                let text = error.report();
+                let (_, advised) = text.split_once("raise PINPOOL_MAX_BYTES to ").unwrap_or_else(|| panic!("{text}"));
+                let raised = fixture::builder(backend.clone()).preset(preset);
+                let raised = raised.setting("PINPOOL_MAX_BYTES", advised.lines().next().unwrap()).build().unwrap();
+                assert!(raised.get(len).is_ok(), "{preset} {backend:?} {max_bytes}: {text}");
+            }
             drop(pool);
             assert_eq!(held(&driver), before, "{preset} {} left memory behind", backend.name());
         }

@@ -7,6 +7,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use mock_driver::MockDriver;
 use pinpool::{Backend, Pool};
 
+use crate::captured_log::{count, lines, listen};
 use crate::fixture::{MIB, builder, filled, held, maintain_until, on_a_stream, tensorflow, with_manual_clock};
 use crate::pressure_file::PressureFile;
 use crate::valid_stats::valid_stats;
@@ -72,8 +73,10 @@ fn during_copies_a_pool_grows_in_short_steps() {
 #[test]
 fn the_end_of_a_pool_with_a_stuck_copy_releases_nothing_that_would_wait_for_it() {
     let (driver, stream, mut memory) = on_a_stream(4096);
+    listen();
     for builder in [builder(Backend::Register), builder(Backend::Cuda), tensorflow()] {
-        let pool = builder.unstable_code(|code| code.close_wait = Some(Duration::ZERO)).build().unwrap();
+        let builder = builder.name("stuck").unstable_code(|code| code.close_wait = Some(Duration::ZERO));
+        let pool = builder.build().unwrap();
         drop(pool.get(3 * MIB).unwrap());
         let gate = driver.hold(stream.cu_stream());
         start_copy(&pool, &stream, &mut memory);
@@ -83,4 +86,5 @@ fn the_end_of_a_pool_with_a_stuck_copy_releases_nothing_that_would_wait_for_it()
         drop(gate);
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; 4096]);
     }
+    assert_eq!(count(&lines(), "pool[stuck] close_left_pinned: "), 2, "all memory of an arena stays pinned");
 }

@@ -129,7 +129,7 @@ fn replay() {
 
 /// Runs that once broke a promise.
 #[test]
-fn what_was_found_stays_mended() {
+fn faults_of_earlier_random_cases_stay_repaired() {
     let slab = Slab::new();
     let found = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sim/found");
     for file in std::fs::read_dir(found).unwrap() {

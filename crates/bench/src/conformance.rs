@@ -177,7 +177,7 @@ fn counters(pool: &Pool) -> Value {
         "put": window.put,
         "allocated": window.allocated,
         "evicted": window.evicted,
-        "pool_size_limit": stats.limits.max_idle_buffers,
+        "pool_size_limit": stats.limits.pool_size_limit,
         "buffers_in_pool": stats.memory.idle,
         "in_flight": stats.memory.in_use + stats.copies.in_flight,
         "underlying_allocs": stats.memory.pin.count,

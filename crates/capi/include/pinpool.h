@@ -75,9 +75,9 @@ typedef enum {
   PP_LIMIT = 5,
   /** No buffer of this size is idle. Only from pp_try_get. */
   PP_NONE_IDLE = 6,
-  /** The driver or the operating system refused memory or a thread. A later call may succeed. */
+  /** The driver or the operating system refused memory. A later call may succeed, but not after a device reset. */
   PP_BACKEND = 7,
-  /** The driver refused to record a fence after the work, or the device failed, so the end of the work is unknown. */
+  /** The driver refused to examine the stream or the event, or the device failed, so the end of the work is unknown. */
   PP_DEVICE = 8,
   /** The pool belongs to the parent of this forked process. Nothing was done. */
   PP_FORKED = 9,
@@ -106,9 +106,9 @@ typedef enum {
   PP_LOG_ERROR = 1,
   /** Conditions that need a change of settings or of the machine. */
   PP_LOG_WARN = 2,
-  /** Creation and end of pools, growth, TensorFlow's lines. */
+  /** Creation and end of pools, each doubling of their memory, TensorFlow's lines. */
   PP_LOG_INFO = 3,
-  /** Each growth, the end of each wait, releases for other pools. */
+  /** Each request that takes memory from the system, the end of each wait, releases for other pools. */
   PP_LOG_DEBUG = 4,
   /** Everything. */
   PP_LOG_TRACE = 5,
@@ -185,21 +185,21 @@ pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
  * With NULL or "" only the PINPOOL_* variables of the environment apply. Everything else has its default.
  *
  * The call may take seconds: it pins the reserve, and may test the backends, which pins and releases up to 2 MiB. With `auto`
- * the test may be left to the next call on the pool. All pools of a process share one thread, which releases idle memory, unless
+ * the test may be left to the next call on the pool. All pools of a process share one maintenance thread, unless
  * `maintenance_thread=0`.
  *
  * - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
  * - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
  * - PP_UNAVAILABLE: this machine does not have the backend that was set.
- * - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
+ * - PP_BACKEND: the driver or the kernel refused the whole reserve (see pp_reserve).
  * - PP_LIMIT: the reserve exceeds the limit `auto` or a shared limit (above a set `max_bytes`: PP_INVALID_SETTING).
  * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
  */
 pp_status pp_pool_open(const char *config, pp_pool **pool);
 
 /**
- * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, and stores its handle in `partition`. It is for
- * a use that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
+ * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, and stores its handle in `partition`, for
+ * requests that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
  * pp_get_tagged, pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition_open return PP_INVALID_ARGUMENT for a
  * partition.
  *
@@ -209,33 +209,39 @@ pp_status pp_pool_open(const char *config, pp_pool **pool);
 pp_status pp_partition_open(pp_pool *pool, const char *name, uint64_t max_bytes, pp_pool **partition);
 
 /**
- * Closes a pool or a partition: later calls with its handle return PP_UNKNOWN_POOL. Running calls of other threads continue and
- * may succeed; a pp_get that waits for memory continues to wait, so join such threads first.
+ * Closes a pool or a partition: later calls with its handle, except returns and pp_is_pinned, return PP_UNKNOWN_POOL. Running
+ * calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so join such threads
+ * first.
  *
  * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
- * returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the memory.
- * After 30 s it waits only as long as copies still complete. Open partitions keep the memory of a closed pool and still serve
- * requests: close them first.
+ * returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the
+ * memory. Under `register` and `cuda` this call waits even if buffers are in use. While other calls run, the last of them waits
+ * in place of this call. After 30 s a wait lasts only as long as copies still complete. Open partitions keep the memory of a
+ * closed pool and still serve requests: close them first.
  *
- * May be called from a log callback. A process may exit without closing its pools.
+ * Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
+ * libraries. May be called from a log callback. A process may exit without closing its pools.
  */
 pp_status pp_pool_close(pp_pool *pool);
 
 /**
- * Pins `bytes` now and keeps them until the pool ends. Requests that fit into the reserve need no driver call. Needs the preset
- * adaptive.
+ * Pins `bytes` and keeps them until the pool ends. With PINPOOL_RESERVE_WAIT=0 most of them are pinned in the background.
+ * Requests that fit into the reserve need no driver call. `vmm` and `register` pin the reserve in pieces of at most 128 MiB,
+ * and a request must fit into one piece. Needs the preset adaptive.
  *
  * - PP_LIMIT: over the limit.
  * - PP_INVALID_SETTING: the preset is tensorflow.
- * - PP_BACKEND: the driver or the kernel refused.
+ * - PP_BACKEND: the driver or the kernel refused all of it. If a part was refused, the call logs a warning, keeps a smaller
+ *   reserve and returns PP_OK.
  */
 pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
 
 /**
- * Changes the limit on all pinned bytes, in use and idle; PP_NO_LIMIT removes it. A lower limit releases idle memory now, and
- * returned buffers at the next miss or tick. A higher limit serves waiting requests, but `vmm`, `mlock` and `heap` have addresses
- * for 8 times the first limit and at least 16 GiB only. A partition has its own limit, which releases nothing, and the limit of
- * its pool applies as well.
+ * Changes the limit on all pinned bytes, in use and idle. PP_NO_LIMIT removes it; a shared limit still applies, and so does
+ * RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, as pp_trim does. The memory of returned
+ * buffers is released within a second by the maintenance thread, by pp_maintain, or by a miss that finds no room. A higher
+ * limit serves waiting requests, but `vmm`, `mlock` and `heap` only have addresses for 8 times the first limit (16 GiB to
+ * 4 TiB). A partition has its own limit, which releases nothing, and its pool's limit applies as well.
  *
  * - PP_INVALID_ARGUMENT: 0 bytes.
  */
@@ -243,14 +249,17 @@ pp_status pp_set_max_bytes(pp_pool *pool, uint64_t max_bytes);
 
 /**
  * Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Touches neither buffers in
- * use nor reserves. A slow call.
+ * use nor reserves. A slow call, which under `register` and `cuda` waits for all work of the device.
  */
 pp_status pp_trim(pp_pool *pool, uint64_t to_bytes);
 
-/** Releases all idle memory except reserves, and restarts TensorFlow's counters of requests, returns and evictions. A slow call. */
+/** Releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests, returns and evictions. */
 pp_status pp_clear(pp_pool *pool);
 
-/** Detects completed copies and releases memory that has been idle for long. Call it periodically with `maintenance_thread=0`. */
+/**
+ * Detects completed copies, and releases memory that has been idle for long (`register`, `cuda`: only under memory pressure).
+ * Call it periodically with `maintenance_thread=0`.
+ */
 pp_status pp_maintain(pp_pool *pool);
 
 /**
@@ -268,13 +277,12 @@ void pp_string_free(char *text);
  * Allocates a buffer of `bytes` bytes and stores its address in `ptr`. Reuses pinned memory, or pins more. Return the buffer
  * with pp_put, pp_put_after_stream or pp_put_after_event.
  *
- * The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, the call
- * waits up to PINPOOL_WAIT. Then it fails or, with PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0
- * bytes the call stores NULL and returns PP_OK.
+ * The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, or the
+ * driver refuses while pools of this process hold memory, the call waits up to PINPOOL_WAIT. Then it fails or, with
+ * PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0 bytes the call stores NULL and returns PP_OK.
  *
  * - PP_LIMIT: over the limit after the wait.
- * - PP_BACKEND: the driver or the kernel refused.
- * - PP_UNAVAILABLE: this machine does not have the backend that was set.
+ * - PP_BACKEND: the driver or the kernel refused, or the device was reset. After a reset no request of this pool succeeds.
  * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
  */
 pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
@@ -288,8 +296,8 @@ pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
 pp_status pp_get_aligned(pp_pool *pool, size_t bytes, size_t alignment, void **ptr);
 
 /**
- * Allocates as pp_get does, and counts the buffer under `tag` (UTF-8). Errors, statistics and reports show how much each tag
- * holds, and since when. Use few tags: one per part of the program, not one per buffer.
+ * Allocates as pp_get does, and counts the buffer under `tag` (UTF-8). Errors, the log and `pinpool top` show how much each
+ * tag holds, and since when. Use few tags: one per part of the program, not one per buffer.
  *
  * - PP_INVALID_ARGUMENT: `tag` is not UTF-8.
  * - The codes of pp_get.
@@ -315,8 +323,8 @@ pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
 
 /**
  * Makes the `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any
- * other buffer. Once device work with the buffer has completed, the pool calls `on_return` with `ptr` and `user_data`, which may
- * be NULL. pp_is_pinned returns `is_pinned` for the buffer. The bytes do not count towards the limit.
+ * other buffer. Once device work with the buffer has completed, the pool calls `on_return` with `ptr` and `user_data` (NULL is
+ * allowed). pp_is_pinned returns `is_pinned` for the buffer. The bytes do not count towards the limit.
  *
  * `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_return` is called.
  *
@@ -346,8 +354,10 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  * The legacy stream belongs to the current context, and `cudaStreamPerThread` also to the calling thread. Make this call on the
  * thread that enqueued the work, with the same device current, or use pp_put_after_event.
  *
- * - PP_DEVICE: the driver refused to record a fence after the work, for example on NULL while another stream captures a graph.
- *   Call this function again with the same stream, which must still exist; if that succeeds, the buffer is reused.
+ * - PP_DEVICE: the driver refused to examine the stream, for example NULL while another stream captures a graph. Call this
+ *   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. If the driver only
+ *   refuses to record an event, the call succeeds: it waits up to 0.5 s for the stream (not for a default stream), and if that
+ *   is not enough, the pool waits for all work of the context.
  * - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
  * - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
  *   on this thread. Passing a destroyed handle is undefined behavior.
@@ -356,9 +366,10 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  *   pp_last_error.
  *
  * NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer, and pp_put returns it. After
- * PP_CAPTURING and after a NULL event the end of the work stays unknown, so the pool never reuses the memory. The same holds
- * after PP_DEVICE and PP_INVALID_HANDLE, unless a second call with the same stream or event succeeds. After PP_INTERNAL the
- * buffer may be gone; its memory is never reused.
+ * PP_CAPTURING, after a NULL event, and after a default stream without a current context, the end of the work stays unknown,
+ * so the pool never reuses the memory. After PP_DEVICE, and after PP_INVALID_HANDLE for another reason, the pool reuses the
+ * memory only if a second call with the same stream or event succeeds. After PP_INTERNAL the buffer may be gone; its memory is
+ * never reused.
  */
 pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 
@@ -366,7 +377,8 @@ pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
  * Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
  * `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
  * recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread,
- * and the call creates an internal stream that waits for the event: pp_put_after_stream makes fewer driver calls.
+ * and the call creates an internal stream that waits for the event, so pp_put_after_stream makes fewer driver calls. If the
+ * driver refuses that stream, the call itself waits until the work has completed.
  *
  * - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
  * - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream. The event

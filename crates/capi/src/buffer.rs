@@ -48,13 +48,12 @@ fn get(
 /// Allocates a buffer of `bytes` bytes and stores its address in `ptr`. Reuses pinned memory, or pins more. Return the buffer
 /// with pp_put, pp_put_after_stream or pp_put_after_event.
 ///
-/// The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, the call
-/// waits up to PINPOOL_WAIT. Then it fails or, with PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0
-/// bytes the call stores NULL and returns PP_OK.
+/// The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, or the
+/// driver refuses while pools of this process hold memory, the call waits up to PINPOOL_WAIT. Then it fails or, with
+/// PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0 bytes the call stores NULL and returns PP_OK.
 ///
 /// - PP_LIMIT: over the limit after the wait.
-/// - PP_BACKEND: the driver or the kernel refused.
-/// - PP_UNAVAILABLE: this machine does not have the backend that was set.
+/// - PP_BACKEND: the driver or the kernel refused, or the device was reset. After a reset no request of this pool succeeds.
 /// - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
 ///
 /// # Safety
@@ -83,8 +82,8 @@ pub unsafe extern "C" fn pp_get_aligned(
     get(pool, ptr, |call| Ok(Some(call.opened()?.get_with(Request::new(bytes).align(alignment))?)))
 }
 
-/// Allocates as pp_get does, and counts the buffer under `tag` (UTF-8). Errors, statistics and reports show how much each tag
-/// holds, and since when. Use few tags: one per part of the program, not one per buffer.
+/// Allocates as pp_get does, and counts the buffer under `tag` (UTF-8). Errors, the log and `pinpool top` show how much each
+/// tag holds, and since when. Use few tags: one per part of the program, not one per buffer.
 ///
 /// - PP_INVALID_ARGUMENT: `tag` is not UTF-8.
 /// - The codes of pp_get.
@@ -163,8 +162,8 @@ impl Adopted {
 }
 
 /// Makes the `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any
-/// other buffer. Once device work with the buffer has completed, the pool calls `on_return` with `ptr` and `user_data`, which may
-/// be NULL. pp_is_pinned returns `is_pinned` for the buffer. The bytes do not count towards the limit.
+/// other buffer. Once device work with the buffer has completed, the pool calls `on_return` with `ptr` and `user_data` (NULL is
+/// allowed). pp_is_pinned returns `is_pinned` for the buffer. The bytes do not count towards the limit.
 ///
 /// `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_return` is called.
 ///
@@ -231,8 +230,10 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// The legacy stream belongs to the current context, and `cudaStreamPerThread` also to the calling thread. Make this call on the
 /// thread that enqueued the work, with the same device current, or use pp_put_after_event.
 ///
-/// - PP_DEVICE: the driver refused to record a fence after the work, for example on NULL while another stream captures a graph.
-///   Call this function again with the same stream, which must still exist; if that succeeds, the buffer is reused.
+/// - PP_DEVICE: the driver refused to examine the stream, for example NULL while another stream captures a graph. Call this
+///   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. If the driver only
+///   refuses to record an event, the call succeeds: it waits up to 0.5 s for the stream (not for a default stream), and if that
+///   is not enough, the pool waits for all work of the context.
 /// - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
 /// - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
 ///   on this thread. Passing a destroyed handle is undefined behavior.
@@ -241,9 +242,10 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 ///   pp_last_error.
 ///
 /// NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer, and pp_put returns it. After
-/// PP_CAPTURING and after a NULL event the end of the work stays unknown, so the pool never reuses the memory. The same holds
-/// after PP_DEVICE and PP_INVALID_HANDLE, unless a second call with the same stream or event succeeds. After PP_INTERNAL the
-/// buffer may be gone; its memory is never reused.
+/// PP_CAPTURING, after a NULL event, and after a default stream without a current context, the end of the work stays unknown,
+/// so the pool never reuses the memory. After PP_DEVICE, and after PP_INVALID_HANDLE for another reason, the pool reuses the
+/// memory only if a second call with the same stream or event succeeds. After PP_INTERNAL the buffer may be gone; its memory is
+/// never reused.
 ///
 /// # Safety
 ///
@@ -261,7 +263,8 @@ pub unsafe extern "C" fn pp_put_after_stream(
 /// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
 /// `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
 /// recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread,
-/// and the call creates an internal stream that waits for the event: pp_put_after_stream makes fewer driver calls.
+/// and the call creates an internal stream that waits for the event, so pp_put_after_stream makes fewer driver calls. If the
+/// driver refuses that stream, the call itself waits until the work has completed.
 ///
 /// - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
 /// - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream. The event

@@ -30,9 +30,9 @@ pub enum pp_log_level {
     PP_LOG_ERROR = 1,
     /// Conditions that need a change of settings or of the machine.
     PP_LOG_WARN = 2,
-    /// Creation and end of pools, growth, TensorFlow's lines.
+    /// Creation and end of pools, each doubling of their memory, TensorFlow's lines.
     PP_LOG_INFO = 3,
-    /// Each growth, the end of each wait, releases for other pools.
+    /// Each request that takes memory from the system, the end of each wait, releases for other pools.
     PP_LOG_DEBUG = 4,
     /// Everything.
     PP_LOG_TRACE = 5,
@@ -152,12 +152,12 @@ pub unsafe extern "C" fn pp_set_log(callback: pp_log_fn, user_data: *mut c_void,
         let levels = "0 (PP_LOG_OFF) to 5 (PP_LOG_TRACE)";
         let no_level = || Failure::argument(format!("the argument `level` is {level}; the levels are {levels}"));
         let filter = filter(level).ok_or_else(no_level)?;
+        install()?;
         let Some(callback) = callback else {
             log::set_max_level(LevelFilter::Off);
             replace(ptr::null_mut());
             return Ok(pp_status::PP_OK);
         };
-        install()?;
         replace(sink_of(callback, user_data));
         log::set_max_level(filter);
         Ok(pp_status::PP_OK)

@@ -25,13 +25,13 @@ use crate::status::pp_status;
 /// With NULL or "" only the PINPOOL_* variables of the environment apply. Everything else has its default.
 ///
 /// The call may take seconds: it pins the reserve, and may test the backends, which pins and releases up to 2 MiB. With `auto`
-/// the test may be left to the next call on the pool. All pools of a process share one thread, which releases idle memory, unless
+/// the test may be left to the next call on the pool. All pools of a process share one maintenance thread, unless
 /// `maintenance_thread=0`.
 ///
 /// - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
 /// - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
 /// - PP_UNAVAILABLE: this machine does not have the backend that was set.
-/// - PP_BACKEND: the driver or the kernel refused the reserve or a thread.
+/// - PP_BACKEND: the driver or the kernel refused the whole reserve (see pp_reserve).
 /// - PP_LIMIT: the reserve exceeds the limit `auto` or a shared limit (above a set `max_bytes`: PP_INVALID_SETTING).
 /// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
 ///
@@ -52,8 +52,8 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
     })
 }
 
-/// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, and stores its handle in `partition`. It is for
-/// a use that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
+/// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, and stores its handle in `partition`, for
+/// requests that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
 /// pp_get_tagged, pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition_open return PP_INVALID_ARGUMENT for a
 /// partition.
 ///
@@ -101,26 +101,31 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
     text.to_str().map_err(|error| Failure::argument(format!("the argument `{name}` is not UTF-8: {error}")))
 }
 
-/// Closes a pool or a partition: later calls with its handle return PP_UNKNOWN_POOL. Running calls of other threads continue and
-/// may succeed; a pp_get that waits for memory continues to wait, so join such threads first.
+/// Closes a pool or a partition: later calls with its handle, except returns and pp_is_pinned, return PP_UNKNOWN_POOL. Running
+/// calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so join such threads
+/// first.
 ///
 /// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
-/// returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the memory.
-/// After 30 s it waits only as long as copies still complete. Open partitions keep the memory of a closed pool and still serve
-/// requests: close them first.
+/// returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the
+/// memory. Under `register` and `cuda` this call waits even if buffers are in use. While other calls run, the last of them waits
+/// in place of this call. After 30 s a wait lasts only as long as copies still complete. Open partitions keep the memory of a
+/// closed pool and still serve requests: close them first.
 ///
-/// May be called from a log callback. A process may exit without closing its pools.
+/// Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
+/// libraries. May be called from a log callback. A process may exit without closing its pools.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
     call(|| slots::close(pool).map(|()| pp_status::PP_OK))
 }
 
-/// Pins `bytes` now and keeps them until the pool ends. Requests that fit into the reserve need no driver call. Needs the preset
-/// adaptive.
+/// Pins `bytes` and keeps them until the pool ends. With PINPOOL_RESERVE_WAIT=0 most of them are pinned in the background.
+/// Requests that fit into the reserve need no driver call. `vmm` and `register` pin the reserve in pieces of at most 128 MiB,
+/// and a request must fit into one piece. Needs the preset adaptive.
 ///
 /// - PP_LIMIT: over the limit.
 /// - PP_INVALID_SETTING: the preset is tensorflow.
-/// - PP_BACKEND: the driver or the kernel refused.
+/// - PP_BACKEND: the driver or the kernel refused all of it. If a part was refused, the call logs a warning, keeps a smaller
+///   reserve and returns PP_OK.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
     call(|| {
@@ -130,10 +135,11 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
     })
 }
 
-/// Changes the limit on all pinned bytes, in use and idle; PP_NO_LIMIT removes it. A lower limit releases idle memory now, and
-/// returned buffers at the next miss or tick. A higher limit serves waiting requests, but `vmm`, `mlock` and `heap` have addresses
-/// for 8 times the first limit and at least 16 GiB only. A partition has its own limit, which releases nothing, and the limit of
-/// its pool applies as well.
+/// Changes the limit on all pinned bytes, in use and idle. PP_NO_LIMIT removes it; a shared limit still applies, and so does
+/// RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, as pp_trim does. The memory of returned
+/// buffers is released within a second by the maintenance thread, by pp_maintain, or by a miss that finds no room. A higher
+/// limit serves waiting requests, but `vmm`, `mlock` and `heap` only have addresses for 8 times the first limit (16 GiB to
+/// 4 TiB). A partition has its own limit, which releases nothing, and its pool's limit applies as well.
 ///
 /// - PP_INVALID_ARGUMENT: 0 bytes.
 #[unsafe(no_mangle)]
@@ -151,7 +157,7 @@ pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_sta
 }
 
 /// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Touches neither buffers in
-/// use nor reserves. A slow call.
+/// use nor reserves. A slow call, which under `register` and `cuda` waits for all work of the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
     call(|| {
@@ -160,7 +166,7 @@ pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
     })
 }
 
-/// Releases all idle memory except reserves, and restarts TensorFlow's counters of requests, returns and evictions. A slow call.
+/// Releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests, returns and evictions.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     call(|| {
@@ -169,7 +175,8 @@ pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     })
 }
 
-/// Detects completed copies and releases memory that has been idle for long. Call it periodically with `maintenance_thread=0`.
+/// Detects completed copies, and releases memory that has been idle for long (`register`, `cuda`: only under memory pressure).
+/// Call it periodically with `maintenance_thread=0`.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
     call(|| {

@@ -28,9 +28,9 @@ pub enum pp_status {
     PP_LIMIT = 5,
     /// No buffer of this size is idle. Only from pp_try_get.
     PP_NONE_IDLE = 6,
-    /// The driver or the operating system refused memory or a thread. A later call may succeed.
+    /// The driver or the operating system refused memory. A later call may succeed, but not after a device reset.
     PP_BACKEND = 7,
-    /// The driver refused to record a fence after the work, or the device failed, so the end of the work is unknown.
+    /// The driver refused to examine the stream or the event, or the device failed, so the end of the work is unknown.
     PP_DEVICE = 8,
     /// The pool belongs to the parent of this forked process. Nothing was done.
     PP_FORKED = 9,

@@ -41,7 +41,7 @@ fn in_flight(pool: Handle) -> u64 {
 }
 
 #[test]
-fn a_buffer_put_on_a_stream_comes_back_after_its_work() {
+fn a_buffer_returned_after_a_stream_is_reused_after_its_work() {
     let (driver, _context, stream, pool) = start();
     let mut memory = stream.alloc_zeros::<u8>(LEN).unwrap();
     stream.synchronize().unwrap();
@@ -66,7 +66,7 @@ fn a_buffer_put_on_a_stream_comes_back_after_its_work() {
 }
 
 #[test]
-fn a_buffer_put_on_an_event_comes_back_after_what_it_stands_for() {
+fn a_buffer_returned_after_an_event_is_reused_after_the_work_before_it() {
     let (driver, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();
     let event = context.new_event(None).unwrap();
@@ -110,7 +110,7 @@ fn a_return_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
 }
 
 #[test]
-fn a_failed_put_can_be_repeated_unless_the_stream_captures() {
+fn a_failed_return_can_be_repeated_unless_the_stream_captures() {
     let (driver, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();
     driver.fail_from("cuStreamIsCapturing", 1, Code::UNKNOWN);

@@ -316,7 +316,7 @@ pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
     number(options.shuffle_seed);
     number(options.shard.map(|shard| shard.rank()));
     number(options.shard.map(|shard| shard.world()));
-    number(Some(u64::from(options.even) + 2 * u64::from(options.drop_last)));
+    number(Some(u64::from(options.even) + 2 * u64::from(options.drop_last) + 4 * options.decode.len().min(1) as u64));
     let path_of = |file: usize| match &catalog.files()[file].origin {
         DataOrigin::File(path) => path,
         DataOrigin::Synthetic { .. } => Path::new(""),

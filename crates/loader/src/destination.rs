@@ -22,7 +22,8 @@ pub trait Destination {
     ///
     /// # Errors
     ///
-    /// If the copy cannot be started or the device has no memory for it. The buffer has returned to its pool then.
+    /// If the copy cannot be started or the device has no memory for it. The buffer has returned to its pool then, unless the
+    /// device failed ([`Error::is_device`]) and the copy may be running.
     fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error>;
 
     /// Calls `read` with the bytes of the last copy on `lane`, read back from device memory. That copy must be complete.

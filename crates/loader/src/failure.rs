@@ -66,7 +66,8 @@ pub enum FailureCause {
     /// A field is missing or cannot be decoded.
     #[error("{0}")]
     Decode(String),
-    /// The pool had no buffer for a batch although all other buffers had returned, or the copy failed.
+    /// The copy failed, or the pool returned an error. If the pool had no memory for a batch, all other buffers had returned,
+    /// or the consumer that held them waited for this batch.
     #[error(transparent)]
     Pool(#[from] Arc<pinpool::Error>),
     /// The bytes on the destination differ from the bytes that were read.
@@ -74,7 +75,7 @@ pub enum FailureCause {
         "{len_bytes} bytes differ at the destination: checksum {arrived:016x} there, {read:016x} when they were read"
     )]
     Corrupted {
-        /// Length of the sample.
+        /// Length of the sample, or of the part of it in this batch.
         len_bytes: usize,
         /// XXH3 checksum of the bytes that were read.
         read: u64,

@@ -2,7 +2,7 @@
 //! and `unstable` for CUDA.
 //!
 //! [`Loader::batches`] iterates over batches in host memory; [`Loader::run`] copies them to a [`Destination`]. The loader never
-//! pins memory, prints, or copies bytes on the host.
+//! pins memory or prints, and copies bytes on the host only with [`LoadOptions::decode`].
 //!
 //! ```text
 //!                       Catalog            files, containers and their samples
@@ -69,12 +69,13 @@
 //! # }
 //! ```
 //!
-//! - **loader-I1**: a run holds at most `(prefetch + lanes) * batch_bytes` of the pool, for files of any length: `prefetch`
-//!   buffers ahead of the copies and one for each lane of the destination, each rounded up to a size class (by less than an
-//!   eighth; above 16 MiB by less than 2 MiB or a 64th). The destination allocates another `lanes * batch_bytes`. A
-//!   [`BatchReader`] holds at most `prefetch` buffers that it has not returned. Each open compressed file adds a decoder.
-//! - **loader-I2**: a sample that cannot be loaded is skipped and reported: once to the [`Observer`], or with its batch in
-//!   [`LoadedBatch::failures`].
+//! - **loader-I1**: with `batch_bytes` and without `decode`, a run holds at most `(prefetch + lanes) * batch_bytes` of the
+//!   pool, for files of any length: `prefetch` buffers ahead of the copies and one for each lane of the destination, each
+//!   rounded up to a size class (by less than an eighth; above 16 MiB by less than 2 MiB or a 64th). The destination allocates
+//!   another `lanes * batch_bytes`. A [`BatchReader`] holds at most `prefetch` buffers that it has not returned. Each open
+//!   compressed file adds a decoder.
+//! - **loader-I2**: a sample that cannot be loaded is skipped. [`Loader::run`] reports the first failure of each file to the
+//!   [`Observer`]. A [`BatchReader`] returns each failure with its batch, in [`LoadedBatch::failures`].
 
 mod batches;
 mod catalog;
@@ -118,8 +119,8 @@ use self::transfer::Transfer;
 impl Loader {
     /// Loads the catalog into `destination` and reports to `observer`.
     ///
-    /// The calling thread copies; [`LoadOptions::workers`] threads read and end with this call. Failures are in the summary. The
-    /// failures of the catalog are reported first.
+    /// The calling thread copies; [`LoadOptions::workers`] threads read and end with this call. An error that ends the run is
+    /// in [`LoadSummary::outcome`]. The failures of the catalog are reported first.
     pub fn run(&self, destination: &mut dyn Destination, observer: &mut dyn Observer) -> LoadSummary {
         let unlisted = self.catalog.failures();
         let is_refused = self.options.strict && !unlisted.is_empty();
@@ -163,7 +164,7 @@ impl Loader {
         if state.plan != here {
             return Err(StateError(format!(
                 "the state belongs to another load (plan {:016x}, here {here:016x}): resume with the same files, of the same names \
-                 and lengths, and the same limits of a batch, seed and shard",
+                 and lengths, and the same limits of a batch, seed, shard, `even`, `drop_last` and `decode`",
                 state.plan
             )));
         }
@@ -177,8 +178,8 @@ impl Loader {
         Ok(self)
     }
 
-    /// Returns the number of batches of an epoch. Recomputes it from all samples on each call. Epochs differ only if they are
-    /// shuffled and batches are limited by bytes.
+    /// Returns the number of batches of an epoch. Recomputes it from all samples on each call. The number differs between
+    /// epochs only if they are shuffled and, in addition, batches are limited by bytes or a shard has compressed archives.
     #[must_use]
     pub fn batches_in_epoch(&self, epoch: u64) -> u64 {
         Batches::count(&self.catalog, &self.options, epoch)

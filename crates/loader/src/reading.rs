@@ -304,8 +304,8 @@ impl BatchReader {
         BatchReader { reading, state }
     }
 
-    /// Returns the next batch as [`next`](Iterator::next) does, or pending if no batch is filled within `wait`. The call may
-    /// take a little longer while later batches are filled.
+    /// Returns the next batch as [`next`](Iterator::next) does, or pending if no batch is filled within `wait`. Each later
+    /// batch that is filled meanwhile starts the wait again.
     pub fn next_within(&mut self, wait: Duration) -> Poll<Option<LoadedBatch>> {
         // A forked child has no threads.
         if self.reading.generation.is_stale() || self.reading.workers.loader.stop.is_raised() {

@@ -35,18 +35,19 @@ pub struct LoadOptions {
     /// The part of each epoch that this process loads, of several that load the same catalog with the same options. Default:
     /// `None`, all of it.
     pub shard: Option<Shard>,
-    /// Gives all shards the same number of samples: each epoch repeats its first samples until `world` divides their number.
-    /// Default: no.
+    /// Gives all shards the same number of samples: each epoch repeats its first samples until `world` divides their number. A
+    /// compressed archive counts as one sample, so with archives the shards may still differ. Default: no.
     pub even: bool,
     /// Ends an epoch with its last complete batch of `batch_samples` samples, after the same number of batches in all shards.
-    /// Default: no.
+    /// Needs `batch_samples`, no `batch_bytes`, and no compressed archives. Default: no.
     pub drop_last: bool,
     /// Reads each sample back from the destination and compares its checksum. Default: no.
     pub verify: bool,
     /// Ends a [`Loader::run`](Loader::run) at the first failure. Default: no.
     pub strict: bool,
-    /// The fields to decode, each into an array of the batch. Then each sample lies in one batch, and neither `batch_bytes` nor
-    /// `verify` has an effect. Default: none, and a batch has the bytes of its samples.
+    /// The fields to decode, each into an array of the batch. Then each sample lies in one batch, `verify` checks nothing, and
+    /// `batch_bytes` limits the encoded bytes of a batch, unless the batch has only one sample. Default: none, and a batch has
+    /// the bytes of its samples.
     pub decode: Vec<DecodedField>,
 }
 
@@ -69,8 +70,8 @@ impl Default for LoadOptions {
     }
 }
 
-/// One of several disjoint parts of each epoch: every `world`-th sample of its order, from number `rank` on. All parts
-/// together are the epoch; they differ by one sample at most.
+/// One of several disjoint parts of each epoch: every `world`-th sample (or whole compressed file) of its order, from number
+/// `rank` on. All parts together are the epoch; they differ by one sample (or file) at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
     rank: u64,

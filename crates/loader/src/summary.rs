@@ -11,7 +11,7 @@ pub trait Observer {
     /// Called when a batch has arrived, completely or in part.
     fn batch_done(&mut self, _batch: &BatchDone) {}
 
-    /// Called once for each [`Failure`], when something was skipped.
+    /// Called when something was skipped, unless each of its files has already had a failure.
     fn failed(&mut self, _failure: &Failure) {}
 }
 

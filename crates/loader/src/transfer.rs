@@ -244,7 +244,7 @@ impl<'a> Transfer<'a> {
         self.summary.samples += done.samples;
         self.summary.bytes += done.bytes;
         self.summary.batches += 1;
-        self.summary.verified_batches += u64::from(self.loader.options.verify && intact);
+        self.summary.verified_batches += u64::from(intact && batch.parts.iter().all(|part| part.checksum.is_some()));
         self.observer.batch_done(&done);
     }
 

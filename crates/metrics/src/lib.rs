@@ -13,7 +13,7 @@
 //!
 //! # Names
 //!
-//! Each number in [`Stats`](pinpool::Stats) is a metric: `pinpool.` and the path of the field, for example
+//! Each quantity in [`Stats`](pinpool::Stats) is a metric: `pinpool.` and the path of the field, for example
 //! `pinpool.requests.hits`, `pinpool.memory.held_bytes`, `pinpool.memory.pin.time` (a histogram) or `pinpool.limits.max_bytes`.
 //! The field's documentation is the description of the metric. An unlimited pool has no series for its limit. In addition:
 //!
@@ -35,7 +35,8 @@
 //!
 //! The pool counts durations in powers of two ([`Histogram`](pinpool::stats::Histogram)). A report passes on the durations since
 //! the last report, each as the middle of its power of two: counts are exact, the sum and single values are off by a factor of at
-//! most 1.42. An exporter with buckets that end at [`bucket_bounds`] shows exactly what the pool counted.
+//! most 1.42 (more in the first and last bucket). An exporter with buckets that end at [`bucket_bounds`] shows exactly what the
+//! pool counted.
 
 use std::collections::HashMap;
 use std::f64::consts::SQRT_2;

@@ -1,5 +1,5 @@
-//! Serves the statistics of the pools of this process on a Unix socket. Each reader gets a line of JSON at once, then one every
-//! second.
+//! Serves the statistics of the pools of this process on a Unix socket. Each reader gets a line of JSON within 0.1 s, then one
+//! every second.
 //!
 //! ```text
 //! {"process":4711,"pools":[{"name":"train","preset":"adaptive", ..., "owners":[{"tag":"images", ...}]}, ...]}
@@ -10,8 +10,8 @@
 //! the texts `table` and `dump`.
 //!
 //! One thread serves all sockets of the process and reads the statistics only while there are readers, so requests and returns
-//! cost nothing. A slow reader is dropped. Only the user of the process can read the socket. Its file is removed with its last
-//! pool or when the process exits; a file left by a killed process is replaced.
+//! cost nothing. A slow reader is dropped. Only root and the user of the process can read the socket. Its file is removed with
+//! its last pool or when the process exits; a file left by a killed process is replaced.
 
 use std::io::{self, Write as _};
 use std::os::unix::net::UnixStream;

@@ -69,7 +69,8 @@ impl<T: AsFd> ParentOnly<T> {
     /// All entries of the list are in use, or the system does not report the file of `value`.
     pub fn new(value: T, _no_fork: &HeldOff) -> io::Result<Self> {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
-        fork::call_in_children(&REGISTERED, close_listed);
+        // SAFETY: the handler uses atomics, and calls fstat and close.
+        unsafe { fork::call_in_children(&REGISTERED, close_listed) };
         let descriptor = value.as_fd().as_raw_fd();
         let FileId { device, inode } = FileId::of_descriptor(descriptor)?;
         // Acquire pairs with the Release of `drop`: the stores below come after every access by the entry's previous owner.

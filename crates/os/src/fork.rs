@@ -25,7 +25,8 @@ impl ForkGeneration {
         extern "C" fn count() {
             GENERATION.fetch_add(1, Ordering::Relaxed);
         }
-        call_in_children(&REGISTERED, count);
+        // SAFETY: the handler only adds to an atomic.
+        unsafe { call_in_children(&REGISTERED, count) };
         Self(current())
     }
 
@@ -99,13 +100,16 @@ impl<T: Send + Sync> OfProcess<T> {
     }
 }
 
-/// Registers `handler`, which then runs in each child that this process forks, before the fork returns there. `handler` may only
-/// store to atomics and to thread-locals without a destructor, and make calls that a signal handler may make.
+/// Registers `handler`, which then runs in each child that this process forks, before the fork returns there.
 ///
 /// `registered` records that the handler is registered. It is not a lock, because a child that is forked while another thread
 /// holds a lock would wait for that thread. So threads that call this function at the same time may register a handler twice, and
 /// handlers must allow that.
-pub fn call_in_children(registered: &'static AtomicBool, handler: extern "C" fn()) {
+///
+/// # Safety
+///
+/// `handler` only stores to atomics and to thread-locals without a destructor, and makes calls that a signal handler may make.
+pub unsafe fn call_in_children(registered: &'static AtomicBool, handler: extern "C" fn()) {
     // SAFETY: `handler` does only what a child of a process with threads may do, by the contract above.
     unsafe { at_fork(registered, None, None, handler) }
 }

@@ -69,9 +69,9 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     Ok(start.cast())
 }
 
-/// Requests a buffer from the pool. If the limit leaves no room, waits up to `PINPOOL_WAIT` for running work, but not for
-/// memory that the program holds. Does not wait while a stream captures, since memory that is freed meanwhile stays in
-/// flight, nor within a second after a wait that timed out.
+/// Requests a buffer from the pool. If the limit leaves no room and freed memory is in flight, waits up to `PINPOOL_WAIT`. Does
+/// not wait if the program holds all memory, nor within a second after a wait that timed out, nor while a stream captures,
+/// since memory that is freed meanwhile stays in flight.
 fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
     let mut got = pool.get_with(Request::new(bytes).timeout(Duration::ZERO));
     if got.as_ref().is_err_and(pinpool::Error::is_limit) && context.may_wait() && pool.stats().copies.in_flight > 0 {
@@ -99,7 +99,7 @@ fn make_pool(driver: &'static Driver, context: Arc<Context>) -> pinpool::Result<
     if is_wait_set { pool.build() } else { pool.wait(WAIT).build() }
 }
 
-/// Makes the process log the statistics of each pool at its end, if the switch `log::STATS` is on.
+/// Makes the process log the statistics of each remaining pool at its end, if the switch `log::STATS` is on.
 fn log_statistics_at_exit() {
     static ONCE: Once = Once::new();
     extern "C" fn at_exit() {
@@ -138,6 +138,7 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     let Some(served) = BUFFERS.lock().remove(&address) else {
         return if source::is_inside(address) { FreeOutcome::Unknown } else { FreeOutcome::Foreign };
     };
+    // Cannot fail, since the request for the buffer has found the driver.
     let Ok(driver) = Driver::get() else { return FreeOutcome::Failed(NOT_INITIALIZED) };
     contexts::remember_current();
     let fence = Arc::new(ProcessFence::after(driver, contexts::all()));

@@ -124,22 +124,18 @@ impl Context {
         // Acquire: pairs with the Release in `remember_created`.
         !self.created_by_program.load(Ordering::Acquire) && self.device.is_none_or(|own| own == device)
     }
-
-    fn is_gone(&self) -> bool {
-        self.alive.is_gone()
-    }
 }
 
 /// Returns all contexts that exist.
 pub(crate) fn all() -> Vec<Arc<Context>> {
-    CONTEXTS.lock().iter().filter(|context| !context.is_gone()).cloned().collect()
+    CONTEXTS.lock().iter().filter(|context| !context.alive.is_gone()).cloned().collect()
 }
 
 /// Returns the context with this handle, and records it if it is new.
 pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
     // Set before the first lock is taken, so that a child that is forked while another thread holds a lock takes no lock.
     process::own();
-    let has_handle = |context: &&Arc<Context>| context.handle == handle && !context.is_gone();
+    let has_handle = |context: &&Arc<Context>| context.handle == handle && !context.alive.is_gone();
     if let Some(known) = CONTEXTS.lock().iter().find(has_handle) {
         return known.clone();
     }
@@ -160,11 +156,6 @@ pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
         contexts.push(context.clone());
         context
     })
-}
-
-/// Remembers the context with this handle.
-pub(crate) fn remember(handle: usize) {
-    find_or_add(handle);
 }
 
 /// Remembers the context with this handle, which the program has made.
@@ -204,6 +195,6 @@ pub(crate) fn end_by(
     }
     endings.iter().for_each(Ending::end);
     drop(endings);
-    CONTEXTS.lock().retain(|context| !context.is_gone());
+    CONTEXTS.lock().retain(|context| !context.alive.is_gone());
     (code, found)
 }

@@ -45,11 +45,11 @@ macro_rules! functions {
             fn find() -> Result<Self, &'static CStr> {
                 Ok(Self {
                     $($field: {
-                        let found = lookup::own($name).ok_or($name)?;
+                        let found = lookup::real_function($name).ok_or($name)?;
                         // SAFETY: preload-I2: the driver exports this name with these arguments.
                         unsafe { mem::transmute::<NonNull<c_void>, unsafe extern "C" fn($($type),*) -> Code>(found) }
                     },)*
-                    record_context: lookup::own(c"cuCtxRecordEvent").map(|found| {
+                    record_context: lookup::real_function(c"cuCtxRecordEvent").map(|found| {
                         // SAFETY: as above.
                         unsafe { mem::transmute::<NonNull<c_void>, unsafe extern "C" fn(usize, usize) -> Code>(found) }
                     }),

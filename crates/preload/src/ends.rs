@@ -27,6 +27,7 @@ fn end_by(ends: impl Fn(&Context) -> bool, end: impl FnOnce() -> Code, is_gone: 
     for context in &ended {
         if let Some(pool) = context.take_pool() {
             log::context_ended(context.handle());
+            log::statistics(&pool);
             // The pool is not dropped, since that would release its memory, but closed, so that it does not also log the loss.
             pool.close();
             std::mem::forget(pool);

@@ -60,7 +60,7 @@ impl Hook {
 
     fn real(&self) -> Option<NonNull<c_void>> {
         NonNull::new(self.real.load(Ordering::Relaxed)).or_else(|| {
-            let found = lookup::own(self.name)?;
+            let found = lookup::real_function(self.name)?;
             self.learn(found);
             Some(found)
         })
@@ -169,7 +169,7 @@ hooks! {
 
     cuDevicePrimaryCtxRetain = c"cuDevicePrimaryCtxRetain" 7000..UNKNOWN_FROM Any
         (out: *mut usize, device: c_int)
-        real => remembering_result(out, contexts::remember, || real(out, device));
+        real => remembering_result(out, contexts::find_or_add, || real(out, device));
     cuDevicePrimaryCtxRelease_v2 = c"cuDevicePrimaryCtxRelease" 11000..UNKNOWN_FROM Any (device: c_int)
         real => release_primary(real, device);
     cuDevicePrimaryCtxRelease = c"cuDevicePrimaryCtxRelease" 7000..11000 Any (device: c_int)
@@ -245,7 +245,7 @@ fn counting_registration(bytes: usize, real: impl FnOnce() -> Code) -> Code {
 fn remembering(context: usize, real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if code == 0 && context != 0 && process::may_be_served() {
-        contexts::remember(context);
+        contexts::find_or_add(context);
     }
     code
 }
@@ -258,7 +258,7 @@ fn remembering_current(real: impl FnOnce() -> Code) -> Code {
     code
 }
 
-fn remembering_result(out: *mut usize, remember: fn(usize), real: impl FnOnce() -> Code) -> Code {
+fn remembering_result<R>(out: *mut usize, remember: fn(usize) -> R, real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if let (0, Some(place), true) = (code, NonNull::new(out), process::may_be_served()) {
         // SAFETY: preload-I1: the driver wrote the handle there.

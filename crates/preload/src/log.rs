@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::Write;
 use std::mem::{self, Discriminant};
 use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::{env, fmt, process};
 
 use env_logger::{Builder, Target};
@@ -18,10 +19,11 @@ use pinpool_os::sync::plain::Mutex;
 
 /// The log file; stderr if it is not set.
 const FILE: &str = "PINPOOL_PRELOAD_LOG";
-/// Switch: log the statistics at the end of the process.
+/// Switch: log the statistics of each pool when its context or the process ends.
 pub(crate) const STATS: &str = "PINPOOL_PRELOAD_STATS";
 /// The log target of the statistics, which are shown at any level.
 const STATS_TARGET: &str = "pinpool_preload::statistics";
+static LOGS_STATISTICS: AtomicBool = AtomicBool::new(false);
 
 /// The reason that memory was not served.
 #[derive(Debug, Clone)]
@@ -131,6 +133,7 @@ pub(crate) fn init() {
         });
         if is_on(STATS) {
             builder.filter_module(STATS_TARGET, LevelFilter::Info);
+            LOGS_STATISTICS.store(true, Ordering::Relaxed);
         }
         builder.target(file.map_or(Target::Stderr, |file| Target::Pipe(Box::new(file))));
         // This library has its own copy of `log`, so there is no other logger.
@@ -146,7 +149,10 @@ pub(crate) fn is_on(variable: &str) -> bool {
     env::var(variable).is_ok_and(|value| !["", "0", "no", "off", "false"].contains(&value.as_str()))
 }
 
-/// Logs the statistics of a pool.
+/// Logs the statistics of a pool, if the switch [`STATS`] is on.
 pub(crate) fn statistics(pool: &Pool) {
-    info!(target: STATS_TARGET, "{}", pool.stats());
+    // Relaxed: the flag guards no other memory. The variable is not read again, since the program may change it.
+    if LOGS_STATISTICS.load(Ordering::Relaxed) {
+        info!(target: STATS_TARGET, "{}", pool.stats());
+    }
 }

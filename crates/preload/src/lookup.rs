@@ -51,7 +51,7 @@ pub(crate) fn is_own(address: *const c_void) -> bool {
 }
 
 /// Returns the driver's function of this name, or the function of another library between this library and the driver.
-pub(crate) fn own(name: &CStr) -> Option<NonNull<c_void>> {
+pub(crate) fn real_function(name: &CStr) -> Option<NonNull<c_void>> {
     let not_a_hook = |found: &NonNull<c_void>| !is_own(found.as_ptr());
     let next = look_up(libc::RTLD_NEXT, name).filter(not_a_hook);
     next.or_else(|| look_up(loaded_driver()?.as_ptr(), name).filter(not_a_hook))

@@ -20,7 +20,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{self, NonNull};
 
 use crate::hooks;
-use crate::lookup::{image_of, is_own, look_up, open_loaded, own, real_dlsym, record_driver};
+use crate::lookup::{image_of, is_own, look_up, open_loaded, real_dlsym, real_function, record_driver};
 
 /// How `dlsym` continues: it returns `answer`, or jumps to `jump` if that is not 0.
 #[repr(C)]
@@ -59,7 +59,7 @@ extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: *const c_
         None if !is_default => Decision::answer(None),
         // The real look-up would find the export of this library, so this searches for a driver's function behind it. If
         // there is none, a look-up that fails sets the text for `dlerror`.
-        _ => Decision::answer(own(name).map(|_| hook.function()).or_else(|| look_up(libc::RTLD_NEXT, name))),
+        _ => Decision::answer(real_function(name).map(|_| hook.function()).or_else(|| look_up(libc::RTLD_NEXT, name))),
     }
 }
 

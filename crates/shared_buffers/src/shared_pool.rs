@@ -22,7 +22,8 @@ use pinpool_shared_limit::file::LockFile;
 /// were written by another process, which must follow the protocol by using [`SharedWorker`](super::SharedWorker).
 ///
 /// After `SharedPool` is dropped, a worker's next `send`, or `get` without a free buffer, fails, and received buffers remain
-/// valid. The memory is freed with the last process that maps it.
+/// valid. The drop, or the return of the last received buffer, unpins the memory: if a driver pinned it, this waits for all
+/// work of the device. The memory is freed with the last process that maps it.
 #[derive(Debug)]
 pub struct SharedPool {
     lender: Lender,
@@ -33,14 +34,15 @@ pub struct SharedPool {
 }
 
 impl SharedPool {
-    /// Creates `buffers` buffers of `buffer_bytes` within the limit of `pool`, pinned with its backend. Uses hugetlb pages if
-    /// enough of them are reserved.
+    /// Creates `buffers` buffers of `buffer_bytes` within the limit of `pool`, pinned with its backend. Uses hugetlb pages for
+    /// 2 MiB or more if enough of them are reserved. Makes slow calls, and waits for room only if a shared limit has none.
     ///
     /// # Errors
     ///
     /// - [`is_limit`](crate::Error::is_limit): they do not fit within the limit,
     /// - [`is_shared`](crate::Error::is_shared): the kernel or the driver refused, or the numbers are out of range,
-    /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
+    /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked,
+    /// - [`of_pool`](crate::Error::of_pool): the pool was [closed](Pool::close).
     pub fn new(pool: &Pool, buffer_bytes: usize, buffers: usize) -> Result<Self> {
         Self::with_hugetlb(pool, buffer_bytes, buffers, None)
     }
@@ -75,7 +77,8 @@ impl SharedPool {
     /// # Errors
     ///
     /// - [`is_ticket`](crate::Error::is_ticket): it was received before, was not sent, or belongs to other shared buffers,
-    /// - [`is_forked`](crate::Error::is_forked): the buffers were created before this process was forked.
+    /// - [`is_forked`](crate::Error::is_forked): the buffers were created before this process was forked,
+    /// - [`of_pool`](crate::Error::of_pool): the pool was [closed](Pool::close); the buffer stays sent.
     pub fn receive(&self, ticket: &Ticket) -> Result<PinnedBuf> {
         let view = self.view()?;
         if ticket.id != view.geometry.id {
@@ -169,8 +172,8 @@ impl SharedPool {
         recover(self.view()?, &self.owners, None)
     }
 
-    /// Sets whether a worker that finds no free buffer fails immediately ([`is_peer`](crate::Error::is_peer)) instead of waiting.
-    /// A trainer should set this before it joins its workers.
+    /// Sets whether workers are refused ([`is_peer`](crate::Error::is_peer)): `get` fails instead of waiting for a buffer,
+    /// `send` fails and frees its buffer, and no worker can attach. A trainer should set this before it joins its workers.
     ///
     /// # Errors
     ///

@@ -61,7 +61,8 @@ pub(super) fn recover(view: View<'_>, owners: &LockFile, own: Option<u16>) -> Re
 /// A process that fills shared buffers, attached to the memory of a [`SharedPool`](super::SharedPool). Cheap to clone. It pins
 /// nothing and needs no device.
 ///
-/// When its process exits or is killed, the buffer that it was filling is freed.
+/// When its process has exited or was killed, the buffers that it was filling are freed as soon as another worker needs one, or
+/// by [`SharedPool::recover`](super::SharedPool::recover).
 #[derive(Debug, Clone)]
 pub struct SharedWorker {
     attached: Arc<Attached>,
@@ -126,7 +127,7 @@ impl SharedWorker {
     }
 
     /// Requests a free buffer for `len` bytes and waits up to `timeout`. Meanwhile buffers that dead workers were filling are
-    /// freed. Its bytes have arbitrary values.
+    /// freed. The bytes of the buffer have arbitrary values.
     ///
     /// # Errors
     ///

@@ -8,13 +8,13 @@ class PinpoolError(Exception):
 
     def __init__(self, text: object = "", report: str | None = None) -> None:
         super().__init__(text)
-        self._report = report
-        if details := (report or "").removeprefix(str(text)).strip("\n"):
-            self.add_note(details)  # Tracebacks show notes.
+        self._details = "" if report == str(text) else (report or "").partition("\n")[2].rstrip("\n")
+        if self._details:
+            self.add_note(self._details)  # Tracebacks show notes.
 
     def report(self) -> str:
         """Returns the text, followed by who holds the memory, if a request failed for lack of it."""
-        return self._report or str(self)
+        return f"{self}\n{self._details}" if self._details else str(self)
 
 
 class LimitError(PinpoolError, MemoryError):
@@ -58,7 +58,7 @@ class TicketError(PinpoolError, ValueError):
 
 
 class PeerError(PinpoolError, ConnectionError):
-    """The trainer has ended or closed the shared pool."""
+    """The trainer has ended, has closed the shared pool, or is ending its workers."""
 
 
 class SettingError(PinpoolError, ValueError):

@@ -30,7 +30,7 @@ class Packed:
 
     __slots__ = ("_is_received", "_oversized", "_tree", "ticket")
 
-    def __init__(self, ticket: bytes, tree: Any, oversized: bytes | None = None) -> None:
+    def __init__(self, ticket: bytes, tree: Any, oversized: bytes | bytearray | None = None) -> None:
         self.ticket, self._tree = ticket, tree
         #: The bytes of a batch that is longer than a buffer and has no ticket.
         self._oversized = oversized

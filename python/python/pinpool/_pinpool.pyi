@@ -57,7 +57,7 @@ class Buffer:
     @property
     def is_pinned(self) -> bool:
         """True if the driver pinned the memory, so that copies can be asynchronous. This is so on the backends vmm, register and
-        cuda, except for buffers beyond the limit with `on_full="pageable"`. torch's `tensor.is_pinned()` returns the same value.
+        cuda, except for empty or pageable buffers (`on_full="pageable"`). torch's `tensor.is_pinned()` returns the same value.
         """
     @property
     def numa_node(self) -> int | None:
@@ -67,7 +67,7 @@ class Buffer:
         """True if the buffer was released and can no longer be used."""
     @property
     def views(self) -> int:
-        """Number of views: memoryviews, arrays and tensors through the buffer protocol or DLPack, and objects derived from them."""
+        """Number of memoryviews, arrays and tensors that were made directly from the buffer, by the buffer protocol or DLPack."""
     def release(self, stream: _Stream | None = None) -> None:
         """Releases the buffer. Its memory returns to the pool once the work already enqueued on `stream` and on the recorded streams
         has completed.
@@ -96,8 +96,8 @@ class Buffer:
             TypeError, ValueError: `stream` is not a stream. The call has no effect.
             BackendError: there is no CUDA driver, so no copy can run on a stream.
             DeviceError, RequestError: the driver refuses the stream, or the stream captures a graph. The end of its work is
-                unknown, so the memory is never reused, and is counted in `stats()["memory"]["quarantined"]`. If the driver
-                refused the stream, a later call with the same stream may succeed.
+                unknown, so the memory is never reused, even if a later call with the same stream succeeds. Once the buffer is
+                released, the memory is counted in `stats()["memory"]["quarantined"]`.
             ReleasedError: the buffer was released.
         """
     def __enter__(self) -> Self: ...
@@ -127,6 +127,9 @@ class Pool:
     Threads may share a pool. A pool belongs to one process. In a forked child requests and `reserve` raise ForkError and
     statistics are 0: create another pool there.
 
+    The thread that drops the last `Pool` object or buffer of a pool waits until no copy is in flight. After 30 s it waits only as
+    long as copies still complete.
+
     A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its
     default. Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or
     `float("inf")` means no limit.
@@ -134,8 +137,9 @@ class Pool:
     Args:
         name: name of the pool in log lines and reports.
         env: whether environment variables supply the settings that are omitted.
-        max_bytes: limit on all bytes held: a size, "none", or "auto" (the default: a quarter of the memory of
-            the cgroup or machine, at most what is free, shared by all pools of the process with this default).
+        max_bytes: limit on all bytes held: a size, "none" or "auto". The limit "auto" is a quarter of the memory of the cgroup or
+            machine, at most what is free, and all "auto" pools of the process share it. The default is "auto", or "none" under
+            "tensorflow".
         reserve: bytes pinned at the start and kept.
         max_idle_bytes: maximum number of bytes in idle buffers and free memory.
         ledger: name of a limit, such as the job's ID, that all processes of this user and host with the same name share. With
@@ -145,11 +149,12 @@ class Pool:
         on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
         reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
         backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
-        device: GPU that copies use: a number, "cuda:1" or a torch.device. The default is the GPU that the process already uses,
-            or else 0. Under torchrun, call `torch.cuda.set_device(...)` first and pass `torch.cuda.current_device()`;
-            `pinpool.torch.install` chooses the rank's GPU itself.
+        device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
+            the process already uses, or else 0. Under torchrun, call `torch.cuda.set_device(...)` first and pass
+            `torch.cuda.current_device()`; `pinpool.torch.install` chooses the rank's GPU itself.
         numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
-        idle_timeout: how long idle memory stays pinned (default 60 s).
+        idle_timeout: how long idle memory stays pinned (default 60 s). On register and cuda, and under "tensorflow", time alone
+            releases nothing.
         trace: path of a recording for the command `pinpool`.
         socket: path of a Unix socket that serves statistics, or 1 for a default path.
         preset: policy: "adaptive" (the default), or "tensorflow" (reproduces TensorFlow's PoolAllocator).
@@ -161,12 +166,13 @@ class Pool:
         growth: whether the pool may pin more than its reserve (the default).
         zero: whether buffers are zeroed before reuse (default False).
         maintenance_thread: whether a thread detects completed copies and releases idle memory (the default). Without it, call
-            `maintain()` periodically.
+            `maintain()` periodically. This setting has no variable.
 
     Raises:
         SettingError: a setting is invalid, or two settings contradict each other.
         TypeError: a setting is unknown, or has a value of the wrong type.
-        BackendError: the requested backend is not available.
+        BackendError: the requested backend is not available, or cannot pin the reserve.
+        LimitError: the reserve exceeds the limit "auto" or a shared limit.
     """
 
     def __new__(
@@ -174,9 +180,9 @@ class Pool:
         *,
         name: str | None = None,
         env: bool = True,
-        max_bytes: int | str | None = ...,
-        reserve: int | str | None = ...,
-        max_idle_bytes: int | str | None = ...,
+        max_bytes: _Size | None = ...,
+        reserve: _Size | None = ...,
+        max_idle_bytes: _Size | None = ...,
         ledger: str | None = ...,
         wait: _Time | None = ...,
         on_full: Literal["error", "pageable"] | None = ...,
@@ -277,7 +283,7 @@ class Pool:
             copies.in_flight        returned buffers that a device may still be using
             limits.max_bytes        the limit on held bytes, None if unlimited
 
-        The help lines of `pinpool metrics` and the Rust documentation of `pinpool::Stats` explain all of them.
+        `src/stats/list.rs` in the repository and the help lines of `pinpool metrics` explain all of them.
         """
     def diagnose(self) -> str:
         """Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy."""
@@ -286,11 +292,13 @@ class Pool:
         short, the likely cause.
         """
     def reserve(self, n: _Size) -> None:
-        """Pins `n` bytes now, in addition to what is held, and keeps them.
+        """Pins `n` more bytes and keeps them; with `reserve_wait=False`, most of them in the background. If the driver or the
+        kernel refuses a part, the pool warns and keeps the smaller reserve.
 
         Raises:
-            LimitError: the bytes exceed the limit (`max_bytes`).
-            BackendError: the driver or the kernel refused to pin memory.
+            SettingError: the preset is "tensorflow".
+            LimitError: the bytes exceed the limit (`max_bytes`), or leave no room for a waiting request.
+            BackendError: the driver or the kernel refused to pin any of them.
         """
     def wait_reserved(self, timeout: _Time | None = None) -> bool:
         """Waits until the whole reserve is pinned, for a pool with `reserve_wait=False`.
@@ -300,12 +308,17 @@ class Pool:
 
         Returns:
             True, or False after the timeout.
+
+        Raises:
+            BackendError: the driver or the kernel refused a part, so the rest of the reserve was abandoned.
         """
     @property
     def reserve_fraction(self) -> float:
         """Fraction of the reserve that is pinned, from 0.0 to 1.0."""
     def trim(self, to_bytes: _Size | None = None) -> None:
-        """Releases idle memory to the system until at most `to_bytes` (default 0) are held."""
+        """Releases idle memory to the system until at most `to_bytes` (default 0) are held or nothing is idle. Keeps reserves. On
+        register and cuda, waits for all work on the device.
+        """
     def clear(self) -> None:
         """Releases all idle memory to the system, as `trim(0)` does, and restarts the counters of the preset "tensorflow"."""
     def maintain(self) -> None:
@@ -325,9 +338,10 @@ class Pool:
 class SharedBuffer:
     """A buffer of a `SharedPool` that this process fills, from `SharedPool.get`.
 
-    `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `send()` passes the buffer to the trainer and returns its
-    ticket. A buffer that is not sent becomes free when it and its views are gone. Pickling a buffer sends it; the receiver
-    unpickles its ticket.
+    `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `np.ndarray(shape, buffer=buf)` and `torch.frombuffer(buf)`
+    make views that are not counted and can overwrite the bytes after `send()`: pass `memoryview(buf)` to them. `send()` passes
+    the buffer to the trainer and returns its ticket. A buffer that is not sent becomes free when it and its views are gone.
+    Pickling a buffer, or copying it with the module `copy`, sends it; the receiver unpickles its ticket.
     """
 
     def __len__(self) -> int:
@@ -339,12 +353,13 @@ class SharedBuffer:
         """Passes the buffer to the trainer and returns its ticket: 40 bytes, for `SharedPool.receive`.
 
         Args:
-            number: any number; `SharedPool.next` returns it with the buffer.
+            number: a whole number from 0 to 2**64 - 1; `SharedPool.next` returns it with the buffer.
 
         Raises:
             BufferError: the buffer has views, which could change what the trainer reads.
             ReleasedError: the buffer was sent or released before.
-            PeerError: the trainer has ended or closed the shared pool.
+            PeerError: the trainer has ended, has closed the shared pool, or is ending a loop over `batches`. The buffer becomes
+                free.
         """
     def release(self) -> None:
         """Makes the buffer free without sending it. Raises BufferError while it has views."""

@@ -17,7 +17,7 @@ def _init(self, *, name=None, env=True, **settings):
 
 
 def diagnose() -> str:
-    """Returns the diagnosis of each pool of this process, one after another (see `Pool.diagnose`)."""
+    """Returns the diagnosis of each pool of this process (see `Pool.diagnose`), except pools with only `tagged` handles left."""
     texts = []
     for pool in sorted(_pools, key=lambda pool: pool.name or ""):
         text = pool.diagnose()
@@ -73,7 +73,7 @@ def stats(self):
         copies.in_flight        returned buffers that a device may still be using
         limits.max_bytes        the limit on held bytes, None if unlimited
 
-    The help lines of `pinpool metrics` and the Rust documentation of `pinpool::Stats` explain all of them.
+    `src/stats/list.rs` in the repository and the help lines of `pinpool metrics` explain all of them.
     """
     return json.loads(self._stats_json())
 

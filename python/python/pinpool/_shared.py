@@ -49,7 +49,7 @@ class SharedPool:
 
     Args:
         buffer_bytes: length of each buffer: bytes, or text such as "40MiB". A longer batch is pickled and copied, with a warning.
-        buffers: number of buffers: `num_workers * prefetch_factor`, and two for a loop that keeps no batches.
+        buffers: number of buffers: `num_workers * prefetch_factor + 2`, and one more for each batch beyond two that the loop keeps.
         pool: the pool whose limit and GPU apply, by default a new `Pool(name="shared")`. Under torchrun, call
             `torch.cuda.set_device(...)` first and pass `Pool(device=torch.cuda.current_device())`.
         hugetlb: huge pages set aside by the administrator: "auto" (the default: if enough are free) or "off".
@@ -111,7 +111,8 @@ class SharedPool:
             TimeoutError: no buffer became free in time. LimitError if `timeout` is 0.
             ReleasedError: this process has closed the shared pool.
             RequestError: `n` exceeds `buffer_bytes`.
-            PeerError: the trainer has ended or closed the shared pool.
+            PeerError: the trainer has ended, has closed the shared pool, or is ending a loop over `batches`, and no buffer is free or
+                this process has not attached yet.
         """
         worker = self._attach()
         return worker.get(worker.buffer_bytes() if n is None else n, timeout)
@@ -119,9 +120,12 @@ class SharedPool:
     def pack(self, batch: Any, *, number: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
         """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns its ticket for `unpack`.
 
+        If the batch is longer than a buffer, the result contains its bytes instead of a ticket, and `next` does not return it.
+
         Args:
-            batch: any nesting of dicts, lists and tuples. Values other than arrays and tensors are pickled.
-            number: any number; `next` returns it with the buffer.
+            batch: any nesting of dicts, lists and tuples. NumPy scalars become arrays of shape (). Values other than arrays, tensors
+                and NumPy scalars are pickled.
+            number: a whole number from 0 to 2**64 - 1; `next` returns it with the buffer.
             timeout: as for `get`.
 
         Raises:
@@ -140,8 +144,10 @@ class SharedPool:
         the same position of all samples become one array, dicts, lists and tuples are kept, and anything else becomes a list.
 
         Raises:
-            ValueError, TypeError: the samples cannot be stacked: their shapes differ, or (with "numpy") no dtype represents all values
+            RuntimeError, TypeError (with "torch"): as torch's `default_collate` raises them, for example if shapes differ.
+            ValueError, TypeError (with "numpy"): the samples cannot be stacked: their shapes differ, or no dtype represents all values
                 exactly, as for integers and floats in arrays, None and a number, or an integer of more than 64 bits.
+            KeyError: a sample lacks a key of the first sample.
             TimeoutError, PeerError: as for `get`.
         """
         plan = Plan()
@@ -175,7 +181,8 @@ class SharedPool:
         Raises:
             TicketError: the buffer was received before, or belongs to another shared pool.
             ReleasedError: the shared pool was closed.
-            TypeError: this process is a worker.
+            TypeError, ForkError: this process is a worker.
+            LimitError: the pool has no memory for a batch that is longer than a shared buffer.
         """
         trainer = self._trainer()
         if not isinstance(ticket, Packed):
@@ -222,7 +229,7 @@ class SharedPool:
         become free. With `persistent_workers=True` they become free at the next `for`.
 
         The `for` raises LimitError if the program keeps so many batches that fewer than `num_workers * prefetch_factor` buffers are
-        left for the workers.
+        left for the workers. If other buffers of the same pool have copies in flight, the `for` may wait forever instead.
         """
         return Batches(self, loader)
 
@@ -247,7 +254,7 @@ class SharedPool:
 
     @contextlib.contextmanager
     def _refusing_waits(self):
-        """Within the context, requests of workers that would wait for a buffer fail immediately."""
+        """Within the context, workers cannot attach or send, and requests that would wait for a buffer fail immediately."""
         trainer, gone = self._trainer(), contextlib.suppress(ReleasedError)
         with gone:
             trainer.refuse_waits(True)
@@ -271,7 +278,7 @@ class SharedPool:
         return self._trainer().recover()
 
     def counts(self) -> dict[str, int]:
-        """Returns the numbers of buffers: "free", "filling" (by workers), "sent" (not received yet) and "held" (by the trainer)."""
+        """Returns the numbers of buffers: "free", "filling" (by workers), "sent" (not received) and "held" (received, or in flight)."""
         return dict(zip(("free", "filling", "sent", "held"), self._trainer().counts(), strict=True))
 
     @property
@@ -308,7 +315,10 @@ class SharedPool:
         self._open_pool().maintain()
 
     def close(self) -> None:
-        """Closes the shared pool: later calls of workers raise PeerError; received buffers stay usable. A worker ends only its own access."""
+        """Closes the shared pool. Received buffers stay usable.
+
+        In workers, `send` then raises PeerError, and so does `get` if no buffer is free. A call in a worker ends only that worker's access.
+        """
         with _attaching:
             self._is_closed = True
             self._worker = self._worker_process = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch"]
 
 #: Value that means that `Batch.field` has no default, because None is a possible default.
-_NONE = object()
+_MISSING = object()
 
 _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -60,8 +60,9 @@ class Batch:
         epoch: number of the epoch, from 0.
         index: index of the batch in the epoch, from 0.
         number: index of the batch since the first one of the loader, from 0.
-        labels: label of each sample: the field `labels` or the directory, converted by `label_type`. In an archive without `labels`,
-            the name of the sample.
+        labels: label of each sample: the text of the field `labels`, converted by `label_type`. Without `labels`, the index of the
+            directory in `Loader.classes`, or its name converted by `label_type`. If any sample is in an archive, the unconverted
+            name of the directory or member instead (tar: up to the first dot).
         failures: descriptions of the samples that were left out, with `on_error="skip"`.
     """
 
@@ -163,7 +164,7 @@ class Batch:
             views[";".join(names)] = self._array(names)[index]
         return views
 
-    def field(self, name: str, default: Any = _NONE) -> Any:
+    def field(self, name: str, default: Any = _MISSING) -> Any:
         """Returns the field `name` of all samples.
 
         Args:
@@ -180,7 +181,7 @@ class Batch:
             if name in names or name == ";".join(names):
                 return self._array(names)
         for index, fields in enumerate(self.fields):
-            if name not in fields and default is _NONE:
+            if name not in fields and default is _MISSING:
                 has = ", ".join(fields) or "no fields"
                 raise KeyError(f"{self.names[index]} has no field {name!r}: it has {has}")
             found.append(fields.get(name, default))

@@ -38,8 +38,8 @@ _HINTS = {
     "target_transform": "label_type= takes a function of a label's text",
     "loader": "decode= decodes images, and map= takes a function of a batch for other formats",
     "is_valid_file": "name the files by a pattern: Loader('photos/**/*.jpg')",
-    "pin_memory": "batches are always in pinned memory",
-    "pin_memory_device": "batches are always in pinned memory",
+    "pin_memory": "batches are in memory of pool=, which is pinned if the pool's backend can pin (pool.stats()['pinned_by'])",
+    "pin_memory_device": "pool= takes the pool of the batches, and Pool(device=) the GPU",
     "sampler": _ORDER,
     "batch_sampler": _ORDER,
     "generator": "seed= seeds the order of each epoch, and batch.rng() the random numbers of a batch",
@@ -92,8 +92,8 @@ class Loader(Generic[T]):
         for batch in loader:
             train(batch.field("jpg"), batch.labels)
 
-    Each file is a sample. In a `.tar` file, the members that share a name up to the first dot are the fields of one sample
-    (WebDataset). Each `for` is a new pass over `epochs` epochs, also after a `break`.
+    Each file is a sample. In a `.tar` file, consecutive members with the same path up to the first dot of the file name are one
+    sample (WebDataset). Each `for` is a new pass over `epochs` epochs, also after a `break`.
 
     Args:
         paths: a file or directory, or several, also with patterns and braces: "shards/*.tar", "train-{000..146}.tar". A `.tar` or
@@ -119,18 +119,20 @@ class Loader(Generic[T]):
         containers: whether to open all `.tar` and `.safetensors` files in directories.
         decode: images by field name (the suffix of a plain file): `{"jpg;png": pinpool_loader.Image(224, 224)}` makes
             `batch.field("jpg")` one uint8 array of shape (n, 224, 224, 3). Needs `batch_size`.
-        labels: field with the label, such as "cls". By default the label of a plain file is the index of its directory in `classes`.
+        labels: field with the label, such as "cls". By default the label of a plain file is the index of its directory in `classes`, or,
+            if there are archives too, the name of the directory.
         label_type: function from the text of the field, or the name of the directory, to the label (default for `labels`: int).
+            Ignored if a sample is in an archive and `labels` is not given.
         map: function that takes a batch. The `for` yields its results, in order, instead of batches. The function should take
             random numbers from `batch.rng()`.
-        map_threads: number of threads that run `map` ahead of the loop. They run one at a time, except in calls that release the
-            GIL, as many calls of NumPy and torch do.
+        map_threads: number of threads that run `map` ahead of the loop. With a GIL, they run one at a time, except in calls that
+            release it, as many calls of NumPy and torch do.
         on_error: "raise", or "skip" to leave out samples that cannot be read and list them in `failures`.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or `paths` has no samples.
         LoadError: a file cannot be listed; in the loop: a file cannot be read or decoded.
-        LimitError: in the loop: the pool has no memory for a batch within `PINPOOL_WAIT`.
+        LimitError: in the loop: the pool has no memory for a batch within its `wait`, or its backend refuses memory.
     """
 
     @overload
@@ -171,6 +173,7 @@ class Loader(Generic[T]):
         rank, world_size = checked_int("rank", rank, 0), checked_int("world_size", world_size, 1)
         self._epochs, self._skips_errors = checked_int("epochs", epochs, 1), on_error == "skip"
         listed = _paths.expand(paths)
+        _check_uncompressed(_paths.find_compressed(listed))
         self._pool = Pool(name="loader") if pool is None else pool
         self._files = _pinpool.Files(
             self._pool, listed, checked_bool("containers", containers), batch_size=batch_size, batch_bytes=batch_bytes,
@@ -204,9 +207,7 @@ class Loader(Generic[T]):
 
     def _check(self, listed: list[str]) -> None:
         """Raises an error for files that cannot be loaded as requested, and warns if ranks get different numbers of batches."""
-        compressed = _paths.find_compressed(listed) or self._files.first_compressed()
-        if compressed is not None:
-            raise ValueError(f"{compressed}: compressed files are not supported: decompress them first, for example with zstd -d or gunzip")
+        _check_uncompressed(self._files.first_compressed())
         if not self._skips_errors and (lacking := self._files.undecodable()) is not None:
             self._failed[f"{lacking}; leave such files out by a pattern, as in 'photos/**/*.jpg'"] = None
         if self._failed and not self._skips_errors:
@@ -253,7 +254,7 @@ class Loader(Generic[T]):
 
     @property
     def classes(self) -> list[str]:
-        """Sorted names of the directories of the files: label `i` means `classes[i]`. Empty with `labels` and for archives."""
+        """Sorted names of the directories; without `label_type`, label `i` means `classes[i]`. Empty with `labels` or a sample in an archive."""
         return list(self._label_of or ())
 
     @property
@@ -262,7 +263,7 @@ class Loader(Generic[T]):
         return list(self._failed)
 
     def __len__(self) -> int:
-        """Number of batches of the current `for`, or else of the next one, counted from its first epoch even if a state is resumed."""
+        """Number of batches of the current or next `for`. A resumed `for` counts all batches of its epochs, also those before the state."""
         first, end = self._epochs_of_pass()
         return sum(self._files.batches(epoch) for epoch in range(first, end))
 
@@ -370,7 +371,7 @@ class Loader(Generic[T]):
         self._position, self._is_resumed = (epoch, batch, number), True
 
     def close(self) -> None:
-        """Ends a running `for`, its threads and its read-ahead. Batches stay valid, and the next `for` is a new pass."""
+        """Ends a running `for` and its reading threads. Batches stay valid. The next `for` is a new pass, or begins at a loaded state."""
         reader, self._reader, self._pass_start = self._reader, None, None
         if reader is not None:
             reader.stop()
@@ -395,6 +396,11 @@ class Loader(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<pinpool_loader.Loader of {self.num_samples} samples, {self.nbytes} bytes, in epoch {self._position[0]}>"
+
+
+def _check_uncompressed(compressed: str | None) -> None:
+    if compressed is not None:
+        raise ValueError(f"{compressed}: compressed files are not supported: decompress them first, for example with zstd -d or gunzip")
 
 
 def _failure_text(failures: list[str]) -> str:

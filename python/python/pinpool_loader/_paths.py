@@ -42,7 +42,7 @@ def _expand(path: str) -> list[str]:
         raise ValueError(f"paths: {path!r} is a URL: the loader reads files; mount or fetch it first")
     found = []
     for each in _expand_braces(path):
-        if len(found) > _MAX_PATHS:
+        if len(found) >= _MAX_PATHS:
             raise ValueError(f"paths: {path!r} names more than {_MAX_PATHS} files: name their directory")
         if not glob.has_magic(each) or os.path.lexists(each):
             found.append(each)

@@ -7,7 +7,7 @@
 //!   a copy of a refused device ──▶ access to the granules of the copy, or the copy fails
 //! ```
 //!
-//! Every device of the machine gets access, since the pool does not see the copies that other libraries start from an address,
+//! Every device that the process sees gets access, since the pool does not see the copies that other libraries start from an address,
 //! and the context of a device may be created later. A refused device is not requested again by later commits, so a device that
 //! fails, or that cannot access host memory, keeps no pool from growing.
 //!
@@ -60,7 +60,7 @@ pub(super) struct GranuleTable {
     device: Arc<Device>,
     /// Access for the CPU and the source's own device.
     own: [AccessDescriptor; 2],
-    /// Number of devices in the machine.
+    /// Number of devices that the process sees (`CUDA_VISIBLE_DEVICES`).
     devices: u32,
     mapped: Mutex<BTreeMap<u64, Granule>>,
     /// Devices that were refused access, each with the driver's answer.

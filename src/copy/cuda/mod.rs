@@ -10,12 +10,13 @@
 //! 6. restore the errors
 //!
 //! *Refused* means that nothing uses the buffer. A copy that *failed* for a reason other than its arguments may be running, so it
-//! gets a fence too. A fence is a number that the stream writes (`timeline`), else an event; if the driver refuses both, the pool
-//! waits for the stream (`context_fence`).
+//! gets a fence too. A fence is a number that the stream writes (`timeline`), else an event. If the driver refuses both, the
+//! call waits up to 0.5 s for the stream, unless it is a default stream. If that is not enough, a thread waits for all work of
+//! the context (`context_fence`).
 //!
-//! Whether the stream captures a graph is checked after the wait of the device memory, since waiting for captured work makes the
-//! stream part of that capture. If the memory waits at all, this is also checked before the wait: a capturing stream that waits
-//! for work outside of its capture invalidates the capture.
+//! Step 3 follows step 2, because a wait for captured work makes the stream part of that capture. If the memory waits at all,
+//! the capture is also checked before the wait, because a capturing stream that waits for work outside of its capture
+//! invalidates the capture.
 //!
 //! Errors that other code left in cudarc's context object are set aside first and restored at the end, for the user's next call
 //! of cudarc. Between these steps, an error in the object comes from this copy.

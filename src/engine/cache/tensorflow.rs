@@ -90,7 +90,7 @@ impl CountLimit {
         stats.requests.hits += total.get_from_pool;
         stats.requests.misses += total.allocated;
         stats.requests.returned += total.put;
-        stats.limits.max_idle_buffers = self.limit;
+        stats.limits.pool_size_limit = self.limit;
         stats.limits.checks = self.checks;
         stats.limits.raises = self.raises;
         stats.limits.lowers = self.lowers;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A hit compares its pool with the pools in `CACHED`. A return compares the shard that may keep its buffer (block-I3) with the
-//! shards in `CACHED`. So neither counts a reference or computes an index. There are two entries, for a thread that alternates
+//! shards in `CACHED`. So neither counts a reference or looks up a shard. There are two entries, for a thread that alternates
 //! between two pools. If another thread took the buffer, its return finds the pool through the block, and pushes the block to
 //! the shard of the thread that took it, where the next hit takes it. The slow paths fill the entries and check everything.
 //!
@@ -290,7 +290,8 @@ fn keep(core: Arc<Core>) {
         return;
     }
     let Some(shard) = core.fast_shard().filter(|_| !core.is_forked()) else { return };
-    fork::call_in_children(&REGISTERED, clear);
+    // SAFETY: the handler only stores to thread-locals without a destructor.
+    unsafe { fork::call_in_children(&REGISTERED, clear) };
     let (pool, shard) = (Arc::as_ptr(&core), ptr::from_ref(shard));
     let replaced = REFERENCES.try_with(|references| {
         let at = references.next.replace((references.next.get() + 1) % POOLS);

@@ -147,15 +147,16 @@ impl Core {
         let new_block = |memory| {
             self.idle.count_allocated(now_us);
             self.classes.count_miss(class);
-            self.new_block(memory, class)
+            let mut block = self.new_block(memory, class);
+            if self.config.zero {
+                // The memory may contain data of an earlier use by this process.
+                block.zero();
+            }
+            block.begin_time(self.time.read_us());
+            block
         };
         let made = idle.take().map_or_else(|| found.map(new_block), Ok);
         let mut block = made.inspect_err(|stop| self.record_stop(stop, calls))?;
-        if self.config.zero {
-            // The memory may contain data of an earlier use by this process.
-            block.zero();
-        }
-        block.begin_time(self.time.read_us());
         block.set_passed(passed);
         self.request_pace(self.pace_of_change());
         Ok(block)
@@ -279,18 +280,13 @@ impl Core {
     /// Hands `block` to the head of the queue, or releases it to make room. Returns `block` if no request waits, or if the pool
     /// reuses no blocks: it has ended, or its limit on idle buffers is 0.
     pub(super) fn offer_to_head(&self, block: Block) -> Option<Block> {
-        if !self.has_waiters() || self.ended.get().is_some() {
+        // Under a limit of 0 no buffer is used twice.
+        if !self.has_waiters() || self.ended.get().is_some() || self.config.pool_size_limit == 0 {
             return Some(block);
         }
         let class = block.class();
-        let (passed, bytes) = (block.passed(), self.memory.supply.bytes_to_pass(class));
-        // Under a limit of 0 no buffer is used twice.
-        if self.config.pool_size_limit == 0 {
-            self.waiters.end_pass(passed, bytes);
-            return Some(block);
-        }
         // A block that is handed over is counted when the request takes it.
-        let block = self.waiters.offer(self, block, class, passed, bytes)?;
+        let block = self.waiters.offer(self, block, class)?;
         if !self.has_waiters() {
             return Some(block);
         }

@@ -42,7 +42,7 @@ const READ_EVERY_US: u64 = 1_000_000;
 /// Most bytes released for other owners in one step. The other owners release memory as well, so each step checks what they
 /// still lack.
 const STEP_BYTES: u64 = 64 << 20;
-/// The pause between two attempts of a reserve that waits for room under a shared limit.
+/// The pause between two attempts of a reserve or `pin` that waits for room under a shared limit.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// The origin of the limit of a pool, and the memory of the system.

@@ -1,6 +1,6 @@
 //! The order of the steps of requests, returns, ticks and the end of a pool. Each module decides under its own lock. Slow calls
-//! are made outside these locks, with two exceptions: under locks that other threads skip, and for claims under a shared limit,
-//! which wait for the lock of its file.
+//! are made outside these locks, with three exceptions: under locks that other threads skip, for claims under a shared limit,
+//! which wait for the lock of its file, and for the kernel's files that the limit `auto` is computed from.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -26,7 +26,7 @@
 //!
 //! A sweep may query a driver, which is slow if many threads do so, so hits do not sweep. Sweeps are made by misses, `try_get`,
 //! waiting requests, waits for a copy, the maintenance thread, [`Pool::maintain`](crate::Pool::maintain), `trim`, `clear`,
-//! `close` and the end of the pool. `stats` completes copies by loads alone.
+//! `close`, a changed limit and the end of the pool. `stats` completes copies by loads alone.
 //!
 //! Under `PINPOOL_ZERO`, if the pool uses the maintenance thread, a returned block waits in `in_flight` without a fence until a
 //! sweep returns it. A block is zeroed when its return is finished and when a miss finds it, so idle blocks and free memory contain

@@ -23,6 +23,9 @@ use pinpool_os::sync::process::{Ordering, fence};
 /// end.
 const CLOSE_WAIT: Duration = Duration::from_secs(30);
 
+/// After [`CLOSE_WAIT`], the longest time without a completed copy before the remaining copies count as stuck.
+const BETWEEN_COPIES: Duration = Duration::from_secs(1);
+
 impl CopyKeeper for Core {
     fn copy_ended(&self) {
         if !self.is_forked() {
@@ -100,6 +103,7 @@ impl Core {
         block.make_fast_path(self.generation.number());
         if self.has_waiters() {
             self.record_return();
+            self.waiters.end_pass(block.passed(), self.memory.supply.bytes_to_pass(block.class()));
         }
         let Some(block) = self.release_for_others(block).and_then(|block| self.offer_to_head(block)) else { return };
         let class = block.class();
@@ -330,12 +334,12 @@ impl Core {
         self.report_end();
         self.lifetime.seal();
         // From now on returns release their blocks, so no block becomes idle.
-        let idle = self.idle.seal();
+        let (idle, begun) = (self.idle.seal(), Instant::now());
         // A release that waits for the device would wait for a stuck copy, so this thread first waits for the copies in flight.
         let is_stuck = self.memory.source().release_waits() && !self.await_copies();
         idle.into_iter().for_each(|entry| self.release_block(Block::from_entry(entry)));
         if self.lifetime.begin_close(|| self.in_flight.held()) {
-            self.close(is_stuck);
+            self.close(begun, is_stuck);
         }
     }
 
@@ -355,24 +359,26 @@ impl Core {
     pub(super) fn close_if_unused(&self) {
         // Blocks in flight do not keep the pool open: `close` waits for their copies.
         if self.lifetime.begin_close(|| self.in_flight.held()) {
-            self.close(false);
+            self.close(Instant::now(), false);
         }
     }
 
-    /// Waits until nothing is in flight. Gives up after the configured time, unless copies have just completed. Returns whether
-    /// nothing is in flight any more.
+    /// Waits until nothing is in flight. After the configured time, gives up once no copy has completed for [`BETWEEN_COPIES`].
+    /// Returns whether nothing is in flight any more.
     fn await_copies(&self) -> bool {
         let begun = Instant::now();
         let longest_wait = self.config.code.close_wait.unwrap_or(CLOSE_WAIT);
         // Short copies complete soon; waiting for a stuck copy should not keep a processor busy.
         let mut pause = Duration::from_micros(20);
-        let mut left = self.in_flight.count();
+        let (mut left, mut last) = (self.in_flight.count(), begun);
         while left > 0 {
             // Queries all fences, to detect a failed device instead of waiting for it. A sweep may find only the oldest copy of
             // each stream.
             self.sweep_copies(QueryScope::All);
             let before = std::mem::replace(&mut left, self.in_flight.count());
-            if left == before && begun.elapsed() >= longest_wait {
+            if left != before {
+                last = Instant::now();
+            } else if begun.elapsed() >= longest_wait && last.elapsed() >= longest_wait.min(BETWEEN_COPIES) {
                 return false;
             }
             thread::sleep(pause.min(longest_wait));
@@ -383,8 +389,7 @@ impl Core {
 
     /// Closes the pool. Waits for the copies in flight, unless a wait has just found that one `is_stuck`, and abandons copies
     /// that do not end.
-    fn close(&self, is_stuck: bool) {
-        let begun = Instant::now();
+    fn close(&self, begun: Instant, is_stuck: bool) {
         if !is_stuck {
             self.await_copies();
         }
@@ -399,11 +404,11 @@ impl Core {
             let bytes = abandoned.iter().map(|block| block.memory().held_bytes()).sum();
             self.log.close_in_flight(abandoned.len() as u64, bytes, begun.elapsed());
         }
-        // A release that waits for the device would wait for a stuck copy.
-        let may_release = abandoned.is_empty() || !self.memory.source().release_waits();
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(leaked::leak);
-        if may_release {
+        // A release that waits for the device would wait for a stuck copy. An arena checks this itself, and logs it.
+        let would_wait = self.memory.quarantined.get() > 0 && self.memory.source().release_waits();
+        if self.memory.arena().is_some() || !would_wait {
             self.memory.supply.close(self.time.coarse_us());
         }
         self.end_recording();

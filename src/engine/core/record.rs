@@ -130,7 +130,7 @@ mod tests {
 
     #[cfg(feature = "observe")]
     #[test]
-    fn a_pool_that_records_is_never_at_hand() {
+    fn a_pool_that_records_is_never_cached() {
         use crate::{Backend, Pool};
         let dir = tempfile::tempdir().unwrap();
         let pool =
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn one_get_in_so_many_is_drawn() {
+    fn one_request_in_n_is_sampled() {
         let drawn = |every| (0..100_000).filter(|_| is_drawn(every)).count();
         assert_eq!((drawn(0), drawn(1)), (0, 100_000));
         assert!((800..1_200).contains(&drawn(100)));

@@ -263,7 +263,7 @@ impl Core {
             limit: has_limit.then_some(limit.into()),
             others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),
             // Under `adaptive` an eviction returns memory to the arena and makes no driver call.
-            pool_size_limit: direct.then_some(stats.limits.max_idle_buffers),
+            pool_size_limit: direct.then_some(stats.limits.pool_size_limit),
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
             copies,
             is_pinned: stats.pinned_by.is_some(),

@@ -24,7 +24,7 @@ impl Memory {
     /// result.
     pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> Refused {
         let limit = |level| self.limit_name(level);
-        let needed_bytes = self.supply.block_bytes(class);
+        let mut needed_bytes = self.supply.block_bytes(class);
         let (by, found, remedy) = match refusal {
             Refusal::Limit(QuotaExceeded { level: LimitLevel::Shared, .. }) => {
                 let (found, remedy) = self.budget.describe_shared(needed_bytes);
@@ -37,8 +37,10 @@ impl Memory {
                 let by = RefusedBy::Limit { could_fit: *could_fit };
                 (by, found.to_owned(), format!("{remedy} or make the partition larger"))
             }
-            Refusal::Limit(QuotaExceeded { level: LimitLevel::Pool, could_fit, .. }) => {
+            Refusal::Limit(QuotaExceeded { level: LimitLevel::Pool, could_fit, bytes }) => {
                 let could_fit = *could_fit && self.supply.could_hold(class);
+                // A new granule or region may exceed the limit although the buffer does not.
+                needed_bytes = needed_bytes.max(if could_fit { 0 } else { *bytes });
                 let limit = limit(LimitLevel::Pool);
                 let found = match self.budget.max_bytes().map(Size) {
                     Some(max) if !could_fit => format!("exceeds the pool limit of {max} ({limit})"),

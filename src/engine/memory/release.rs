@@ -167,7 +167,7 @@ impl ArenaSupply {
     /// block keeps the addresses until the process ends. If a release fails, its memory or addresses stay until then, since
     /// nothing tries it again. If a release might never return, releases nothing.
     pub(in crate::engine) fn teardown(&self, now_us: u64) {
-        if self.may_never_release() {
+        if self.may_never_release() && self.books().held_bytes() > 0 {
             let mut books = self.books();
             let (held_bytes, ended) = (books.held_bytes(), books.end_claims(false));
             drop(books);

@@ -231,7 +231,8 @@ impl ArenaSupply {
         drop(books);
         let addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
         let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
-        if self.fits(bytes) && !(addressable && has_limit) {
+        let fits = self.fits(bytes);
+        if fits && !(addressable && has_limit) {
             let (size, longest) = (Size(bytes), Size(self.shape.longest_bytes));
             let what = format!("no contiguous {size} are left in the {longest} of reserved addresses");
             let remedy = self.shape.address_remedy.unwrap_or("request a smaller buffer, or return buffers first");
@@ -239,7 +240,8 @@ impl ArenaSupply {
         }
         // A part of the best place may be committed already. Idle granules from elsewhere are remapped to the rest of it.
         let missing_bytes = missing_bytes.filter(|_| !self.shape.has_regions).unwrap_or(grown_bytes);
-        let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
+        let claimed_bytes =
+            if fits { missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes)) } else { grown_bytes };
         let (own_bytes, rest_bytes) = (self.budget.own_room_bytes(), claimed_bytes.saturating_sub(hole_bytes));
         // The limit may have room although no plan was found: idle memory may be at other addresses.
         let most_bytes = own_bytes.saturating_add(reusable_bytes);

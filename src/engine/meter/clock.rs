@@ -77,7 +77,7 @@ impl Timekeeper {
         self.manual.as_ref().map_or(now_us, |clock| clock.0.before_us.load(Ordering::Relaxed))
     }
 
-    /// Returns the time of the last reading.
+    /// Returns the time of the last reading by `now_us`.
     #[inline]
     pub(crate) fn coarse_us(&self) -> u64 {
         self.coarse_us.load(Ordering::Relaxed)

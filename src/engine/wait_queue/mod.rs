@@ -365,12 +365,10 @@ impl<S: Server> WaitQueue<S> {
         }
     }
 
-    /// Offers a returned item to the head. Returns the item if the head is of another class, or if no request waits. The item's
-    /// request was for `bytes` and `passed` the head with this number, if not 0.
-    pub(super) fn offer(&self, server: &S, item: S::Item, class: Class, passed: u64, bytes: u64) -> Option<S::Item> {
+    /// Offers a returned item to the head. Returns the item if the head is of another class, or if no request waits.
+    pub(super) fn offer(&self, server: &S, item: S::Item, class: Class) -> Option<S::Item> {
         let mut item = Some(item);
         let served = self.change(server, |state| {
-            state.end_pass(passed, bytes);
             state.remove_late();
             let head = state.head().filter(|head| head.class == class)?;
             head.hand(item.take()?);
@@ -397,7 +395,10 @@ impl<S: Server> WaitQueue<S> {
 
     /// Ends the pass of a request for `bytes` that `passed` a head: the request found no memory, or has returned its buffer.
     pub(super) fn end_pass(&self, passed: u64, bytes: u64) {
-        self.state.lock().end_pass(passed, bytes);
+        let mut state = self.state.lock();
+        if state.head_number() == Some(passed) {
+            state.passed_bytes = state.passed_bytes.saturating_sub(bytes);
+        }
     }
 
     /// Wakes all waiting requests, so that they check again.
@@ -434,12 +435,6 @@ impl<S: Server> QueueState<S> {
     fn remove_late(&mut self) {
         while self.head().is_some_and(|head| head.is_task() && Instant::now() >= head.deadline) {
             self.waiters.pop_front();
-        }
-    }
-
-    fn end_pass(&mut self, passed: u64, bytes: u64) {
-        if self.head_number() == Some(passed) {
-            self.passed_bytes = self.passed_bytes.saturating_sub(bytes);
         }
     }
 }

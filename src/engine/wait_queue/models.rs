@@ -36,7 +36,7 @@ impl ModelPool {
                 return;
             }
         }
-        if self.queue.offer(self, (), class, 0, 0).is_some() {
+        if self.queue.offer(self, (), class).is_some() {
             self.shard.lock().idle += 1;
             self.queue.wake_head();
         }

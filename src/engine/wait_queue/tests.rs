@@ -35,7 +35,7 @@ impl TestPool {
     }
 
     fn put(&self, item: u32, class: Class) {
-        if let Some(item) = self.queue.offer(self, item, class, 0, 0) {
+        if let Some(item) = self.queue.offer(self, item, class) {
             self.idle.lock().push(item);
             self.queue.wake_head();
         }
@@ -105,10 +105,6 @@ fn defer(pool: &Arc<TestPool>) -> WaitTicket<TestPool> {
     WaitTicket::new(pool, Waiter::new((), CLASS, (Instant::now(), LONG), Some(Arc::new(()))), None)
 }
 
-fn get(pool: &Arc<TestPool>) -> Option<u32> {
-    join(pool, LONG).wait()
-}
-
 /// Counts how often it is woken.
 #[derive(Debug, Default)]
 struct Counting(Count);
@@ -127,7 +123,7 @@ fn poll(ticket: &mut WaitTicket<TestPool>, waker: &Waker) -> Poll<Option<u32>> {
 fn a_request_that_is_served_at_once_never_sleeps() {
     let pool = TestPool::new();
     pool.idle.lock().push(7);
-    assert_eq!(get(&pool), Some(7));
+    assert_eq!(join(&pool, LONG).wait(), Some(7));
     assert!(!pool.queue.has_waiters());
     assert_eq!(*pool.told.lock(), [true, false]);
 }
@@ -219,7 +215,7 @@ fn however_requests_leave_the_queue_its_end_is_told_and_no_item_is_lost() {
 }
 
 #[test]
-fn the_next_is_woken_when_a_later_get_finds_the_first_late() {
+fn the_next_is_woken_when_a_later_request_finds_the_first_late() {
     let pool = TestPool::new();
     let next = Arc::new(Counting::default());
     let _abandoned = join_task(&pool, CLASS, NO_TIME);
@@ -255,7 +251,7 @@ fn requests_pass_the_head_within_the_room_next_to_it() {
     assert_eq!((number, pass(6)), (1, Ok(1)));
     assert_eq!(pass(1), Err((2, 4096)));
     // A pass ends with the return of the buffer, or because there was no memory.
-    assert_eq!(pool.queue.offer(&pool, 1, OTHER, number, 4), Some(1));
+    pool.queue.end_pass(number, 4);
     assert_eq!(pass(4), Ok(1));
     pool.queue.end_pass(number, 6);
     assert!(pass(7).is_err());
@@ -265,7 +261,7 @@ fn requests_pass_the_head_within_the_room_next_to_it() {
     assert!(pass(1).is_err(), "one behind the head has left");
     drop(first);
     assert_eq!(pass(10), Ok(2), "another head: what passed the other counts as held");
-    assert_eq!(pool.queue.offer(&pool, 1, CLASS, number, 4), Some(1));
+    pool.queue.end_pass(number, 4);
     assert!(pass(1).is_err(), "it passed another one");
     drop(second);
 }

@@ -49,7 +49,7 @@ macro_rules! lines {
 }
 
 lines! {
-    /// A pool was created. To do: nothing.
+    /// A pool started, when built or first used. To do: nothing.
     Info(pool) created(facts: &str) "{facts}";
 
     /// `RLIMIT_MEMLOCK` is below the pool's limit and applies instead. To do: raise `ulimit -l`, or lower `PINPOOL_MAX_BYTES`.
@@ -114,7 +114,7 @@ lines! {
     /// fix the logged reason.
     Warn(shortage) refused(request: u64 as Size, why: &str, usage: &Stats as usage_by_state) "request={request} {usage}; {why}";
 
-    /// No request has waited for a second. To do: nothing.
+    /// No request has waited or been refused for a second. To do: nothing.
     Info(shortage) shortage_ended(after: Duration as Time, requests: u64, waited: Duration as Time, pageable: u64)
         "lasted={after} requests={requests} waited={waited} pageable={pageable}";
 
@@ -126,8 +126,8 @@ lines! {
     /// A request failed (the first, 10th, 100th); the largest holders follow. To do: follow the last line of the block (`to do:`).
     Warn(shortage) out_of_memory(dump: &Dump) "{dump}";
 
-    /// The diagnosis changed; it is evaluated every 10 s. A warning if something costs time that can be saved. To do: apply the logged
-    /// recommendation; for a `leak`, find who holds the tag's buffers.
+    /// The diagnosis changed; it is evaluated at most every 10 s. A warning if something costs time that can be saved. To do:
+    /// apply the logged recommendation; for a `leak`, find who holds the tag's buffers.
     level(diagnosis) diagnosis(level: Level, found: &WindowDiagnosis) "{found}";
 
     /// The rest of the reserve is pinned while the program runs. To do: nothing.
@@ -176,8 +176,8 @@ lines! {
     Debug(shared_limit) shared_limit_released(name: &str, bytes: u64)
         "idle memory was released for another pool, name={name} bytes={bytes}B";
 
-    /// The file of the shared limit was removed, or its descriptor closed; buffers stay valid. To do: restart all its processes. Prevent
-    /// the cause: a cleaner of `/dev/shm` (`RemoveIPC=no`), or `closefrom` in the program.
+    /// The shared limit's file was removed or its descriptor was closed; buffers stay valid. To do: restart all its processes.
+    /// Prevent the cause: a cleaner of `/dev/shm` (`RemoveIPC=no`), or `closefrom` in the program.
     Error(shared_limit) shared_limit_lost(name: &str, loss: Loss as describe_loss)
         "{loss}, so this pool can no longer grow, name={name}; restart all its processes";
 
@@ -250,11 +250,11 @@ lines! {
     /// they are dropped soon; otherwise find who holds them.
     Info(pool) buffers_still_out(list: (&Stats, &[HeldBuffer]) as still_out) "memory stays allocated until these are dropped, {list}";
 
-    /// Copies were in flight when the pool ended. To do: find what blocks the stream.
+    /// Copies did not complete within 30 s after the pool ended. To do: find what blocks the stream.
     Error(copies) close_in_flight(copies: u64, bytes: u64 as Size, waited: Duration as Time) "a device may still use \
         this memory; it is never released, copies={copies} bytes={bytes} waited={waited}";
 
-    /// A copy never completed, so all memory stays pinned. To do: find what blocks the stream.
+    /// A copy may not have completed, so all memory stays pinned. To do: as for `close_in_flight` or `leaked`.
     Error(release) close_left_pinned(bytes: u64 as Size)
         "memory stays pinned, because a release would wait for a copy, bytes={bytes}";
 

@@ -168,8 +168,10 @@ fn pinned_memory_is_under_the_limit_until_its_owner_is_gone() {
         assert!(error.is_limit() && error.to_string().contains("user memory 16.0KiB"), "{error}");
         let stats = valid_stats(&pool);
         assert_eq!((stats.memory.user_memory_bytes, stats.memory.held_bytes), (16_384, 0));
-        let error = lock(&pool, 1).unwrap_err();
-        assert!(error.is_invalid_request() && error.to_string().contains("4096"), "{error}");
+        for from in [1, 8192] {
+            let error = lock(&pool, from).unwrap_err();
+            assert!(error.is_invalid_request() && error.to_string().contains("4096"), "{error}");
+        }
         drop((locked, other));
         pool.get(12_000).unwrap();
     }

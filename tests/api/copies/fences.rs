@@ -83,7 +83,7 @@ fn blocking() -> (Marking, Receiver<()>, Sender<()>) {
 }
 
 #[test]
-fn a_fence_that_blocks_delays_neither_figures_nor_failing_gets_nor_other_streams() {
+fn a_fence_that_blocks_delays_neither_statistics_nor_failing_requests_nor_other_streams() {
     let pool = builder().max_bytes(2 << 20).wait(Duration::from_millis(20)).build().unwrap();
     let (fence, entered, open) = blocking();
     pool.get(MIB).unwrap().release_after(&fence).unwrap();

@@ -169,7 +169,7 @@ fn a_lower_limit_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_it_
 }
 
 #[test]
-fn a_terabyte_is_there_in_bounded_steps_and_mappings_and_the_first_get_after_the_first() {
+fn a_terabyte_is_pinned_in_bounded_steps_and_mappings_and_the_first_request_waits_for_one() {
     let source = faulty(false);
     let pool = by_steps(source.clone(), TI, TI).build().unwrap();
     assert_eq!((source.calls(SourceCall::Acquire), pool.stats().memory.held_bytes), (1, STEP));

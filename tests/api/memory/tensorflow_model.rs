@@ -149,7 +149,7 @@ proptest! {
             let stats = valid_stats(&pool);
             let window = window(&pool);
             prop_assert_eq!(
-                (window.get_from_pool, window.put, window.allocated, window.evicted, stats.limits.max_idle_buffers),
+                (window.get_from_pool, window.put, window.allocated, window.evicted, stats.limits.pool_size_limit),
                 (naive.get_from_pool, naive.put, naive.allocated, naive.evicted, naive.limit)
             );
             prop_assert_eq!((stats.memory.idle, stats.limits.raises), (naive.idle.len() as u64, naive.raises));

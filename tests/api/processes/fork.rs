@@ -51,7 +51,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
                     ("wait", copy.wait().is_err_and(|error| error.is_device())),
                 ];
                 checks.push(("bytes", held.wait_slice_mut().unwrap().iter().all(|&byte| byte == 7)));
-                copied.wait_slice_mut().unwrap()[0] = 1;
+                copied.try_slice_mut().unwrap().unwrap()[0] = 1;
                 drop((held, copied));
                 childs_pool.clear();
                 childs_pool.trim(0);

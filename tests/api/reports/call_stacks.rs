@@ -73,7 +73,7 @@ fn the_end_of_a_pool_lists_where_what_is_out_was_got() {
 
 #[test]
 #[inline(never)] // Without debug information an inlined function has no frame.
-fn a_recording_has_each_stack_once_and_each_sampled_get() {
+fn a_recording_has_each_stack_once_and_each_sampled_request() {
     let (_dir, path) = scratch("t.trace");
     let pool = sampling(1).trace(path.clone()).build().unwrap();
     (0..100).for_each(|_| drop(get_for_ever(&pool)));

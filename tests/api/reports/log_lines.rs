@@ -119,7 +119,7 @@ fn growth_is_logged_at_each_doubling_from_64_mib_on() {
 }
 
 #[test]
-fn debug_and_trace_say_more_of_pin_calls_and_of_gets_that_wait() {
+fn debug_and_trace_say_more_of_pin_calls_and_of_requests_that_wait() {
     let pool = heap().max_bytes(1 << 20).wait(Duration::from_millis(1)).maintenance_thread(false).build().unwrap();
     listen_from(LevelFilter::Trace);
     let held = pool.get(1 << 20).unwrap();

@@ -142,7 +142,7 @@ fn what_rounding_adds_is_known_of_the_requests_that_found_nothing_idle() {
 }
 
 #[test]
-fn a_use_is_timed_from_a_miss_to_its_put_and_a_hit_is_not() {
+fn a_use_is_timed_from_a_miss_to_its_return_and_a_hit_is_not() {
     let (pool, clock) = with_manual_clock(over(faulty_sim(), 64 << 20));
     let buf = pool.get(MIB).unwrap();
     clock.advance_us(1000);

@@ -33,7 +33,7 @@ fn the_table_shows_what_is_not_zero() {
     assert!(line("requests: ").contains(" waits=1 timeouts=1 pageable=1 "), "{text}");
     assert!(line("memory: ").contains(" in_use=2 in_use_bytes=9.0MiB "), "{text}");
     assert!(line("copies: ").starts_with("copies: in_flight=1 in_flight_bytes=1.0MiB "), "{text}");
-    assert_eq!(line("limits: "), "limits: max_bytes=8.0MiB max_idle_buffers=100");
+    assert_eq!(line("limits: "), "limits: max_bytes=8.0MiB pool_size_limit=100");
     assert!(line("requests.wait_time").split_whitespace().nth(1) == Some("1"), "{text}");
     assert!(!text.contains("remap") && !text.ends_with('\n'), "{text}");
     let row = pool.class_stats()[0].to_string();

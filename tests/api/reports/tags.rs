@@ -76,7 +76,7 @@ fn a_buffer_counts_until_its_copy_is_over_also_if_another_thread_drops_it() {
 }
 
 #[test]
-fn tasks_and_aligned_gets_carry_the_tag() {
+fn tasks_and_aligned_requests_carry_the_tag() {
     let pool = builder().max_bytes(4 << 20).build().unwrap();
     let tagged = pool.tagged("t");
     let aligned = tagged.get_with(Request::new(4096).align(1 << 16)).unwrap();

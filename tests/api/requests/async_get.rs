@@ -172,7 +172,7 @@ fn a_miss_that_pin_calls_does_so_on_another_thread_and_the_runtime_goes_on() {
 }
 
 #[test]
-fn pinned_memory_for_a_future_that_is_dropped_serves_the_next_get() {
+fn pinned_memory_for_a_future_that_is_dropped_serves_the_next_request() {
     for preset in 0..2 {
         let source = faulty_sim();
         let pool = over_both_presets(&source)[preset].clone();

@@ -88,7 +88,7 @@ fn thousands_of_tasks_at_once_are_served_in_order() {
 }
 
 #[test]
-fn a_future_polled_after_it_was_ready_begins_another_get() {
+fn a_future_polled_after_it_was_ready_begins_another_request() {
     let pool = pool(2 << 20);
     drop(pool.get(2 * MIB).unwrap());
     let mut get = pool.get_async(2 * MIB);

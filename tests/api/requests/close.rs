@@ -110,7 +110,7 @@ fn a_task_whose_driver_call_runs_fails_and_the_memory_of_the_call_is_not_kept() 
 }
 
 #[test]
-fn buffers_that_are_put_after_the_last_handle_raise_no_limit() {
+fn buffers_that_are_returned_after_the_last_handle_raise_no_limit() {
     for builder in both_presets(1 << 30) {
         captured_log::listen();
         let pool = builder.setting("pool_size_limit", 100).build().unwrap();

@@ -128,7 +128,7 @@ fn thread_locals_of_a_user_may_hold_buffers_and_pools() {
 }
 
 #[test]
-fn a_buffer_put_by_another_thread_serves_the_thread_that_got_it_and_others_after_that_thread() {
+fn a_buffer_returned_by_another_thread_serves_its_first_thread_and_others_once_that_has_ended() {
     for preset in PRESETS {
         let pool = pool(preset);
         let start = thread::scope(|scope| {
@@ -246,7 +246,7 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
 
 /// The second call of `maintain` comes before the next tick is due.
 #[test]
-fn maintain_enforces_the_count_limit_on_what_other_threads_put_back() {
+fn maintain_enforces_the_limit_on_idle_buffers_that_other_threads_returned() {
     let pool = builder(Preset::Adaptive)
         .setting("pool_size_limit", 1)
         .setting("auto_resize", false)
@@ -278,7 +278,7 @@ fn full_pool() -> (Pool, Vec<PinnedBuf>) {
         std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).timeout(Duration::ZERO)).ok()).collect();
     assert_eq!(held.len(), 7);
     drop(small);
-    assert_eq!((fast_path::is_open(&pool), fast_hits(&pool)), (true, 1000));
+    assert_eq!((fast_path::is_open_to(&held[0]), fast_hits(&pool)), (true, 1000));
     (pool, held)
 }
 
@@ -288,7 +288,7 @@ fn a_hit_takes_the_fast_path_but_while_a_request_waits() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| drop(pool.get(MUCH).unwrap()));
         until("the request waits", || !fast_path::is_open(&pool));
-        assert!(fast_path::get(&pool, LEN).is_none());
+        assert!(fast_path::get(&pool, LEN).is_none() && !fast_path::is_open_to(&held[0]));
         drop(held);
         waiting.join().unwrap();
     });

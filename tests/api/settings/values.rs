@@ -148,13 +148,13 @@ fn the_report_says_where_a_value_comes_from() {
 /// The value that holds once code has set `set`, or the text of the error.
 fn of_code(name: &str, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Result<String, String> {
     let pool = set(heap().without_env()).build().map_err(|error| error.to_string())?;
-    Ok(pinpool::unstable::setting(&pool, name))
+    Ok(pool.config().value_of(name))
 }
 
 /// The values that hold once a text was set, or the texts of the errors: as the argument of a method, and as the variable.
 fn of_text(name: &str, text: &str) -> [Result<String, String>; 2] {
     let of_method = heap().without_env().setting(name, text).build();
-    let of_method = of_method.map(|pool| pinpool::unstable::setting(&pool, name));
+    let of_method = of_method.map(|pool| pool.config().value_of(name));
     let report = report_of(&[(name.to_owned(), text.to_owned())]);
     let of_variable = match report.errors.first() {
         None => {

@@ -2,6 +2,7 @@
 //!
 //! | file | owns |
 //! | --- | --- |
+//! | `args.rs` | the options |
 //! | `worker.rs` | the operations of one thread |
 //! | `content.rs` | the content of a buffer and its check |
 //! | `report.rs` | the report and its failures |

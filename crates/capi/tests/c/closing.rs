@@ -8,7 +8,7 @@ use pinpool_c::*;
 use crate::fixture::{HEAP, ROUNDS, bytes, close, get, open, outcome, put};
 
 #[test]
-fn buffers_that_are_out_stay_valid_and_are_put_after_the_close() {
+fn buffers_in_use_stay_valid_and_are_returned_after_the_close() {
     let pool = open(HEAP);
     let (first, second) = (get(pool, 1 << 20).unwrap(), get(pool, 4096).unwrap());
     close(pool);

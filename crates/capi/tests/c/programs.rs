@@ -69,7 +69,7 @@ fn compiled_and_run(name: &str, standard: &str, source: &str, is_sanitized: bool
 }
 
 #[test]
-fn the_loader_in_c_gets_fills_and_puts_in_eight_threads() {
+fn the_loader_in_c_requests_fills_and_returns_in_eight_threads() {
     for printed in compiled_and_run("cc", "-std=c99", "examples/loader.c", true) {
         assert!(printed.contains("8 threads, 8000 batches") && printed.contains("\"returned\":8000"), "{printed}");
     }

@@ -47,7 +47,7 @@ fn no_two_threads_hold_the_same_bytes() {
 }
 
 #[test]
-fn of_many_threads_that_adopt_or_put_one_buffer_one_succeeds() {
+fn of_many_threads_that_adopt_or_return_one_buffer_one_succeeds() {
     static RETURNED: AtomicUsize = AtomicUsize::new(0);
     unsafe extern "C" fn count(_ptr: *mut c_void, _data: *mut c_void) {
         RETURNED.fetch_add(1, Ordering::SeqCst);

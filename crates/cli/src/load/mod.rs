@@ -39,10 +39,10 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// Reads every regular file under the PATHs, or without a PATH a synthetic data set with the sizes of photographs. A container is
 /// a .tar (WebDataset shard; also .tar.gz, .tgz, .tar.zst, .tzst) or .safetensors file. A container that is a PATH, or is in a
 /// directory of only containers, is opened, and its samples are loaded one by one. Any other .gz or .zst file is decompressed if
-/// it is a PATH, or with --containers. A file larger than --batch-bytes is read in parts, so a run holds at most (prefetch + streams) times --batch-bytes. With
-/// --batch-files, --batch-bytes has no default. Exits with 0 only if everything arrived, 1 if something failed, 2 for invalid
-/// settings, 3 if --require-gpu is not met, 4 if there was no file to load, 130 after Ctrl-C. The variable PINPOOL_TRACE is
-/// ignored. An incomplete recording is a failure.
+/// it is a PATH, or with --containers. A file larger than --batch-bytes is read in parts, and at most --prefetch + --streams
+/// batches are in memory. With --batch-files, --batch-bytes has no default. Exits with 0 only if everything arrived, 1 if
+/// something failed, 2 for invalid settings, 3 if --require-gpu is not met, 4 if there was no file to load, 130 after Ctrl-C.
+/// The variable PINPOOL_TRACE is ignored. An incomplete recording is a failure.
 #[derive(Debug, clap::Args)]
 #[command(help_template = "{about-with-newline}\n{usage-heading} {usage}\n\n{options}{after-help}")]
 #[command(after_help = "Example: pinpool load --verify --record t.gz /data/images")]

@@ -31,13 +31,13 @@ const PRELOAD: &str = "LD_PRELOAD";
 
 /// Run an unmodified CUDA program with its pinned memory served from a pool
 ///
-/// Memory that the program allocates with cudaHostAlloc, cudaMallocHost, cuMemHostAlloc or cuMemAllocHost comes from a pool.
-/// Freed memory returns to the pool when all work that was enqueued on the device before the free has completed. The exit status
-/// is the program's, 127 if the program is not found, or 126 if it cannot be executed.
+/// Memory that the program allocates with cudaHostAlloc, cudaMallocHost, cuMemHostAlloc or cuMemAllocHost comes from one pool
+/// per context, each with the limit max_bytes. Freed memory returns to its pool when all work that the process enqueued before
+/// the free has completed. The exit status is the program's, 127 if the program is not found, or 126 if it cannot be executed.
 ///
 /// Served: programs on the CUDA runtime or driver, CuPy, TensorRT, NCCL, torch. Not served, because they pin their own memory
 /// with cuMemHostRegister: JAX and all of XLA, current TensorFlow, SGLang, torch with pinned_use_cuda_host_register.
-/// At the end of the run the log says whether the program pinned memory this way.
+/// If the program pinned memory this way, the log says so at the end of the run.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool run max_bytes=2GiB -- ./train")]
 pub(crate) struct RunArgs {
@@ -49,7 +49,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 
-    /// Log the pool's statistics when the program ends
+    /// Log a pool's statistics when its context or the program ends
     #[arg(long)]
     stats: bool,
 

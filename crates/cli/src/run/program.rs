@@ -4,6 +4,7 @@ use std::env;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::iter;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -31,19 +32,14 @@ pub(super) fn find(name: &OsStr) -> io::Result<PathBuf> {
 
 /// Returns the reason that the dynamic loader ignores `LD_PRELOAD` for `program`, or `None` if it does not.
 pub(super) fn ignores_preloads(program: &Path) -> Option<&'static str> {
-    let mut file = program.to_owned();
-    for _ in 0..SCRIPTS_MAX {
-        match interpreter(&file) {
-            Some(next) => file = next,
-            None => break,
-        }
-    }
+    let files = iter::successors(Some(program.to_owned()), |file| interpreter(file));
+    let file = files.take(1 + SCRIPTS_MAX).last()?;
     if mode(&file)? & SET_USER_OR_GROUP != 0 {
         return Some("it runs as another user or group, and such programs preload no libraries");
     }
     let verified = Command::new(LOADER).arg("--verify").arg(&file).stdout(Stdio::null()).stderr(Stdio::null()).status();
     let is_refused = matches!(verified.ok()?.code(), Some(1 | 2));
-    is_refused.then_some("it is neither dynamically linked for this machine nor a script with #!")
+    is_refused.then_some("it is neither dynamically linked for this machine nor a script")
 }
 
 fn mode(file: &Path) -> Option<u32> {
@@ -54,7 +50,10 @@ fn mode(file: &Path) -> Option<u32> {
 fn interpreter(file: &Path) -> Option<PathBuf> {
     let mut start = Vec::new();
     File::open(file).ok()?.take(256).read_to_end(&mut start).ok()?;
-    let line = start.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
+    let Some(line) = start.strip_prefix(b"#!").and_then(|line| line.split(|&byte| byte == b'\n').next()) else {
+        // The C library passes a file that the kernel cannot execute to the shell.
+        return if start.starts_with(b"\x7fELF") { None } else { Some(PathBuf::from("/bin/sh")) };
+    };
     let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
     let first = Path::new(OsStr::from_bytes(words.next()?));
     // `env` runs the program that its first argument names.
@@ -76,6 +75,8 @@ mod tests {
         fs::write(&script, "#!/usr/bin/env sh\nexit 0\n").unwrap();
         assert_eq!(interpreter(&script), Some(shell));
         assert_eq!(ignores_preloads(&script), None);
+        fs::write(&script, "exit 0\n").unwrap();
+        assert_eq!(interpreter(&script), Some(PathBuf::from("/bin/sh")));
         let file = folder.path().join("program");
         fs::write(&file, "\x7fELF").unwrap();
         assert!(ignores_preloads(&file).is_some_and(|why| why.contains("dynamically linked")));

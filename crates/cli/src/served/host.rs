@@ -1,11 +1,13 @@
 //! Queries several processes at the same time.
 
 use std::fs::{self, DirEntry};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::thread;
 
 use pinpool_loader::StopFlag;
 use pinpool_observe::stats_socket::path_of;
+use pinpool_os::file_id::this_user;
 use serde_json::Value;
 
 use super::socket::first;
@@ -17,7 +19,9 @@ pub(crate) fn on_host() -> (Vec<Value>, Vec<String>) {
     let names = fs::read_dir(&folder).into_iter().flatten().flatten();
     let process =
         |entry: DirEntry| entry.file_name().to_str()?.strip_prefix("pinpool-")?.strip_suffix(".sock")?.parse().ok();
-    let mut processes: Vec<u32> = names.filter_map(process).collect();
+    // `connect` refuses the sockets of other users.
+    let own = names.filter(|entry| entry.metadata().is_ok_and(|facts| facts.uid() == this_user()));
+    let mut processes: Vec<u32> = own.filter_map(process).collect();
     processes.sort_unstable();
     all_of(&processes.iter().map(u32::to_string).collect::<Vec<_>>(), true)
 }

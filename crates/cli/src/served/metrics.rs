@@ -30,7 +30,7 @@ pub(crate) struct MetricsArgs {
     #[arg(value_name = "PID|SOCKET", required_unless_present = "all")]
     targets: Vec<String>,
 
-    /// All processes of this user and host, at each scrape
+    /// This user's processes (PINPOOL_SOCKET=1), at each scrape
     #[arg(long, conflicts_with = "targets")]
     all: bool,
 

@@ -3,7 +3,7 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `socket.rs` | the socket of one process |
-//! | `host.rs` | all processes of this user and host |
+//! | `host.rs` | all processes of this user with a socket in the default folder |
 //! | `metrics.rs` | `pinpool metrics` |
 
 mod host;

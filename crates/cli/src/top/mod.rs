@@ -50,7 +50,7 @@ pub(crate) struct TopArgs {
     #[arg(value_name = "PID|SOCKET", required_unless_present = "all")]
     target: Option<String>,
 
-    /// Show all processes of this user and host, and the shared limits
+    /// Show this user's processes (PINPOOL_SOCKET=1) and shared limits
     #[arg(long, conflicts_with = "target")]
     all: bool,
 

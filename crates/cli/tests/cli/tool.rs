@@ -219,9 +219,9 @@ fn a_setting_overrides_its_variable() {
         pinpool(&["load", "--json", "--set", "BACKEND=heap,PINPOOL_POOL_SIZE_LIMIT=7", "--batch-files", "9"]);
     let ran = finish(command.arg(dir.path()).env("PINPOOL_POOL_SIZE_LIMIT", "50"));
     let printed = ran.figures();
-    assert_eq!((printed["backend"].as_str(), of_pool(&printed, "/limits/max_idle_buffers")), (Some("heap"), 7));
+    assert_eq!((printed["backend"].as_str(), of_pool(&printed, "/limits/pool_size_limit")), (Some("heap"), 7));
     let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_POOL_SIZE_LIMIT", "50"));
-    assert_eq!(of_pool(&ran.figures(), "/limits/max_idle_buffers"), 50);
+    assert_eq!(of_pool(&ran.figures(), "/limits/pool_size_limit"), 50);
 }
 
 #[test]

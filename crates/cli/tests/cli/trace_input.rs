@@ -1,20 +1,16 @@
 //! `pinpool trace` on recordings without an end, and on empty and damaged ones.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::record::recorded;
 use crate::tool::on;
 
-/// A file that `generate.py` wrote.
-fn snapshot(name: &str) -> PathBuf {
-    Path::new(crate::ROOT).join("tests/data/torch_snapshot").join(name)
-}
-
 #[test]
 fn a_pickle_is_refused_with_what_to_do_instead() {
     for name in ["host.4.pickle", "object.pickle"] {
-        let path = snapshot(name);
+        // A file that `generate.py` wrote.
+        let path = Path::new(crate::ROOT).join("tests/data/torch_snapshot").join(name);
         for command in ["replay", "advise"] {
             let ran = on(command, &path, &[]).refuses(1);
             assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);

@@ -98,7 +98,7 @@ fn every_rank_has_its_own_end_limits_whatever_the_launcher_writes_before_its_lin
 }
 
 #[test]
-fn few_gets_decide_nothing_and_the_first_sentence_is_the_one_that_was_looked_for() {
+fn few_requests_decide_nothing_and_the_first_matching_sentence_counts() {
     // A program that drains its queues: the limit is no more steady than before.
     let busy = after("2702", "2702", "1000", "0.370096", "0.407106");
     let drained = summary(&format!("{busy}\n{RAISE}\n{}", after("0", "1000", "1000", "1", "-nan")));

@@ -127,7 +127,7 @@ fn a_log_that_is_wrapped_at_any_width_says_what_the_log_says() {
 }
 
 #[test]
-fn what_collectors_put_around_the_parts_of_a_wrapped_line_changes_nothing() {
+fn prefixes_and_suffixes_of_log_collectors_around_a_wrapped_line_change_nothing() {
     let mut styles = Vec::new();
     for ((frame, before, behind), (name, wrap)) in
         FRAMES.iter().flat_map(|frame| WRAPS.iter().map(move |wrap| (frame, wrap)))

@@ -68,7 +68,8 @@ impl Image {
         fits.then_some(Self { height, width, layout, fit, max_pixels: pixels::PIXELS_MAX })
     }
 
-    /// Refuses encoded images of more than `most` pixels. Decoding takes 3 bytes per pixel, and 4 more for an interlaced PNG.
+    /// Refuses encoded images of more than `most` pixels. Decoding takes 3 bytes per pixel, 4 more for an interlaced PNG,
+    /// and up to 8 more for a progressive JPEG.
     #[must_use]
     pub fn max_pixels(self, most: usize) -> Self {
         Self { max_pixels: most.min(pixels::PIXELS_MAX), ..self }

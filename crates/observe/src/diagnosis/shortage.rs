@@ -27,7 +27,7 @@ pub enum RefusedBy {
 #[derive(Debug, Clone)]
 pub struct Refused {
     pub by: RefusedBy,
-    /// Requested bytes after rounding.
+    /// Requested bytes after rounding. For a request that can never fit, the bytes that the limit would have to allow for it.
     pub needed_bytes: u64,
     pub found: String,
     /// Empty if no remedy is known.
@@ -115,7 +115,7 @@ impl Shortage<'_> {
 fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> LikelyCause {
     let Shortage { ref now, longest_free_bytes, limit, host, .. } = *shortage;
     let Refused { by, needed_bytes, ref found, ref remedy } = *refused;
-    let (needed, held, unused) = (RoundedUp(needed_bytes), Size(now.held_bytes), Size(now.unused_bytes()));
+    let (held, unused) = (Size(now.held_bytes), Size(now.unused_bytes()));
     let less = if shortage.is_reserve { "lower PINPOOL_RESERVE" } else { "request a smaller buffer" };
     match by {
         RefusedBy::Source { code: Some(code) } if OF_EARLIER_WORK.contains(&code) => LikelyCause::new(
@@ -124,7 +124,7 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> LikelyCause {
         ),
         RefusedBy::Limit { could_fit: false } => LikelyCause::new(
             format!("the request alone exceeds {limit}"),
-            format!("request a smaller buffer, or raise {limit} to {needed}"),
+            format!("request a smaller buffer, or raise {limit} to {}", shortage.raised_for(needed_bytes)),
         ),
         RefusedBy::Limit { .. } if now.free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => {
             LikelyCause::new(

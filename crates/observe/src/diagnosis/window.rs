@@ -298,13 +298,17 @@ impl<'a> Window<'a> {
             let setting = ("PINPOOL_POOL_SIZE_LIMIT", needed);
             return Some(self.alarm_for(Cause::Thrashing, format!("{missed} evicted buffers"), remedy, setting));
         }
+        let limit = now.limit.as_ref().map_or_else(String::new, |limit| format!("raise {limit}, or "));
+        let (fewer_sizes, has_arena) = (format!("{limit}batch to fewer sizes"), now.pool_size_limit.is_none());
+        let by_limits = format!("{fewer_sizes}; if PINPOOL_MAX_IDLE_BYTES is set, raise it");
         if churned >= CHURNED {
-            let (pinned, held) = (Size(self.delta.pinned_bytes), Size(self.cycled_bytes()));
-            let found = format!("{pinned} pinned and unpinned to hold {held}");
-            let remedy = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES";
+            let found =
+                format!("{} pinned and unpinned to hold {}", Size(self.delta.pinned_bytes), Size(self.cycled_bytes()));
+            // Without an arena, no memory is released because of its age.
+            let remedy = if has_arena { "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES" } else { &by_limits };
             return Some(self.alarm(Cause::Thrashing, found, remedy));
         }
-        if let Some((found, bytes)) = again {
+        if let Some((found, bytes)) = again.filter(|_| has_arena) {
             // A longer idle timeout would not remove the first of these pin calls.
             let kept_bytes = now.most_held_bytes.max(bytes);
             let remedy = format!("set PINPOOL_RESERVE to {}, so that this memory stays pinned", RoundedUp(kept_bytes));
@@ -321,13 +325,11 @@ impl<'a> Window<'a> {
         if varied {
             let found = format!("{missed}: no idle buffer had their size, so they were carved from held memory");
             let remedy = costly.then(|| "batch to fewer sizes".to_owned());
-            let diagnosis = self.diagnosis(Cause::SizesNeverRecur, found);
-            return Some(WindowDiagnosis { is_alarm: costly, remedy, ..diagnosis });
+            return Some(WindowDiagnosis { is_alarm: costly, remedy, ..self.diagnosis(Cause::SizesNeverRecur, found) });
         }
         costly.then(|| {
             let found = format!("{missed} with recurring sizes: buffers of other sizes took their memory");
-            let limit = now.limit.as_ref().map_or_else(String::new, |limit| format!("raise {limit}, or "));
-            self.alarm(Cause::Thrashing, found, format!("{limit}batch to fewer sizes"))
+            self.alarm(Cause::Thrashing, found, fewer_sizes)
         })
     }
 

@@ -49,7 +49,7 @@ causes! {
     IdleHoard = "idle_hoard",
     /// The backend refuses memory although most of the pool's memory is in use.
     MemoryRefused = "memory_refused",
-    /// Requests wait and fail, threads wait for each other's buffers, or this pool keeps most of a shared limit.
+    /// Requests fail or wait long, threads wait for each other's buffers, or this pool keeps most of a shared limit.
     LimitTooSmall = "limit_too_small",
     /// Requests wait, but buffers sit in a queue that more memory would only lengthen.
     SlowConsumer = "slow_consumer",

@@ -64,9 +64,9 @@
 //! | 4 | snapshot | time in ns, pool, time of the pool's clock in us, statistics and owners (`diagnosis::Snapshot` in `crates/observe`) |
 //!
 //! Time 0 is when the first pool of the file was built. Records of one thread are in order; records of different threads may be
-//! out of order by some blocks, so a reader sorts them by time, keeping the order of equal times. Snapshots come every 100 ms at
-//! first, later every 200th of the elapsed time, and at the end of each diagnosis window. `pinpool why` diagnoses them with the
-//! rules of the running pool.
+//! out of order by some blocks, so a reader sorts them by time, keeping the order of equal times. Snapshots come at most every
+//! 100 ms at first, later every 200th of the elapsed time, and at the end of each diagnosis window. `pinpool why` diagnoses
+//! them with the rules of the running pool.
 //!
 //! | variant | event | fields |
 //! | --- | --- | --- |
@@ -90,9 +90,9 @@
 //!
 //! An id identifies memory from `new` to `gone`. Between these two events, requests and returns of the id alternate. Tag 0 is none.
 //!
-//! Facts of a pool: `backend`, `pinned` (`yes` or `no`), `name` (if it has one), `process`, `version` (of the crate), `time`
-//! (seconds since 1970 at time 0), `set_in_code` (the variables that the program sets in its code), and each `PINPOOL_*` variable
-//! with its value.
+//! Facts of a pool: `backend`, `pinned` (`driver`, `kernel` or `no`), `name` (if it has one), `process`, `version` (of
+//! the crate), `time` (seconds since 1970 at time 0), `set_in_code` (the variables that the program sets in its code), and each
+//! `PINPOOL_*` variable with its value.
 
 use std::fmt::Debug;
 use std::path::Path;

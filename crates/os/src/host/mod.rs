@@ -2,8 +2,8 @@
 //!
 //! | file | owns | read |
 //! | --- | --- | --- |
-//! | `memory` | how much memory exists and is available, and which limit sets the total | at the start; the limits once a second |
-//! | `limits` | the limits of the process, and which of them refused memory | when memory is refused, and by `doctor` |
+//! | `memory` | how much memory exists and is available, and which limit sets the total | at the start, then once a second |
+//! | `limits` | the limits of the process, and which of them refused memory | at the start, after a refusal, and by `doctor` |
 //! | `pressure` | whether tasks wait for memory, whether a limit was hit | at most once a second |
 //! | `numa` | the NUMA node near a device, the memory of a node and the processors near it | once, at the start |
 //! | `huge_pages` | the huge pages that are set aside | if they are requested, and by `doctor` |

@@ -118,8 +118,10 @@ fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_co
     let Some((built, folder)) = built_and_folder() else { return };
     let log = folder.path().join("log");
     let mut command = served(built.command(Way::ProcAddress, "reset-by-table"), &log);
+    command.env("PINPOOL_PRELOAD_STATS", "1");
     let served = ran(command.env("MOCK_DRIVER_ADVERSARIAL", "RecurringHandles,ResetUnmaps,DeadEventAborts"));
     let log = log_of(&log);
+    assert_eq!(log.matches("requests: served=").count(), 2, "of the context that ended, and of the other: {log}");
     assert!(served.out.contains("the same handle"), "{served:?}\n{log}");
     assert_eq!(log.matches("has ended, and its memory with it").count(), 1, "{log}");
     assert_eq!(served.calls("cuMemHostAlloc"), 2, "one region for each context: {served:?}\n{log}");
@@ -147,7 +149,7 @@ fn a_context_that_ends_while_it_captures_takes_the_capture_along() {
 }
 
 #[test]
-fn over_the_limit_no_get_waits_for_a_capture_and_few_wait_for_work_that_does_not_end() {
+fn over_the_limit_no_request_waits_for_a_capture_and_few_wait_for_work_that_does_not_end() {
     let Some((built, folder)) = built_and_folder() else { return };
     let log = folder.path().join("log");
     // 40 waits would be longer than a test may be.

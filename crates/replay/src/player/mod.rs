@@ -349,7 +349,7 @@ impl<'a> Player<'a> {
             reclaimed: stats.memory.evictions.reclaimed,
             raises: stats.limits.raises,
             lowers: stats.limits.lowers,
-            pool_size_limit: stats.limits.max_idle_buffers,
+            pool_size_limit: stats.limits.pool_size_limit,
             releases: stats.memory.unpin.count,
             released_bytes: stats.memory.unpin.bytes,
             checks: checks.len() as u64,

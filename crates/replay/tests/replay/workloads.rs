@@ -27,12 +27,8 @@ fn named(name: &str) -> Workload {
     read(&format!("workloads/{name}.trace.gz"))
 }
 
-fn written(text: &str) -> Workload {
-    Workload::of_trace(Trace::read(text.as_bytes()).unwrap()).unwrap()
-}
-
 fn play(text: &str, replay: &Replay) -> ReplayReport {
-    replay.play(&written(text)).unwrap()
+    replay.play(&Workload::of_trace(Trace::read(text.as_bytes()).unwrap()).unwrap()).unwrap()
 }
 
 fn ratio(report: &ReplayReport) -> f64 {

@@ -2,7 +2,7 @@
 //!
 //! | file | what it tests |
 //! | --- | --- |
-//! | `shared` | buffers within one process: what is refused, tickets, waits, the limit, copies |
+//! | `shared_pool` | buffers within one process: what is refused, tickets, waits, the limit, copies |
 //! | `kills` | workers and trainers that are killed at any instruction |
 #![cfg(target_os = "linux")]
 

@@ -84,7 +84,8 @@ impl LockFile {
     /// no child inherits it unlisted.
     pub fn new(file: File, _no_fork: &HeldOff) -> io::Result<Self> {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
-        fork::call_in_children(&REGISTERED, close_listed);
+        // SAFETY: the handler uses atomics, and calls lseek and close.
+        unsafe { fork::call_in_children(&REGISTERED, close_listed) };
         let descriptor = file.as_raw_fd();
         // The mark is below 2 GiB, so every file system accepts it as a position.
         let mark = (random() >> 34).cast_signed() | 1 << 30;

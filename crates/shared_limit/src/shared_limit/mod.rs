@@ -29,7 +29,8 @@
 //!
 //! This module does not know pools: it counts bytes and reports changes.
 //!
-//! - shared-limit-I1: the sum of the bytes of living owners never exceeds the limit.
+//! - shared-limit-I1: the sum of the bytes in owned slots never exceeds the limit. The bytes of owners without a slot (I3) come
+//!   in addition.
 //! - shared-limit-I2: only the process that attached changes its slot: in a forked child every call does nothing.
 //! - shared-limit-I3: an owner with a descriptor that other code has closed claims nothing more, and leaves its slot to the next
 //!   owner.

@@ -581,13 +581,10 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
 
 const OPS_IN_A_CASE: usize = if cfg!(miri) { 20 } else { 500 };
 
-/// Random operations of both tests together; `PINPOOL_MODEL_OPS` sets another number.
-fn ops_wanted() -> usize {
-    std::env::var("PINPOOL_MODEL_OPS").ok().and_then(|ops| ops.parse().ok()).unwrap_or(100_000)
-}
-
 fn run(growth: GrowthMode, pages_max: usize) {
-    let cases = u32::try_from(ops_wanted() / 2 / OPS_IN_A_CASE).unwrap().max(1);
+    // Random operations of both tests together.
+    let ops: usize = std::env::var("PINPOOL_MODEL_OPS").ok().and_then(|ops| ops.parse().ok()).unwrap_or(100_000);
+    let cases = u32::try_from(ops / 2 / OPS_IN_A_CASE).unwrap().max(1);
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
     // The operations are the same every time, so that a failure can be repeated.
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);

@@ -86,10 +86,10 @@ impl<T> Lock<T> {
         unlock.then = if requires_slow_path { SLOW } else { FREE };
     }
 
-    /// Returns whether hits and returns must take the slow path.
+    /// Returns whether a hit or return would have to take the slow path now: it is required, or another thread is inside.
     pub(super) fn requires_slow_path(&self) -> bool {
-        // Relaxed: only tests call this.
-        self.state.load(Ordering::Relaxed) == SLOW
+        // Relaxed: a hint, which may be outdated when this returns.
+        self.state.load(Ordering::Relaxed) != FREE
     }
 
     /// Tries to enter, and returns the state that was found. The thread is inside unless this state is [`HELD`].

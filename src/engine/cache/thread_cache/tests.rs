@@ -32,7 +32,7 @@ fn between_threads_the_tick_decides_which_buffer_is_oldest() {
 }
 
 #[test]
-fn after_seal_puts_are_handed_back_and_one_drain_empties_the_cache() {
+fn after_a_seal_returns_are_refused_and_one_drain_empties_the_cache() {
     let cache = ThreadCache::new(1, 10, 4);
     (0..4).for_each(|value| kept(cache.put(current_slot(), Entry::new(0, 10, value))));
     let own = cache.take(current_slot(), 0).unwrap();
@@ -257,11 +257,6 @@ fn count_one(number: &AtomicU64) {
 
 type Buffer = Box<Entry<AtomicBool>>;
 
-/// Marks a buffer as in use: no other thread may hold it.
-fn use_alone(buffer: &Buffer) {
-    assert!(!buffer.swap(true, Ordering::Relaxed), "two threads have one buffer");
-}
-
 fn put_back(cache: &ThreadCache<AtomicBool>, done: &Done, buffer: Buffer) {
     assert!(buffer.swap(false, Ordering::Relaxed));
     count_one(&done.puts);
@@ -295,7 +290,7 @@ fn work(
                 count_one(if buffer.is_some() { &done.hits } else { &done.misses });
                 let buffer = buffer.unwrap_or_else(|| Entry::new(class, BYTES, AtomicBool::new(false)));
                 assert_eq!(buffer.class(), class);
-                use_alone(&buffer);
+                assert!(!buffer.swap(true, Ordering::Relaxed), "two threads have one buffer");
                 held.push(buffer);
             }
             7..11 => held.pop().into_iter().for_each(|buffer| put_back(cache, done, buffer)),
@@ -370,6 +365,6 @@ fn counters_balance_with_more_threads_than_shards() {
 }
 
 #[test]
-fn counters_balance_after_a_seal_while_buffers_are_put() {
+fn counters_balance_after_a_seal_while_buffers_are_returned() {
     check_balance(4, true);
 }

@@ -68,7 +68,7 @@ fn a_request_that_the_source_refuses_is_made_from_idle_memory() {
 }
 
 #[test]
-fn a_million_gets_with_512_live_buffers_lock_one_granule() {
+fn a_million_requests_with_512_live_buffers_lock_one_granule() {
     let pool = over_virtual_memory().build().unwrap();
     // There are as many live buffers of one page as a granule has pages.
     let mut live: VecDeque<_> = (0..512).map(|n| pool.get(1 + n % 100).unwrap()).collect();

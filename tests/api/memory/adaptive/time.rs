@@ -37,11 +37,11 @@ fn five_minutes_without_a_miss_lower_a_raised_limit() {
     let (pool, clock) = with_manual_clock(over_virtual_memory().setting("pool_size_limit", 200));
     // After 200 puts each one evicts, and the thousandth eviction is a check.
     drop((0..1200).map(|n| pool.get(4096 * (1 + n % 8)).unwrap()).collect::<Vec<_>>());
-    assert_eq!(valid_stats(&pool).limits.max_idle_buffers, 220);
+    assert_eq!(valid_stats(&pool).limits.pool_size_limit, 220);
     lines();
     assert_eq!(after_seconds(&clock, &pool, 299).limits.lowers, 0);
     let stats = after_seconds(&clock, &pool, 1);
-    assert_eq!((stats.limits.lowers, stats.limits.max_idle_buffers), (1, 200));
+    assert_eq!((stats.limits.lowers, stats.limits.pool_size_limit), (1, 200));
     assert_eq!(count(&lines(), "lowered: no miss for five minutes, pool_size_limit=220->200"), 1);
     assert_eq!(after_seconds(&clock, &pool, 300).limits.lowers, 1, "never below the limit at the start");
 }

@@ -69,7 +69,7 @@ fn after_a_change_from_one_fixed_size_to_another_requests_hit_again() {
 }
 
 #[test]
-fn a_large_get_takes_several_idle_buffers_and_holes_before_it_grows() {
+fn a_large_request_takes_several_idle_buffers_and_holes_before_it_grows() {
     let (pool, _clock) = with_manual_clock(over_virtual_memory());
     let mut buffers: Vec<_> = (0..8).map(|_| pool.get(2 * MIB).unwrap()).collect();
     buffers.truncate(4);

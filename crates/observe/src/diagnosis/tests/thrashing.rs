@@ -11,7 +11,11 @@ fn repeated_pinning_and_unpinning_is_thrashing_but_a_burst_is_not() {
     };
     assert_eq!(run.cause(again), Cause::Healthy, "a burst");
     let line = run.logged(again).unwrap();
-    assert!(line.starts_with("thrashing: 2.0GiB pinned and unpinned to hold 1.0GiB; raise "), "{line}");
+    assert!(line.starts_with("thrashing: 2.0GiB pinned and unpinned to hold 1.0GiB; raise PINPOOL_IDLE"), "{line}");
+    run.now.pool_size_limit = Some(100);
+    let in_tensorflow = run.window(again);
+    let remedy = "raise PINPOOL_MAX_BYTES, or batch to fewer sizes; if PINPOOL_MAX_IDLE_BYTES is set, raise it";
+    assert_eq!(in_tensorflow.remedy.as_deref(), Some(remedy));
 }
 
 #[test]
