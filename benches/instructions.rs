@@ -35,7 +35,7 @@ const PAIRS: u64 = 20_000;
 const BATCH: u64 = 8;
 
 fn builder() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap).max_bytes(Limit::Unlimited).setting("auto_resize", false)
+    Pool::builder().without_env().backend(Backend::Heap).max_bytes(Limit::Unlimited).auto_resize(false)
 }
 
 fn pair(pool: &Pool, len: usize) {
@@ -50,7 +50,7 @@ fn hit(pairs: u64) {
 }
 
 fn carved(pairs: u64) {
-    let pool = builder().setting("pool_size_limit", 0).build().expect("the heap has memory");
+    let pool = builder().pool_size_limit(0).build().expect("the heap has memory");
     // Keeps the granule of all other buffers in use.
     let _anchor = pool.get(4096);
     (0..pairs).for_each(|_| pair(&pool, 64 << 10));
@@ -58,7 +58,7 @@ fn carved(pairs: u64) {
 }
 
 fn evicting(pairs: u64) {
-    let pool = builder().setting("pool_size_limit", 8).build().expect("the heap has memory");
+    let pool = builder().pool_size_limit(8).build().expect("the heap has memory");
     let mut random: u64 = 0x9E37_79B9_7F4A_7C15;
     for _ in 0..pairs {
         random ^= random << 13;

@@ -42,7 +42,7 @@ fn measure<T>(group: &str, name: &str, mut get: impl FnMut() -> T) {
 
 fn without_idle_buffers(backend: &Backend, preset: Preset) -> Result<Pool, Error> {
     let builder = Pool::builder().without_env().backend(backend.clone()).max_bytes(Limit::Unlimited);
-    builder.preset(preset).setting("pool_size_limit", 0).setting("auto_resize", false).build()
+    builder.preset(preset).pool_size_limit(0).auto_resize(false).build()
 }
 
 /// A pool buffer, with one byte written to it.

@@ -5,7 +5,7 @@
 use std::thread;
 
 use pinpool::Pool;
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 const TENSORS: usize = 1000;
 const TENSOR_BYTES: usize = 300;
@@ -20,7 +20,7 @@ fn byte(tensor: usize) -> u8 {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::builder().build()?;
     let bytes = TENSORS * STRIDE;
-    let (stream, mut device) = (SinkStream::new()?, SinkMem::new(bytes));
+    let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(bytes));
 
     let mut batch = pool.get(bytes)?;
     let mut tensors: Vec<_> = batch.wait_slice_mut()?.chunks_exact_mut(STRIDE).enumerate().collect();

@@ -9,7 +9,7 @@ const NUMBERS: usize = 1 << 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // cudarc panics without a driver, so check for one first.
-    if !pinpool::cuda_is_present() {
+    if !pinpool::is_cuda_present() {
         println!("skipped: no CUDA driver");
         return Ok(());
     }

@@ -6,13 +6,13 @@ use std::fs::File;
 use std::io::Read;
 
 use pinpool::Pool;
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::builder().build()?;
     let mut file = File::open(std::env::args().nth(1).unwrap_or_else(|| "Cargo.toml".into()))?;
     let len = usize::try_from(file.metadata()?.len())?;
-    let (stream, mut device) = (SinkStream::new()?, SinkMem::new(len)); // on a GPU: cudarc's stream and slice
+    let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(len)); // on a GPU: cudarc's stream and slice
 
     let mut buf = pool.get(len)?; // reuses pinned memory, or pins more
     file.read_exact(buf.wait_slice_mut()?)?;

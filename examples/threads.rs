@@ -6,7 +6,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 
 use pinpool::{PinnedBuf, Pool};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 const THREADS: u8 = 4;
 const BATCHES: usize = 100;
@@ -15,7 +15,7 @@ const BATCH_BYTES: usize = 1 << 20;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::builder().build()?;
     // With a GPU: cudarc's stream and slice.
-    let (stream, mut device) = (SinkStream::new()?, SinkMem::new(BATCH_BYTES));
+    let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(BATCH_BYTES));
     // The channel limits the number of filled batches, and so the memory of the loop.
     let (filled, to_copy) = sync_channel::<pinpool::Result<PinnedBuf>>(8);
 

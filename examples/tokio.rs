@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout)] // The example prints its result.
 
 use pinpool::{PinnedBuf, Pool};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 const BATCHES: u8 = 20;
@@ -25,7 +25,7 @@ async fn fill(pool: Pool, filled: Sender<PinnedBuf>) -> Result<()> {
 
 /// Copies each batch, and copies its first byte back.
 async fn copy(pool: Pool, mut to_copy: Receiver<PinnedBuf>) -> Result<Vec<u8>> {
-    let (stream, mut device) = (SinkStream::new()?, SinkMem::new(BATCH_BYTES));
+    let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(BATCH_BYTES));
     let mut first_bytes = Vec::new();
     while let Some(buf) = to_copy.recv().await {
         // The buffer returns to the pool when the copy has completed.

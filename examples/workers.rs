@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use pinpool::Pool;
 use pinpool_shared_buffers::{SharedPool, SharedWorker, Ticket};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 const BYTES: usize = 4 << 20;
 const LONG: Duration = Duration::from_secs(30);
@@ -77,7 +77,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             workers[at] = start(&shared, false)?;
         }
         let buf = shared.receive(&Ticket::from_bytes(&bytes)?)?;
-        let mut device = SinkMem::new(buf.len());
+        let mut device = SinkMemory::new(buf.len());
         buf.copy_to(&stream, &mut device)?; // the buffer is free again when the copy has completed
         stream.synchronize()?;
         assert!(device.read().iter().all(|&byte| byte == batch.to_le_bytes()[0]), "batch {batch}");

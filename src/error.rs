@@ -11,8 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call of the pool failed.
 ///
-/// The text is for people and may change. Code should branch on the `is_...` methods. The conversion to an [`io::Error`] chooses
-/// a kind that matches these methods. The content is boxed so that a `Result<PinnedBuf, Error>` is small.
+/// The text is for people and may change. Code should branch on the `is_...` methods. The content is boxed so that a
+/// `Result<PinnedBuf, Error>` is small.
 #[derive(thiserror::Error)]
 #[error(transparent)]
 pub struct Error(Box<ErrorKind>);
@@ -33,7 +33,7 @@ fn sentence(text: &str) -> String {
 /// A request that found no memory.
 #[derive(Debug)]
 pub(crate) struct NoMemory {
-    pub(crate) asked_bytes: u64,
+    pub(crate) requested_bytes: u64,
     pub(crate) refused: Refused,
     /// Bytes of the pool by state.
     pub(crate) usage: String,
@@ -43,8 +43,8 @@ pub(crate) struct NoMemory {
 
 impl fmt::Display for NoMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { asked_bytes, refused, usage, .. } = self;
-        write!(f, "cannot allocate {}: {}; {usage}", refused.rounded(*asked_bytes), refused.found)?;
+        let Self { requested_bytes, refused, usage, .. } = self;
+        write!(f, "cannot allocate {}: {}; {usage}", refused.rounded(*requested_bytes), refused.found)?;
         if refused.remedy.is_empty() { Ok(()) } else { write!(f, ". {}", sentence(&refused.remedy)) }
     }
 }
@@ -58,6 +58,8 @@ pub(crate) enum ErrorKind {
     Alignment { len: usize, align: usize, max_align: usize },
     #[error("{0}")]
     Limit(NoMemory),
+    #[error("{0}")]
+    Timeout(NoMemory),
     #[error("{0}")]
     Backend(NoMemory),
     #[error("{what} is unavailable: {why}")]
@@ -82,14 +84,14 @@ pub(crate) enum ErrorKind {
     #[error(
         "cannot allocate {}: a driver call did not return within {}; wait longer (PINPOOL_WAIT) or pin memory in advance \
          (PINPOOL_RESERVE)",
-        Size(*asked_bytes), Time(*waited)
+        Size(*requested_bytes), Time(*waited)
     )]
-    Late { asked_bytes: u64, waited: Duration },
+    Late { requested_bytes: u64, waited: Duration },
     #[error("device failure: {why}")]
     Device { why: String },
     #[error(
-        "the stream is capturing a graph, and each launch would use the buffer again after the pool has reused it; copy before the \
-         capture begins or after it ends, or on a stream that does not take part in it"
+        "the stream is capturing a graph, and the pool cannot know when launches of the graph use the buffer; copy before the \
+         capture begins or after it ends, or return the buffer after the last launch, on the stream of that launch"
     )]
     Capture,
 }
@@ -108,9 +110,10 @@ macro_rules! predicates {
 predicates! {
     /// Returns whether the length, alignment, range, element type or handle of the request is invalid.
     is_invalid_request, Request = Length | Alignment | Memory | Handle;
-    /// Returns whether the request does not fit within the limit of the pool (`PINPOOL_MAX_BYTES`), of its partition, or of pools
-    /// that share one (`auto`, `PINPOOL_LEDGER`), earlier requests are waiting, or a driver call did not return within the wait of an async request.
-    is_limit, Limit = Limit | Late;
+    /// Returns whether one of these holds: the request does not fit within the limit of the pool (`PINPOOL_MAX_BYTES`), of its
+    /// partition, or of pools that share one (`auto`, `PINPOOL_LEDGER`); earlier requests are waiting; or a driver call did not
+    /// return within the wait of an async request.
+    is_limit, Limit = Limit | Timeout | Late;
     /// Returns whether the driver or the kernel refused, or the chosen backend is not available.
     is_backend, Backend = Backend | Unavailable;
     /// Returns whether a setting is unknown or invalid, contradicts another, or needs a feature that this build lacks.
@@ -134,9 +137,15 @@ impl Error {
         matches!(*self.0, ErrorKind::Unavailable { .. })
     }
 
+    /// Returns whether the request was refused only after its whole wait, so that a longer wait may help. Implies
+    /// [`is_limit`](Self::is_limit).
+    pub fn is_timeout(&self) -> bool {
+        matches!(*self.0, ErrorKind::Timeout(..) | ErrorKind::Late { .. })
+    }
+
     /// Returns whether the driver knows no such stream or event, or no context is current. Implies
     /// [`is_invalid_request`](Self::is_invalid_request).
-    pub fn is_handle(&self) -> bool {
+    pub fn is_invalid_handle(&self) -> bool {
         matches!(*self.0, ErrorKind::Handle { .. })
     }
 
@@ -144,9 +153,10 @@ impl Error {
     pub fn requested_bytes(&self) -> Option<u64> {
         match *self.0 {
             ErrorKind::Length { len, .. } | ErrorKind::Alignment { len, .. } => Some(len as u64),
-            ErrorKind::Limit(NoMemory { asked_bytes, .. })
-            | ErrorKind::Backend(NoMemory { asked_bytes, .. })
-            | ErrorKind::Late { asked_bytes, .. } => Some(asked_bytes),
+            ErrorKind::Limit(NoMemory { requested_bytes, .. })
+            | ErrorKind::Timeout(NoMemory { requested_bytes, .. })
+            | ErrorKind::Backend(NoMemory { requested_bytes, .. })
+            | ErrorKind::Late { requested_bytes, .. } => Some(requested_bytes),
             _ => None,
         }
     }
@@ -160,13 +170,23 @@ impl Error {
     /// The error's text; if a request found no memory, also the largest holders, one per line.
     pub fn report(&self) -> String {
         match &*self.0 {
-            ErrorKind::Limit(no_memory) | ErrorKind::Backend(no_memory) => format!("{self}\n{}", no_memory.report),
+            ErrorKind::Limit(no_memory) | ErrorKind::Timeout(no_memory) | ErrorKind::Backend(no_memory) => {
+                format!("{self}\n{}", no_memory.report)
+            }
             _ => self.to_string(),
         }
     }
 }
 
 impl Error {
+    /// Returns the error of a request that has waited, for its whole wait if it `timed_out`.
+    pub(crate) fn after_wait(self, timed_out: bool) -> Self {
+        match *self.0 {
+            ErrorKind::Limit(no_memory) if timed_out => ErrorKind::Timeout(no_memory).into(),
+            other => other.into(),
+        }
+    }
+
     /// Returns the first of these setting errors, extended by the names of the other wrong settings; `None` if there are no errors.
     pub(crate) fn first_of(errors: Vec<Self>) -> Option<Self> {
         let mut names: Vec<_> = errors.iter().filter_map(Self::setting).collect();
@@ -192,13 +212,14 @@ impl Error {
     }
 }
 
-/// Converts the error for code that returns [`std::io`] errors, such as `file.read_exact(buf.wait_slice_mut()?)`. `get_ref`
-/// returns the original error.
+/// Converts the error for code that returns [`std::io`] errors, such as `file.read_exact(buf.wait_slice_mut()?)`. The kind is
+/// `TimedOut` after a wait, `QuotaExceeded` for another limit, `OutOfMemory` or `Unsupported` for a backend, `InvalidInput` for
+/// invalid requests, settings and refused copies, and otherwise `Other`. `get_ref` returns the original error.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match *error.0 {
+            _ if error.is_timeout() => io::ErrorKind::TimedOut,
             ErrorKind::Limit { .. } => io::ErrorKind::QuotaExceeded,
-            ErrorKind::Late { .. } => io::ErrorKind::TimedOut,
             ErrorKind::Backend { .. } => io::ErrorKind::OutOfMemory,
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
             _ if error.is_invalid_request() || error.is_setting() || error.is_copy() => io::ErrorKind::InvalidInput,
@@ -313,7 +334,8 @@ mod tests {
             found: "exceeds the pool limit of 512B (PINPOOL_MAX_BYTES)".to_owned(),
             remedy: remedy.to_owned(),
         };
-        let error = Error::from(ErrorKind::Limit(NoMemory { asked_bytes: 64, refused, usage, report: String::new() }));
+        let error =
+            Error::from(ErrorKind::Limit(NoMemory { requested_bytes: 64, refused, usage, report: String::new() }));
         assert!(error.is_limit() && !error.is_backend());
         assert_eq!((error.requested_bytes(), error.setting()), (Some(64), None));
         let text = error.to_string();

@@ -8,10 +8,10 @@
 //!
 //! ```
 //! use pinpool::Pool;
-//! use pinpool_testing::{SinkMem, SinkStream};
+//! use pinpool_testing::{SinkMemory, SinkStream};
 //!
 //! let pool = Pool::builder().build()?; // settings from `PINPOOL_*`
-//! let (stream, mut device) = (SinkStream::new()?, SinkMem::new(4096)); // on a GPU: cudarc's stream and slice
+//! let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(4096)); // on a GPU: cudarc's stream and slice
 //! let mut buf = pool.get(4096)?; // reuses pinned memory, or pins more
 //! buf.wait_slice_mut()?.fill(7);
 //! buf.copy_to(&stream, &mut device)?; // returns to the pool when the copy ends
@@ -96,7 +96,7 @@ pub use stats::Stats;
 
 /// Returns whether a CUDA driver can be loaded. Check it before using cudarc, which panics without a driver.
 #[must_use]
-pub fn cuda_is_present() -> bool {
+pub fn is_cuda_present() -> bool {
     #[cfg(feature = "cuda")]
     return driver::is_present();
     #[cfg(not(feature = "cuda"))]

@@ -37,11 +37,10 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use pinpool_os::exit::call_at_exit;
-use pinpool_os::fork::OfProcess;
-use pinpool_os::sync::plain::{Condvar, Mutex};
-use pinpool_os::sync::process::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use pinpool_os::fork::PerProcess;
+use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU32, AtomicU64, Condvar, Mutex, Ordering, fence};
 use pinpool_os::threads;
-use pinpool_os::unwind::caught;
+use pinpool_os::unwind::catch_panic;
 
 /// A call that has not returned after this time is stuck: its thread may be replaced, and no other thread waits for the call.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
@@ -54,7 +53,7 @@ const SHORTEST_COPY_PAUSE: Duration = Duration::from_micros(40);
 const LONGEST_COPY_PAUSE: Duration = Duration::from_millis(20);
 
 /// A pool or a reminder that the thread checks.
-pub(crate) trait Maintained: Send + Sync {
+pub(crate) trait MaintenanceTask: Send + Sync {
     /// Does what is due. May make slow calls.
     fn maintain(&self);
 
@@ -122,7 +121,7 @@ impl ReminderState {
     }
 }
 
-impl Maintained for ReminderState {
+impl MaintenanceTask for ReminderState {
     fn maintain(&self) {
         let is_late = || self.deadline.is_some_and(|deadline| deadline <= Instant::now());
         let is_met = || self.condition.as_ref().is_some_and(|condition| condition());
@@ -163,8 +162,8 @@ pub(crate) struct MaintenanceThread {
 
 #[derive(Debug, Default)]
 struct Schedule {
-    reminders: Vec<Weak<dyn Maintained>>,
-    pools: Vec<Weak<dyn Maintained>>,
+    reminders: Vec<Weak<dyn MaintenanceTask>>,
+    pools: Vec<Weak<dyn MaintenanceTask>>,
     is_running: bool,
     /// Number of the current thread. A thread with a lower number was replaced, and ends when its call returns.
     runner: u64,
@@ -190,7 +189,7 @@ impl Call {
     }
 }
 
-static OF_PROCESS: OfProcess<MaintenanceThread> = OfProcess::new(MaintenanceThread::default);
+static OF_PROCESS: PerProcess<MaintenanceThread> = PerProcess::new(MaintenanceThread::default);
 
 impl MaintenanceThread {
     /// Returns the maintenance thread of this process. Does not start it.
@@ -199,7 +198,7 @@ impl MaintenanceThread {
     }
 
     /// Adds `pool` to the pools that the thread maintains. Does not start the thread.
-    pub(crate) fn add(&self, pool: Weak<dyn Maintained>, calls_driver: bool) {
+    pub(crate) fn add(&self, pool: Weak<dyn MaintenanceTask>, calls_driver: bool) {
         let mut schedule = self.schedule.lock();
         // Pools with a driver come last, because driver calls may be slow.
         let at = if calls_driver { schedule.pools.len() } else { 0 };
@@ -309,13 +308,13 @@ impl MaintenanceThread {
         schedule.is_woken = false;
         drop(schedule);
         let (pace, deadline) = (Cell::default(), Cell::new(None));
-        let check = |one: &dyn Maintained| {
+        let check = |one: &dyn MaintenanceTask| {
             pace.set(one.pace().max(pace.get()));
             deadline.set(one.deadline().into_iter().chain(deadline.get()).min());
         };
         let is_current = self.call_each(number, |one| {
             // `check` reads the pace even if `maintain` has panicked.
-            caught(|| one.maintain());
+            catch_panic(|| one.maintain());
             check(one);
         });
         if !is_current {
@@ -329,7 +328,7 @@ impl MaintenanceThread {
 
     /// Calls `call` with each reminder and pool, except objects in which a replaced thread is stuck. Returns whether this thread is
     /// still the current one; if not, stops early.
-    fn call_each(&self, number: u64, call: impl Fn(&dyn Maintained)) -> bool {
+    fn call_each(&self, number: u64, call: impl Fn(&dyn MaintenanceTask)) -> bool {
         for at in 0.. {
             let mut schedule = self.schedule.lock();
             let mut all = schedule.reminders.iter().chain(&schedule.pools);
@@ -340,9 +339,9 @@ impl MaintenanceThread {
             schedule.call = Some(Call { address, since: Instant::now(), thread: thread::current().id() });
             drop(schedule);
             // The panic hook of the process reports a panic, which ends only this call.
-            caught(|| call(&*one));
+            catch_panic(|| call(&*one));
             // If this is the last reference to a reminder, the drop runs user code: it drops the waker.
-            caught(|| drop(one));
+            catch_panic(|| drop(one));
             let mut schedule = self.schedule.lock();
             if schedule.runner != number {
                 schedule.stuck.retain(|&other| other != address);
@@ -479,7 +478,7 @@ mod tests {
         }
     }
 
-    impl Maintained for FakePool {
+    impl MaintenanceTask for FakePool {
         fn maintain(&self) {
             self.looks.fetch_add(1, Ordering::SeqCst);
             assert!(!self.panics, "on purpose");
@@ -609,7 +608,7 @@ mod tests {
     /// A pool that blocks in its maintenance until released.
     struct HangingPool(Mutex<bool>, Condvar, AtomicUsize);
 
-    impl Maintained for HangingPool {
+    impl MaintenanceTask for HangingPool {
         fn maintain(&self) {
             self.2.fetch_add(1, Ordering::SeqCst);
             let mut may_return = self.0.lock();

@@ -82,7 +82,7 @@ impl Window {
     }
 
     /// Returns the number of requests in the window.
-    pub fn gets(&self) -> u64 {
+    pub fn requests(&self) -> u64 {
         self.get_from_pool + self.allocated
     }
 
@@ -93,7 +93,7 @@ impl Window {
 
     /// Returns the share of the requests that missed; 0 without requests.
     pub fn unsatisfied_rate(&self) -> f64 {
-        rate(self.allocated, self.gets())
+        rate(self.allocated, self.requests())
     }
 }
 
@@ -159,7 +159,7 @@ mod tests {
     fn a_window_is_a_difference_and_its_rates_are_shares() {
         let other = Window { get_from_pool: 1, put: 2, allocated: 3, evicted: 4 };
         let sum = Window { get_from_pool: 62_422, put: 63_523, allocated: 1_103, evicted: 1_004 };
-        assert_eq!((sum.since(other), sum.gets()), (BUSY, 63_525));
+        assert_eq!((sum.since(other), sum.requests()), (BUSY, 63_525));
         assert_eq!((other.eviction_rate(), other.unsatisfied_rate()), (2.0, 0.75));
         assert_eq!((Window::default().eviction_rate(), Window::default().unsatisfied_rate()), (0.0, 0.0));
     }

@@ -209,7 +209,7 @@ fn read(tokens: TokenStream, module: &Module, file: &mut File) {
     }
 }
 
-/// Is `#[cfg(test)]`, or a `cfg` that holds in tests alone, next?
+/// Returns whether `#[cfg(test)]`, or a `cfg` that holds only in tests, is next.
 fn is_test_attribute(tokens: &[TokenTree]) -> bool {
     let [hash, TokenTree::Group(group), ..] = tokens else { return false };
     let text = group.stream().to_string();

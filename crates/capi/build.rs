@@ -1,4 +1,4 @@
-//! Links the shared library as what it is installed as.
+//! Sets the SONAME of the shared library to its installed name.
 
 fn main() {
     // The name under which programs look for it. Its number is the first one of the version: it changes when programs that

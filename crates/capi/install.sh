@@ -4,7 +4,7 @@
 #   crates/capi/install.sh PREFIX        PREFIX/include/pinpool.h and .hpp, PREFIX/lib/libpinpool.so and .a, pkgconfig/pinpool.pc,
 #                                         cmake/pinpool/pinpoolConfig.cmake
 #
-# DESTDIR is put before PREFIX, for packages. PINPOOL_BUILT_IN names a folder that has the libraries already.
+# DESTDIR is put before PREFIX, for packages. PINPOOL_LIBRARY_DIR names a folder that has the libraries already.
 set -eu
 
 [ $# -eq 1 ] || { echo "usage: $0 PREFIX" >&2; exit 2; }
@@ -15,11 +15,11 @@ version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$here/../../Cargo.toml" | head -
 [ -n "$version" ] || { echo "$0: no version in $here/../../Cargo.toml" >&2; exit 1; }
 name=libpinpool.so.${version%%.*}
 
-built=${PINPOOL_BUILT_IN:-}
+built=${PINPOOL_LIBRARY_DIR:-}
 if [ -z "$built" ]; then
     export CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_RELEASE_STRIP=debuginfo
     (cd "$here/../.." && cargo build --release --locked -p pinpool-capi)
-    built=${CARGO_TARGET_DIR:-$here/../../target}/release
+    built=$(cd "$here/../.." && cd "${CARGO_TARGET_DIR:-target}" && pwd)/release
 fi
 
 to=${DESTDIR:-}$prefix

@@ -6,7 +6,7 @@
 
 Writes the photos to a temporary folder first, as files and as four tar shards, and reads them from the page cache. Each loader runs in a
 separate process, interleaved over several rounds. The first epoch includes the start of workers and pinning; "steady" is the median of the
-later epochs. The table has the median round. CPU seconds cover the process and its children in all epochs.
+later epochs. Each number in the table is its median over the rounds. CPU seconds cover the process and its children in all epochs.
 """
 
 import argparse
@@ -104,7 +104,7 @@ def webdataset_loader(root, workers):
 def pinpool_files(root, workers, paths):
     import pinpool_loader
 
-    loader = pinpool_loader.Loader(f"{root}/{paths}", batch_size=BATCH, threads=workers, decode={"jpg": pinpool_loader.Image(SIDE, SIDE)})
+    loader = pinpool_loader.Loader(f"{root}/{paths}", batch_size=BATCH, threads=workers, decode={"jpg": pinpool_loader.ImageDecoder(SIDE, SIDE)})
     return lambda: (batch.field("jpg") for batch in loader)
 
 

@@ -6,7 +6,7 @@
 
 A sample is a copy of prepared random bytes, and a batch has 16 samples. All loaders have the same number of worker processes (fork) and
 of batches read ahead. The trainer reads one byte of each 4 KiB page of a batch. Each loader runs in a separate process, alternately over
-several rounds; the table has the median round of each.
+several rounds. Each number in the table is its median over the rounds.
 
 | row | the batch in the trainer |
 | --- | --- |
@@ -48,7 +48,7 @@ class Samples:
 
 
 def described(shared):
-    return f"{shared.pinned_by}, hugetlb pages" if shared.is_hugetlb else shared.pinned_by
+    return f"{shared.pinned_by or 'nothing'}{', hugetlb pages' if shared.is_hugetlb else ''}"
 
 
 def torch_loader(samples, workers, **settings):

@@ -46,7 +46,7 @@ def main() -> None:
         seen.extend(labels.tolist())
         del images, inputs, labels
     assert seen == list(range(LENGTH)), "every sample comes once, in order"
-    print(f"{len(seen)} samples, pinned by {shared.pinned_by}, {shared.counts()}")
+    print(f"{len(seen)} samples, pinned by {shared.pinned_by or 'nothing'}, {shared.counts()}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pinpool::unstable::config::text::{parse_bytes, parse_duration};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyString};
 
@@ -84,9 +84,8 @@ pub(crate) fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
 /// Parses a time: seconds, a timedelta, or text such as "500ms".
 pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
     if let Ok(text) = value.cast::<PyString>() {
-        let wait =
-            parse_duration(&text.to_string()).map_err(|error| RequestError::new_err(format!("timeout: {error}")))?;
-        return Ok(wait.min(LONGEST_WAIT));
+        let wait = parse_duration(&text.to_string()).map(|wait| wait.min(LONGEST_WAIT));
+        return wait.map_err(|error| RequestError::new_err(format!("timeout: {error}")));
     }
     let total = value.getattr_opt("total_seconds")?.map(|total| total.call0()).transpose()?;
     let seconds = total.as_ref().unwrap_or(value).extract::<f64>().ok();
@@ -97,7 +96,7 @@ pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
         ))
     })?;
     if seconds.is_nan() || seconds < 0.0 {
-        return Err(PyValueError::new_err(format!("timeout must be 0 or more seconds, not {seconds}")));
+        return Err(RequestError::new_err(format!("timeout must be 0 or more seconds, not {seconds}")));
     }
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT))
 }

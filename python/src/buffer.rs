@@ -71,8 +71,8 @@ impl Buffer {
         Ok(self.memory.address)
     }
 
-    /// True if the driver pinned the memory, so that copies can be asynchronous. This is so on the backends vmm, register and
-    /// cuda, except for empty or pageable buffers (`on_full="pageable"`). torch's `tensor.is_pinned()` returns the same value.
+    /// True if the driver pinned the memory, so that copies can be asynchronous. True on the backends vmm, register and cuda,
+    /// except for empty and pageable buffers (`on_full="pageable"`). torch's `tensor.is_pinned()` returns the same value.
     #[getter]
     fn is_pinned(&self) -> bool {
         self.memory.is_pinned
@@ -90,7 +90,8 @@ impl Buffer {
         self.memory.is_released()
     }
 
-    /// Number of memoryviews, arrays and tensors that were made directly from the buffer, by the buffer protocol or DLPack.
+    /// Number of existing memoryviews, arrays and tensors that were made directly from the buffer, by the buffer protocol or
+    /// DLPack.
     #[getter]
     fn views(&self) -> usize {
         self.memory.views()
@@ -106,7 +107,7 @@ impl Buffer {
     ///
     /// Raises:
     ///     BufferError: the buffer has views. It is not released.
-    ///     BackendError, DeviceError, RequestError: as for `record_stream`. The buffer is not released.
+    ///     TypeError, BackendError, DeviceError, RequestError: as for `record_stream`. The buffer is not released.
     #[pyo3(signature = (stream=None))]
     fn release(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         if self.memory.is_released() {
@@ -130,9 +131,9 @@ impl Buffer {
     ///         enqueued the copy.
     ///
     /// Raises:
-    ///     TypeError, ValueError: `stream` is not a stream. The call has no effect.
+    ///     TypeError, RequestError: `stream` is not a stream, or an int that cannot be a handle. The call has no effect.
     ///     BackendError: there is no CUDA driver, so no copy can run on a stream.
-    ///     DeviceError, RequestError: the driver refuses the stream, or the stream captures a graph. The end of its work is
+    ///     DeviceError: the driver refuses the stream or its handle, or the stream captures a graph. The end of its work is
     ///         unknown, so the memory is never reused, even if a later call with the same stream succeeds. Once the buffer is
     ///         released, the memory is counted in `stats()["memory"]["quarantined"]`.
     ///     ReleasedError: the buffer was released.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pinpool_loader::{Decode, DecodedField, Fit, Image, Layout};
+use pinpool_loader::{Decode, DecodedField, Fit, ImageDecoder, Layout};
 use pyo3::prelude::*;
 
 /// A decoder.
@@ -17,7 +17,7 @@ impl Decoder {
     fn image(height: u32, width: u32, is_chw: bool, is_cropped: bool, max_pixels: Option<usize>) -> Option<Self> {
         let layout = if is_chw { Layout::Chw } else { Layout::Hwc };
         let fit = if is_cropped { Fit::Crop } else { Fit::Stretch };
-        let image = Image::new(height, width, layout, fit)?;
+        let image = ImageDecoder::new(height, width, layout, fit)?;
         Some(Self(Arc::new(image.max_pixels(max_pixels.unwrap_or(usize::MAX)))))
     }
 }

@@ -1,7 +1,5 @@
 //! Converts errors of the crate to exceptions, which `pinpool/_errors.py` defines.
 
-use std::time::Duration;
-
 use pinpool::Error;
 use pyo3::{PyErr, PyErrArguments};
 
@@ -22,7 +20,7 @@ mod python {
     import_exception!(pinpool._errors, PeerError);
     import_exception!(pinpool._errors, TimeoutError);
 }
-pub(crate) use python::{BackendError, ForkError, ReleasedError, RequestError};
+pub(crate) use python::{BackendError, DeviceError, ForkError, ReleasedError, RequestError, TimeoutError};
 
 /// Returns the exception for `error`, with its text and its report.
 pub(crate) fn exception(error: &Error) -> PyErr {
@@ -32,11 +30,13 @@ pub(crate) fn exception(error: &Error) -> PyErr {
 /// Returns the exception for a pool error, with a different text.
 pub(crate) fn with_text(error: &Error, text: impl PyErrArguments + 'static) -> PyErr {
     match () {
+        () if error.is_timeout() => python::TimeoutError::new_err(text),
         () if error.is_limit() => python::LimitError::new_err(text),
         () if error.is_backend() => python::BackendError::new_err(text),
         () if error.is_invalid_request() || error.is_copy() => python::RequestError::new_err(text),
         () if error.is_setting() => python::SettingError::new_err(text),
         () if error.is_forked() => python::ForkError::new_err(text),
+        () if error.is_closed() => python::ReleasedError::new_err(text),
         () if error.is_device() || error.is_capture() => python::DeviceError::new_err(text),
         () => python::PinpoolError::new_err(text),
     }
@@ -55,26 +55,4 @@ pub(crate) fn for_shared(error: &pinpool_shared_buffers::Error) -> PyErr {
         None if error.is_forked() => python::ForkError::new_err(text),
         None => python::SharedError::new_err(text),
     }
-}
-
-/// Returns the exception for a failed request that took `taken` and could wait for up to `wait`.
-pub(crate) fn for_request(error: &Error, wait: Duration, taken: Duration) -> PyErr {
-    if error.is_limit() && ran_out(wait, taken) {
-        python::TimeoutError::new_err((error.to_string(), error.report()))
-    } else {
-        exception(error)
-    }
-}
-
-/// Returns the exception for a failed request for shared memory that took `taken` and could wait for up to `wait`.
-pub(crate) fn for_shared_request(error: &pinpool_shared_buffers::Error, wait: Duration, taken: Duration) -> PyErr {
-    if error.is_limit() && ran_out(wait, taken) {
-        python::TimeoutError::new_err(error.to_string())
-    } else {
-        for_shared(error)
-    }
-}
-
-fn ran_out(wait: Duration, taken: Duration) -> bool {
-    !wait.is_zero() && taken >= wait
 }

@@ -68,7 +68,7 @@ mod _pinpool {
     #[pymodule_export]
     use super::shared::{SharedBuffer, SharedPoolCore, SharedWorker};
     #[pymodule_export]
-    use super::torch::{_host_memory, _torch_functions};
+    use super::torch::{_free_torch_functions, _host_memory, _torch_functions};
     #[pymodule_export]
     use super::wait::PendingRequest;
 

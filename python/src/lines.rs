@@ -54,10 +54,8 @@ impl Lines {
         let mut lines: Vec<_> = queue.lines.drain(..).collect();
         let dropped = std::mem::take(&mut queue.dropped);
         if dropped > 0 {
-            lines.push((
-                python_level(Level::Warn),
-                format!("log dropped: the queue for Python was full, so {dropped} lines were dropped"),
-            ));
+            let text = format!("log dropped: the queue for Python was full, so {dropped} lines were dropped");
+            lines.push((python_level(Level::Warn), text));
         }
         lines
     }

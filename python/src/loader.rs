@@ -212,11 +212,11 @@ impl Files {
     }
 
     /// Starts reading from a batch of an epoch to the end of epoch `epochs - 1`; `number` is the number of that batch.
-    fn begin(&self, py: Python<'_>, epochs: u64, epoch: u64, batch: u64, number: u64) -> PyResult<Reader> {
+    fn begin(&self, py: Python<'_>, epochs: u64, epoch: u64, index: u64, number: u64) -> PyResult<Reader> {
         let loader = self.loader(epochs)?;
         let reader = py.detach(|| {
             let mut start = loader.start_state();
-            (start.epoch, start.batch, start.number) = (epoch, batch, number);
+            (start.epoch, start.index, start.number) = (epoch, index, number);
             let loader = loader.resume_at(start).map_err(|error| PyValueError::new_err(error.to_string()))?;
             loader.batches().map_err(|error| PyRuntimeError::new_err(error.to_string()))
         })?;
@@ -245,7 +245,7 @@ impl Reader {
     }
 
     fn raw_batch(&self, py: Python<'_>, batch: LoadedBatch) -> PyResult<RawBatch> {
-        let LoadedBatch { number, epoch, in_epoch, mut buffer, arrays, mut parts, failures, .. } = batch;
+        let LoadedBatch { number, epoch, index, mut buffer, arrays, mut parts, failures, .. } = batch;
         let mut failures: Vec<_> = failures.iter().map(failed_of).collect();
         let labels = match &self.labels {
             Some(labels) => {
@@ -256,7 +256,7 @@ impl Reader {
         };
         let parts = parts.into_iter().map(|part| (part.sample, part.bytes.start, part.bytes.len(), part.start));
         let arrays = arrays.into_iter().map(|array| array.start).collect();
-        Ok((number, epoch, in_epoch, handle::buffer(buffer, &self.handle), parts.collect(), arrays, labels, failures))
+        Ok((number, epoch, index, handle::buffer(buffer, &self.handle), parts.collect(), arrays, labels, failures))
     }
 }
 

@@ -5,7 +5,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
-use std::time::Instant;
 
 use pinpool::unstable::config::env::{PREFIX, VARIABLES, is_known, nearest};
 use pinpool::unstable::config::text::format_bytes;
@@ -16,7 +15,7 @@ use pyo3::types::{PyDict, PyString};
 
 use crate::arguments::{LONGEST_WAIT, seconds, setting_text, size, text};
 use crate::buffer::Buffer;
-use crate::errors::{self, exception};
+use crate::errors::exception;
 use crate::handle::{PoolHandle, buffer};
 use crate::interrupts::{UNINTERRUPTED, wait_interruptibly};
 use crate::lines;
@@ -31,11 +30,11 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     with pool.get(4096) as buf:
 ///         np.asarray(buf)[:] = 7
 ///
-/// Threads may share a pool. A pool belongs to one process. In a forked child requests and `reserve` raise ForkError and
-/// statistics are 0: create another pool there.
+/// Threads may share a pool. A pool belongs to one process. In a forked child requests, `reserve` and `set_max_bytes` raise
+/// ForkError, and statistics are 0: create another pool there.
 ///
-/// The thread that drops the last `Pool` object or buffer of a pool waits until no copy is in flight. After 30 s it waits only as
-/// long as copies still complete.
+/// The thread that drops the last `Pool` object or buffer of a pool waits until no copy is in flight. After 30 s it stops waiting
+/// once no copy has completed for a second. The memory of the remaining copies is never freed.
 ///
 /// A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its
 /// default. Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or
@@ -77,7 +76,7 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///
 /// Raises:
 ///     SettingError: a setting is invalid, or two settings contradict each other.
-///     TypeError: a setting is unknown, or has a value of the wrong type.
+///     TypeError: a setting is unknown, or its value has a type that no setting accepts.
 ///     BackendError: the requested backend is not available, or cannot pin the reserve.
 ///     LimitError: the reserve exceeds the limit "auto" or a shared limit.
 #[pyclass(frozen, weakref, module = "pinpool")]
@@ -97,10 +96,6 @@ impl Wake for Unpark {
 }
 
 impl Pool {
-    fn of(pool: pinpool::Pool) -> Self {
-        Self { handle: Arc::new(PoolHandle::new(pool)), tagged: None }
-    }
-
     pub(crate) fn pool(&self) -> PyResult<&pinpool::Pool> {
         self.handle.pool()
     }
@@ -183,32 +178,32 @@ impl Pool {
                 builder = builder.setting(&variable, &text);
             }
         }
-        let built = py.detach(move || builder.build().map(Self::of));
+        let built = py.detach(move || builder.build().map(PoolHandle::new));
         lines::flush(py)?;
-        built.map_err(|error| exception(&error))
+        built.map(|handle| Self { handle: Arc::new(handle), tagged: None }).map_err(|error| exception(&error))
     }
 
     /// Returns a buffer: reuses pinned memory, or pins more. When the pool is full, waits for a release.
     ///
     /// Args:
-    ///     n: length in bytes, or text such as "64MiB".
+    ///     nbytes: length in bytes, or text such as "64MiB".
     ///     timeout: maximum wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait for room (default: `wait`).
     ///
     /// Raises:
     ///     TimeoutError: the pool was full until the timeout.
     ///     LimitError: the pool is full and the timeout is 0, or the request exceeds the limit (`max_bytes`).
-    ///     RequestError: the length is invalid.
-    ///     TypeError, ValueError: `n` or `timeout` has a wrong type, or `timeout` is not a time.
+    ///     RequestError: the length or `timeout` is invalid.
+    ///     TypeError: `nbytes` or `timeout` has a wrong type.
     ///     BackendError: the driver or the kernel refused to pin memory.
     ///     ForkError: the pool belongs to the parent of this process.
-    #[pyo3(signature = (n, *, timeout=None))]
-    fn get(&self, py: Python<'_>, n: &Bound<'_, PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Buffer> {
-        let (len, pool) = (size("n", n)?, self.pool()?);
+    ///     ReleasedError: the pool was closed.
+    #[pyo3(signature = (nbytes, *, timeout=None))]
+    fn get(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Buffer> {
+        let (len, pool) = (size("nbytes", nbytes)?, self.pool()?);
         let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
         if let Some(idle) = self.get_idle(len)? {
             return Ok(idle);
         }
-        let begun = Instant::now();
         let request = Request::new(len).timeout(wait);
         let served = if wait > UNINTERRUPTED {
             self.get_interruptibly(py, request)?
@@ -216,33 +211,32 @@ impl Pool {
             let requester = self.requester()?;
             py.detach(|| requester.get_with(request))
         };
-        let taken = begun.elapsed();
         let served = served.map(|buf| buffer(buf, &self.handle));
         lines::flush(py)?;
-        served.map_err(|error| errors::for_request(&error, wait, taken))
+        served.map_err(|error| exception(&error))
     }
 
-    /// Returns an idle buffer of `n` bytes, or None if there is none. Pins nothing and does not wait for room. Raises the same
+    /// Returns an idle buffer of `nbytes` bytes, or None if there is none. Pins nothing and does not wait for room. Raises the same
     /// errors as `get` for invalid arguments.
-    fn try_get(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<Option<Buffer>> {
-        let len = size("n", n)?;
+    fn try_get(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>) -> PyResult<Option<Buffer>> {
+        let len = size("nbytes", nbytes)?;
         py.detach(|| self.idle(len))
     }
 
     /// An idle buffer, or a waiting request.
-    #[pyo3(signature = (n, timeout=None))]
+    #[pyo3(signature = (nbytes, timeout=None))]
     fn _begin_get<'py>(
         &self,
         py: Python<'py>,
-        n: &Bound<'py, PyAny>,
+        nbytes: &Bound<'py, PyAny>,
         timeout: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (len, pool) = (size("n", n)?, self.pool()?);
+        let (len, pool) = (size("nbytes", nbytes)?, self.pool()?);
         let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
         if let Some(idle) = self.get_idle(len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
-        let waiting = PendingRequest::new(self.future(Request::new(len).timeout(wait))?, wait, self.handle.clone())?;
+        let waiting = PendingRequest::new(self.future(Request::new(len).timeout(wait))?, self.handle.clone())?;
         Ok(Bound::new(py, waiting)?.into_any())
     }
 
@@ -263,15 +257,16 @@ impl Pool {
         self.pool().map(|pool| py.detach(|| pool.dump().to_string()))
     }
 
-    /// Pins `n` more bytes and keeps them; with `reserve_wait=False`, most of them in the background. If the driver or the
+    /// Pins `nbytes` more bytes and keeps them; with `reserve_wait=False`, most of them in the background. If the driver or the
     /// kernel refuses a part, the pool warns and keeps the smaller reserve.
     ///
     /// Raises:
     ///     SettingError: the preset is "tensorflow".
     ///     LimitError: the bytes exceed the limit (`max_bytes`), or leave no room for a waiting request.
     ///     BackendError: the driver or the kernel refused to pin any of them.
-    fn reserve(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<()> {
-        let bytes = size("n", n)? as u64;
+    ///     ForkError, ReleasedError: as for `get`.
+    fn reserve(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>) -> PyResult<()> {
+        let bytes = size("nbytes", nbytes)? as u64;
         self.call(py, |pool| pool.reserve(bytes))?.map_err(|error| exception(&error))
     }
 
@@ -311,6 +306,13 @@ impl Pool {
     /// Releases all idle memory to the system, as `trim(0)` does, and restarts the counters of the preset "tensorflow".
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, |pool| pool.clear())
+    }
+
+    /// Makes waiting and later requests fail with ReleasedError, and releases idle memory except reserves. Buffers in use stay
+    /// valid; after their release, `trim()` releases their memory. On register and cuda, waits for all work on the device. A `with`
+    /// block closes the pool at its end.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |pool| pool.close())
     }
 
     /// Detects completed copies and releases idle memory that is due, as the maintenance thread does.
@@ -355,9 +357,8 @@ impl Pool {
         }
         let preset = if pool.config().preset == Preset::TensorFlow { "tensorflow" } else { "adaptive" };
         let limit = stats.limits.max_bytes.map_or_else(|| "none".to_owned(), format_bytes);
-        let (backend, held) = (stats.backend, format_bytes(stats.memory.held_bytes));
-        text +=
-            &format!(" preset={preset} backend={backend} max_bytes={limit} held={held} in_use={}", stats.memory.in_use);
+        let (backend, held, in_use) = (stats.backend, format_bytes(stats.memory.held_bytes), stats.memory.in_use);
+        text += &format!(" preset={preset} backend={backend} max_bytes={limit} held={held} in_use={in_use}");
         if let Some(tag) = self.tag() {
             text += &format!(" tag={tag:?}");
         }

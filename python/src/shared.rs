@@ -15,7 +15,7 @@ use pyo3::types::PyBytes;
 
 use crate::arguments::{seconds, size};
 use crate::buffer::Buffer;
-use crate::errors::{self, ReleasedError, for_shared};
+use crate::errors::{ReleasedError, TimeoutError, for_shared};
 use crate::interrupts::wait_interruptibly;
 use crate::lines;
 use crate::memory::{Memory, Origin};
@@ -125,8 +125,8 @@ impl SharedPoolCore {
         Ok(self.shared()?.buffers())
     }
 
-    fn pinned_by(&self) -> PyResult<&'static str> {
-        Ok(self.shared()?.pinned_by().map_or("none", PinnedBy::name))
+    fn pinned_by(&self) -> PyResult<Option<&'static str>> {
+        Ok(self.shared()?.pinned_by().map(PinnedBy::name))
     }
 
     fn is_hugetlb(&self) -> PyResult<bool> {
@@ -168,7 +168,7 @@ impl SharedWorker {
     }
 
     fn get(&self, py: Python<'_>, n: &Bound<'_, PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<SharedBuffer> {
-        let (len, timeout) = (size("n", n)?, timeout.map(seconds).transpose()?);
+        let (len, timeout) = (size("nbytes", n)?, timeout.map(seconds).transpose()?);
         let begun = Instant::now();
         let has_timed_out = || timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
         let found = wait_interruptibly(py, None, |wait| {
@@ -178,11 +178,13 @@ impl SharedWorker {
                 got => got.map(Some),
             }
         })?;
-        let wait = timeout.unwrap_or(Duration::MAX);
-        match found.map_err(|error| errors::for_shared_request(&error, wait, begun.elapsed()))? {
-            Some(buf) => Ok(SharedBuffer { len: buf.len(), state: Mutex::new(Filling { buf: Some(buf), views: 0 }) }),
-            None => Err(ReleasedError::new_err("no buffer")),
-        }
+        let has_waited = timeout != Some(Duration::ZERO);
+        let found = found.map_err(|error| {
+            if error.is_limit() && has_waited { TimeoutError::new_err(error.to_string()) } else { for_shared(&error) }
+        })?;
+        // `wait_interruptibly` has no timeout, so there is a buffer or an error.
+        let buf = found.unwrap_or_else(|| unreachable!("it waits until the request ends"));
+        Ok(SharedBuffer { len: buf.len(), state: Mutex::new(Filling { buf: Some(buf), views: 0 }) })
     }
 
     fn buffer_bytes(&self) -> usize {

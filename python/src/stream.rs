@@ -6,11 +6,11 @@ use std::sync::Arc;
 use pinpool::copy::CopyStream;
 use pinpool::copy::Fence;
 use pinpool::copy::cuda::RawStream;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
 
-use crate::errors::with_text;
+use crate::errors::{DeviceError, RequestError, with_text};
 
 /// The error of a stream for which no fence could be recorded.
 pub(crate) struct Unfenced {
@@ -32,7 +32,7 @@ pub(crate) struct Stream {
 
 fn handle(value: &Bound<'_, PyAny>) -> PyResult<usize> {
     value.extract().map_err(|_| {
-        PyValueError::new_err(format!("{value} is not a CUDA stream handle: pass 0, 1, 2 or the address of a stream"))
+        RequestError::new_err(format!("{value} is not a CUDA stream handle: pass 0, 1, 2 or the address of a stream"))
     })
 }
 
@@ -75,7 +75,7 @@ impl Stream {
             Some(device) => stream.on_device(device).record_fence(),
             // The handle may be a default stream, and the thread may have no current context.
             None => stream.record_fence().or_else(|error| {
-                if error.is_handle() && self.handle <= PER_THREAD {
+                if error.is_invalid_handle() && self.handle <= PER_THREAD {
                     stream.on_device(pool_device).record_fence()
                 } else {
                     Err(error)
@@ -84,14 +84,14 @@ impl Stream {
         };
         fence.map_err(|error| {
             let may_run = !error.is_backend();
-            let remedy = if may_run {
-                "pass a stream that is alive. The memory of this buffer is never reused, because the end of the work on \
-                 that stream is unknown"
-            } else {
-                "no copy can run on a stream: release the buffer without one"
+            let remedy = match () {
+                () if !may_run => "; no copy can run on a stream: release the buffer without one",
+                () if error.is_capture() => ". The memory of this buffer is never reused",
+                () => "; pass a live stream. The memory is never reused, because work on this stream may still run",
             };
-            let text = format!("stream {:#x}: {error}; {remedy}", self.handle);
-            Unfenced { error: with_text(&error, text), may_run }
+            let text = format!("stream {:#x}: {error}{remedy}", self.handle);
+            let error = if may_run { DeviceError::new_err(text) } else { with_text(&error, text) };
+            Unfenced { error, may_run }
         })
     }
 }

@@ -75,7 +75,8 @@ pub(crate) fn _host_memory() -> Option<(u64, String)> {
     Some((memory.total_bytes, memory.origin.to_string()))
 }
 
-/// The address of a table of functions for `pool`. It is never freed, because torch may use the memory until the process exits.
+/// The address of a table of functions for `pool`. An installed table is never freed, because torch may use the memory until the
+/// process exits.
 #[pyfunction]
 pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<usize> {
     let handle = pool.get().handle();
@@ -88,6 +89,18 @@ pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<
     Ok(ptr::from_ref(Box::leak(Box::new(functions))).expose_provenance())
 }
 
+/// Frees a table from [`_torch_functions`] that was not installed.
+#[pyfunction]
+pub(crate) fn _free_torch_functions(address: usize) {
+    // SAFETY: `_torch_functions` leaked the table, and nothing else uses it.
+    let functions = unsafe { Box::from_raw(ptr::with_exposed_provenance_mut::<Functions>(address)) };
+    // SAFETY: `_torch_functions` leaked the pool, and only this table used it.
+    drop(unsafe { Box::from_raw(functions.pool.cast_mut()) });
+}
+
+/// Returns 0, or writes a text and returns 1 if there is no memory within the limit or the driver refused, or 2 after another
+/// failure.
+///
 /// # Safety
 ///
 /// `pool` comes from [`Functions`]; `block` and `address` can be written; `error` has `error_bytes` bytes.
@@ -101,7 +114,7 @@ unsafe extern "C" fn get(
 ) -> c_int {
     // SAFETY: the pool was leaked by `_torch_functions`.
     let got = catch_unwind(AssertUnwindSafe(|| unsafe { &*pool }.get(bytes)));
-    let why = match got {
+    let (status, why) = match got {
         Ok(Ok(mut buf)) => {
             // SAFETY: `address` is the caller's out parameter.
             unsafe { address.write(buf.as_mut_ptr().cast()) };
@@ -109,8 +122,8 @@ unsafe extern "C" fn get(
             unsafe { block.write(Box::into_raw(Box::new(buf))) };
             return 0;
         }
-        Ok(Err(why)) => why.report(),
-        Err(_) => "internal error of pinpool: please report it with the message on standard error".to_owned(),
+        Ok(Err(why)) => (if why.is_limit() || why.is_backend() { 1 } else { 2 }, why.report()),
+        Err(_) => (2, "internal error of pinpool: please report it with the message on standard error".to_owned()),
     };
     // The text is cut between characters, because torch decodes it.
     if let Some(end) = (0..error_bytes).rev().find(|&at| why.is_char_boundary(at)) {
@@ -118,7 +131,7 @@ unsafe extern "C" fn get(
         // SAFETY: the text was truncated to the length of the caller's buffer.
         unsafe { ptr::copy_nonoverlapping(text.as_ptr().cast(), error, text.len()) };
     }
-    1
+    status
 }
 
 /// Returns a block to the pool after the work on `streams`. Returns 0, or 1 if the driver refuses a stream; then the caller

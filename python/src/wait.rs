@@ -7,7 +7,6 @@ use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
 
 use pinpool::GetFuture;
 use pyo3::exceptions::PyOSError;
@@ -37,14 +36,12 @@ impl Wake for Bell {
 pub struct PendingRequest {
     future: Mutex<Option<GetFuture>>,
     handle: Arc<PoolHandle>,
-    begun: Instant,
-    wait: Duration,
     waker: Waker,
     socket: UnixStream,
 }
 
 impl PendingRequest {
-    pub(crate) fn new(future: GetFuture, wait: Duration, handle: Arc<PoolHandle>) -> PyResult<Self> {
+    pub(crate) fn new(future: GetFuture, handle: Arc<PoolHandle>) -> PyResult<Self> {
         let failed = |error: std::io::Error| {
             PyOSError::new_err(format!(
                 "cannot create a socket to wait for memory: {error}; raise the limit on files (`ulimit -n`)"
@@ -53,8 +50,8 @@ impl PendingRequest {
         let (socket, bell) = UnixStream::pair().map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         bell.set_nonblocking(true).map_err(failed)?;
-        let (begun, waker) = (Instant::now(), Waker::from(Arc::new(Bell(bell))));
-        Ok(Self { future: Mutex::new(Some(future)), handle, begun, wait, waker, socket })
+        let waker = Waker::from(Arc::new(Bell(bell)));
+        Ok(Self { future: Mutex::new(Some(future)), handle, waker, socket })
     }
 
     fn future(&self) -> MutexGuard<'_, Option<GetFuture>> {
@@ -85,7 +82,7 @@ impl PendingRequest {
                 Ok(None)
             }
             Poll::Ready(Ok(buf)) => Ok(Some(buffer(buf, &self.handle))),
-            Poll::Ready(Err(error)) => Err(errors::for_request(&error, self.wait, self.begun.elapsed())),
+            Poll::Ready(Err(error)) => Err(errors::exception(&error)),
         };
         lines::flush(py)?;
         polled

@@ -4,6 +4,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/headeronly/version.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -68,7 +69,8 @@ void* probe_allocate(size_t bytes, void** address, void** context, char* error, 
     *context = memory->get_context();
     return memory;
   } catch (const c10::Error& failure) {
-    std::strncpy(error, failure.what_without_backtrace(), error_bytes - 1);
+    const bool is_out_of_memory = dynamic_cast<const c10::OutOfMemoryError*>(&failure) != nullptr;
+    std::snprintf(error, error_bytes, "%s%s", is_out_of_memory ? "OutOfMemoryError: " : "", failure.what_without_backtrace());
     return nullptr;
   }
 }

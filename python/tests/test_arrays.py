@@ -42,7 +42,7 @@ def test_an_empty_array_uses_no_buffer(pool):
         (-1, "f4", ValueError, r"shape must have lengths of 0 or more, not \(-1,\)"),
         ((3, -2), "f4", ValueError, r"lengths of 0 or more, not \(3, -2\)"),
         ((2**40, 2**40), "f8", pinpool.RequestError, "must be at most"),
-        (2**62, "f8", pinpool.RequestError, "invalid size n=36893488147419103232"),
+        (2**62, "f8", pinpool.RequestError, "invalid size nbytes=36893488147419103232"),
         (3, object, TypeError, "Python objects, which cannot be in pinned memory"),
         (3, "no such type", TypeError, "no such type"),
         ("ab", "f4", TypeError, "integer"),
@@ -59,7 +59,7 @@ def test_invalid_shapes_and_dtypes_are_named(pool, shape, dtype, error, text):
 
 def test_without_torch_each_call_that_needs_it_raises_import_error(tmp_path, pool, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(pinpool.torch, "_shim", None)
+    monkeypatch.setattr(pinpool.torch, "_allocator", None)
     (tmp_path / "a").write_bytes(b"a")
     (batch,) = pinpool_loader.Loader(tmp_path, pool=pool)
     for call in (lambda: pool.empty(3, library="torch"), batch.tensors):

@@ -162,6 +162,7 @@ def test_stacked_tensors_are_in_the_shared_buffer_without_gradients(shared):
 
 
 @needs_torch
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_pack_keeps_torch_dtypes_that_numpy_lacks(shared):
     batch = {name: of_torch(name)[1] for name in ("bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2")}
     batch["ordered"] = collections.OrderedDict(a=np.float32(1), b=torch.tensor([1 + 2j]).conj())
@@ -171,8 +172,10 @@ def test_pack_keeps_torch_dtypes_that_numpy_lacks(shared):
     for name in list(batch)[:3]:
         same(got[name], batch[name])
     assert type(got["ordered"]) is collections.OrderedDict and got["ordered"]["b"].tolist() == [1 - 2j]
-    with pytest.raises(TypeError, match="sparse_coo is not stored contiguously"):
+    with pytest.raises(TypeError, match=r"a sparse_coo tensor is not stored as one dense array: convert it with to_dense\(\)"):
         shared.pack(torch.eye(2).to_sparse())
+    with pytest.raises(TypeError, match=r"a quantized tensor .*: convert it with dequantize\(\)"):
+        shared.pack(torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.quint8))
 
 
 @needs_torch

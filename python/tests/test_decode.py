@@ -61,7 +61,7 @@ FILES = {
 @pytest.mark.parametrize("fit", ["stretch", "crop"])
 def test_pixels_equal_those_of_pillow(tmp_path, layout, fit):
     files = {name: encoded(image, kind, **options) for name, (image, kind, options) in FILES.items()}
-    batch = decoded(files, tmp_path, pinpool_loader.Image(64, 80, layout=layout, fit=fit))
+    batch = decoded(files, tmp_path, pinpool_loader.ImageDecoder(64, 80, layout=layout, fit=fit))
     images = batch.field("jpg")
     assert images.shape == (len(files), *((3, 64, 80) if layout == "CHW" else (64, 80, 3))) and images.dtype == np.uint8
     for name, image in zip((name.rpartition("/")[2] for name in batch.names), images):
@@ -84,7 +84,7 @@ def test_a_sample_of_a_shard_has_arrays_labels_and_its_other_fields(tmp_path):
             f"{index}.txt": b"word" * index,
         }
     write_tar(tmp_path / "shard.tar", members.items())
-    decode = {"jpg;png": pinpool_loader.Image(40, 40)}
+    decode = {"jpg;png": pinpool_loader.ImageDecoder(40, 40)}
     settings = {"batch_size": 4, "labels": "cls", "threads": 2, "decode": decode}
     batches = list(pinpool_loader.Loader(tmp_path / "shard.tar", pool=heap(), **settings))
     assert [len(batch) for batch in batches] == [4, 1]
@@ -110,7 +110,7 @@ def test_a_sample_without_a_label_leaves_no_row(tmp_path, lost):
         members |= {f"{index}.cls": b"cat" if index in lost else b"%d" % index, f"{index}.txt": b"%d" % index}
         members |= {f"{index}.{name}": encoded(PIL.new("L", (4, 4), index), "PNG") for name in ("png", "y.png")}
     write_tar(tmp_path / "a.tar", members.items())
-    decode = {"png": pinpool_loader.Image(2, 2), "y.png": pinpool_loader.Image(4, 4, layout="CHW")}
+    decode = {"png": pinpool_loader.ImageDecoder(2, 2), "y.png": pinpool_loader.ImageDecoder(4, 4, layout="CHW")}
     [batch] = pinpool_loader.Loader(tmp_path / "a.tar", batch_size=5, labels="cls", decode=decode, on_error="skip", pool=heap())
     kept = [index for index in range(5) if index not in lost]
     assert batch.labels == kept == [int(bytes(text)) for text in batch.field("txt")]
@@ -123,22 +123,22 @@ def test_a_sample_without_a_label_leaves_no_row(tmp_path, lost):
 def test_a_damaged_image_is_named_and_skipped_or_raises(tmp_path):
     whole = encoded(photo(100, 100), "JPEG")
     files = {"a.jpg": whole, "b.jpg": whole[: len(whole) // 2], "c.jpg": b"", "d.png": b"no image", "e.jpg": whole}
-    batch = decoded(files, tmp_path, pinpool_loader.Image(32, 32), on_error="skip", labels=None)
+    batch = decoded(files, tmp_path, pinpool_loader.ImageDecoder(32, 32), on_error="skip", labels=None)
     assert [name.rpartition("/")[2] for name in batch.names] == ["a.jpg", "e.jpg"]
     assert batch.field("jpg").shape == (2, 32, 32, 3) and (batch.field("jpg")[0] == batch.field("jpg")[1]).all()
     told = "\n".join(batch.failures)
     assert all(word in told for word in ("b.jpg: its jpg;png cannot be decoded", "c.jpg", "d.png", "neither a JPEG nor a PNG"))
     with pytest.raises(pinpool.LoadError, match="cannot be decoded"):
-        decoded(files, tmp_path, pinpool_loader.Image(32, 32))
+        decoded(files, tmp_path, pinpool_loader.ImageDecoder(32, 32))
     with pytest.raises(pinpool.LoadError, match=r"no field npy to decode: it has .jpg."):
-        next(iter(pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap(), decode={"npy": pinpool_loader.Image(1, 1)})))
+        next(iter(pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap(), decode={"npy": pinpool_loader.ImageDecoder(1, 1)})))
 
 
 @pytest.mark.parametrize("stray", ["notes.txt", ".DS_Store"])
 def test_a_stray_file_is_named_with_the_pattern_that_avoids_it(tmp_path, stray):
     (tmp_path / "a.jpg").write_bytes(encoded(photo(8, 8), "JPEG"))
     (tmp_path / stray).write_bytes(b"")
-    decode = {"jpg": pinpool_loader.Image(8, 8)}
+    decode = {"jpg": pinpool_loader.ImageDecoder(8, 8)}
     with pytest.raises(pinpool.LoadError, match=rf"{stray}: no field jpg to decode.*by a pattern, as in 'photos/\*\*/\*.jpg'"):
         pinpool_loader.Loader(tmp_path, batch_size=2, decode=decode, pool=heap())
     [batch] = pinpool_loader.Loader(f"{tmp_path}/**/*.jpg", batch_size=2, decode=decode, pool=heap())
@@ -148,14 +148,14 @@ def test_a_stray_file_is_named_with_the_pattern_that_avoids_it(tmp_path, stray):
 
 
 def test_16_bit_images_are_scaled_and_exif_rotation_is_ignored(tmp_path):
-    """As `Image` documents: Pillow clips 16-bit values, and ignores EXIF too unless it is told to."""
+    """As `ImageDecoder` documents: Pillow clips 16-bit values, and ignores EXIF too unless it is told to."""
     values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     file = io.BytesIO()
     PIL.fromarray(values).save(file, "PNG")
     exif = PIL.Exif()
     exif[0x0112] = 6
     files = {"deep.png": file.getvalue(), "turned.jpg": encoded(photo(8, 8), "JPEG", exif=exif), "plain.jpg": encoded(photo(8, 8), "JPEG")}
-    deep, plain, turned = decoded(files, tmp_path, pinpool_loader.Image(8, 8)).field("jpg")
+    deep, plain, turned = decoded(files, tmp_path, pinpool_loader.ImageDecoder(8, 8)).field("jpg")
     assert np.abs(deep[..., 0].astype(int) - values / 257).max() <= 1 and (plain == turned).all()
 
 

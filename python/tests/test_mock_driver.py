@@ -208,6 +208,21 @@ def test_one_call_records_the_stream_for_all_arrays_of_a_batch(with_mock_driver)
     """)
 
 
+def test_a_refused_stream_keeps_each_buffer_of_a_batch_from_reuse(with_mock_driver):
+    with_mock_driver("""
+        pool = pool_of()
+        batch = [pool.empty(SIZE, "uint8") for _ in range(3)]
+        try: pinpool.record_stream(batch, 0xdead00)
+        except pinpool.DeviceError: pass
+        else: raise AssertionError("no error")
+        gc.disable()  # The error must not keep the arrays in a reference cycle.
+        del batch
+        pool.maintain()
+        assert pool.stats()["memory"]["quarantined"] == 3, pool.stats()
+        cuda.mock_driver_reset()  # It has reported the invalid handle.
+    """)
+
+
 def test_completed_streams_of_a_buffer_are_dropped(with_mock_driver):
     with_mock_driver("""
         pool, stream = pool_of(), new_stream()
@@ -235,8 +250,8 @@ def test_memory_is_never_reused_if_no_fence_can_be_recorded(with_mock_driver):
         def with_block(buf, stream):
             with buf: buf.record_stream(stream)
 
-        for wrong, error, text in ((0xdead00, pinpool.RequestError, "pass a stream that is alive"),
-                                   (stream, pinpool.DeviceError, "capturing a graph")):
+        for wrong, error, text in ((0xdead00, pinpool.DeviceError, "pass a live stream"),
+                                   (stream, pinpool.DeviceError, "on the stream of that launch. The memory of this buffer is never reused")):
             for call in (lambda buf: buf.release(stream=wrong), lambda buf: buf.record_stream(wrong),
                          lambda buf: with_block(buf, wrong)):
                 buf = pool.get(SIZE)

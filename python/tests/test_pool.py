@@ -1,5 +1,6 @@
 """Pools: settings, requests, statistics, errors."""
 
+import asyncio
 import datetime
 import functools
 import gc
@@ -121,6 +122,49 @@ def test_reserve_trim_clear_and_limit(pool):
     assert pool.stats()["limits"]["max_bytes"] is None
     with pytest.raises(pinpool.RequestError, match="not a size"):
         pool.set_max_bytes("some")
+
+
+def test_a_closed_pool_fails_requests_and_keeps_buffers_valid(pool):
+    errors = []
+
+    def wait():
+        with pytest.raises(pinpool.ReleasedError, match="the pool was closed") as caught:
+            pool.get("32MiB")
+        errors.append(caught.value)
+
+    async def close_while_a_task_waits():
+        waiting = asyncio.ensure_future(pool.aget("32MiB"))
+        while pool.stats()["requests"]["waiting"] < 2:
+            await asyncio.sleep(0.001)
+        pool.get(1000).release()
+        pool.close()
+        await waiting
+
+    with pool as entered:
+        assert entered is pool
+        held = pool.empty(60 * MIB, np.uint8)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        with pytest.raises(pinpool.ReleasedError):
+            asyncio.run(close_while_a_task_waits())
+        thread.join(300)
+    assert len(errors) == 1 and isinstance(errors[0], ValueError)
+    images = pool.tagged("images")
+    for request in (pool.get, pool.try_get, pool.empty, pool.reserve, images.get):
+        with pytest.raises(pinpool.ReleasedError):
+            request(1000)
+    held[:] = 7
+    assert held[-1] == 7 and pool.stats()["memory"]["idle"] == 0 and in_use(pool) == 1
+    del held
+    pool.trim()
+    assert in_use(pool) == 0 and pool.stats()["memory"]["held_bytes"] == 0
+
+
+def test_a_with_block_closes_the_pool_also_after_an_exception():
+    with pytest.raises(KeyError), heap() as pool:
+        raise KeyError
+    with pytest.raises(pinpool.ReleasedError):
+        pool.get(1)
 
 
 def test_a_tag_is_named(pool):

@@ -91,7 +91,7 @@ def anchors(text):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-PAGES = [page for folder in (".", "docs", "python", "capi", "crates/*", "examples/*", "fuzz") for page in sorted(ROOT.glob(f"{folder}/*.md"))]
+PAGES = [page for folder in (".", "docs", "python", "crates/*", "examples/*", "fuzz", "tests/data/*") for page in sorted(ROOT.glob(f"{folder}/*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -39,7 +39,7 @@ def test_samples_of_shards_have_keys_fields_and_labels_in_order(shards, pool):
         assert [len(batch) for batch in batches] == [3, 2]
         assert [label for batch in batches for label in batch.labels] == [shard + 10 * number for number in range(5)]
         assert [name for batch in batches for name in batch.names] == [f"{path}!{name}" for name in keys_of(shard)]
-        fields = [fields for batch in batches for fields in batch.fields]
+        fields = [fields for batch in batches for fields in batch.samples]
         for number, sample in enumerate(fields):
             assert list(sample) == ["jpg", "seg.png", "cls"]
             assert {name: view.tobytes() for name, view in sample.items()} == {
@@ -62,18 +62,18 @@ def test_missing_fields_are_named(shards, tmp_path, pool):
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "x.jpg").write_bytes(b"x")
     [plain] = pinpool_loader.Loader(tmp_path / "plain", pool=pool)
-    assert plain.fields == [{}]
+    assert plain.samples == [{}]
     twice = write_tar(tmp_path / "twice.tar", [("a.jpg", b"1"), ("a.JPG", b"2")])
     [batch] = pinpool_loader.Loader(twice, pool=pool)
     assert batch[0].tobytes() == b"12"
     with pytest.raises(ValueError, match="twice.tar!a has two members named 'jpg'"):
-        batch.fields
+        batch.samples
 
 
 def test_fields_of_a_sample_in_parts_are_refused(shards, pool):
     [first, *_] = pinpool_loader.Loader(shards[0], batch_bytes=12, pool=pool)
     with pytest.raises(ValueError, match="longer than batch_bytes"):
-        first.fields
+        first.samples
     with pytest.raises(pinpool.LoadError, match="needs the whole sample"):
         list(pinpool_loader.Loader(shards[0], batch_bytes=12, labels="cls", pool=pool))
 
@@ -128,7 +128,7 @@ def test_a_pickled_batch_is_a_full_copy(shards, pool, labels):
             for name in ("names", "labels", "indices", "starts", "offsets", "epoch", "index", "number", "failures", "nbytes"):
                 assert getattr(copied, name) == getattr(batch, name), name
             assert [bytes(view) for view in copied] == [bytes(view) for view in batch]
-            assert [sorted(fields) for fields in copied.fields] == [sorted(fields) for fields in batch.fields]
+            assert [sorted(fields) for fields in copied.samples] == [sorted(fields) for fields in batch.samples]
             assert [bytes(view) for view in copied.field("jpg")] == [bytes(view) for view in batch.field("jpg")]
             assert copied.is_whole(-1) and repr(pickle.loads(pickle.dumps(copied))) == repr(batch)
             del batch

@@ -42,6 +42,8 @@ def started():
 
 
 def fill(shared, connection):
+    with pytest.raises(pinpool.ForkError):
+        shared.next(timeout=0)  # Only the trainer receives.
     for value in range(10):
         buf = shared.get(50_000, timeout=300)
         np.frombuffer(buf, np.uint8)[:] = value

@@ -66,9 +66,45 @@ def test_a_full_pool_is_torchs_out_of_memory_error_with_the_remedy():
         pool = pinpool.torch.install(max_bytes="4MiB", backend="heap", on_full="error", wait="0")
         held = probe.allocate(3 * MIB)
         error = probe.fails_to_allocate(3 * MIB)
-        assert "PINPOOL_MAX_BYTES" in error, error
+        assert error.startswith("OutOfMemoryError: ") and "PINPOOL_MAX_BYTES" in error, error
         held.free()
         probe.allocate(3 * MIB).free()
+    """)
+
+
+def test_a_request_in_a_forked_child_is_not_an_out_of_memory_error():
+    run("""
+        import os
+        pinpool.torch.install(backend="heap")
+        child = os.fork()
+        if child == 0:
+            error = probe.fails_to_allocate(8)
+            os._exit(0 if error.startswith("pinpool: the pool belongs to process") else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """)
+
+
+def test_a_refused_install_leaves_no_pool():
+    run("""
+        import logging
+        from conftest import until
+        lines, logger = [], logging.getLogger("pinpool")
+        logger.setLevel(logging.INFO)
+        logger.addFilter(lambda record: lines.append(record.getMessage()))
+        def refused(text):
+            try: pinpool.torch.install(name="refused", backend="heap", reserve=MIB)
+            except pinpool.PinpoolError as error: assert text in str(error), error
+            else: raise SystemExit("accepted")
+        pinpool.torch.install(backend="heap")
+        block = probe.allocate(8)
+        assert pinpool.torch.uninstall() == 1
+        refused("tensors still use memory")
+        block.free()
+        assert pinpool.torch.uninstall() == 0
+        probe.raise_priority()
+        refused("higher priority")
+        until(lambda: any("pool[refused] closed" in line for line in lines))
+        assert sum("pool[refused] created" in line for line in lines) == 1, "none for the first refusal"
     """)
 
 
@@ -233,7 +269,7 @@ def test_ninja_is_found_and_a_failed_build_may_be_repeated(tmp_path):
         import hashlib, os, pathlib
         import pinpool.torch
         search = os.environ["PATH"]
-        pinpool.torch._SHIMS = pathlib.Path("/none")  # As if the wheel contained none for this version.
+        pinpool.torch._PREBUILT = pathlib.Path("/none")  # As if the wheel contained none for this version.
         for compiler in ("/bin/false", {str(compiler)!r}, {str(compiler)!r}):
             os.environ["CXX"] = compiler
             try: pinpool.torch.install(backend="heap")
@@ -243,7 +279,7 @@ def test_ninja_is_found_and_a_failed_build_may_be_repeated(tmp_path):
         pinpool.torch.install(backend="heap")
         assert os.environ["PATH"] == search
         source = hashlib.sha256(pinpool.torch._SOURCE.read_bytes()).hexdigest()
-        assert source[:12] in pinpool.torch._shim._name, "another version of pinpool compiles its own"
+        assert source[:12] in pinpool.torch._allocator._name, "another version of pinpool compiles its own"
     """
     environment = {**os.environ, "PATH": "/usr/bin:/bin", "TORCH_EXTENSIONS_DIR": str(tmp_path)}
     _, err = run_python("-c", textwrap.dedent(code), env=environment)
@@ -262,12 +298,12 @@ def test_the_allocator_of_a_wheel_needs_no_compiler_and_no_new_glibc_and_is_repl
         import os, pathlib
         if "WITHOUT_COMPILER" in os.environ:
             os.environ.update(CXX="/none", PATH="")
-        pinpool.torch._SHIMS = pathlib.Path({str(tmp_path)!r})
+        pinpool.torch._PREBUILT = pathlib.Path({str(tmp_path)!r})
         pool = pinpool.torch.install(max_bytes="64MiB", backend="heap")
         block = probe.allocate(3 * MIB)
         assert pool.stats()["memory"]["in_use"] == 1
         block.free()
-        print(pinpool.torch._shim._name)
+        print(pinpool.torch._allocator._name)
     """
     assert run(code, WITHOUT_COMPILER="1").splitlines()[-1] == str(shim)
     if shutil.which("objdump") is not None:

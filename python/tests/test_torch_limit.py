@@ -71,9 +71,9 @@ def stand_in(monkeypatch):
     for name in ("PINPOOL_MAX_BYTES", "PINPOOL_PRESET", "PINPOOL_LEDGER", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PINPOOL_DEVICE", "0")
-    shim = types.SimpleNamespace(pinpool_torch_install=lambda *_: 0, pinpool_torch_uninstall=lambda: 0)
-    monkeypatch.setattr(pinpool.torch, "_load", lambda: shim)
-    monkeypatch.setattr(pinpool.torch, "_shim", shim)
+    allocator = types.SimpleNamespace(**{f"pinpool_torch_{name}": lambda *_: 0 for name in ("check", "install", "uninstall")})
+    monkeypatch.setattr(pinpool.torch, "_load", lambda: allocator)
+    monkeypatch.setattr(pinpool.torch, "_allocator", allocator)
     yield
     pinpool.torch.uninstall()
 
@@ -129,7 +129,7 @@ def test_another_torch_is_refused_in_one_sentence(monkeypatch, version, hip, sai
     torch = types.ModuleType("torch")
     torch.__version__, torch.version = version, types.SimpleNamespace(hip=hip)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(pinpool.torch, "_shim", None)
+    monkeypatch.setattr(pinpool.torch, "_allocator", None)
     with pytest.raises(pinpool.PinpoolError, match=said):
         pinpool.torch.install()
     assert not pinpool.torch.is_installed()

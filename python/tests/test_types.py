@@ -50,7 +50,7 @@ left: int = pinpool.torch.uninstall()
 shared = pinpool.SharedPool("1MiB", 4, library="numpy")
 batches: pinpool.Batches = shared.batches([shared.collate([np.zeros(3)])])
 tensor: torch.Tensor = pool.empty((2, 3), torch.float32, library="torch")
-loader = pinpool_loader.Loader("photos", batch_size=4, decode={"jpg": pinpool_loader.Image(8, 8)}, even=True)
+loader = pinpool_loader.Loader("photos", batch_size=4, decode={"jpg": pinpool_loader.ImageDecoder(8, 8)}, even=True)
 for batch in loader:
     number: int = batch.index
     batch.rng().random()
@@ -62,7 +62,7 @@ loader.load_state_dict(loader.state_dict())
 print(pinpool.diagnose(), len(batches), tensor.shape)
 """
 #: Each line is a mistake that a type checker finds.
-MISTAKES = ["batch.labls", "batch.feild('jpg')", "batch.index.upper()", "length.upper()", "loader.state()", "tensor.shap", "pinpool.Loader", "pinpool_loader.Loader('x', batchsize=4)"]
+MISTAKES = ["batch.labls", "batch.feild('jpg')", "batch.index.upper()", "length.upper()", "loader.state()", "tensor.shap", "pinpool.Loader", "pinpool_loader.Loader('x', batchsize=4)", "pinpool.record_stream(tensor, 'main')", "pinpool_loader.ImageDecoder(8)"]
 
 
 def checked(tmp_path, command, files):

@@ -22,7 +22,7 @@ const STEP_GRANULES: u64 = 2;
 const LONG_STEP_GRANULES: u64 = 32;
 const TRANSIT_SHARE: u64 = 128;
 
-/// Most attempts to find a place for which the idle granules suffice.
+/// Maximum number of attempts to find a place for which the idle granules suffice.
 const PLACES_TRIED: usize = 16;
 
 impl Arena {

@@ -52,7 +52,7 @@ impl Arena {
                 again.into_iter().for_each(|extent| self.idle.add(IdleRun { extent, since_us }));
             }
         }
-        self.record_kept();
+        self.lower_floor();
         granted
     }
 

@@ -36,7 +36,6 @@
 //! - **arena-I7**: Uncommitted extents consist of whole granules.
 
 mod compaction;
-mod demand;
 mod extent;
 mod extent_set;
 mod finish;
@@ -48,6 +47,7 @@ mod reserve;
 mod retain;
 mod separate_regions;
 mod shrink;
+mod size_history;
 
 #[cfg(test)]
 mod tests {
@@ -63,12 +63,12 @@ use extent_set::ExtentSet;
 use retain::{IdleGranules, IdleRun};
 use separate_regions::RegionsInUse;
 
-pub(crate) use demand::Demand;
 pub(crate) use extent::{Extent, RANGE_BYTES_MAX};
 pub(crate) use granules::GranuleSizes;
 pub(crate) use grow::GrowthLimits;
 pub(crate) use plan::{Plan, Step, StepOutcome};
 pub(crate) use retain::Retention;
+pub(crate) use size_history::SizeHistory;
 
 /// The set that indexes the holes of a range. Buffers of any size share virtual ranges and reserves. A separate region takes
 /// either small or large buffers (policy-R11), so that a long-lived small buffer does not keep a large region committed.

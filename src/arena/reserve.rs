@@ -44,7 +44,7 @@ impl Arena {
     /// Raises the floor by `bytes`, at most to the bytes that are committed outside of reserves.
     pub(crate) fn keep(&mut self, bytes: u64) {
         self.kept_bytes = self.kept_bytes.saturating_add(bytes);
-        self.record_kept();
+        self.lower_floor();
     }
 
     /// Returns the floor: the bytes outside of reserves that releases leave committed.
@@ -64,7 +64,7 @@ impl Arena {
     }
 
     /// Lowers the floor to the bytes that are still committed.
-    pub(super) fn record_kept(&mut self) {
+    pub(super) fn lower_floor(&mut self) {
         self.kept_bytes = self.kept_bytes.min(self.committed_outside_reserves());
     }
 

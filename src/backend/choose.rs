@@ -336,7 +336,7 @@ mod tests {
 
     #[cfg(not(miri))]
     #[test]
-    fn a_missing_memory_node_is_an_error_unless_there_is_no_choice() {
+    fn a_missing_numa_node_is_an_error_unless_there_is_no_choice() {
         use host::tree;
 
         const ONLINE: &str = "/sys/devices/system/node/online";

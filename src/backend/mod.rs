@@ -27,12 +27,12 @@ mod huge_pages;
 mod mapping;
 mod mlock;
 mod options;
-mod pinned_range;
 mod populate;
 #[cfg(feature = "cuda")]
 mod register;
 mod source;
 mod trial;
+mod user_pin;
 mod virtual_memory;
 #[cfg(feature = "cuda")]
 mod vmm;
@@ -52,12 +52,12 @@ pub(crate) use huge_pages::{huge_bytes, huge_bytes_in};
 pub(crate) use mapping::page_of_this_process;
 pub use mlock::lock_limit;
 pub(crate) use options::PinOptions;
-pub(crate) use pinned_range::PinnedRange;
 pub use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 #[cfg(feature = "cuda")]
 pub use register::RegisterSource;
 pub use source::{PinnedBy, Region, Source};
 pub use trial::{Trial, try_out};
+pub(crate) use user_pin::UserPin;
 pub use virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;

@@ -33,8 +33,7 @@ impl PinnedBy {
 
 /// Memory that a source returned and has not taken back.
 ///
-/// A region does not own its memory. Dropping one leaks the memory on purpose: freeing it could pull it from under a
-/// device that still reads it.
+/// A region does not own its memory. Dropping one leaks the memory on purpose: a device may still be reading it.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "dropping a region leaks its memory; pass it back to `Source::release`"]
 pub struct Region {
@@ -97,6 +96,54 @@ impl RegionIds {
 /// 6. **source-C6, threads**: no method panics, logs or takes a lock of the pool; all may be called from any thread
 ///    concurrently.
 ///
+/// A source of ordinary memory. The crate `pinpool-testing` checks its contract:
+///
+/// ```
+/// use std::alloc::{Layout, alloc_zeroed, dealloc};
+/// use std::ptr::NonNull;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// use pinpool::PinnedBy;
+/// use pinpool::source::{PAGE_BYTES, Region, Source, SourceError};
+///
+/// #[derive(Debug, Default)]
+/// struct Allocated {
+///     regions: AtomicU64,
+/// }
+///
+/// fn layout(len_bytes: usize) -> Option<Layout> {
+///     Layout::from_size_align(len_bytes, PAGE_BYTES).ok().map(|layout| layout.pad_to_align())
+/// }
+///
+/// // SAFETY: `acquire` returns zeroed pages that belong to the caller until `release` frees them (source-C1 to C3).
+/// unsafe impl Source for Allocated {
+///     fn name(&self) -> &'static str {
+///         "allocated"
+///     }
+///
+///     fn pinned_by(&self) -> Option<PinnedBy> {
+///         None
+///     }
+///
+///     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+///         let refused = || SourceError::new("alloc_zeroed", "no memory");
+///         let layout = layout(len_bytes).ok_or_else(refused)?;
+///         // SAFETY: `acquire` is never called with a length of 0.
+///         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
+///         Ok(Region::new(start, len_bytes, self.regions.fetch_add(1, Ordering::Relaxed)))
+///     }
+///
+///     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+///         let layout = layout(region.len_bytes()).ok_or_else(|| SourceError::new("dealloc", "not a region of this source"))?;
+///         // SAFETY: the region came from `acquire` with the same layout, and nothing uses it any more.
+///         unsafe { dealloc(region.start().as_ptr(), layout) };
+///         Ok(())
+///     }
+/// }
+///
+/// pinpool_testing::check_source(&Allocated::default());
+/// ```
+///
 /// # Safety
 ///
 /// The pool returns references to this memory and lets devices read it, relying on source-C1 to C3. An implementation that
@@ -124,7 +171,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     ///
-    /// The error of the driver or the kernel, with the likely cause. Nothing is held then.
+    /// The error of the driver or the kernel, with the likely cause. In that case nothing is held.
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError>;
 
     /// Takes memory as `acquire` does, but waits for acquisitions of other threads only until `until`, or slightly longer.

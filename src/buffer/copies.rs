@@ -3,14 +3,15 @@
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
-use std::ops::Range;
+use std::ops::RangeBounds;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::PinnedBuf;
+use super::slice::elements_in;
 use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::in_flight::{CopyFences, SharedFence};
 
 /// A buffer that a device is writing to. Only [`wait`](PendingBuf::wait) or `await` gives access to its bytes. Dropping the
@@ -65,7 +66,7 @@ impl Future for PendingBuf {
     }
 }
 
-/// Error of [`PinnedBuf::copy_to`] and [`PinnedBuf::release_after`], with the buffer for another attempt. `?` converts it to an
+/// Error of [`PinnedBuf::copy_to`], [`PinnedBuf::copy_from`] and [`PinnedBuf::release_after`], with the buffer for another attempt. `?` converts it to an
 /// [`Error`] and drops the buffer. After a failed `release_after` the memory of a dropped buffer is never reused.
 #[derive(thiserror::Error)]
 #[error("{error}")]
@@ -97,6 +98,12 @@ impl fmt::Debug for CopyError {
 }
 
 impl CopyError {
+    /// An error of a copy, with its buffer unless its memory is never reused.
+    fn with_buf(error: Error, buf: PinnedBuf) -> Self {
+        let has_memory = buf.block.is_some();
+        Self { error, buf: has_memory.then_some(RefusedBuf { buf, may_be_in_use: false }) }
+    }
+
     /// The reason for the failure.
     pub fn error(&self) -> &Error {
         &self.error
@@ -126,7 +133,8 @@ impl From<CopyError> for std::io::Error {
 /// Calls `make_fence`, which makes a fence after work that may be running. A panic counts as a device failure: unwinding would
 /// drop the buffer, and the memory would be reused.
 fn checked<F>(make_fence: impl FnOnce() -> Result<F>) -> Result<F> {
-    pinpool_os::unwind::caught(make_fence).unwrap_or_else(|| Err(Error::device_failed("recording a fence panicked")))
+    pinpool_os::unwind::catch_panic(make_fence)
+        .unwrap_or_else(|| Err(Error::device_failed("recording a fence panicked")))
 }
 
 impl PinnedBuf {
@@ -137,8 +145,8 @@ impl PinnedBuf {
     ///
     /// - [`Error::is_copy`], [`Error::is_capture`]: the target is too small or the driver refused the copy, or the stream is
     ///   capturing a graph; [`CopyError::into_buf`] returns the buffer,
-    /// - [`Error::is_handle`], [`Error::is_unavailable`]: a raw stream is invalid, or there is no driver; `into_buf` returns
-    ///   the buffer,
+    /// - [`Error::is_invalid_handle`], [`Error::is_unavailable`]: a raw stream is invalid, or there is no driver; `into_buf`
+    ///   returns the buffer,
     /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory returns to the pool when the copy has
     ///   completed, or is never reused; otherwise `into_buf` returns the buffer,
     /// - [`Error::is_forked`]: the pool was created before this process was forked.
@@ -163,9 +171,7 @@ impl PinnedBuf {
                 }
                 Ok(Completion::tracked(fence, keeper))
             }
-            Err(CopyFailure::Refused(error)) => {
-                Err(CopyError { error, buf: Some(RefusedBuf { buf: self, may_be_in_use: false }) })
-            }
+            Err(CopyFailure::Refused(error)) => Err(CopyError::with_buf(error, self)),
             Err(failed) => self.track(Err(failed), CopyFences::record).map_err(|error| CopyError { error, buf: None }),
         }
     }
@@ -179,16 +185,14 @@ impl PinnedBuf {
     /// The errors of [`copy_to`](PinnedBuf::copy_to), and [`Error::is_invalid_request`] if `range` is not inside the buffer. The
     /// buffer is kept. But if the copy may be running and cannot be tracked, the memory is never reused, and the length of the
     /// buffer becomes 0.
-    pub fn copy_range_to<S, E, T>(&mut self, range: Range<usize>, stream: &S, target: &mut T) -> Result<Completion>
+    pub fn copy_range_to<S, E, T, R>(&mut self, range: R, stream: &S, target: &mut T) -> Result<Completion>
     where
+        R: RangeBounds<usize>,
         S: ?Sized,
         T: CopyTarget<S, E> + ?Sized,
     {
-        let len = range.end.saturating_sub(range.start);
-        if range.start > range.end || range.end > self.len() {
-            let why = format!("range {}..{} is not inside a buffer of {}B", range.start, range.end, self.len());
-            return Err(ErrorKind::Memory { why }.into());
-        }
+        let range = elements_in(range, self.len())?;
+        let len = range.len();
         let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::completed()) };
         block.begin_read()?;
         let checked = copy::check_len(len, "target", target.capacity_bytes());
@@ -204,9 +208,9 @@ impl PinnedBuf {
     /// [`PendingBuf::wait`] returns the buffer when the copy completes.
     ///
     /// ```
-    /// # use pinpool_testing::{SinkMem, SinkStream};
+    /// # use pinpool_testing::{SinkMemory, SinkStream};
     /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
-    /// let (stream, device) = (SinkStream::new()?, SinkMem::new(8));
+    /// let (stream, device) = (SinkStream::new()?, SinkMemory::new(8));
     /// let pending = pool.get(8)?.copy_from(&stream, &device)?;
     /// let buf = pending.wait()?;
     /// assert_eq!(*buf.wait_slice()?, [0; 8]);
@@ -215,26 +219,32 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`copy_to`](PinnedBuf::copy_to); [`Error::is_copy`] also if the source is too small. After a refusal the
-    /// buffer returns to its pool at once, or when its earlier copies have completed.
-    pub fn copy_from<S, E, T>(mut self, stream: &S, source: &T) -> Result<PendingBuf>
+    /// The errors of [`copy_to`](PinnedBuf::copy_to); [`Error::is_copy`] also if the source is too small.
+    /// [`CopyError::into_buf`] returns the buffer unless it is unknown whether a copy is running. Slices of a buffer with a
+    /// running copy wait for it.
+    pub fn copy_from<S, E, T>(mut self, stream: &S, source: &T) -> Result<PendingBuf, CopyError>
     where
         S: ?Sized,
         T: CopySource<S, E> + ?Sized,
     {
-        let Some(block) = self.block.as_mut().filter(|block| block.len() > 0) else {
-            return Ok(PendingBuf { buf: self, copy: Completion::completed().into_future() });
+        let mut begin = || {
+            let Some(block) = self.block.as_mut().filter(|block| block.len() > 0) else {
+                return Ok(Completion::completed());
+            };
+            block.check_process()?;
+            // Earlier copies, including copies of lent slices, must not see the new bytes.
+            block.copy_fences_mut().wait_for_all()?;
+            let (start, len) = (block.start(), block.len());
+            let checked = copy::check_len(len, "source", source.available_bytes());
+            // SAFETY: the length was checked. The fence is recorded below, and from then on nothing touches the memory, nor does
+            // it return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
+            let enqueue = |()| unsafe { source.enqueue_read(stream, start.as_ptr(), len) };
+            self.track(checked.and_then(enqueue), CopyFences::record_write)
         };
-        block.check_process()?;
-        // Earlier copies, including copies of lent slices, must not see the new bytes.
-        block.copy_fences_mut().wait_for_all()?;
-        let (start, len) = (block.start(), block.len());
-        let checked = copy::check_len(len, "source", source.available_bytes());
-        // SAFETY: the length was checked. The fence is recorded below, and from then on nothing touches the memory, nor does it
-        // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
-        let enqueue = |()| unsafe { source.enqueue_read(stream, start.as_ptr(), len) };
-        let copy = self.track(checked.and_then(enqueue), CopyFences::record_write)?;
-        Ok(PendingBuf { buf: self, copy: copy.into_future() })
+        match begin() {
+            Ok(copy) => Ok(PendingBuf { buf: self, copy: copy.into_future() }),
+            Err(error) => Err(CopyError::with_buf(error, self)),
+        }
     }
 
     /// Consumes the buffer, which returns to the pool when all work enqueued on `stream` so far has completed. Use it for work
@@ -270,7 +280,7 @@ impl PinnedBuf {
     ///
     /// - [`Error::is_backend`]: there is no driver, so no work uses the buffer,
     /// - [`Error::is_forked`]: this is a forked child; nothing is recorded,
-    /// - [`Error::is_handle`]: the driver knows no such stream, or a default stream was passed without a current context,
+    /// - [`Error::is_invalid_handle`]: the driver knows no such stream, or a default stream was passed without a current context,
     /// - [`Error::is_device`], [`Error::is_capture`]: no fence can be recorded on the stream, or it is capturing a graph.
     ///
     /// After the last two items the memory is never reused unless a later call for the same stream succeeds. No later call
@@ -280,8 +290,8 @@ impl PinnedBuf {
     /// # Safety
     ///
     /// The stream is not destroyed during the call, nor between a failed call and the next call for this stream. Its context,
-    /// unless it is a primary context, is not destroyed before the pool has detected the end of the work.
-    /// [`Pool::maintain`](crate::Pool::maintain) after that end lets the pool detect it.
+    /// unless it is a primary context, is not destroyed before the pool has ended: until the last handle and buffer
+    /// are dropped, another thread may query the context, even if the work has completed.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_stream(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
         // SAFETY: the caller promises that the stream is not destroyed during the call.
@@ -296,7 +306,7 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// The errors of [`record_stream`](PinnedBuf::record_stream). An event that was recorded in a capture is
-    /// [`Error::is_device`], and a null event is [`Error::is_handle`].
+    /// [`Error::is_device`], and a null event is [`Error::is_invalid_handle`].
     ///
     /// # Safety
     ///

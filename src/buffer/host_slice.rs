@@ -6,15 +6,15 @@
 #![allow(unsafe_code)] // Implements an unsafe interface of cudarc.
 
 use std::marker::PhantomData;
-use std::ops::{Bound, Range, RangeBounds};
+use std::ops::{Range, RangeBounds};
 
 use bytemuck::Pod;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
 
 use super::PinnedBuf;
-use super::slice::check_cast;
+use super::slice::{check_cast, elements_in};
 use crate::copy::cuda::{HostSliceFence, ensure_access, refuse_host_slice};
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 
 /// A part of a [`PinnedBuf`] as elements of `T`, to copy from: `stream.memcpy_htod(&buf.view(..n)?, &mut device)`. The
 /// buffer records the copy.
@@ -214,24 +214,4 @@ impl<T: Pod> HostSlice<T> for BufViewMut<'_, T> {
     unsafe fn stream_synced_mut_slice<'a>(&'a mut self, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
         self.buf.lend_mut(self.bytes.clone(), stream)
     }
-}
-
-/// Returns the start and end of `range` within `len` elements. Fails if `range` is not inside them.
-fn elements_in(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
-    // A saturated bound is outside the slice, since no slice is that long.
-    let start = match range.start_bound() {
-        Bound::Included(&start) => start,
-        Bound::Excluded(&before) => before.saturating_add(1),
-        Bound::Unbounded => 0,
-    };
-    let end = match range.end_bound() {
-        Bound::Included(&last) => last.saturating_add(1),
-        Bound::Excluded(&end) => end,
-        Bound::Unbounded => len,
-    };
-    if start <= end && end <= len {
-        return Ok(start..end);
-    }
-    let why = format!("{start}..{end} is not inside {len} elements");
-    Err(ErrorKind::Memory { why }.into())
 }

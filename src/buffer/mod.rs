@@ -84,9 +84,9 @@ struct Aligned;
 /// `copy_to` consumes the buffer, so the buffer cannot be touched while the device reads it:
 ///
 /// ```compile_fail,E0382
-/// # use pinpool_testing::{SinkMem, SinkStream};
+/// # use pinpool_testing::{SinkMemory, SinkStream};
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
-/// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
+/// # let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(8));
 /// let mut buf = pool.get(8)?;
 /// let copy = buf.copy_to(&stream, &mut device)?;
 /// buf.wait_slice_mut()?.fill(0); // the buffer has moved into the copy
@@ -94,9 +94,9 @@ struct Aligned;
 /// ```
 ///
 /// ```
-/// # use pinpool_testing::{SinkMem, SinkStream};
+/// # use pinpool_testing::{SinkMemory, SinkStream};
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
-/// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
+/// # let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(8));
 /// let mut buf = pool.get(8)?;
 /// buf.wait_slice_mut()?.fill(0);
 /// let copy = buf.copy_to(&stream, &mut device)?;
@@ -156,7 +156,8 @@ impl PinnedBuf {
         self.block.as_ref().map_or(NonNull::<Aligned>::dangling().cast(), |block| block.start())
     }
 
-    /// Length in bytes: as requested, or as [`truncate`](PinnedBuf::truncate) left it.
+    /// Length in bytes: as requested, or as [`truncate`](PinnedBuf::truncate) left it; 0 after a copy of a range that may be running
+    /// and cannot be tracked.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.block.as_ref().map_or(0, |block| block.len())
@@ -181,7 +182,7 @@ impl PinnedBuf {
         }
     }
 
-    /// Usable bytes of the size class; at least [`len`](PinnedBuf::len).
+    /// Bytes of the size class from the first byte on; at least [`len`](PinnedBuf::len), where slices, views and copies end.
     pub fn capacity(&self) -> usize {
         self.block.as_ref().map_or(0, |block| block.class_bytes() - block.skip_bytes())
     }

@@ -4,7 +4,8 @@
 use std::any::type_name;
 use std::fmt;
 use std::ops::{
-    Deref, DerefMut, Index, IndexMut, Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive,
+    Bound, Deref, DerefMut, Index, IndexMut, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, RangeTo,
+    RangeToInclusive,
 };
 
 use bytemuck::Pod;
@@ -79,14 +80,12 @@ impl<T: PartialEq, S: AsRef<[T]> + ?Sized> PartialEq<S> for PinnedSlice<T> {
 impl<T> Deref for PinnedSlice<T> {
     type Target = [T];
 
-    #[inline]
     fn deref(&self) -> &[T] {
         &self.0
     }
 }
 
 impl<T> DerefMut for PinnedSlice<T> {
-    #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.0
     }
@@ -95,14 +94,12 @@ impl<T> DerefMut for PinnedSlice<T> {
 impl<T> Index<usize> for PinnedSlice<T> {
     type Output = T;
 
-    #[inline]
     fn index(&self, index: usize) -> &T {
         &self.0[index]
     }
 }
 
 impl<T> IndexMut<usize> for PinnedSlice<T> {
-    #[inline]
     fn index_mut(&mut self, index: usize) -> &mut T {
         &mut self.0[index]
     }
@@ -115,14 +112,12 @@ macro_rules! index_by_range {
         impl<T> Index<$range> for PinnedSlice<T> {
             type Output = Self;
 
-            #[inline]
             fn index(&self, range: $range) -> &Self {
                 Self::from_ref(&self.0[range])
             }
         }
 
         impl<T> IndexMut<$range> for PinnedSlice<T> {
-            #[inline]
             fn index_mut(&mut self, range: $range) -> &mut Self {
                 Self::from_mut(&mut self.0[range])
             }
@@ -164,5 +159,25 @@ pub(super) fn check_cast<T: Pod>(start: *const u8, len: usize) -> Result<()> {
         start.addr(),
         type_name::<T>(),
     );
+    Err(ErrorKind::Memory { why }.into())
+}
+
+/// Returns the start and end of `range` within `len` elements. Fails if `range` is not inside them.
+pub(super) fn elements_in(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
+    // A saturated bound is outside the slice, since no slice is that long.
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => last.saturating_add(1),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => len,
+    };
+    if start <= end && end <= len {
+        return Ok(start..end);
+    }
+    let why = format!("{start}..{end} is not inside {len} elements");
     Err(ErrorKind::Memory { why }.into())
 }

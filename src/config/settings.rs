@@ -29,7 +29,7 @@ macro_rules! for_each_setting {
         "PINPOOL_RESERVE" = 0, reserve(u64): u64 as SIZE;
 
         /// Maximum bytes in idle buffers and free memory: a size, or none.
-        "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes: Option<u64> as SIZE_OR_NONE;
+        "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes(impl Into<Option<u64>>): Option<u64> as SIZE_OR_NONE;
 
         /// Limit shared by all processes that use this name: a name, auto, or none.
         "PINPOOL_LEDGER" = SharedLimitName::Disabled, ledger: SharedLimitName as word();
@@ -47,7 +47,7 @@ macro_rules! for_each_setting {
         "PINPOOL_ON_FULL" = OnFull::Error, on_full(OnFull): OnFull as word();
 
         /// Whether the start waits until the whole reserve is pinned: 0 or 1.
-        "PINPOOL_RESERVE_WAIT" = true, reserve_wait: bool as SWITCH;
+        "PINPOOL_RESERVE_WAIT" = true, reserve_wait(bool): bool as SWITCH;
 
         group "Where memory comes from";
 
@@ -58,7 +58,7 @@ macro_rules! for_each_setting {
         "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL;
 
         /// NUMA node to pin on: a number, or auto for the GPU's node.
-        "PINPOOL_NUMA_NODE" = None, numa_node: Option<u32> as NODE;
+        "PINPOOL_NUMA_NODE" = None, numa_node(impl Into<Option<u32>>): Option<u32> as NODE;
 
         group "Lifetime";
 
@@ -73,7 +73,7 @@ macro_rules! for_each_setting {
         "PINPOOL_TRACE" = None, trace(impl Into<Option<PathBuf>>): Option<PathBuf> as PATH_OR_NONE;
 
         /// Unix socket that serves statistics: a path, 1 (a default path), or none.
-        "PINPOOL_SOCKET" = None, socket: Option<PathBuf> as SOCKET;
+        "PINPOOL_SOCKET" = None, socket(impl Into<Option<PathBuf>>): Option<PathBuf> as SOCKET;
 
         group "Policy";
 
@@ -82,17 +82,17 @@ macro_rules! for_each_setting {
 
         // The default is the initial limit of TensorFlow's pool of pinned memory.
         /// Initial limit on idle buffers; 0 keeps none and disables auto-resize.
-        "PINPOOL_POOL_SIZE_LIMIT" = 100, pool_size_limit: u64 as COUNT;
+        "PINPOOL_POOL_SIZE_LIMIT" = 100, pool_size_limit(u64): u64 as COUNT;
 
         /// Whether the limit on idle buffers grows with frequent evictions and misses: 0 or 1.
-        "PINPOOL_AUTO_RESIZE" = true, auto_resize: bool as SWITCH;
+        "PINPOOL_AUTO_RESIZE" = true, auto_resize(bool): bool as SWITCH;
 
         /// Size classes: eighths (adaptive), pow2 or exact (tensorflow, default pow2).
         "PINPOOL_ROUNDING" = Rounding::Eighths, rounding: Rounding as word();
 
         // The default is the same as in TensorFlow (`should_log`).
         /// Logs one in this many rate checks; 1 logs all.
-        "PINPOOL_LOG_EVERY" = 10, log_every: u64 as AT_LEAST_ONE;
+        "PINPOOL_LOG_EVERY" = 10, log_every(u64): u64 as AT_LEAST_ONE;
 
         group "Expert";
 
@@ -100,10 +100,10 @@ macro_rules! for_each_setting {
         "PINPOOL_HUGETLB" = HugeTlb::Off, hugetlb: HugeTlb as word();
 
         /// Whether the pool may pin more than its reserve (TensorFlow's allow_growth): 0 or 1.
-        "PINPOOL_GROWTH" = true, growth: bool as SWITCH;
+        "PINPOOL_GROWTH" = true, growth(bool): bool as SWITCH;
 
         /// Whether buffers are zeroed before another user gets them: 0 or 1.
-        "PINPOOL_ZERO" = false, zero: bool as SWITCH;
+        "PINPOOL_ZERO" = false, zero(bool): bool as SWITCH;
             }
     };
 }

@@ -21,9 +21,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 /// In a task `completion.await` waits without holding up the thread, on any runtime:
 ///
 /// ```
-/// # use pinpool_testing::{SinkMem, SinkStream};
+/// # use pinpool_testing::{SinkMemory, SinkStream};
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
-/// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
+/// # let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(8));
 /// let completion = pool.get(8)?.copy_to(&stream, &mut device)?;
 /// let task = async {
 ///     completion.await?;
@@ -69,13 +69,14 @@ impl Completion {
     }
 
     /// Notifies the keeper, so that the buffer of a completed copy becomes idle immediately.
-    fn record_end(&self) {
+    fn notify_keeper(&self) {
         if let Some(keeper) = self.keeper.as_ref().and_then(Weak::upgrade) {
             keeper.copy_ended();
         }
     }
 
-    /// Returns whether the copy has completed. Does not wait.
+    /// Returns whether the copy has completed. Does not wait. A buffer that moved into the copy may still count as in flight until
+    /// [`wait`](Self::wait), or until the pool queries the copy.
     ///
     /// # Errors
     ///
@@ -92,7 +93,7 @@ impl Completion {
     /// The errors of [`is_complete`](Completion::is_complete).
     pub fn wait(&self) -> Result<()> {
         self.fence.as_ref().map_or(Ok(()), |fence| fence.wait())?;
-        self.record_end();
+        self.notify_keeper();
         Ok(())
     }
 
@@ -112,7 +113,7 @@ impl Completion {
             thread::sleep(pause.min(left));
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        self.record_end();
+        self.notify_keeper();
         Ok(true)
     }
 }

@@ -4,7 +4,7 @@
 //! | --- | --- | --- | --- |
 //! | `CudaStream` of cudarc, or an `Arc` of one | any `DevicePtr<E>` and `DevicePtrMut<E>`: `CudaSlice<f32>`, `CudaViewMut<u8>` | any `bytemuck::Pod` | the GPU's copy engine |
 //! | `RawStream` | `RawMemory` | `u8` | the GPU's copy engine |
-//! | `SinkStream` of the crate `pinpool-testing` | `SinkMem` | `u8` | a thread in place of a device |
+//! | `SinkStream` of the crate `pinpool-testing` | `SinkMemory` | `u8` | a thread in place of a device |
 //!
 //! Copies on one stream run in order, and copies over pinned memory are asynchronous. Each returns a [`Fence`], so that
 //! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) is the same code with and without a GPU.
@@ -56,8 +56,8 @@ pub(crate) fn timeline_bytes() -> u64 {
 /// # Safety
 ///
 /// On `Ok` and [`CopyFailure::Failed`], the returned fence must satisfy the contract of [`Fence`] for this copy; on
-/// [`CopyFailure::Refused`] nothing may have been enqueued that reads the source. A panic counts as a refusal, so the
-/// function must not panic once something is enqueued.
+/// [`CopyFailure::Refused`] nothing may have been enqueued that reads the source. A panic is not caught, and the buffer
+/// may be reused immediately, so the function must not panic once something is enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
     /// Length of this memory in bytes.
@@ -117,7 +117,7 @@ pub unsafe trait CopyStream {
     /// # Errors
     ///
     /// [`Error::is_device`] if no fence can be recorded, [`Error::is_capture`] if the stream is capturing a graph. A
-    /// [`RawStream`](cuda::RawStream) also returns [`Error::is_handle`] for an invalid handle, and [`Error::is_unavailable`]
+    /// [`RawStream`](cuda::RawStream) also returns [`Error::is_invalid_handle`] for an invalid handle, and [`Error::is_unavailable`]
     /// without a driver.
     fn record_fence(&self) -> Result<Arc<dyn Fence>>;
 }

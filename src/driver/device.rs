@@ -15,15 +15,15 @@ use cudarc::driver::sys;
 use super::code::{Code, FailedCall};
 use super::{Context, CurrentContext, RelaxedCapture, calls, watchdog};
 use crate::error::SourceError;
-use pinpool_os::fork::OfProcess;
+use pinpool_os::fork::PerProcess;
 use pinpool_os::host;
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 
 /// Buffer length for a PCI bus ID: domain, bus, device and function.
 const PCI_ID_BYTES: usize = 32;
 
 /// The devices that this process has found. Each keeps one reference to its primary context.
-static DEVICES: OfProcess<Mutex<Vec<Arc<Device>>>> = OfProcess::new(Mutex::default);
+static DEVICES: PerProcess<Mutex<Vec<Arc<Device>>>> = PerProcess::new(Mutex::default);
 
 /// A device that the driver lists.
 #[derive(Debug)]

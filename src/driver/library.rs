@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::mem;
 use std::ptr::{self, NonNull};
 
-use pinpool_os::sync::process::{AtomicPtr, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicPtr, Ordering};
 
 /// Returns whether a driver can be loaded. Unlike cudarc's own check, it never panics and exists with every linking feature.
 pub(crate) fn is_present() -> bool {

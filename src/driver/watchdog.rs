@@ -5,7 +5,7 @@
 //! without an answer.
 
 use pinpool_os::clock::monotonic_ns;
-use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicU64, Ordering};
 
 /// A driver that has not returned from any query for this long counts as stuck. The time is longer than an ordinary preemption. If a
 /// querying thread is throttled for longer, the driver counts as stuck by mistake, which only delays the answer to other threads.

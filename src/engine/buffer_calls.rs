@@ -6,19 +6,15 @@
 //!                └─ completion can never be known ─▶ leak
 //! ```
 //!
-//! `put` is in `core::fast_path`.
+//! `put` is in `pool_core::fast_path`.
 
 use std::sync::{Arc, Weak};
 
-use super::block;
-use super::core::{Core, KeptCore};
+use super::pool_core::{Block, KeptCore, PoolCore};
 use crate::backend::{HugeTlb, PinnedBy};
 use crate::copy::CopyKeeper;
 use crate::error::{Error, Result};
 use crate::in_flight::SharedFence;
-
-/// A block of a pool.
-pub(crate) type Block = block::Block<Core>;
 
 impl Block {
     pub(crate) fn pinned_by(&self) -> Option<PinnedBy> {
@@ -73,7 +69,7 @@ impl Block {
 
     /// Returns the keeper of the block while the copy that consumed it runs.
     pub(crate) fn keeper(&self) -> Weak<dyn CopyKeeper> {
-        Arc::<Core>::downgrade(self.pool())
+        Arc::<PoolCore>::downgrade(self.pool())
     }
 
     /// Never uses the block again, because the pool cannot know whether a device still uses it.

@@ -9,7 +9,7 @@
 
 use crate::size_class::Class;
 use crate::stats::{ClassStats, EvictionReason, EvictionReasons, MissReasons, Stats};
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 
 /// If there are more rows than this, rows of classes without a buffer are removed. `adaptive` has fewer classes.
 const CLASSES_MAX: usize = 1024;

@@ -3,14 +3,14 @@
 //! ```text
 //!   pool, buffer
 //!      │
-//!   buffer_calls ─▶ core ─▶ in_flight, wait_queue, meter
+//!   buffer_calls ─▶ pool_core ─▶ in_flight, wait_queue, meter
 //!                   ├───▶ cache, memory
 //!                   └───▶ block (generic over the pool, so that it does not depend on the core)
 //! ```
 //!
 //! | folder or file | owns |
 //! | --- | --- |
-//! | `core` | the order of steps: requests, returns, periodic work, the end |
+//! | `pool_core` | the order of steps: requests, returns, periodic work, the end |
 //! | `cache` | the idle buffers, by the policy of the preset |
 //! | `memory` | where memory comes from and returns to |
 //! | `wait_queue` | the requests that wait for room |
@@ -22,15 +22,14 @@ mod block;
 mod buffer_calls;
 mod cache;
 mod classes;
-mod core;
 mod memory;
 mod meter;
+mod pool_core;
 mod wait_queue;
 
-pub(crate) use self::buffer_calls::Block;
-pub(crate) use self::core::{AutoLimit, BlockRequest, CachedShard, Core, PartitionCore};
-pub(crate) use self::memory::{Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, Regions, granule_bytes};
+pub(crate) use self::memory::{Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, RegionSupply, granule_bytes};
 pub(crate) use self::meter::clock::Timekeeper;
 pub(crate) use self::meter::owners::Tag;
+pub(crate) use self::pool_core::{AutoLimit, Block, BlockRequest, CachedShard, PartitionCore, PoolCore};
 pub(crate) use self::wait_queue::{FirstAttempt, WaitTicket};
 pub use meter::clock::ManualClock;

@@ -8,9 +8,8 @@ use std::thread::ThreadId;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
-use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::Ordering;
-use pinpool_os::unwind::caught;
+use pinpool_os::sync::unmodeled::{Mutex, Ordering};
+use pinpool_os::unwind::catch_panic;
 
 /// Detects when work that was enqueued on a stream has completed: a copy, or a kernel that uses the buffer.
 ///
@@ -98,7 +97,7 @@ pub(super) struct FenceFailure {
 /// failure outweighs the answers of the others (in-flight-I2). A panic counts as a failure, so that nothing but the memory is
 /// lost.
 pub(super) fn query(fences: &[SharedFence]) -> Result<bool, FenceFailure> {
-    match caught(|| fences.iter().try_fold(true, |all, fence| Ok(fence.is_complete()? && all))) {
+    match catch_panic(|| fences.iter().try_fold(true, |all, fence| Ok(fence.is_complete()? && all))) {
         Some(answer) => answer.map_err(|error| FenceFailure { error, is_final: false }),
         None => Err(FenceFailure { error: Error::device_failed("the fence of a copy panicked"), is_final: true }),
     }
@@ -124,12 +123,12 @@ pub(super) fn are_complete_by_load(fences: &[SharedFence]) -> Option<bool> {
 
 /// Returns the identity of a fence's stream; `None` if it is unknown or the fence panics.
 pub(super) fn stream_id_of(fence: &dyn Fence) -> Option<StreamId> {
-    caught(|| fence.stream_id()).flatten()
+    catch_panic(|| fence.stream_id()).flatten()
 }
 
 /// Drops one or several fences that are no longer needed. Ignores panics: the memory is safe without the fences.
 pub(super) fn discard<F>(fence: F) {
-    caught(|| drop(fence)).unwrap_or_default();
+    catch_panic(|| drop(fence)).unwrap_or_default();
 }
 
 /// The copies that use one buffer and may still be running. A buffer that was never copied has no list, so a check costs one

@@ -37,7 +37,7 @@ use crate::error::Error;
 use crate::stats::Stats;
 use pinpool_os::sync::Mutex;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
-use pinpool_os::unwind::caught;
+use pinpool_os::unwind::catch_panic;
 
 mod fence;
 mod queues;
@@ -65,7 +65,7 @@ pub(crate) struct InFlight<T> {
 
 /// The result of a sweep.
 #[derive(Debug)]
-pub(crate) struct Swept<T> {
+pub(crate) struct SweepResult<T> {
     /// Items with completed copies, in the order in which they were found. A few items need no allocation.
     pub(crate) completed: SmallVec<[T; 8]>,
     /// Items with copies that may run for an unknown time (in-flight-I2).
@@ -74,8 +74,8 @@ pub(crate) struct Swept<T> {
 
 /// All items of a pool that ends, after a last query.
 #[derive(Debug)]
-pub(crate) struct Ended<T> {
-    pub(crate) swept: Swept<T>,
+pub(crate) struct FinalSweep<T> {
+    pub(crate) swept: SweepResult<T>,
     /// Items with running copies.
     pub(crate) abandoned: Vec<T>,
     /// Quarantined items with completed copies.
@@ -162,7 +162,7 @@ impl<T> InFlight<T> {
         let queues = self.queues.lock();
         let heads = queues.queues.iter().filter_map(|queue| queue.copies.front());
         let oldest = heads.min_by_key(|copy| copy.since_us);
-        oldest.map(|copy| copy.as_group(now_us))
+        oldest.map(|copy| copy.to_group(now_us))
     }
 
     /// Excludes `stopped_us`, for which the process was stopped, from the age of every copy.
@@ -180,7 +180,7 @@ impl<T> InFlight<T> {
         let known: Vec<_> = copies.filter(|copy| copy.is_reported_stuck).filter_map(|copy| copy.stream).collect();
         let mut stuck: Vec<PendingGroup> = Vec::new();
         for copy in queues.queues.iter_mut().flat_map(|queue| &mut queue.copies) {
-            let group = copy.as_group(now_us);
+            let group = copy.to_group(now_us);
             let is_known = copy.is_reported_stuck || copy.stream.is_some_and(|stream| known.contains(&stream));
             if is_known || group.age < limit {
                 continue;
@@ -199,13 +199,13 @@ impl<T> InFlight<T> {
     }
 
     /// Removes and returns the completed and the failed items. Does not query queues that other threads are querying.
-    pub(crate) fn sweep(&self, scope: QueryScope) -> Swept<T> {
-        let mut swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
+    pub(crate) fn sweep(&self, scope: QueryScope) -> SweepResult<T> {
+        let mut swept = SweepResult { completed: SmallVec::new(), failed: Vec::new() };
         let (mut fences, mut pending) = (SmallVec::<[Fences; 8]>::new(), SmallVec::<[u64; 4]>::new());
         let mut queues = self.queues.lock();
         for queue in &mut queues.queues {
             while let Some(copy) = queue.copies.front() {
-                let known = caught(|| are_complete_by_load(&copy.fences)).flatten();
+                let known = catch_panic(|| are_complete_by_load(&copy.fences)).flatten();
                 if known == Some(true)
                     && let Some(copy) = queue.copies.pop_front()
                 {
@@ -247,10 +247,10 @@ impl<T> InFlight<T> {
     }
 
     /// Queries a queue after [`begin_query`](Self::begin_query) has returned its `first` candidate. Catches panics of fences.
-    fn sweep_queue(&self, key: u64, first: Candidate, scope: QueryScope, swept: &mut Swept<T>) {
+    fn sweep_queue(&self, key: u64, first: Candidate, scope: QueryScope, swept: &mut SweepResult<T>) {
         let mut next = Some(first);
         while let Some((number, fences)) = next {
-            let state = match caught(|| are_complete_by_load(&fences)).flatten() {
+            let state = match catch_panic(|| are_complete_by_load(&fences)).flatten() {
                 Some(false) if scope == QueryScope::Unknown => Ok(false),
                 _ => query(&fences),
             };
@@ -283,7 +283,7 @@ impl<T> InFlight<T> {
     /// Removes all items, for the end of a pool. Queries each item, since a completed item may be behind a stuck item of another
     /// stream with the same number. Items in a queue that another thread is querying are abandoned without a query, because that
     /// thread may be blocked in the driver.
-    pub(crate) fn end(&self) -> Ended<T> {
+    pub(crate) fn end(&self) -> FinalSweep<T> {
         let (recovered, mut failed) = self.query_quarantined(usize::MAX);
         let (queues, quarantined) = {
             let mut queues = self.queues.lock();
@@ -296,8 +296,8 @@ impl<T> InFlight<T> {
             discard(fences);
             failed.push(item);
         }
-        let swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
-        let mut ended = Ended { swept, abandoned: Vec::new(), recovered, failed };
+        let swept = SweepResult { completed: SmallVec::new(), failed: Vec::new() };
+        let mut ended = FinalSweep { swept, abandoned: Vec::new(), recovered, failed };
         for Queue { copies, is_queried, .. } in queues {
             for PendingCopy { item, fences, .. } in copies {
                 match if is_queried { Ok(false) } else { query(&fences) } {
@@ -406,7 +406,7 @@ mod tests {
         assert!(in_flight.query_quarantined(1).0.is_empty());
         assert_eq!((in_flight.query_quarantined(1).0, in_flight.held()), (vec![2], 2), "one after the other");
         broken[0].finish();
-        let Ended { recovered, failed, .. } = in_flight.end();
+        let FinalSweep { recovered, failed, .. } = in_flight.end();
         assert_eq!((recovered, failed, in_flight.held(), in_flight.quarantined()), (vec![1], vec![3], 0, 0));
         assert_eq!(in_flight.quarantine(4, behind([broken[2].clone()])), Err(4), "the pool has ended");
     }
@@ -517,7 +517,7 @@ mod tests {
         let first = in_flight.begin_query(1).unwrap();
         assert_eq!(in_flight.end().abandoned, [1], "another thread is querying it");
         let later = insert(&in_flight, 2, 1);
-        let mut swept = Swept { completed: SmallVec::new(), failed: Vec::new() };
+        let mut swept = SweepResult { completed: SmallVec::new(), failed: Vec::new() };
         in_flight.sweep_queue(1, first, QueryScope::Unknown, &mut swept);
         assert!(swept.completed.is_empty() && swept.failed.is_empty());
         in_flight.end_query(1);
@@ -533,7 +533,7 @@ mod tests {
         behind.finish();
         broken.fail();
         assert!(in_flight.oldest(0).is_some());
-        let Ended { swept: Swept { completed, failed }, abandoned, .. } = in_flight.end();
+        let FinalSweep { swept: SweepResult { completed, failed }, abandoned, .. } = in_flight.end();
         assert_eq!((completed.to_vec(), failed[0].item, abandoned), (vec![2], 3, vec![1, 4]));
         assert!(in_flight.oldest(0).is_none());
         assert_eq!((in_flight.count(), in_flight.bytes()), (0, 0));

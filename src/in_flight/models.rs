@@ -1,6 +1,6 @@
 //! Every interleaving of threads that put, sweep and abandon items in flight.
 //!
-//! The device reads a cell before its fence comes true, and the thread that gets the item writes to it. So loom reports an item
+//! The device reads a cell before its fence is complete, and the thread that gets the item writes to it. So loom reports an item
 //! that leaves too early, and one that leaves on an ordering that is too weak. It reports a thread that is never woken as
 //! a deadlock.
 #![allow(unsafe_code)] // Implements `Fence`.
@@ -43,7 +43,7 @@ impl Copied {
     }
 }
 
-// SAFETY: comes true after the read.
+// SAFETY: is complete only after the read.
 unsafe impl Fence for Copied {
     fn is_complete(&self) -> Result<bool> {
         Ok(self.is_complete.load(Ordering::Acquire))
@@ -65,7 +65,7 @@ fn insert(in_flight: &Items, copied: &Arc<Copied>) {
 }
 
 /// Uses what a sweep returned. Returns how many that are.
-fn reuse(swept: Swept<Arc<Copied>>) -> usize {
+fn reuse(swept: SweepResult<Arc<Copied>>) -> usize {
     assert!(swept.failed.is_empty());
     swept.completed.iter().for_each(|copied| copied.reuse());
     swept.completed.len()
@@ -125,7 +125,7 @@ fn loom_an_item_that_arrives_during_a_sweep_is_counted_and_completes() {
 
 /// Ends the flight of all items; returns their number.
 fn ended(in_flight: &Items) -> usize {
-    let Ended { swept, abandoned, .. } = in_flight.end();
+    let FinalSweep { swept, abandoned, .. } = in_flight.end();
     reuse(swept) + abandoned.len()
 }
 

@@ -95,7 +95,7 @@ impl<T> Queue<T> {
 }
 
 impl<T> PendingCopy<T> {
-    pub(super) fn as_group(&self, now_us: u64) -> PendingGroup {
+    pub(super) fn to_group(&self, now_us: u64) -> PendingGroup {
         let age = Duration::from_micros(now_us.saturating_sub(self.since_us));
         PendingGroup { buffers: 1, age, stream: self.stream, bytes: self.bytes }
     }

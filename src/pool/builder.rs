@@ -21,7 +21,7 @@ use crate::report::{CheckReport, LogSampler, PoolLog};
 /// Collects the settings of a new pool. A setting that code does not set takes its value from the environment, or else its
 /// default.
 ///
-/// [`setting`](PoolBuilder::setting) lists all settings. The most common settings also have a typed method.
+/// [`setting`](PoolBuilder::setting) lists all settings. All but three also have a typed method.
 #[must_use]
 pub struct PoolBuilder {
     settings: Settings,
@@ -172,8 +172,8 @@ impl PoolBuilder {
     /// [`Backend::Auto`] tries each driver backend until one works. A trial acquires at most 2 MiB (one granule with `vmm`),
     /// copies one word to the device and back, and releases the memory. The trial of `vmm` creates no context, and makes no
     /// copy on a device without one. The trials of `register` and `cuda` create a context, and their release waits for all
-    /// device work. A named `gpu` or `vmm` is tried here as well; any other named backend is first
-    /// used by the first request.
+    /// device work. A named `gpu` or `vmm` is tried here as well; any other named backend is not used before the first
+    /// request.
     ///
     /// If the process has not started the driver, `auto` postpones the trials to the first call on the pool, which makes them on
     /// the calling thread. A child forked before that call starts the pool for itself, and can use CUDA. With a reserve, a
@@ -204,7 +204,7 @@ impl PoolBuilder {
         }
         let config = &start.settings.config;
         let core = start.start_core(config, shared)?;
-        pool.handle.started_core(|| core);
+        pool.handle.start_core_once(|| core);
         if config.reserve > 0 {
             pool.reserve(config.reserve)?;
         }
@@ -223,9 +223,9 @@ macro_rules! setters {
             /// values from a file or another language. The name may be in lower case and without `PINPOOL_`. Empty text sets
             /// nothing.
             ///
-            /// | variable | meaning |
-            /// | --- | --- |
-            $($(#[doc = concat!("| `", $variable, "` |", $doc, " |")])+)+
+            /// | variable | default in code | meaning |
+            /// | --- | --- | --- |
+            $($(#[doc = concat!("| `", $variable, "` | `", stringify!($default), "` |", $doc, " |")])+)+
             ///
             /// The names `maintenance_thread` and `call_stacks` (with the feature `observe`), which have no variable, are
             /// accepted too. [`build`](Self::build) fails if there is no such setting, if its value is invalid, or if code sets
@@ -242,12 +242,13 @@ macro_rules! setters {
             }
         }
 
-        /// The most common settings; [`setting`](Self::setting) has all. A value that code sets overrides the variable.
+        /// The settings with simple types; [`setting`](Self::setting) has all. In code, `None` means `none`. A value that code sets
+        /// overrides the variable.
         impl PoolBuilder {
             $($($(
                 #[doc = $doc]
                 ///
-                #[doc = concat!("The variable `", $variable, "` takes these values as text.")]
+                #[doc = concat!("The variable `", $variable, "` takes these values as text. Default, unless another setting or the process implies one: `", stringify!($default), "`.")]
                 pub fn $name(mut self, value: $argument) -> Self {
                     self.settings.$name = Some(value.into());
                     self

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::{Pool, Request, buffer};
 use crate::buffer::PinnedBuf;
-use crate::engine::{BlockRequest, Core, FirstAttempt, PartitionCore, WaitTicket};
+use crate::engine::{BlockRequest, FirstAttempt, PartitionCore, PoolCore, WaitTicket};
 use crate::error::Result;
 use crate::quota::Claim;
 
@@ -43,7 +43,7 @@ enum State {
     New,
     /// The request waits for room in its partition.
     InPartition(WaitTicket<PartitionCore>),
-    InPool(WaitTicket<Core>),
+    InPool(WaitTicket<PoolCore>),
 }
 
 impl GetFuture {
@@ -61,12 +61,12 @@ impl GetFuture {
 
     /// Begins the request. Returns a buffer if no wait is needed; otherwise the request has joined a wait queue.
     fn begin(&mut self) -> Result<Option<PinnedBuf>> {
-        let Some(wanted) = self.pool.block_request(self.request)? else {
+        let Some(request) = self.pool.block_request(self.request)? else {
             return Ok(Some(PinnedBuf::default()));
         };
         let wait = self.pool.longest_wait(self.request);
-        if let Some(partition) = &wanted.partition {
-            match partition.begin_claim(&wanted, wait, Some(self.pool.handle.clone()))? {
+        if let Some(partition) = &request.partition {
+            match partition.begin_claim(&request, wait, Some(self.pool.handle.clone()))? {
                 FirstAttempt::Served(claim) => self.claim = Some(claim),
                 FirstAttempt::Waiting(ticket) => {
                     self.state = State::InPartition(ticket);
@@ -74,13 +74,15 @@ impl GetFuture {
                 }
             }
         }
-        self.begin_in_pool(&wanted, wait)
+        self.begin_in_pool(&request, wait)
     }
 
-    fn begin_in_pool(&mut self, wanted: &BlockRequest, wait: Duration) -> Result<Option<PinnedBuf>> {
+    fn begin_in_pool(&mut self, request: &BlockRequest, wait: Duration) -> Result<Option<PinnedBuf>> {
         let core = self.pool.core();
-        match core.begin_get(wanted, wait, Some(self.pool.handle.clone()))? {
-            FirstAttempt::Served(block) => Ok(Some(buffer(core, block, wanted, self.request.align, self.claim.take()))),
+        match core.begin_get(request, wait, Some(self.pool.handle.clone()))? {
+            FirstAttempt::Served(block) => {
+                Ok(Some(buffer(core, block, request, self.request.align, self.claim.take())))
+            }
             FirstAttempt::Waiting(ticket) => {
                 self.state = State::InPool(ticket);
                 Ok(None)
@@ -94,8 +96,8 @@ impl GetFuture {
                 State::New => self.begin()?,
                 State::InPartition(ticket) => {
                     self.claim = Some(ready!(ticket.poll_served(context))?);
-                    let (wanted, age) = (ticket.request().clone(), ticket.age());
-                    self.begin_in_pool(&wanted, self.pool.longest_wait(self.request).saturating_sub(age))?
+                    let (request, age) = (ticket.request().clone(), ticket.age());
+                    self.begin_in_pool(&request, self.pool.longest_wait(self.request).saturating_sub(age))?
                 }
                 State::InPool(ticket) => {
                     let block = ready!(ticket.poll_served(context))?;

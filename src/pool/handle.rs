@@ -11,18 +11,18 @@ use std::sync::{Arc, OnceLock};
 
 use super::Pool;
 use super::start::PoolStart;
-use crate::engine::{CachedShard, Core, PartitionCore, Tag};
+use crate::engine::{CachedShard, PartitionCore, PoolCore, Tag};
 use pinpool_os::fork::ForkGeneration;
-use pinpool_os::sync::process::{AtomicPtr, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicPtr, Ordering};
 
 /// The state that the clones of a pool share. After its drop there are no more requests.
 pub(super) struct Handle {
     /// The address of the core, once the core has started. A handle with a scope never stores it, so its requests take the slow
     /// path.
-    address: AtomicPtr<Core>,
+    address: AtomicPtr<PoolCore>,
     /// The core of the process that built the pool, and the core of a forked child that is the first to use the pool. The child
     /// needs a separate cell, because a thread of the parent may have been initializing the first cell during the fork.
-    cores: [OnceLock<Arc<Core>>; 2],
+    cores: [OnceLock<Arc<PoolCore>>; 2],
     pub(super) start: Arc<PoolStart>,
     generation: ForkGeneration,
     /// `None` in a handle of the whole pool.
@@ -61,7 +61,7 @@ impl Handle {
     }
 
     /// Returns the core, if it has started.
-    pub(super) fn existing_core(&self) -> Option<&Arc<Core>> {
+    pub(super) fn existing_core(&self) -> Option<&Arc<PoolCore>> {
         self.cores.iter().find_map(OnceLock::get)
     }
 
@@ -69,16 +69,16 @@ impl Handle {
     pub(super) fn cached_shard(&self) -> Option<CachedShard<'_>> {
         // Relaxed: the address is compared and never dereferenced.
         // SAFETY: not null (`new`); the core at this address, if there is one, is one of `cores`, so it lives as long as `self`.
-        unsafe { Core::shard_of(self.address.load(Ordering::Relaxed), 0, self) }
+        unsafe { PoolCore::shard_of(self.address.load(Ordering::Relaxed), 0, self) }
     }
 
     #[inline]
-    pub(super) fn core(&self) -> &Arc<Core> {
-        self.cores[0].get().unwrap_or_else(|| self.started_core(|| self.start.start_later()))
+    pub(super) fn core(&self) -> &Arc<PoolCore> {
+        self.cores[0].get().unwrap_or_else(|| self.start_core_once(|| self.start.start_later()))
     }
 
     #[cold]
-    pub(super) fn started_core(&self, start: impl FnOnce() -> Arc<Core>) -> &Arc<Core> {
+    pub(super) fn start_core_once(&self, start: impl FnOnce() -> Arc<PoolCore>) -> &Arc<PoolCore> {
         // A logger may call this pool, which cannot be used before the start has ended, so the lines are logged after the
         // start.
         let _deferral = crate::report::defer();

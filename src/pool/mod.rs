@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::buffer::PinnedBuf;
 use crate::config::Limit;
-use crate::engine::{Block, BlockRequest, CachedShard, Core, PartitionCore, Tag};
+use crate::engine::{Block, BlockRequest, CachedShard, PartitionCore, PoolCore, Tag};
 use crate::error::Result;
 use crate::quota::Claim;
 
@@ -33,8 +33,8 @@ pub use user_memory::UserMemory;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
 ///
-/// The thread that drops the last clone waits until no copy is in flight, and then releases the memory. If buffers are in use
-/// then, the thread that returns the last of them waits and releases the memory: by a drop, or by a call that consumes the
+/// The thread that drops the last clone waits until no copy is in flight, and then releases the memory. If buffers are still
+/// in use, the thread that returns the last of them waits and releases the memory: by a drop, or by a call that consumes the
 /// buffer, such as [`copy_to`](crate::PinnedBuf::copy_to). Under `register` and `cuda` the thread that drops the last clone
 /// waits as well. After 30 s a thread waits only as long as copies still complete. Buffers in flight after the wait are never
 /// freed, and under `register` and `cuda` none of the pool's memory is. Under `register` and `cuda`, and for a reserve of
@@ -73,15 +73,15 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// Makes the buffer for the request `wanted` from `block`. If the request belongs to a partition, charges the block to the
+/// Makes the buffer for `request` from `block`. If the request belongs to a partition, charges the block to the
 /// partition with `claim`.
 #[inline]
-fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize, claim: Option<Claim>) -> PinnedBuf {
-    if let Some((partition, claim)) = wanted.partition.as_ref().zip(claim) {
+fn buffer(core: &PoolCore, mut block: Block, request: &BlockRequest, align: usize, claim: Option<Claim>) -> PinnedBuf {
+    if let Some((partition, claim)) = request.partition.as_ref().zip(claim) {
         partition.charge(&mut block, claim);
     }
-    core.record_holder(&mut block, wanted);
-    PinnedBuf::from_block(block, wanted.len, align)
+    core.record_holder(&mut block, request);
+    PinnedBuf::from_block(block, request.len, align)
 }
 
 impl Pool {
@@ -107,12 +107,12 @@ impl Pool {
     }
 
     #[inline]
-    pub(crate) fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<PoolCore> {
         self.handle.core()
     }
 
     /// Calls `call`, except in a forked child.
-    fn unless_forked(&self, call: impl FnOnce(&Core)) {
+    fn unless_forked(&self, call: impl FnOnce(&PoolCore)) {
         if !self.core().is_forked() {
             call(self.core());
         }
@@ -122,8 +122,8 @@ impl Pool {
     ///
     /// Reuses an idle buffer of the same size class. If none is idle, the pool carves a buffer from its arena, or calls the
     /// backend, which is slow. The bytes have arbitrary values, such as data of an earlier buffer, or are zero under
-    /// `PINPOOL_ZERO`. If the limit leaves no room, the call blocks for at most `PINPOOL_WAIT` and then returns pageable memory
-    /// or an error (`PINPOOL_ON_FULL`).
+    /// `PINPOOL_ZERO`. If the limit leaves no room, the call blocks for at most `PINPOOL_WAIT` (by default 30 s) and then returns
+    /// pageable memory or an error (`PINPOOL_ON_FULL`).
     ///
     /// # Errors
     ///
@@ -154,7 +154,7 @@ impl Pool {
             return Ok(PinnedBuf::from_fast_path_block(block, len));
         }
         // The backend aligns all memory to pages, so page alignment does not affect the class.
-        self.get_as(Request::new(len))
+        self.serve(Request::new(len))
     }
 
     /// Returns a buffer as `request`, a length or a [`Request`], describes it.
@@ -164,21 +164,21 @@ impl Pool {
     /// As [`get`](Pool::get); [`is_invalid_request`](crate::Error::is_invalid_request) also if the alignment is not a power of
     /// two up to 1 GiB.
     pub fn get_with(&self, request: impl Into<Request>) -> Result<PinnedBuf> {
-        self.get_as(request.into())
+        self.serve(request.into())
     }
 
     #[inline(never)]
-    fn get_as(&self, request: Request) -> Result<PinnedBuf> {
-        let Some(wanted) = self.block_request(request)? else { return Ok(PinnedBuf::default()) };
-        self.core().enter();
+    fn serve(&self, request: Request) -> Result<PinnedBuf> {
+        let Some(block_request) = self.block_request(request)? else { return Ok(PinnedBuf::default()) };
+        self.core().cache_for_thread();
         let (mut wait, mut claim) = (self.longest_wait(request), None);
-        if let Some(partition) = &wanted.partition {
+        if let Some(partition) = &block_request.partition {
             let begun = Instant::now();
-            claim = Some(partition.begin_claim(&wanted, wait, None)?.wait()?);
+            claim = Some(partition.begin_claim(&block_request, wait, None)?.wait()?);
             wait = wait.saturating_sub(begun.elapsed());
         }
-        let block = self.core().begin_get(&wanted, wait, None)?.wait()?;
-        Ok(buffer(self.core(), block, &wanted, request.align, claim))
+        let block = self.core().begin_get(&block_request, wait, None)?.wait()?;
+        Ok(buffer(self.core(), block, &block_request, request.align, claim))
     }
 
     /// Requests a buffer as [`get`](Pool::get) does, for an async task. `request` is a length or a [`Request`]. Threads and tasks
@@ -236,9 +236,9 @@ impl Pool {
     /// [`is_closed`](crate::Error::is_closed) as for [`get`](Pool::get).
     pub fn try_get(&self, request: impl Into<Request>) -> Result<Option<PinnedBuf>> {
         let request = request.into();
-        let Some(wanted) = self.block_request(request)? else { return Ok(Some(PinnedBuf::default())) };
-        let served = self.core().try_get(&wanted);
-        Ok(served.map(|(block, claim)| buffer(self.core(), block, &wanted, request.align, claim)))
+        let Some(block_request) = self.block_request(request)? else { return Ok(Some(PinnedBuf::default())) };
+        let served = self.core().try_get(&block_request);
+        Ok(served.map(|(block, claim)| buffer(self.core(), block, &block_request, request.align, claim)))
     }
 
     /// Returns a handle of this pool that tags its buffers with `tag`, so that [`dump`](Pool::dump), the error of a failed
@@ -264,7 +264,7 @@ impl Pool {
         // In a forked child, a thread that does not exist here may hold the lock of the tags. Requests fail there anyway, so the
         // handle needs no tag.
         let tag = if self.core().is_forked() { None } else { self.core().tag(tag) };
-        self.scoped(None, tag.or_else(|| self.scope_tag().cloned()))
+        self.scoped(self.partition_core().cloned(), tag.or_else(|| self.scope_tag().cloned()))
     }
 
     /// The tag of this handle's buffers, as reports show it ([`tagged`](Self::tagged)).
@@ -274,7 +274,7 @@ impl Pool {
 
     fn scoped(&self, partition: Option<Arc<PartitionCore>>, tag: Option<Arc<Tag>>) -> Self {
         let handle = Handle::new(self.handle.start.clone(), Some(RequestScope { partition, tag, _pool: self.clone() }));
-        handle.started_core(|| self.core().clone());
+        handle.start_core_once(|| self.core().clone());
         Self { handle: Arc::new(handle) }
     }
 
@@ -322,7 +322,7 @@ impl Pool {
     /// does so only if a limit may be exceeded. With `maintenance_thread(false)` only misses and returns with copies do this
     /// work.
     pub fn maintain(&self) {
-        self.unless_forked(Core::maintain);
+        self.unless_forked(PoolCore::maintain_for_user);
     }
 
     /// Closes the pool and its partitions to requests. Waiting requests of threads and tasks, and all later requests, fail with
@@ -343,12 +343,12 @@ impl Pool {
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     pub fn close(&self) {
-        self.unless_forked(Core::refuse_requests);
+        self.unless_forked(PoolCore::close);
     }
 
     /// Returns all idle memory except reserves to the system, as `trim(0)` does, and restarts TensorFlow's counters of requests,
     /// returns and evictions. The limit on idle buffers, buffers in use and copies in flight do not change.
     pub fn clear(&self) {
-        self.unless_forked(Core::clear);
+        self.unless_forked(PoolCore::clear);
     }
 }

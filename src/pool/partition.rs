@@ -87,6 +87,12 @@ impl Partition {
         self.requests.try_get(request)
     }
 
+    /// A handle of the pool with requests that go through this partition, for code that takes a [`Pool`]. All other calls act on
+    /// the whole pool, among them `close`, `set_max_bytes` and `stats`. A `tagged` handle of it stays in the partition.
+    pub fn as_pool(&self) -> &Pool {
+        &self.requests
+    }
+
     /// Changes the limit of the partition to a number of bytes, or to the limit of the pool ([`Limit::Unlimited`] and
     /// [`Limit::Auto`]). A higher limit lets waiting requests try again. A lower limit takes no buffer away, but a waiting
     /// request that is larger than the new limit fails when it is the first in the queue.

@@ -10,10 +10,11 @@ use crate::arena::Retention;
 use crate::backend::{self, Backend, Chosen, PinnedBy, Source, VirtualMemory};
 use crate::config::{Config, EnvReport, Limit, OnFull, Preset, SharedLimitName, env};
 use crate::engine::{
-    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, Regions, Timekeeper, granule_bytes,
+    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, ManualClock, Memory, PoolCore, RegionSupply, Timekeeper,
+    granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
-use crate::quota::{Budget, Claim, Member};
+use crate::quota::{Budget, Claim, ProcessMember};
 use crate::report::{Finding, PoolLog};
 use crate::shared_limit::SharedLimit;
 use pinpool_observe::record::Recorder;
@@ -31,8 +32,8 @@ pub(super) struct PoolStart {
 }
 
 impl PoolStart {
-    /// Returns whether the backend can be chosen at the first use of the pool: no step of the start can fail, nothing is
-    /// reserved, and the choice would be the first call that starts the driver in this process.
+    /// Returns whether the backend can be chosen at the first use of the pool: no step of the start can fail except the
+    /// reservation of addresses, which has a substitute, nothing is reserved, and the choice would start the driver in this process.
     pub(super) fn may_start_later(&self) -> bool {
         let Config { backend, reserve, trace, numa_node, .. } = &self.settings.config;
         matches!(backend, Backend::Auto)
@@ -44,7 +45,7 @@ impl PoolStart {
 
     /// Starts the engine at the first use of the pool. This must not fail, so if the arena gets no address space, the pool uses
     /// ordinary memory without an arena.
-    pub(super) fn start_later(&self) -> Arc<Core> {
+    pub(super) fn start_later(&self) -> Arc<PoolCore> {
         let mut config = self.settings.config.clone();
         if !self.settings.is_set("PINPOOL_DEVICE") {
             // The process may have chosen a GPU since the pool was built.
@@ -60,11 +61,11 @@ impl PoolStart {
     }
 
     /// Starts the engine with the settings `config`.
-    pub(super) fn start_core(&self, config: &Config, shared: Option<SharedLimit>) -> Result<Arc<Core>> {
+    pub(super) fn start_core(&self, config: &Config, shared: Option<SharedLimit>) -> Result<Arc<PoolCore>> {
         let Self { log, host_root: root, .. } = self;
         let mut limit = AutoLimit::new(root.clone());
         let is_auto = shared.is_none() && config.max_bytes == Limit::Auto;
-        let member = Member::new(root.clone(), log.name.clone(), is_auto);
+        let member = ProcessMember::new(root.clone(), log.name.clone(), is_auto);
         let (mut max_bytes, limit_origin) = limit.set(config.max_bytes, if is_auto { member.auto_bytes() } else { 0 });
         let chosen = backend::choose(&config.backend, pin_options(config, root, max_bytes, &[]))?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
@@ -73,10 +74,10 @@ impl PoolStart {
 
         let recorder = self.recorder(config, &*chosen.source)?;
         let source = CalledSource::new(chosen.source, recorder.clone());
-        let pageable = (config.on_full == OnFull::Pageable).then(|| Regions::pageable(max_bytes));
-        let memory = self.memory(config, source, Budget::of_pool(max_bytes, member, shared), pageable)?;
+        let pageable = (config.on_full == OnFull::Pageable).then(|| RegionSupply::pageable(max_bytes));
+        let memory = self.memory(config, source, Budget::of_pool(max_bytes, member, shared))?.with_pageable(pageable);
         let time = Timekeeper::new(self.clock.clone());
-        let core = Core::new(config.clone(), memory, time, log.clone(), recorder, limit);
+        let core = PoolCore::new(config.clone(), memory, time, log.clone(), recorder, limit);
         #[cfg(feature = "observe")]
         core.serve_statistics();
         core.watch_shared_limit();
@@ -149,10 +150,10 @@ impl PoolStart {
         }
     }
 
-    fn memory(&self, config: &Config, source: CalledSource, claim: Claim, pageable: Option<Regions>) -> Result<Memory> {
+    fn memory(&self, config: &Config, source: CalledSource, claim: Claim) -> Result<Memory> {
         let log = self.log.clone();
         if config.preset == Preset::TensorFlow {
-            return Ok(Memory::of_regions(source, claim, pageable, log));
+            return Ok(Memory::of_regions(source, claim, log));
         }
         let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
         let settings = ArenaSettings {
@@ -164,7 +165,7 @@ impl PoolStart {
         let (what, pressure) = (format!("backend `{}`", source.name()), config.code.pressure.as_deref());
         let arena = ArenaSupply::new(source, claim, settings, log, pressure)
             .map_err(|error| ErrorKind::Unavailable { what, why: error.to_string() })?;
-        Ok(Memory::of_arena(arena, pageable))
+        Ok(Memory::of_arena(arena))
     }
 
     /// Takes a slot in the shared limit that `PINPOOL_LEDGER` selects, if there is one. A pool that finds no living owner sets
@@ -177,16 +178,16 @@ impl PoolStart {
             SharedLimitName::Auto => "auto",
             SharedLimitName::Named(name) => name,
         };
-        let asked_bytes = config.max_bytes.bytes();
+        let requested_bytes = config.max_bytes.bytes();
         // All processes together get the limit that `auto` gives to one pool.
         let auto = || AutoLimit::new(self.host_root.clone()).set(Limit::Auto, 0).0;
-        let max_bytes = asked_bytes.or_else(auto).unwrap_or(u64::MAX);
+        let max_bytes = requested_bytes.or_else(auto).unwrap_or(u64::MAX);
         match SharedLimit::attach(name, log.name.as_deref(), max_bytes) {
             Ok(shared) => {
                 let report = shared.report();
                 let others = report.owners.len().saturating_sub(1);
                 log.shared_limit_joined(name, report.max_bytes, report.held_bytes, others);
-                if let Some(bytes) = asked_bytes.filter(|&bytes| report.max_bytes != Some(bytes)) {
+                if let Some(bytes) = requested_bytes.filter(|&bytes| report.max_bytes != Some(bytes)) {
                     log.shared_limit_differs(name, report.max_bytes, bytes);
                 }
                 Ok(Some(shared))

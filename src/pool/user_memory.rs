@@ -8,9 +8,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::Pool;
-use crate::backend::{PAGE_BYTES, PinnedBy, PinnedRange, Region};
+use crate::backend::{PAGE_BYTES, PinnedBy, Region, UserPin};
 use crate::buffer::PinnedBuf;
-use crate::engine::{Adopted, Core};
+use crate::engine::{Adopted, PoolCore};
 use crate::error::{ErrorKind, Result};
 use crate::quota::Claim;
 use pinpool_os::leaked;
@@ -19,19 +19,19 @@ impl Pool {
     /// Returns a buffer over memory that another library or process pinned. Its copies are tracked.
     ///
     /// The bytes count neither as held nor towards the limit; [`RequestStats::adopted`](crate::stats::RequestStats::adopted)
-    /// counts the buffer. `on_return` runs once, after the buffer was dropped and its last copy has completed. The thread that
-    /// detects this calls it, without a lock. `on_return` must not wait for this pool. If it is unknown whether a copy has
-    /// completed, `on_return` is neither called nor dropped, because a device may still use the memory.
+    /// counts the buffer. `on_release` runs once, after the buffer was dropped and its last copy has completed. The thread that
+    /// detects this calls it, without a lock. `on_release` must not wait for this pool. If it is unknown whether a copy has
+    /// completed, `on_release` is neither called nor dropped, because a device may still use the memory.
     ///
     /// ```
     /// use std::ptr::NonNull;
-    /// use pinpool_testing::{SinkMem, SinkStream};
+    /// use pinpool_testing::{SinkMemory, SinkStream};
     ///
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
-    /// let (stream, mut device) = (SinkStream::new()?, SinkMem::new(4096));
+    /// let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(4096));
     /// let mut frame = vec![7_u8; 4096]; // represents memory of another library, such as a `PinnedHostSlice` of cudarc
     /// let memory = NonNull::from(frame.as_mut_slice());
-    /// // SAFETY: `frame` moves into `on_return`, so nothing else uses its bytes until then, or ever if that never runs.
+    /// // SAFETY: `frame` moves into `on_release`, so nothing else uses its bytes until then, or ever if that never runs.
     /// let buf = unsafe { pool.adopt(memory, None, move || drop(frame)) }?;
     /// buf.copy_to(&stream, &mut device)?.wait()?;
     /// assert_eq!(device.read(), [7; 4096]);
@@ -40,7 +40,7 @@ impl Pool {
     ///
     /// # Safety
     ///
-    /// Until `on_return` is called, the bytes of `memory` are initialized, writable, at a fixed address, and used by nothing but
+    /// Until `on_release` is called, the bytes of `memory` are initialized, writable, at a fixed address, and used by nothing but
     /// the buffer and its copies. If `pinned_by` is not `None`, they also stay pinned until then.
     ///
     /// # Errors
@@ -49,16 +49,16 @@ impl Pool {
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close),
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     ///
-    /// After an error `on_return` is dropped without being called.
+    /// After an error `on_release` is dropped without being called.
     pub unsafe fn adopt(
         &self,
         memory: NonNull<[u8]>,
         pinned_by: Option<PinnedBy>,
-        on_return: impl FnOnce() + Send + 'static,
+        on_release: impl FnOnce() + Send + 'static,
     ) -> Result<PinnedBuf> {
         let (start, len) = (memory.cast(), memory.len());
         self.core().config().rounding.class(len, 1)?;
-        let block = self.core().adopt(Adopted { start, len, pinned_by, on_return: Box::new(on_return) })?;
+        let block = self.core().adopt(Adopted { start, len, pinned_by, on_release: Box::new(on_release) })?;
         Ok(PinnedBuf::from_block(block, len, 1))
     }
 
@@ -108,11 +108,11 @@ impl Pool {
         }
         let claim = core.claim_user_memory(len as u64)?;
         let (region, config) = (Region::new(start, len, 0), core.config());
-        // SAFETY: the region is whole pages that stay mapped until the drop of the result, which unpins them first (pinned-range-I1).
-        let range = unsafe { PinnedRange::pin(&region, core.memory().source(), config.device) };
-        match range {
-            Ok(range) => {
-                let held = ManuallyDrop::new(Held { region, range, owner, claim });
+        // SAFETY: the region is whole pages that stay mapped until the drop of the result, which unpins them first (user-pin-I1).
+        let pinned = unsafe { UserPin::pin(&region, core.memory().source(), config.device) };
+        match pinned {
+            Ok(pin) => {
+                let held = ManuallyDrop::new(Held { region, pin, owner, claim });
                 Ok(UserMemory { held, core: core.clone() })
             }
             Err(error) => {
@@ -131,12 +131,12 @@ impl Pool {
 pub struct UserMemory<O: Send + 'static> {
     /// Taken only by `drop`.
     held: ManuallyDrop<Held<O>>,
-    core: Arc<Core>,
+    core: Arc<PoolCore>,
 }
 
 struct Held<O> {
     region: Region,
-    range: PinnedRange,
+    pin: UserPin,
     owner: O,
     claim: Claim,
 }
@@ -154,7 +154,7 @@ impl<O: Send + 'static> UserMemory<O> {
 
     /// The component that pinned the memory; `None` if the pool's memory is not pinned.
     pub fn pinned_by(&self) -> Option<PinnedBy> {
-        self.held.range.pinned_by()
+        self.held.pin.pinned_by()
     }
 }
 
@@ -177,8 +177,8 @@ impl<O: Send + 'static> Drop for UserMemory<O> {
             return;
         }
         // SAFETY: the region was pinned by `pin`, and the caller of `pin` promises that no device uses it any more.
-        if unsafe { held.range.end(&held.region) }.is_err() {
-            // A device may use the memory (pinned-range-I1).
+        if unsafe { held.pin.unpin(&held.region) }.is_err() {
+            // A device may use the memory (user-pin-I1).
             leaked::leak(held);
             return;
         }

@@ -28,8 +28,8 @@ use crate::shared_limit::{SharedLimit, SharedLimitReport, Want, describe_loss};
 use pinpool_os::leaked;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
 use pinpool_os::words::Size;
-pub(crate) use process::Member;
-use process::Process;
+pub(crate) use process::ProcessMember;
+use process::ProcessRoom;
 
 /// The owner of a budget, with its waiting requests and its idle memory. Its methods are called without a lock.
 pub(crate) trait BudgetOwner: Send + Sync {
@@ -71,9 +71,9 @@ pub(crate) struct Budget {
     max_bytes: AtomicU64,
     used_bytes: AtomicU64,
     /// The pool among the pools of the process.
-    member: Member,
+    member: ProcessMember,
     /// The shared limit of the host. Claims keep the shared limit alive, so the pool leaves it with its last claim.
-    host: Option<Weak<SharedLimit>>,
+    shared_limit: Option<Weak<SharedLimit>>,
     owner: OnceLock<Weak<dyn BudgetOwner>>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct Budget {
 #[must_use = "dropping a claim returns its bytes"]
 pub(crate) struct Claim {
     budget: Arc<Budget>,
-    host: Option<Arc<SharedLimit>>,
+    shared_limit: Option<Arc<SharedLimit>>,
     bytes: u64,
 }
 
@@ -97,8 +97,8 @@ impl Budget {
             level,
             max_bytes: AtomicU64::new(max_bytes),
             used_bytes: AtomicU64::new(0),
-            member: Member::default(),
-            host: None,
+            member: ProcessMember::default(),
+            shared_limit: None,
             owner: OnceLock::new(),
         }
     }
@@ -108,14 +108,14 @@ impl Budget {
         Arc::new(Self { owner: OnceLock::from(owner), ..Self::of_level(LimitLevel::Partition, max_bytes) })
     }
 
-    /// Returns a claim of zero bytes under a new budget for a pool. Claims are also made in `host`, if there is one; the pool
-    /// leaves `host` with its last claim.
-    pub(crate) fn of_pool(max_bytes: Option<u64>, member: Member, host: Option<SharedLimit>) -> Claim {
-        let host = host.map(Arc::new);
-        let weak = host.as_ref().map(Arc::downgrade);
-        let budget = Arc::new(Self { member, host: weak, ..Self::of_level(LimitLevel::Pool, max_bytes) });
+    /// Returns a claim of zero bytes under a new budget for a pool. Claims are also made in `shared_limit`, if there is one; the
+    /// pool leaves it with its last claim.
+    pub(crate) fn of_pool(max_bytes: Option<u64>, member: ProcessMember, shared_limit: Option<SharedLimit>) -> Claim {
+        let shared_limit = shared_limit.map(Arc::new);
+        let weak = shared_limit.as_ref().map(Arc::downgrade);
+        let budget = Arc::new(Self { member, shared_limit: weak, ..Self::of_level(LimitLevel::Pool, max_bytes) });
         process::add(&budget);
-        Claim { budget, host, bytes: 0 }
+        Claim { budget, shared_limit, bytes: 0 }
     }
 
     /// Sets the owner, if there is none yet.
@@ -140,24 +140,24 @@ impl Budget {
 
     /// Returns a claim of zero bytes.
     pub(crate) fn empty_claim(self: &Arc<Self>) -> Claim {
-        Claim { budget: self.clone(), host: self.host(), bytes: 0 }
+        Claim { budget: self.clone(), shared_limit: self.shared_limit(), bytes: 0 }
     }
 
     /// Returns the limit of the host, if the pool is under such a limit and still has a claim.
-    pub(crate) fn host(&self) -> Option<Arc<SharedLimit>> {
-        self.host.as_ref()?.upgrade()
+    pub(crate) fn shared_limit(&self) -> Option<Arc<SharedLimit>> {
+        self.shared_limit.as_ref()?.upgrade()
     }
 
     /// Returns whether other pools or processes may be under the same limit.
     pub(crate) fn is_shared(&self) -> bool {
-        self.is_auto() || self.host().is_some()
+        self.is_auto() || self.shared_limit().is_some()
     }
 
     /// Claims `bytes` at each level, or at none.
-    fn grow(&self, bytes: u64, host: Option<&SharedLimit>) -> Result<(), QuotaExceeded> {
-        self.in_process(|process| {
+    fn grow(&self, bytes: u64, shared_limit: Option<&SharedLimit>) -> Result<(), QuotaExceeded> {
+        self.with_process_room(|process| {
             self.grow_own(bytes)?;
-            if process.claimable_bytes() >= bytes && host.is_none_or(|host| host.claim(bytes)) {
+            if process.claimable_bytes() >= bytes && shared_limit.is_none_or(|shared| shared.claim(bytes)) {
                 return Ok(());
             }
             // Relaxed, for the reason given in `grow_own`.
@@ -210,7 +210,7 @@ impl Budget {
 
     /// Returns the bytes of the largest possible claim.
     pub(crate) fn highest_claim_bytes(&self) -> u64 {
-        self.limit().min(self.host().map_or(u64::MAX, |host| host.max_bytes()))
+        self.limit().min(self.shared_limit().map_or(u64::MAX, |shared| shared.max_bytes()))
     }
 
     /// Returns the refusal of `bytes` by this budget, which has no room now.
@@ -260,21 +260,21 @@ impl Budget {
         Some(self.limit()).filter(|&max_bytes| max_bytes != u64::MAX)
     }
 
-    /// Returns the result of `host` for the host's limit if there is one, else the result of `process` for the process's limit.
-    fn shared(&self, host: impl FnOnce(&SharedLimit) -> u64, process: impl FnOnce(&Process) -> u64) -> u64 {
-        self.host().map_or_else(|| self.in_process(process), |shared| host(&shared))
+    /// Returns the result of `of_shared` for the shared limit if there is one, else the result of `of_process` for the `auto` pools.
+    fn shared(&self, of_shared: impl FnOnce(&SharedLimit) -> u64, of_process: impl FnOnce(&ProcessRoom) -> u64) -> u64 {
+        self.shared_limit().map_or_else(|| self.with_process_room(of_process), |shared| of_shared(&shared))
     }
 
     fn shared_room_for(&self, bytes: u64) -> u64 {
-        self.shared(|host| host.room_for(bytes), Process::claimable_bytes)
+        self.shared(|shared| shared.room_for(bytes), ProcessRoom::claimable_bytes)
     }
 
     /// Records that a request or reserve of this pool that needs `needed_bytes` now wants `bytes` of the shared limit. Notifies
     /// the other owners of a change; under a host's limit only if `bytes` is more than before. Returns the previous value, or
     /// `bytes` if there is no shared limit.
     pub(crate) fn set_want(&self, want: &Want, bytes: u64, needed_bytes: u64) -> u64 {
-        match self.host() {
-            Some(host) => host.set_want(want, bytes, needed_bytes),
+        match self.shared_limit() {
+            Some(shared) => shared.set_want(want, bytes, needed_bytes),
             None if self.is_auto() || want.bytes() > 0 => self.set_want_in_process(want, bytes),
             None => bytes,
         }
@@ -282,22 +282,22 @@ impl Budget {
 
     /// Returns whether other owners want memory.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.shared(|host| host.is_wanted().into(), |process| process.wanted_bytes) > 0
+        self.shared(|shared| shared.is_wanted().into(), |process| process.wanted_bytes) > 0
     }
 
     /// Returns the bytes that other owners want and the shared limit has no room for.
-    pub(crate) fn others_lack(&self) -> u64 {
-        self.shared(SharedLimit::others_lack, Process::shortfall_bytes)
+    pub(crate) fn others_lacking_bytes(&self) -> u64 {
+        self.shared(SharedLimit::others_lacking_bytes, ProcessRoom::shortfall_bytes)
     }
 
     /// Returns the bytes that returned buffers must release for other owners with priority, or 0 if there are none.
     pub(crate) fn owed_bytes(&self) -> u64 {
-        self.shared(SharedLimit::owed_bytes, Process::shortfall_bytes)
+        self.shared(SharedLimit::owed_bytes, ProcessRoom::shortfall_bytes)
     }
 
     /// Returns whether other processes hold more of the shared limit than this one.
     pub(crate) fn is_held_by_others(&self) -> bool {
-        let report = self.host().map(|host| host.report()).unwrap_or_default();
+        let report = self.shared_limit().map(|shared| shared.report()).unwrap_or_default();
         let own_bytes: u64 = report.owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum();
         report.held_bytes - own_bytes > own_bytes
     }
@@ -305,7 +305,7 @@ impl Budget {
     /// Returns the reason why the shared limit has no room for `needed_bytes`, and a remedy.
     pub(crate) fn describe_shared(&self, needed_bytes: u64) -> (String, &'static str) {
         let too_large = needed_bytes > self.highest_claim_bytes();
-        let Some(host) = self.host() else {
+        let Some(shared) = self.shared_limit() else {
             let remedy = if too_large {
                 "request a smaller buffer, or set PINPOOL_MAX_BYTES to a size"
             } else {
@@ -314,13 +314,13 @@ impl Budget {
             };
             return (self.describe_process(), remedy);
         };
-        if let Some(loss) = host.loss() {
-            let name = host.name();
+        if let Some(loss) = shared.loss() {
+            let name = shared.name();
             let why = describe_loss(loss);
             let found = format!("PINPOOL_LEDGER={name}: {why}, so this pool can no longer grow");
             return (found, "return buffers to this pool, or restart all processes that share the limit");
         }
-        let report = host.report();
+        let report = shared.report();
         let SharedLimitReport { name, max_bytes, held_bytes, .. } = &report;
         let (max, held) = (Size(max_bytes.unwrap_or(u64::MAX)), Size(*held_bytes));
         let others = report.describe_others();
@@ -347,7 +347,7 @@ impl Claim {
         match bytes.checked_sub(self.bytes) {
             // Not refused, even if the limit was lowered.
             Some(0) => {}
-            Some(more) => self.budget.grow(more, self.host.as_deref())?,
+            Some(more) => self.budget.grow(more, self.shared_limit.as_deref())?,
             None => self.release(self.bytes - bytes),
         }
         self.bytes = bytes;
@@ -356,8 +356,8 @@ impl Claim {
 
     fn release(&self, bytes: u64) {
         self.budget.release(bytes);
-        if let Some(host) = &self.host {
-            host.release(bytes);
+        if let Some(shared) = &self.shared_limit {
+            shared.release(bytes);
         }
     }
 
@@ -447,7 +447,7 @@ mod tests {
 
     /// Returns the claim of an `auto` pool with a limit of `max_bytes`, below a root that no other test uses.
     fn automatic(root: &str, max_bytes: u64) -> Claim {
-        Budget::of_pool(Some(max_bytes), Member::new(root.into(), None, true), None)
+        Budget::of_pool(Some(max_bytes), ProcessMember::new(root.into(), None, true), None)
     }
 
     #[test]
@@ -501,7 +501,7 @@ mod tests {
     fn a_pool_leaves_the_limit_of_the_host_with_its_last_claim() {
         let name = format!("unit-{}-outlives", std::process::id());
         let shared = SharedLimit::attach(&name, None, 100).unwrap();
-        let pool = Budget::of_pool(None, Member::default(), Some(shared));
+        let pool = Budget::of_pool(None, ProcessMember::default(), Some(shared));
         let quota = pool.budget().clone();
         let claim = quota.claim(30).unwrap();
         assert_eq!(quota.claim(71).map(drop).unwrap_err().level, LimitLevel::Shared);

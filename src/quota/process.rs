@@ -11,21 +11,20 @@ use std::sync::{Arc, Weak};
 use super::Budget;
 use crate::maintenance_thread::MaintenanceThread;
 use crate::shared_limit::Want;
-use pinpool_os::fork::OfProcess;
-use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
+use pinpool_os::fork::PerProcess;
+use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU64, Mutex, Ordering};
 use pinpool_os::words::Size;
 use pinpool_shared_limit::LISTED;
 
 /// All pools of this process, in order of creation.
-static POOLS: OfProcess<Mutex<Vec<Entry>>> = OfProcess::new(Mutex::default);
+static POOLS: PerProcess<Mutex<Vec<ListedPool>>> = PerProcess::new(Mutex::default);
 
-/// The next value of [`Entry::order`].
+/// The next value of [`ListedPool::order`].
 static WANTS: AtomicU64 = AtomicU64::new(0);
 
 /// A pool among the pools of its process.
 #[derive(Debug, Default)]
-pub(crate) struct Member {
+pub(crate) struct ProcessMember {
     /// The root of the machine's files, which only tests change. Pools with different roots are counted separately.
     root: PathBuf,
     name: Option<String>,
@@ -33,7 +32,7 @@ pub(crate) struct Member {
     is_auto: AtomicBool,
 }
 
-struct Entry {
+struct ListedPool {
     budget: Weak<Budget>,
     /// Bytes that requests of the pool want. The bytes that the pool has claimed are in `budget`.
     wanted_bytes: u64,
@@ -42,13 +41,13 @@ struct Entry {
 }
 
 /// The state of the process's limit, for one pool.
-pub(super) struct Process {
+pub(super) struct ProcessRoom {
     room_bytes: u64,
     /// Bytes wanted by other pools that began to wait before this pool.
     pub(super) wanted_bytes: u64,
 }
 
-impl Member {
+impl ProcessMember {
     pub(crate) fn new(root: PathBuf, name: Option<String>, is_auto: bool) -> Self {
         Self { root, name, is_auto: AtomicBool::new(is_auto) }
     }
@@ -65,7 +64,7 @@ impl Member {
 pub(super) fn add(budget: &Arc<Budget>) {
     let mut pools = POOLS.get().lock();
     pools.retain(|other| other.budget.strong_count() > 0);
-    pools.push(Entry { budget: Arc::downgrade(budget), wanted_bytes: 0, order: u64::MAX });
+    pools.push(ListedPool { budget: Arc::downgrade(budget), wanted_bytes: 0, order: u64::MAX });
 }
 
 /// Wakes the maintenance thread, which releases idle memory of pools and wakes requests that wait for memory.
@@ -74,7 +73,7 @@ pub(super) fn wake_thread() {
     let _ = MaintenanceThread::of_process().wake(false);
 }
 
-impl Process {
+impl ProcessRoom {
     /// Returns the bytes that this pool may claim.
     pub(super) fn claimable_bytes(&self) -> u64 {
         self.room_bytes.saturating_sub(self.wanted_bytes)
@@ -96,11 +95,11 @@ impl Budget {
     /// from the other pools.
     pub(crate) fn set_auto(&self, is_auto: bool) {
         let _pools = POOLS.get().lock();
-        self.member.is_auto.store(is_auto && self.host.is_none(), Ordering::Relaxed);
+        self.member.is_auto.store(is_auto && self.shared_limit.is_none(), Ordering::Relaxed);
     }
 
     /// Returns the pool of `entry` if it is another pool under the same limit.
-    fn other(&self, entry: &Entry) -> Option<Arc<Self>> {
+    fn other(&self, entry: &ListedPool) -> Option<Arc<Self>> {
         let is_other = |other: &Arc<Self>| other.is_auto() && other.member.root == self.member.root;
         entry.budget.upgrade().filter(|other| !std::ptr::eq(&**other, self) && is_other(other))
     }
@@ -113,14 +112,14 @@ impl Budget {
 
     /// Calls `act` with the state of the process. For an `auto` pool, this happens under the lock under which all `auto` pools
     /// claim.
-    pub(super) fn in_process<R>(&self, act: impl FnOnce(&Process) -> R) -> R {
+    pub(super) fn with_process_room<R>(&self, act: impl FnOnce(&ProcessRoom) -> R) -> R {
         if !self.is_auto() {
-            return act(&Process { room_bytes: u64::MAX, wanted_bytes: 0 });
+            return act(&ProcessRoom { room_bytes: u64::MAX, wanted_bytes: 0 });
         }
         let pools = POOLS.get().lock();
         let own = pools.iter().find(|entry| std::ptr::eq(entry.budget.as_ptr(), self));
         let own_order = own.map_or(u64::MAX, |own| own.order);
-        let mut process = Process { room_bytes: self.own_room_bytes(), wanted_bytes: 0 };
+        let mut process = ProcessRoom { room_bytes: self.own_room_bytes(), wanted_bytes: 0 };
         for (other, entry) in pools.iter().filter_map(|entry| Some((self.other(entry)?, entry))) {
             process.room_bytes = process.room_bytes.saturating_sub(other.used_bytes());
             process.wanted_bytes += if entry.order < own_order { entry.wanted_bytes } else { 0 };
@@ -132,7 +131,7 @@ impl Budget {
     pub(crate) fn has_claims_nearby(&self) -> bool {
         let has_claims = |pool: Arc<Self>| pool.member.root == self.member.root && pool.used_bytes() > 0;
         let of_process = POOLS.get().lock().iter().filter_map(|entry| entry.budget.upgrade()).any(has_claims);
-        of_process || self.host().is_some_and(|host| host.report().held_bytes > 0)
+        of_process || self.shared_limit().is_some_and(|shared| shared.report().held_bytes > 0)
     }
 
     /// Returns the bytes that count under the `auto` limit of this pool, or the bytes of this pool alone if it is not `auto`.

@@ -133,7 +133,7 @@ pub(crate) fn usage_text(stats: &Stats) -> String {
 /// A request that found no memory.
 #[derive(Debug, Clone)]
 pub(crate) struct FailedRequest {
-    pub(crate) asked_bytes: u64,
+    pub(crate) requested_bytes: u64,
     pub(crate) tag: Option<String>,
     pub(crate) is_reserve: bool,
     pub(crate) refused: Refused,
@@ -188,9 +188,9 @@ impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.request {
             None => f.write_str("memory of the pool")?,
-            Some(FailedRequest { asked_bytes, tag, refused, .. }) => {
+            Some(FailedRequest { requested_bytes, tag, refused, .. }) => {
                 let tag = tag.as_deref().unwrap_or("(untagged)");
-                write!(f, "cannot allocate {} for {tag}: {}", refused.rounded(*asked_bytes), refused.found)?;
+                write!(f, "cannot allocate {} for {tag}: {}", refused.rounded(*requested_bytes), refused.found)?;
             }
         }
         f.write_str("\n")?;
@@ -255,7 +255,7 @@ mod tests {
             stats,
             longest_free_bytes: 0,
             host: None,
-            request: Some(FailedRequest { asked_bytes: 5000, tag, is_reserve: false, refused }),
+            request: Some(FailedRequest { requested_bytes: 5000, tag, is_reserve: false, refused }),
             limit: "PINPOOL_MAX_BYTES",
             diagnosis: None,
         };

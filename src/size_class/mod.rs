@@ -28,7 +28,8 @@ use pinpool_os::host::PAGE_BYTES;
 pub(crate) const MAX_LEN: usize = isize::MAX as usize;
 /// The largest alignment, in bytes: 1 GiB, the largest page of x86-64 and of AArch64 with 4 KiB pages.
 pub(crate) const MAX_ALIGN: usize = 1 << 30;
-/// Alignment of a plain [`Pool::get`](crate::Pool::get), in bytes; it adds nothing to the class.
+/// The alignment of a plain [`Pool::get`](crate::Pool::get) for the choice of its class, to which it adds nothing. All memory is
+/// page-aligned.
 pub(crate) const DEFAULT_ALIGN: usize = 4;
 
 /// TensorFlow's `sizeof(ChunkPrefix)`.
@@ -145,7 +146,7 @@ fn step(last: usize) -> (u32, u32) {
 }
 
 /// Returns what [`step`] returns, for a class above [`LARGE_BYTES`].
-#[allow(clippy::cast_possible_truncation)]
+#[allow(clippy::cast_possible_truncation)] // The quotient is below 128.
 fn large_step(last: usize) -> (u32, u32) {
     if last >= HUGE_BYTES {
         let step_shift = last.ilog2();
@@ -174,33 +175,11 @@ mod tests {
     }
 
     #[test]
-    fn eighths_are_whole_pages_with_little_waste_and_a_dense_index() {
-        let class = |len| Rounding::Eighths.class(len, DEFAULT_ALIGN).unwrap();
-        for (len, bytes) in [
-            (1, 4096),
-            (4096, 4096),
-            (4097, 8192),
-            (32768, 32768),
-            (32769, 36864),
-            (65536, 65536),
-            (65537, 73728),
-            (16 << 20, 16 << 20),
-            ((16 << 20) + 1, 18 << 20),
-            ((256 << 20) + 1, 260 << 20),
-            ((1 << 40) + 1, 2 << 40),
-        ] {
-            assert_eq!(class(len).bytes, bytes, "{len}");
-        }
-        let mut len = 1;
-        let mut index = 0;
-        // Visits every class up to the end of the address space.
-        while let Ok(class) = Rounding::Eighths.class(len, DEFAULT_ALIGN) {
-            assert_eq!((class.index, class.bytes % PAGE_BYTES), (index, 0), "{len}");
-            assert!(len <= 32768 || len > 1 << 40 || (class.bytes - len) * 8 < len, "{len}");
-            assert_eq!(Rounding::Eighths.class(class.bytes, DEFAULT_ALIGN).unwrap(), class);
-            (len, index) = (class.bytes + 1, index + 1);
-        }
-        assert!(index <= EIGHTHS_CLASSES && index + 3 > EIGHTHS_CLASSES, "{index}");
+    fn eighths_are_pages_then_eighths_of_a_doubling_then_granules_and_doublings() {
+        // All lengths are checked against the definition in `all_lengths`.
+        let lengths = [1, 4096, 4097, 32768, 32769, 65537, 16 << 20, (16 << 20) + 1, (256 << 20) + 1, (1 << 40) + 1];
+        let bytes = [4096, 4096, 8192, 32768, 36864, 73728, 16 << 20, 18 << 20, 260 << 20, 2 << 40];
+        assert_eq!(lengths.map(|len| Rounding::Eighths.class_bytes(len, DEFAULT_ALIGN).unwrap()), bytes);
     }
 
     #[test]

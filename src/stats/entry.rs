@@ -61,15 +61,15 @@ pub enum Value {
 }
 
 /// A value in the list, or a group of values.
-pub(super) trait Entry {
+pub(super) trait ToStatistics {
     /// Returns the statistic, or every statistic of the group.
     fn statistics(&self, path: String, help: &'static str, kind: Kind) -> Vec<Statistic>;
 }
 
-/// Implements [`Entry`] for types of single values. The type decides the unit; for a number, the end of the path does.
+/// Implements [`ToStatistics`] for types of single values. The type decides the unit; for a number, the end of the path does.
 macro_rules! values {
     ($($type:ty: |$value:ident, $path:ident| $unit:expr, $shown:expr;)+) => {$(
-        impl Entry for $type {
+        impl ToStatistics for $type {
             fn statistics(&self, path: String, help: &'static str, kind: Kind) -> Vec<Statistic> {
                 let ($value, $path) = (self, &path);
                 let (unit, value) = ($unit, $shown);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::Histogram;
-use super::entry::{Entry, Kind, Statistic};
+use super::entry::{Kind, Statistic, ToStatistics};
 use crate::policy::Preset;
 
 /// Declares a group of statistics. Each statistic has a help text (the first line of its comment), optional further documentation,
@@ -22,7 +22,7 @@ macro_rules! group {
             $(#[doc = $help] $(#[$more])* pub $field: $type,)+
         }
 
-        impl Entry for $name {
+        impl ToStatistics for $name {
             fn statistics(&self, path: String, _: &'static str, _: Kind) -> Vec<Statistic> {
                 let path = |name| format!("{path}.{name}");
                 [$(self.$field.statistics(path(stringify!($field)), $help, Kind::$kind)),+].concat()
@@ -96,7 +96,7 @@ impl Stats {
     #[doc(hidden)]
     pub fn list(&self) -> Vec<Statistic> {
         let Self { requests, memory, copies, limits, .. } = self;
-        let groups: [(&str, &dyn Entry); 4] =
+        let groups: [(&str, &dyn ToStatistics); 4] =
             [("requests", requests), ("memory", memory), ("copies", copies), ("limits", limits)];
         groups.into_iter().flat_map(|(name, group)| group.statistics(name.to_owned(), "", Kind::Group)).collect()
     }
@@ -301,7 +301,7 @@ group! {
     released: u64 = Counter,
 }
 
-impl Entry for Option<SharedLimitStats> {
+impl ToStatistics for Option<SharedLimitStats> {
     fn statistics(&self, path: String, help: &'static str, kind: Kind) -> Vec<Statistic> {
         self.as_ref().map(|shared| shared.statistics(path, help, kind)).unwrap_or_default()
     }

@@ -12,7 +12,7 @@ use pinpool::unstable::backend::HeapSource;
 use pinpool::unstable::{LogSampler, ManualClock, Rounding};
 use pinpool::{Backend, Error, GetFuture, Limit, Partition, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 use pinpool_replay::SimSource;
-use pinpool_testing::{FaultSource, SinkGate, SinkMem, SinkStream};
+use pinpool_testing::{FaultSource, SinkGate, SinkMemory, SinkStream};
 
 use crate::until::until;
 use crate::valid_stats::HasStats;
@@ -53,34 +53,32 @@ pub(crate) fn both_presets(max_bytes: u64) -> [PoolBuilder; 2] {
 
 /// A pool or a partition, for tests of what they have in common.
 pub(crate) trait Requests: HasStats + Clone + Send + Sync + 'static {
-    fn get_with(&self, request: Request) -> Result<PinnedBuf, Error>;
-    fn get_async(&self, request: Request) -> GetFuture;
-    fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>, Error>;
+    fn as_pool(&self) -> &Pool;
 
     fn get(&self, len: usize) -> Result<PinnedBuf, Error> {
-        self.get_with(Request::new(len))
+        self.as_pool().get(len)
+    }
+
+    fn get_async(&self, request: Request) -> GetFuture {
+        self.as_pool().get_async(request)
+    }
+
+    fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>, Error> {
+        self.as_pool().try_get(len)
     }
 }
 
-macro_rules! requests {
-    ($($type:ident)*) => {$(
-        impl Requests for $type {
-            fn get_with(&self, request: Request) -> Result<PinnedBuf, Error> {
-                $type::get_with(self, request)
-            }
-
-            fn get_async(&self, request: Request) -> GetFuture {
-                $type::get_async(self, request)
-            }
-
-            fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>, Error> {
-                $type::try_get(self, len)
-            }
-
-        }
-    )*};
+impl Requests for Pool {
+    fn as_pool(&self) -> &Pool {
+        self
+    }
 }
-requests!(Pool Partition);
+
+impl Requests for Partition {
+    fn as_pool(&self) -> &Pool {
+        self.as_pool()
+    }
+}
 
 /// Returns when this many requests have waited.
 pub(crate) fn until_waits(pool: &impl Requests, waits: u64) {
@@ -137,10 +135,10 @@ pub(crate) fn two_buffers(source: &Arc<FaultSource>) -> PoolBuilder {
         .without_env()
         .preset(Preset::TensorFlow)
         .backend(Backend::Source(source.clone()))
-        .setting("pool_size_limit", 2)
+        .pool_size_limit(2)
         // These tests decide when copies are checked.
         .maintenance_thread(false)
-        .setting("auto_resize", false)
+        .auto_resize(false)
 }
 
 pub(crate) fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
@@ -149,10 +147,10 @@ pub(crate) fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
 }
 
 /// A stream that begins no copy as long as the gate is there, and memory to copy to.
-pub(crate) fn held_sink(len: usize) -> (SinkStream, SinkMem, SinkGate) {
+pub(crate) fn held_sink(len: usize) -> (SinkStream, SinkMemory, SinkGate) {
     let stream = SinkStream::new().unwrap();
     let gate = stream.hold();
-    (stream, SinkMem::new(len), gate)
+    (stream, SinkMemory::new(len), gate)
 }
 
 pub(crate) fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {

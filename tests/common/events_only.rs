@@ -1,7 +1,7 @@
 //! A switch for tests of both kinds of fences.
 
-/// While it lives, copies record events instead of writing to timelines. It lives less long than the driver or the device, which one
-/// test has at a time.
+/// While this exists, copies record events instead of writing to timelines. It must be dropped before the driver or the
+/// device, which only one test has at a time.
 pub(crate) struct EventsOnly(());
 
 impl EventsOnly {

@@ -7,5 +7,5 @@ use pinpool_replay::{Input, Recording};
 
 /// The recording at `path`, plain or compressed.
 pub(crate) fn read_recording(path: &Path) -> io::Result<Recording> {
-    Recording::read(Input::open(path)?.into_bytes())
+    Recording::read(Input::open(path)?.into_reader())
 }

@@ -104,7 +104,7 @@ fn a_refused_wait_for_a_copy_from_the_buffer_fails_each_call_that_would_write() 
     other.memcpy_dtoh(&source, &mut buf).unwrap();
     assert_eq!(context.check_err(), Err(DriverError(CUresult::CUDA_ERROR_NOT_PERMITTED)));
     refused();
-    assert!(buf.copy_from(&other, &source).unwrap_err().is_device());
+    assert!(buf.copy_from(&other, &source).unwrap_err().error().is_device());
     assert_eq!(pool.stats().copies.in_flight, 1);
     drop(gate);
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), [1; 4096]);

@@ -1,8 +1,8 @@
-//! Every call of the driver that a pool makes fails once, at several of its first times, in turn, and several at random: no panic
-//! and no hang, nothing leaks unless a log line says so, the pool serves again, and as soon as the driver is well a trim
-//! leaves nothing pinned.
+//! Each driver call that a pool makes fails once in a separate run, at several of its first times. In further runs, several
+//! random calls fail. No run panics or hangs, nothing leaks without a log line, the pool serves requests again, and once the
+//! driver has recovered, a trim leaves nothing pinned.
 //!
-//! `DRIVER_FAULTS=all` tries every code at every time and has many more random runs: some 3,000 and 300 for each backend.
+//! `DRIVER_FAULTS=all` tries every code at every time, in about 3,000 runs per backend, and makes 300 random runs.
 #![allow(unsafe_code)] // A thread without a context.
 
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ struct Case {
     only: &'static [&'static str],
 }
 
-/// A context that no run before has used, so that nothing of it is kept from them, and a stream with memory.
+/// A stream with memory in a context that no earlier run has used, so that no cached state of an earlier run applies.
 struct Lane {
     stream: Arc<CudaStream>,
     memory: CudaSlice<u8>,
@@ -161,7 +161,7 @@ fn run(driver: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
         assert_eq!((stats.memory.quarantined, kept_bytes), expected, "{stats}\n{:?}", lines_with_levels());
     }
     let pinned_bytes = held(driver).pinned_bytes - before.pinned_bytes;
-    // A granule that was refused to be released is no longer the pool's, and the first that it commits again.
+    // The driver may have refused to release a granule. The pool no longer counts this granule, but reuses it first.
     let refused = if calls.iter().any(|(name, _)| name == "cuMemRelease") { 2 << 20 } else { 0 };
     let told = stats.memory.held_bytes..=stats.memory.held_bytes + refused;
     assert!(told.contains(&pinned_bytes), "{pinned_bytes} B are pinned, the pool says {}", stats.memory.held_bytes);
@@ -303,14 +303,14 @@ const OF_EACH: [&str; 8] = [
 ];
 
 #[test]
-fn of_virtual_memory() {
+fn a_pool_on_vmm_recovers_from_each_failed_call() {
     let own = ["cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"];
     let more = ["cuMemAddressFree", "cuMemHostRegister_v2", "cuMemHostUnregister"];
     check(Case { backend: Backend::Vmm, has_events: true, only: &[] }, &[&OF_EACH[..], &own, &more].concat());
 }
 
 #[test]
-fn of_virtual_memory_with_timelines() {
+fn a_pool_on_vmm_with_timelines_recovers_from_each_failed_call() {
     const OWN: &[&str] = &[
         "cuCtxGetCurrent",
         "cuDeviceGetAttribute",
@@ -328,13 +328,13 @@ fn of_virtual_memory_with_timelines() {
 }
 
 #[test]
-fn of_registered_memory() {
+fn a_pool_on_register_recovers_from_each_failed_call() {
     let own = ["cuMemHostRegister_v2", "cuMemHostUnregister"];
     check(Case { backend: Backend::Register, has_events: true, only: &[] }, &[&OF_EACH[..], &own].concat());
 }
 
 #[test]
-fn of_memory_of_the_driver() {
+fn a_pool_on_cuda_recovers_from_each_failed_call() {
     let own = ["cuMemHostAlloc", "cuMemFreeHost"];
     check(Case { backend: Backend::Cuda, has_events: true, only: &[] }, &[&OF_EACH[..], &own].concat());
 }

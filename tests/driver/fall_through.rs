@@ -128,7 +128,7 @@ fn without_device_memory_for_a_test_copy_a_backend_is_used_with_a_warning_that_n
 }
 
 #[test]
-fn under_tensorflow_only_cuda_is_tried_of_the_driver() {
+fn the_tensorflow_preset_tries_only_the_driver_backend_cuda() {
     let driver = MockDriver::load();
     let of = || taken(auto().preset(Preset::TensorFlow));
     assert_eq!((of().backend, driver.calls("cuMemHostAlloc"), driver.calls("cuMemFreeHost")), ("cuda", 1, 1));
@@ -182,7 +182,7 @@ const WITHOUT_CPUS: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 512, "")];
 const ASYMMETRIC: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 128, "64-127")];
 
 #[test]
-fn on_memory_nodes_that_are_not_alike_an_old_driver_is_not_asked_unless_the_user_insists() {
+fn vmm_of_an_old_driver_is_not_tried_on_unequal_numa_nodes_unless_the_user_insists() {
     let driver = MockDriver::load();
     for (nodes, why) in [
         (MEMORYLESS, "node 1 has no memory"),
@@ -201,7 +201,7 @@ fn on_memory_nodes_that_are_not_alike_an_old_driver_is_not_asked_unless_the_user
 }
 
 #[test]
-fn near_a_node_that_is_not_whole_memory_comes_from_the_host_where_the_driver_has_it() {
+fn memory_without_a_node_replaces_memory_of_an_incomplete_node_if_the_driver_supports_it() {
     let driver = MockDriver::load();
     for nodes in [MEMORYLESS, WITHOUT_CPUS] {
         let root = machine(nodes, &[NEW, NEAR_1]);
@@ -216,7 +216,7 @@ fn near_a_node_that_is_not_whole_memory_comes_from_the_host_where_the_driver_has
 }
 
 #[test]
-fn where_a_node_is_refused_memory_of_the_host_is_asked_for() {
+fn memory_without_a_node_is_requested_if_the_driver_refuses_a_node() {
     let driver = MockDriver::load();
     driver.set_attribute(VIRTUAL_MEMORY_ON_HOST, 1);
     driver.fail("cuMemCreate", 1, Code::INVALID_VALUE);

@@ -31,7 +31,7 @@ fn untracked(stream: &Arc<CudaStream>, buf: &PinnedBuf, memory: &mut cudarc::dri
     stream.memcpy_htod(unsafe { buf.wait_slice_untracked() }.unwrap(), memory).unwrap();
 }
 
-/// Drops `buf` under held work, and looks that it comes back only when that work is over.
+/// Drops `buf` while its work is held, and checks that the buffer is reused only after the work has completed.
 fn returns_only_after(pool: &Pool, buf: PinnedBuf, gate: mock_driver::HeldStream<'_>) {
     let id = buf.id();
     drop(buf);
@@ -215,7 +215,7 @@ fn a_default_stream_during_a_capture_is_recorded_after_it() {
 }
 
 #[test]
-fn a_default_stream_of_a_named_gpu_is_that_of_its_primary_context() {
+fn a_default_stream_of_a_named_gpu_belongs_to_its_primary_context() {
     let (driver, context, _) = start();
     let stream = context.default_stream();
     let mut memory = stream.alloc_zeros::<u8>(LEN).unwrap();
@@ -237,7 +237,7 @@ fn a_default_stream_of_a_named_gpu_is_that_of_its_primary_context() {
 }
 
 #[test]
-fn a_default_stream_is_that_of_the_gpu_that_is_named() {
+fn a_default_stream_belongs_to_the_named_gpu() {
     let driver = MockDriver::load();
     driver.set_device_count(2);
     let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());

@@ -56,7 +56,7 @@ fn statistics_and_hits_wait_for_no_pin_call_no_release_and_no_copy_call() {
 }
 
 #[test]
-fn a_trim_does_not_ask_a_driver_that_stands_still() {
+fn a_trim_does_not_call_an_unresponsive_driver() {
     for backend in [Backend::Register, Backend::Cuda] {
         let (driver, stream, mut memory) = on_a_stream(MIB);
         let _events = EventsOnly::begin();

@@ -109,7 +109,7 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     stream.memcpy_htod(&filled(&pool, 1), &mut target).unwrap();
     stream.synchronize().unwrap();
     pool.maintain();
-    // Where only the fence was refused, the end of all work of the context represents it.
+    // If only the fence is refused, the end of all work of the context replaces it.
     let buf = filled(&pool, 2);
     driver.fail("cuEventRecord", 1, Code::UNKNOWN);
     let gate = driver.hold_all();
@@ -125,7 +125,7 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     stream.memcpy_htod(&filled(&pool, 2), &mut target).unwrap();
     poll_until_idle(&pool);
     assert_eq!(pool.stats().memory.quarantined, 0);
-    // Where nothing is known of the stream, no copy is made, and cudarc's next call says so.
+    // If nothing is known about the stream, no copy is made, and cudarc's next call says so.
     (1..=2).for_each(|nth| driver.fail("cuStreamIsCapturing", nth, Code::UNKNOWN));
     let nothing = stream.memcpy_htod(&filled(&pool, 2), &mut target);
     assert!(nothing.is_err() || context.check_err().is_err());
@@ -162,7 +162,8 @@ fn a_pending_buffer_is_readable_only_when_its_copy_completes() {
     assert_eq!(first_wrong(arriving.wait().unwrap().wait_slice().unwrap(), 7), None);
     poll_until_idle(&pool);
     let error = pool.get(LEN + 1).unwrap().copy_from(&stream, &source).unwrap_err();
-    assert!(error.is_copy() && error.to_string().contains("65536"), "{error}");
+    assert!(error.error().is_copy() && error.to_string().contains("65536"), "{error}");
+    assert_eq!(error.into_buf().map(|buf| buf.len()), Some(LEN + 1), "nothing was enqueued");
 }
 
 #[test]
@@ -383,7 +384,7 @@ fn a_copy_whose_wait_would_join_a_capture_is_refused_before_it_is_enqueued() {
         let records = driver.calls("cuEventRecord");
         let refused = pinpool::Error::from(filled(&pool, 1).copy_to(&stream, &mut target).unwrap_err());
         assert!(refused.is_capture() && refused.to_string().contains("capturing"), "{refused}");
-        let refused = filled(&pool, 1).copy_from(&other, &source).unwrap_err();
+        let refused = pinpool::Error::from(filled(&pool, 1).copy_from(&other, &source).unwrap_err());
         assert!(refused.is_capture() && refused.to_string().contains("capturing"), "{refused}");
         assert_eq!(driver.calls("cuEventRecord"), records, "nothing was enqueued, so no event was recorded");
         assert_eq!((in_flight_and_quarantined(&pool), pool.stats().memory.idle), ((0, 0), 1));

@@ -43,7 +43,7 @@ fn are_intact(bufs: &[PinnedBuf]) -> bool {
 }
 
 #[test]
-fn a_request_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped_later_a_call_for_each_run() {
+fn a_remap_sets_access_in_one_call_and_each_run_of_old_places_is_unmapped_later() {
     let (driver, before) = loaded();
     let (pool, kept) = with_kept(&driver, &[0, 3, 4, 7], false);
     let mut buf = pool.get(4 * GRANULE).unwrap();

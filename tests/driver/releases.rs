@@ -87,7 +87,7 @@ fn each_other_cause_releases() {
         assert_eq!(releases(&driver), 3, "the pressure is over");
         drop(pool);
         assert_eq!(releases(&driver), 4, "the end");
-        let idle_limit = builder(backend).setting("max_idle_bytes", 1 << 20).build().unwrap();
+        let idle_limit = builder(backend).max_idle_bytes(1 << 20).build().unwrap();
         filled_with(&idle_limit);
         idle_limit.maintain();
         assert_eq!(releases(&driver), 5, "a limit of idle memory");

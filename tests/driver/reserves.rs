@@ -1,4 +1,4 @@
-//! Reserves of `vmm`: where the driver registers no memory, as under confidential computing.
+//! Reserves of `vmm` and `register`, also if the driver registers no memory, as under confidential computing.
 
 use mock_driver::{Code, MockDriver};
 use pinpool::{Backend, Pool};
@@ -66,7 +66,7 @@ fn a_limit_below_the_reserve_evicts_nothing_that_is_not_released() {
     for is_in_granules in [false, true] {
         let driver = MockDriver::load();
         let builder = builder(Backend::Vmm).max_bytes(16 << 20).reserve(12 << 20).maintenance_thread(false);
-        let pool = builder.setting("reserve_wait", !is_in_granules).build().unwrap();
+        let pool = builder.reserve_wait(!is_in_granules).build().unwrap();
         drop(pool.get(1 << 20).unwrap());
         (0..100).for_each(|_| pool.maintain());
         drop([(); 4].map(|()| pool.get(1 << 20).unwrap()));
@@ -122,7 +122,7 @@ fn a_process_may_end_while_the_driver_pins() {
         let _driver = MockDriver::load();
         for backend in [Backend::Vmm, Backend::Register] {
             let pool = Pool::builder().without_env().backend(backend).max_bytes(1 << 30);
-            std::mem::forget(pool.reserve(512 << 20).setting("reserve_wait", false).build().unwrap());
+            std::mem::forget(pool.reserve(512 << 20).reserve_wait(false).build().unwrap());
         }
     });
 }

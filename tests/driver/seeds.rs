@@ -135,8 +135,8 @@ impl Lane {
     }
 }
 
-/// Runs `run` while work runs on a stream. That work ends automatically as well, as a device's does: a release that had begun before
-/// waits for it, and copies wait for the release.
+/// Runs `run` while work runs on a stream. The work ends after a while in any case, as on a device. Otherwise a release that
+/// waits for the work, and copies that wait for the release, would hang.
 fn beside_work<R>(driver: &MockDriver, stream: CUstream, run: impl FnOnce() -> R) -> R {
     let gate = driver.hold(stream);
     let (running, ends) = mpsc::channel::<()>();
@@ -151,7 +151,7 @@ fn beside_work<R>(driver: &MockDriver, stream: CUstream, run: impl FnOnce() -> R
     })
 }
 
-/// By comparing the bytes with themselves, one further.
+/// Returns whether all bytes equal `byte`. Compares the slice with itself, shifted by one byte.
 fn is_all(bytes: &[u8], byte: u8) -> bool {
     bytes.is_empty() || bytes[0] == byte && bytes[1..] == bytes[..bytes.len() - 1]
 }
@@ -174,7 +174,7 @@ struct Run<'a> {
     lanes: Vec<Lane>,
     held: Vec<(PinnedBuf, u8)>,
     byte: u8,
-    /// A call was refused that lets devices reach memory of this pool.
+    /// Whether the driver was told to refuse a call that gives devices access to memory of this pool.
     is_access_refused: bool,
 }
 
@@ -293,8 +293,8 @@ impl<'a> Run<'a> {
         lane.expected = copied.is_ok().then_some((byte, len));
     }
 
-    /// Whether copies that the pool does not see may read the buffer on the device of this lane. A GPU that the driver refused
-    /// may not: the pool warns of it, and a copy all the same ends the context.
+    /// Returns whether untracked copies may read the buffer on the device of this lane. If the driver refused access for the
+    /// GPU, the pool logs a warning, and a copy would end the context.
     fn reaches(&self, lane: usize, buf: &PinnedBuf) -> bool {
         !self.is_access_refused || buf.device_ptr(self.lanes[lane].stream.context()).is_ok()
     }

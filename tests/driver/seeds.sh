@@ -12,7 +12,7 @@ test -x "$program" || { echo "the test does not build" >&2; exit 1; }
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 begun=$(date +%s)
-# A part that hangs is one that fails. xargs starts no more after a status of 255.
+# A part that hangs counts as failed. After a status of 255, xargs starts no further parts.
 each='
     last=$(($1 + $3)); test $last -le $4 || last=$4
     export DRIVER_FIRST=$1 DRIVER_SEEDS=$(($last - $1))

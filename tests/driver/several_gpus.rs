@@ -1,6 +1,6 @@
-//! Memory of a pool on a machine with several GPUs: other libraries copy it on any of them by calls of the driver that no pool
-//! sees, and a process that works with one GPU has a context on no other.
-#![allow(unsafe_code)] // Copies and asks as another library does.
+//! Pool memory on a machine with several GPUs: other libraries can copy it on any GPU with untracked driver calls, and a
+//! process that works with one GPU gets no context on another GPU.
+#![allow(unsafe_code)] // Copies and queries as another library does.
 
 use cudarc::driver::{CudaContext, result, sys};
 use mock_driver::{Deviation, MockDriver};

@@ -175,7 +175,7 @@ fn check_pools(driver: *mut c_void) {
     assert_eq!(Pool::builder().without_env().build().unwrap().stats().backend, "vmm", "what auto takes");
 }
 
-/// What cudarc takes for the driver.
+/// Checks that cudarc loads the stub in place of the driver.
 fn check_that_cudarc_gets_the_stub() {
     assert_eq!(result::init().unwrap_err().0, sys::CUresult::CUDA_ERROR_STUB_LIBRARY);
 }

@@ -1,4 +1,4 @@
-//! A GPU that is here and not used is a warning with its cause and its remedy, once for a pool.
+//! An unused GPU is reported once per pool, in a warning with the cause and the remedy.
 
 use log::Level;
 use mock_driver::{Code, MockDriver};
@@ -65,7 +65,7 @@ fn a_driver_without_a_device_and_a_device_that_is_not_there_are_warned_of() {
 fn a_pool_for_the_gpu_takes_the_best_of_its_backends_or_none() {
     alone(|| {
         let driver = MockDriver::load();
-        assert!(pinpool::cuda_is_present());
+        assert!(pinpool::is_cuda_present());
         let builder = || Pool::builder().without_env().backend(Backend::Gpu);
         let pool = builder().build().unwrap();
         let stats = pool.stats();

@@ -31,7 +31,7 @@ fn copying(pools: &[Pool], stream: &Arc<CudaStream>) {
     }
 }
 
-/// The result of a driver after its own exit handler ran.
+/// Pools are used after the driver has shut down, as it does in its exit handler.
 pub(crate) fn gone_first() {
     let driver = MockDriver::load();
     let context = CudaContext::new(0).unwrap();

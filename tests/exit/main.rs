@@ -1,7 +1,7 @@
-//! The process may end at any moment: each case runs in its own process, with its own `main`, and is judged by how
-//! that ends.
+//! A process may end at any moment. Each case runs in a separate process as its `main`, and passes if the process ends with the
+//! expected exit status.
 //!
-//! Has no harness, since a case is about `main`, its statics and its exit handlers.
+//! There is no test harness, because the cases test the end of `main`, statics and exit handlers.
 #![allow(unsafe_code)] // Registers exit handlers, and implements a source.
 #![allow(clippy::print_stdout)] // Reports as a harness does.
 
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use pinpool::source::{Region, Source, SourceError};
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, PinnedBuf, PinnedBy, Pool, PoolBuilder, Request};
-use pinpool_testing::{SinkGate, SinkMem, SinkStream};
+use pinpool_testing::{SinkGate, SinkMemory, SinkStream};
 
 use self::valid_stats::{stats_when, valid_stats};
 
@@ -121,7 +121,7 @@ fn heap() -> PoolBuilder {
 
 /// A copy that never ends.
 fn stuck_copy(pool: &Pool) -> (SinkStream, SinkGate) {
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(4096));
     let hold = stream.hold();
     pool.get(4096).unwrap().copy_to(&stream, &mut device).unwrap();
     (stream, hold)
@@ -133,7 +133,7 @@ fn at_work(pool: &Pool) {
     for number in 0..3 {
         let (pool, begun) = (pool.clone(), begun.clone());
         thread::spawn(move || {
-            let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(1 << 20));
+            let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(1 << 20));
             for round in 0_usize.. {
                 let held = pool.get(4096 * (1 + round % 40)).unwrap();
                 pool.get(10_000 * (number + 1)).unwrap().copy_to(&stream, &mut device).unwrap();
@@ -254,7 +254,7 @@ unsafe impl Source for LastCall {
 
 fn exit_by_maintenance() {
     let source = Arc::new(LastCall(HeapSource::new()));
-    let builder = heap().backend(Backend::Source(source)).setting("pool_size_limit", 0).idle_timeout(Duration::ZERO);
+    let builder = heap().backend(Backend::Source(source)).pool_size_limit(0).idle_timeout(Duration::ZERO);
     let pool = builder.build().unwrap();
     drop(pool.get(4096).unwrap());
     loop {
@@ -273,7 +273,7 @@ fn thread_death() {
             KEPT.set(Some((pool.clone(), pool.get(10_000).unwrap())));
             let copied = pool.get(20_000).unwrap();
             let stream = SinkStream::new().unwrap();
-            copied.copy_to(&stream, &mut SinkMem::new(20_000)).unwrap();
+            copied.copy_to(&stream, &mut SinkMemory::new(20_000)).unwrap();
             assert!(round % 2 == 0, "on purpose, with {} bytes held", held.len());
         });
         let _ = dying.join();

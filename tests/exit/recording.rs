@@ -33,7 +33,7 @@ fn recording_of(case: &str, code: i32) -> Recording {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace.gz");
     run(case, &path, code);
-    Recording::read(Input::open(&path).unwrap().into_bytes()).unwrap()
+    Recording::read(Input::open(&path).unwrap().into_reader()).unwrap()
 }
 
 fn run(case: &str, path: &Path, code: i32) {

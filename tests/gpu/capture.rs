@@ -44,6 +44,7 @@ fn a_stream_that_captures_is_refused() {
             let refused = pinpool::Error::from(refused);
             assert!(refused.is_capture(), "{name}: {refused}");
             let refused = pool.get(MIB).unwrap().copy_from(&lane.stream, &lane.memory).unwrap_err();
+            let refused = pinpool::Error::from(refused);
             assert!(refused.is_capture(), "{name}: {refused}");
             let Stats { memory, copies, .. } = pool.stats();
             assert_eq!((memory.idle, copies.in_flight, memory.quarantined), (1, 0, 0), "{name}: it is put back");

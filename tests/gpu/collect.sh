@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds what run.sh needs into one folder, which can be carried to a machine without cargo:
 #   tests/gpu/collect.sh FOLDER
-# The tool (pinpool), its instruments (pinpool-bench), the suite (gpu), the library that beside_torch.py loads, the library for C with a
-# program on it, the library of `pinpool run` with a CUDA program, the wheel, and the scripts: each surface that README.md
-# names. One that is missing is an error. PROFILE=dev builds faster, for a try on the mock driver.
+# Includes each interface that README.md names: the tool (pinpool), the benchmarks (pinpool-bench), the test suite
+# (gpu), the library that with_torch.py loads, the C library and `pinpool run` with one program each, the wheel, and
+# the scripts. A missing file is an error. PROFILE=dev builds faster, for a trial run on the mock driver.
 set -euo pipefail
 folder=$(realpath -m "${1:?usage: collect.sh FOLDER}")
 cd "$(dirname "$0")/../.."
@@ -20,19 +20,19 @@ mkdir -p "$folder"
 # Removes what an earlier collection left, so that run.sh repeats all steps.
 rm -rf "$folder"/pinpool-*.whl "$folder/log/site" "$folder"/log/*.ok
 cargo build --profile "$profile" -p pinpool-cli -p pinpool-bench -p pinpool-preload -p pinpool-capi
-cargo build -p pinpool --all-features --profile "$profile" --example in_process
+cargo build -p in_process --profile "$profile"
 built=$CARGO_TARGET_DIR/release
 [ "$profile" = dev ] && built=$CARGO_TARGET_DIR/debug
 install -m 755 "$built/pinpool" "$built/pinpool-bench" "$folder"
 install -m 755 "$(suite)" "$folder/gpu"
-install -m 755 "$built/examples/libin_process.so" "$folder/libin_process.so"
+install -m 755 "$built/libin_process.so" "$folder/libin_process.so"
 install -m 755 "$built/libpinpool_preload.so" "$folder/libpinpool_preload.so"
 # By the name that programs look for it at run time.
 install -m 755 "$built/libpinpool_c.so" "$folder/libpinpool.so.0"
 strip "$folder/pinpool" "$folder/pinpool-bench" "$folder/gpu" "$folder/libpinpool_preload.so" "$folder/libpinpool.so.0"
 
-# Programs in C: one on the library, and one that knows nothing of pinpool.
-# Stands for the driver while the first is linked.
+# C programs: one that uses the C library, and one that does not know pinpool.
+# A stub replaces the driver while the first program is linked.
 stub=$(mktemp -d)
 cc -O1 -Icrates/capi/include -c crates/capi/examples/on_stream.c -o "$stub/on_stream.o"
 nm -u "$stub/on_stream.o" | sed -n 's/.* \(cu[A-Z].*\)/void \1(void) {}/p' >"$stub/driver.c"
@@ -41,9 +41,9 @@ cc -o "$folder/on_stream" "$stub/on_stream.o" "$folder/libpinpool.so.0" "$stub/l
 rm -r "$stub"
 cc -O1 -o "$folder/steps" crates/preload/tests/programs/steps.c -ldl -lpthread
 
-# The wheel, of the interpreter that is here; the shim for torch is compiled where torch is.
+# The wheel is for the interpreter of this machine. The torch shim is compiled on the machine that has torch.
 MATURIN_PEP517_ARGS="--profile $profile --locked" python3 -m pip wheel -q --no-deps -w "$folder" ./python
-install -m 644 tests/gpu/beside_torch.py "$folder/beside_torch.py"
+install -m 644 tests/gpu/with_torch.py "$folder/with_torch.py"
 install -m 755 tests/gpu/run.sh "$folder/run.sh"
 install -m 644 tests/gpu/peers.py "$folder/peers.py"
 install -m 644 tests/gpu/shim.py "$folder/shim.py"

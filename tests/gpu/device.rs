@@ -58,8 +58,8 @@ pub(crate) fn print_uncaptured(line: impl Display) {
 }
 
 impl Device {
-    /// Runs the scenario on each backend that pins for the device, and panics at the end with those that failed: one does
-    /// not hide the others.
+    /// Runs the scenario on each backend that pins for the device. A failure does not stop the other backends: this panics at
+    /// the end and names all backends that failed.
     pub(crate) fn on_each(&self, scenario: impl Fn(&Rig<'_>)) {
         let mut failed = Vec::new();
         for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {

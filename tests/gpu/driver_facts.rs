@@ -102,7 +102,7 @@ fn unknown_pointers_are_refused(context: &Arc<CudaContext>) {
 }
 
 fn a_copy_stays_in_one_registration(context: &Arc<CudaContext>) {
-    // Small copies may be taken inline, whatever memory they cross, so halves that are surely copied by the device too.
+    // The driver may copy small data inline, whatever memory it spans. So the second size is certainly copied by the device.
     for half in [PAGE, 16 << 20] {
         let stream = context.new_stream().unwrap();
         let device = stream.alloc_zeros::<u8>(3 * half).unwrap();
@@ -185,7 +185,7 @@ fn pinning_during_a_global_capture_needs_relaxing_too(context: &Arc<CudaContext>
     assert_eq!(end, CUresult::CUDA_SUCCESS);
 }
 
-/// Of a stream that is ordered with it. Whether one captures can be asked.
+/// A stream that is ordered with the default stream captures. `cuStreamIsCapturing` leaves the capture valid, a query does not.
 fn the_default_stream_is_not_queried_during_a_capture(context: &Arc<CudaContext>) {
     let mut stream = std::ptr::null_mut();
     // SAFETY: space for a handle; destroyed below.

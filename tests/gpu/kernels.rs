@@ -73,7 +73,7 @@ END:
 pub(crate) struct Kernels(sys::CUmodule);
 
 impl Kernels {
-    /// `None`, and a word, where the driver has no kernels.
+    /// Loads the kernels. Prints a message and returns `None` if the driver runs no kernels.
     pub(crate) fn load(context: &Arc<CudaContext>) -> Option<Self> {
         context.bind_to_thread().unwrap();
         // SAFETY: the driver is loaded, and stays so.
@@ -121,7 +121,7 @@ impl Running {
         Self::Kernel { word: word.expose_provenance(), stream: stream.clone() }
     }
 
-    /// Ends it; fails if it ended automatically, since a call meanwhile waited for it.
+    /// Ends the kernel. Fails if the kernel has already timed out, which means that a pool call waited for it.
     fn end(self) {
         match self {
             Self::HostFunction(hold) => hold.open(),

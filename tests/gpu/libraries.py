@@ -67,7 +67,7 @@ NEEDS = {"torch": "torch", "cupy": "cupy", "jax": "jax"}
 
 
 def alone(name):
-    """In a process of its own: each library has its own way to start CUDA."""
+    """Runs in a separate process, because each library starts CUDA in its own way."""
     pool = pinpool.Pool(env=False, max_bytes="1GiB")
     globals()[name](pool)
     gc.collect()

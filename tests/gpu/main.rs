@@ -1,14 +1,14 @@
 //! On a real device: the assumed behavior of the driver, and every copied byte compared after it is copied back.
 //!
-//! Without a device each test says `skipped: why` and passes; `PINPOOL_REQUIRE_GPU=1` turns that into a failure, also where
-//! one of the three backends is missing. `PINPOOL_GPU_EXCEPT=vmm` names those that may be, `PINPOOL_GPU_BACKENDS=cuda` those
-//! to run on:
+//! Without a device each test prints `skipped: why` and passes. With `PINPOOL_REQUIRE_GPU=1` a missing device is a failure, and
+//! so is a missing backend, unless it is named, as in `PINPOOL_GPU_EXCEPT=vmm`. `PINPOOL_GPU_BACKENDS=cuda` limits the test to
+//! the named backends:
 //!
 //! ```text
 //! PINPOOL_REQUIRE_GPU=1 cargo test --release --all-features --test gpu
 //! ```
 //!
-//! The binary needs no other file, so it can be copied to a bare machine. Tests take turns by themselves.
+//! The binary needs no other file, so it can be copied to a bare machine. The tests run one at a time without further options.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -21,7 +21,7 @@
 //! | `capture.rs` | the pool alongside graph captures |
 //! | `kernels.rs` | kernels that run while memory is pinned, moved and released, and that read a buffer in place |
 //! | `ends.rs` | exit with copies in flight, fork after growth: each in its own process |
-//! | `in_process.rs`, `beside_torch.py` | a pool in the process of PyTorch |
+//! | `with_torch.py`, `tests/in_process` | a pool in the process of PyTorch |
 //! | `shim.py` | PyTorch with a pool as its pinned memory |
 //! | `pinned_copies.py` | a program of PyTorch for `pinpool run` |
 //! | `libraries.py` | copies of PyTorch, CuPy and JAX from the memory of the wheel's pool |

@@ -128,7 +128,7 @@ fn memory_is_released_during_a_copy_or_waits_for_it() {
 fn a_reserve_serves_copies_without_another_pin_call() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
-        let pool = rig.builder().reserve(16 << 20).setting("growth", false).build().unwrap();
+        let pool = rig.builder().reserve(16 << 20).growth(false).build().unwrap();
         pool.reserve(8 << 20).unwrap();
         let locks = pool.stats().memory.pin.count;
         let batches = [4096, 5 * MIB + 1, 9 * MIB, 7 * MIB].map(|len| Batch::new(len as u64, len));

@@ -1,6 +1,6 @@
-"""A program of torch that knows nothing of pinpool, for `pinpool run`: pinned tensors of many sizes are copied to the GPU and
-back, freed while their copies run, and compared. The same output with and without a pool. Exits with 77 where torch or a GPU
-is missing.
+"""A torch program without any pinpool code, for `pinpool run`. Copies pinned tensors of many sizes to the GPU and back,
+frees them while their copies run, and compares the bytes. Its output is the same with and without a pool. Exits with 77
+if torch or a GPU is missing.
 """
 
 import sys

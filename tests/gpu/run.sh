@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Everything that is to be known on a machine with a GPU, from binaries that collect.sh built; needs no cargo:
+# Runs all tests and benchmarks on a machine with a GPU, from binaries that collect.sh built and without cargo:
 #
 #   tests/gpu/run.sh FOLDER > figures.jsonl
 #
-# stdout has one JSON object a line: facts about the driver, one for each step, one for each figure. What the steps print
-# goes to FOLDER/log (or PINPOOL_GPU_LOG), and a table of all steps at the end to FOLDER/log/table.md. The exit status is 0 only
-# if every step succeeded; what a step needs and is not here is a failure, too. Stays inside ten minutes. A run that was cut
-# off continues where it was: a step that succeeded is not made again, unless PINPOOL_GPU_AGAIN=1.
+# Prints one JSON object per line: one for each fact about the driver, each step and each measurement. The output of the
+# steps goes to FOLDER/log (or PINPOOL_GPU_LOG), and a table of all steps to FOLDER/log/table.md. The exit status is 0
+# only if every step succeeded; a missing requirement of a step is a failure too. A run takes at most ten minutes. After
+# an interruption, the next run skips the steps that succeeded, unless PINPOOL_GPU_AGAIN=1.
 #
 # | variable | default | meaning |
 # | --- | --- | --- |
@@ -41,7 +41,7 @@ done
 # quoted TEXT: as a string of JSON
 quoted() { printf '"%s"' "$(printf %s "$1" | tr '\n\t' '  ' | sed 's/[\\"]/\\&/g')"; }
 
-# step NAME LIMIT COMMAND...: runs it for at most LIMIT seconds and what is left in all; its stdout and stderr go to the log
+# step NAME LIMIT COMMAND...: runs COMMAND for at most LIMIT seconds within the budget; its output goes to the log
 step() {
     local name=$1 limit=$2 left=$((ends - SECONDS)) begun=$SECONDS status outcome
     shift 2
@@ -58,7 +58,7 @@ step() {
     fi
     timeout --kill-after=5 "$((limit < left ? limit : left))" "$@" >"$log/$name.out" 2>"$log/$name.err" </dev/null
     status=$?
-    # 77: what the step needs is not on this machine: a surface that nobody tried.
+    # 77: the machine lacks something that the step needs, so the step tested nothing.
     case $status in 0) outcome=ok ;; 77) outcome=missing failed=1 ;; 124 | 137) outcome="timed out" ;; *) outcome=failed failed=1 ;; esac
     [ "$outcome" = "timed out" ] && failed=1
     printf '{"step":"%s","outcome":"%s","status":%d,"seconds":%d' "$name" "$outcome" "$status" "$((SECONDS - begun))"
@@ -78,17 +78,17 @@ why() {
 # row NAME OUTCOME SECONDS: of the table
 row() { printf '| %s | %s | %d |\n' "$1" "$2" "$3" >>"$log/rows"; }
 
-# missing NAME WHY: a surface that cannot be tried
+# missing NAME WHY: a step that cannot be run here
 missing() {
     printf '{"step":"%s","outcome":"missing","why":%s}\n' "$1" "$(quoted "$2")"
     row "$1" "missing: $2" 0
     failed=1
 }
 
-# lines NAME: the JSON lines that a test printed; the harness may have put its own words before one
+# lines NAME: prints the JSON objects in the output of a step; the harness may have printed text before them on a line
 lines() { grep -ohE '\{"(fact|figure)":.*\}$' "$log/$1.out"; }
 
-# figure NAME LIMIT PROGRAM ARGUMENTS...: a figure of a program that prints one JSON object
+# figure NAME LIMIT PROGRAM ARGUMENTS...: runs PROGRAM as a step and prints its result, which is one JSON object
 figure() {
     local name=$1 limit=$2 program=$3
     shift 3
@@ -96,7 +96,7 @@ figure() {
     [ -s "$log/$name.out" ] && printf '{"figure":"%s","command":%s,"result":%s}\n' "$name" "$(quoted "$program $*")" "$(cat "$log/$name.out")"
 }
 
-# The wheel alongside the torch and numpy of the python3 that is here, whatever made that: unpacked, since it may have no pip.
+# Unpacks the wheel for the python3 of this machine, which provides torch and numpy, and may have no pip.
 wheel() {
     command -v python3 >/dev/null || { echo "no python3" >&2; return 77; }
     [ -d "$log/site" ] || python3 -m zipfile -e "$bin"/pinpool-*.whl "$log/site"
@@ -156,7 +156,7 @@ for name in $steps; do
             PINPOOL_GPU_BACKENDS=$backend step "suite_$backend" "${PINPOOL_GPU_SUITE_SECONDS:-150}" \
                 "$bin/gpu" --skip every_fact --test-threads=1 ${PINPOOL_GPU_SUITE:-}
             status=$?
-            # The last result is the suite's: a test that runs in processes of its own prints theirs before.
+            # The last result belongs to the suite. Tests that run separate processes print their results before it.
             result=
             case $status in 0 | 101) result=$(grep '^test result:' "$log/suite_$backend.out" | tail -n 1) ;; esac
             printf '{"figure":"suite_%s","passed":%s,"failed":%s}\n' "$backend" \
@@ -170,7 +170,7 @@ for name in $steps; do
     torch)
         if command -v python3 >/dev/null; then
             for backend in "${backends[@]}"; do
-                PINPOOL_BACKEND=$backend step "torch_$backend" 60 python3 "$bin/beside_torch.py" "$bin/libin_process.so"
+                PINPOOL_BACKEND=$backend step "torch_$backend" 60 python3 "$bin/with_torch.py" "$bin/libin_process.so"
                 lines "torch_$backend"
             done
         else
@@ -185,7 +185,7 @@ for name in $steps; do
     stall) figure stall 60 pinpool-bench stall --seconds "$seconds" "${of_each[@]}" ;;
     pin) figure pin 90 pinpool-bench pin --bytes "${PINPOOL_GPU_PIN:-1GiB}" --rounds 2 "${of_each[@]}" ;;
     load)
-        # Whole: a link without its file is an error of the load.
+        # The tree must be complete, because a dangling link is an error of `load`.
         tree=${PINPOOL_GPU_TREE:-$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))' || echo /usr/share)}
         for backend in "${backends[@]}"; do
             figure "load_synthetic_$backend" 60 pinpool load --require-gpu --verify --synthetic "${PINPOOL_GPU_FILES:-10000}" --set "BACKEND=$backend"

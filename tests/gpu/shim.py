@@ -70,7 +70,7 @@ def loader():
 
 
 def is_pinned():
-    """Of each backend's memory, as torch asks the driver."""
+    """Returns whether torch, which asks the driver, considers the memory of each backend pinned."""
     found = {}
     for backend in ("vmm", "register", "cuda"):
         try:

@@ -12,7 +12,7 @@ fn equal(what: &str, left: u64, right: u64) -> Check {
     if left == right { Ok(()) } else { Err(format!("{what}: {left} against {right}")) }
 }
 
-/// While nobody is in a call of the pool.
+/// Checks the world between two steps, while no pool call is running.
 pub(crate) fn after_step(world: &World) -> Check {
     world.site.take_report().map_or(Ok(()), Err)?;
     contents(world)?;

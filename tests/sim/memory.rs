@@ -56,7 +56,7 @@ pub(crate) struct Memory {
     pub(crate) is_ending: bool,
 }
 
-/// The next calls but `skip`, `count` of them.
+/// After `skip` more calls, `count` calls fail.
 #[derive(Debug, Clone, Copy, Default)]
 struct Fault {
     skip: u64,
@@ -215,7 +215,7 @@ impl Memory {
         }
     }
 
-    /// What is held, and whether that is explained after the end: by a failed release, or of a reserve by `keeps_reserves`.
+    /// Returns the held pieces, and whether each may remain: if its release failed, or if it is a reserve and `keeps_reserves`.
     pub(crate) fn pieces(&self, retries: bool, keeps_reserves: bool) -> Vec<(Range<usize>, bool)> {
         let is_explained = |piece: &Piece| {
             let has_failed = piece.failed.is_some_and(|when| !retries || when == Failed::AtTheEnd);

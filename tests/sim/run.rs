@@ -1,4 +1,4 @@
-//! Runs on threads of their own, so that one that panics or hangs is found too, and the report of a broken promise.
+//! Runs scenarios on dedicated threads, so that panics and hangs are detected too, and reports broken promises.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -112,7 +112,7 @@ impl Site {
         self.change(start, |owner| owner.copies -= 1);
     }
 
-    /// Nobody will ever know whether the buffer that `at` lies in is in use.
+    /// Marks the buffer that contains `at` as lost: it stays unknown whether a device uses the buffer.
     pub(crate) fn lose(&self, at: usize) {
         let start = self.owners().by_start.range(..=at).next_back().map(|(start, _)| *start);
         start.into_iter().for_each(|start| self.change(start, |owner| owner.is_lost = true));
@@ -134,8 +134,8 @@ impl Site {
         excused.extend(copied.map(|(start, owner)| owner.block(*start)));
     }
 
-    /// The pool has closed, and waits no longer for the copies that run. With them it abandons buffers that were given up
-    /// later, although their copies are over: it asks about the oldest of each stream alone.
+    /// The pool has closed, and no longer waits for running copies. It also abandons buffers with completed copies that were
+    /// returned later, because it queries only the oldest copy of each stream.
     pub(crate) fn excuse_pool(&self) {
         let mut owners = self.owners();
         let Owners { by_start, excused, unswept } = &mut *owners;

@@ -23,9 +23,9 @@ use crate::site::Site;
 
 /// Streams of the device.
 const STREAMS: usize = 3;
-/// Time does not pass for a request that waits ...
+/// A timeout that no request reaches.
 const FOREVER: Duration = Duration::from_secs(1 << 20);
-/// ... or its deadline has passed when it looks for the first time.
+/// A timeout that has expired when the request is polled for the first time.
 const LATE: Duration = Duration::from_nanos(1);
 /// Runs of this process so far.
 static WORLDS: AtomicU64 = AtomicU64::new(0);
@@ -71,7 +71,7 @@ impl Handle {
     }
 }
 
-/// All that a run consists of. Borrowed only between the calls of the pool: these lead back here.
+/// The state of a run. Its cells are not borrowed during a pool call, because the call may lead back here.
 pub(crate) struct World {
     pub(crate) site: Arc<Site>,
     pub(crate) setup: Setup,
@@ -192,11 +192,11 @@ impl World {
             .without_env()
             .backend(Backend::Source(Arc::new(source)))
             .max_bytes(max_bytes)
-            .setting("pool_size_limit", setup.limit)
+            .pool_size_limit(setup.limit)
             .wait(Duration::ZERO)
             .unstable_code(|code| code.close_wait = Some(Duration::ZERO))
             .maintenance_thread(false)
-            .setting("reserve_wait", setup.background == 0)
+            .reserve_wait(setup.background == 0)
             .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })
             .idle_timeout((setup.idle_seconds > 0).then(|| Duration::from_secs(setup.idle_seconds)))
             .unstable_code(|code| code.pressure = Some("/dev/null".into()))
@@ -285,7 +285,7 @@ impl World {
         self.trace.set((self.trace.get() ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(17));
     }
 
-    /// Whether another thread could make the call while the source is in one, without waiting for the end of that.
+    /// Returns whether another thread could perform `op` during a source call, without waiting for the end of the source call.
     fn may_be_inside(&self, op: Op) -> bool {
         match op {
             Op::Get => self.setup.tensorflow == 1,
@@ -652,7 +652,7 @@ impl World {
         finish_all(&self.site);
     }
 
-    /// Every request that waits is served when what others hold comes back, unless it can never be.
+    /// Returns all buffers, and checks that all waiting requests are served, unless there is less room now or a fault remains.
     fn serve_all(&self) {
         if self.waiting.borrow().is_empty() || self.setup.serve_all == 0 {
             return;

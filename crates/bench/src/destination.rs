@@ -7,14 +7,14 @@ use pinpool::copy::CopyTarget;
 #[cfg(feature = "cuda")]
 use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, sys};
 use pinpool::{Completion, Error, PinnedBuf};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 /// A stream and the memory that every copy on it overwrites.
 #[derive(Debug)]
 pub(super) enum BenchTarget {
     Sink {
         stream: SinkStream,
-        memory: SinkMem,
+        memory: SinkMemory,
     },
     #[cfg(feature = "cuda")]
     Cuda {
@@ -47,7 +47,7 @@ impl BenchTarget {
             });
             return opened.map_err(|error| driver_error(&error));
         }
-        Ok(BenchTarget::Sink { stream: SinkStream::new()?, memory: SinkMem::new(bytes) })
+        Ok(BenchTarget::Sink { stream: SinkStream::new()?, memory: SinkMemory::new(bytes) })
     }
 
     pub(super) fn describe(&self) -> String {

@@ -121,7 +121,7 @@ fn reserve(bytes: u64, threads: usize, backend: Backend) -> Measured<Duration> {
 
 /// Measures the time to the first filled buffer of a pool that pins its reserve in the background.
 fn first_ms(bytes: u64, backend: &Backend) -> Measured<f64> {
-    let builder = pool_builder(backend.clone()).reserve(bytes).setting("reserve_wait", false);
+    let builder = pool_builder(backend.clone()).reserve(bytes).reserve_wait(false);
     let begun = Instant::now();
     let pool = builder.max_bytes(bytes.saturating_mul(2)).build()?;
     pool.get(4096)?.wait_slice_mut()?.fill(1);

@@ -29,14 +29,18 @@ int main()
         if (*again || !moved)
             return 2;
 
-        pinpool::memory_resource pinned(pool);
+        pinpool::pinned_memory_resource pinned(pool);
         std::pmr::vector<long> values(&pinned);
         for (long i = 0; i < 1000; i++)
             values.push_back(i);
         std::cout << "sum " << std::accumulate(values.begin(), values.end(), 0L) << '\n';
         std::pmr::vector<long> copy(values, &pinned);
-        if (copy != values || !pinned.is_equal(pinpool::memory_resource(pool)))
+        if (copy != values || !pinned.is_equal(pinpool::pinned_memory_resource(pool)))
             return 3;
+        // Without a driver, the stream is refused and the memory is returned at once.
+        pinpool::pinned_memory_resource on_stream(pool, nullptr);
+        if (std::pmr::vector<long>(values, &on_stream) != values || pinned.is_equal(on_stream))
+            return 10;
 
         try {
             (void)pool.get(std::size_t{1} << 30);

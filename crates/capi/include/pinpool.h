@@ -13,7 +13,7 @@
  *     // The buffer is reused once that work has completed.
  *     if (pp_put_after_stream(pool, batch, stream) != PP_OK) {
  *         fprintf(stderr, "%s\n", pp_last_error(NULL));
- *         pp_put(pool, batch);   // not reused while work may still use it
+ *         pp_put(pool, batch);   // after this failure, the memory is never reused
  *     }
  *     pp_pool_close(pool);
  *
@@ -64,7 +64,7 @@ typedef enum {
   PP_INVALID_ARGUMENT = 1,
   /** A setting is unknown, invalid or contradicts another. */
   PP_INVALID_SETTING = 2,
-  /** No buffer in use of this pool begins at this address. */
+  /** No buffer in use of this pool begins at this address, or another call for the buffer has not returned. */
   PP_UNKNOWN_POINTER = 3,
   /** The handle is invalid, or its pool was closed. */
   PP_UNKNOWN_POOL = 4,
@@ -85,7 +85,7 @@ typedef enum {
   PP_INTERNAL = 10,
   /** The backend or the CUDA driver is not available on this machine. Retrying does not help. */
   PP_UNAVAILABLE = 11,
-  /** The stream is capturing a graph, and each launch would use the buffer again. Its memory is never reused. */
+  /** The stream is capturing a graph, and its launches may use the buffer at any time. The memory is never reused. */
   PP_CAPTURING = 12,
   /**
    * The event is NULL, the driver reported an invalid stream handle, or no context is current on this thread. Passing
@@ -137,7 +137,7 @@ typedef void (*pp_log_fn)(int level, const char *text, void *user_data);
  *
  * Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw, longjmp or wait for the pool.
  */
-typedef void (*pp_return_fn)(void *ptr, void *user_data);
+typedef void (*pp_release_fn)(void *ptr, void *user_data);
 
 #ifdef __cplusplus
 extern "C" {
@@ -204,12 +204,12 @@ pp_status pp_pool_open(const char *config, pp_pool **pool);
  * partition.
  *
  * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
- * - PP_INVALID_ARGUMENT: `name` is not UTF-8, or `pool` is a partition.
+ * - PP_INVALID_ARGUMENT: `name` is not UTF-8, `max_bytes` is 0, or `pool` is a partition.
  */
 pp_status pp_partition_open(pp_pool *pool, const char *name, uint64_t max_bytes, pp_pool **partition);
 
 /**
- * Closes a pool or a partition: later calls with its handle, except returns and pp_is_pinned, return PP_UNKNOWN_POOL. Running
+ * Closes a pool or a partition: later calls with its handle, except returns, pp_record_stream and pp_is_pinned, return PP_UNKNOWN_POOL. Running
  * calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so join such threads
  * first.
  *
@@ -243,7 +243,7 @@ pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
  * limit serves waiting requests, but `vmm`, `mlock` and `heap` only have addresses for 8 times the first limit (16 GiB to
  * 4 TiB). A partition has its own limit, which releases nothing, and its pool's limit applies as well.
  *
- * - PP_INVALID_ARGUMENT: 0 bytes.
+ * - PP_INVALID_ARGUMENT: `max_bytes` is 0.
  */
 pp_status pp_set_max_bytes(pp_pool *pool, uint64_t max_bytes);
 
@@ -323,32 +323,34 @@ pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
 
 /**
  * Makes the `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any
- * other buffer. Once device work with the buffer has completed, the pool calls `on_return` with `ptr` and `user_data` (NULL is
+ * other buffer. Once device work with the buffer has completed, the pool calls `on_release` with `ptr` and `user_data` (NULL is
  * allowed). pp_is_pinned returns `is_pinned` for the buffer. The bytes do not count towards the limit.
  *
- * `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_return` is called.
+ * `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_release` is called.
  *
  * - PP_INVALID_ARGUMENT: 0 bytes, or a buffer at `ptr` is in use.
  *
- * `on_return` is not called after a failure, nor if the end of the work stays unknown (see pp_put_after_stream).
+ * `on_release` is not called after a failure, nor if the end of the work stays unknown (see pp_put_after_stream).
  */
-pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_pinned, pp_return_fn on_return, void *user_data);
+pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_pinned, pp_release_fn on_release, void *user_data);
 
 /**
  * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
- * If device work may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one of these has failed,
- * pp_put is allowed all the same: the memory is not reused while the end of the work is unknown. Any thread may call this
- * function.
+ * If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one
+ * of these has failed, pp_put is still allowed, but unless a later call with the same stream or event has succeeded, the memory
+ * is never reused (after PP_UNAVAILABLE immediately). Any thread may call this function.
  *
- * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
- *   pp_last_error. Once the address is handed out again, a second return is not detected, and returns the new buffer.
+ * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer, or
+ *   another call for the buffer has not returned; see pp_last_error. Once the address is handed out again, a second return is not detected, and returns the new buffer.
  */
-pp_status pp_put(pp_pool *pool, void *ptr);
+pp_status pp_put(pp_pool *pool,
+                 void *ptr);
 
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is
- * a CUstream or a cudaStream_t. The stream may be destroyed after this call. Its context may be destroyed (cuCtxDestroy) only
- * once the pool has detected the end of the work: call pp_maintain after that end.
+ * a CUstream or a cudaStream_t. The stream may be destroyed after this call. Its context, unless it is a primary context, may be
+ * destroyed (cuCtxDestroy) only after pp_pool_close and the return of every buffer of the pool. Until then another thread may
+ * query the context, even if the work has completed.
  *
  * NULL is always the legacy default stream; code compiled with `--default-stream per-thread` must pass `cudaStreamPerThread`.
  * The legacy stream belongs to the current context, and `cudaStreamPerThread` also to the calling thread. Make this call on the
@@ -362,8 +364,8 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  * - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
  *   on this thread. Passing a destroyed handle is undefined behavior.
  * - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
- * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
- *   pp_last_error.
+ * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer, or
+ *   another call for the buffer has not returned; see pp_last_error.
  *
  * NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer, and pp_put returns it. After
  * PP_CAPTURING, after a NULL event, and after a default stream without a current context, the end of the work stays unknown,
@@ -387,10 +389,20 @@ pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *event);
 
 /**
+ * Records that the work enqueued so far on `stream` uses the buffer at `ptr`, which stays with the caller. After its return, the
+ * pool reuses the memory once this work, too, has completed. For a buffer that several streams use, call this function for each
+ * stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long the context must
+ * live.
+ *
+ * - PP_DEVICE, PP_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
+ */
+pp_status pp_record_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
+
+/**
  * Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. It is 0 with
  * the backends heap and mlock, and for the pageable memory of a full pool (PINPOOL_ON_FULL=pageable).
  *
- * - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
+ * - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`, or another call for the buffer has not returned.
  */
 pp_status pp_is_pinned(pp_pool *pool, const void *ptr, int *is_pinned);
 

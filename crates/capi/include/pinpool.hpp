@@ -9,11 +9,11 @@
  *         cudaMemcpyAsync(device, batch.data(), batch.size(), cudaMemcpyHostToDevice, stream);
  *     }   // its destructor returns the buffer, which is reused once the copy has completed
  *
- *     pinpool::memory_resource pinned(pool);
+ *     pinpool::pinned_memory_resource pinned(pool);
  *     std::pmr::vector<float> values(1024, &pinned);
  *
- * Functions that fail throw pinpool::error, but memory_resource throws std::bad_alloc, and put() and destructors throw nothing. A
- * pool may be used by several threads concurrently; a buffer by one thread at a time.
+ * Functions that fail throw pinpool::error, but pinned_memory_resource throws std::bad_alloc, and put() and destructors throw
+ * nothing. A pool may be used by several threads concurrently; a buffer by one thread at a time.
  */
 #ifndef PINPOOL_HPP
 #define PINPOOL_HPP
@@ -60,14 +60,19 @@ struct handle {
     explicit handle(pp_pool *open) noexcept : pool(open) {}
     handle(const handle &) = delete;
     handle &operator=(const handle &) = delete;
-    ~handle() { pp_pool_close(pool); }
+    ~handle()
+    {
+        if (pool != nullptr)
+            pp_pool_close(pool);
+    }
 };
 
 } // namespace detail
 
 /**
  * A buffer of a pool, which its destructor returns. Call set_stream before the first copy: the memory is then reused once the
- * work on that stream has completed; without it immediately, even while a copy uses it. Empty after a move or a successful put.
+ * work on that stream has completed; without it immediately, even while a copy uses it. If the driver refuses the stream in the
+ * destructor, the memory is never reused: put_after_stream reports this, and can be repeated. Empty after a move or a successful put.
  */
 class [[nodiscard]] buffer {
 public:
@@ -104,12 +109,20 @@ public:
 
     /**
      * Sets the stream (CUstream or cudaStream_t) on which the destructor returns the buffer, also during stack unwinding; replaces
-     * an earlier one. The stream must not be destroyed before the destructor has run. For a default stream, destroy the buffer on
-     * the thread that enqueued the work, with the same device current.
+     * an earlier one. First record work that is enqueued on the earlier stream (record_stream). The stream must not be destroyed
+     * before the destructor has run. For a default stream, destroy the buffer on the thread that enqueued the work, with the same
+     * device current.
      */
     void set_stream(CUstream_st *stream) noexcept { stream_ = stream; }
 
-    /** Returns the buffer to its pool immediately, and ignores the stream of set_stream. No device work may use it any more. */
+    /** Records that the work enqueued so far on `stream` uses the buffer, which is kept; see pp_record_stream. */
+    void record_stream(CUstream_st *stream)
+    {
+        if (data_ != nullptr)
+            detail::check(pp_record_stream(pool_->pool, data_, stream));
+    }
+
+    /** Returns the buffer to its pool immediately, and ignores the stream of set_stream. Only recorded device work may still use it. */
     void put() noexcept
     {
         if (data_ != nullptr)
@@ -171,8 +184,8 @@ private:
 };
 
 /**
- * A pool, shared by its copies. Destroying the last copy, buffer or memory_resource closes it and may wait: pp_pool_close. A
- * moved-from pool or memory_resource may only be destroyed or assigned to.
+ * A pool, shared by its copies. Destroying the last copy, buffer or pinned_memory_resource closes it and may wait: pp_pool_close. A
+ * moved-from pool or pinned_memory_resource may only be destroyed or assigned to.
  */
 class pool {
 public:
@@ -182,9 +195,18 @@ public:
     /** Opens a pool with these settings; see pp_pool_open. */
     explicit pool(const std::string &config) : handle_(std::make_shared<detail::handle>(config.c_str())) {}
 
+    /** Returns a buffer without a stream, for host code: set_stream before a copy. */
     buffer get(std::size_t bytes) const
     {
         return make(bytes, [&](void **data) { return pp_get(handle(), bytes, data); });
+    }
+
+    /** Returns a buffer for copies on `stream`, as if set_stream were called. */
+    buffer get(std::size_t bytes, CUstream_st *stream) const
+    {
+        buffer result = get(bytes);
+        result.set_stream(stream);
+        return result;
     }
 
     buffer get_aligned(std::size_t bytes, std::size_t alignment) const
@@ -216,19 +238,19 @@ public:
         return make(bytes, [&](void **data) { return pp_get_tagged(handle(), bytes, tag.c_str(), data); });
     }
 
-    /** Makes memory that is already pinned a buffer; `on_return` releases it. See pp_adopt. */
-    buffer adopt(void *data, std::size_t bytes, bool is_pinned, pp_return_fn on_return, void *user_data) const
+    /** Makes memory that is already pinned a buffer; `on_release` releases it. See pp_adopt. */
+    buffer adopt(void *data, std::size_t bytes, bool is_pinned, pp_release_fn on_release, void *user_data) const
     {
-        detail::check(pp_adopt(handle(), data, bytes, is_pinned, on_return, user_data));
+        detail::check(pp_adopt(handle(), data, bytes, is_pinned, on_release, user_data));
         return buffer(handle_, data, bytes);
     }
 
     /** Opens a part of the pool with its own limit and wait queue; see pp_partition_open. */
     pool partition(const std::string &name, std::uint64_t max_bytes) const
     {
-        pp_pool *partition = nullptr;
-        detail::check(pp_partition_open(handle(), name.c_str(), max_bytes, &partition));
-        return pool(std::make_shared<detail::handle>(partition));
+        auto partition = std::make_shared<detail::handle>(static_cast<pp_pool *>(nullptr));
+        detail::check(pp_partition_open(handle(), name.c_str(), max_bytes, &partition->pool));
+        return pool(std::move(partition));
     }
 
     void set_max_bytes(std::uint64_t max_bytes) const { detail::check(pp_set_max_bytes(handle(), max_bytes)); }
@@ -263,15 +285,17 @@ private:
 };
 
 /**
- * Pinned memory for std::pmr containers. Throws std::bad_alloc on failure (see pp_last_error). A deallocation is pp_put, which waits
- * for no stream: synchronize every copy from or to the memory before its container frees it, grows or is destroyed.
+ * Pinned memory for std::pmr containers. Throws std::bad_alloc on failure (see pp_last_error). With a
+ * stream, a deallocation is pp_put_after_stream, and if the driver refuses the stream, the memory is never reused. Without one it
+ * is pp_put: synchronize every copy from or to the memory before its container frees it, grows or is destroyed.
  *
  * Each allocation is a separate buffer of at least 4 KiB: suitable for vectors and arenas, not for lists of small nodes (put a
- * std::pmr::unsynchronized_pool_resource in between). Two resources are equal if they use the same pool.
+ * std::pmr::unsynchronized_pool_resource in between). Two resources are equal if they use the same pool and stream.
  */
-class memory_resource : public std::pmr::memory_resource {
+class pinned_memory_resource : public std::pmr::memory_resource {
 public:
-    explicit memory_resource(const pool &pool) : pool_(pool) {}
+    explicit pinned_memory_resource(const pool &pool) : pool_(pool) {}
+    pinned_memory_resource(const pool &pool, CUstream_st *stream) : pool_(pool), stream_(stream) {}
 
 private:
     void *do_allocate(std::size_t bytes, std::size_t alignment) override
@@ -283,15 +307,20 @@ private:
         return data;
     }
 
-    void do_deallocate(void *data, std::size_t, std::size_t) override { pp_put(pool_.handle(), data); }
+    void do_deallocate(void *data, std::size_t, std::size_t) override
+    {
+        if (!stream_ || pp_put_after_stream(pool_.handle(), data, *stream_) != PP_OK)
+            pp_put(pool_.handle(), data);
+    }
 
     bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override
     {
-        const auto *same = dynamic_cast<const memory_resource *>(&other);
-        return same != nullptr && same->pool_.handle() == pool_.handle();
+        const auto *same = dynamic_cast<const pinned_memory_resource *>(&other);
+        return same != nullptr && same->pool_.handle() == pool_.handle() && same->stream_ == stream_;
     }
 
     pool pool_;
+    std::optional<CUstream_st *> stream_;
 };
 
 } // namespace pinpool

@@ -39,7 +39,7 @@ pub(crate) fn is_present() -> bool {
 }
 
 /// Marks the length of a buffer in use as addressable, and the rest of its capacity as not addressable.
-pub(crate) fn begin(buf: &PinnedBuf) {
+pub(crate) fn unpoison(buf: &PinnedBuf) {
     if let Some(sanitizer) = sanitizer() {
         let (start, len) = (buf.as_ptr(), buf.len());
         // SAFETY: these bytes belong to the buffer, and the call changes only the state of the sanitizer.
@@ -51,7 +51,7 @@ pub(crate) fn begin(buf: &PinnedBuf) {
 }
 
 /// Marks the whole capacity of a returned buffer as not addressable.
-pub(crate) fn end(buf: &PinnedBuf) {
+pub(crate) fn poison(buf: &PinnedBuf) {
     if let Some(sanitizer) = sanitizer() {
         // SAFETY: as in `begin`.
         unsafe { (sanitizer.poison)(buf.as_ptr().cast(), buf.capacity()) };

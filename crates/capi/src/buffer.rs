@@ -3,15 +3,17 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::{self, NonNull};
+use std::thread;
 use std::time::Duration;
 
 use pinpool::{PinnedBuf, PinnedBy, Request};
 
-use crate::call::{Failure, call, required, store};
+use crate::call::{Failure, guarded, required, store};
 use crate::handle::pp_pool;
 use crate::pool::text;
-use crate::slots::{self, Call};
+use crate::slots::{self, CallGuard};
 use crate::status::pp_status;
+use crate::table::LookupError;
 
 /// The target of a CUstream of the CUDA driver and of a cudaStream_t of its runtime.
 #[derive(Debug)]
@@ -30,16 +32,16 @@ pub struct CUevent_st {
 fn get(
     pool: *mut pp_pool,
     ptr: *mut *mut c_void,
-    take: impl FnOnce(&Call) -> Result<Option<PinnedBuf>, Failure>,
+    take: impl FnOnce(&CallGuard) -> Result<Option<PinnedBuf>, Failure>,
 ) -> pp_status {
-    call(|| {
+    guarded(|| {
         let place = required(ptr, "ptr")?;
         store(place, ptr::null_mut());
-        let call = slots::enter(pool)?;
-        match take(&call)? {
+        let guard = slots::enter(pool)?;
+        match take(&guard)? {
             None => return Ok(pp_status::PP_NONE_IDLE),
             Some(buf) if buf.is_empty() => {}
-            Some(buf) => store(place, call.table().insert(buf).cast()),
+            Some(buf) => store(place, guard.table().insert(buf).cast()),
         }
         Ok(pp_status::PP_OK)
     })
@@ -61,7 +63,7 @@ fn get(
 /// capi-P1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
-    get(pool, ptr, |call| Ok(Some(call.opened()?.get(bytes)?)))
+    get(pool, ptr, |guard| Ok(Some(guard.requester()?.get(bytes)?)))
 }
 
 /// Allocates as pp_get does, at a multiple of `alignment`.
@@ -79,7 +81,7 @@ pub unsafe extern "C" fn pp_get_aligned(
     alignment: usize,
     ptr: *mut *mut c_void,
 ) -> pp_status {
-    get(pool, ptr, |call| Ok(Some(call.opened()?.get_with(Request::new(bytes).align(alignment))?)))
+    get(pool, ptr, |guard| Ok(Some(guard.requester()?.get_with(Request::new(bytes).align(alignment))?)))
 }
 
 /// Allocates as pp_get does, and counts the buffer under `tag` (UTF-8). Errors, the log and `pinpool top` show how much each
@@ -98,11 +100,11 @@ pub unsafe extern "C" fn pp_get_tagged(
     tag: *const c_char,
     ptr: *mut *mut c_void,
 ) -> pp_status {
-    get(pool, ptr, |call| {
+    get(pool, ptr, |guard| {
         required(tag.cast_mut(), "tag")?;
         // SAFETY: capi-P1.
         let tag = unsafe { text(tag, "tag") }?;
-        Ok(Some(call.pool()?.tagged(tag).get(bytes)?))
+        Ok(Some(guard.pool()?.tagged(tag).get(bytes)?))
     })
 }
 
@@ -122,7 +124,7 @@ pub unsafe extern "C" fn pp_get_within(
     ptr: *mut *mut c_void,
 ) -> pp_status {
     let request = Request::new(bytes).timeout(Duration::from_millis(timeout_ms));
-    get(pool, ptr, |call| Ok(Some(call.opened()?.get_with(request)?)))
+    get(pool, ptr, |guard| Ok(Some(guard.requester()?.get_with(request)?)))
 }
 
 /// Allocates as pp_get does if a buffer of this size class is idle. Pins no memory and does not wait for room. The first call on
@@ -136,17 +138,17 @@ pub unsafe extern "C" fn pp_get_within(
 /// capi-P1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
-    get(pool, ptr, |call| Ok(call.opened()?.try_get(bytes)?))
+    get(pool, ptr, |guard| Ok(guard.requester()?.try_get(bytes)?))
 }
 
 /// Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
 ///
 /// Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw, longjmp or wait for the pool.
-pub type pp_return_fn = Option<unsafe extern "C" fn(ptr: *mut c_void, user_data: *mut c_void)>;
+pub type pp_release_fn = Option<unsafe extern "C" fn(ptr: *mut c_void, user_data: *mut c_void)>;
 
 /// The arguments of pp_adopt that return the memory to its owner.
 struct Adopted {
-    on_return: unsafe extern "C" fn(*mut c_void, *mut c_void),
+    on_release: unsafe extern "C" fn(*mut c_void, *mut c_void),
     ptr: *mut c_void,
     user_data: *mut c_void,
 }
@@ -157,74 +159,75 @@ unsafe impl Send for Adopted {}
 impl Adopted {
     fn release(self) {
         // SAFETY: the caller of pp_adopt permits one call with these pointers, from any thread.
-        unsafe { (self.on_return)(self.ptr, self.user_data) };
+        unsafe { (self.on_release)(self.ptr, self.user_data) };
     }
 }
 
 /// Makes the `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any
-/// other buffer. Once device work with the buffer has completed, the pool calls `on_return` with `ptr` and `user_data` (NULL is
+/// other buffer. Once device work with the buffer has completed, the pool calls `on_release` with `ptr` and `user_data` (NULL is
 /// allowed). pp_is_pinned returns `is_pinned` for the buffer. The bytes do not count towards the limit.
 ///
-/// `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_return` is called.
+/// `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_release` is called.
 ///
 /// - PP_INVALID_ARGUMENT: 0 bytes, or a buffer at `ptr` is in use.
 ///
-/// `on_return` is not called after a failure, nor if the end of the work stays unknown (see pp_put_after_stream).
+/// `on_release` is not called after a failure, nor if the end of the work stays unknown (see pp_put_after_stream).
 ///
 /// # Safety
 ///
-/// The memory is initialized and nothing but the buffer's user uses it until `on_return` is called, which may be from any thread.
+/// The memory is initialized and nothing but the buffer's user uses it until `on_release` is called, which may be from any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_adopt(
     pool: *mut pp_pool,
     ptr: *mut c_void,
     bytes: usize,
     is_pinned: c_int,
-    on_return: pp_return_fn,
+    on_release: pp_release_fn,
     user_data: *mut c_void,
 ) -> pp_status {
-    call(|| {
+    guarded(|| {
         let start = required(ptr.cast::<u8>(), "ptr")?;
-        let on_return = on_return.ok_or_else(|| Failure::argument("the argument `on_return` is NULL"))?;
+        let on_release = on_release.ok_or_else(|| Failure::argument("the argument `on_release` is NULL"))?;
         if bytes == 0 {
             return Err(Failure::argument("the argument `bytes` is 0: there is nothing to adopt"));
         }
-        let call = slots::enter(pool)?;
-        let (pool, table) = (call.pool()?, call.table());
-        if !table.begin_adoption(ptr.addr()) {
+        let guard = slots::enter(pool)?;
+        let (pool, table) = (guard.pool()?, guard.table());
+        if !table.reserve_entry(ptr.addr()) {
             return Err(Failure::argument(format!("a buffer at {ptr:p} is in use: return it first")));
         }
-        let (memory, adopted) = (NonNull::slice_from_raw_parts(start, bytes), Adopted { on_return, ptr, user_data });
+        let (memory, adopted) = (NonNull::slice_from_raw_parts(start, bytes), Adopted { on_release, ptr, user_data });
         // SAFETY: the caller's promise covers the contract of `adopt`.
         let buf =
             unsafe { pool.adopt(memory, (is_pinned != 0).then_some(PinnedBy::Driver), move || adopted.release()) };
-        table.cancel_return(buf.inspect_err(|_| table.finish_return(ptr.addr()))?);
+        table.put_back(buf.inspect_err(|_| table.remove_entry(ptr.addr()))?);
         Ok(pp_status::PP_OK)
     })
 }
 
 /// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
-/// If device work may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one of these has failed,
-/// pp_put is allowed all the same: the memory is not reused while the end of the work is unknown. Any thread may call this
-/// function.
+/// If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one
+/// of these has failed, pp_put is still allowed, but unless a later call with the same stream or event has succeeded, the memory
+/// is never reused (after PP_UNAVAILABLE immediately). Any thread may call this function.
 ///
-/// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
-///   pp_last_error. Once the address is handed out again, a second return is not detected, and returns the new buffer.
+/// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer, or
+///   another call for the buffer has not returned; see pp_last_error. Once the address is handed out again, a second return is not detected, and returns the new buffer.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
-    call(|| {
+    guarded(|| {
         let buffers = slots::buffers_of(pool)?;
         if !ptr.is_null() {
             let buf = buffers.table().remove(ptr.addr());
-            drop(buf.map_err(|why| buffers.unknown(ptr.addr(), &why))?);
+            drop(buf.map_err(|why| buffers.unknown_pointer(ptr.addr(), &why))?);
         }
         Ok(pp_status::PP_OK)
     })
 }
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is
-/// a CUstream or a cudaStream_t. The stream may be destroyed after this call. Its context may be destroyed (cuCtxDestroy) only
-/// once the pool has detected the end of the work: call pp_maintain after that end.
+/// a CUstream or a cudaStream_t. The stream may be destroyed after this call. Its context, unless it is a primary context, may be
+/// destroyed (cuCtxDestroy) only after pp_pool_close and the return of every buffer of the pool. Until then another thread may
+/// query the context, even if the work has completed.
 ///
 /// NULL is always the legacy default stream; code compiled with `--default-stream per-thread` must pass `cudaStreamPerThread`.
 /// The legacy stream belongs to the current context, and `cudaStreamPerThread` also to the calling thread. Make this call on the
@@ -238,8 +241,8 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
 ///   on this thread. Passing a destroyed handle is undefined behavior.
 /// - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
-/// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
-///   pp_last_error.
+/// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer, or
+///   another call for the buffer has not returned; see pp_last_error.
 ///
 /// NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer, and pp_put returns it. After
 /// PP_CAPTURING, after a NULL event, and after a default stream without a current context, the end of the work stays unknown,
@@ -257,7 +260,7 @@ pub unsafe extern "C" fn pp_put_after_stream(
     stream: *mut CUstream_st,
 ) -> pp_status {
     // SAFETY: the caller promises that the stream is alive.
-    put_recorded(pool, ptr, |buf| unsafe { buf.record_stream(stream.cast()) })
+    record(pool, ptr, true, |buf| unsafe { buf.record_stream(stream.cast()) })
 }
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
@@ -276,34 +279,58 @@ pub unsafe extern "C" fn pp_put_after_stream(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
     // SAFETY: the caller promises that the event is alive.
-    put_recorded(pool, ptr, |buf| unsafe { buf.record_event(event.cast()) })
+    record(pool, ptr, true, |buf| unsafe { buf.record_event(event.cast()) })
 }
 
-/// Returns the buffer at `ptr` to its pool after `record` has recorded the work that uses it.
-fn put_recorded(
+/// Records that the work enqueued so far on `stream` uses the buffer at `ptr`, which stays with the caller. After its return, the
+/// pool reuses the memory once this work, too, has completed. For a buffer that several streams use, call this function for each
+/// stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long the context must
+/// live.
+///
+/// - PP_DEVICE, PP_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
+///
+/// # Safety
+///
+/// The stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_record_stream(pool: *mut pp_pool, ptr: *mut c_void, stream: *mut CUstream_st) -> pp_status {
+    // SAFETY: the caller promises that the stream is alive.
+    record(pool, ptr, false, |buf| unsafe { buf.record_stream(stream.cast()) })
+}
+
+/// Calls `record_work` with the buffer at `ptr`, and then returns the buffer to its pool if `returns`. After a failure the caller
+/// keeps the buffer.
+fn record(
     pool: *mut pp_pool,
     ptr: *mut c_void,
-    record: impl FnOnce(&mut PinnedBuf) -> pinpool::Result<()>,
+    returns: bool,
+    record_work: impl FnOnce(&mut PinnedBuf) -> pinpool::Result<()>,
 ) -> pp_status {
-    call(|| {
+    guarded(|| {
         let buffers = slots::buffers_of(pool)?;
         if ptr.is_null() {
             return Ok(pp_status::PP_OK);
         }
         let (table, address) = (buffers.table(), ptr.addr());
-        let mut buf = table.begin_return(address).map_err(|why| buffers.unknown(address, &why))?;
-        let recorded = catch_unwind(AssertUnwindSafe(|| record(&mut buf))).unwrap_or_else(|panic| {
+        let mut buf = loop {
+            match table.take(address, returns) {
+                // Another thread records its stream. Without a record here, a later return would free the memory during a copy.
+                Err(LookupError::Busy) if !returns => thread::sleep(Duration::from_micros(20)),
+                taken => break taken.map_err(|why| buffers.unknown_pointer(address, &why))?,
+            }
+        };
+        let recorded = catch_unwind(AssertUnwindSafe(|| record_work(&mut buf))).unwrap_or_else(|panic| {
             // It is unknown which work uses the buffer, so its memory is never reused.
             std::mem::forget(std::mem::take(&mut buf));
-            table.finish_return(address);
+            table.remove_entry(address);
             resume_unwind(panic)
         });
-        if let Err(error) = recorded {
-            table.cancel_return(buf);
-            return Err(error.into());
+        if recorded.is_err() || !returns {
+            table.put_back(buf);
+            return Ok(recorded.map(|()| pp_status::PP_OK)?);
         }
         // Remove the table entry first: after the drop another thread may get the same address.
-        table.finish_return(address);
+        table.remove_entry(address);
         drop(buf);
         Ok(pp_status::PP_OK)
     })
@@ -312,20 +339,20 @@ fn put_recorded(
 /// Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. It is 0 with
 /// the backends heap and mlock, and for the pageable memory of a full pool (PINPOOL_ON_FULL=pageable).
 ///
-/// - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`.
+/// - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`, or another call for the buffer has not returned.
 ///
 /// # Safety
 ///
 /// capi-P1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_is_pinned(pool: *mut pp_pool, ptr: *const c_void, is_pinned: *mut c_int) -> pp_status {
-    call(|| {
+    guarded(|| {
         let place = required(is_pinned, "is_pinned")?;
         store(place, 0);
         let buffers = slots::buffers_of(pool)?;
         let address = required(ptr.cast_mut(), "ptr")?.addr().get();
         let found = buffers.table().with(address, |buf| buf.pinned_by() == Some(PinnedBy::Driver));
-        store(place, found.map_err(|why| buffers.unknown(address, &why))?.into());
+        store(place, found.map_err(|why| buffers.unknown_pointer(address, &why))?.into());
         Ok(pp_status::PP_OK)
     })
 }
@@ -342,7 +369,7 @@ mod tests {
         let opened = unsafe { pp_pool_open(c"backend=heap".as_ptr(), &raw mut pool) };
         // SAFETY: as above.
         assert_eq!([opened, unsafe { pp_get(pool, 4096, &raw mut held) }], [pp_status::PP_OK; 2]);
-        assert_eq!(put_recorded(pool, held, |_| panic!("in a call")), pp_status::PP_INTERNAL);
+        assert_eq!(record(pool, held, true, |_| panic!("in a call")), pp_status::PP_INTERNAL);
         // SAFETY: as above.
         assert!(unsafe { pp_get(pool, 4096, &raw mut next) } == pp_status::PP_OK && next != held);
         assert_eq!([pp_put(pool, next), pp_pool_close(pool)], [pp_status::PP_OK; 2]);

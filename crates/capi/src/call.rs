@@ -37,7 +37,7 @@ thread_local! {
 
 /// Runs the body of a C function. Stores a failure or a panic as the last error of this thread, and returns the status.
 #[inline]
-pub(crate) fn call(run: impl FnOnce() -> Result<pp_status, Failure>) -> pp_status {
+pub(crate) fn guarded(run: impl FnOnce() -> Result<pp_status, Failure>) -> pp_status {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(status)) => status,
         Ok(Err(failure)) => keep(failure),
@@ -115,16 +115,16 @@ mod tests {
 
     #[test]
     fn a_panic_ends_in_the_call_and_is_a_status_with_its_text() {
-        assert_eq!(call(|| panic!("number {}", 7)), pp_status::PP_INTERNAL);
+        assert_eq!(guarded(|| panic!("number {}", 7)), pp_status::PP_INTERNAL);
         assert!(last_text().ends_with("number 7"), "{}", last_text());
-        assert_eq!(call(|| std::panic::panic_any(7)), pp_status::PP_INTERNAL);
+        assert_eq!(guarded(|| std::panic::panic_any(7)), pp_status::PP_INTERNAL);
         assert!(last_text().ends_with("no message"), "{}", last_text());
-        assert_eq!(call(|| Ok(pp_status::PP_OK)), pp_status::PP_OK);
+        assert_eq!(guarded(|| Ok(pp_status::PP_OK)), pp_status::PP_OK);
     }
 
     #[test]
     fn a_text_with_a_nul_byte_is_not_cut_there() {
-        assert_eq!(call(|| Err(Failure::argument("a\0b"))), pp_status::PP_INVALID_ARGUMENT);
+        assert_eq!(guarded(|| Err(Failure::argument("a\0b"))), pp_status::PP_INVALID_ARGUMENT);
         assert_eq!(last_text(), "ab");
     }
 }

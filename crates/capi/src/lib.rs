@@ -44,7 +44,7 @@ mod version;
 
 pub use buffer::{
     CUevent_st, CUstream_st, pp_adopt, pp_get, pp_get_aligned, pp_get_tagged, pp_get_within, pp_is_pinned, pp_put,
-    pp_put_after_event, pp_put_after_stream, pp_return_fn, pp_try_get,
+    pp_put_after_event, pp_put_after_stream, pp_record_stream, pp_release_fn, pp_try_get,
 };
 pub use call::pp_last_error;
 pub use handle::pp_pool;

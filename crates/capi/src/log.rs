@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
-use crate::call::{Failure, call, text_for_c};
+use crate::call::{Failure, guarded, text_for_c};
 use crate::status::pp_status;
 
 /// Levels of log lines. Each level includes those above it in this list.
@@ -145,10 +145,10 @@ fn filter(level: c_int) -> Option<LevelFilter> {
 ///
 /// # Safety
 ///
-/// `callback` may be called with `user_data` from any thread until it is replaced as said above.
+/// `callback` may be called with `user_data` from any thread until another call has replaced it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_set_log(callback: pp_log_fn, user_data: *mut c_void, level: c_int) -> pp_status {
-    call(|| {
+    guarded(|| {
         let levels = "0 (PP_LOG_OFF) to 5 (PP_LOG_TRACE)";
         let no_level = || Failure::argument(format!("the argument `level` is {level}; the levels are {levels}"));
         let filter = filter(level).ok_or_else(no_level)?;

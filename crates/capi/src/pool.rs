@@ -5,10 +5,10 @@ use std::ptr::{self, NonNull};
 
 use pinpool::Limit;
 
-use crate::call::{Failure, call, required, store, text_for_c};
+use crate::call::{Failure, guarded, required, store, text_for_c};
 use crate::config;
 use crate::handle::pp_pool;
-use crate::slots::{self, Opened};
+use crate::slots::{self, PoolOrPartition};
 use crate::status::pp_status;
 
 /// Opens a pool and stores its handle in `pool`. Close it with pp_pool_close.
@@ -40,14 +40,14 @@ use crate::status::pp_status;
 /// capi-P1; `config` is null or ends in 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_pool) -> pp_status {
-    call(|| {
+    guarded(|| {
         let place = required(pool, "pool")?;
         store(place, ptr::null_mut());
         // SAFETY: capi-P1.
         let config = if config.is_null() { "" } else { unsafe { text(config, "config") }? };
         let opened = config::builder(config)?.build()?;
         let zero = opened.config().zero;
-        store(place, slots::open(Opened::Pool(opened), zero)?);
+        store(place, slots::open(PoolOrPartition::Pool(opened), zero)?);
         Ok(pp_status::PP_OK)
     })
 }
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 /// partition.
 ///
 /// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
-/// - PP_INVALID_ARGUMENT: `name` is not UTF-8, or `pool` is a partition.
+/// - PP_INVALID_ARGUMENT: `name` is not UTF-8, `max_bytes` is 0, or `pool` is a partition.
 ///
 /// # Safety
 ///
@@ -70,15 +70,15 @@ pub unsafe extern "C" fn pp_partition_open(
     max_bytes: u64,
     partition: *mut *mut pp_pool,
 ) -> pp_status {
-    call(|| {
+    guarded(|| {
         let place = required(partition, "partition")?;
         store(place, ptr::null_mut());
         required(name.cast_mut(), "name")?;
         // SAFETY: capi-P1.
         let name = unsafe { text(name, "name") }?;
-        let call = slots::enter(pool)?;
-        let opened = Opened::Partition(call.pool()?.partition(name, limit(max_bytes))?);
-        store(place, slots::open(opened, call.pool()?.config().zero)?);
+        let guard = slots::enter(pool)?;
+        let opened = PoolOrPartition::Partition(guard.pool()?.partition(name, limit(max_bytes)?)?);
+        store(place, slots::open(opened, guard.pool()?.config().zero)?);
         Ok(pp_status::PP_OK)
     })
 }
@@ -86,8 +86,12 @@ pub unsafe extern "C" fn pp_partition_open(
 /// No limit, for pp_partition_open and pp_set_max_bytes.
 pub const PP_NO_LIMIT: u64 = u64::MAX;
 
-fn limit(max_bytes: u64) -> Limit {
-    if max_bytes == PP_NO_LIMIT { Limit::Unlimited } else { Limit::Bytes(max_bytes) }
+fn limit(max_bytes: u64) -> Result<Limit, Failure> {
+    match max_bytes {
+        0 => Err(Failure::argument("max_bytes=0: every request would fail")),
+        PP_NO_LIMIT => Ok(Limit::Unlimited),
+        _ => Ok(Limit::Bytes(max_bytes)),
+    }
 }
 
 /// Returns the argument `name` as text, or fails if it is not UTF-8.
@@ -101,7 +105,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
     text.to_str().map_err(|error| Failure::argument(format!("the argument `{name}` is not UTF-8: {error}")))
 }
 
-/// Closes a pool or a partition: later calls with its handle, except returns and pp_is_pinned, return PP_UNKNOWN_POOL. Running
+/// Closes a pool or a partition: later calls with its handle, except returns, pp_record_stream and pp_is_pinned, return PP_UNKNOWN_POOL. Running
 /// calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so join such threads
 /// first.
 ///
@@ -115,7 +119,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
 /// libraries. May be called from a log callback. A process may exit without closing its pools.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
-    call(|| slots::close(pool).map(|()| pp_status::PP_OK))
+    guarded(|| slots::close(pool).map(|()| pp_status::PP_OK))
 }
 
 /// Pins `bytes` and keeps them until the pool ends. With PINPOOL_RESERVE_WAIT=0 most of them are pinned in the background.
@@ -128,9 +132,9 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
 ///   reserve and returns PP_OK.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
-    call(|| {
-        let call = slots::enter(pool)?;
-        call.pool()?.reserve(bytes)?;
+    guarded(|| {
+        let guard = slots::enter(pool)?;
+        guard.pool()?.reserve(bytes)?;
         Ok(pp_status::PP_OK)
     })
 }
@@ -141,16 +145,14 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 /// limit serves waiting requests, but `vmm`, `mlock` and `heap` only have addresses for 8 times the first limit (16 GiB to
 /// 4 TiB). A partition has its own limit, which releases nothing, and its pool's limit applies as well.
 ///
-/// - PP_INVALID_ARGUMENT: 0 bytes.
+/// - PP_INVALID_ARGUMENT: `max_bytes` is 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_status {
-    call(|| {
-        if max_bytes == 0 {
-            return Err(Failure::argument("max_bytes=0: every request would fail; pp_trim releases idle memory"));
-        }
+    guarded(|| {
+        let max_bytes = limit(max_bytes)?;
         match slots::enter(pool)?.opened()? {
-            Opened::Pool(pool) => pool.set_max_bytes(limit(max_bytes))?,
-            Opened::Partition(partition) => partition.set_max_bytes(limit(max_bytes))?,
+            PoolOrPartition::Pool(pool) => pool.set_max_bytes(max_bytes)?,
+            PoolOrPartition::Partition(partition) => partition.set_max_bytes(max_bytes)?,
         }
         Ok(pp_status::PP_OK)
     })
@@ -160,7 +162,7 @@ pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_sta
 /// use nor reserves. A slow call, which under `register` and `cuda` waits for all work of the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
-    call(|| {
+    guarded(|| {
         slots::enter(pool)?.pool()?.trim(to_bytes);
         Ok(pp_status::PP_OK)
     })
@@ -169,7 +171,7 @@ pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
 /// Releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests, returns and evictions.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
-    call(|| {
+    guarded(|| {
         slots::enter(pool)?.pool()?.clear();
         Ok(pp_status::PP_OK)
     })
@@ -179,7 +181,7 @@ pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
 /// Call it periodically with `maintenance_thread=0`.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
-    call(|| {
+    guarded(|| {
         slots::enter(pool)?.pool()?.maintain();
         Ok(pp_status::PP_OK)
     })
@@ -195,12 +197,12 @@ pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
 /// capi-P1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_char) -> pp_status {
-    call(|| {
+    guarded(|| {
         let place = required(json, "json")?;
         store(place, ptr::null_mut());
         let stats = match slots::enter(pool)?.opened()? {
-            Opened::Pool(pool) => pool.stats(),
-            Opened::Partition(partition) => partition.stats(),
+            PoolOrPartition::Pool(pool) => pool.stats(),
+            PoolOrPartition::Partition(partition) => partition.stats(),
         };
         let failed = |error| Failure::new(pp_status::PP_INTERNAL, format!("no statistics as JSON: {error}"));
         let text = serde_json::to_string(&stats).map_err(failed)?;

@@ -21,14 +21,14 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use crossbeam_utils::CachePadded;
-use pinpool::{Partition, PinnedBuf, Pool, Request};
+use pinpool::{Partition, Pool};
 use pinpool_os::fork::ForkGeneration;
 
 use crate::call::Failure;
 use crate::handle::pp_pool;
 use crate::state::{Phase, State};
 use crate::status::pp_status;
-use crate::table::{Table, Unknown};
+use crate::table::{LookupError, Table};
 
 /// Number of low bits of a handle that contain the number of its slot.
 const NUMBER_BITS: u32 = 12;
@@ -40,33 +40,9 @@ static SLOTS: [AtomicPtr<Slot>; POOLS_MAX] = [const { AtomicPtr::new(ptr::null_m
 
 /// The object that a handle names.
 #[derive(Debug)]
-pub(crate) enum Opened {
+pub(crate) enum PoolOrPartition {
     Pool(Pool),
     Partition(Partition),
-}
-
-impl Opened {
-    #[inline]
-    pub(crate) fn get(&self, bytes: usize) -> pinpool::Result<PinnedBuf> {
-        match self {
-            Self::Pool(pool) => pool.get(bytes),
-            Self::Partition(partition) => partition.get(bytes),
-        }
-    }
-
-    pub(crate) fn get_with(&self, request: Request) -> pinpool::Result<PinnedBuf> {
-        match self {
-            Self::Pool(pool) => pool.get_with(request),
-            Self::Partition(partition) => partition.get_with(request),
-        }
-    }
-
-    pub(crate) fn try_get(&self, bytes: usize) -> pinpool::Result<Option<PinnedBuf>> {
-        match self {
-            Self::Pool(pool) => pool.try_get(bytes),
-            Self::Partition(partition) => partition.try_get(bytes),
-        }
-    }
 }
 
 /// A slot, which contains at most one pool or partition at a time.
@@ -74,7 +50,7 @@ pub(crate) struct Slot {
     state: State,
     /// The fork generation in which the pool was opened.
     forks: AtomicU32,
-    pool: UnsafeCell<Option<Opened>>,
+    pool: UnsafeCell<Option<PoolOrPartition>>,
     calls: [CachePadded<AtomicUsize>; COUNTERS],
     table: Table,
 }
@@ -82,25 +58,34 @@ pub(crate) struct Slot {
 // SAFETY: the pool is `Send` and `Sync`, and only one thread at a time writes to its cell (slots-I1).
 unsafe impl Sync for Slot {}
 
-/// A counted call on an open pool. The pool does not end before the `Call` is dropped.
-pub(crate) struct Call {
+/// A counted call on an open pool. The pool does not end before the `CallGuard` is dropped.
+pub(crate) struct CallGuard {
     slot: &'static Slot,
     counter: &'static AtomicUsize,
 }
 
-impl Call {
+impl CallGuard {
     #[inline]
-    pub(crate) fn opened(&self) -> Result<&Opened, Failure> {
+    pub(crate) fn opened(&self) -> Result<&PoolOrPartition, Failure> {
         // SAFETY: slots-I1: this call is counted and has seen Open.
         let opened = unsafe { &*self.slot.pool.get() };
         opened.as_ref().ok_or_else(|| Failure::new(pp_status::PP_INTERNAL, "an open handle without a pool"))
     }
 
+    /// Returns the pool or partition, for requests.
+    #[inline]
+    pub(crate) fn requester(&self) -> Result<&Pool, Failure> {
+        self.opened().map(|opened| match opened {
+            PoolOrPartition::Pool(pool) => pool,
+            PoolOrPartition::Partition(partition) => partition.as_pool(),
+        })
+    }
+
     /// Returns the pool, or fails if the handle names a partition.
     pub(crate) fn pool(&self) -> Result<&Pool, Failure> {
         match self.opened()? {
-            Opened::Pool(pool) => Ok(pool),
-            Opened::Partition(partition) => {
+            PoolOrPartition::Pool(pool) => Ok(pool),
+            PoolOrPartition::Partition(partition) => {
                 let why = format!("`{}` is a partition: call this with the handle of its pool", partition.name());
                 Err(Failure::new(pp_status::PP_INVALID_ARGUMENT, why))
             }
@@ -112,7 +97,7 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for CallGuard {
     #[inline]
     fn drop(&mut self) {
         self.slot.leave(self.counter);
@@ -143,9 +128,9 @@ fn resolve(handle: *const pp_pool) -> Result<(&'static Slot, usize), Failure> {
         return Err(Failure::argument("the argument `pool` is NULL"));
     }
     // SAFETY: the pointer is null, or points to a slot that is never freed and that was published by the exchange in `slot`.
-    let slot = unsafe { SLOTS[number].load(Ordering::Acquire).as_ref() }.ok_or_else(|| unknown(handle))?;
+    let slot = unsafe { SLOTS[number].load(Ordering::Acquire).as_ref() }.ok_or_else(|| unknown_pool(handle))?;
     if slot.state.generation() != generation {
-        return Err(unknown(handle));
+        return Err(unknown_pool(handle));
     }
     if slot.forks.load(Ordering::Relaxed) != forks() {
         let why = "the pool belongs to the process that forked this one, which inherits neither memory nor devices: open a \
@@ -156,20 +141,20 @@ fn resolve(handle: *const pp_pool) -> Result<(&'static Slot, usize), Failure> {
 }
 
 #[cold]
-fn unknown(handle: *const pp_pool) -> Failure {
+fn unknown_pool(handle: *const pp_pool) -> Failure {
     let text = format!("pool {handle:p}: closed already, or not a handle; pp_pool_open returns one");
     Failure::new(pp_status::PP_UNKNOWN_POOL, text)
 }
 
 /// Begins a call on a pool. Fails if the pool is not open.
 #[inline]
-pub(crate) fn enter(handle: *const pp_pool) -> Result<Call, Failure> {
+pub(crate) fn enter(handle: *const pp_pool) -> Result<CallGuard, Failure> {
     let (slot, generation) = resolve(handle)?;
     let counter = &*slot.calls[counter_number()];
     counter.fetch_add(1, Ordering::SeqCst);
-    // Dropping the `Call` decrements the counter.
-    let call = Call { slot, counter };
-    if slot.state.is(generation, Phase::Open) { Ok(call) } else { Err(unknown(handle)) }
+    // Dropping the `CallGuard` decrements the counter.
+    let call = CallGuard { slot, counter };
+    if slot.state.is(generation, Phase::Open) { Ok(call) } else { Err(unknown_pool(handle)) }
 }
 
 /// Returns the buffers of a pool that is open, or closed with buffers in use. Dropping the result after the return of the
@@ -177,7 +162,7 @@ pub(crate) fn enter(handle: *const pp_pool) -> Result<Call, Failure> {
 #[inline]
 pub(crate) fn buffers_of(handle: *const pp_pool) -> Result<Buffers, Failure> {
     let (slot, generation) = resolve(handle)?;
-    if slot.state.is(generation, Phase::Free) { Err(unknown(handle)) } else { Ok(Buffers { slot, generation }) }
+    if slot.state.is(generation, Phase::Free) { Err(unknown_pool(handle)) } else { Ok(Buffers { slot, generation }) }
 }
 
 /// The buffers in use of a pool.
@@ -193,14 +178,16 @@ impl Buffers {
 
     /// Returns the failure of a call that passed `address`, for which the table returned `why`.
     #[cold]
-    pub(crate) fn unknown(&self, address: usize, why: &Unknown) -> Failure {
+    pub(crate) fn unknown_pointer(&self, address: usize, why: &LookupError) -> Failure {
         let why = match why {
-            Unknown::Returning => "another call is returning this buffer".to_owned(),
-            Unknown::Inside(start, len) => {
+            LookupError::Busy => "another call for this buffer has not returned".to_owned(),
+            LookupError::Inside(start, len) => {
                 format!("inside the buffer at {start:#x} of {len}B; pass that address")
             }
-            Unknown::Nowhere if self.is_in_another_pool(address) => "another pool's buffer; return it there".to_owned(),
-            Unknown::Nowhere => "not from this pool, or already returned".to_owned(),
+            LookupError::Nowhere if self.is_in_another_pool(address) => {
+                "another pool's buffer; return it there".to_owned()
+            }
+            LookupError::Nowhere => "not from this pool, or already returned".to_owned(),
         };
         Failure::new(pp_status::PP_UNKNOWN_POINTER, format!("{address:#x}: {why}"))
     }
@@ -209,7 +196,7 @@ impl Buffers {
         let forks = forks();
         let mut others =
             all().filter(|other| !ptr::eq(*other, self.slot) && other.forks.load(Ordering::Relaxed) == forks);
-        others.any(|other| other.table.inside(address) != Unknown::Nowhere)
+        others.any(|other| other.table.inside(address) != LookupError::Nowhere)
     }
 }
 
@@ -231,7 +218,7 @@ fn all() -> impl Iterator<Item = &'static Slot> {
 }
 
 /// Stores a pool or a partition in a free slot and returns its handle. `zero` says whether the pool clears returned buffers.
-pub(crate) fn open(opened: Opened, zero: bool) -> Result<*mut pp_pool, Failure> {
+pub(crate) fn open(opened: PoolOrPartition, zero: bool) -> Result<*mut pp_pool, Failure> {
     let claimed = (0..POOLS_MAX).find_map(|number| {
         let slot = slot(number)?;
         Some((number, slot, slot.state.claim()?))
@@ -262,7 +249,7 @@ fn slot(number: usize) -> Option<&'static Slot> {
 pub(crate) fn close(handle: *const pp_pool) -> Result<(), Failure> {
     let (slot, generation) = resolve(handle)?;
     if !slot.state.change(generation, Phase::Open, Phase::Closed) {
-        return Err(unknown(handle));
+        return Err(unknown_pool(handle));
     }
     slot.end_if_unused(generation);
     Ok(())
@@ -280,7 +267,7 @@ impl Slot {
     }
 
     /// Stores `opened` under the generation that this thread claimed.
-    fn begin(&self, generation: usize, opened: Opened, zero: bool) {
+    fn begin(&self, generation: usize, opened: PoolOrPartition, zero: bool) {
         self.table.begin(zero);
         // SAFETY: slots-I1: this thread claimed the slot.
         unsafe { *self.pool.get() = Some(opened) };
@@ -340,7 +327,7 @@ mod tests {
     fn opened(slot: &Slot) -> usize {
         let generation = slot.state.claim().unwrap();
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
-        slot.begin(generation, Opened::Pool(pool), false);
+        slot.begin(generation, PoolOrPartition::Pool(pool), false);
         generation
     }
 
@@ -352,7 +339,7 @@ mod tests {
     /// Takes a buffer from the slot's pool and returns its address.
     fn got(slot: &Slot) -> usize {
         // SAFETY: slots-I1: no other thread uses this slot.
-        let Some(Opened::Pool(pool)) = (unsafe { &*slot.pool.get() }) else { panic!("a slot without a pool") };
+        let Some(PoolOrPartition::Pool(pool)) = (unsafe { &*slot.pool.get() }) else { panic!("a slot without a pool") };
         let buf = pool.get(4096).unwrap();
         slot.table.insert(buf).addr()
     }

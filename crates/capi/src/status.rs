@@ -19,7 +19,7 @@ pub enum pp_status {
     PP_INVALID_ARGUMENT = 1,
     /// A setting is unknown, invalid or contradicts another.
     PP_INVALID_SETTING = 2,
-    /// No buffer in use of this pool begins at this address.
+    /// No buffer in use of this pool begins at this address, or another call for the buffer has not returned.
     PP_UNKNOWN_POINTER = 3,
     /// The handle is invalid, or its pool was closed.
     PP_UNKNOWN_POOL = 4,
@@ -38,7 +38,7 @@ pub enum pp_status {
     PP_INTERNAL = 10,
     /// The backend or the CUDA driver is not available on this machine. Retrying does not help.
     PP_UNAVAILABLE = 11,
-    /// The stream is capturing a graph, and each launch would use the buffer again. Its memory is never reused.
+    /// The stream is capturing a graph, and its launches may use the buffer at any time. The memory is never reused.
     PP_CAPTURING = 12,
     /// The event is NULL, the driver reported an invalid stream handle, or no context is current on this thread. Passing
     /// a destroyed handle is undefined behavior.
@@ -79,7 +79,7 @@ pub extern "C" fn pp_status_name(status: c_int) -> *const c_char {
 /// Returns the code for an error of the library.
 pub(crate) fn of_error(error: &Error) -> pp_status {
     match () {
-        () if error.is_handle() => pp_status::PP_INVALID_HANDLE,
+        () if error.is_invalid_handle() => pp_status::PP_INVALID_HANDLE,
         () if error.is_invalid_request() => pp_status::PP_INVALID_ARGUMENT,
         () if error.is_setting() => pp_status::PP_INVALID_SETTING,
         () if error.is_limit() => pp_status::PP_LIMIT,

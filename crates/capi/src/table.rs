@@ -22,8 +22,8 @@ type Shard = HashMap<usize, InUse, ByAddress>;
 #[derive(Debug)]
 enum InUse {
     Held(PinnedBuf, Owner),
-    /// A thread is adopting the buffer, or returning it after a stream or an event. Either call may fail.
-    Returning(Owner),
+    /// A thread is adopting the buffer, recording work on it, or returning it after a stream or an event. Each call may fail.
+    Busy(Owner),
 }
 
 /// The owner of a buffer's memory.
@@ -36,9 +36,9 @@ pub(crate) enum Owner {
 
 /// The reason that a call cannot use the buffer at an address.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Unknown {
-    /// Another thread is adopting or returning the buffer.
-    Returning,
+pub(crate) enum LookupError {
+    /// Another thread is adopting the buffer, recording work on it, or returning it.
+    Busy,
     /// The address lies inside a buffer, which has this start and this length.
     Inside(usize, usize),
     Nowhere,
@@ -78,7 +78,7 @@ impl Table {
     #[inline]
     pub(crate) fn insert(&self, mut buf: PinnedBuf) -> *mut u8 {
         if self.marks(Owner::Pool) {
-            asan::begin(&buf);
+            asan::unpoison(&buf);
         }
         let start = buf.as_mut_ptr();
         let replaced = locked(self.shard(start.addr())).insert(start.addr(), InUse::Held(buf, Owner::Pool));
@@ -89,19 +89,19 @@ impl Table {
 
     /// Removes the buffer at this address.
     #[inline]
-    pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, Unknown> {
+    pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, LookupError> {
         let mut shard = locked(self.shard(address));
         match shard.entry(address) {
             Entry::Occupied(entry) if matches!(entry.get(), InUse::Held(..)) => match entry.remove() {
                 InUse::Held(buf, owner) => {
                     if self.marks(owner) {
-                        asan::end(&buf);
+                        asan::poison(&buf);
                     }
                     Ok(buf)
                 }
-                InUse::Returning(_) => Err(Unknown::Returning),
+                InUse::Busy(_) => Err(LookupError::Busy),
             },
-            Entry::Occupied(_) => Err(Unknown::Returning),
+            Entry::Occupied(_) => Err(LookupError::Busy),
             Entry::Vacant(_) => {
                 drop(shard);
                 Err(self.inside(address))
@@ -110,55 +110,56 @@ impl Table {
     }
 
     /// Reserves the entry for memory that is being adopted. Returns whether no buffer in use begins at this address.
-    /// Afterwards the caller calls `cancel_return` if the adoption succeeds, or `finish_return` if it fails.
-    pub(crate) fn begin_adoption(&self, address: usize) -> bool {
+    /// Afterwards the caller calls `put_back` if the adoption succeeds, or `remove_entry` if it fails.
+    pub(crate) fn reserve_entry(&self, address: usize) -> bool {
         let mut shard = locked(self.shard(address));
         let Entry::Vacant(place) = shard.entry(address) else { return false };
-        place.insert(InUse::Returning(Owner::Program));
+        place.insert(InUse::Busy(Owner::Program));
         true
     }
 
-    /// Takes the buffer at this address and leaves its entry. Afterwards the caller calls `finish_return` or `cancel_return`.
-    pub(crate) fn begin_return(&self, address: usize) -> Result<PinnedBuf, Unknown> {
+    /// Takes the buffer at this address and leaves its entry. Afterwards the caller calls `remove_entry` or `put_back`. Until then
+    /// AddressSanitizer reports accesses if this `is_return`.
+    pub(crate) fn take(&self, address: usize, is_return: bool) -> Result<PinnedBuf, LookupError> {
         let mut shard = locked(self.shard(address));
         let Some(out) = shard.get_mut(&address) else {
             drop(shard);
             return Err(self.inside(address));
         };
-        let (InUse::Held(_, owner) | InUse::Returning(owner)) = *out;
-        match std::mem::replace(out, InUse::Returning(owner)) {
+        let (InUse::Held(_, owner) | InUse::Busy(owner)) = *out;
+        match std::mem::replace(out, InUse::Busy(owner)) {
             InUse::Held(buf, _) => {
-                if self.marks(owner) {
-                    asan::end(&buf);
+                if is_return && self.marks(owner) {
+                    asan::poison(&buf);
                 }
                 Ok(buf)
             }
-            InUse::Returning(_) => Err(Unknown::Returning),
+            InUse::Busy(_) => Err(LookupError::Busy),
         }
     }
 
-    /// Removes the entry that `begin_return` or `begin_adoption` left.
-    pub(crate) fn finish_return(&self, address: usize) {
+    /// Removes the entry that `take` or `reserve_entry` left.
+    pub(crate) fn remove_entry(&self, address: usize) {
         locked(self.shard(address)).remove(&address);
     }
 
-    /// Puts the buffer into the entry that `begin_return` or `begin_adoption` left: it is in use.
-    pub(crate) fn cancel_return(&self, buf: PinnedBuf) {
+    /// Puts the buffer into the entry that `take` or `reserve_entry` left: it is in use.
+    pub(crate) fn put_back(&self, buf: PinnedBuf) {
         let address = buf.as_ptr().addr();
         let mut shard = locked(self.shard(address));
-        if let Some(out @ &mut InUse::Returning(owner)) = shard.get_mut(&address) {
+        if let Some(out @ &mut InUse::Busy(owner)) = shard.get_mut(&address) {
             if self.marks(owner) {
-                asan::begin(&buf);
+                asan::unpoison(&buf);
             }
             *out = InUse::Held(buf, owner);
         }
     }
 
     /// Calls `look` with the buffer at this address.
-    pub(crate) fn with<R>(&self, address: usize, look: impl FnOnce(&PinnedBuf) -> R) -> Result<R, Unknown> {
+    pub(crate) fn with<R>(&self, address: usize, look: impl FnOnce(&PinnedBuf) -> R) -> Result<R, LookupError> {
         match locked(self.shard(address)).get(&address) {
             Some(InUse::Held(buf, _)) => return Ok(look(buf)),
-            Some(InUse::Returning(_)) => return Err(Unknown::Returning),
+            Some(InUse::Busy(_)) => return Err(LookupError::Busy),
             None => {}
         }
         Err(self.inside(address))
@@ -176,15 +177,15 @@ impl Table {
 
     /// Returns the buffer that contains an address at which no buffer begins. Searches all buffers, so only error texts use it.
     #[cold]
-    pub(crate) fn inside(&self, address: usize) -> Unknown {
+    pub(crate) fn inside(&self, address: usize) -> LookupError {
         let holds = |(&start, out): (&usize, &InUse)| match out {
             InUse::Held(buf, _) if start <= address && address - start < buf.len() => {
-                Some(Unknown::Inside(start, buf.len()))
+                Some(LookupError::Inside(start, buf.len()))
             }
             _ => None,
         };
         let found = self.shards.iter().find_map(|shard| locked(shard).iter().find_map(holds));
-        found.unwrap_or(Unknown::Nowhere)
+        found.unwrap_or(LookupError::Nowhere)
     }
 }
 
@@ -240,16 +241,16 @@ mod tests {
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
         let table = Table::new();
         let address = table.insert(pool.get(5000).unwrap()).addr();
-        assert_eq!(table.remove(address + 4999).unwrap_err(), Unknown::Inside(address, 5000));
-        assert_eq!(table.remove(address + 5000).unwrap_err(), Unknown::Nowhere);
-        let buf = table.begin_return(address).unwrap();
-        assert_eq!(table.remove(address).unwrap_err(), Unknown::Returning);
-        assert_eq!(table.begin_return(address).unwrap_err(), Unknown::Returning);
+        assert_eq!(table.remove(address + 4999).unwrap_err(), LookupError::Inside(address, 5000));
+        assert_eq!(table.remove(address + 5000).unwrap_err(), LookupError::Nowhere);
+        let buf = table.take(address, true).unwrap();
+        assert_eq!(table.remove(address).unwrap_err(), LookupError::Busy);
+        assert_eq!(table.take(address, true).unwrap_err(), LookupError::Busy);
         assert!(!table.is_empty());
-        table.cancel_return(buf);
+        table.put_back(buf);
         assert_eq!(table.with(address, PinnedBuf::len), Ok(5000));
         drop(table.remove(address).unwrap());
-        assert_eq!(table.remove(address).unwrap_err(), Unknown::Nowhere);
+        assert_eq!(table.remove(address).unwrap_err(), LookupError::Nowhere);
         assert!(table.is_empty());
     }
 

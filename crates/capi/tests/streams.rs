@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::ptr;
 use std::sync::Arc;
+use std::thread;
 
 use mock_driver::{Code, MockDriver};
 use pinpool::cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL as CAPTURE_MODE;
@@ -62,6 +63,34 @@ fn a_buffer_returned_after_a_stream_is_reused_after_its_work() {
     assert_eq!(try_get(pool, LEN), (pp_status::PP_OK, held));
     put(pool, held).unwrap();
     put(pool, next).unwrap();
+    close(pool);
+}
+
+#[test]
+fn a_buffer_of_two_streams_is_reused_after_the_work_of_both() {
+    let (driver, context, first, pool) = start();
+    let second = context.new_stream().unwrap();
+    let held = get(pool, LEN).unwrap();
+    let gates = [&first, &second].map(|stream| driver.hold(stream.cu_stream()));
+    let record = move |stream: &CudaStream| {
+        let (pool, held) = (pool, held); // Captures the whole handles, which threads may share.
+        // SAFETY: the stream is alive.
+        outcome(unsafe { pp_record_stream(pool.0, held.0, stream.cu_stream().cast()) }, ()).unwrap();
+    };
+    thread::scope(|scope| {
+        for stream in [&first, &second] {
+            scope.spawn(move || (0..50).for_each(|_| record(stream)));
+        }
+    });
+    bytes(held, LEN).fill(7); // The caller still has the buffer.
+    put(pool, held).unwrap();
+    for (gate, stream) in gates.into_iter().zip([&first, &second]) {
+        assert_eq!(in_flight(pool), 1);
+        drop(gate);
+        stream.synchronize().unwrap();
+    }
+    assert_eq!((in_flight(pool), get(pool, LEN).unwrap()), (0, held));
+    put(pool, held).unwrap();
     close(pool);
 }
 
@@ -175,7 +204,7 @@ fn a_program_in_c_copies_through_the_driver() {
     let run = |backend| {
         let mut command = Command::new(&program);
         command.env("LD_LIBRARY_PATH", folder.path()).env("PINPOOL_BACKEND", backend);
-        // The mock driver copies what was put after the stream by a memmove of this process; the copies of a GPU are not checked either.
+        // The mock driver copies returned buffers with a memmove in this process. The copies of a GPU are not checked either.
         command.env("ASAN_OPTIONS", "replace_intrin=0");
         let output = command.env("MOCK_DRIVER_REPORT", "stderr").output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -27,7 +27,7 @@ pub(crate) fn read_recording(path: &Path, input: Input) -> Result<Recording, Str
         let why = "not a recording (PINPOOL_TRACE and `pinpool load --record` write one)";
         return Err(named(path, &why));
     }
-    let mut recording = Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?;
+    let mut recording = Recording::read(input.into_reader()).map_err(|error| in_file(path, &error))?;
     let mut taken = HashSet::new();
     for PoolDescription { number, facts } in &mut recording.pools {
         let name = facts.iter_mut().find(|(fact, _)| fact == "name");

@@ -1,6 +1,6 @@
 //! Files compressed by gzip or Zstandard, decompressed directly into the buffer.
 //!
-//! A decoder only reads forward, so the batches of a compressed file take turns in the order of the plan: each continues where
+//! A decompressor only reads forward, so the batches of a compressed file take turns in the order of the plan: each continues where
 //! the previous batch ended.
 //!
 //! ```text
@@ -8,13 +8,13 @@
 //!   batch 8                    turn at a.tar.gz ─────▶ turn at b.tar.gz ─────▶
 //! ```
 //!
-//! - **compressed-I1**: a decoder holds [`INPUT_BYTES`] of the file and the window of its format (gzip 32 KiB; Zstandard at
+//! - **compressed-I1**: a decompressor holds [`INPUT_BYTES`] of the file and the window of its format (gzip 32 KiB; Zstandard at
 //!   most 128 MiB, since frames that need more are refused), independent of the length of the file and its data.
 //! - **compressed-I2**: a file with more data than [`max_data_bytes`] is refused, so that a small file cannot keep a worker
 //!   busy forever.
 //! - **turn-I1**: a worker waits only for turns of earlier batches (worker-I1), and dropping a batch ends its turns. So the first batch
-//!   in progress never waits. A batch that receives no decoder from an earlier batch decompresses the file from the start of its data.
-//! - **turn-I2**: the decoder is dropped after the last turn of an epoch, so there are at most as many decoders as there are
+//!   in progress never waits. A batch that receives no decompressor from an earlier batch decompresses the file from the start of its data.
+//! - **turn-I2**: the decompressor is dropped after the last turn of an epoch, so there are at most as many decompressors as there are
 //!   files that the plan has open and batches in progress.
 
 use std::fmt;
@@ -76,7 +76,7 @@ impl fmt::Display for Compression {
 }
 
 /// Decompresses a file, from the first byte of its data to the last. The reader of an archive can move it forward ([`Seek`]).
-pub(super) struct Decoder {
+pub(super) struct Decompressor {
     stream: Stream,
     pub(super) compression: Compression,
     file_bytes: u64,
@@ -98,13 +98,13 @@ enum Stream {
 /// The compressed bytes.
 type Input = BufReader<File>;
 
-impl Decoder {
-    /// Creates a decoder at the start of the file at `path`.
-    pub(super) fn open(path: &Path, compression: Compression, stop: &StopFlag) -> io::Result<Decoder> {
-        Decoder::new(File::open(path)?, compression, stop.clone())
+impl Decompressor {
+    /// Creates a decompressor at the start of the file at `path`.
+    pub(super) fn open(path: &Path, compression: Compression, stop: &StopFlag) -> io::Result<Decompressor> {
+        Decompressor::new(File::open(path)?, compression, stop.clone())
     }
 
-    fn new(file: File, compression: Compression, stop: StopFlag) -> io::Result<Decoder> {
+    fn new(file: File, compression: Compression, stop: StopFlag) -> io::Result<Decompressor> {
         let meta = file.metadata()?;
         if !meta.is_file() {
             return Err(io::ErrorKind::IsADirectory.into());
@@ -115,7 +115,7 @@ impl Decoder {
             Compression::Gzip => Stream::Gzip(Box::new(MultiGzDecoder::new(input))),
             Compression::Zstd => Stream::Zstd(Box::new(zstd::Decoder::with_buffer(input)?)),
         };
-        Ok(Decoder { stream, compression, file_bytes, max_bytes, at: 0, next: 0, stop, broken: None })
+        Ok(Decompressor { stream, compression, file_bytes, max_bytes, at: 0, next: 0, stop, broken: None })
     }
 
     fn input(&mut self) -> &mut Input {
@@ -126,7 +126,7 @@ impl Decoder {
     }
 
     /// Decompresses the next bytes of data into `into` and returns their number: at least one, or 0 at the end of the data.
-    pub(super) fn decode(&mut self, into: &mut [u8]) -> Result<usize, FailureCause> {
+    pub(super) fn decompress(&mut self, into: &mut [u8]) -> Result<usize, FailureCause> {
         if let Some(broken) = &self.broken {
             return Err(FailureCause::Compressed(broken.clone()));
         }
@@ -174,7 +174,7 @@ impl Decoder {
         let mut skipped = [0; SKIP_BYTES];
         while self.at < to && !self.stop.is_raised() {
             let len = usize::try_from(to - self.at).unwrap_or(usize::MAX).min(SKIP_BYTES);
-            if self.decode(&mut skipped[..len])? == 0 {
+            if self.decompress(&mut skipped[..len])? == 0 {
                 break;
             }
         }
@@ -188,7 +188,7 @@ impl Decoder {
     }
 }
 
-impl Read for Decoder {
+impl Read for Decompressor {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let failed = |cause: FailureCause| match cause {
             FailureCause::Io(error) => error,
@@ -201,13 +201,13 @@ impl Read for Decoder {
         if self.at < self.next {
             return Ok(0);
         }
-        let read = self.decode(into).map_err(failed)?;
+        let read = self.decompress(into).map_err(failed)?;
         self.next = self.at;
         Ok(read)
     }
 }
 
-impl Seek for Decoder {
+impl Seek for Decompressor {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         self.next = match to {
             SeekFrom::Start(to) => Some(to),
@@ -225,20 +225,20 @@ impl Seek for Decoder {
 pub(super) struct Turn {
     /// Index into [`Catalog::files`](super::Catalog::files).
     pub(super) file: usize,
-    /// Receives the decoder of the previous batch that reads the file, unless this is the first one.
-    pub(super) previous: Option<Receiver<Decoder>>,
-    /// Passes the decoder to the next batch that reads the file. After the last turn of an epoch, the decoder is dropped.
-    pub(super) next: Sender<Decoder>,
+    /// Receives the decompressor of the previous batch that reads the file, unless this is the first one.
+    pub(super) previous: Option<Receiver<Decompressor>>,
+    /// Passes the decompressor to the next batch that reads the file. After the last turn of an epoch, the decompressor is dropped.
+    pub(super) next: Sender<Decompressor>,
 }
 
 impl Turn {
-    /// Waits until the previous turn ends. Returns the decoder that it passed on, if any. The caller must have no file open.
-    pub(super) fn wait(&mut self) -> Option<Decoder> {
+    /// Waits until the previous turn ends. Returns the decompressor that it passed on, if any. The caller must have no file open.
+    pub(super) fn wait(&mut self) -> Option<Decompressor> {
         self.previous.take()?.recv().ok()
     }
 
-    /// Ends the turn and passes the decoder on.
-    pub(super) fn end(self, decoder: Decoder) {
+    /// Ends the turn and passes the decompressor on.
+    pub(super) fn end(self, decoder: Decompressor) {
         // An error means that no further batch of this epoch reads the file.
         let _ = self.next.send(decoder);
     }
@@ -275,18 +275,18 @@ mod tests {
         (0..len).map(|at| u8::try_from(at * at / 7 % 31).unwrap()).collect()
     }
 
-    fn read_all(decoder: &mut Decoder) -> Result<Vec<u8>, FailureCause> {
+    fn read_all(decoder: &mut Decompressor) -> Result<Vec<u8>, FailureCause> {
         let (mut all, mut piece) = (Vec::new(), [0; 1000]);
         loop {
-            match decoder.decode(&mut piece)? {
+            match decoder.decompress(&mut piece)? {
                 0 => return Ok(all),
                 read => all.extend_from_slice(&piece[..read]),
             }
         }
     }
 
-    fn decoder(bytes: &[u8], compression: Compression) -> Decoder {
-        Decoder::new(file_of(bytes), compression, StopFlag::new()).unwrap()
+    fn decoder(bytes: &[u8], compression: Compression) -> Decompressor {
+        Decompressor::new(file_of(bytes), compression, StopFlag::new()).unwrap()
     }
 
     const BOTH: [Compression; 2] = [Compression::Gzip, Compression::Zstd];
@@ -311,7 +311,7 @@ mod tests {
                 let mut decoder = decoder(&whole[..len], compression);
                 let error = read_all(&mut decoder).unwrap_err().to_string();
                 assert!(error.contains(&format!("truncated after byte {len}")), "{compression} cut to {len}: {error}");
-                assert_eq!(decoder.decode(&mut [0]).unwrap_err().to_string(), error);
+                assert_eq!(decoder.decompress(&mut [0]).unwrap_err().to_string(), error);
             }
         }
     }

@@ -8,7 +8,7 @@
 
 use pinpool::copy::CopyTarget;
 use pinpool::{Completion, Error, PinnedBuf};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 /// A device with several lanes. Each lane copies one batch at a time.
 pub trait Destination {
@@ -26,7 +26,8 @@ pub trait Destination {
     /// device failed ([`Error::is_device`]) and the copy may be running.
     fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error>;
 
-    /// Calls `read` with the bytes of the last copy on `lane`, read back from device memory. That copy must be complete.
+    /// Calls `read` with the device memory of `lane`, which begins with the bytes of the last copy and may be longer. That copy must
+    /// be complete.
     ///
     /// # Errors
     ///
@@ -37,7 +38,7 @@ pub trait Destination {
 /// A host sink in place of a device: threads instead of streams, and ordinary memory.
 #[derive(Debug)]
 pub struct SinkDestination {
-    lanes: Vec<(SinkStream, SinkMem)>,
+    lanes: Vec<(SinkStream, SinkMemory)>,
 }
 
 impl SinkDestination {
@@ -47,7 +48,7 @@ impl SinkDestination {
     ///
     /// [`Error::is_device`] if the system cannot start a thread.
     pub fn new(lanes: usize) -> Result<SinkDestination, Error> {
-        let lane = |_| Ok((SinkStream::new()?, SinkMem::new(0)));
+        let lane = |_| Ok((SinkStream::new()?, SinkMemory::new(0)));
         Ok(SinkDestination { lanes: (0..lanes).map(lane).collect::<Result<_, Error>>()? })
     }
 }
@@ -64,7 +65,7 @@ impl Destination for SinkDestination {
     fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
         let (stream, memory) = &mut self.lanes[lane];
         if batch.len() > memory.capacity_bytes() {
-            *memory = SinkMem::new(batch.len());
+            *memory = SinkMemory::new(batch.len());
         }
         Ok(batch.copy_to(stream, memory)?)
     }

@@ -7,16 +7,16 @@
 //! ```text
 //!                       Catalog            files, containers and their samples
 //!                          |
-//!                       batches            the samples of each batch, in order
+//!                      batch_plan          the samples of each batch, in order
 //!                          |
 //!   +-------------- one batch at a time -----------+
 //!   |  worker 0         worker 1         worker 2  |     pool.get(len): a pinned buffer
 //!   |  pread            pread            pread     |     file -> buffer.wait_slice_mut(), checksum on the way
 //!   +----------------------------------------------+
-//!                       reading                          in order, at most `prefetch` ahead
+//!                    reader_threads                      in order, at most `prefetch` ahead
 //!               +----------+----------+
 //!               |                  transfer              buffer.copy_to(stream, memory): takes the buffer
-//!               |                lane 0 | lane 1         completion.is_complete(): the buffer has returned
+//!               |                lane 0 | lane 1         completion.wait(): the buffer has returned
 //!               |                     |
 //!          BatchReader           Destination             a GPU or a host sink; checksums of the copied bytes
 //! ```
@@ -73,11 +73,11 @@
 //!   pool, for files of any length: `prefetch` buffers ahead of the copies and one for each lane of the destination, each
 //!   rounded up to a size class (by less than an eighth; above 16 MiB by less than 2 MiB or a 64th). The destination allocates
 //!   another `lanes * batch_bytes`. A [`BatchReader`] holds at most `prefetch` buffers that it has not returned. Each open
-//!   compressed file adds a decoder.
+//!   compressed file adds a decompressor.
 //! - **loader-I2**: a sample that cannot be loaded is skipped. [`Loader::run`] reports the first failure of each file to the
 //!   [`Observer`]. A [`BatchReader`] returns each failure with its batch, in [`LoadedBatch::failures`].
 
-mod batches;
+mod batch_plan;
 mod catalog;
 mod compressed;
 mod container;
@@ -87,33 +87,33 @@ mod decode;
 mod destination;
 mod failure;
 mod listing;
-mod read;
-mod reading;
+mod reader_threads;
 mod run;
+mod sample_reader;
 mod state;
 mod stop;
 mod summary;
 mod synthetic;
 mod transfer;
 
-pub use self::batches::{LoadedBatch, LoadedPart};
+pub use self::batch_plan::{LoadedBatch, LoadedPart};
 pub use self::catalog::{Catalog, DataFile, DataOrigin, FileRange, Sample};
 pub use self::compressed::Compression;
 #[cfg(feature = "cuda")]
 pub use self::cuda_destination::CudaDestination;
 pub use self::decode::{Decode, DecodedField, first_undecodable, kept_fields};
 #[cfg(feature = "decode")]
-pub use self::decode::{Fit, Image, Layout, PIXELS_MAX};
+pub use self::decode::{Fit, ImageDecoder, Layout, PIXELS_MAX};
 pub use self::destination::{Destination, SinkDestination};
 pub use self::failure::{Failure, FailureCause};
-pub use self::reading::BatchReader;
+pub use self::reader_threads::BatchReader;
 pub use self::run::{LoadOptions, Loader, Shard};
 pub use self::state::{LoadState, StateError};
 pub use self::stop::StopFlag;
 pub use self::summary::{BatchDone, LoadError, LoadOutcome, LoadSummary, Observer};
 
-use self::batches::{Batches, plan_number};
-use self::reading::Reading;
+use self::batch_plan::{BatchPlan, plan_number};
+use self::reader_threads::ReaderThreads;
 use self::transfer::Transfer;
 
 impl Loader {
@@ -127,7 +127,7 @@ impl Loader {
         let unlisted = if is_refused { &unlisted[..1] } else { unlisted };
         unlisted.iter().for_each(|failure| observer.failed(failure));
         let reading =
-            if is_refused { Err(LoadOutcome::Strict) } else { Reading::start(self).map_err(LoadOutcome::Failed) };
+            if is_refused { Err(LoadOutcome::Strict) } else { ReaderThreads::start(self).map_err(LoadOutcome::Failed) };
         let mut summary = match reading {
             Ok(reading) => Transfer::new(self, reading, destination, observer).run(),
             Err(outcome) => LoadSummary { outcome, ..LoadSummary::default() },
@@ -145,7 +145,7 @@ impl Loader {
     ///
     /// If the system cannot start a thread.
     pub fn batches(&self) -> Result<BatchReader, LoadError> {
-        Ok(BatchReader::new(Reading::start(self)?, self.start_state()))
+        Ok(BatchReader::new(ReaderThreads::start(self)?, self.start_state()))
     }
 
     /// Returns the state before the first batch of this loader.
@@ -168,10 +168,10 @@ impl Loader {
                 state.plan
             )));
         }
-        let LoadState { epoch, batch, .. } = state;
+        let LoadState { epoch, index, .. } = state;
         let batches = self.batches_in_epoch(epoch);
-        if batch > batches {
-            let place = format!("batch {batch} of epoch {epoch}, which has {batches}");
+        if index > batches {
+            let place = format!("batch {index} of epoch {epoch}, which has {batches}");
             return Err(StateError(format!("the state is after {place}: it was changed or belongs to another load")));
         }
         self.start = state;
@@ -182,6 +182,6 @@ impl Loader {
     /// epochs only if they are shuffled and, in addition, batches are limited by bytes or a shard has compressed archives.
     #[must_use]
     pub fn batches_in_epoch(&self, epoch: u64) -> u64 {
-        Batches::count(&self.catalog, &self.options, epoch)
+        BatchPlan::count(&self.catalog, &self.options, epoch)
     }
 }

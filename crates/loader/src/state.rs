@@ -6,7 +6,7 @@ pub struct LoadState {
     /// Epoch of the next batch, from 0.
     pub epoch: u64,
     /// Index in that epoch, from 0.
-    pub batch: u64,
+    pub index: u64,
     /// Index in the whole load, from 0.
     pub number: u64,
     /// A hash of the samples, the limits of a batch, the seed and the shard, which determine the batches.

@@ -22,7 +22,7 @@ impl Observer for () {}
 #[non_exhaustive]
 pub struct BatchDone {
     /// Index in the run, from 0.
-    pub batch: u64,
+    pub number: u64,
     /// Samples that are complete with this batch.
     pub samples: u64,
     /// Bytes that arrived.

@@ -7,7 +7,7 @@
 //!                          lane 1: 2 ..          '- then lane 0 takes 3
 //! ```
 //!
-//! - **transfer-I1**: batches are sent in the order in which they are read (reading-I1).
+//! - **transfer-I1**: batches are sent in the order in which they are read (reader-threads-I1).
 //! - **transfer-I2**: a lane is either idle or has one copy in `running`.
 //! - **transfer-I3**: copies complete in the order in which the lanes finish; no lane waits for another lane.
 
@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 use crossbeam_utils::Backoff;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::batches::{LoadedBatch, LoadedPart};
+use super::batch_plan::{LoadedBatch, LoadedPart};
 use super::destination::Destination;
 use super::failure::{Failure, FailureCause};
-use super::reading::Reading;
+use super::reader_threads::ReaderThreads;
 use super::run::Loader;
 use super::summary::{BatchDone, LoadError, LoadOutcome, LoadSummary, Observer};
 use pinpool::{Completion, Error};
@@ -44,7 +44,7 @@ struct RunningCopy {
 
 pub(super) struct Transfer<'a> {
     loader: &'a Loader,
-    reading: Reading,
+    reading: ReaderThreads,
     destination: &'a mut dyn Destination,
     observer: &'a mut dyn Observer,
     summary: LoadSummary,
@@ -62,7 +62,7 @@ pub(super) struct Transfer<'a> {
 impl<'a> Transfer<'a> {
     pub(super) fn new(
         loader: &'a Loader,
-        reading: Reading,
+        reading: ReaderThreads,
         destination: &'a mut dyn Destination,
         observer: &'a mut dyn Observer,
     ) -> Transfer<'a> {
@@ -222,7 +222,7 @@ impl<'a> Transfer<'a> {
             return;
         }
         let mut intact = true;
-        let mut done = BatchDone { batch: batch.number, samples: 0, bytes: 0 };
+        let mut done = BatchDone { number: batch.number, samples: 0, bytes: 0 };
         for (at, part) in batch.parts.iter().enumerate() {
             match part.checksum {
                 Some(read) if checksums.get(at) != Some(&read) => {
@@ -339,13 +339,13 @@ mod tests {
             let len = usize::try_from(catalog.samples()[sample].len_bytes).unwrap();
             let loaded = LoadedPart { sample, bytes: 0..len, start: 0, checksum: None };
             let number = number.into();
-            let batch = LoadedBatch { number, in_epoch: number, parts: vec![loaded], buffer, ..Default::default() };
+            let batch = LoadedBatch { number, index: number, parts: vec![loaded], buffer, ..Default::default() };
             send.send(batch).unwrap();
         }
         drop(send);
         let loader = Loader::new(&pool, &catalog, LoadOptions::default());
         let mut destination = FirstBytes(SinkDestination::new(2).unwrap(), Vec::new());
-        let reading = Reading::from_channel(&loader, 6, filled);
+        let reading = ReaderThreads::from_channel(&loader, 6, filled);
         let summary = Transfer::new(&loader, reading, &mut destination, &mut ()).run();
         assert_eq!(destination.1, [0, 1, 2, 3, 4, 5]);
         assert_eq!((summary.batches, summary.files), (6, 6));

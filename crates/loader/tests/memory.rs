@@ -3,7 +3,7 @@
 #[path = "../../cli/tests/parsers/allocated.rs"]
 mod allocated;
 
-use pinpool_loader::{Decode as _, Fit, Image, Layout};
+use pinpool_loader::{Decode as _, Fit, ImageDecoder, Layout};
 
 #[test]
 fn decoding_a_png_takes_three_bytes_per_pixel() {
@@ -13,7 +13,7 @@ fn decoding_a_png_takes_three_bytes_per_pixel() {
     encoder.set_color(png::ColorType::Rgba);
     let pixels = vec![7; (SIDE * SIDE * 4) as usize];
     encoder.write_header().unwrap().write_image_data(&pixels).unwrap();
-    let image = Image::new(4, 4, Layout::Hwc, Fit::Stretch).unwrap();
+    let image = ImageDecoder::new(4, 4, Layout::Hwc, Fit::Stretch).unwrap();
     let mut into = vec![0; image.len_bytes()];
     let before = allocated::start();
     image.decode(&file, &mut into).unwrap();

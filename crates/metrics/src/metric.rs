@@ -17,12 +17,12 @@ pub(crate) struct Metric {
     pub(crate) kind: Kind,
     pub(crate) unit: Unit,
     pub(crate) help: &'static str,
-    from: From,
+    from: ValueSource,
 }
 
 /// The source of a metric's values.
 #[derive(Debug)]
-enum From {
+enum ValueSource {
     /// One value at this JSON pointer.
     At(String),
     /// A field of each tag that holds buffers.
@@ -36,15 +36,15 @@ pub(crate) static METRICS: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     let gauge =
         |name: &str, unit, help, from| Metric { name: format!("pinpool.{name}"), kind: Kind::Gauge, unit, help, from };
     let mut metrics = vec![
-        gauge("cause", Unit::Count, "1 for the cause in the pool's diagnosis, 0 for the others", From::Causes),
-        gauge("alarm", Unit::Count, "1 if the diagnosis is an alarm", From::At("/why/is_alarm".into())),
-        gauge("owner.buffers", Unit::Count, "Buffers in use or in flight, by tag", From::Owners("buffers")),
-        gauge("owner.bytes", Unit::Bytes, "Bytes in use or in flight, by tag", From::Owners("bytes")),
+        gauge("cause", Unit::Count, "1 for the cause in the pool's diagnosis, 0 for the others", ValueSource::Causes),
+        gauge("alarm", Unit::Count, "1 if the diagnosis is an alarm", ValueSource::At("/why/is_alarm".into())),
+        gauge("owner.buffers", Unit::Count, "Buffers in use or in flight, by tag", ValueSource::Owners("buffers")),
+        gauge("owner.bytes", Unit::Bytes, "Bytes in use or in flight, by tag", ValueSource::Owners("bytes")),
         gauge(
             "owner.oldest_age",
             Unit::Seconds,
             "Age of the oldest buffer in use, by tag",
-            From::Owners("oldest_seconds"),
+            ValueSource::Owners("oldest_seconds"),
         ),
     ];
     let mut all = Stats::default();
@@ -54,7 +54,7 @@ pub(crate) static METRICS: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     metrics
 });
 
-impl std::convert::From<Statistic> for Metric {
+impl From<Statistic> for Metric {
     fn from(Statistic { path, help, kind, unit, .. }: Statistic) -> Self {
         use pinpool::unstable::Unit as Of;
         let unit = match unit {
@@ -63,7 +63,7 @@ impl std::convert::From<Statistic> for Metric {
             Of::Seconds => Unit::Seconds,
         };
         let suffix = if unit == Unit::Seconds && kind == Kind::Gauge { "_seconds" } else { "" };
-        let from = From::At(format!("/{}{suffix}", path.replace('.', "/")));
+        let from = ValueSource::At(format!("/{}{suffix}", path.replace('.', "/")));
         Self { name: format!("pinpool.{path}"), kind, unit, help, from }
     }
 }
@@ -87,12 +87,12 @@ impl Metric {
     /// Returns the samples of this metric in `object`, each with its further label, if any.
     pub(crate) fn samples(&self, object: &Value) -> Vec<(Option<(&'static str, String)>, Sample)> {
         match &self.from {
-            From::At(pointer) => match object.pointer(pointer) {
+            ValueSource::At(pointer) => match object.pointer(pointer) {
                 // A missing duration, such as the age of a copy that has completed, is 0. A missing limit has no series.
                 Some(Value::Null) if self.unit == Unit::Seconds => vec![(None, Sample::Number(0.0))],
                 value => value.and_then(Sample::from_json).map(|sample| (None, sample)).into_iter().collect(),
             },
-            From::Owners(field) => {
+            ValueSource::Owners(field) => {
                 // Two owners may have the same tag.
                 let mut tags = BTreeMap::new();
                 for owner in object["owners"].as_array().into_iter().flatten() {
@@ -103,7 +103,7 @@ impl Metric {
                 }
                 tags.into_iter().map(|(tag, sample)| (Some(("tag", tag.to_owned())), sample)).collect()
             }
-            From::Causes => {
+            ValueSource::Causes => {
                 let Some(found) = object.pointer("/why/cause").and_then(Value::as_str) else { return Vec::new() };
                 let of = |&cause: &&str| (Some(("cause", cause.to_owned())), Sample::Count(u64::from(cause == found)));
                 pinpool::Cause::NAMES.iter().map(of).collect()

@@ -21,10 +21,9 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool_os::exit::call_at_exit;
-use pinpool_os::fork::OfProcess;
+use pinpool_os::fork::PerProcess;
 use pinpool_os::local_socket::{self, LocalSocket, check_peer};
-use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::AtomicBool;
+use pinpool_os::sync::unmodeled::{AtomicBool, Mutex};
 use pinpool_os::threads;
 
 /// Time between two checks for new readers.
@@ -42,7 +41,7 @@ pub trait StatisticsSource: Send + Sync {
 }
 
 /// The sockets of this process.
-static SERVING: OfProcess<Mutex<Serving>> = OfProcess::new(Mutex::default);
+static SERVING: PerProcess<Mutex<Serving>> = PerProcess::new(Mutex::default);
 
 #[derive(Default)]
 struct Serving {
@@ -175,7 +174,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use pinpool_os::sync::process::{AtomicU64, Ordering};
+    use pinpool_os::sync::unmodeled::{AtomicU64, Ordering};
 
     /// A pool that counts how often its statistics are read.
     struct Counted(AtomicU64);

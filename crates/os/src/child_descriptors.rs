@@ -13,8 +13,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64};
 
 use crate::file_id::FileId;
-use crate::fork::{self, ForkGeneration, HeldOff};
-use crate::sync::process::{AtomicBool, Ordering};
+use crate::fork::{self, ForkDelay, ForkGeneration};
+use crate::sync::unmodeled::{AtomicBool, Ordering};
 
 /// The value of a free entry.
 const FREE: i32 = -1;
@@ -67,7 +67,7 @@ impl<T: AsFd> ParentOnly<T> {
     /// # Errors
     ///
     /// All entries of the list are in use, or the system does not report the file of `value`.
-    pub fn new(value: T, _no_fork: &HeldOff) -> io::Result<Self> {
+    pub fn new(value: T, _no_fork: &ForkDelay) -> io::Result<Self> {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         // SAFETY: the handler uses atomics, and calls fstat and close.
         unsafe { fork::call_in_children(&REGISTERED, close_listed) };
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     fn opened(path: &std::path::Path) -> ParentOnly<File> {
-        let no_fork = fork::hold_off();
+        let no_fork = fork::delay_forks();
         ParentOnly::new(File::create(path).unwrap(), &no_fork).unwrap()
     }
 

@@ -1,7 +1,7 @@
 //! Process exit handlers.
 #![allow(unsafe_code)] // Registers handlers.
 
-use crate::sync::process::{AtomicBool, Ordering};
+use crate::sync::unmodeled::{AtomicBool, Ordering};
 
 /// Registers `handler`, which then runs when this process, or a child forked later, exits, but not after `_exit`, `abort` or a
 /// signal. Handlers run in the opposite order of their registration. If there is no memory to register `handler`, it is never

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use crate::sync::process::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use crate::sync::unmodeled::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 /// The number of forks between the first process and this process.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -51,18 +51,18 @@ pub fn current() -> u32 {
 
 /// A value that each process has once. A forked child creates a new value, because a thread that the child does not have may hold
 /// a lock in the inherited value.
-pub struct OfProcess<T: 'static> {
+pub struct PerProcess<T: 'static> {
     /// Null, or the value of this process or of a parent. Never freed.
-    current: AtomicPtr<Made<T>>,
+    current: AtomicPtr<GenerationValue<T>>,
     make: fn() -> T,
 }
 
-struct Made<T> {
+struct GenerationValue<T> {
     generation: ForkGeneration,
     value: T,
 }
 
-impl<T: Send + Sync> OfProcess<T> {
+impl<T: Send + Sync> PerProcess<T> {
     pub const fn new(make: fn() -> T) -> Self {
         Self { current: AtomicPtr::new(std::ptr::null_mut()), make }
     }
@@ -76,7 +76,8 @@ impl<T: Send + Sync> OfProcess<T> {
             if let Some(value) = Self::of_this_process(current) {
                 return value;
             }
-            let fresh = Box::into_raw(Box::new(Made { generation: ForkGeneration::now(), value: (self.make)() }));
+            let fresh =
+                Box::into_raw(Box::new(GenerationValue { generation: ForkGeneration::now(), value: (self.make)() }));
             match self.current.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => current = fresh,
                 Err(other) => {
@@ -93,7 +94,7 @@ impl<T: Send + Sync> OfProcess<T> {
         Self::of_this_process(self.current.load(Ordering::Acquire))
     }
 
-    fn of_this_process(made: *mut Made<T>) -> Option<&'static T> {
+    fn of_this_process(made: *mut GenerationValue<T>) -> Option<&'static T> {
         // SAFETY: `made` is null, or points to a completely initialized value that is never freed.
         let made = unsafe { made.as_ref() };
         made.filter(|made| !made.generation.is_stale()).map(|made| &made.value)
@@ -138,7 +139,7 @@ unsafe fn at_fork(
     registered.store(true, Ordering::Release);
 }
 
-/// The number of forks in progress, including forks that wait for a [`HeldOff`]. A fork counts twice if the handlers are
+/// The number of forks in progress, including forks that wait for a [`ForkDelay`]. A fork counts twice if the handlers are
 /// registered twice.
 static FORKING: AtomicU32 = AtomicU32::new(0);
 /// The number of threads that delay forks.
@@ -151,10 +152,10 @@ const CHECKS_MAX: u32 = 10_000;
 /// Delays forks by other threads while it exists, each fork for at most about a second. Use it for steps that a child must see
 /// either completed or not started. While a thread has it, the thread must not take a lock, wait or call a callback.
 #[derive(Debug)]
-pub struct HeldOff(());
+pub struct ForkDelay(());
 
 /// Waits for forks in progress, then delays new forks by other threads until the result is dropped.
-pub fn hold_off() -> HeldOff {
+pub fn delay_forks() -> ForkDelay {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     // SAFETY: these handlers store to atomics and sleep. If they are registered twice, they count each fork twice, up and down.
     unsafe { at_fork(&REGISTERED, Some(prepare), Some(end_in_parent), end_in_child) };
@@ -162,14 +163,14 @@ pub fn hold_off() -> HeldOff {
         // SeqCst, here and in `prepare`: each stores, then reads what the other stores, so one of them sees the other.
         HOLDING.fetch_add(1, Ordering::SeqCst);
         if FORKING.load(Ordering::SeqCst) == 0 {
-            return HeldOff(());
+            return ForkDelay(());
         }
         HOLDING.fetch_sub(1, Ordering::SeqCst);
         std::thread::sleep(PAUSE);
     }
 }
 
-impl Drop for HeldOff {
+impl Drop for ForkDelay {
     fn drop(&mut self) {
         HOLDING.fetch_sub(1, Ordering::SeqCst);
     }

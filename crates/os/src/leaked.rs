@@ -2,10 +2,10 @@
 //!
 //! They stay reachable, so that a leak checker does not report them. The statistics of a pool count such memory.
 
-use crate::fork::OfProcess;
-use crate::sync::plain::Mutex;
+use crate::fork::PerProcess;
+use crate::sync::unmodeled::Mutex;
 
-static LEAKED: OfProcess<Mutex<Vec<Box<dyn Send>>>> = OfProcess::new(Mutex::default);
+static LEAKED: PerProcess<Mutex<Vec<Box<dyn Send>>>> = PerProcess::new(Mutex::default);
 
 /// Leaks `value`: keeps it until the process ends.
 pub fn leak<T: Send + 'static>(value: T) {

@@ -34,7 +34,7 @@ impl LocalSocket {
     pub fn listen(path: &Path) -> io::Result<Self> {
         check_length(path)?;
         remove_left_behind(path)?;
-        let no_fork = fork::hold_off();
+        let no_fork = fork::delay_forks();
         let listener = ParentOnly::new(UnixListener::bind(path)?, &no_fork)?;
         drop(no_fork);
         // `check_peer` refuses other users' processes that connect before the permissions are set.

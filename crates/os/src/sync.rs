@@ -1,8 +1,7 @@
 //! Atomics, cells and locks that a model checker can replace.
 //!
 //! Under `cfg(pinpool_loom)` the same names are loom's types. loom runs every interleaving of the models in the modules that use
-//! these types. Statics use [`process`], because loom's atomics cannot be statics. State that no model covers uses `process` and
-//! [`plain`].
+//! these types. Statics use [`unmodeled`], because loom's atomics cannot be statics. So does state that no model covers.
 
 pub use crossbeam_utils::CachePadded;
 
@@ -12,19 +11,15 @@ pub use std::sync::atomic;
 #[cfg(pinpool_loom)]
 pub use loom::sync::atomic;
 
-/// Atomics that are never modeled.
-pub mod process {
-    pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-}
-
 #[cfg(not(pinpool_loom))]
 pub use crossbeam_utils::Backoff;
 
-/// Locks that are never modeled.
+/// Atomics and locks that are never modeled.
 ///
-/// They are `std`'s locks, which on Linux are one futex word each, without a table of waiting threads. A forked child would
+/// The locks are `std`'s locks, which on Linux are one futex word each, without a table of waiting threads. A forked child would
 /// inherit such a table but not its threads, and would follow pointers into stacks that the child may use for its own threads.
-pub mod plain {
+pub mod unmodeled {
+    pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     use std::sync::{LockResult, PoisonError, TryLockError};
     use std::time::Instant;
 
@@ -93,12 +88,12 @@ pub mod plain {
 }
 
 #[cfg(not(pinpool_loom))]
-pub use plain::{Condvar, Mutex, MutexGuard};
+pub use unmodeled::{Condvar, Mutex, MutexGuard};
 
 #[cfg(pinpool_loom)]
 pub use modeled::{Condvar, Mutex, MutexGuard};
 
-/// loom's locks with the interface of [`plain`].
+/// loom's locks with the interface of [`unmodeled`].
 #[cfg(pinpool_loom)]
 mod modeled {
     use std::sync::PoisonError;

@@ -70,7 +70,7 @@ mod system {
     use std::mem::MaybeUninit;
 
     use super::STACK_BYTES;
-    use crate::unwind::caught;
+    use crate::unwind::catch_panic;
 
     pub(super) type Work = Box<dyn FnOnce() + Send>;
 
@@ -115,7 +115,7 @@ mod system {
         set_name(name);
         block_signals();
         // A panic must not unwind into the system's thread code.
-        caught(work);
+        catch_panic(work);
         std::ptr::null_mut()
     }
 

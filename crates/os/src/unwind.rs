@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// After a panic, the values that `call` borrows are in whatever state `call` left them in, so it must not borrow anything of the
 /// pool that could be left inconsistent. The pool also queries user-defined fences through this function, because a panic between
 /// related steps would leave the pool inconsistent. A panic in a wait for the user unwinds into the user's call.
-pub fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
+pub fn catch_panic<R>(call: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(result) => Some(result),
         Err(payload) => {
@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_a_missing_result_and_its_payload_is_not_dropped() {
-        assert_eq!(caught(|| 7), Some(7));
-        assert_eq!(caught(|| std::panic::panic_any(Again)), None::<()>);
+        assert_eq!(catch_panic(|| 7), Some(7));
+        assert_eq!(catch_panic(|| std::panic::panic_any(Again)), None::<()>);
     }
 }

@@ -1,6 +1,6 @@
 //! Whether a context still exists. Running calls that use the context complete first: its end waits for them.
 
-use pinpool_os::sync::plain::{Condvar, Mutex};
+use pinpool_os::sync::unmodeled::{Condvar, Mutex};
 
 /// The uses of a context, and whether it has ended.
 #[derive(Debug, Default)]

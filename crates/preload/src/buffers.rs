@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{c_uint, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::driver::{Code, Driver, MAPPED, NOT_INITIALIZED, PORTABLE, WRITE_COMBI
 use crate::fence::{FenceStream, ProcessFence};
 use crate::log::{self, Reason};
 use crate::{process, source};
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 
 /// Switch: free functions wait for the device, as the driver's free functions do.
 const SYNC: &str = "PINPOOL_PRELOAD_SYNC";
@@ -63,7 +64,7 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
         _ => return Err(Reason::NoContext),
     };
     let pool = context.pool(|context| make_pool(driver, context)).ok_or(Reason::NoPool)?;
-    let mut buf = pinned(&context, &pool, bytes)?;
+    let mut buf = request_pinned(&context, &pool, bytes)?;
     let start = buf.as_mut_ptr();
     BUFFERS.lock().insert(start.addr(), ServedBuffer { buf, context });
     Ok(start.cast())
@@ -72,7 +73,7 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
 /// Requests a buffer from the pool. If the limit leaves no room and freed memory is in flight, waits up to `PINPOOL_WAIT`. Does
 /// not wait if the program holds all memory, nor within a second after a wait that timed out, nor while a stream captures,
 /// since memory that is freed meanwhile stays in flight.
-fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
+fn request_pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
     let mut got = pool.get_with(Request::new(bytes).timeout(Duration::ZERO));
     if got.as_ref().is_err_and(pinpool::Error::is_limit) && context.may_wait() && pool.stats().copies.in_flight > 0 {
         got = pool.get(bytes);
@@ -138,13 +139,15 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     let Some(served) = BUFFERS.lock().remove(&address) else {
         return if source::is_inside(address) { FreeOutcome::Unknown } else { FreeOutcome::Foreign };
     };
+    // Without a driver, or if a call below panics, the buffer is leaked, since without a fence it must not be reused (preload-I3).
+    let served = ManuallyDrop::new(served);
     // Cannot fail, since the request for the buffer has found the driver.
     let Ok(driver) = Driver::get() else { return FreeOutcome::Failed(NOT_INITIALIZED) };
-    contexts::remember_current();
+    contexts::record_current();
     let fence = Arc::new(ProcessFence::after(driver, contexts::all()));
     let outcome = if waits() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
     // A failed fence is not an error here: the pool counts it, logs it and queries it again.
-    let _refused = served.buf.release_after(&FenceStream(fence));
+    let _refused = ManuallyDrop::into_inner(served).buf.release_after(&FenceStream(fence));
     outcome.map_or_else(FreeOutcome::Failed, |()| FreeOutcome::Done)
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
 use crate::driver::{CAPTURE_INVALIDATED, Code};
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 
 /// The handle of the per-thread default stream. For programs that use per-thread default streams, handle 0 means it too.
 const PER_THREAD: usize = 2;
@@ -50,7 +50,7 @@ static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 static HAS_MISSED_CAPTURE: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether any stream captures.
-pub(crate) fn are_under_way() -> bool {
+pub(crate) fn any_in_progress() -> bool {
     !CAPTURES.lock().is_empty()
 }
 

@@ -18,7 +18,7 @@ use pinpool::Pool;
 use crate::alive::{Alive, Ending};
 use crate::driver::{Code, Driver};
 use crate::{captures, log, process};
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 
 /// Time after a wait that timed out in which allocations do not wait for memory.
 const NO_WAIT: Duration = Duration::from_secs(1);
@@ -72,9 +72,9 @@ impl Context {
     /// Returns the pool, which the first call makes, or `None` if it cannot be made.
     pub(crate) fn pool(self: &Arc<Self>, make: impl FnOnce(Arc<Self>) -> pinpool::Result<Pool>) -> Option<Arc<Pool>> {
         // The lock is held while the pool is made: one of several threads makes it, and the others wait.
-        let mut serving = self.pool.lock();
-        if let PoolState::NotYet = *serving {
-            *serving = match make(self.clone()) {
+        let mut state = self.pool.lock();
+        if let PoolState::NotYet = *state {
+            *state = match make(self.clone()) {
                 Ok(pool) => PoolState::Ready(Arc::new(pool)),
                 Err(error) => {
                     log::no_pool(&error);
@@ -82,7 +82,7 @@ impl Context {
                 }
             };
         }
-        if let PoolState::Ready(pool) = &*serving { Some(pool.clone()) } else { None }
+        if let PoolState::Ready(pool) = &*state { Some(pool.clone()) } else { None }
     }
 
     /// Returns the pool, if there is one. Does not wait: if another thread holds the lock, returns `None`.
@@ -92,7 +92,7 @@ impl Context {
 
     /// Returns whether a request may wait for memory: no stream captures, and no wait has timed out within the last second.
     pub(crate) fn may_wait(&self) -> bool {
-        !captures::are_under_way() && self.timed_out_at.lock().is_none_or(|at| at.elapsed() >= NO_WAIT)
+        !captures::any_in_progress() && self.timed_out_at.lock().is_none_or(|at| at.elapsed() >= NO_WAIT)
     }
 
     /// Records that a wait for memory timed out.
@@ -121,7 +121,7 @@ impl Context {
 
     /// Returns whether this may be the primary context of `device`.
     pub(crate) fn may_be_primary_of(&self, device: c_int) -> bool {
-        // Acquire: pairs with the Release in `remember_created`.
+        // Acquire: pairs with the Release in `record_created`.
         !self.created_by_program.load(Ordering::Acquire) && self.device.is_none_or(|own| own == device)
     }
 }
@@ -134,7 +134,7 @@ pub(crate) fn all() -> Vec<Arc<Context>> {
 /// Returns the context with this handle, and records it if it is new.
 pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
     // Set before the first lock is taken, so that a child that is forked while another thread holds a lock takes no lock.
-    process::own();
+    process::record_owner();
     let has_handle = |context: &&Arc<Context>| context.handle == handle && !context.alive.is_gone();
     if let Some(known) = CONTEXTS.lock().iter().find(has_handle) {
         return known.clone();
@@ -158,13 +158,13 @@ pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
     })
 }
 
-/// Remembers the context with this handle, which the program has made.
-pub(crate) fn remember_created(handle: usize) {
+/// Records the context with this handle, which the program has made.
+pub(crate) fn record_created(handle: usize) {
     find_or_add(handle).created_by_program.store(true, Ordering::Release);
 }
 
-/// Remembers the context that is current on this thread.
-pub(crate) fn remember_current() {
+/// Records the context that is current on this thread.
+pub(crate) fn record_current() {
     if let Ok(driver) = Driver::get()
         && let Ok(handle @ 1..) = driver.current()
     {

@@ -1,4 +1,5 @@
-//! A fence after all work of every context, which is the work that the driver's free function would wait for.
+//! A fence after all work of every recorded context. The driver's free function would wait for the work of all contexts;
+//! [`contexts`](crate::contexts) describes which are recorded.
 //!
 //! ```text
 //!   waiting ──no capture under way──▶ recorded: an event in each context ──all completed──▶ completed
@@ -20,7 +21,7 @@ use crate::captures;
 use crate::contexts::Context;
 use crate::driver::{CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, CONTEXT_IS_DESTROYED, Code, Driver, INVALID_CONTEXT};
 use crate::log;
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 
 /// Time between two checks of work that cannot be waited for.
 const PAUSE: Duration = Duration::from_millis(1);

@@ -139,13 +139,13 @@ hooks! {
     cuMemFreeHost = c"cuMemFreeHost" 2000..UNKNOWN_FROM Any (start: *mut c_void)
         real => free_host(real, start);
     cuMemHostRegister_v2 = c"cuMemHostRegister" 6050..UNKNOWN_FROM Any (start: *mut c_void, bytes: usize, flags: c_uint)
-        real => counting_registration(bytes, || real(start, bytes, flags));
+        real => call_and_count_registration(bytes, || real(start, bytes, flags));
     cuStreamCreate = c"cuStreamCreate" 2000..UNKNOWN_FROM Any
         (out: *mut usize, flags: c_uint)
-        real => remembering_current(|| real(out, flags));
+        real => call_and_record_current_context(|| real(out, flags));
     cuStreamCreateWithPriority = c"cuStreamCreateWithPriority" 5050..UNKNOWN_FROM Any
         (out: *mut usize, flags: c_uint, priority: c_int)
-        real => remembering_current(|| real(out, flags, priority));
+        real => call_and_record_current_context(|| real(out, flags, priority));
     cuStreamDestroy_v2 = c"cuStreamDestroy" 4000..UNKNOWN_FROM Any (stream: usize)
         real => destroy_stream(real, stream);
     cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" 10010..UNKNOWN_FROM Legacy
@@ -169,7 +169,7 @@ hooks! {
 
     cuDevicePrimaryCtxRetain = c"cuDevicePrimaryCtxRetain" 7000..UNKNOWN_FROM Any
         (out: *mut usize, device: c_int)
-        real => remembering_result(out, contexts::find_or_add, || real(out, device));
+        real => call_and_record_result(out, contexts::find_or_add, || real(out, device));
     cuDevicePrimaryCtxRelease_v2 = c"cuDevicePrimaryCtxRelease" 11000..UNKNOWN_FROM Any (device: c_int)
         real => release_primary(real, device);
     cuDevicePrimaryCtxRelease = c"cuDevicePrimaryCtxRelease" 7000..11000 Any (device: c_int)
@@ -180,21 +180,21 @@ hooks! {
         real => reset_primary(real, device);
     cuCtxSetCurrent = c"cuCtxSetCurrent" 4000..UNKNOWN_FROM Any
         (context: usize)
-        real => remembering(context, || real(context));
+        real => call_and_record_context(context, || real(context));
     cuCtxPushCurrent_v2 = c"cuCtxPushCurrent" 4000..UNKNOWN_FROM Any
         (context: usize)
-        real => remembering(context, || real(context));
+        real => call_and_record_context(context, || real(context));
     // All forms take the out-pointer first and at most five integer or pointer arguments in all, which are passed in registers;
     // the driver ignores the registers that its form does not use.
     cuCtxCreate_v4 = c"cuCtxCreate" 12050..UNKNOWN_FROM Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => remembering_result(out, contexts::remember_created, || real(out, a, b, c, d));
+        real => call_and_record_result(out, contexts::record_created, || real(out, a, b, c, d));
     cuCtxCreate_v3 = c"cuCtxCreate" 11040..12050 Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => remembering_result(out, contexts::remember_created, || real(out, a, b, c, d));
+        real => call_and_record_result(out, contexts::record_created, || real(out, a, b, c, d));
     cuCtxCreate_v2 = c"cuCtxCreate" 3020..11040 Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => remembering_result(out, contexts::remember_created, || real(out, a, b, c, d));
+        real => call_and_record_result(out, contexts::record_created, || real(out, a, b, c, d));
     cuCtxDestroy_v2 = c"cuCtxDestroy" 4000..UNKNOWN_FROM Any (context: usize)
         real => destroy_context(real, context);
 
@@ -234,15 +234,15 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
 }
 
 /// Counts memory that the program registers. Records the current context too, so that this process counts as the owner.
-fn counting_registration(bytes: usize, real: impl FnOnce() -> Code) -> Code {
-    let code = remembering_current(real);
+fn call_and_count_registration(bytes: usize, real: impl FnOnce() -> Code) -> Code {
+    let code = call_and_record_current_context(real);
     if code == 0 && process::is_owner() {
         registrations::count(bytes);
     }
     code
 }
 
-fn remembering(context: usize, real: impl FnOnce() -> Code) -> Code {
+fn call_and_record_context(context: usize, real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if code == 0 && context != 0 && process::may_be_served() {
         contexts::find_or_add(context);
@@ -250,19 +250,19 @@ fn remembering(context: usize, real: impl FnOnce() -> Code) -> Code {
     code
 }
 
-fn remembering_current(real: impl FnOnce() -> Code) -> Code {
+fn call_and_record_current_context(real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if code == 0 && process::may_be_served() {
-        contexts::remember_current();
+        contexts::record_current();
     }
     code
 }
 
-fn remembering_result<R>(out: *mut usize, remember: fn(usize) -> R, real: impl FnOnce() -> Code) -> Code {
+fn call_and_record_result<R>(out: *mut usize, record: fn(usize) -> R, real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if let (0, Some(place), true) = (code, NonNull::new(out), process::may_be_served()) {
         // SAFETY: preload-I1: the driver wrote the handle there.
-        remember(unsafe { place.read() });
+        record(unsafe { place.read() });
     }
     code
 }

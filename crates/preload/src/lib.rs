@@ -27,7 +27,7 @@
 //! | `captures` | the captures in progress, and the lock that keeps event records apart from them |
 //! | `driver` | the driver's functions that this library calls |
 //! | `lookup` | how the driver's functions are found |
-//! | `alive`, `blocks`, `process` | whether a context exists; the driver's blocks of the pools; forks |
+//! | `alive`, `driver_blocks`, `process` | whether a context exists; the driver's blocks of the pools; forks |
 //! | `log` | the log lines |
 //!
 //! Imports point down in this table.
@@ -48,11 +48,11 @@
 #![allow(unsafe_code)] // Sits between a program and the driver's C interface.
 
 mod alive;
-mod blocks;
 mod buffers;
 mod captures;
 mod contexts;
 mod driver;
+mod driver_blocks;
 mod ends;
 mod fence;
 mod hooks;

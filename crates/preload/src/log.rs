@@ -15,7 +15,7 @@ use env_logger::{Builder, Target};
 use log::{LevelFilter, info, warn};
 use pinpool::Pool;
 
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 
 /// The log file; stderr if it is not set.
 const FILE: &str = "PINPOOL_PRELOAD_LOG";
@@ -46,18 +46,15 @@ pub(crate) enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Forked => f.write_str("a fork of a served process; only a new program is served again"),
             Self::WriteCombined => f.write_str("write-combined memory, which pools do not have"),
             Self::Flags(flags) => write!(f, "flags {flags:#x}, which pinpool does not know"),
             Self::Driver(why) => f.write_str(why),
             Self::NoContextEvents => {
                 f.write_str("the driver has no cuCtxRecordEvent (CUDA 12.5, driver 555 and newer have it)")
             }
-            Self::NoContext => f.write_str("no context is current on the thread"),
-            Self::NoPool => f.write_str("there is no pool"),
-            Self::MissedCapture => f.write_str("a capture that was not seen"),
+            Self::Forked | Self::NoContext | Self::NoPool | Self::MissedCapture => Ok(()), // `passed_through` does not log these.
             Self::Full(bytes) => {
-                write!(f, "{bytes} bytes are more than the limit has room for; PINPOOL_MAX_BYTES raises it")
+                write!(f, "{bytes} bytes do not fit within the limit; raise PINPOOL_MAX_BYTES")
             }
             Self::Version(version) => {
                 write!(f, "the program asks for functions of CUDA {}, which this build does not know", version / 1000)
@@ -86,7 +83,7 @@ pub(crate) fn passed_through(reason: &Reason) {
 
 /// Logs that a pool could not be made.
 pub(crate) fn no_pool(error: &pinpool::Error) {
-    warn!("not served, the driver's own functions are called: no pool: {error}");
+    warn!("not served: the pool could not be created, so the driver's own functions are called: {error}");
 }
 
 /// Logs that a stream captures although no hook saw the capture begin.
@@ -146,7 +143,7 @@ pub(crate) fn init() {
 
 /// Returns whether a switch is on: its variable is set, and not to a value that means off.
 pub(crate) fn is_on(variable: &str) -> bool {
-    env::var(variable).is_ok_and(|value| !["", "0", "no", "off", "false"].contains(&value.as_str()))
+    env::var(variable).is_ok_and(|value| !["", "0", "no", "off", "false"].contains(&&*value.trim().to_lowercase()))
 }
 
 /// Logs the statistics of a pool, if the switch [`STATS`] is on.

@@ -17,13 +17,13 @@ unsafe extern "C" {
 }
 
 /// The real `dlsym`; 0 until it is looked up.
-static REAL: AtomicUsize = AtomicUsize::new(0);
+static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
 
 /// A driver function that the program has received. The library that contains it is the driver.
-static SEEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static DRIVER_FUNCTION: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 pub(crate) fn real_dlsym() -> Option<Dlsym> {
-    let mut real = REAL.load(Ordering::Relaxed);
+    let mut real = REAL_DLSYM.load(Ordering::Relaxed);
     if real == 0 {
         let find = |version: &&CStr| {
             // SAFETY: the names end in 0; the next object after this library that exports `dlsym` is the C library.
@@ -31,7 +31,7 @@ pub(crate) fn real_dlsym() -> Option<Dlsym> {
         };
         real = VERSIONS.iter().find_map(find)?.as_ptr().expose_provenance();
         // Relaxed: each thread finds the same address.
-        REAL.store(real, Ordering::Relaxed);
+        REAL_DLSYM.store(real, Ordering::Relaxed);
     }
     let real = ptr::with_exposed_provenance_mut::<c_void>(real);
     // SAFETY: `real` is the C library's `dlsym`, which has this type.
@@ -59,7 +59,7 @@ pub(crate) fn real_function(name: &CStr) -> Option<NonNull<c_void>> {
 
 /// Returns the driver, if the process has loaded it.
 fn loaded_driver() -> Option<NonNull<c_void>> {
-    let seen = SEEN.load(Ordering::Relaxed);
+    let seen = DRIVER_FUNCTION.load(Ordering::Relaxed);
     let of_seen = if seen.is_null() { None } else { image_of(seen) };
     let by_name = || DRIVER.into_iter().find_map(|name| open_loaded(name.as_ptr()));
     of_seen.and_then(|library| open_loaded(library.dli_fname)).or_else(by_name)
@@ -68,7 +68,7 @@ fn loaded_driver() -> Option<NonNull<c_void>> {
 /// Records a driver function that the program has received.
 pub(crate) fn record_driver(function: NonNull<c_void>) {
     // Relaxed: the function existed before its address is stored.
-    SEEN.store(function.as_ptr(), Ordering::Relaxed);
+    DRIVER_FUNCTION.store(function.as_ptr(), Ordering::Relaxed);
 }
 
 /// Returns the program or the library that contains an address.

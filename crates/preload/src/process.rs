@@ -18,6 +18,6 @@ pub(crate) fn is_owner() -> bool {
 }
 
 /// Records that this process is about to use contexts. Called only if the process may be served.
-pub(crate) fn own() {
+pub(crate) fn record_owner() {
     OWNER.store(std::process::id(), Ordering::Relaxed);
 }

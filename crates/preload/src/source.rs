@@ -12,13 +12,13 @@ use pinpool::PinnedBy;
 use pinpool::source::{PAGE_BYTES, Region, Retry, Source, SourceError};
 use pinpool::unstable::backend::GRANULE_BYTES;
 
-use crate::blocks::{Block, Blocks};
 use crate::contexts::Context;
 use crate::driver::{CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Code, Driver, MAPPED, PORTABLE};
-use pinpool_os::sync::plain::Mutex;
+use crate::driver_blocks::{DriverBlock, DriverBlocks};
+use pinpool_os::sync::unmodeled::Mutex;
 
 /// The blocks of all pools, by the address of their first byte.
-static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks::new());
+static BLOCKS: Mutex<DriverBlocks> = Mutex::new(DriverBlocks::new());
 
 /// Returns whether the address lies in a block of a pool.
 pub(crate) fn is_inside(address: usize) -> bool {
@@ -80,7 +80,7 @@ unsafe impl Source for HostSource {
             let _entered = self.driver.enter(handle)?;
             let block = self.driver.host_alloc(held_bytes, PORTABLE | MAPPED)?;
             // The block is recorded before the context can end, since that end forgets the context's blocks.
-            BLOCKS.lock().insert(block.addr().get(), Block { bytes: held_bytes, context: self.context.number() });
+            BLOCKS.lock().insert(block.addr().get(), DriverBlock { bytes: held_bytes, context: self.context.number() });
             Ok(block)
         });
         let block = block.ok_or_else(Self::gone)?.map_err(|code| self.error("cuMemHostAlloc", code))?;

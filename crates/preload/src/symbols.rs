@@ -38,15 +38,15 @@ impl Decision {
 
 extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: *const c_void) -> Decision {
     let Some(real) = real_dlsym() else { return Decision::answer(None) };
-    let go_on = Decision { answer: ptr::null_mut(), jump: real as usize };
+    let jump_to_real = Decision { answer: ptr::null_mut(), jump: real as usize };
     if name.is_null() || handle == libc::RTLD_NEXT {
-        return go_on;
+        return jump_to_real;
     }
     // SAFETY: the name ends in 0, as `dlsym` requires.
     let name = unsafe { CStr::from_ptr(name) };
-    let Some(hook) = hooks::exported(name) else { return go_on };
+    let Some(hook) = hooks::exported(name) else { return jump_to_real };
     if is_behind_hooks(caller, name) {
-        return go_on;
+        return jump_to_real;
     }
     let is_default = handle == libc::RTLD_DEFAULT;
     let found = if is_default { None } else { look_up(handle, name) };
@@ -103,6 +103,9 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
         decide = sym decide,
     )
 }
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("`dlsym` can be replaced on x86-64 and aarch64 only");
 
 /// Replaces `dlsym` as on x86-64.
 ///

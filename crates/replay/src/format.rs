@@ -92,9 +92,9 @@ pub enum TraceError {
     Pool(#[from] pinpool::Error),
 }
 
-/// Most lines of a trace: 20 times the longest trace of this repository, about 300 MB in memory.
+/// Maximum number of lines of a trace: 20 times the longest trace of this repository, about 300 MB in memory.
 const MAX_LINES: u64 = 4_000_000;
-/// Most records of a trace.
+/// Maximum number of records of a trace.
 const RECORDS_MAX: u64 = 16_000_000;
 /// Longest line, with its end.
 const LINE_BYTES_MAX: u64 = 4096;
@@ -122,7 +122,7 @@ impl Trace {
         if input.first().starts_with(&[0x80]) {
             return Err(TraceError::Pickle);
         }
-        Self::read(input.into_bytes())
+        Self::read(input.into_reader())
     }
 
     /// Reads a trace from `lines`.

@@ -37,7 +37,7 @@ impl Input {
     }
 
     /// Returns the contents from the first byte on.
-    pub fn into_bytes(self) -> Box<dyn BufRead> {
+    pub fn into_reader(self) -> Box<dyn BufRead> {
         self.bytes
     }
 }

@@ -43,7 +43,7 @@ impl Replay {
     /// # Errors
     ///
     /// The errors of [`under`](Replay::under).
-    pub fn as_recorded(workload: &Workload, variables: &[(String, String)]) -> Result<Self, String> {
+    pub fn with_recorded_settings(workload: &Workload, variables: &[(String, String)]) -> Result<Self, String> {
         // A recorded rounding fits only the recorded preset.
         let is_set = |name: &str| variables.iter().any(|(set, _)| set == name || *set == PRESET && name == ROUNDING);
         let recorded = workload.settings().iter().filter(|(name, _)| FOLLOWED.contains(&&**name) && !is_set(name));

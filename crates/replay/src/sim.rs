@@ -13,7 +13,7 @@ use std::ops::Range;
 use pinpool::PinnedBy;
 use pinpool::source::{Region, Source, SourceError};
 use pinpool::unstable::backend::{AddressRange, GRANULE_BYTES, HeapSource, RemapError, Subrange, VirtualMemory};
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 use serde::Serialize;
 
 /// Kinds of simulated memory, with their names in flags and reports.
@@ -170,7 +170,7 @@ pub struct CallSums {
     pub(super) calls: Calls,
     /// Bytes held now.
     pub pinned_bytes: u64,
-    /// Most bytes held at any time.
+    /// Maximum number of bytes held at any time.
     pub peak_bytes: u64,
     /// Old addresses where remapped granules are still mapped; no two ranges touch.
     old_places: Vec<Range<usize>>,

@@ -15,7 +15,7 @@ use super::state::StateWord;
 use crate::error::{ErrorKind, Result};
 use crate::memory_file::{MemoryFile, Shared, SharedMemory};
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
-use pinpool_os::sync::process::{AtomicU32, AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicU32, AtomicU64, Ordering};
 use pinpool_shared_limit::file::EventCount;
 
 /// The mark of a file of shared buffers: the text `pinslabs` as bytes.
@@ -111,7 +111,7 @@ impl Header {
 /// One buffer.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(super) struct Entry {
+pub(super) struct BufferHeader {
     pub(super) state: StateWord,
     /// Bytes that the worker has filled. Set when the buffer is sent.
     pub(super) len: AtomicU64,
@@ -123,8 +123,8 @@ pub(super) struct Entry {
 
 // SAFETY: `Header` consists of atomics and has C layout.
 unsafe impl Shared for Header {}
-// SAFETY: `Entry` consists of atomics and has C layout.
-unsafe impl Shared for Entry {}
+// SAFETY: `BufferHeader` consists of atomics and has C layout.
+unsafe impl Shared for BufferHeader {}
 
 /// The layout that the numbers of the header determine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,7 +142,7 @@ impl Geometry {
     fn new(id: u64, buffer_bytes: usize, buffers: usize) -> Option<Self> {
         let stride = buffer_bytes.checked_next_multiple_of(PAGE_BYTES)?;
         let data_offset =
-            (PAGE_BYTES + buffers.checked_mul(size_of::<Entry>())?).checked_next_multiple_of(PAGE_BYTES)?;
+            (PAGE_BYTES + buffers.checked_mul(size_of::<BufferHeader>())?).checked_next_multiple_of(PAGE_BYTES)?;
         let slots = u16::try_from(u32::try_from(buffers).ok()? + SPARE_SLOTS).ok()?;
         Some(Self { id, buffer_bytes, stride, data_offset, buffers, slots })
     }
@@ -238,12 +238,12 @@ impl<'a> View<'a> {
     }
 
     /// Returns the entry of buffer `index`; `None` if there is no such buffer.
-    pub(super) fn entry(self, index: usize) -> Option<&'a Entry> {
+    pub(super) fn entry(self, index: usize) -> Option<&'a BufferHeader> {
         (index < self.geometry.buffers).then_some(())?;
-        self.memory.shared(PAGE_BYTES + index * size_of::<Entry>())
+        self.memory.shared(PAGE_BYTES + index * size_of::<BufferHeader>())
     }
 
-    pub(super) fn entries(self) -> impl Iterator<Item = (usize, &'a Entry)> {
+    pub(super) fn entries(self) -> impl Iterator<Item = (usize, &'a BufferHeader)> {
         (0..self.geometry.buffers).filter_map(move |index| self.entry(index).map(|entry| (index, entry)))
     }
 }

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::counts::Counts;
-use super::layout::{Entry, Geometry, SharedFile, View, io_failed};
+use super::layout::{BufferHeader, Geometry, SharedFile, View, io_failed};
 use super::lend::Lender;
 use super::state::{State, Use};
 use super::ticket::Ticket;
@@ -13,7 +13,7 @@ use crate::error::{ErrorKind, Result};
 use crate::memory_file::{MemoryFile, SharedMemory};
 use pinpool::{PinnedBuf, PinnedBy, Pool};
 use pinpool_os::fork::ForkGeneration;
-use pinpool_os::sync::process::Ordering;
+use pinpool_os::sync::unmodeled::Ordering;
 use pinpool_shared_limit::file::LockFile;
 
 /// Buffers that worker processes fill and this process copies to a device. This process pins their memory once.
@@ -109,7 +109,7 @@ impl SharedPool {
     }
 
     /// Receives the buffer with the state `sent`; `None` if another thread was faster.
-    fn hold(&self, view: View<'_>, index: usize, entry: &Entry, sent: State) -> Result<Option<PinnedBuf>> {
+    fn hold(&self, view: View<'_>, index: usize, entry: &BufferHeader, sent: State) -> Result<Option<PinnedBuf>> {
         let len =
             usize::try_from(entry.len.load(Ordering::Relaxed)).unwrap_or(usize::MAX).min(view.geometry.buffer_bytes);
         if !entry.state.step(sent, Use::Held) {

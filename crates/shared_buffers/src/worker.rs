@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::counts::Counts;
-use super::layout::{Entry, SharedFile, View, io_failed};
-use super::state::{State, Use};
+use super::layout::{SharedFile, View, io_failed};
+use super::state::{State, StateWord, Use};
 use super::ticket::Ticket;
 use crate::error::{ErrorKind, Result};
 use crate::memory_file::MemoryFile;
 use pinpool_os::fork::{self, ForkGeneration};
-use pinpool_os::sync::process::{AtomicUsize, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicUsize, Ordering};
 use pinpool_shared_limit::file::LockFile;
 
 /// Time between two checks of a waiting process for dead processes.
@@ -28,7 +28,7 @@ fn lock_of(slot: u16) -> usize {
 /// Opens the file again for its locks, through an open file description that no other process shares.
 pub(super) fn locks_of(file: &MemoryFile) -> Result<LockFile> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    let no_fork = fork::hold_off();
+    let no_fork = fork::delay_forks();
     let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
     let locks = opened.and_then(|file| LockFile::new(file, &no_fork));
     locks.map_err(io_failed("a description of the file (/proc/self/fd)"))
@@ -187,9 +187,8 @@ fn take_slot(view: View<'_>, owners: &LockFile) -> Result<u16> {
         if taken && has_sent(slot) {
             owners.unlock_slot(lock_of(slot));
         } else if taken {
-            let freed =
-                |(_, entry): (usize, &Entry)| entry.state.read().is_some_and(|seen| entry.state.recover(seen, slot));
-            let count = view.entries().filter(|&entry| freed(entry)).count();
+            let is_freed = |state: &StateWord| state.read().is_some_and(|seen| state.recover(seen, slot));
+            let count = view.entries().filter(|(_, header)| is_freed(&header.state)).count();
             let header = view.header()?;
             header.use_slot(slot);
             header.freed().notify(i32::try_from(count).unwrap_or(i32::MAX));

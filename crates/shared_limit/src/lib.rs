@@ -6,6 +6,6 @@
 #![allow(missing_docs, missing_debug_implementations, clippy::missing_errors_doc, clippy::missing_panics_doc)] // Internal: a doc comment would repeat the name.
 
 pub mod file;
-mod shared_limit;
+mod limit;
 
-pub use shared_limit::*;
+pub use limit::*;

@@ -23,7 +23,7 @@ use std::time::Instant;
 use pinpool::PinnedBy;
 use pinpool::source::{PAGE_BYTES, Region, Source, SourceError};
 use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};
-use pinpool_os::sync::plain::{Condvar, Mutex, MutexGuard};
+use pinpool_os::sync::unmodeled::{Condvar, Mutex, MutexGuard};
 
 /// A source that fails and waits as scripted, and otherwise forwards every call to the wrapped source.
 #[derive(Debug)]

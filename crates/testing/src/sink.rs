@@ -4,8 +4,8 @@
 //! until it is dropped.
 //! [`PinnedBuf`](pinpool::PinnedBuf) has an example.
 //!
-//! **sink-I1**: a reference to the bytes of a [`SinkMem`] exists only while no copy into them is queued or running. Copies of
-//! one memory wait for earlier copies on other streams, and [`SinkMem::read`] waits for all; a new copy into the memory needs
+//! **sink-I1**: a reference to the bytes of a [`SinkMemory`] exists only while no copy into them is queued or running. Copies of
+//! one memory wait for earlier copies on other streams, and [`SinkMemory::read`] waits for all; a new copy into the memory needs
 //! `&mut`, which ends the borrow of `read`.
 #![allow(unsafe_code)] // Copies through raw pointers on another thread, as a device would.
 
@@ -16,8 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, Fence, StreamId};
 use pinpool::{Error, Result};
 use pinpool_os::fork::ForkGeneration;
-use pinpool_os::sync::plain::{Condvar, Mutex};
-use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicU64, Condvar, Mutex, Ordering};
 use pinpool_os::threads;
 
 /// An in-order queue of copies, run by a dedicated thread.
@@ -75,7 +74,7 @@ unsafe impl Sync for DeviceBytes {}
 
 /// Memory that simulates device memory.
 #[derive(Debug)]
-pub struct SinkMem {
+pub struct SinkMemory {
     bytes: Arc<DeviceBytes>,
     len: usize,
     copies: Mutex<Vec<Arc<dyn Fence>>>,
@@ -233,7 +232,7 @@ unsafe impl Fence for SinkFence {
     }
 }
 
-impl SinkMem {
+impl SinkMemory {
     /// Creates `len` zeroed bytes.
     pub fn new(len: usize) -> Self {
         let bytes = vec![0; len].into_boxed_slice();
@@ -268,7 +267,7 @@ impl SinkMem {
 }
 
 // SAFETY: if an error is returned, nothing was enqueued; the fence uses the worker's own count.
-unsafe impl CopyTarget<SinkStream> for SinkMem {
+unsafe impl CopyTarget<SinkStream> for SinkMemory {
     fn capacity_bytes(&self) -> usize {
         self.len
     }
@@ -288,7 +287,7 @@ unsafe impl CopyTarget<SinkStream> for SinkMem {
 }
 
 // SAFETY: as for `CopyTarget`.
-unsafe impl CopySource<SinkStream> for SinkMem {
+unsafe impl CopySource<SinkStream> for SinkMemory {
     fn available_bytes(&self) -> usize {
         self.len
     }

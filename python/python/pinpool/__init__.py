@@ -64,7 +64,7 @@ _REMOVED = {
     "Batch": "pinpool_loader.Batch",
     "DeviceArray": _COPY,
     "DeviceBuffer": _COPY,
-    "Image": "pinpool_loader.Image",
+    "Image": "pinpool_loader.ImageDecoder",
     "Kept": _KEPT,
     "Loader": "pinpool_loader.Loader (import pinpool_loader)",
     "SharedLoader": _WORKERS,

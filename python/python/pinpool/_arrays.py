@@ -4,12 +4,15 @@ import math
 import operator
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _pinpool
 
+if TYPE_CHECKING:
+    from ._pinpool import _Stream
 
-def record_stream(batch: Any, stream: Any) -> None:
+
+def record_stream(batch: Any, stream: "_Stream") -> None:
     """Delays the reuse of the memory of `batch` until all work enqueued on `stream` so far has completed.
 
     Call it after each asynchronous copy and before the batch is dropped, with the stream of the copy. Unlike torch's
@@ -22,15 +25,15 @@ def record_stream(batch: Any, stream: Any) -> None:
     Args:
         batch: an array or tensor over a buffer of a pool (from `pool.empty`, a batch, `torch.from_dlpack(buf)` or
             `np.asarray(buf)`), or a view of such an array. One call covers all arrays of the same buffer. `batch` may also be a
-            `Batch` of `pinpool_loader.Loader`, or a dict, list or tuple of arrays. Empty arrays are ignored, and in these
-            containers also other values and host memory outside pools. Arrays within other objects, such as dataclasses, need
-            separate calls.
+            `Batch` of `pinpool_loader.Loader`, or a dict, list or tuple of arrays. Empty arrays are ignored. Within a
+            dict, list or tuple, memory outside pools and values that are not arrays are ignored as well. Arrays within other
+            objects, such as dataclasses, need separate calls.
         stream: as for `Buffer.record_stream`.
 
     Raises:
         TypeError: `batch` is not in a buffer of a pool, contains a GPU tensor, or contains other objects and no array of a pool; or
             `stream` is not a stream.
-        BackendError, DeviceError, RequestError: as for `Buffer.record_stream`.
+        BackendError, DeviceError, RequestError: as for `Buffer.record_stream`. The other arrays of the batch are still recorded.
     """
     import numpy as np
 
@@ -40,9 +43,17 @@ def record_stream(batch: Any, stream: Any) -> None:
         arrays, others = [], []
         for value in _values_in(batch):
             (arrays if is_tensor(value) or isinstance(value, (np.ndarray, memoryview, _pinpool.Buffer)) else others).append(value)
-        addresses = {address for array in arrays if (address := _address(array))}
-        found = [_pinpool._record_stream(address, stream) for address in addresses]
-        if others and not any(found):
+        recorded, failure = {}, []
+        for array in arrays:
+            try:
+                if (address := _address(array)) and address not in recorded:
+                    recorded[address] = _pinpool._record_stream(address, stream)
+            except Exception as error:
+                # Raised after the loop: each other buffer needs its fence, or its quarantine.
+                failure = failure or [error]
+        if failure:
+            raise failure.pop()  # No variable may keep it: its traceback refers to this frame, and so to the arrays.
+        if others and not any(recorded.values()):
             raise _not_in_a_pool(others[0])
     elif (address := _address(batch)) and not _pinpool._record_stream(address, stream):
         raise _not_in_a_pool(batch)
@@ -84,11 +95,9 @@ def _address(array):
 
 
 def empty(pool, shape, dtype, order, library, timeout):
-    if library == "numpy":
-        return _empty_array(pool, shape, dtype, order, timeout)
-    if library == "torch":
-        return _empty_tensor(pool, shape, dtype, order, timeout)
-    raise ValueError(f"library must be 'numpy' or 'torch', not {library!r}")
+    if library not in ("numpy", "torch"):
+        raise ValueError(f"library must be 'numpy' or 'torch', not {library!r}")
+    return (_empty_array if library == "numpy" else _empty_tensor)(pool, shape, dtype, order, timeout)
 
 
 def _lengths(shape):
@@ -96,9 +105,8 @@ def _lengths(shape):
         lengths = (operator.index(shape),)
     except TypeError:
         lengths = tuple(operator.index(length) for length in shape)
-    for length in lengths:
-        if length < 0:
-            raise ValueError(f"shape must have lengths of 0 or more, not {lengths}")
+    if min(lengths, default=0) < 0:
+        raise ValueError(f"shape must have lengths of 0 or more, not {lengths}")
     return lengths
 
 

@@ -5,8 +5,8 @@ import asyncio
 from . import _pinpool
 
 
-async def get(pool, n, timeout):
-    waiting = pool._begin_get(n, timeout)
+async def get(pool, nbytes, timeout):
+    waiting = pool._begin_get(nbytes, timeout)
     if isinstance(waiting, _pinpool.Buffer):
         return waiting
     try:

@@ -30,11 +30,11 @@ class BackendError(PinpoolError, RuntimeError):
 
 
 class DeviceError(PinpoolError, RuntimeError):
-    """The device failed, or a stream captures a graph. It is unknown when the work completes, so the memory is not reused."""
+    """The device failed, or the stream is capturing a graph. The pool cannot tell when the work completes, so it never reuses the memory."""
 
 
 class ForkError(PinpoolError, RuntimeError):
-    """The pool belongs to the parent of this forked process: create a pool after the fork."""
+    """The pool belongs to another process, such as the parent of this forked one: create a pool in the process that uses it."""
 
 
 class LoadError(PinpoolError, OSError):
@@ -42,7 +42,7 @@ class LoadError(PinpoolError, OSError):
 
 
 class ReleasedError(PinpoolError, ValueError):
-    """The buffer was released, or its shared pool was closed."""
+    """The buffer was released, or the pool or shared pool was closed."""
 
 
 class RequestError(PinpoolError, ValueError):

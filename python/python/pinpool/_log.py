@@ -53,7 +53,7 @@ def _run():
 
 
 def size(nbytes: float) -> str:
-    """`nbytes` as in log lines, such as 24.0MiB."""
+    """Returns `nbytes` as log lines show it, such as 24.0MiB."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:.1f}{unit}"

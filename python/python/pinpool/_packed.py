@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches", "Packed"]
 
-#: The shared pools created in this process or in its parent before a fork.
-live_pools: weakref.WeakSet[SharedPool] = weakref.WeakSet()
+#: The shared pools created in this process or in its parent before a fork, by inode and device of the memory file.
+live_pools: weakref.WeakValueDictionary[tuple[int, int], SharedPool] = weakref.WeakValueDictionary()
 
 
 class Packed:
@@ -28,26 +28,24 @@ class Packed:
     dropped in the trainer without being unpacked, its buffer becomes free.
     """
 
-    __slots__ = ("_is_received", "_oversized", "_tree", "ticket")
+    __slots__ = ("_identity", "_is_received", "_oversized", "_tree", "ticket")
 
-    def __init__(self, ticket: bytes, tree: Any, oversized: bytes | bytearray | None = None) -> None:
-        self.ticket, self._tree = ticket, tree
+    def __init__(self, ticket: bytes, tree: Any, oversized: bytes | bytearray | None = None, identity: Any = None) -> None:
+        self.ticket, self._tree, self._identity = ticket, tree, identity
         #: The bytes of a batch that is longer than a buffer and has no ticket.
         self._oversized = oversized
         self._is_received = oversized is not None
 
     def __reduce__(self) -> Any:
-        return Packed, (self.ticket, self._tree, self._oversized)
+        return Packed, (self.ticket, self._tree, self._oversized, self._identity)
 
     def __del__(self) -> None:
         if self._is_received:
             return
-        # No pool is found in a worker, where the ticket has been sent.
-        for shared in [shared for shared in live_pools if shared._process == os.getpid()]:
-            # Fails if the ticket was received in another way, or belongs to another shared pool.
-            with contextlib.suppress(PinpoolError):
+        # A worker, which has sent the ticket, did not create the pool.
+        if (shared := live_pools.get(self._identity)) is not None and shared._process == os.getpid():
+            with contextlib.suppress(PinpoolError):  # Fails if the ticket was received in another way.
                 shared.receive(self).release()
-                break
 
     def __repr__(self) -> str:
         return "<pinpool.Packed, a batch in a shared buffer: iterate over shared.batches(loader), or call shared.unpack(...) on it>"

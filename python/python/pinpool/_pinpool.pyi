@@ -15,6 +15,10 @@ class _TorchStream(Protocol):
     @property
     def cuda_stream(self) -> int: ...
 
+class _AcceleratorStream(Protocol):
+    @property
+    def native_handle(self) -> int: ...
+
 class _CupyStream(Protocol):
     @property
     def ptr(self) -> int: ...
@@ -27,7 +31,7 @@ class _NumbaStream(Protocol):
     @property
     def handle(self) -> Any: ...
 
-_Stream: TypeAlias = int | _TorchStream | _CupyStream | _CudaStream | _NumbaStream
+_Stream: TypeAlias = int | _TorchStream | _AcceleratorStream | _CupyStream | _CudaStream | _NumbaStream
 _Size: TypeAlias = SupportsIndex | str
 _Time: TypeAlias = float | str | timedelta
 _Switch: TypeAlias = bool | Literal[0, 1, "0", "1", "on", "off", "yes", "no", "true", "false"]
@@ -56,8 +60,8 @@ class Buffer:
         """Address of the first byte, aligned to a page. The pool cannot track copies started from it: call `record_stream`."""
     @property
     def is_pinned(self) -> bool:
-        """True if the driver pinned the memory, so that copies can be asynchronous. This is so on the backends vmm, register and
-        cuda, except for empty or pageable buffers (`on_full="pageable"`). torch's `tensor.is_pinned()` returns the same value.
+        """True if the driver pinned the memory, so that copies can be asynchronous. True on the backends vmm, register and cuda,
+        except for empty and pageable buffers (`on_full="pageable"`). torch's `tensor.is_pinned()` returns the same value.
         """
     @property
     def numa_node(self) -> int | None:
@@ -67,7 +71,9 @@ class Buffer:
         """True if the buffer was released and can no longer be used."""
     @property
     def views(self) -> int:
-        """Number of memoryviews, arrays and tensors that were made directly from the buffer, by the buffer protocol or DLPack."""
+        """Number of existing memoryviews, arrays and tensors that were made directly from the buffer, by the buffer protocol or
+        DLPack.
+        """
     def release(self, stream: _Stream | None = None) -> None:
         """Releases the buffer. Its memory returns to the pool once the work already enqueued on `stream` and on the recorded streams
         has completed.
@@ -79,7 +85,7 @@ class Buffer:
 
         Raises:
             BufferError: the buffer has views. It is not released.
-            BackendError, DeviceError, RequestError: as for `record_stream`. The buffer is not released.
+            TypeError, BackendError, DeviceError, RequestError: as for `record_stream`. The buffer is not released.
         """
     def record_stream(self, stream: _Stream) -> None:
         """Delays the reuse of the memory until all work enqueued on `stream` so far has completed. The buffer stays in use.
@@ -93,9 +99,9 @@ class Buffer:
                 enqueued the copy.
 
         Raises:
-            TypeError, ValueError: `stream` is not a stream. The call has no effect.
+            TypeError, RequestError: `stream` is not a stream, or an int that cannot be a handle. The call has no effect.
             BackendError: there is no CUDA driver, so no copy can run on a stream.
-            DeviceError, RequestError: the driver refuses the stream, or the stream captures a graph. The end of its work is
+            DeviceError: the driver refuses the stream or its handle, or the stream captures a graph. The end of its work is
                 unknown, so the memory is never reused, even if a later call with the same stream succeeds. Once the buffer is
                 released, the memory is counted in `stats()["memory"]["quarantined"]`.
             ReleasedError: the buffer was released.
@@ -124,11 +130,11 @@ class Pool:
         with pool.get(4096) as buf:
             np.asarray(buf)[:] = 7
 
-    Threads may share a pool. A pool belongs to one process. In a forked child requests and `reserve` raise ForkError and
-    statistics are 0: create another pool there.
+    Threads may share a pool. A pool belongs to one process. In a forked child requests, `reserve` and `set_max_bytes` raise
+    ForkError, and statistics are 0: create another pool there.
 
-    The thread that drops the last `Pool` object or buffer of a pool waits until no copy is in flight. After 30 s it waits only as
-    long as copies still complete.
+    The thread that drops the last `Pool` object or buffer of a pool waits until no copy is in flight. After 30 s it stops waiting
+    once no copy has completed for a second. The memory of the remaining copies is never freed.
 
     A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its
     default. Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or
@@ -170,7 +176,7 @@ class Pool:
 
     Raises:
         SettingError: a setting is invalid, or two settings contradict each other.
-        TypeError: a setting is unknown, or has a value of the wrong type.
+        TypeError: a setting is unknown, or its value has a type that no setting accepts.
         BackendError: the requested backend is not available, or cannot pin the reserve.
         LimitError: the reserve exceeds the limit "auto" or a shared limit.
     """
@@ -203,27 +209,28 @@ class Pool:
         zero: _Switch | None = ...,
         maintenance_thread: _Switch | None = ...,
     ) -> Self: ...
-    def get(self, n: _Size, *, timeout: _Time | None = None) -> Buffer:
+    def get(self, nbytes: _Size, *, timeout: _Time | None = None) -> Buffer:
         """Returns a buffer: reuses pinned memory, or pins more. When the pool is full, waits for a release.
 
         Args:
-            n: length in bytes, or text such as "64MiB".
+            nbytes: length in bytes, or text such as "64MiB".
             timeout: maximum wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait for room (default: `wait`).
 
         Raises:
             TimeoutError: the pool was full until the timeout.
             LimitError: the pool is full and the timeout is 0, or the request exceeds the limit (`max_bytes`).
-            RequestError: the length is invalid.
-            TypeError, ValueError: `n` or `timeout` has a wrong type, or `timeout` is not a time.
+            RequestError: the length or `timeout` is invalid.
+            TypeError: `nbytes` or `timeout` has a wrong type.
             BackendError: the driver or the kernel refused to pin memory.
             ForkError: the pool belongs to the parent of this process.
+            ReleasedError: the pool was closed.
         """
-    def try_get(self, n: _Size) -> Buffer | None:
-        """Returns an idle buffer of `n` bytes, or None if there is none. Pins nothing and does not wait for room. Raises the same
+    def try_get(self, nbytes: _Size) -> Buffer | None:
+        """Returns an idle buffer of `nbytes` bytes, or None if there is none. Pins nothing and does not wait for room. Raises the same
         errors as `get` for invalid arguments.
         """
-    def aget(self, n: _Size, *, timeout: _Time | None = None) -> Coroutine[Any, Any, Buffer]:
-        """`get` for asyncio: `buf = await pool.aget(n)`. Raises the same errors.
+    def aget(self, nbytes: _Size, *, timeout: _Time | None = None) -> Coroutine[Any, Any, Buffer]:
+        """`get` for asyncio: `buf = await pool.aget(nbytes)`. Raises the same errors.
 
         Tasks and threads wait in one queue, in the order of their requests. A cancelled request leaves the queue. On a miss, a thread of
         the pool pins the memory.
@@ -253,7 +260,7 @@ class Pool:
         Raises:
             TypeError, ValueError: the shape, dtype, order or library is invalid.
             ImportError: `library="torch"`, but torch is not installed.
-            TimeoutError, LimitError, RequestError, BackendError, ForkError: as for `get`.
+            TimeoutError, LimitError, RequestError, BackendError, ForkError, ReleasedError: as for `get`.
         """
     @overload
     def empty(
@@ -273,7 +280,7 @@ class Pool:
         The most important ones:
 
             requests.served         requests that got a buffer: hits + misses
-            requests.hits           requests served by an idle buffer
+            requests.hits           requests served by an idle buffer, or by a returned one that was handed over
             requests.waits          requests that waited for memory; wait_time has the distribution of the waits
             requests.failed         requests without memory within the limit, or with a backend error
             memory.held_bytes       bytes held from the backend, in any state; peak_held_bytes is the maximum
@@ -291,14 +298,15 @@ class Pool:
         """Returns a report of the pool's memory: the largest holders by tag, the bytes by state, the limit, and, if memory is
         short, the likely cause.
         """
-    def reserve(self, n: _Size) -> None:
-        """Pins `n` more bytes and keeps them; with `reserve_wait=False`, most of them in the background. If the driver or the
+    def reserve(self, nbytes: _Size) -> None:
+        """Pins `nbytes` more bytes and keeps them; with `reserve_wait=False`, most of them in the background. If the driver or the
         kernel refuses a part, the pool warns and keeps the smaller reserve.
 
         Raises:
             SettingError: the preset is "tensorflow".
             LimitError: the bytes exceed the limit (`max_bytes`), or leave no room for a waiting request.
             BackendError: the driver or the kernel refused to pin any of them.
+            ForkError, ReleasedError: as for `get`.
         """
     def wait_reserved(self, timeout: _Time | None = None) -> bool:
         """Waits until the whole reserve is pinned, for a pool with `reserve_wait=False`.
@@ -321,6 +329,13 @@ class Pool:
         """
     def clear(self) -> None:
         """Releases all idle memory to the system, as `trim(0)` does, and restarts the counters of the preset "tensorflow"."""
+    def close(self) -> None:
+        """Makes waiting and later requests fail with ReleasedError, and releases idle memory except reserves. Buffers in use stay
+        valid; after their release, `trim()` releases their memory. On register and cuda, waits for all work on the device. A `with`
+        block closes the pool at its end.
+        """
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: type[BaseException] | BaseException | TracebackType | None) -> None: ...
     def maintain(self) -> None:
         """Detects completed copies and releases idle memory that is due, as the maintenance thread does."""
     def set_max_bytes(self, max_bytes: _Size) -> None:
@@ -386,7 +401,7 @@ class SharedPoolCore:
     def workers(self) -> int: ...
     def buffer_bytes(self) -> int: ...
     def buffers(self) -> int: ...
-    def pinned_by(self) -> str: ...
+    def pinned_by(self) -> str | None: ...
     def is_hugetlb(self) -> bool: ...
     def close(self) -> None: ...
 
@@ -398,6 +413,7 @@ def _parse_bytes(text: str) -> int: ...
 def _record_stream(address: int, stream: _Stream) -> bool: ...
 def _host_memory() -> tuple[int, str] | None: ...
 def _torch_functions(pool: Pool) -> int: ...
+def _free_torch_functions(address: int) -> None: ...
 
 @final
 class Decoder:

@@ -18,20 +18,17 @@ def _init(self, *, name=None, env=True, **settings):
 
 def diagnose() -> str:
     """Returns the diagnosis of each pool of this process (see `Pool.diagnose`), except pools with only `tagged` handles left."""
-    texts = []
-    for pool in sorted(_pools, key=lambda pool: pool.name or ""):
-        text = pool.diagnose()
-        texts.append(f"{pool.name}: {text}" if pool.name else text)
-    return "\n".join(texts)
+    pools = sorted(_pools, key=lambda pool: pool.name or "")
+    return "\n".join((f"{pool.name}: " if pool.name else "") + pool.diagnose() for pool in pools)
 
 
-async def aget(self, n, *, timeout=None):
-    """`get` for asyncio: `buf = await pool.aget(n)`. Raises the same errors.
+async def aget(self, nbytes, *, timeout=None):
+    """`get` for asyncio: `buf = await pool.aget(nbytes)`. Raises the same errors.
 
     Tasks and threads wait in one queue, in the order of their requests. A cancelled request leaves the queue. On a miss, a thread of
     the pool pins the memory.
     """
-    return await _asyncio.get(self, n, timeout)
+    return await _asyncio.get(self, nbytes, timeout)
 
 
 def empty(self, shape, dtype=None, *, order="C", library="numpy", timeout=None):
@@ -50,7 +47,7 @@ def empty(self, shape, dtype=None, *, order="C", library="numpy", timeout=None):
     Raises:
         TypeError, ValueError: the shape, dtype, order or library is invalid.
         ImportError: `library="torch"`, but torch is not installed.
-        TimeoutError, LimitError, RequestError, BackendError, ForkError: as for `get`.
+        TimeoutError, LimitError, RequestError, BackendError, ForkError, ReleasedError: as for `get`.
     """
     return _arrays.empty(self, shape, dtype, order, library, timeout)
 
@@ -63,7 +60,7 @@ def stats(self):
     The most important ones:
 
         requests.served         requests that got a buffer: hits + misses
-        requests.hits           requests served by an idle buffer
+        requests.hits           requests served by an idle buffer, or by a returned one that was handed over
         requests.waits          requests that waited for memory; wait_time has the distribution of the waits
         requests.failed         requests without memory within the limit, or with a backend error
         memory.held_bytes       bytes held from the backend, in any state; peak_held_bytes is the maximum
@@ -76,6 +73,14 @@ def stats(self):
     `src/stats/list.rs` in the repository and the help lines of `pinpool metrics` explain all of them.
     """
     return json.loads(self._stats_json())
+
+
+def _enter(self):
+    return self
+
+
+def _exit(self, *_exception):
+    self.close()
 
 
 _REMOVED = {
@@ -97,6 +102,7 @@ def _signature():
 
 
 Pool.__init__ = _init
+Pool.__enter__, Pool.__exit__ = _enter, _exit
 Pool.__signature__ = _signature()
 Pool.__getattr__ = _removed
 for _method in (aget, empty, stats):

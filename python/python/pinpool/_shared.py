@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from . import _log, _pinpool
 from ._arguments import checked_int
-from ._errors import LimitError, PinpoolError, ReleasedError
+from ._errors import ForkError, LimitError, PinpoolError, ReleasedError
 from ._packed import Batches, Packed, live_pools
 from ._pool import Pool
 from ._tree import Plan, Views, choose_library
@@ -25,10 +25,10 @@ __all__ = ["SharedPool"]
 # Parameters of glibc's mallopt.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 #: The largest value that glibc accepts for M_MMAP_THRESHOLD.
-_MMAP_MOST = 32 << 20
-_TRIM_MORE = 16 << 20
+_MMAP_THRESHOLD_MAX = 32 << 20
+_TRIM_MARGIN_BYTES = 16 << 20
 
-# Shared pools attached in this process, by device and inode of the memory file, so that a pool is attached only once.
+# Shared pools attached in this process, by inode and device of the memory file, so that a pool is attached only once.
 _attached: weakref.WeakValueDictionary[tuple[int, int], SharedPool] = weakref.WeakValueDictionary()
 _attaching = threading.Lock()
 
@@ -78,10 +78,11 @@ class SharedPool:
         self._pool = Pool(name="shared") if pool is None else pool
         self._core = _pinpool.SharedPoolCore(self._pool, buffer_bytes, buffers, hugetlb == "off")
         self._begin(self._core.fileno(), library)
-        live_pools.add(self)
+        live_pools[self._identity] = self
 
     def _begin(self, descriptor, library):
         self._descriptor, self._process, self.library = descriptor, os.getpid(), library
+        self._identity = os.fstat(descriptor)[1:3]  # Inode and device of the memory file, equal in all processes.
         self._worker, self._worker_process = None, None
         self._is_closed = self._has_warned = False
 
@@ -99,23 +100,23 @@ class SharedPool:
                 worker = self._worker
         return worker
 
-    def get(self, n: int | str | None = None, *, timeout: float | str | timedelta | None = None) -> _pinpool.SharedBuffer:
-        """Returns a free buffer to fill with `n` bytes (default: `buffer_bytes`), and waits until there is one.
+    def get(self, nbytes: int | str | None = None, *, timeout: float | str | timedelta | None = None) -> _pinpool.SharedBuffer:
+        """Returns a free buffer to fill with `nbytes` bytes (default: `buffer_bytes`), and waits until there is one.
 
         Args:
-            n: length in bytes, or text such as "1MiB".
+            nbytes: length in bytes, or text such as "1MiB".
             timeout: maximum wait in seconds, a timedelta, or text such as "500ms". By default there is no limit, because workers also
                 wait while the trainer validates or saves.
 
         Raises:
             TimeoutError: no buffer became free in time. LimitError if `timeout` is 0.
             ReleasedError: this process has closed the shared pool.
-            RequestError: `n` exceeds `buffer_bytes`.
+            RequestError: `nbytes` exceeds `buffer_bytes`, or `timeout` is invalid.
             PeerError: the trainer has ended, has closed the shared pool, or is ending a loop over `batches`, and no buffer is free or
                 this process has not attached yet.
         """
         worker = self._attach()
-        return worker.get(worker.buffer_bytes() if n is None else n, timeout)
+        return worker.get(worker.buffer_bytes() if nbytes is None else nbytes, timeout)
 
     def pack(self, batch: Any, *, number: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
         """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns its ticket for `unpack`.
@@ -160,13 +161,13 @@ class SharedPool:
             return Packed(b"", tree, oversized)
         buf = self.get(plan.nbytes, timeout=timeout)
         plan.fill(buf)
-        return Packed(buf.send(number), tree)
+        return Packed(buf.send(number), tree, None, self._identity)
 
     # Methods for the trainer.
 
     def _trainer(self):
         if self._core is None:
-            raise TypeError("this process is a worker of the shared pool: only the process that created it can receive buffers")
+            raise ForkError("this process is a worker of the shared pool: only the process that created it can receive buffers")
         return self._core
 
     def _open_pool(self):
@@ -181,7 +182,7 @@ class SharedPool:
         Raises:
             TicketError: the buffer was received before, or belongs to another shared pool.
             ReleasedError: the shared pool was closed.
-            TypeError, ForkError: this process is a worker.
+            ForkError: this process is a worker.
             LimitError: the pool has no memory for a batch that is longer than a shared buffer.
         """
         trainer = self._trainer()
@@ -229,7 +230,8 @@ class SharedPool:
         become free. With `persistent_workers=True` they become free at the next `for`.
 
         The `for` raises LimitError if the program keeps so many batches that fewer than `num_workers * prefetch_factor` buffers are
-        left for the workers. If other buffers of the same pool have copies in flight, the `for` may wait forever instead.
+        left for the workers. If other buffers of the same pool have copies in flight, the `for` may wait forever instead: give the
+        shared pool a separate `Pool` to avoid this.
         """
         return Batches(self, loader)
 
@@ -297,8 +299,8 @@ class SharedPool:
         return self._attach().buffers() if self._core is None else self._core.buffers()
 
     @property
-    def pinned_by(self) -> str:
-        """What pins the memory: "driver", "kernel" (`mlock`) or "none"."""
+    def pinned_by(self) -> str | None:
+        """What pins the memory: "driver", "kernel" (`mlock`) or None."""
         return self._trainer().pinned_by()
 
     @property
@@ -344,25 +346,25 @@ class SharedPool:
     def __repr__(self) -> str:
         try:
             text = f"{self.buffers} buffers of {self.buffer_bytes} bytes"
-            return f"<pinpool.SharedPool of {text}, {'attached' if self._core is None else 'pinned by ' + self.pinned_by}>"
+            return f"<pinpool.SharedPool of {text}, {'attached' if self._core is None else 'pinned by ' + (self.pinned_by or 'nothing')}>"
         except PinpoolError:
             return "<pinpool.SharedPool, closed>"
 
 
 def _unpickle(passed, library):
     descriptor = passed.detach()
-    status = os.fstat(descriptor)
-    identity = (status.st_dev, status.st_ino)
-    known = _attached.get(identity)
-    if known is not None and known._process == os.getpid() and not known._is_closed:
-        os.close(descriptor)
-        return known
-    pool = SharedPool.__new__(SharedPool)
-    pool._pool = pool._core = None
-    pool._begin(descriptor, library)
-    weakref.finalize(pool, os.close, descriptor)
-    _attached[identity] = pool
-    return pool
+    identity = os.fstat(descriptor)[1:3]
+    with _attaching:
+        known = _attached.get(identity)
+        if known is not None and known._process == os.getpid() and not known._is_closed:
+            os.close(descriptor)
+            return known
+        pool = SharedPool.__new__(SharedPool)
+        pool._pool = pool._core = None
+        pool._begin(descriptor, library)
+        weakref.finalize(pool, os.close, descriptor)
+        _attached[identity] = pool
+        return pool
 
 
 def _keep_freed_memory(nbytes: int) -> None:
@@ -374,5 +376,5 @@ def _keep_freed_memory(nbytes: int) -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return  # A C library other than glibc.
-    mallopt(_M_TRIM_THRESHOLD, min(2 * nbytes + _TRIM_MORE, (1 << 31) - 1))
-    mallopt(_M_MMAP_THRESHOLD, _MMAP_MOST)
+    mallopt(_M_TRIM_THRESHOLD, min(2 * nbytes + _TRIM_MARGIN_BYTES, (1 << 31) - 1))
+    mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_MAX)

@@ -46,21 +46,23 @@ class Plan:
         return self._add(shape, dtype.itemsize, str(dtype).removeprefix("torch."), True, copy_to)
 
     def visit(self, value):
-        """`value` with its arrays and tensors replaced by their positions; everything else is unchanged."""
+        """Returns `value` with its arrays and tensors replaced by their positions; everything else is unchanged."""
         import numpy as np
 
         if isinstance(value, Leaf):
             return value
         if is_tensor(value):
             if not _is_plain(value):
-                raise TypeError(f"a tensor of {value.dtype} and {value.layout} is not stored contiguously: convert it, for example with to_dense()")
+                kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+                remedy = {"quantized": "dequantize()", "nested": "to_padded_tensor(0)"}.get(kind, "to_dense()")
+                raise TypeError(f"a {kind} tensor is not stored as one dense array: convert it with {remedy}")
             return self._tensor(value.shape, value.dtype, lambda target: target.copy_(value.detach()))
         if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
             return self._array(value.shape, value.dtype, lambda target: np.copyto(target, value))
         return map_items(value, lambda items: [self.visit(item) for item in items])
 
     def collate(self, samples, library):
-        """`samples` as one batch of tensors ("torch") or arrays ("numpy"), with positions for stacked values."""
+        """Returns `samples` as one batch of tensors ("torch") or arrays ("numpy"), with positions for stacked values."""
         return self._collate_as_torch(samples) if library == "torch" else self._stack(samples)
 
     def _collate_as_torch(self, samples):
@@ -154,7 +156,7 @@ class Views:
 
 
 def choose_library(library: Literal["numpy", "torch"] | None) -> Literal["numpy", "torch"]:
-    """The library of batches; by default torch if this process has imported it."""
+    """Returns the library of batches; by default torch if this process has imported it."""
     if library not in (None, "numpy", "torch"):
         raise ValueError(f"library must be 'numpy' or 'torch', not {library!r}")
     return library or ("torch" if "torch" in sys.modules else "numpy")
@@ -222,7 +224,7 @@ def _numbers(samples):
 
 
 def map_items(value: Any, visit: Callable[[list[Any]], list[Any]]) -> Any:
-    """`value` with `visit` applied to its items; `value` itself if that changes nothing."""
+    """Returns `value` with `visit` applied to its items, or `value` itself if that changes nothing."""
     if isinstance(value, Mapping):
         keys, items, rebuilt = list(value), list(value.values()), _with_items
     elif isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview, range)):

@@ -123,7 +123,7 @@ class Batch:
         return whole.reshape(shape)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.fields) if self._arrays else map(self.__getitem__, range(len(self)))
+        return iter(self.samples) if self._arrays else map(self.__getitem__, range(len(self)))
 
     def tensors(self) -> list[torch.Tensor]:
         """Returns the stored bytes of the samples as uint8 tensors, views of the buffer. Raises TypeError with `decode=`."""
@@ -139,7 +139,7 @@ class Batch:
         return [whole[begin : begin + length] for _, begin, length, _ in self._parts]
 
     @property
-    def fields(self) -> list[dict[str, Any]]:
+    def samples(self) -> list[dict[str, Any]]:
         """Fields of each sample in a tar archive by name, as views of the buffer: `{"jpg": ..., "cls": ...}`.
 
         The name of a field is the part of the member's base name after the first dot, in lower case. A plain file has only decoded
@@ -180,7 +180,7 @@ class Batch:
         for names in self._arrays:
             if name in names or name == ";".join(names):
                 return self._array(names)
-        for index, fields in enumerate(self.fields):
+        for index, fields in enumerate(self.samples):
             if name not in fields and default is _MISSING:
                 has = ", ".join(fields) or "no fields"
                 raise KeyError(f"{self.names[index]} has no field {name!r}: it has {has}")

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Never
 from pinpool import _pinpool
 from pinpool._arguments import checked_int
 
-__all__ = ["Image"]
+__all__ = ["ImageDecoder"]
 
 
 class DecoderSpec(NamedTuple):
@@ -19,7 +19,7 @@ class DecoderSpec(NamedTuple):
     dtype: str
 
 
-class Image:
+class ImageDecoder:
     """Decodes JPEG and PNG files to RGB images of one size and dtype uint8, for `Loader(decode=)`.
 
     Pixels equal Pillow's `convert("RGB").resize((width, height), BILINEAR)` up to rounding. In tests, JPEG pixels differed by at most 4.
@@ -40,7 +40,7 @@ class Image:
     def __init__(
         self,
         height: int,
-        width: int | None = None,
+        width: int,
         layout: Literal["HWC", "CHW"] = "HWC",
         fit: Literal["stretch", "crop"] = "stretch",
         max_pixels: int | None = None,
@@ -48,9 +48,7 @@ class Image:
     ) -> None:
         if others:
             remedy = ": images are uint8; convert batches in map=" if "dtype" in others else ""
-            raise TypeError(f"an Image has no argument {next(iter(others))}={remedy}")
-        if width is None:
-            raise TypeError(f"Image({height!r}) has no width: give the height and the width, as in Image(224, 224)")
+            raise TypeError(f"an ImageDecoder has no argument {next(iter(others))}={remedy}")
         if layout not in ("HWC", "CHW"):
             raise ValueError(f"layout must be 'HWC' or 'CHW', not {layout!r}")
         if fit not in ("stretch", "crop"):
@@ -62,25 +60,25 @@ class Image:
     def _spec(self) -> DecoderSpec:
         decoder = _pinpool.Decoder.image(self.height, self.width, self.layout == "CHW", self.fit == "crop", self.max_pixels)
         if decoder is None:
-            raise ValueError(f"Image({self.height}, {self.width}) has more pixels than an image can have")
+            raise ValueError(f"ImageDecoder({self.height}, {self.width}) has more pixels than an image can have")
         sizes = (self.height, self.width)
         return DecoderSpec(decoder, (3, *sizes) if self.layout == "CHW" else (*sizes, 3), "uint8")
 
     def __repr__(self) -> str:
-        return f"pinpool_loader.Image({self.height}, {self.width}, {self.layout!r}, {self.fit!r})"
+        return f"pinpool_loader.ImageDecoder({self.height}, {self.width}, {self.layout!r}, {self.fit!r})"
 
 
-def decoders(decode: Mapping[str, Image] | None) -> dict[tuple[str, ...], DecoderSpec]:
+def decoders(decode: Mapping[str, ImageDecoder] | None) -> dict[tuple[str, ...], DecoderSpec]:
     """Returns the decoder of each field by its names: "jpg;jpeg" is one field with two names."""
     if decode is None:
         return {}
-    example = "such as {'jpg': pinpool_loader.Image(224, 224)}"
+    example = "such as {'jpg': pinpool_loader.ImageDecoder(224, 224)}"
     if not isinstance(decode, Mapping) or not decode:
         raise TypeError(f"decode must be a dict from fields to images, {example}, not {decode!r}")
     found: dict[tuple[str, ...], DecoderSpec] = {}
     for key, image in decode.items():
-        if not isinstance(image, Image):
-            raise TypeError(f"decode[{key!r}] must be a pinpool_loader.Image, not {image!r}; map= decodes other formats")
+        if not isinstance(image, ImageDecoder):
+            raise TypeError(f"decode[{key!r}] must be a pinpool_loader.ImageDecoder, not {image!r}; map= decodes other formats")
         names = tuple(name.strip().removeprefix(".").lower() for name in str(key).split(";"))
         if not isinstance(key, str) or not all(names):
             raise TypeError(f"decode must have field names as keys, such as 'jpg' or 'jpg;jpeg;png', not {key!r}")

@@ -13,8 +13,8 @@ from pinpool._arguments import checked_bool, checked_int
 
 from . import _decode, _paths
 from ._batch import Batch, BatchSource, RawBatch
-from ._decode import Image
-from ._map import MapRunner
+from ._decode import ImageDecoder
+from ._map import TIMED_OUT, MapRunner
 
 __all__ = ["Loader"]
 
@@ -78,7 +78,7 @@ class _Settings(TypedDict, total=False):
     state: Mapping[str, Any] | None
     pool: Pool | None
     containers: bool
-    decode: Mapping[str, Image] | None
+    decode: Mapping[str, ImageDecoder] | None
     labels: str | None
     label_type: Callable[[str], Any] | None
     map_threads: int
@@ -88,7 +88,7 @@ class _Settings(TypedDict, total=False):
 class Loader(Generic[T]):
     """Batches of files in pinned memory, read ahead by Rust threads.
 
-        loader = pinpool_loader.Loader("photos", batch_size=64, shuffle=True, decode={"jpg": pinpool_loader.Image(224, 224)})
+        loader = pinpool_loader.Loader("photos", batch_size=64, shuffle=True, decode={"jpg": pinpool_loader.ImageDecoder(224, 224)})
         for batch in loader:
             train(batch.field("jpg"), batch.labels)
 
@@ -117,7 +117,7 @@ class Loader(Generic[T]):
         state: a result of `state_dict()`. The first `for` continues after that position.
         pool: pool of the batches, by default a new `pinpool.Pool(name="loader")`.
         containers: whether to open all `.tar` and `.safetensors` files in directories.
-        decode: images by field name (the suffix of a plain file): `{"jpg;png": pinpool_loader.Image(224, 224)}` makes
+        decode: images by field name (the suffix of a plain file): `{"jpg;png": pinpool_loader.ImageDecoder(224, 224)}` makes
             `batch.field("jpg")` one uint8 array of shape (n, 224, 224, 3). Needs `batch_size`.
         labels: field with the label, such as "cls". By default the label of a plain file is the index of its directory in `classes`, or,
             if there are archives too, the name of the directory.
@@ -131,8 +131,8 @@ class Loader(Generic[T]):
 
     Raises:
         TypeError, ValueError: an argument is invalid, or `paths` has no samples.
-        LoadError: a file cannot be listed; in the loop: a file cannot be read or decoded.
-        LimitError: in the loop: the pool has no memory for a batch within its `wait`, or its backend refuses memory.
+        LoadError: a file cannot be listed, or, during iteration, cannot be read or decoded.
+        LimitError: during iteration, the pool has no memory for a batch within its `wait`, or its backend refuses memory.
     """
 
     @overload
@@ -249,7 +249,7 @@ class Loader(Generic[T]):
 
     @property
     def nbytes(self) -> int:
-        """Size of these samples in bytes."""
+        """Size in bytes of all samples of an epoch, over all ranks."""
         return self._files.nbytes()
 
     @property
@@ -309,16 +309,16 @@ class Loader(Generic[T]):
             if self._reader is reader:
                 self._reader = self._pass_start = None
 
-    def _take(self, reader: _pinpool.Reader, timeout: float | None = None) -> tuple[Batch, _Position] | Literal[False] | None:
+    def _take(self, reader: _pinpool.Reader, timeout: float | None = None) -> tuple[Batch, _Position] | None:
         if not (taken := reader.next(timeout)):
-            return taken
+            return None if taken is None else TIMED_OUT
         raw = RawBatch._make(taken)
         failures = [text for text, _ in raw.failures]
         for_pool = [failure for failure in raw.failures if failure[1]]
         if for_pool or failures and not self._skips_errors:
             del taken, raw  # Otherwise the traceback would keep the buffer.
             if for_pool:
-                self._pool.try_get(0)  # Raises ForkError if the pool belongs to a parent.
+                self._pool.try_get(0)  # Raises ForkError if the pool belongs to a parent, ReleasedError if it was closed.
                 text, report = for_pool[0]
                 raise LimitError(f"{text}; the batches that the program still holds use this memory too: drop each before the next, or use smaller batches", report)
             raise LoadError(_failure_text(failures))

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 # Time between two checks for a result while the next item is read.
 POLL_SECONDS = 0.005
+# Result of `take` if there is no item within the timeout.
+TIMED_OUT: Any = object()
 
 
 class MapRunner(Generic[T, R]):
-    """Iterates over `function(item)` for each item of `take(timeout)`, which returns False after the timeout and None at the end, at most
-    one item per thread ahead.
+    """Iterates over `function(item)` for each item of `take(timeout)`, which returns `TIMED_OUT` after the timeout and None at the end, at
+    most one item per thread ahead.
 
     Not a generator, because a generator keeps a reference to the last yielded value.
     """
 
-    def __init__(self, function: Callable[[T], R], take: Callable[[float | None], T | Literal[False] | None], threads: int) -> None:
+    def __init__(self, function: Callable[[T], R], take: Callable[[float | None], T | None], threads: int) -> None:
         self._function, self._take, self._ahead = function, take, threads
         self._executor = ThreadPoolExecutor(threads, "pinpool-map")
         self._running: deque[Future[R]] = deque()
@@ -37,15 +39,14 @@ class MapRunner(Generic[T, R]):
                 # result.
                 has_result = bool(self._running) and self._running[0].done()
                 item = self._take(0 if has_result else POLL_SECONDS if self._running else None)
-                if item is False:
-                    if has_result:
-                        break
-                    continue
                 if item is None:
-                    raise StopIteration
-                self._running.append(self._executor.submit(self._apply, item))
+                    self._failure = StopIteration()
+                elif item is not TIMED_OUT:
+                    self._running.append(self._executor.submit(self._apply, item))
+                elif has_result:
+                    break
             except Exception as failure:
-                # The exception, which may be a StopIteration, is raised after the results of the earlier items.
+                # Like the end, it is raised after the results of the earlier items.
                 self._failure = failure
         if not self._running:
             assert self._failure is not None

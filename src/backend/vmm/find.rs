@@ -14,7 +14,7 @@ use crate::driver::device::Device;
 use crate::driver::vmm::{self as driver, MemoryLocation, attribute};
 use crate::error::SourceError;
 use pinpool_os::host::GRANULE_BYTES;
-use pinpool_os::sync::process::AtomicBool;
+use pinpool_os::sync::unmodeled::AtomicBool;
 
 impl VmmSource {
     /// Finds a driver with virtual host memory and the device number `ordinal`, and tests a granule: commits it, copies from it

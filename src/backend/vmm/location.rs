@@ -15,7 +15,7 @@
 
 use std::path::Path;
 
-use pinpool_os::host::{self, MemoryNode};
+use pinpool_os::host::{self, NumaNode};
 use pinpool_os::words::Size;
 
 /// The first driver branch that supports machines with unequal nodes.
@@ -32,7 +32,7 @@ pub(super) type HostLocation = Option<u32>;
 /// The facts that decide the locations.
 #[derive(Debug)]
 pub(super) struct Machine {
-    nodes: Vec<MemoryNode>,
+    nodes: Vec<NumaNode>,
     /// Branch of the driver's kernel module; `None` if unknown.
     branch: Option<u32>,
     /// CUDA version of the driver's library.
@@ -42,7 +42,7 @@ pub(super) struct Machine {
 impl Machine {
     /// Reads the facts of the machine below `root`, which has a driver of this CUDA `version`.
     pub(super) fn read(root: &Path, version: i32) -> Self {
-        Self { nodes: host::memory_nodes(root), branch: host::limits::nvidia_branch(root), version }
+        Self { nodes: host::describe_numa_nodes(root), branch: host::limits::nvidia_branch(root), version }
     }
 
     /// Returns the locations to try, at least one, or the reason why there is none.
@@ -59,7 +59,7 @@ impl Machine {
                  process on such a machine; PINPOOL_BACKEND=vmm insists"
             ));
         }
-        let is_whole = |node: &&MemoryNode| lack(node).is_none();
+        let is_whole = |node: &&NumaNode| lack(node).is_none();
         let node = match wanted {
             Some(wanted) => self.nodes.iter().find(|node| node.id == wanted),
             None => self.nodes.iter().find(is_whole),
@@ -75,7 +75,7 @@ impl Machine {
     }
 
     /// Returns what a node lacks, or how it differs from `first`, for the first such node; `None` if all nodes are alike.
-    fn difference(&self, first: &MemoryNode) -> Option<String> {
+    fn difference(&self, first: &NumaNode) -> Option<String> {
         self.nodes.iter().find_map(|node| {
             if let Some(lack) = lack(node) {
                 return Some(format!("node {} has no {lack}", node.id));
@@ -92,7 +92,7 @@ impl Machine {
 }
 
 /// Returns the resource that a node lacks. Unreadable properties count as present.
-fn lack(node: &MemoryNode) -> Option<&'static str> {
+fn lack(node: &NumaNode) -> Option<&'static str> {
     match (node.memory_bytes, node.cpus.as_deref()) {
         (Some(0), _) => Some("memory"),
         (_, Some([])) => Some("processors"),

@@ -42,7 +42,7 @@ use crate::error::SourceError;
 use crate::report::Finding;
 use pinpool_os::host::GRANULE_BYTES;
 use pinpool_os::sync::Mutex;
-use pinpool_os::sync::process::{AtomicBool, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicBool, Ordering};
 use pinpool_os::words::Size;
 
 mod find;

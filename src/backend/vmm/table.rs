@@ -24,9 +24,8 @@ use crate::driver::code::FailedCall;
 use crate::driver::device::Device;
 use crate::driver::vmm::{self as driver, AccessDescriptor, GranuleHandle, MemoryLocation};
 use crate::error::SourceError;
-use pinpool_os::fork::OfProcess;
-use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicBool, Ordering};
+use pinpool_os::fork::PerProcess;
+use pinpool_os::sync::unmodeled::{AtomicBool, Mutex, Ordering};
 
 /// A granule that the driver created.
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +67,7 @@ pub(super) struct GranuleTable {
 }
 
 /// The tables of all sources.
-static TABLES: OfProcess<Mutex<Vec<Weak<GranuleTable>>>> = OfProcess::new(Mutex::default);
+static TABLES: PerProcess<Mutex<Vec<Weak<GranuleTable>>>> = PerProcess::new(Mutex::default);
 
 /// Whether any device was refused access.
 static IS_ANY_REFUSED: AtomicBool = AtomicBool::new(false);

@@ -25,10 +25,10 @@ use crate::driver::code::FailedCall;
 use crate::driver::{Context, CurrentContext, Handle, RelaxedCapture, calls, watchdog, with_one_retry};
 use crate::error::Result;
 use crate::in_flight::StreamId;
-use pinpool_os::fork::OfProcess;
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::fork::PerProcess;
+use pinpool_os::sync::unmodeled::Mutex;
 
-static CONTEXTS: OfProcess<Mutex<SmallVec<[&'static ContextState; 8]>>> = OfProcess::new(Mutex::default);
+static CONTEXTS: PerProcess<Mutex<SmallVec<[&'static ContextState; 8]>>> = PerProcess::new(Mutex::default);
 
 /// The state that the copies of one context share.
 pub(super) struct ContextState {

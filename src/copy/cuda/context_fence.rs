@@ -20,7 +20,7 @@ use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, watchdog};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use crate::maintenance_thread::MaintenanceThread;
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 use pinpool_os::threads;
 
 const LONGEST_STREAM_WAIT: Duration = Duration::from_millis(500);

@@ -83,12 +83,12 @@ struct TrackedCopy {
     /// The user's stream under pinpool's context object.
     stream: Arc<CudaStream>,
     /// The result of the check, which takes place after the borrow; empty until then.
-    record: OnceLock<Record>,
+    record: OnceLock<RecordCheck>,
 }
 
 /// Whether cudarc has recorded the event.
 #[derive(Debug)]
-enum Record {
+enum RecordCheck {
     Present,
     /// The fence that replaces the event.
     Missing(ContextFence),
@@ -116,7 +116,7 @@ impl TrackedCopy {
 
     /// Checks, once, whether cudarc has recorded the event. Returns `None` while a capture forbids the check. Must be called after
     /// the borrow has ended. The check needs a current context, which the caller may not have, so this function makes it current.
-    fn record(&self) -> Result<Option<&Record>> {
+    fn record(&self) -> Result<Option<&RecordCheck>> {
         if let Some(record) = self.record.get() {
             return Ok(Some(record));
         }
@@ -124,10 +124,10 @@ impl TrackedCopy {
         let (Handle(event), mut milliseconds) = (self.fence.event, 0.0);
         // SAFETY: a live event, and memory for a number.
         let record = match unsafe { calls::event_elapsed(&raw mut milliseconds, event, event) } {
-            Ok(()) | Err(FailedCall { code: Code::NOT_READY, .. }) => Record::Present,
+            Ok(()) | Err(FailedCall { code: Code::NOT_READY, .. }) => RecordCheck::Present,
             Err(FailedCall { code: Code::INVALID_HANDLE, .. }) => {
                 let why = "cudarc recorded no event after its copy".to_owned();
-                Record::Missing(ContextFence::new(&self.fence.context.work, why, false))
+                RecordCheck::Missing(ContextFence::new(&self.fence.context.work, why, false))
             }
             Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => return Ok(None),
             Err(failed) => return Err(self.fence.answer.refused(failed)),
@@ -141,8 +141,8 @@ impl TrackedCopy {
 unsafe impl Fence for TrackedCopy {
     fn is_complete(&self) -> Result<bool> {
         match self.record()? {
-            Some(Record::Present) => self.fence.is_complete(),
-            Some(Record::Missing(fence)) => fence.is_complete(),
+            Some(RecordCheck::Present) => self.fence.is_complete(),
+            Some(RecordCheck::Missing(fence)) => fence.is_complete(),
             None => Ok(false),
         }
     }
@@ -150,8 +150,8 @@ unsafe impl Fence for TrackedCopy {
     fn wait(&self) -> Result<()> {
         loop {
             match self.record()? {
-                Some(Record::Present) => return self.fence.wait(),
-                Some(Record::Missing(fence)) => return fence.wait(),
+                Some(RecordCheck::Present) => return self.fence.wait(),
+                Some(RecordCheck::Missing(fence)) => return fence.wait(),
                 None => std::thread::sleep(CAPTURE_PAUSE),
             }
         }

@@ -51,8 +51,8 @@ impl RawStream {
     /// # Safety
     ///
     /// The stream is not destroyed while the result is used. Its context, unless it is a primary context, is not destroyed
-    /// (`cuCtxDestroy`) before the pool has detected the end of the work, since the pool may query the context until then.
-    /// [`Pool::maintain`](crate::Pool::maintain) after that end lets the pool detect it.
+    /// (`cuCtxDestroy`) before the pool has ended: until the last handle and buffer are dropped, another thread may query the
+    /// context, even if the work has completed.
     #[must_use]
     pub unsafe fn new(handle: *mut c_void) -> Self {
         Self { handle: handle.cast(), device: None }

@@ -21,7 +21,7 @@ use self::thread_cache::{Counts, Entry, ThreadCache, current_slot};
 use crate::policy::{Check, Window};
 use crate::size_class::{Class, EIGHTHS_CLASSES};
 use crate::stats::{EvictionReason, Stats};
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 
 /// Buffers that were removed from the cache, for the caller to release.
 pub(super) type Victims<T> = Vec<Box<Entry<T>>>;
@@ -45,14 +45,14 @@ struct State<T> {
 
 /// A buffer that the caller must release, and the reason.
 #[derive(Debug)]
-pub(super) struct Evicted<T> {
+pub(super) struct Eviction<T> {
     pub(super) entry: Box<Entry<T>>,
     pub(super) reason: EvictionReason,
     /// The result of the check that this eviction caused, if it caused one (policy-R4).
     pub(super) check: Option<Check>,
 }
 
-impl<T> Evicted<T> {
+impl<T> Eviction<T> {
     /// Rejects `entry`, because the cache is sealed or its limit is 0.
     fn rejected(entry: Box<Entry<T>>) -> Self {
         Self { entry, reason: EvictionReason::Released, check: None }
@@ -64,7 +64,7 @@ impl<T> Idle<T> {
     /// arena.
     pub(super) fn new(is_adaptive: bool, limit: u64, auto_resize: bool, idle_us: u64) -> Self {
         let shards = || 2 * std::thread::available_parallelism().map_or(8, usize::from);
-        let cache = is_adaptive.then(|| ThreadCache::new(EIGHTHS_CLASSES, as_count(limit), shards()));
+        let cache = is_adaptive.then(|| ThreadCache::new(EIGHTHS_CLASSES, saturating_usize(limit), shards()));
         let limit = CountLimit::new(limit, auto_resize);
         let state = Mutex::new(State { limit, store: ExactStore::new(), sealed: false });
         Self { cache, state, idle_us }
@@ -84,7 +84,7 @@ impl<T> Idle<T> {
     /// Keeps `entry`, which is of `class`. Returns a buffer that the caller must release: `entry` itself, or a buffer over the
     /// limit. More buffers may then be over the limit, so the caller calls [`evict_over_limit`](Self::evict_over_limit) until
     /// it returns `None`.
-    pub(super) fn put(&self, entry: Box<Entry<T>>, class: Class) -> Option<Evicted<T>> {
+    pub(super) fn put(&self, entry: Box<Entry<T>>, class: Class) -> Option<Eviction<T>> {
         let Some(cache) = &self.cache else { return self.state.lock().put(entry, class.bytes) };
         let kept = match cache.home(&entry) {
             Some(home) => home.put(cache.own_shard(), entry),
@@ -93,7 +93,7 @@ impl<T> Idle<T> {
         let Err(entry) = kept else { return self.evict_over_limit() };
         let mut state = self.state.lock();
         state.limit.counted.put += 1;
-        Some(if state.sealed { Evicted::rejected(entry) } else { state.evict(entry, cache) })
+        Some(if state.sealed { Eviction::rejected(entry) } else { state.evict(entry, cache) })
     }
 
     /// Pushes `entry`, which another thread took, to the shard of that thread, without waiting. Returns `entry` if no shard may
@@ -107,7 +107,7 @@ impl<T> Idle<T> {
 
     /// Removes and returns the buffer returned longest ago, if more are idle than the limit allows. Does nothing under
     /// `tensorflow`, which enforces its limit in [`put`](Self::put).
-    pub(super) fn evict_over_limit(&self) -> Option<Evicted<T>> {
+    pub(super) fn evict_over_limit(&self) -> Option<Eviction<T>> {
         let cache = self.cache.as_ref().filter(|cache| cache.is_over_limit())?;
         // Under the lock, so that several threads together evict no more buffers than are over the limit.
         let mut state = self.state.lock();
@@ -149,7 +149,7 @@ impl<T> Idle<T> {
         let mut state = self.state.lock();
         let from = state.limit.lower(now_us)?;
         let to = state.limit.get();
-        cache.set_limit(as_count(to));
+        cache.set_limit(saturating_usize(to));
         Some((from, to, std::iter::from_fn(|| cache.evict_over_limit()).collect()))
     }
 
@@ -219,14 +219,14 @@ impl<T> Idle<T> {
 impl<T> State<T> {
     /// Puts `entry` as TensorFlow does: counts the return, evicts the oldest buffer if the limit is reached, which may cause a
     /// check, and only then keeps `entry`. Returns the buffer that the caller must release, if there is one.
-    fn put(&mut self, entry: Box<Entry<T>>, class: usize) -> Option<Evicted<T>> {
+    fn put(&mut self, entry: Box<Entry<T>>, class: usize) -> Option<Eviction<T>> {
         self.limit.counted.put += 1;
         if self.sealed || self.limit.get() == 0 {
-            return Some(Evicted::rejected(entry));
+            return Some(Eviction::rejected(entry));
         }
         let is_full = self.store.len() >= self.limit.get();
         let victim = if is_full { self.store.evict() } else { None };
-        let evicted = victim.map(|entry| Evicted {
+        let evicted = victim.map(|entry| Eviction {
             entry,
             reason: EvictionReason::OverLimit,
             check: self.limit.count_eviction(Counts::default),
@@ -236,14 +236,14 @@ impl<T> State<T> {
     }
 
     /// Counts `entry` as evicted because of the limit of `cache`. This may cause a check, which may raise the limit.
-    fn evict(&mut self, entry: Box<Entry<T>>, cache: &ThreadCache<T>) -> Evicted<T> {
+    fn evict(&mut self, entry: Box<Entry<T>>, cache: &ThreadCache<T>) -> Eviction<T> {
         let check = self.limit.count_eviction(|| cache.counts());
-        cache.set_limit(as_count(self.limit.get()));
-        Evicted { entry, reason: EvictionReason::OverLimit, check }
+        cache.set_limit(saturating_usize(self.limit.get()));
+        Eviction { entry, reason: EvictionReason::OverLimit, check }
     }
 }
 
-fn as_count(limit: u64) -> usize {
+fn saturating_usize(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 

@@ -86,7 +86,7 @@ impl CountLimit {
 
     pub(super) fn fill(&self, stats: &mut Stats, counts: Counts) {
         let total = self.total(counts);
-        stats.requests.served += total.gets();
+        stats.requests.served += total.requests();
         stats.requests.hits += total.get_from_pool;
         stats.requests.misses += total.allocated;
         stats.requests.returned += total.put;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
-use super::block_memory::{BlockMemory, SlowCalls, Stop};
+use super::block_memory::{AttemptError, BlockMemory, SlowCalls};
 use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::PressureWatch;
@@ -34,7 +34,7 @@ use crate::quota::{Budget, Claim};
 use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::{SourceCalls, Stats};
-use pinpool_os::sync::{Condvar, Mutex, MutexGuard, plain};
+use pinpool_os::sync::{Condvar, Mutex, MutexGuard, unmodeled};
 
 /// An arena over a source.
 pub(crate) struct ArenaSupply {
@@ -60,11 +60,11 @@ pub(crate) struct ArenaSupply {
     /// Polls since the last poll that found `needs_compaction` set.
     pub(super) idle_polls: AtomicU32,
     /// Locked during a tick; only one tick runs at a time.
-    pub(super) pressure: plain::Mutex<PressureWatch>,
+    pub(super) pressure: unmodeled::Mutex<PressureWatch>,
     /// Whether a dedicated thread is releasing the memory that is due.
     pub(super) is_releasing: AtomicBool,
     /// Locked while a thread makes a step of a reserve.
-    pub(super) reserve_step: plain::Mutex<()>,
+    pub(super) reserve_step: unmodeled::Mutex<()>,
 }
 
 /// Settings of an arena.
@@ -86,13 +86,13 @@ impl Supply for ArenaSupply {
         calls: SlowCalls,
         pool: &dyn PoolView,
         take_idle: &dyn Fn() -> bool,
-    ) -> Result<BlockMemory, Stop> {
+    ) -> Result<BlockMemory, AttemptError> {
         let bytes = class.bytes as u64;
-        if !matches!(calls, SlowCalls::After(..) | SlowCalls::Held(..)) {
+        if !matches!(calls, SlowCalls::AllUncounted(..) | SlowCalls::WithoutAcquire(..)) {
             let mut books = self.books();
             let memory = books.carve_missed(bytes, now_us, || pool.idle_bytes());
-            let changed = self.record_demand(&books, now_us);
-            self.record_holes(&books, now_us);
+            let changed = self.update_is_varied(&books, now_us);
+            self.update_needs_compaction(&books, now_us);
             drop(books);
             self.log.sizes_changed(changed);
             if let Some(memory) = memory {
@@ -113,7 +113,7 @@ impl Supply for ArenaSupply {
             }
             // The last round may have waited, and another thread may have returned a buffer meanwhile.
             if take_idle() {
-                return Err(Stop::FoundIdle);
+                return Err(AttemptError::FoundIdle);
             }
             if search.to_release > 0 && idle_bytes > 0 && books.could_cover(bytes, idle_bytes) {
                 drop(books);
@@ -124,7 +124,7 @@ impl Supply for ArenaSupply {
             match books.plan_growth(bytes, limits) {
                 Ok(plan) if calls == SlowCalls::None => {
                     books.abandon(plan);
-                    return Err(Stop::NeedsCall);
+                    return Err(AttemptError::NeedsCall);
                 }
                 Ok(plan) => {
                     if let Some(memory) = self.grow(books, plan, &mut search)? {
@@ -153,7 +153,7 @@ impl Supply for ArenaSupply {
         let BlockMemory::Carved { extent, .. } = memory else { return };
         let mut books = self.books();
         let unused = books.give(extent, now_us);
-        self.record_holes(&books, now_us);
+        self.update_needs_compaction(&books, now_us);
         drop(books);
         if unused {
             self.teardown(now_us);
@@ -236,9 +236,9 @@ impl ArenaSupply {
             is_varied: AtomicBool::new(false),
             needs_compaction: AtomicBool::new(false),
             idle_polls: AtomicU32::new(u32::MAX),
-            pressure: plain::Mutex::new(PressureWatch::new(pressure)),
+            pressure: unmodeled::Mutex::new(PressureWatch::new(pressure)),
             is_releasing: AtomicBool::new(false),
-            reserve_step: plain::Mutex::default(),
+            reserve_step: unmodeled::Mutex::default(),
         })
     }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::arena::Extent;
 use crate::backend::{PinnedBy, Region, SourceError};
 use crate::quota::{Claim, LimitLevel, QuotaExceeded};
-use pinpool_os::unwind::caught;
+use pinpool_os::unwind::catch_panic;
 
 /// Memory of one block.
 #[derive(Debug)]
@@ -33,12 +33,12 @@ unsafe impl Sync for BlockMemory {}
 pub(crate) enum SlowCalls {
     /// No calls, because a task polls the attempt.
     None,
-    /// All calls. The attempt waits for other threads until this time.
-    Until(Instant),
-    /// The same as `Until`, for a request that an earlier attempt without calls has already counted as a miss.
-    After(Instant),
-    /// The same as `After`, but without requesting memory from the source, which refused a call too recently.
-    Held(Instant),
+    /// All calls; the attempt counts as a miss. It waits for other threads until this time.
+    All(Instant),
+    /// All calls; an earlier attempt without calls has counted the miss.
+    AllUncounted(Instant),
+    /// As `AllUncounted`, but requests no memory from the source, which refused a call too recently.
+    WithoutAcquire(Instant),
 }
 
 impl SlowCalls {
@@ -46,13 +46,13 @@ impl SlowCalls {
     pub(crate) fn deadline(self) -> Instant {
         match self {
             Self::None => Instant::now(),
-            Self::Until(deadline) | Self::After(deadline) | Self::Held(deadline) => deadline,
+            Self::All(deadline) | Self::AllUncounted(deadline) | Self::WithoutAcquire(deadline) => deadline,
         }
     }
 
     /// Returns the same calls, but without a wait for other threads.
     pub(crate) fn without_waiting(mut self) -> Self {
-        if let Self::Until(until) | Self::After(until) = &mut self {
+        if let Self::All(until) | Self::AllUncounted(until) | Self::WithoutAcquire(until) = &mut self {
             *until = Instant::now();
         }
         self
@@ -61,7 +61,7 @@ impl SlowCalls {
 
 /// The reason that an attempt ended without memory.
 #[derive(Debug)]
-pub(crate) enum Stop {
+pub(crate) enum AttemptError {
     /// An idle block of the class was returned meanwhile, and the caller has taken it.
     FoundIdle,
     /// The next attempt needs a source call, which the caller may not make.
@@ -69,13 +69,13 @@ pub(crate) enum Stop {
     Refused(Refusal),
 }
 
-impl Stop {
+impl AttemptError {
     pub(crate) fn refusal(self) -> Option<Refusal> {
         if let Self::Refused(refusal) = self { Some(refusal) } else { None }
     }
 }
 
-impl From<Refusal> for Stop {
+impl From<Refusal> for AttemptError {
     fn from(refusal: Refusal) -> Self {
         Self::Refused(refusal)
     }
@@ -172,13 +172,13 @@ pub(crate) struct Adopted {
     pub(crate) len: usize,
     pub(crate) pinned_by: Option<PinnedBy>,
     /// Called once no copy uses the memory any more; never called if that cannot be known.
-    pub(crate) on_return: Box<dyn FnOnce() + Send>,
+    pub(crate) on_release: Box<dyn FnOnce() + Send>,
 }
 
 impl Adopted {
     /// Returns the memory, which no copy uses any more, to its user. Calls user code, so the caller must hold no lock.
     pub(in crate::engine) fn release(self) {
-        let _panicked = caught(self.on_return);
+        let _panicked = catch_panic(self.on_release);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::backend::{AddressRange, Region, RemapError, Source, SourceError, Subr
 use crate::engine::meter::nanos;
 use crate::stats::{CallStats, SourceCalls};
 use pinpool_observe::record::{Event, Recorder};
-use pinpool_os::unwind::caught;
+use pinpool_os::unwind::catch_panic;
 
 /// A source and the recorder of its calls. Properties are forwarded to the source.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ fn panicked(call: &'static str) -> SourceError {
 
 /// Makes the source call `name`. A panic becomes an error.
 fn call<R>(name: &'static str, call: impl FnOnce() -> Result<R, SourceError>) -> Result<R, SourceError> {
-    caught(call).unwrap_or_else(|| Err(panicked(name)))
+    catch_panic(call).unwrap_or_else(|| Err(panicked(name)))
 }
 
 /// Returns the address of `offset` in `range`, for a record.
@@ -147,7 +147,7 @@ impl CalledSource {
     ) -> Result<(), RemapError> {
         let (memory, begun) = (self.memory().map_err(RemapError::Kept)?, Instant::now());
         // SAFETY: the caller's promise.
-        let moved = caught(|| unsafe { memory.remap(range, from, to) });
+        let moved = catch_panic(|| unsafe { memory.remap(range, from, to) });
         // Granules may have lost their memory before the panic. Reported as lost, they are not used until they are committed
         // again.
         let moved = moved.unwrap_or_else(|| Err(RemapError::Lost(panicked("remap"))));

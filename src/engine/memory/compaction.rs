@@ -35,16 +35,16 @@ impl ArenaSupply {
     }
 
     /// Clears `is_varied` if sizes no longer vary at `now_us`, because the misses with wanted sizes are too long ago.
-    pub(in crate::engine) fn refresh_demand(&self, now_us: u64) {
+    pub(in crate::engine) fn refresh_is_varied(&self, now_us: u64) {
         if self.is_varied() {
-            let changed = self.record_demand(&self.books(), now_us);
+            let changed = self.update_is_varied(&self.books(), now_us);
             self.log.sizes_changed(changed);
         }
     }
 
     /// Updates whether sizes vary. Returns the new value if it has changed, for the log once the lock is released.
     #[must_use]
-    pub(in crate::engine) fn record_demand(&self, books: &Books, now_us: u64) -> Option<bool> {
+    pub(in crate::engine) fn update_is_varied(&self, books: &Books, now_us: u64) -> Option<bool> {
         let is_varied = books.is_varied(now_us);
         // Compare first: the cache line stays shared while nothing changes.
         if self.is_varied() == is_varied {
@@ -54,14 +54,14 @@ impl ArenaSupply {
         Some(is_varied)
     }
 
-    pub(in crate::engine) fn record_holes(&self, books: &Books, now_us: u64) {
+    pub(in crate::engine) fn update_needs_compaction(&self, books: &Books, now_us: u64) {
         if self.is_varied() && !self.needs_compaction() && books.needs_compaction(now_us) {
             self.needs_compaction.store(true, Ordering::Relaxed);
         }
     }
 
     /// Lets the maintenance of the pool unmap old addresses, if a request has remapped granules.
-    pub(in crate::engine) fn record_old_places(&self) {
+    pub(in crate::engine) fn request_unmap(&self) {
         if self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
             self.needs_compaction.store(true, Ordering::Relaxed);
         }

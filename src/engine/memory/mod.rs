@@ -1,8 +1,8 @@
-//! The memory of a pool: its origin and its release.
+//! The memory of a pool: its origin and its release (policy-R5, policy-R7, policy-R11).
 //!
 //! ```text
 //!   find:    [lock: carve] ─fits─▶ memory
-//!            [lock: plan within the limits] ─▶ steps (no lock) ─▶ [lock: finish] ─▶ memory          (policy-R5, R7, R11)
+//!            [lock: plan within the limits] ─▶ steps (no lock) ─▶ [lock: finish] ─▶ memory
 //!   release: [lock: plan] ─▶ steps (no lock) ─▶ [lock: finish] ─▶ wake threads that wait for a plan
 //! ```
 //!
@@ -10,7 +10,7 @@
 //! | --- | --- |
 //! | `mod.rs` | the memory of a pool; the interface of its two supplies |
 //! | `arena_supply.rs` | the supply of `adaptive`, an arena over a source; the loop of a miss; the lock around the books |
-//! | `books` | the content of that lock: arena, addresses, demand, reserve, claims |
+//! | `books` | the content of that lock: arena, addresses, size history, reserve, claims |
 //! | `search.rs` | the steps of that loop: growth, room, limits, the reason for a refusal |
 //! | `execution.rs`, `called_source.rs` | carry out a plan's steps on the source; record calls and catch panics |
 //! | `compaction.rs`, `release.rs` | plans that remap and release memory |
@@ -51,9 +51,9 @@ mod search;
 mod shape;
 
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
-pub(crate) use block_memory::{Adopted, BlockMemory, Refusal, SlowCalls, Stop};
+pub(crate) use block_memory::{Adopted, AttemptError, BlockMemory, Refusal, SlowCalls};
 pub(crate) use called_source::CalledSource;
-pub(crate) use regions::Regions;
+pub(crate) use regions::RegionSupply;
 pub(crate) use shape::granule_bytes;
 
 /// The memory of one pool: a supply of pinned memory, pageable memory for requests without room for pinned memory, and memory
@@ -67,7 +67,7 @@ pub(crate) struct Memory {
     pub(in crate::engine) supply: Arc<dyn Supply>,
     /// The same supply if it is an arena, which also has a reserve and free memory.
     arena: Option<Arc<ArenaSupply>>,
-    pageable: Option<Regions>,
+    pageable: Option<RegionSupply>,
     /// Blocks with copies that end at an unknown time, or never.
     pub(in crate::engine) quarantined: Arc<Counter>,
     /// The bytes that the process may lock, determined at the first use: finding them out takes system calls.
@@ -76,17 +76,22 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Creates the memory of a pool that makes one acquisition of `source` for each block, under the limits of `claim`.
-    pub(crate) fn of_regions(source: CalledSource, claim: Claim, pageable: Option<Regions>, log: Arc<PoolLog>) -> Self {
-        let supply = Arc::new(Regions::new(source.clone(), claim, Some(log.clone())));
+    pub(crate) fn of_regions(source: CalledSource, claim: Claim, log: Arc<PoolLog>) -> Self {
+        let supply = Arc::new(RegionSupply::new(source.clone(), claim, Some(log.clone())));
         let (budget, quarantined, lock_limit) = (supply.budget.clone(), Arc::default(), OnceLock::new());
-        Self { source, budget, log, supply, arena: None, pageable, quarantined, lock_limit }
+        Self { source, budget, log, supply, arena: None, pageable: None, quarantined, lock_limit }
     }
 
-    pub(crate) fn of_arena(arena: ArenaSupply, pageable: Option<Regions>) -> Self {
+    pub(crate) fn of_arena(arena: ArenaSupply) -> Self {
         let (source, budget, log) = (arena.source.clone(), arena.budget.clone(), arena.log.clone());
         let (quarantined, arena) = (arena.quarantined.clone(), Arc::new(arena));
         let (supply, lock_limit) = (arena.clone(), OnceLock::new());
-        Self { source, budget, log, supply, arena: Some(arena), pageable, quarantined, lock_limit }
+        Self { source, budget, log, supply, arena: Some(arena), pageable: None, quarantined, lock_limit }
+    }
+
+    /// Sets the supply of pageable memory for a full pool.
+    pub(crate) fn with_pageable(self, pageable: Option<RegionSupply>) -> Self {
+        Self { pageable, ..self }
     }
 
     #[inline]
@@ -113,7 +118,7 @@ impl Memory {
 
     /// Acquires pageable memory for `class`, if this pool may use it and its limit leaves room.
     pub(in crate::engine) fn find_pageable(&self, class: Class) -> Option<BlockMemory> {
-        self.pageable.as_ref()?.acquire(class.bytes, SlowCalls::Until(Instant::now())).ok()
+        self.pageable.as_ref()?.acquire(class.bytes, SlowCalls::All(Instant::now())).ok()
     }
 
     /// Returns whether pageable memory for `class` would fit under its limit if no other pageable memory were held.
@@ -161,7 +166,7 @@ impl Memory {
     }
 }
 
-/// A supply of pinned memory for the blocks of one pool.
+/// A supply of memory, pinned or pageable, for the blocks of one pool.
 pub(crate) trait Supply: Send + Sync {
     /// Finds memory for a request of `class`, and releases idle blocks of `pool` to make room. Stops if `take_idle` takes an
     /// idle block that was returned meanwhile. Makes the slow calls that `calls` permits.
@@ -172,7 +177,7 @@ pub(crate) trait Supply: Send + Sync {
         calls: SlowCalls,
         pool: &dyn PoolView,
         take_idle: &dyn Fn() -> bool,
-    ) -> Result<BlockMemory, Stop>;
+    ) -> Result<BlockMemory, AttemptError>;
     /// Takes back memory of [`find`](Self::find). Unless `may_wait`, a release that would wait for copies is postponed until
     /// [`release_refused`](Self::release_refused) or [`close`](Self::close).
     fn give(&self, memory: BlockMemory, now_us: u64, may_wait: bool);

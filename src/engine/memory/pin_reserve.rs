@@ -11,7 +11,7 @@ use super::shape::{GRANULE_BYTES, held};
 use crate::backend::{Source, SourceError, huge_bytes};
 use crate::quota::LimitLevel;
 use crate::stats::CallStats;
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 use pinpool_os::threads;
 
 /// Bytes of a step, which takes 2 to 3 ms on `mlock` and `vmm`. Larger granules are pinned one by one.

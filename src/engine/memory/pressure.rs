@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use pinpool_os::clock::monotonic_ns;
-use pinpool_os::fork::OfProcess;
+use pinpool_os::fork::PerProcess;
 use pinpool_os::host::{Pressure, PressureGauge};
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 
 /// Time between two readings of the kernel's pressure files, since each reading costs system calls.
 const GAUGE_EVERY_US: u64 = 1_000_000;
@@ -27,8 +27,8 @@ struct Gauge {
 }
 
 /// The kernel's files are read once for all pools of the process.
-static OF_KERNEL: OfProcess<Mutex<Gauge>> =
-    OfProcess::new(|| Mutex::new(Gauge::new(PressureGauge::of_kernel(Path::new("/")))));
+static OF_KERNEL: PerProcess<Mutex<Gauge>> =
+    PerProcess::new(|| Mutex::new(Gauge::new(PressureGauge::of_kernel(Path::new("/")))));
 
 impl PressureWatch {
     /// Creates a watch of `file` alone, or of the kernel's signs if there is no `file`.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
+use super::block_memory::{AttemptError, BlockMemory, Refusal, SlowCalls};
 use super::called_source::CalledSource;
 use super::{PoolView, Supply};
 use crate::backend::{HeapSource, Region, Source, SourceError};
@@ -11,15 +11,15 @@ use crate::quota::{Budget, Claim};
 use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::{CallStats, EvictionReason, SourceCalls, Stats};
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 
 /// A source under a limit.
-pub(crate) struct Regions {
+pub(crate) struct RegionSupply {
     source: CalledSource,
     pub(super) budget: Arc<Budget>,
     /// A claim of zero bytes, which keeps the shared limit joined until the pool is closed.
     base: Mutex<Option<Claim>>,
-    /// Regions that the source refused to release, or could not release yet; their release is tried again.
+    /// Regions that the source refused to release, or that could not be released yet. Their release is tried again.
     refused: Mutex<Vec<(Region, Claim)>>,
     counts: Box<Mutex<CallCounts>>,
     /// `None` for pageable memory.
@@ -34,7 +34,7 @@ struct CallCounts {
     peak_bytes: u64,
 }
 
-impl Regions {
+impl RegionSupply {
     /// Creates a supply of pageable memory, at most `max_bytes` at one time.
     pub(crate) fn pageable(max_bytes: Option<u64>) -> Self {
         Self::new(CalledSource::new(Arc::new(HeapSource::new()), None), Budget::new(max_bytes).empty_claim(), None)
@@ -46,15 +46,15 @@ impl Regions {
     }
 
     /// Acquires `class_bytes`, as far as `calls` allow. Makes slow calls.
-    pub(super) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Stop> {
+    pub(super) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, AttemptError> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = || self.budget.claim(needed_bytes).map_err(Refusal::from);
-        if matches!(calls, SlowCalls::None | SlowCalls::Held(..)) {
+        if matches!(calls, SlowCalls::None | SlowCalls::WithoutAcquire(..)) {
             // If there is room, nothing is claimed, since a claim would refuse other requests meanwhile.
             if self.budget.room_for(needed_bytes) < needed_bytes {
                 drop(claim()?);
             }
-            return Err(Stop::NeedsCall);
+            return Err(AttemptError::NeedsCall);
         }
         let claim = claim()?;
         let mut pin = CallStats::default();
@@ -101,7 +101,7 @@ impl Regions {
     }
 }
 
-impl Supply for Regions {
+impl Supply for RegionSupply {
     fn find(
         &self,
         class: Class,
@@ -109,21 +109,21 @@ impl Supply for Regions {
         calls: SlowCalls,
         pool: &dyn PoolView,
         take_idle: &dyn Fn() -> bool,
-    ) -> Result<BlockMemory, Stop> {
+    ) -> Result<BlockMemory, AttemptError> {
         // No more blocks are released than were idle at first, although other threads may return blocks meanwhile.
         let mut to_release = None;
         loop {
             if take_idle() {
-                return Err(Stop::FoundIdle);
+                return Err(AttemptError::FoundIdle);
             }
             let refusal = match self.acquire(class.bytes, calls) {
                 // A request that can never fit is no reason to release idle blocks.
-                Err(Stop::Refused(Refusal::Limit(over))) if over.could_fit => Refusal::from(over),
+                Err(AttemptError::Refused(Refusal::Limit(over))) if over.could_fit => Refusal::from(over),
                 acquired => return acquired,
             };
             let left = to_release.get_or_insert_with(|| pool.idle_buffers());
             if calls == SlowCalls::None && *left > 0 {
-                return Err(Stop::NeedsCall);
+                return Err(AttemptError::NeedsCall);
             }
             if *left == 0 || !pool.release_oldest(EvictionReason::Reclaimed) {
                 return Err(refusal.into());

@@ -87,7 +87,7 @@ impl ArenaSupply {
             release_while(pool, EvictionReason::Reclaimed, || true);
             trim_all();
         }
-        self.refresh_demand(now_us);
+        self.refresh_is_varied(now_us);
         self.release_due(now_us).unwrap_or_else(|error| self.log.release_delayed(&error));
         self.resume_reserve(false);
     }

@@ -19,7 +19,7 @@ use crate::stats::EvictionReason;
 use pinpool_os::sync::MutexGuard;
 use pinpool_os::words::Size;
 
-/// Longest commit while copies are pending: registering this much delays other threads' enqueues by 0.7 to 0.8 ms.
+/// Longest commit while copies are pending (policy-R11): registering this much delays other threads' enqueues by 0.7 to 0.8 ms.
 const STEP_DURING_COPIES_BYTES: u64 = 8 << 20;
 
 /// How much a plan may request from the source. Each refusal reduces it.
@@ -64,7 +64,7 @@ impl ArenaSupply {
             now_us,
             calls,
             pool,
-            commit: if matches!(calls, SlowCalls::Held(_)) { CommitSize::Nothing } else { CommitSize::Ample },
+            commit: if matches!(calls, SlowCalls::WithoutAcquire(_)) { CommitSize::Nothing } else { CommitSize::Ample },
             to_release: pool.idle_buffers(),
             has_swept: false,
             may_release_regions: false,
@@ -85,9 +85,9 @@ impl ArenaSupply {
         let Search { bytes, now_us, calls, .. } = *search;
         let (buffer, surplus_bytes) = (plan.buffer(), plan.surplus_bytes());
         let finished = self.carry_out(books, plan, now_us, calls.deadline(), Some(bytes));
-        self.record_old_places();
+        self.request_unmap();
         let mut books = self.books();
-        self.record_holes(&books, now_us);
+        self.update_needs_compaction(&books, now_us);
         let error = match finished {
             Ok(is_granted) => {
                 books.smaller_regions += u64::from(search.commit == CommitSize::OneBuffer && self.shape.has_regions);
@@ -120,7 +120,7 @@ impl ArenaSupply {
         // Bytes that the source adds to a region are released with it.
         let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
         let lacking_bytes = books.arena.held_bytes(search.bytes).saturating_sub(available_bytes);
-        let has_regions = !limits.may_decommit_regions && arena.idle_bytes > 0;
+        let could_release_regions = !limits.may_decommit_regions && arena.idle_bytes > 0;
         drop(books);
         search.pool.complete_copies();
         let idle_bytes = search.pool.idle_bytes();
@@ -131,7 +131,7 @@ impl ArenaSupply {
             search.release_oldest();
             return true;
         }
-        has_regions && !std::mem::replace(&mut search.may_release_regions, true)
+        could_release_regions && !std::mem::replace(&mut search.may_release_regions, true)
     }
 
     /// Returns the reason that the search found nothing.
@@ -156,9 +156,9 @@ impl ArenaSupply {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
             CommitSize::Ample => {
                 // Registering much at once delays enqueues.
-                let short = self.source.release_waits() && search.pool.has_copies();
-                let step_bytes = if short { STEP_DURING_COPIES_BYTES } else { u64::MAX };
-                (step_bytes, books.demand.missed.largest(search.now_us))
+                let in_short_steps = self.source.release_waits() && search.pool.has_copies();
+                let step_bytes = if in_short_steps { STEP_DURING_COPIES_BYTES } else { u64::MAX };
+                (step_bytes, books.sizes.missed.largest(search.now_us))
             }
         };
         let nothing_else = search.may_release_regions || search.commit == CommitSize::Nothing;
@@ -168,11 +168,11 @@ impl ArenaSupply {
             may_decommit_regions: !self.source.release_waits() || nothing_else && !self.may_never_release(),
             step_bytes,
             largest_bytes,
-            known_bytes: books.demand.held.largest(search.now_us),
+            known_bytes: books.sizes.held.largest(search.now_us),
         }
     }
 
-    /// Carries out `plan`. Waits for calls of other threads until `until`. Logs what was pinned, for `asked_bytes` if they are
+    /// Carries out `plan`. Waits for calls of other threads until `until`. Logs what was pinned, for `requested_bytes` if they are
     /// known. Returns whether the plan's block was granted. Makes slow calls.
     pub(super) fn carry_out(
         &self,
@@ -180,7 +180,7 @@ impl ArenaSupply {
         plan: Plan,
         now_us: u64,
         until: Instant,
-        asked_bytes: Option<u64>,
+        requested_bytes: Option<u64>,
     ) -> Result<bool, SourceError> {
         let mut execution = Execution::new(&mut books.mappings, &plan, until);
         drop(books);
@@ -193,8 +193,8 @@ impl ArenaSupply {
         drop(books);
         self.finished.notify_all();
         if pin_calls > 0 {
-            let asked_bytes = asked_bytes.unwrap_or(held_bytes.saturating_sub(held_before_bytes));
-            self.log.acquired(asked_bytes, held_before_bytes, held_bytes, pin_calls, took);
+            let requested_bytes = requested_bytes.unwrap_or(held_bytes.saturating_sub(held_before_bytes));
+            self.log.acquired(requested_bytes, held_before_bytes, held_bytes, pin_calls, took);
         }
         finished
     }

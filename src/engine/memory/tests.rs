@@ -128,13 +128,13 @@ mod models {
             match self.arena.find(
                 class,
                 0,
-                SlowCalls::Until(Instant::now() + Duration::from_secs(60)),
+                SlowCalls::All(Instant::now() + Duration::from_secs(60)),
                 &NoBlocks,
                 &|| false,
             ) {
                 Ok(memory) => Some(memory),
                 refused => {
-                    assert!(matches!(refused, Err(Stop::Refused(Refusal::Limit(_)))), "{refused:?}");
+                    assert!(matches!(refused, Err(AttemptError::Refused(Refusal::Limit(_)))), "{refused:?}");
                     None
                 }
             }
@@ -218,7 +218,7 @@ mod end {
             let source = Arc::new(CountedHeap::new(true));
             let arena = arena(source.clone(), "closing test", None);
             let class = Rounding::Eighths.class(4096, 4096).unwrap();
-            let found = arena.find(class, 0, SlowCalls::Until(Instant::now()), &NoBlocks, &|| false).unwrap();
+            let found = arena.find(class, 0, SlowCalls::All(Instant::now()), &NoBlocks, &|| false).unwrap();
             if is_leaked {
                 arena.quarantined.add(1);
             }

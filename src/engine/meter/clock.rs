@@ -4,7 +4,7 @@
 //! refresh the coarse copy, which is exact enough for rules that count in seconds.
 
 use pinpool_os::clock::monotonic_ns;
-use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicU64, Ordering};
 
 /// A clock that moves only when a test or a replay moves it. Clones share one clock.
 #[derive(Debug, Clone, Default)]

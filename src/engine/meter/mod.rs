@@ -23,8 +23,7 @@ use crate::report::{PoolLog, is_power_of_ten};
 use crate::stats::{Histogram, Stats};
 use pinpool_observe::diagnosis::RecentLengths;
 use pinpool_os::sync::atomic;
-use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU64, Mutex, Ordering};
 
 pub(super) mod clock;
 pub(super) mod owners;
@@ -165,7 +164,7 @@ pub(crate) struct Lifetime {
     /// Blocks that exist: idle, in use or in flight.
     blocks: atomic::AtomicU64,
     is_sealed: atomic::AtomicBool,
-    is_closed: atomic::AtomicBool,
+    is_torn_down: atomic::AtomicBool,
 }
 
 impl Lifetime {
@@ -188,7 +187,7 @@ impl Lifetime {
 
     /// Records that no handle of the pool is left.
     pub(crate) fn seal(&self) {
-        // Relaxed: the exchange in `begin_close`, which follows, releases this store.
+        // Relaxed: the exchange in `begin_teardown`, which follows, releases this store.
         self.is_sealed.store(true, Ordering::Relaxed);
     }
 
@@ -199,14 +198,14 @@ impl Lifetime {
 
     /// Returns whether the caller must close the pool, which is true once: when the pool is sealed and no block exists except
     /// those `in_flight`. Must be called after the seal, after each removal of a block and after each start of a flight.
-    pub(crate) fn begin_close(&self, in_flight: impl FnOnce() -> u64) -> bool {
+    pub(crate) fn begin_teardown(&self, in_flight: impl FnOnce() -> u64) -> bool {
         // An exchange that changes nothing, AcqRel: lifetime-I1.
         let blocks = self.blocks.fetch_add(0, Ordering::AcqRel);
         // Relaxed: if the seal came first, the exchange above has acquired it.
         self.is_sealed.load(Ordering::Relaxed)
             && blocks <= in_flight()
             // AcqRel: exactly one thread closes the pool, and it sees all earlier returns.
-            && !self.is_closed.swap(true, Ordering::AcqRel)
+            && !self.is_torn_down.swap(true, Ordering::AcqRel)
     }
 }
 
@@ -328,21 +327,21 @@ mod models {
         fn release(&self, block: usize) {
             self.memory[block].with_mut(|_| ());
             self.lifetime.remove_block();
-            self.close_if_unused();
+            self.tear_down_if_unused();
         }
 
         fn begin_flight(&self) {
             self.in_flight.fetch_add(1, Ordering::Relaxed);
-            self.close_if_unused();
+            self.tear_down_if_unused();
         }
 
         fn seal(&self) {
             self.lifetime.seal();
-            self.close_if_unused();
+            self.tear_down_if_unused();
         }
 
-        fn close_if_unused(&self) {
-            if self.lifetime.begin_close(|| self.in_flight.load(Ordering::Relaxed)) {
+        fn tear_down_if_unused(&self) {
+            if self.lifetime.begin_teardown(|| self.in_flight.load(Ordering::Relaxed)) {
                 self.closed.fetch_add(1, Ordering::Relaxed);
                 self.memory.iter().for_each(|memory| memory.with_mut(|_| ()));
             }
@@ -365,13 +364,13 @@ mod models {
         });
     }
 
-    /// Fails if `begin_close` reads the count by a load.
+    /// Fails if `begin_teardown` reads the count by a load.
     #[test]
     fn loom_of_the_last_puts_and_the_seal_one_closes() {
         model(2, [|pool| pool.release(0), |pool| pool.release(1), ModelPool::seal]);
     }
 
-    /// Fails if `begin_close` reads the count by a load or checks the seal before the count, or if `remove_block` is Relaxed.
+    /// Fails if `begin_teardown` reads the count by a load or checks the seal before the count, or if `remove_block` is Relaxed.
     #[test]
     fn loom_of_a_return_in_flight_a_return_and_the_seal_one_closes() {
         model(2, [|pool| pool.release(0), ModelPool::begin_flight, ModelPool::seal]);

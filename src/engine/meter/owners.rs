@@ -19,11 +19,11 @@ use std::time::Duration;
 
 use crate::report::{HeldBuffer, Owner};
 use pinpool_os::call_stack::CallStack;
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 
-/// Most tags that a pool distinguishes. All further tags share the tag [`OTHERS`].
+/// Maximum number of tags that a pool distinguishes. All further tags share the tag [`OTHERS`].
 const TAGS_MAX: usize = 1024;
-/// Most bytes of a tag. A longer tag is cut.
+/// Maximum length of a tag in bytes. A longer tag is cut.
 const TAG_BYTES_MAX: usize = 128;
 /// The name under which untagged buffers are listed.
 pub(crate) const UNTAGGED: &str = "(untagged)";
@@ -56,7 +56,7 @@ pub(crate) struct Tag {
 
 #[derive(Debug)]
 struct Row {
-    asked_bytes: u64,
+    requested_bytes: u64,
     held_bytes: u64,
     since_us: u64,
     /// The call stack of the buffer's request, if the request was sampled.
@@ -96,7 +96,7 @@ impl Owners {
         let sum = |tag: Arc<Tag>| {
             let mut owner = Owner::new(&tag.name);
             for row in tag.rows.lock().values() {
-                owner.add(row.asked_bytes, row.held_bytes, now_us.saturating_sub(row.since_us));
+                owner.add(row.requested_bytes, row.held_bytes, now_us.saturating_sub(row.since_us));
             }
             (owner.buffers > 0).then_some(owner)
         };
@@ -149,18 +149,18 @@ impl Tag {
         *self.recorded.get_or_init(|| name(&self.name))
     }
 
-    /// Adds a row for a buffer of `held_bytes`, allocated at `now_us` for a request of `asked_bytes`. `stack` is the call stack
+    /// Adds a row for a buffer of `held_bytes`, allocated at `now_us` for a request of `requested_bytes`. `stack` is the call stack
     /// of a sampled request.
     pub(crate) fn hold(
         self: &Arc<Self>,
-        asked_bytes: u64,
+        requested_bytes: u64,
         held_bytes: u64,
         now_us: u64,
         stack: Option<Arc<CallStack>>,
     ) -> Holder {
         let mut rows = self.rows.lock();
         let number = rows.last_key_value().map_or(0, |(last, _)| last + 1);
-        rows.insert(number, Row { asked_bytes, held_bytes, since_us: now_us, stack });
+        rows.insert(number, Row { requested_bytes, held_bytes, since_us: now_us, stack });
         drop(rows);
         Holder { tag: self.clone(), number }
     }

@@ -45,7 +45,7 @@ use crate::size_class::Class;
 use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
 use pinpool_os::sync::{Condvar, Mutex};
 use pinpool_os::threads;
-use pinpool_os::unwind::caught;
+use pinpool_os::unwind::catch_panic;
 
 /// Shortest time that an attempt may wait for driver calls of other threads.
 const MIN_SEARCH_TIME: Duration = Duration::from_micros(500);
@@ -90,11 +90,11 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     /// head.
     fn is_hopeless(&self, refusal: Option<&Self::Refusal>) -> bool;
 
-    /// Records that a request took the item that a return had handed to it.
-    fn record_taken(&self) {}
+    /// Called when a request takes the item that a return had handed to it.
+    fn handover_taken(&self) {}
 
     /// Records that a request has left the queue, which it joined `waited` ago.
-    fn record_wait(&self, _waited: Duration) {}
+    fn count_wait(&self, _waited: Duration) {}
 }
 
 /// A queue of waiting requests.
@@ -349,7 +349,7 @@ impl<S: Server> WaitQueue<S> {
 
     /// Searches for memory for a task. A panic ends the wait of the task.
     fn search_for_task(&self, server: &Arc<S>, task: &Arc<Waiter<S>>) {
-        if caught(|| self.search(server, task)).is_none() {
+        if catch_panic(|| self.search(server, task)).is_none() {
             self.end(&**server, task, None);
         }
     }

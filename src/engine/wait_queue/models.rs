@@ -42,7 +42,7 @@ impl ModelPool {
         }
     }
 
-    /// `Core::announce_copy`.
+    /// `PoolCore::announce_copy`.
     fn put_in_flight(&self) {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);

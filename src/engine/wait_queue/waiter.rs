@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::maintenance_thread::{MaintenanceThread, Reminder};
 use crate::size_class::Class;
 use pinpool_os::sync::{Condvar, Mutex};
-use pinpool_os::unwind::caught;
+use pinpool_os::unwind::catch_panic;
 
 /// The longest time that a request waits for room.
 const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
@@ -137,7 +137,7 @@ impl<S: Server> Waiter<S> {
         drop(state);
         self.changed.notify_one();
         if let Some(waker) = waker {
-            caught(|| waker.wake());
+            catch_panic(|| waker.wake());
         }
     }
 
@@ -273,7 +273,7 @@ impl<S: Server> WaitTicket<S> {
     fn take(&self) -> Option<S::Item> {
         let (item, was_handed) = self.waiter.take();
         if was_handed && item.is_some() {
-            self.server.record_taken();
+            self.server.handover_taken();
         }
         item
     }
@@ -291,7 +291,7 @@ impl<S: Server> Drop for WaitTicket<S> {
             queue.wake_thread();
         }
         if let Some(waited) = self.waited() {
-            server.record_wait(waited);
+            server.count_wait(waited);
         }
     }
 }

@@ -44,7 +44,7 @@ impl fmt::Display for CheckReport {
             f,
             "PoolAllocator: After {} get requests, put_count={} evicted_count={} eviction_rate={} and unsatisfied \
              allocation rate={}",
-            window.gets(),
+            window.requests(),
             window.put,
             window.evicted,
             SixDigits(window.eviction_rate()),

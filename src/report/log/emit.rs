@@ -14,7 +14,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::panic::Location;
 
-use pinpool_os::unwind::caught;
+use pinpool_os::unwind::catch_panic;
 
 type Call = Box<dyn FnOnce()>;
 
@@ -50,7 +50,7 @@ impl Drop for Deferral {
             if deferred.deferrals == 0 { std::mem::take(&mut deferred.calls) } else { Vec::new() }
         };
         for call in DEFERRED.try_with(end).unwrap_or_default() {
-            caught(call);
+            catch_panic(call);
         }
     }
 }
@@ -64,7 +64,7 @@ pub(super) fn call(call: impl FnOnce() + 'static) {
     if is_deferring() {
         let _ = DEFERRED.try_with(|deferred| deferred.borrow_mut().calls.push(Box::new(call)));
     } else {
-        caught(call);
+        catch_panic(call);
     }
 }
 
@@ -81,7 +81,7 @@ pub(super) fn line(target: &'static str, level: log::Level, line: fmt::Arguments
         let line = line.to_string();
         call(move || emit(format_args!("{line}")));
     } else {
-        caught(|| emit(line));
+        catch_panic(|| emit(line));
     }
 }
 

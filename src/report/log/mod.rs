@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::report::{Finding, Severity};
 use pinpool_observe::record::Recorded;
-use pinpool_os::fork::OfProcess;
-use pinpool_os::sync::plain;
+use pinpool_os::fork::PerProcess;
+use pinpool_os::sync::unmodeled;
 
 mod checks;
 mod emit;
@@ -107,7 +107,7 @@ impl PoolLog {
 
     /// Writes lines to standard error, unless the program has a logger or lines of this kind have been written before.
     fn print_once(&self, kind: &'static str, event: &str, lines: &[impl fmt::Display]) {
-        static PRINTED: OfProcess<plain::Mutex<Vec<&'static str>>> = OfProcess::new(plain::Mutex::default);
+        static PRINTED: PerProcess<unmodeled::Mutex<Vec<&'static str>>> = PerProcess::new(unmodeled::Mutex::default);
         let mut printed = PRINTED.get().lock();
         if log::max_level() != log::LevelFilter::Off || printed.contains(&kind) {
             return;

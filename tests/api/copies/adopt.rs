@@ -1,4 +1,4 @@
-//! Memory that a user pinned, as buffers: it comes back once, after the last copy, and is counted apart.
+//! User memory as buffers: it is returned once, after its last copy, and is counted separately.
 #![allow(unsafe_code)] // Adopts memory.
 
 use std::future::Future;
@@ -18,7 +18,7 @@ use crate::scratch::scratch;
 use crate::until::until;
 use crate::valid_stats::valid_stats;
 use pinpool::{Backend, PinnedBuf, PinnedBy, Pool, Preset, Request, Stats};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 const BYTES: usize = 10_000;
 
@@ -33,12 +33,12 @@ impl Frames {
     fn adopted(&self, pool: &Pool, byte: u8, is_pinned: bool) -> PinnedBuf {
         let mut frame = vec![byte; BYTES];
         let (memory, returned) = (NonNull::from(frame.as_mut_slice()), self.returned.clone());
-        let on_return = move || {
+        let on_release = move || {
             drop(frame);
             returned.fetch_add(1, Ordering::SeqCst);
         };
         // SAFETY: the call owns the frame, and nothing else uses its bytes.
-        unsafe { pool.adopt(memory, is_pinned.then_some(PinnedBy::Driver), on_return) }.unwrap()
+        unsafe { pool.adopt(memory, is_pinned.then_some(PinnedBy::Driver), on_release) }.unwrap()
     }
 
     fn returned(&self) -> u32 {
@@ -48,8 +48,7 @@ impl Frames {
 
 fn pools() -> [Pool; 3] {
     let heap = || heap().maintenance_thread(false);
-    [heap().build(), heap().preset(Preset::TensorFlow).build(), heap().setting("zero", true).build()]
-        .map(Result::unwrap)
+    [heap().build(), heap().preset(Preset::TensorFlow).build(), heap().zero(true).build()].map(Result::unwrap)
 }
 
 #[test]
@@ -72,7 +71,7 @@ fn memory_of_a_user_is_a_buffer_until_it_is_dropped() {
 }
 
 #[test]
-fn it_comes_back_when_its_last_copy_has_ended_and_not_before() {
+fn user_memory_is_returned_only_after_its_last_copy() {
     for pool in pools() {
         let frames = Frames::default();
         let (stream, mut device, held) = held_sink(BYTES);
@@ -89,10 +88,10 @@ fn it_comes_back_when_its_last_copy_has_ended_and_not_before() {
 }
 
 #[test]
-fn a_pool_that_ends_waits_for_its_copies_and_gives_it_back() {
+fn a_pool_that_ends_returns_user_memory_after_its_copies() {
     let [pool, ..] = pools();
     let frames = Frames::default();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(BYTES));
     let outlives = frames.adopted(&pool, 1, true);
     frames.adopted(&pool, 2, true).copy_to(&stream, &mut device).unwrap();
     drop(pool);
@@ -103,7 +102,7 @@ fn a_pool_that_ends_waits_for_its_copies_and_gives_it_back() {
 }
 
 #[test]
-fn a_call_that_panics_harms_nothing_and_one_that_uses_the_pool_does_not_hang() {
+fn a_return_callback_may_panic_or_use_the_pool() {
     let [pool, ..] = pools();
     let mut frame = vec![0; BYTES];
     let memory = NonNull::from(frame.as_mut_slice());
@@ -134,10 +133,10 @@ fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
 
 #[cfg(feature = "observe")]
 #[test]
-fn a_recording_has_no_word_of_it() {
+fn a_recording_omits_user_memory() {
     let (_dir, path) = scratch("t.trace");
     let pool = heap().maintenance_thread(false).trace(path.clone()).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(BYTES));
     let frames = Frames::default();
     drop(frames.adopted(&pool, 1, true));
     frames.adopted(&pool, 1, true).copy_to(&stream, &mut device).unwrap().wait().unwrap();
@@ -263,7 +262,7 @@ fn a_refused_pin_has_no_advice_on_the_reserve() {
 
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
-fn in_a_child_of_fork_it_is_refused_and_stays_where_it_is() {
+fn a_forked_child_can_neither_adopt_nor_return_user_memory() {
     crate::child::alone(|| {
         let [pool, ..] = pools();
         let frames = Frames::default();
@@ -288,13 +287,13 @@ struct Panicking(#[allow(dead_code)] Box<Pages>); // Never read: it keeps the pa
 
 impl Drop for Panicking {
     fn drop(&mut self) {
-        // Without the report of a panic, which may take longer than a look of the request.
+        // Panics without a message, because the waiting request could check again while the message is printed.
         resume_unwind(Box::new("the owner panics"));
     }
 }
 
 #[test]
-fn an_owner_that_panics_in_its_drop_does_not_keep_a_waiting_request_from_the_room() {
+fn a_waiting_request_gets_the_memory_of_an_owner_that_panics_in_its_drop() {
     let pool = heap().max_bytes(8192_u64).maintenance_thread(false).build().unwrap();
     let mut pages = Box::new(Pages([3; 8192]));
     // SAFETY: mapped as long as `pages`, which nothing else uses.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pinpool::Pool;
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::fixture::{filled, heap};
@@ -18,8 +18,8 @@ fn one_worker() -> Runtime {
 }
 
 #[test]
-fn of_two_tasks_on_one_thread_one_awaits_a_copy_that_the_other_lets_run() {
-    let (pool, stream, mut device) = (pool(), SinkStream::new().unwrap(), SinkMem::new(4096));
+fn a_task_awaits_a_copy_that_another_task_on_its_thread_lets_run() {
+    let (pool, stream, mut device) = (pool(), SinkStream::new().unwrap(), SinkMemory::new(4096));
     let gate = stream.hold();
     let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut device).unwrap();
     let runtime = one_worker();
@@ -42,7 +42,7 @@ fn of_two_tasks_on_one_thread_one_awaits_a_copy_that_the_other_lets_run() {
 
 #[test]
 fn a_pending_buffer_is_awaited_and_brings_its_bytes() {
-    let (pool, stream, mut device) = (pool(), SinkStream::new().unwrap(), SinkMem::new(4096));
+    let (pool, stream, mut device) = (pool(), SinkStream::new().unwrap(), SinkMemory::new(4096));
     filled(&pool, 4096, 9).copy_to(&stream, &mut device).unwrap();
     let gate = stream.hold();
     let pending = pool.get(4096).unwrap().copy_from(&stream, &device).unwrap();
@@ -55,7 +55,7 @@ fn a_pending_buffer_is_awaited_and_brings_its_bytes() {
 
 #[test]
 fn a_failed_copy_ends_what_awaits_it_with_its_error() {
-    let (pool, stream, mut device) = (pool(), SinkStream::new().unwrap(), SinkMem::new(100));
+    let (pool, stream, mut device) = (pool(), SinkStream::new().unwrap(), SinkMemory::new(100));
     let _gate = stream.hold();
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
     let runtime = one_worker();
@@ -67,7 +67,7 @@ fn a_failed_copy_ends_what_awaits_it_with_its_error() {
 
 #[test]
 fn a_future_that_is_dropped_or_of_no_bytes_needs_no_wake() {
-    let (pool, stream, mut device) = (pool(), SinkStream::new().unwrap(), SinkMem::new(100));
+    let (pool, stream, mut device) = (pool(), SinkStream::new().unwrap(), SinkMemory::new(100));
     let gate = stream.hold();
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
     let runtime = one_worker();

@@ -1,4 +1,4 @@
-//! Fences that users make: one that blocks, panics, or calls the pool stops neither the pool nor other threads.
+//! Custom fences: a fence that blocks, panics or calls the pool stops neither the pool nor other threads.
 #![allow(unsafe_code)] // Implements the unsafe traits of copies.
 
 use std::fmt;
@@ -69,7 +69,7 @@ fn answering(answer: impl Fn() -> Result<bool> + Send + Sync + 'static) -> Marki
     Marking(Some(Arc::new(ActingFence { answer: Box::new(answer), on_drop: Box::new(|| ()) })))
 }
 
-/// A fence that blocks until the sender is dropped, and what receives when a thread enters it.
+/// Returns a stream with a fence that blocks until the sender is dropped. The receiver learns when a thread enters the fence.
 fn blocking() -> (Marking, Receiver<()>, Sender<()>) {
     let ((enter, entered), (open, opened)) = (mpsc::channel(), mpsc::channel());
     let opened = Mutex::new(opened);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pinpool::Completion;
-use pinpool_testing::{SinkMem, SinkStream, SourceCall};
+use pinpool_testing::{SinkMemory, SinkStream, SourceCall};
 
 use crate::fixture::{faulty_heap, filled, heap, held_sink, two_buffers};
 use crate::until::until;
@@ -32,7 +32,7 @@ fn a_buffer_in_flight_is_not_reused_until_its_copy_completes() {
 #[test]
 fn a_copy_that_was_waited_for_is_in_flight_no_more() {
     let pool = two_buffers(&faulty_heap()).maintenance_thread(false).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(100));
     let waits: [fn(&Completion); 2] =
         [|copy| copy.wait().unwrap(), |copy| assert!(copy.wait_timeout(Duration::from_secs(60)).unwrap())];
     for (wait, times) in waits.into_iter().zip(1..) {
@@ -46,7 +46,7 @@ fn a_copy_that_was_waited_for_is_in_flight_no_more() {
 #[test]
 fn statistics_do_not_count_a_finished_copy_as_in_flight() {
     let pool = heap().maintenance_thread(false).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(100));
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
     until("the copy is complete", || copy.is_complete().unwrap());
     let stats = valid_stats(&pool);
@@ -57,7 +57,7 @@ fn statistics_do_not_count_a_finished_copy_as_in_flight() {
 fn one_slow_stream_does_not_hold_back_the_buffers_of_another() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (slow, fast) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
-    let (mut slow_device, mut fast_device) = (SinkMem::new(100), SinkMem::new(100));
+    let (mut slow_device, mut fast_device) = (SinkMemory::new(100), SinkMemory::new(100));
     let gate = slow.hold();
     filled(&pool, 100, 1).copy_to(&slow, &mut slow_device).unwrap();
     for _ in 0..10 {
@@ -93,7 +93,7 @@ fn a_return_and_its_eviction_happen_when_the_copy_is_found_complete() {
 #[test]
 fn a_write_right_after_a_borrowing_copy_leaves_the_device_data_intact() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(1 << 20));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(1 << 20));
     let mut buffer = filled(&pool, 1 << 20, 7);
     let gate = stream.hold();
     let copy = buffer.copy_range_to(0..1 << 20, &stream, &mut device).unwrap();
@@ -114,7 +114,7 @@ fn a_write_right_after_a_borrowing_copy_leaves_the_device_data_intact() {
 fn a_buffer_dropped_after_borrowing_copies_on_two_streams_waits_for_both() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (one, two) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
-    let (mut first, mut second) = (SinkMem::new(50), SinkMem::new(50));
+    let (mut first, mut second) = (SinkMemory::new(50), SinkMemory::new(50));
     let (gate_one, gate_two) = (one.hold(), two.hold());
     let mut buffer = filled(&pool, 100, 3);
     buffer.copy_range_to(0..50, &one, &mut first).unwrap();
@@ -133,7 +133,7 @@ fn a_buffer_dropped_after_borrowing_copies_on_two_streams_waits_for_both() {
 #[test]
 fn a_refused_copy_gives_its_buffer_back() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(10));
     let error = filled(&pool, 11, 5).copy_to(&stream, &mut device).unwrap_err();
     assert!(error.error().is_copy(), "{error}");
     assert_eq!(format!("{error:?}"), format!("Copy: {error}"));
@@ -142,7 +142,7 @@ fn a_refused_copy_gives_its_buffer_back() {
     }
     assert_eq!((pool.stats().memory.idle, pool.stats().memory.in_use), (0, 1));
     // The bytes are still there, and may be copied elsewhere.
-    let mut larger = SinkMem::new(11);
+    let mut larger = SinkMemory::new(11);
     error.into_buf().unwrap().copy_to(&stream, &mut larger).unwrap().wait().unwrap();
     assert_eq!(larger.read(), [5; 11]);
     // Otherwise the buffer returns with the error.
@@ -189,7 +189,7 @@ fn the_last_buffer_closes_a_pool_whose_handles_are_gone() {
 fn the_last_buffer_closes_the_pool_when_its_copy_completes() {
     let source = faulty_heap();
     let pool = two_buffers(&source).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(100));
     let buffer = filled(&pool, 100, 6);
     drop(pool);
     let copy = buffer.copy_to(&stream, &mut device).unwrap();
@@ -202,7 +202,7 @@ fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
     let source = faulty_heap();
     let pool = two_buffers(&source).unstable_code(|code| code.close_wait = Some(Duration::ZERO)).build().unwrap();
     let (stuck, fine) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
-    let (mut first, mut second) = (SinkMem::new(100), SinkMem::new(100));
+    let (mut first, mut second) = (SinkMemory::new(100), SinkMemory::new(100));
     let gate = stuck.hold();
     filled(&pool, 100, 1).copy_to(&stuck, &mut first).unwrap();
     filled(&pool, 100, 2).copy_to(&fine, &mut second).unwrap().wait().unwrap();

@@ -1,4 +1,4 @@
-//! A source that fails at every call in turn: errors are returned, bytes balance, and no memory is lost without need.
+//! A return that serves a request while the request releases idle memory.
 
 use pinpool_testing::SourceCall;
 
@@ -15,7 +15,7 @@ fn a_return_during_a_miss_serves_it_and_nothing_is_pinned() {
     let releases = source.hold(SourceCall::Release);
     std::thread::scope(|scope| {
         let missing = scope.spawn(|| pool.get(4000).map(|buffer| buffer.id()));
-        // The get has missed and releases the idle buffer of the other class.
+        // The request has missed, and is releasing the idle buffer of the other class.
         releases.wait_for(1);
         let id = wanted.id();
         drop(wanted);

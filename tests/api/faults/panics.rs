@@ -1,4 +1,4 @@
-//! Panics of what users pass in: a listener, a log sink, a fence, a source. The pool stays intact and its statistics correct.
+//! Panics in user code: a listener, a log sink and a source. The pool stays intact, and its statistics stay correct.
 #![allow(unsafe_code)] // Implements the unsafe trait of sources.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use pinpool::source::{Region, Source, SourceError};
 use pinpool::unstable::CheckReport;
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, PinnedBy, Pool, PoolBuilder, Preset, Request};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 use crate::captured_log::{listen, panic_at, panics};
 use crate::fixture::{LONG, MIB, over_sim, poll, until_waits};
@@ -23,7 +23,7 @@ fn builder(max_bytes: u64) -> PoolBuilder {
     over_sim(max_bytes).wait(Duration::ZERO)
 }
 
-/// What user code may do after its own panic: continue.
+/// Runs `act` and catches its panic, as user code may do.
 fn go_on(act: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(act));
 }
@@ -36,12 +36,12 @@ fn checked(max_bytes: u64, preset: Preset) -> (Pool, Arc<AtomicU64>) {
         counted.fetch_add(1, Ordering::SeqCst);
         panic!("the listener panics")
     };
-    let builder = builder(max_bytes).preset(preset).setting("pool_size_limit", 1).setting("auto_resize", false);
+    let builder = builder(max_bytes).preset(preset).pool_size_limit(1).auto_resize(false);
     (builder.unstable_on_check(listener).build().unwrap(), checks)
 }
 
 #[test]
-fn a_panic_of_a_listener_at_the_return_of_a_request_that_leaves_the_queue_does_not_block_the_queue() {
+fn a_listener_that_panics_when_a_cancelled_request_returns_its_buffer_does_not_block_the_queue() {
     let (pool, checks) = checked(8 << 20, Preset::TensorFlow);
     // After 999 evictions the next one makes a check due.
     (0..999).for_each(|_| drop([pool.get(MIB).unwrap(), pool.get(MIB).unwrap()]));
@@ -62,14 +62,14 @@ fn a_panic_of_a_listener_at_the_return_of_a_request_that_leaves_the_queue_does_n
 }
 
 #[test]
-fn a_panic_of_a_log_sink_in_a_request_in_the_queue_does_not_block_the_queue() {
+fn a_log_sink_that_panics_in_a_waiting_request_does_not_block_the_queue() {
     listen();
     // Only the waiting request checks the copy.
     let pool = builder(4 << 20).build().unwrap();
     let stream = SinkStream::new().unwrap();
     let (held, other) = (pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
     let gate = stream.hold();
-    let copy = held.copy_to(&stream, &mut SinkMem::new(2 * MIB)).unwrap();
+    let copy = held.copy_to(&stream, &mut SinkMemory::new(2 * MIB)).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             listen();
@@ -81,7 +81,7 @@ fn a_panic_of_a_log_sink_in_a_request_in_the_queue_does_not_block_the_queue() {
         stream.fail();
         until("the copy has failed", || pool.stats().memory.quarantined > 0);
         drop((gate, copy, other));
-        assert_eq!(waiting.join().unwrap(), 1, "the line was logged by the get that waits");
+        assert_eq!(waiting.join().unwrap(), 1, "the waiting request logged the message");
     });
     drop(pool.get_with(Request::new(512 << 10).timeout(Duration::ZERO)).expect("nobody waits any more"));
     assert_eq!(valid_stats(&pool).memory.quarantined, 1);
@@ -110,7 +110,7 @@ fn a_panic_of_a_listener_loses_none_of_the_buffers_that_a_sweep_found() {
 fn a_panic_of_a_listener_does_not_reach_the_drop_of_a_buffer() {
     let (pool, checks) = checked(64 << 20, Preset::Adaptive);
     for round in 0..1000 {
-        // Not a hit: returning a hit would not check the limit. In a `Vec`: a panic in the drop of one would leak its siblings.
+        // Requests miss here, because returning a hit checks no limit. If a drop panicked, the `Vec` would leak the other buffer.
         let pages = 2 * (round % 7);
         drop(vec![pool.get(4096 * (pages + 1)).unwrap(), pool.get(4096 * (pages + 2)).unwrap()]);
     }
@@ -132,7 +132,7 @@ fn a_panic_while_a_reserve_reports_its_progress_gives_its_bytes_back() {
     pool.get(48 * MIB).expect("either from the reserve, or next to it");
 }
 
-/// Panics in its calls, once for each time that it is told.
+/// A source that panics once in `acquire` or `release` after the flag of that call was set.
 #[derive(Debug)]
 struct PanickingSource {
     inner: HeapSource,
@@ -169,7 +169,7 @@ fn a_source_that_panics_has_failed_and_the_limit_stays_true() {
         });
         let pool = builder(4 << 20).preset(preset).backend(Backend::Source(source.clone())).build().unwrap();
         go_on(|| assert!(pool.get(3 * MIB).unwrap_err().is_backend()));
-        let buf = pool.get(3 * MIB).expect("the bytes of the get that failed came back");
+        let buf = pool.get(3 * MIB).expect("the bytes of the failed request are available again");
         source.in_release.store(true, Ordering::SeqCst);
         drop(buf);
         go_on(|| pool.clear());

@@ -1,15 +1,15 @@
 //! All operations at once from many threads, and balanced statistics afterwards.
 //!
-//! Threads get and put in several classes, hand buffers to each other, copy them to a slow device, clear, trim, poll and read
-//! the statistics, over a pool and its partition, under a limit below what they could hold. `STRESS_STEPS` is the number of steps
-//! of each thread, 6,000 unless set.
+//! Threads request and return buffers of several classes, pass them to each other, and copy them to a simulated device. They
+//! also clear, trim and maintain the pool, and read its statistics. The limit is lower than the bytes that they could hold.
+//! Under `adaptive`, half of the threads use a partition. `STRESS_STEPS` is the number of steps per thread (default 6,000).
 
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use pinpool::{OnFull, PinnedBuf, Pool, Preset};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 use crate::draw::{Draw, number_from};
 use crate::fixture::{Requests, heap};
@@ -43,7 +43,7 @@ fn work(
 ) -> u64 {
     let mut draw = Draw::of(thread);
     let stream = SinkStream::new().unwrap();
-    let mut device = SinkMem::new(300_000);
+    let mut device = SinkMemory::new(300_000);
     let (mut held, mut served, mut sent) = (Vec::new(), 0, Vec::new());
     for step in 0..number_from("STRESS_STEPS", if cfg!(miri) { 40 } else { 6_000 }) {
         match draw.below(64) {
@@ -88,8 +88,7 @@ fn stress(preset: Preset) {
     let builder = heap().preset(preset).on_full(OnFull::Error);
     // Less than the threads could hold, so that gets wait, idle buffers are reclaimed and some gets fail.
     let max_bytes = THREADS * 500_000;
-    let pool =
-        builder.max_bytes(max_bytes).setting("pool_size_limit", 10).wait(Duration::from_millis(1)).build().unwrap();
+    let pool = builder.max_bytes(max_bytes).pool_size_limit(10).wait(Duration::from_millis(1)).build().unwrap();
     let part = (preset == Preset::Adaptive).then(|| pool.partition("other", max_bytes / 2).unwrap());
     let (to, from): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel()).unzip();
     let served: Vec<u64> = thread::scope(|scope| {

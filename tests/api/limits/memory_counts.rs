@@ -1,10 +1,10 @@
-//! Every byte is counted, under its own limit: memory that is not pinned, partitions, refused gets, lost buffers.
+//! Every byte counts under its limit: pageable memory, partitions, refused requests and quarantined buffers.
 
 use pinpool_os::words::Size;
 use std::time::Duration;
 
 use pinpool::{Backend, Limit, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, Stats};
-use pinpool_testing::{SinkMem, SinkStream, SourceCall};
+use pinpool_testing::{SinkMemory, SinkStream, SourceCall};
 
 use crate::child::alone;
 use crate::fixture::{MIB, Requests, faulty_heap, over_sim};
@@ -46,7 +46,7 @@ fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() 
         .build()
         .unwrap();
     let held = pool.get(MIB).unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(MIB));
     let gate = stream.hold();
     let copy = pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
     let Stats { copies, memory, .. } = valid_stats(&pool);
@@ -94,7 +94,7 @@ fn the_peak_of_a_partition_is_memory_that_was_there() {
 
 /// Loses one buffer of 1 MiB to a device that fails.
 fn lose_one(pool: &Pool, from: &impl Requests) {
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(MIB));
     let gate = stream.hold();
     let copy = from.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
     stream.fail();
@@ -114,7 +114,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
     }
     let source = faulty_heap();
     let pool = builder().preset(Preset::TensorFlow).backend(Backend::Source(source.clone())).max_bytes(3 << 20);
-    let pool = pool.setting("pool_size_limit", 0).build().unwrap();
+    let pool = pool.pool_size_limit(0).build().unwrap();
     source.fail(SourceCall::Release, 0);
     drop(pool.get(MIB).unwrap());
     let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();

@@ -110,7 +110,7 @@ fn the_limit_of_memory_that_is_not_pinned_changes_with_the_limit() {
 #[test]
 fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
     for limit in [0, 5 << 20, 1 << 30] {
-        for pool in every_kind(|builder| builder.max_bytes(Limit::Unlimited).setting("max_idle_bytes", limit)) {
+        for pool in every_kind(|builder| builder.max_bytes(Limit::Unlimited).max_idle_bytes(limit)) {
             let held = fill(&pool, 2 * MIB - 4096, 8);
             drop(held);
             let free = valid_stats(&pool);
@@ -133,7 +133,7 @@ fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
 
 #[test]
 fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
-    let pool = builder().setting("max_idle_bytes", 4 << 20).build().unwrap();
+    let pool = builder().max_idle_bytes(4 << 20).build().unwrap();
     let held = fill(&pool, 2 * MIB, 4);
     let addresses: Vec<_> = held.iter().map(|buffer| buffer.wait_slice().unwrap().as_ptr()).collect();
     held.into_iter().for_each(drop);
@@ -142,7 +142,7 @@ fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
     let kept: Vec<_> = kept.iter().map(|buffer| buffer.wait_slice().unwrap().as_ptr()).collect();
     assert_eq!(kept, [addresses[3], addresses[2]]);
 
-    let pool = builder().setting("max_idle_bytes", 0).reserve(8 << 20).build().unwrap();
+    let pool = builder().max_idle_bytes(0).reserve(8 << 20).build().unwrap();
     drop(fill(&pool, 2 * MIB, 6));
     pool.maintain();
     let stats = valid_stats(&pool);
@@ -229,7 +229,7 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     }
     assert!(pools[19].stats().limits.shared.is_none(), "there is no shared limit");
 
-    // A limit that is set is the pool's own, and what it holds is not the others'.
+    // The memory of a pool with a fixed limit does not count under the limit that the `auto` pools share.
     pools[0].set_max_bytes(30 << 20).unwrap();
     held[0].extend(fill(&pools[0], 10 * MIB, 9));
     assert_eq!((held[0].len(), fill(&pools[19], 10 * MIB, 9).len(), pinned()), (3, 1, 130 << 20));
@@ -267,7 +267,7 @@ fn two_pools_that_alternate_at_the_process_limit_never_wait_for_idle_memory() {
             assert!(held[0] >= 60 << 20 && held.iter().sum::<u64>() <= 100 << 20, "{held:?}");
         }
         assert_eq!(pools.each_ref().map(|pool| valid_stats(pool).requests.waits), [0, 0]);
-        // A task does not release memory on its thread, and does not wait for a tick either.
+        // A task does not release memory on its own thread, but it is served without waiting for a tick.
         let (pool, other) = (&pools[1], &pools[0]);
         drop(run(pool.get_async(Request::new(60 * MIB).timeout(LONG))).unwrap());
         assert_eq!((valid_stats(pool).requests.waits, valid_stats(other).memory.held_bytes <= 40 << 20), (0, true));
@@ -342,9 +342,9 @@ fn a_request_under_a_shared_limit_gets_what_is_idle_here_and_elsewhere() {
 }
 
 #[test]
-fn what_nobody_waits_for_any_more_is_not_kept_from_others() {
+fn memory_that_no_request_waits_for_any_longer_serves_other_pools() {
     let root = machine();
-    let [one, two] = [(); 2].map(|()| automatic(root.path()).setting("reserve_wait", false).build().unwrap());
+    let [one, two] = [(); 2].map(|()| automatic(root.path()).reserve_wait(false).build().unwrap());
     let held = two.get(60 * MIB).unwrap();
     let mut late = one.get_async(Request::new(60 * MIB).timeout(Duration::from_millis(50)));
     assert!(poll(&mut late).is_pending());

@@ -1,11 +1,11 @@
 //! The shared limit: pools of several processes under one limit, some of them killed.
 //!
-//! The other processes are this test program, started for [`worker`], which does what it is told by lines.
+//! The other processes run the test [`worker`] of this program, which executes the orders that it reads from stdin.
 //!
-//! | variable | means |
+//! | variable | meaning |
 //! | --- | --- |
-//! | `LEDGER_KILLS` | how many processes are killed; 40 unless set |
-#![allow(unsafe_code)] // Forks, and asks for numbers of the process.
+//! | `LEDGER_KILLS` | number of processes to kill (default 40) |
+#![allow(unsafe_code)] // Forks, and makes system calls.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -67,7 +67,7 @@ impl Drop for Named {
     }
 }
 
-/// Another process with a pool under the shared limit. Killed and waited for at the latest by its drop.
+/// Another process with a pool under the shared limit. Dropping it kills the process.
 pub(crate) struct Worker {
     process: Child,
     orders: Option<ChildStdin>,
@@ -105,7 +105,7 @@ impl Worker {
         loop {
             let mut line = String::new();
             assert!(self.answers.read_line(&mut line).unwrap() > 0, "the worker ended");
-            // Behind what the test runner has begun to print.
+            // The test runner may have printed text before the answer on the same line.
             if let Some((_, answer)) = line.trim_end().split_once("> ") {
                 return answer.to_owned();
             }
@@ -248,7 +248,7 @@ fn worker() {
                 let shared = stats.limits.shared.clone().unwrap();
                 println!("> {} {} {}", stats.memory.held_bytes, shared.own_bytes, shared.name);
             }
-            // Until it is killed, or for this many steps.
+            // Runs until the process is killed if the seed is even, otherwise for 400 steps.
             "churn" => {
                 let mut draw = Draw::of(number);
                 let steps = if number.is_multiple_of(2) { u64::MAX } else { 400 };
@@ -281,7 +281,7 @@ fn worker() {
             other => panic!("{other}"),
         }
     }
-    // The others remove nothing of the test's.
+    // The file belongs to the test process, so a worker does not remove it.
     drop((cycling, held, pool));
     std::mem::forget(named);
     std::process::exit(0);
@@ -330,7 +330,7 @@ fn a_background_reserve_takes_the_idle_memory_of_others() {
         let named = Named::new("other");
         let mut other = Worker::start(&named, "other");
         other.hold(filled);
-        let pool = named.builder(64).reserve(48 << 20).setting("reserve_wait", false).name("own").build().unwrap();
+        let pool = named.builder(64).reserve(48 << 20).reserve_wait(false).name("own").build().unwrap();
         // Nothing is idle yet: the shared limit records what it wants until memory arrives.
         named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
         assert_eq!(other.ask("put"), "put");
@@ -343,14 +343,14 @@ fn a_background_reserve_takes_the_idle_memory_of_others() {
 fn a_reserve_is_not_shown_as_idle() {
     let named = Named::new("kept");
     for waits in [true, false] {
-        let builder = named.builder(64).reserve(32 << 20).setting("reserve_wait", waits).maintenance_thread(false);
+        let builder = named.builder(64).reserve(32 << 20).reserve_wait(waits).maintenance_thread(false);
         let pool = builder.build().unwrap();
         assert!(pool.wait_reserved(LONG).unwrap());
         drop(pool.get(8 * MIB).unwrap());
         pool.maintain();
         let idle_bytes = || named.report().owners[0].idle_bytes;
         assert_eq!(idle_bytes(), 0);
-        // What is beyond the reserve is.
+        // Free memory beyond the reserve is shown as idle.
         drop([pool.get(24 * MIB).unwrap(), pool.get(24 * MIB).unwrap()]);
         pool.maintain();
         let report = named.report();
@@ -374,7 +374,7 @@ fn a_request_that_finds_no_room_names_the_shared_limit_and_who_holds_it() {
     }
     let reserve = pool.reserve(32 << 20).unwrap_err();
     assert!(reserve.to_string().contains("(holder)"), "{reserve}");
-    // Under its own limit the remedy is its own.
+    // A request over the pool limit gets the remedy for the pool limit.
     let text = pool.get(65 * MIB).unwrap_err().to_string();
     assert!(text.contains("exceeds the pool limit"), "{text}");
     let large = named.builder(256).build().unwrap();
@@ -390,7 +390,7 @@ fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
     let pool = named.builder(64).reserve(32 << 20).build().unwrap();
     let shared = pool.stats().limits.shared.unwrap();
     assert!(shared.own_bytes >= 32 << 20 && shared.held_bytes <= 64 << 20, "{shared:?}");
-    // A reserve is in use to the end: nothing of it is given.
+    // A reserve counts as in use until its pool ends, so other processes get none of it.
     let text = other.ask(&format!("try {}", 40 * MIB));
     assert!(text.contains("Return buffers in these processes"), "{text}");
     drop(pool);
@@ -407,7 +407,7 @@ fn auto_joins_where_torchrun_shows_several_processes() {
     let mut rank = Worker::start_with(&named, "rank", &vars("2"));
     assert!(rank.ask("balance").ends_with(" auto"));
     rank.end();
-    // Not removed: the file of this name is every process's. The text is freed.
+    // The file of this name is shared by all processes, so it is not removed. Only the text is freed.
     drop(std::mem::take(&mut named.0));
     std::mem::forget(named);
 }
@@ -437,7 +437,7 @@ fn a_child_of_fork_owns_nothing() {
     });
 }
 
-/// The least of several looks: threads of the pool open one for a moment now and then.
+/// Returns the lowest of several counts, because threads of the pool sometimes open a descriptor for a moment.
 fn descriptors() -> usize {
     let looks = (0..20).map(|_| {
         std::thread::sleep(Duration::from_millis(1));

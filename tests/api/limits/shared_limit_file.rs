@@ -38,7 +38,7 @@ fn a_pool_whose_shared_limit_is_removed_keeps_its_buffers_and_refuses_growth_alo
 }
 
 #[test]
-fn a_shared_limit_whose_file_is_truncated_or_overwritten_at_any_moment_kills_nobody() {
+fn truncating_or_extending_the_file_of_a_shared_limit_kills_no_process() {
     let named = Named::new("cut");
     let vars = [("LEDGER_LEN", "1000000"), ("LEDGER_HOLD_US", "100")];
     let mut workers = ["one", "two"].map(|pool| Worker::start_with(&named, pool, &vars));

@@ -57,7 +57,7 @@ fn a_request_of_the_preset_tensorflow_is_served_as_well() {
 }
 
 #[test]
-fn processes_that_all_want_more_than_there_is_all_go_on() {
+fn all_processes_continue_if_all_want_more_than_the_limit() {
     let named = Named::new("fair");
     let mut others = ["one", "two", "three"].map(|pool| cycling(&named, pool, 4, 7, 100));
     for _ in 0..3 {

@@ -31,11 +31,11 @@ fn faulty(separate: bool) -> Arc<FaultSource> {
 
 /// A pool that pins a reserve of `bytes` by steps of `poll`.
 fn by_steps(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
-    over(source, max_bytes).reserve(bytes).setting("reserve_wait", false)
+    over(source, max_bytes).reserve(bytes).reserve_wait(false)
 }
 
 fn by_a_thread(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
-    over(source, max_bytes).reserve(bytes).setting("reserve_wait", false).maintenance_thread(true)
+    over(source, max_bytes).reserve(bytes).reserve_wait(false).maintenance_thread(true)
 }
 
 #[allow(clippy::float_cmp)] // Shares of powers of two.
@@ -80,7 +80,7 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
 #[test]
 fn a_request_beyond_what_is_there_is_served_and_counts_as_reserve() {
     for growth in [true, false] {
-        let pool = by_steps(faulty(false), 256 * MI, 64 * MI).setting("growth", growth).build().unwrap();
+        let pool = by_steps(faulty(false), 256 * MI, 64 * MI).growth(growth).build().unwrap();
         let buf = pool.get(20 * MIB).unwrap();
         let memory = valid_stats(&pool).memory;
         assert!(memory.reserve_bytes >= 20 * MI && memory.reserve_bytes == memory.held_bytes, "{memory:?}");
@@ -99,7 +99,7 @@ fn a_request_beyond_what_is_there_is_served_and_counts_as_reserve() {
 }
 
 #[test]
-fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
+fn a_refused_step_keeps_the_pinned_part_of_a_reserve_and_logs_a_warning() {
     for separate in [false, true] {
         for failing in 0..4 {
             let source = faulty(separate);
@@ -147,12 +147,12 @@ fn more_than_the_limit_is_refused_at_once() {
 }
 
 #[test]
-fn a_lower_limit_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_it_go_on() {
+fn a_lower_limit_pauses_and_shrinks_a_reserve_and_a_higher_limit_resumes_it() {
     listen();
     let pool = by_steps(faulty(false), 256 * MI, 128 * MI).build().unwrap();
     (0..7).for_each(|_| pool.maintain());
     assert_eq!(valid_stats(&pool).memory.reserve_bytes, 64 * MI);
-    // The second time it was complete, and nothing is asked for.
+    // In the second round the reserve is already complete, so there is nothing to pause.
     for pauses in [1, 0] {
         pool.set_max_bytes(32 * MI).unwrap();
         for _ in 0..3 {

@@ -55,7 +55,7 @@ fn a_reserve_lies_in_huge_pages_where_there_are_enough_and_else_in_others() {
 }
 
 #[test]
-fn pages_that_were_asked_for_and_are_not_there_are_a_warning_with_the_remedy_and_auto_says_nothing() {
+fn a_lack_of_requested_huge_pages_is_a_warning_with_a_remedy_unless_the_setting_is_auto() {
     alone(|| {
         // More than any machine of a test has set aside; 1 GiB pages are rare.
         for (hugetlb, is_told) in [(HugeTlb::Of1GiB, true), (HugeTlb::Auto, false), (HugeTlb::Off, false)] {

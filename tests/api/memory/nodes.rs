@@ -1,4 +1,4 @@
-//! One pool for each NUMA node, on a machine that a tree of files stands for.
+//! Pools on NUMA nodes, on a machine that is simulated by a tree of files.
 
 use std::fs;
 

@@ -105,8 +105,8 @@ proptest! {
             .without_env()
             .preset(Preset::TensorFlow)
             .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))))
-            .setting("pool_size_limit", limit)
-            .setting("auto_resize", auto_resize)
+            .pool_size_limit(limit)
+            .auto_resize(auto_resize)
             .setting("rounding", rounding)
             .build()
             .unwrap();

@@ -12,7 +12,7 @@ fn backends() -> [Backend; 3] {
 }
 
 fn builder(backend: Backend, preset: Preset) -> PoolBuilder {
-    Pool::builder().without_env().backend(backend).preset(preset).setting("zero", true).max_bytes(8 << 20)
+    Pool::builder().without_env().backend(backend).preset(preset).zero(true).max_bytes(8 << 20)
 }
 
 /// Every backend of this machine, under both presets.
@@ -41,9 +41,9 @@ fn dirty(pool: &Pool, len: usize) -> PinnedBuf {
 #[test]
 fn a_request_returns_zeros_whether_its_memory_is_fresh_reused_or_carved_again() {
     for maintenance_thread in [false, true] {
-        for pool in pools(|builder| {
-            builder.maintenance_thread(maintenance_thread).setting("pool_size_limit", 2).setting("auto_resize", false)
-        }) {
+        for pool in
+            pools(|builder| builder.maintenance_thread(maintenance_thread).pool_size_limit(2).auto_resize(false))
+        {
             // More lengths than the pool keeps, so that buffers are evicted and carved from used memory.
             for round in 0..6 {
                 let bufs: Vec<_> = [100, 5_000, 70_000, 300_000].map(|len| dirty(&pool, len + round * 9_000)).into();

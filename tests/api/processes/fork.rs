@@ -12,7 +12,7 @@ use std::time::Duration;
 use pinpool::{Backend, Pool, Preset};
 #[cfg(all(feature = "observe", target_os = "linux"))]
 use pinpool_shared_buffers::{SharedPool, SharedWorker};
-use pinpool_testing::{SinkMem, SinkStream, SourceCall};
+use pinpool_testing::{SinkMemory, SinkStream, SourceCall};
 
 use crate::child::{Child, alone, in_a_child};
 use crate::fixture::{faulty_heap, heap, held_sink};
@@ -109,7 +109,7 @@ fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
         let source = faulty_heap();
         let hasty = || {
             let builder = Pool::builder().without_env().backend(Backend::Source(source.clone()));
-            builder.setting("pool_size_limit", 0).idle_timeout(Duration::ZERO).build().unwrap()
+            builder.pool_size_limit(0).idle_timeout(Duration::ZERO).build().unwrap()
         };
         let released = || source.calls(SourceCall::Release);
         let parents = hasty();
@@ -132,7 +132,7 @@ fn narrow_pool() -> Pool {
     heap().max_bytes(8_u64 << 20).wait(Duration::from_millis(200)).build().unwrap()
 }
 
-/// Three pools after each other, each used by four threads that wait in line.
+/// Uses three pools, one after the other, each with four threads that wait for each other.
 fn use_own_pools() {
     for _ in 0..3 {
         let own = narrow_pool();
@@ -205,7 +205,7 @@ fn use_everything(pool: &Pool) {
     let tagged = pool.tagged("fork");
     let mut held = tagged.get(3 << 20).unwrap();
     held.wait_slice_mut().unwrap()[0] = 1;
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(3 << 20));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(3 << 20));
     held.copy_to(&stream, &mut device).unwrap().wait().unwrap();
     drop(pool.partition("part", 8 << 20).unwrap().get(100_000).unwrap());
     assert!(pool.stats().requests.served > 0 && !pool.dump().to_string().is_empty());

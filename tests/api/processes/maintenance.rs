@@ -9,7 +9,7 @@ use pinpool::source::Source;
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 use pinpool_replay::SimSource;
-use pinpool_testing::{FaultSource, SinkMem, SinkStream, SourceCall};
+use pinpool_testing::{FaultSource, SinkMemory, SinkStream, SourceCall};
 
 use crate::child::alone;
 use crate::fixture::{MIB, faulty, faulty_sim, filled, heap, held_sink, with_manual_clock};
@@ -22,7 +22,7 @@ fn hasty(source: Arc<dyn Source>) -> PoolBuilder {
         .without_env()
         .backend(Backend::Source(source))
         .unstable_code(|code| code.pressure = Some("/dev/null".into()))
-        .setting("pool_size_limit", 0)
+        .pool_size_limit(0)
         .idle_timeout(Duration::from_millis(50))
 }
 
@@ -35,7 +35,7 @@ fn releases(source: &FaultSource) -> u64 {
 }
 
 #[test]
-fn copies_that_ended_leave_the_figures_while_the_program_is_silent() {
+fn completed_copies_leave_the_statistics_while_the_program_makes_no_calls() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let pool = heap().preset(preset).build().unwrap();
         let (stream, mut device, gate) = held_sink(4096);
@@ -52,7 +52,7 @@ fn copies_that_ended_leave_the_figures_while_the_program_is_silent() {
 fn without_the_thread_nothing_happens_by_itself() {
     for source in sources() {
         let pool = hasty(source.clone()).maintenance_thread(false).build().unwrap();
-        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
+        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(4096));
         // Returned last: a later request would release what has been idle for long, however slow this test runs.
         let large = pool.get(2 * MIB).unwrap();
         filled(&pool, 4096, 1).copy_to(&stream, &mut device).unwrap();
@@ -84,7 +84,7 @@ fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance()
 }
 
 #[test]
-fn a_pool_of_which_nothing_is_in_use_is_looked_at_once_a_second() {
+fn a_pool_without_buffers_in_use_is_checked_once_a_second() {
     alone(|| {
         let source = faulty_sim();
         let looks = || source.calls(SourceCall::DeviceLost);
@@ -121,7 +121,7 @@ fn idle_pools_of_a_process_read_the_kernels_files_together() {
 }
 
 #[test]
-fn a_pool_that_is_over_is_looked_at_no_more() {
+fn an_ended_pool_is_no_longer_checked() {
     let source = faulty_sim();
     let pool = hasty(source.clone()).build().unwrap();
     let held = pool.get(2 * MIB).unwrap();

@@ -11,7 +11,7 @@ use crate::fixture::heap;
 use crate::recordings::read_recording;
 use crate::scratch::scratch;
 
-/// A process that has `made` something, is forked and is killed; its child lives on while `test` runs.
+/// Starts a process that calls `made`, forks, and is killed. The forked child lives while `test` runs.
 fn with_an_orphan<T>(made: impl FnOnce() -> T, test: impl FnOnce()) {
     let (mut until_closed, open) = pipe().unwrap();
     // The test has its end until it is over.
@@ -38,7 +38,7 @@ fn with_an_orphan<T>(made: impl FnOnce() -> T, test: impl FnOnce()) {
 }
 
 #[test]
-fn a_recording_is_begun_anew() {
+fn an_orphan_does_not_keep_the_recording_locked() {
     alone(|| {
         let (_dir, path) = scratch("t.trace");
         let record = |name: &str| {
@@ -57,7 +57,7 @@ fn a_recording_is_begun_anew() {
 }
 
 #[test]
-fn statistics_are_served_anew() {
+fn an_orphan_does_not_keep_the_socket_open() {
     alone(|| {
         let (_dir, path) = scratch("stats.sock");
         let served = || {

@@ -26,7 +26,7 @@ fn check_page(file: &str, made: &str) {
 }
 
 #[test]
-fn the_page_of_the_settings_is_that_of_the_table_of_settings() {
+fn the_settings_page_matches_the_table_of_settings() {
     let groups = VARIABLES.chunk_by(|one, other| one.group == other.group).map(|group| {
         let rows = group.iter().map(|of| {
             assert!(of.meaning.split_whitespace().count() <= 15, "{}: more than 15 words", of.name);

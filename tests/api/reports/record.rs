@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use pinpool::Pool;
 use pinpool_observe::record::{Event, Recording};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 use crate::child::alone;
 use crate::fixture::{MIB, over_sim, recorded};
@@ -23,7 +23,7 @@ fn count(recording: &Recording, is: impl Fn(&Event) -> bool) -> u64 {
 fn use_pool(pool: &Pool) {
     let stream = SinkStream::new().unwrap();
     for round in 0..20 {
-        let mut device = SinkMem::new(MIB);
+        let mut device = SinkMemory::new(MIB);
         let buffers: Vec<_> = (1..=3).map(|n| pool.get(n * 10_000 + round).unwrap()).collect();
         pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap().wait().unwrap();
         drop(buffers);
@@ -59,8 +59,8 @@ fn everything_that_a_pool_does_is_in_the_file_once() {
     }
 }
 
-/// Between its record as new and as gone, gets and puts of each buffer alternate, in order of time. Returns the gets and puts of
-/// each pool.
+/// Checks that requests and returns of each buffer alternate between its records `New` and `Gone`, in order of time. Returns
+/// the numbers of requests and returns of each pool.
 pub(super) fn alternates(recording: &Recording) -> Vec<(u64, u64)> {
     let mut counts = vec![(0, 0); recording.pools.len()];
     let mut held: HashMap<(u32, u64), bool> = HashMap::new();

@@ -31,7 +31,7 @@ fn pools_that_record_and_one_that_does_not_serve_a_thread_in_turn() {
     let pools: Vec<_> = (0..3).map(|_| recorded(&path).build().unwrap()).collect();
     let other = over(faulty_heap(), pinpool::Limit::Unlimited).build().unwrap();
     for round in 0..PAIRS {
-        // Those that record take no place of the one that does not.
+        // Recording pools are never cached by the thread, so they do not displace the other pool.
         let used = if round % 10 == 0 { &pools[..] } else { &pools[..1] };
         let held: Vec<_> = used.iter().map(|pool| (pool.get(4096).unwrap(), other.get(100).unwrap())).collect();
         drop(pools[0].get(4096).unwrap());

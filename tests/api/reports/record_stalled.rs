@@ -40,7 +40,7 @@ fn a_pipe_that_nobody_reads_is_refused_at_once() {
 }
 
 #[test]
-fn while_a_pipe_is_full_threads_that_come_and_go_lose_records_and_the_loss_is_told() {
+fn records_are_lost_and_counted_while_the_pipe_is_full() {
     // The memory of the whole process is measured.
     alone(|| {
         captured_log::listen();

@@ -29,7 +29,7 @@ fn refusal(pool: &impl Requests, held: usize, len: usize) -> String {
 fn the_remedy_of_a_refusal_is_the_one_that_helps() {
     let adaptive = || builder().max_bytes(4 << 20).build().unwrap();
     let tensorflow = || builder().preset(Preset::TensorFlow).max_bytes(4 << 20).build().unwrap();
-    let fixed = || builder().max_bytes(8 << 20).reserve(4 << 20).setting("growth", false).build().unwrap();
+    let fixed = || builder().max_bytes(8 << 20).reserve(4 << 20).growth(false).build().unwrap();
     let sooner = "Return buffers sooner or raise PINPOOL_MAX_BYTES";
     let smaller = "Request a smaller buffer or raise PINPOOL_MAX_BYTES";
     let all_in_use = "raise PINPOOL_RESERVE (all of it is in use), or set PINPOOL_GROWTH=1";
@@ -83,7 +83,7 @@ fn a_request_behind_a_large_one_in_the_queue_names_it_and_advises_a_limit_above_
 
 #[test]
 fn the_log_line_of_a_shortage_has_the_same_remedy() {
-    let pool = builder().max_bytes(8 << 20).reserve(4 << 20).setting("growth", false).build().unwrap();
+    let pool = builder().max_bytes(8 << 20).reserve(4 << 20).growth(false).build().unwrap();
     listen();
     refusal(&pool, 4 * MIB, 4096);
     let kept = lines_with_levels();
@@ -198,7 +198,7 @@ fn a_refusal_by_the_limit_on_locked_memory_fails_at_once_and_is_not_repeated() {
         let why = pool.diagnose();
         assert_eq!(why.cause.name(), "memory_refused");
         assert!(why.remedy.as_deref().is_some_and(|cure| cure.contains("ulimit -l")), "{why}");
-        // While something is held a return may help, and no call is made meanwhile.
+        // While a buffer is in use, its return may help, so the request waits and makes no further calls.
         let _held = pool.get(MIB).unwrap();
         let failures = pool.stats().memory.pin.failures;
         assert!(pool.get_with(Request::new(64 * MIB).timeout(Duration::from_millis(200))).unwrap_err().is_backend());

@@ -69,7 +69,7 @@ fn what_is_no_socket_of_this_user_stays_and_the_log_says_what_it_is() {
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
 #[allow(unsafe_code)] // Changes the user of a child, and kills one.
-fn nobody_but_its_user_reads_it_and_another_users_is_not_read() {
+fn only_its_user_reads_a_socket_and_sockets_of_other_users_are_refused() {
     use std::io::Read;
     use std::os::unix::fs::PermissionsExt;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use pinpool::stats::{EvictionReasons, MissReasons};
 use pinpool::{OnFull, Pool, Preset};
 use pinpool_replay::SimSource;
-use pinpool_testing::{SinkMem, SinkStream, SourceCall};
+use pinpool_testing::{SinkMemory, SinkStream, SourceCall};
 
 use crate::fixture::{LONG, MIB, faulty, faulty_sim, held_sink, over, over_sim, until_waits, with_manual_clock};
 use crate::valid_stats::valid_stats;
@@ -89,7 +89,7 @@ fn a_wait_that_ends_without_room_is_timed_and_counted_as_timed_out() {
 
 #[test]
 fn evictions_are_counted_by_reason() {
-    let builder = over(faulty_sim(), 16 << 20).setting("pool_size_limit", 3).setting("auto_resize", false);
+    let builder = over(faulty_sim(), 16 << 20).pool_size_limit(3).auto_resize(false);
     let (pool, clock) = with_manual_clock(builder);
     drop((0..4).map(|_| pool.get(MIB).unwrap()).collect::<Vec<_>>());
     assert_eq!(left(&pool), [1, 0, 0, 0]);
@@ -111,15 +111,15 @@ fn evictions_are_counted_by_reason() {
     lowered.set_max_bytes(4 << 20).unwrap();
     assert_eq!(left(&lowered), [0, 1, 0, 0]);
 
-    let unpooled = over(faulty_sim(), 16 << 20).setting("pool_size_limit", 0).build().unwrap();
+    let unpooled = over(faulty_sim(), 16 << 20).pool_size_limit(0).build().unwrap();
     drop(unpooled.get(MIB).unwrap());
     assert_eq!(valid_stats(&unpooled).memory.evictions.total(), 1);
 }
 
 #[test]
-fn calls_that_pin_and_calls_that_give_back_are_apart() {
+fn pin_calls_and_unpin_calls_are_counted_separately() {
     let source = faulty(SimSource::separate_regions(1 << 40));
-    let pool = over(source.clone(), 64 << 20).preset(Preset::TensorFlow).setting("pool_size_limit", 4).build().unwrap();
+    let pool = over(source.clone(), 64 << 20).preset(Preset::TensorFlow).pool_size_limit(4).build().unwrap();
     drop([1, 2, 3].map(|mib| pool.get(mib * MIB).unwrap()));
     let stats = valid_stats(&pool);
     let class_bytes = stats.memory.idle_bytes;
@@ -133,7 +133,7 @@ fn calls_that_pin_and_calls_that_give_back_are_apart() {
 }
 
 #[test]
-fn what_rounding_adds_is_known_of_the_requests_that_found_nothing_idle() {
+fn rounding_is_counted_for_misses_only() {
     let pool = over(faulty_sim(), 64 << 20).build().unwrap();
     drop(pool.get(1).unwrap());
     drop(pool.get(1).unwrap());
@@ -153,7 +153,7 @@ fn a_use_is_timed_from_a_miss_to_its_return_and_a_hit_is_not() {
     let requests = valid_stats(&pool).requests;
     assert_eq!((requests.hits, requests.use_time.count()), (1, 1));
     assert_eq!(requests.use_time.total(), Duration::from_millis(1));
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(MIB));
     drop(pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap());
     stream.synchronize().unwrap();
     clock.advance_us(7000);

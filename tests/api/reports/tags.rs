@@ -6,7 +6,7 @@ use std::time::Duration;
 use log::Level;
 use pinpool::unstable::Rounding;
 use pinpool::{Pool, PoolBuilder, Preset, Request};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::fixture::{MIB, heap, held_sink, with_manual_clock};
@@ -102,7 +102,7 @@ fn a_buffer_that_is_lost_is_nobodys() {
         .maintenance_thread(false)
         .build()
         .unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(MIB));
     stream.fail();
     let _copy = pool.tagged("t").get(MIB).unwrap().copy_to(&stream, &mut device);
     pool.maintain();

@@ -52,8 +52,9 @@ fn a_task_gets_a_buffer_at_a_multiple_of_its_alignment_at_once_and_after_a_wait(
 fn a_request_without_room_fails_or_falls_back_when_its_wait_has_passed() {
     let pool = over_sim(2 << 20).wait(SHORT).build().unwrap();
     let held = pool.get(2 * MIB).unwrap();
-    assert!(run(pool.get_async(MIB)).unwrap_err().is_limit());
-    assert!(run(pool.get_async(Request::new(MIB).timeout(Duration::ZERO))).unwrap_err().is_limit());
+    assert!(run(pool.get_async(MIB)).unwrap_err().is_timeout());
+    let error = run(pool.get_async(Request::new(MIB).timeout(Duration::ZERO))).unwrap_err();
+    assert!(error.is_limit() && !error.is_timeout());
     assert!(run(pool.get_async(usize::MAX)).unwrap_err().is_invalid_request());
     assert!(run(pool.get_async(0)).unwrap().is_empty());
     drop(held);
@@ -65,7 +66,7 @@ fn a_request_without_room_fails_or_falls_back_when_its_wait_has_passed() {
 }
 
 #[test]
-fn tasks_and_threads_stand_in_one_line() {
+fn tasks_and_threads_share_one_wait_queue() {
     let pool = over_sim(2 << 20).build().unwrap();
     let held = pool.get(2 * MIB).unwrap();
     let mut first = pin!(pool.get_async(2 * MIB));
@@ -131,7 +132,7 @@ fn over_both_presets(source: &Arc<FaultSource>) -> [Pool; 2] {
 }
 
 #[test]
-fn a_miss_that_pin_calls_does_so_on_another_thread_and_the_runtime_goes_on() {
+fn a_miss_pins_memory_on_another_thread_while_the_runtime_continues() {
     const BEATS: usize = 1000;
     for preset in 0..2 {
         let source = faulty_sim();
@@ -210,7 +211,7 @@ fn a_task_in_the_queue_does_not_pin_on_its_thread_what_it_has_room_for_later() {
 }
 
 #[test]
-fn a_pool_that_ends_while_its_thread_pin_calls_releases_that_memory() {
+fn a_pool_that_ends_while_its_thread_pins_memory_releases_that_memory() {
     let source = faulty_sim();
     let pool = over(source.clone(), 64 << 20).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);
@@ -241,7 +242,7 @@ fn fail_at_their_deadline(preset: usize, wait: Duration) -> bool {
     // The runtime has nothing else to wake it.
     for get in [behind, own] {
         let error = run(get).unwrap_err();
-        assert!(error.is_limit() && error.to_string().contains("a driver call did not return within "), "{error}");
+        assert!(error.is_timeout() && error.to_string().contains("a driver call did not return within "), "{error}");
     }
     assert_eq!(pool.stats().requests.failed, 2);
     drop(gate);

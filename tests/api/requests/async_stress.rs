@@ -1,4 +1,4 @@
-//! Gets of tasks that are dropped, moved and polled at any time.
+//! Requests of tasks that are dropped, moved to another thread and polled at any time.
 
 use std::sync::mpsc;
 use std::task::Poll;
@@ -18,7 +18,7 @@ fn check_at_rest(pool: &Pool) {
     let stats = valid_stats(pool);
     assert!(pinpool::unstable::fast_path::is_open(pool));
     assert_eq!((stats.memory.in_use, stats.requests.served, stats.requests.failed), (0, stats.requests.returned, 0));
-    // Nobody is left in the line: the limit is free at once.
+    // The wait queue is empty, so the whole limit is available immediately.
     let all = usize::try_from(stats.limits.max_bytes.unwrap()).unwrap();
     drop(pool.get_with(Request::new(all).timeout(Duration::from_secs(60))).unwrap());
 }

@@ -18,7 +18,7 @@ fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
         let held = pool.get(2 * MIB).unwrap();
         let tagged = pool.tagged("tag");
         thread::scope(|scope| {
-            // The first in line is a task that nobody polls.
+            // The head of the queue is a task that is not polled.
             let mut unpolled = pool.get_async(MIB);
             assert!(poll(&mut unpolled).is_pending());
             let waiting = [2, 1].map(|mib| {
@@ -113,7 +113,7 @@ fn a_task_whose_driver_call_runs_fails_and_the_memory_of_the_call_is_not_kept() 
 fn buffers_that_are_returned_after_the_last_handle_raise_no_limit() {
     for builder in both_presets(1 << 30) {
         captured_log::listen();
-        let pool = builder.setting("pool_size_limit", 100).build().unwrap();
+        let pool = builder.pool_size_limit(100).build().unwrap();
         let held: Vec<_> = (0..2_500).map(|_| pool.get(4096).unwrap()).collect();
         drop(pool);
         drop(held);

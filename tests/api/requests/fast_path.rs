@@ -201,7 +201,7 @@ fn the_next_user_of_a_buffer_finds_it_as_new() {
 fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
     let looks = if cfg!(miri) { 5 } else { 300 };
     for preset in PRESETS {
-        let pool = builder(preset).setting("pool_size_limit", 6).setting("auto_resize", false).build().unwrap();
+        let pool = builder(preset).pool_size_limit(6).auto_resize(false).build().unwrap();
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
             let (pass, passed) = mpsc::sync_channel::<PinnedBuf>(2);
@@ -248,8 +248,8 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
 #[test]
 fn maintain_enforces_the_limit_on_idle_buffers_that_other_threads_returned() {
     let pool = builder(Preset::Adaptive)
-        .setting("pool_size_limit", 1)
-        .setting("auto_resize", false)
+        .pool_size_limit(1)
+        .auto_resize(false)
         .unstable_clock(ManualClock::default())
         .build()
         .unwrap();

@@ -65,7 +65,7 @@ fn polls(pool: &impl Requests, wait: Duration) -> u128 {
 }
 
 #[test]
-fn a_request_looks_rarely_while_nothing_is_in_flight_and_ever_more_rarely_while_a_copy_does_not_end() {
+fn a_waiting_request_checks_rarely_and_backs_off_during_a_long_copy() {
     let all = over_sim(1 << 30).build().unwrap();
     looks_rarely(&over_sim(1 << 20).build().unwrap());
     looks_rarely(&all.partition("part", 1 << 20).unwrap());

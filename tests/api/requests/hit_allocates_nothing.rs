@@ -1,4 +1,4 @@
-//! A hit touches the heap not at all: a global allocator counts.
+//! Hits do not allocate on the heap, according to a counting global allocator.
 
 use pinpool::unstable::ManualClock;
 
@@ -7,8 +7,8 @@ use crate::heap_calls;
 
 #[test]
 fn hits_allocate_nothing_on_the_heap() {
-    // Some hits read the clock, and maintenance, which is due every 10 ms, may allocate. The clock stands still, so that
-    // hits alone are counted.
+    // Some hits read the clock, and maintenance, which is due every 10 ms, may allocate. The clock is stopped, so that only
+    // hits are counted.
     let pool = heap().unstable_clock(ManualClock::default()).build().unwrap();
     let lens = [100, 5_000, 100_000, 1 << 20];
     // Once round, so that every class has its buffer and every table its size.

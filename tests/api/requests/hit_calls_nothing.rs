@@ -1,7 +1,7 @@
-//! A hit makes no system call: a filter of the kernel catches every call of a thread that does nothing but hit.
+//! Hits make no system calls: a kernel filter catches every call of a thread that makes only hits.
 //!
-//! The filter lets pass the end of the thread, the return from the handler that notes all others, and the three by which a
-//! thread waits for a lock: another thread holds it for nanoseconds, or for longer if it loses its processor meanwhile.
+//! The filter permits the exit of the thread, the return from the handler that counts the other calls, and the three calls by
+//! which a thread waits for a lock. Another thread holds the lock for nanoseconds, or for longer if it is preempted.
 #![allow(unsafe_code)] // Installs a filter and a handler, and ends a thread without its destructors.
 #![allow(clippy::cast_possible_truncation)] // The constants of filters are wider than their fields.
 #![allow(clippy::print_stdout)] // Says what was skipped.
@@ -77,8 +77,8 @@ fn catch_calls() -> bool {
 /// A pattern of hits.
 type Hits = Box<dyn Fn() + Send>;
 
-/// Runs each of `patterns` again and again, all at once, each on a dedicated thread that may make no call. False where the
-/// kernel has no such filter.
+/// Runs all `patterns` repeatedly and at the same time, each on a dedicated thread that must make no system call. Returns false
+/// if the kernel does not support the filter.
 fn run_without_a_call<const N: usize>(patterns: [Hits; N], lasts: Duration) -> bool {
     for hits in patterns {
         thread::spawn(move || {

@@ -42,7 +42,7 @@ fn what_is_no_size_says_what_a_size_is() {
 }
 
 #[test]
-fn an_empty_variable_is_not_set_and_every_default_is_that_of_the_table() {
+fn an_empty_variable_is_not_set_and_every_default_matches_the_table() {
     let blanks = VARIABLES.iter().map(|variable| (variable.name, if variable.name.len() % 2 == 0 { "" } else { " " }));
     alone_with(blanks, || {
         let report = report();

@@ -112,7 +112,7 @@ fn a_setting_given_twice_with_different_values_is_named() {
     alone_with(variables, || {
         let warned = |builder: PoolBuilder| {
             listen();
-            builder.wait(Duration::from_secs(2)).setting("zero", true).setting("log_every", 3).build().unwrap();
+            builder.wait(Duration::from_secs(2)).zero(true).log_every(3).build().unwrap();
             lines().into_iter().filter_map(|line| Some(line.split_once(" setting: ")?.1.to_owned())).collect::<Vec<_>>()
         };
         let in_code = |name, value, code| {
@@ -202,7 +202,7 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
     }
     let refused: &[(&str, &str, Set, &str)] = &[
         ("PINPOOL_MAX_BYTES", "0", |pool| pool.max_bytes(0), "=0B: not a limit, since every request would fail"),
-        ("PINPOOL_LOG_EVERY", "0", |pool| pool.setting("log_every", 0), "=0: not a whole number of at least 1"),
+        ("PINPOOL_LOG_EVERY", "0", |pool| pool.log_every(0), "=0: not a whole number of at least 1"),
         ("PINPOOL_SOCKET", "x", |pool| pool.setting("socket", "x"), "=x: not a path with a slash, 1, or none"),
         ("PINPOOL_LEDGER", "a/b", |pool| pool.setting("PINPOOL_LEDGER", "a/b"), "=a/b: "),
     ];
@@ -280,10 +280,10 @@ fn every_variable_that_cannot_be_read_is_named_in_the_error_and_code_that_sets_i
         assert!(found.errors.iter().any(|error| error.to_string() == first), "the text of the report");
         assert_eq!(found.variables.len(), VARIABLES.len());
         assert_eq!(others, "PINPOOL_ON_FULL, PINPOOL_ZERO, PINPOOL_AUTO_RESIZE, PINPOOL_RESERVE");
-        let readable = || heap().idle_timeout(None).on_full(OnFull::Error).setting("zero", true);
+        let readable = || heap().idle_timeout(None).on_full(OnFull::Error).zero(true);
         let text = readable().build().unwrap_err().to_string();
         assert!(text.starts_with("PINPOOL_AUTO_RESIZE=1: contradicts"), "{text}");
-        assert!(readable().setting("auto_resize", false).reserve(0).build().is_ok());
+        assert!(readable().auto_resize(false).reserve(0).build().is_ok());
     });
 }
 

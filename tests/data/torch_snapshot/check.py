@@ -1,7 +1,7 @@
 """Checks a snapshot that `pinpool trace --format pytorch` wrote: `python3 check.py FILE`.
 
-Plays its trace backwards from the end, as memory_viz does, and fails where that would find nothing to undo. Prints
-`entries N`. Where PyTorch is installed, its own functions read the snapshot too; else it prints `skipped: ...`.
+Plays its trace backwards from the end, as memory_viz does, and fails at an entry that has nothing to undo. Prints
+`entries N`. If PyTorch is installed, its own functions also read the snapshot; otherwise this prints `skipped: ...`.
 """
 
 import importlib.util

@@ -42,7 +42,7 @@ class History:
 
 
 def history():
-    """Two buffers of a loader that are used in turn, one of a checkpoint in a pool of its own, and leavings."""
+    """Two loader buffers that are used alternately, a checkpoint buffer in a separate pool, and incomplete entries."""
     h = History()
     # Its beginning is older than the history.
     h.add("free_completed", BASE + 512 * MIB, 4096)

@@ -102,7 +102,7 @@ pub(crate) fn bytes<'a>(ptr: Address, len: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(ptr.0.cast(), len) }
 }
 
-/// Says that something is not tested here, even if the output of tests is captured.
+/// Reports a skipped check on stderr, even if the output of tests is captured.
 pub(crate) fn skipped(why: &str) {
     let _ = writeln!(io::stderr(), "skipped: {why}");
 }

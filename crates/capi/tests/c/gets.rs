@@ -153,9 +153,9 @@ fn adopted_memory_is_returned_as_a_buffer_once() {
     }
     let (pool, mut memory, mut returned) = (open(HEAP), [7_u8; 100], 0_u32);
     let (ptr, counter) = (memory.as_mut_ptr().cast::<c_void>(), (&raw mut returned).cast::<c_void>());
-    let adopt = |ptr, bytes, on_return| {
+    let adopt = |ptr, bytes, on_release| {
         // SAFETY: nothing else uses the memory and the counter while the buffer is out.
-        outcome(unsafe { pp_adopt(pool.0, ptr, bytes, 1, on_return, counter) }, ())
+        outcome(unsafe { pp_adopt(pool.0, ptr, bytes, 1, on_release, counter) }, ())
     };
     assert!(adopt(ptr, usize::MAX, Some(count)).is_err(), "and leaves the address free");
     adopt(ptr, 100, Some(count)).unwrap();
@@ -163,7 +163,7 @@ fn adopted_memory_is_returned_as_a_buffer_once() {
         (adopt(ptr, 100, Some(count)), "is in use"),
         (adopt(ptr::null_mut(), 100, Some(count)), "`ptr` is NULL"),
         (adopt(ptr, 0, Some(count)), "`bytes` is 0"),
-        (adopt(ptr, 100, None), "`on_return` is NULL"),
+        (adopt(ptr, 100, None), "`on_release` is NULL"),
     ] {
         let (status, text) = result.unwrap_err();
         assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains(word), "{text}");
@@ -199,6 +199,8 @@ fn a_partition_has_a_limit_of_its_own_and_keeps_its_pool() {
     // SAFETY: NULL is refused.
     let refused = unsafe { pp_partition_open(pool.0, ptr::null(), 4 << 20, &raw mut partition) };
     assert_eq!((refused, partition.is_null()), (pp_status::PP_INVALID_ARGUMENT, true));
+    // SAFETY: as above.
+    assert_eq!(unsafe { pp_partition_open(pool.0, c"none".as_ptr(), 0, &raw mut partition) }, refused);
     // SAFETY: as above.
     assert_eq!(unsafe { pp_partition_open(pool.0, c"eval".as_ptr(), 4 << 20, &raw mut partition) }, pp_status::PP_OK);
     close(Handle(partition));

@@ -24,7 +24,7 @@ const TOP: &str = "\
  *     // The buffer is reused once that work has completed.
  *     if (pp_put_after_stream(pool, batch, stream) != PP_OK) {
  *         fprintf(stderr, \"%s\\n\", pp_last_error(NULL));
- *         pp_put(pool, batch);   // not reused while work may still use it
+ *         pp_put(pool, batch);   // after this failure, the memory is never reused
  *     }
  *     pp_pool_close(pool);
  *

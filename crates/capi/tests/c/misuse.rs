@@ -1,4 +1,4 @@
-//! What is no handle, no buffer, no argument.
+//! Invalid handles, buffers and arguments.
 
 use std::ffi::CString;
 use std::ptr;
@@ -27,6 +27,8 @@ fn addresses_from_elsewhere_are_named() {
     refused(pp_put(other.0, held.0), unknown, "another pool's buffer");
     // SAFETY: no stream is checked before the buffer is.
     refused(unsafe { pp_put_after_stream(pool.0, inside, ptr::null_mut()) }, unknown, &name);
+    // SAFETY: as above.
+    refused(unsafe { pp_record_stream(pool.0, inside, ptr::null_mut()) }, unknown, &name);
     // SAFETY: as above.
     refused(unsafe { pp_put_after_event(other.0, held.0, ptr::null_mut()) }, unknown, "another pool's buffer");
     put(pool, held).unwrap();
@@ -60,6 +62,7 @@ fn a_null_argument_is_named() {
         "ptr": pp_try_get(pool.0, 1, ptr::null_mut());
         "pool": pp_put_after_stream(no_pool, no_ptr, ptr::null_mut());
         "pool": pp_put_after_event(no_pool, no_ptr, ptr::null_mut());
+        "pool": pp_record_stream(no_pool, no_ptr, ptr::null_mut());
         "json": pp_stats_json(pool.0, ptr::null_mut());
         "is_pinned": pp_is_pinned(pool.0, ptr, ptr::null_mut());
         "pool": pp_is_pinned(no_pool, ptr, &raw mut flag);
@@ -109,7 +112,7 @@ fn what_is_no_handle_is_never_followed() {
 }
 
 #[test]
-fn a_config_that_is_no_text_is_refused() {
+fn a_config_that_is_not_utf8_is_refused() {
     let config = CString::new(b"name=\xff\xfe".to_vec()).unwrap();
     let mut pool = ptr::dangling_mut();
     // SAFETY: a C string and a place for the handle.

@@ -40,8 +40,8 @@ fn installed() -> &'static Path {
     let folder = INSTALLED.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("install.sh");
-        ran(Command::new("sh").arg(script).arg(folder.path()).env("PINPOOL_BUILT_IN", built_folder()));
-        // Else programs are linked with the archive, and nobody notices.
+        ran(Command::new("sh").arg(script).arg(folder.path()).env("PINPOOL_LIBRARY_DIR", built_folder()));
+        // Without these links, the programs would silently be linked with the static library.
         let shared = folder.path().join("lib/libpinpool.so").canonicalize().unwrap();
         assert_eq!(shared.file_name().unwrap().to_str(), Some(concat!("libpinpool.so.", env!("CARGO_PKG_VERSION"))));
         assert!(folder.path().join("lib/libpinpool.so.0").exists());

@@ -46,15 +46,15 @@ int main(int count, char **arguments)
         bytes[4999] = 1;
     OK(pp_put(pool, data));
     if (strcmp(mode, "adopted") == 0) {
-        int given_back = 0;
+        int released = 0;
         char *own = malloc(100);
         memset(own, 7, 100);
-        OK(pp_adopt(pool, own, 100, 0, freed, &given_back));
-        if (pp_adopt(pool, own, 100, 0, freed, &given_back) != PP_INVALID_ARGUMENT || given_back != 0)
+        OK(pp_adopt(pool, own, 100, 0, freed, &released));
+        if (pp_adopt(pool, own, 100, 0, freed, &released) != PP_INVALID_ARGUMENT || released != 0)
             return 2;
         own[99] = 8;
         OK(pp_put(pool, own));
-        if (given_back != 1 || pp_put(pool, own) != PP_UNKNOWN_POINTER)
+        if (released != 1 || pp_put(pool, own) != PP_UNKNOWN_POINTER)
             return 3;
     }
     if (strcmp(mode, "cleared") == 0) {

@@ -188,7 +188,7 @@ fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBa
     // Pools of a search are too small on purpose, so their log lines would mislead.
     let level = log::max_level();
     log::set_max_level(log::LevelFilter::Off);
-    let advice = Replay::as_recorded(workload, &[]).map_err(Into::into).and_then(|replay| {
+    let advice = Replay::with_recorded_settings(workload, &[]).map_err(Into::into).and_then(|replay| {
         let doubt = if workload.is_closed { workload.doubt(&replay.play(workload)?) } else { None };
         doubt.map_or_else(|| Search::new(workload, fixed, progress).advise(), |doubt| Err(doubt.into()))
     });

@@ -142,7 +142,7 @@ impl<'a> Search<'a> {
 
     /// Returns a replay with the recorded settings, overridden by the user's settings and by `setting`.
     fn under(&self, setting: &[Setting]) -> SearchResult<Replay> {
-        Ok(Replay::as_recorded(self.workload, &[self.fixed, setting].concat())?)
+        Ok(Replay::with_recorded_settings(self.workload, &[self.fixed, setting].concat())?)
     }
 
     fn play(&self, workload: &Workload, replay: &Replay) -> SearchResult<Column> {

@@ -359,7 +359,7 @@ fn is_advised(what: &str, workload: &Workload) -> bool {
     let set: Vec<_> = better.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     let costs = Costs::of(workload);
     let play = |set: &[(String, String)]| {
-        Column::play("", workload, &Replay::as_recorded(workload, set).unwrap(), &costs).unwrap()
+        Column::play("", workload, &Replay::with_recorded_settings(workload, set).unwrap(), &costs).unwrap()
     };
     let (given, advised) = (play(&[]), play(&set));
     let [peak, peak_given] = [&advised, &given].map(|cost| cost.outcome.peak_pinned_bytes);

@@ -39,7 +39,7 @@ impl AdviseArgs {
         notes.for_each(|note| terminal.message(named(path, &note)));
         let costs = Costs::of(&workload);
         let play = |Set { text, pairs }: &Set| -> Result<Column, Box<dyn Error>> {
-            let replay = Replay::as_recorded(&workload, pairs).map_err(|error| named(path, &error))?;
+            let replay = Replay::with_recorded_settings(&workload, pairs).map_err(|error| named(path, &error))?;
             let replay = Replay { source: self.source.unwrap_or_default(), ..replay };
             Ok(Column::play(text, &workload, &replay, &costs).map_err(|error| in_file(path, &error))?)
         };

@@ -108,8 +108,8 @@ fn timed(work: impl FnOnce()) -> Duration {
 }
 
 fn pin_once(bytes: u64) -> Result<Duration> {
-    let builder = Pool::builder().preset(Preset::Adaptive).reserve(0).setting("reserve_wait", true);
-    let pool = builder.setting("rounding", "eighths").setting("growth", true).setting("trace", "none").build()?;
+    let builder = Pool::builder().preset(Preset::Adaptive).reserve(0).reserve_wait(true);
+    let pool = builder.setting("rounding", "eighths").growth(true).setting("trace", "none").build()?;
     let begun = Instant::now();
     pool.reserve(bytes)?;
     Ok(begun.elapsed())

@@ -38,8 +38,8 @@ impl Observer for Reporter<'_> {
     fn batch_done(&mut self, batch: &BatchDone) {
         self.bar.inc(batch.bytes);
         if self.is_verbose {
-            let BatchDone { batch, samples, bytes, .. } = batch;
-            self.terminal.message(format_args!("batch {batch}: {bytes} bytes, {samples} samples complete"));
+            let BatchDone { number, samples, bytes, .. } = batch;
+            self.terminal.message(format_args!("batch {number}: {bytes} bytes, {samples} samples complete"));
         }
     }
 

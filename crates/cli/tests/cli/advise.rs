@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pinpool::{Backend, Preset};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 use serde_json::Value;
 
 use crate::tool::{Ran, finish, heap, number, on, pinpool, scratch, written};
@@ -33,7 +33,7 @@ fn an_unpinned_pool_among_pinned_ones_is_named_before_any_setting() {
     let build =
         |name, backend| heap().name(name).backend(backend).trace(path.clone()).max_bytes(4 << 20).build().unwrap();
     let pools = [build("train", Backend::Mlock), build("eval", Backend::Heap)];
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(4096));
     for pool in pools.iter().cycle().take(60) {
         pool.get(4096).unwrap().copy_to(&stream, &mut device).unwrap();
         stream.synchronize().unwrap();

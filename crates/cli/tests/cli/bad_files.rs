@@ -34,7 +34,7 @@ fn a_progress_bar_of_more_than_64_mib_is_read_to_its_end() {
 }
 
 #[test]
-fn of_a_compressed_log_that_is_cut_off_the_rest_is_shown() {
+fn the_intact_part_of_a_truncated_compressed_log_is_shown() {
     let dir = TempDir::new().unwrap();
     // The file has two members, and the second is cut.
     let whole = packed(format!("{AFTER}\n").repeat(3).as_bytes());

@@ -8,11 +8,8 @@ use crate::tool::{heap, on, recorded_pools};
 /// A recording of requests; if `is_slow`, each makes a pin call.
 fn recorded(path: PathBuf, is_slow: bool) -> PathBuf {
     let builder = heap().name("train").trace(path.clone()).wait(Duration::ZERO);
-    let builder = if is_slow {
-        builder.setting("preset", "tensorflow").setting("pool_size_limit", 0).setting("auto_resize", false)
-    } else {
-        builder
-    };
+    let builder =
+        if is_slow { builder.setting("preset", "tensorflow").pool_size_limit(0).auto_resize(false) } else { builder };
     let pool = builder.build().unwrap();
     (0..40).for_each(|_| drop(pool.get(8 << 20).unwrap().wait_slice_mut().map(|bytes| bytes[0] = 1)));
     drop(pool);

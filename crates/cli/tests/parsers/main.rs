@@ -70,7 +70,7 @@ fn run(target: &str) {
     }
 }
 
-/// Else the property would hold of files that are refused at their head, as after a change of the format's version.
+/// Without records, the property would be checked only on files that are rejected at the header, as after a change of version.
 #[test]
 fn recordings_among_the_seeds_have_records() {
     for name in ["file", "items"] {

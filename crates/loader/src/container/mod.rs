@@ -13,7 +13,7 @@ use std::fs::File;
 use std::path::Path;
 
 use super::catalog::FileContent;
-use super::compressed::{Compression, Decoder};
+use super::compressed::{Compression, Decompressor};
 use super::failure::FailureCause;
 use super::stop::StopFlag;
 
@@ -50,7 +50,7 @@ fn open_compressed(
     is_tar: bool,
     stop: &StopFlag,
 ) -> Result<FileContent, FailureCause> {
-    let mut decoder = Decoder::open(path, compression, stop)?;
+    let mut decoder = Decompressor::open(path, compression, stop)?;
     let compression = Some(compression);
     if !is_tar {
         return Ok(FileContent { members: None, len_bytes: decoder.skip_to_end()?, compression });

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use ::tar::{Archive, Entry, EntryType};
 
 use crate::catalog::{ContainerMember, FileRange};
-use crate::compressed::Decoder;
+use crate::compressed::Decompressor;
 use crate::failure::FailureCause;
 
 const BLOCK_BYTES: u64 = 512;
@@ -34,7 +34,7 @@ pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<ContainerMember>,
 }
 
 /// Lists the samples of an archive of unknown length, which is read to its end.
-pub(super) fn index_forward(archive: &mut Decoder) -> Result<Vec<ContainerMember>, FailureCause> {
+pub(super) fn index_forward(archive: &mut Decompressor) -> Result<Vec<ContainerMember>, FailureCause> {
     let (samples, last) = members(&mut *archive, u64::MAX).map_err(broken)?;
     check_end(&last, archive.skip_to_end()?).map_err(broken)?;
     Ok(samples)

@@ -30,7 +30,7 @@ pub enum Fit {
 
 /// Images of one size, RGB with 8 bits, resized by a bilinear filter over all covered pixels, like Pillow's `BILINEAR`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Image {
+pub struct ImageDecoder {
     height: u32,
     width: u32,
     layout: Layout,
@@ -38,7 +38,7 @@ pub struct Image {
     max_pixels: usize,
 }
 
-/// Most scratch memory that a thread keeps: 22 million pixels. The memory of a larger image is freed afterwards.
+/// Maximum scratch memory that a thread keeps: 22 million pixels. The memory of a larger image is freed afterwards.
 const SCRATCH_BYTES_MAX: usize = 64 << 20;
 
 /// Memory that a thread reuses for each image.
@@ -59,7 +59,7 @@ std::thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-impl Image {
+impl ImageDecoder {
     /// Decodes images into this size. `None` if a side is 0 or the size exceeds [`PIXELS_MAX`](crate::PIXELS_MAX) pixels.
     #[must_use]
     pub fn new(height: u32, width: u32, layout: Layout, fit: Fit) -> Option<Self> {
@@ -113,7 +113,7 @@ impl Image {
     }
 }
 
-impl Decode for Image {
+impl Decode for ImageDecoder {
     fn len_bytes(&self) -> usize {
         self.height as usize * self.width as usize * CHANNELS
     }
@@ -143,7 +143,7 @@ mod tests {
         file
     }
 
-    fn decoded(image: Image, file: &[u8]) -> Vec<u8> {
+    fn decoded(image: ImageDecoder, file: &[u8]) -> Vec<u8> {
         let mut into = vec![0xaa; image.len_bytes()];
         image.decode(file, &mut into).unwrap();
         into
@@ -153,7 +153,7 @@ mod tests {
     fn an_image_of_the_right_size_is_copied_in_either_layout() {
         let pixels: Vec<u8> = (0..2 * 3 * 3).collect();
         let file = encoded(3, 2, png::ColorType::Rgb, &pixels);
-        let image = |layout| Image::new(2, 3, layout, Fit::Stretch).unwrap();
+        let image = |layout| ImageDecoder::new(2, 3, layout, Fit::Stretch).unwrap();
         assert_eq!(decoded(image(Layout::Hwc), &file), pixels);
         let planes = [[0, 3, 6, 9, 12, 15], [1, 4, 7, 10, 13, 16], [2, 5, 8, 11, 14, 17]].concat();
         assert_eq!(decoded(image(Layout::Chw), &file), planes);
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn gray_and_transparent_images_are_rgb() {
-        let image = Image::new(1, 2, Layout::Hwc, Fit::Stretch).unwrap();
+        let image = ImageDecoder::new(1, 2, Layout::Hwc, Fit::Stretch).unwrap();
         assert_eq!(decoded(image, &encoded(2, 1, png::ColorType::Grayscale, &[7, 9])), [7, 7, 7, 9, 9, 9]);
         assert_eq!(decoded(image, &encoded(2, 1, png::ColorType::GrayscaleAlpha, &[7, 0, 9, 255])), [7, 7, 7, 9, 9, 9]);
         let transparent = encoded(2, 1, png::ColorType::Rgba, &[1, 2, 3, 0, 4, 5, 6, 128]);
@@ -172,7 +172,7 @@ mod tests {
     fn a_crop_takes_the_middle_and_a_stretch_all() {
         // Black, white, black: a square of the middle is white.
         let file = encoded(12, 4, png::ColorType::Rgb, &[[0; 12], [255; 12], [0; 12]].concat().repeat(4));
-        let image = |fit| decoded(Image::new(2, 2, Layout::Hwc, fit).unwrap(), &file);
+        let image = |fit| decoded(ImageDecoder::new(2, 2, Layout::Hwc, fit).unwrap(), &file);
         assert!(image(Fit::Crop).iter().all(|&value| value > 200), "{:?}", image(Fit::Crop));
         assert!(image(Fit::Stretch).iter().all(|&value| (50..200).contains(&value)), "{:?}", image(Fit::Stretch));
     }
@@ -181,7 +181,7 @@ mod tests {
     fn truncated_changed_and_foreign_files_are_errors() {
         let pixels: Vec<u8> = (0..=255).cycle().take(32 * 32 * 3).collect();
         let file = encoded(32, 32, png::ColorType::Rgb, &pixels);
-        let image = Image::new(8, 8, Layout::Hwc, Fit::Stretch).unwrap();
+        let image = ImageDecoder::new(8, 8, Layout::Hwc, Fit::Stretch).unwrap();
         let mut into = vec![0; image.len_bytes()];
         for len in 0..file.len() - 12 {
             assert!(image.decode(&file[..len], &mut into).is_err(), "{len} of {}", file.len());
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn scratch_of_a_large_image_is_freed_and_of_a_small_one_kept() {
-        let image = Image::new(1, 1, Layout::Hwc, Fit::Stretch).unwrap();
+        let image = ImageDecoder::new(1, 1, Layout::Hwc, Fit::Stretch).unwrap();
         // 75 MB of pixels, in a file of some KB.
         assert_eq!(decoded(image, &encoded(5000, 5000, png::ColorType::Grayscale, &vec![7; 25_000_000])), [7; 3]);
         assert_eq!(SCRATCH.with_borrow(Scratch::bytes), 0);
@@ -219,7 +219,7 @@ mod tests {
             file.extend(len.iter().chain(&named).chain(&crc32(&named).to_be_bytes()));
             file
         });
-        let image = Image::new(2, 3, Layout::Hwc, Fit::Stretch).unwrap();
+        let image = ImageDecoder::new(2, 3, Layout::Hwc, Fit::Stretch).unwrap();
         let expected = decoded(image, &encoded(3, 2, png::ColorType::Grayscale, &[10, 11, 12, 13, 14, 15]));
         assert_eq!(decoded(image, &file), expected);
     }
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn an_image_over_the_limit_is_refused_with_the_limit() {
-        let image = Image::new(1, 1, Layout::Hwc, Fit::Stretch).unwrap();
+        let image = ImageDecoder::new(1, 1, Layout::Hwc, Fit::Stretch).unwrap();
         let file = encoded(20, 10, png::ColorType::Grayscale, &[7; 200]);
         assert_eq!(decoded(image.max_pixels(200), &file), [7; 3]);
         let text = "an image of 20 x 10 pixels: the limit is 199 (max_pixels, up to 178956970); raise it, or leave the file out";
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn impossible_sizes_are_refused() {
-        assert_eq!(Image::new(0, 5, Layout::Hwc, Fit::Crop), None);
-        assert_eq!(Image::new(u32::MAX, u32::MAX, Layout::Hwc, Fit::Crop), None);
+        assert_eq!(ImageDecoder::new(0, 5, Layout::Hwc, Fit::Crop), None);
+        assert_eq!(ImageDecoder::new(u32::MAX, u32::MAX, Layout::Hwc, Fit::Crop), None);
     }
 }

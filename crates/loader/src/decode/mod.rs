@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The length of each result is known in advance, so that a batch is one array. A header cannot make the decoders allocate more
-//! than [`Image::max_pixels`] permits. Each thread keeps at most 64 MiB of scratch memory for the next image.
+//! than [`ImageDecoder::max_pixels`] permits. Each thread keeps at most 64 MiB of scratch memory for the next image.
 
 #[cfg(feature = "decode")]
 mod image;
@@ -22,7 +22,7 @@ use super::catalog::{Catalog, DataOrigin, Sample};
 use super::failure::{Failure, FailureCause};
 
 #[cfg(feature = "decode")]
-pub use self::image::{Fit, Image, Layout};
+pub use self::image::{Fit, ImageDecoder, Layout};
 #[cfg(feature = "decode")]
 pub use self::pixels::PIXELS_MAX;
 
@@ -70,14 +70,14 @@ impl DecodedField {
         self.decoder.len_bytes()
     }
 
-    fn is(&self, name: &str) -> bool {
+    fn has_name(&self, name: &str) -> bool {
         self.names.iter().any(|own| own == name)
     }
 
     /// Returns the range of the field in the bytes of the sample.
     pub(super) fn of(&self, catalog: &Catalog, sample: &Sample) -> Result<Range<u64>, FailureCause> {
         if !sample.fields.is_empty() {
-            let found = sample.fields().find(|(name, _)| self.is(name));
+            let found = sample.fields().find(|(name, _)| self.has_name(name));
             return found.map(|(_, bytes)| bytes).ok_or_else(|| self.missing(sample.fields().map(|(name, _)| name)));
         }
         let path = match (&sample.member, &catalog.files()[sample.file].origin) {
@@ -87,7 +87,7 @@ impl DecodedField {
         };
         let extension = path.and_then(Path::extension).map(|extension| extension.to_string_lossy().to_lowercase());
         match extension.as_deref() {
-            Some(extension) if self.is(extension) => Ok(0..sample.len_bytes),
+            Some(extension) if self.has_name(extension) => Ok(0..sample.len_bytes),
             extension => Err(self.missing(extension.into_iter())),
         }
     }
@@ -106,13 +106,13 @@ pub fn first_undecodable(decode: &[DecodedField], catalog: &Catalog) -> Option<F
 }
 
 /// Returns the undecoded fields of a sample: their names, and their bytes in the sample.
-pub(super) fn others<'a>(
+pub(super) fn undecoded_fields<'a>(
     decode: &'a [DecodedField],
     sample: &'a Sample,
 ) -> impl Iterator<Item = (&'a str, Range<u64>)> {
     let mut taken = vec![false; decode.len()];
     sample.fields().filter(move |(name, _)| {
-        let decoder = decode.iter().zip(&mut taken).find(|(field, is_taken)| !**is_taken && field.is(name));
+        let decoder = decode.iter().zip(&mut taken).find(|(field, is_taken)| !**is_taken && field.has_name(name));
         decoder.map(|(_, is_taken)| *is_taken = true).is_none()
     })
 }
@@ -121,7 +121,7 @@ pub(super) fn others<'a>(
 /// fields if nothing is decoded.
 pub fn kept_fields<'a>(decode: &'a [DecodedField], sample: &'a Sample) -> impl Iterator<Item = (&'a str, Range<u64>)> {
     let mut end = 0;
-    others(decode, sample).map(move |(name, bytes)| {
+    undecoded_fields(decode, sample).map(move |(name, bytes)| {
         let start = end;
         end += bytes.end - bytes.start;
         (name, start..end)

@@ -10,7 +10,7 @@ use zune_jpeg::zune_core::options::DecoderOptions;
 
 use super::{DecodeError, damaged};
 
-/// Most pixels of an image, as in Pillow, which refuses twice its `MAX_IMAGE_PIXELS`.
+/// Maximum number of pixels of an image, as in Pillow, which refuses twice its `MAX_IMAGE_PIXELS`.
 pub const PIXELS_MAX: usize = 2 * 89_478_485;
 /// Bytes of a pixel.
 pub(super) const CHANNELS: usize = 3;

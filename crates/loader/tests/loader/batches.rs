@@ -32,7 +32,7 @@ fn batches_come_in_order_with_their_samples_and_bytes() {
     let mut reader = reader(&pool, &catalog, options(|o| (o.batch_samples, o.epochs) = (NonZeroU64::new(4), 2)));
     for number in 0..6 {
         let batch = reader.next().unwrap();
-        assert_eq!((batch.number, batch.epoch, batch.in_epoch), (number, number / 3, number % 3));
+        assert_eq!((batch.number, batch.epoch, batch.index), (number, number / 3, number % 3));
         let first = usize::try_from(number % 3).unwrap() * 4;
         let bytes = batch.buffer.wait_slice().unwrap();
         assert_eq!(batch.parts.len(), if number % 3 == 2 { 1 } else { 4 });
@@ -153,7 +153,7 @@ fn a_state_of_other_batches_is_refused() {
     assert!(error.to_string().contains("resume with the same files"), "{error}");
 
     let text = "the state is after batch 4 of epoch 0, which has 3: it was changed or belongs to another load";
-    assert_eq!(loader(&catalog, |_| ()).resume_at(LoadState { batch: 4, ..state }).unwrap_err().to_string(), text);
+    assert_eq!(loader(&catalog, |_| ()).resume_at(LoadState { index: 4, ..state }).unwrap_err().to_string(), text);
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Slow and failing lanes, and lanes without read-back.
 
 use pinpool_loader::LoadOutcome;
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 use super::*;
 
 /// Two lanes of one byte each.
-struct TwoLanes([(SinkStream, SinkMem); 2]);
+struct TwoLanes([(SinkStream, SinkMemory); 2]);
 
 impl Destination for TwoLanes {
     fn describe(&self) -> String {
@@ -29,7 +29,7 @@ impl Destination for TwoLanes {
 }
 
 fn two_lanes() -> TwoLanes {
-    let lane = || (SinkStream::new().unwrap(), SinkMem::new(1));
+    let lane = || (SinkStream::new().unwrap(), SinkMemory::new(1));
     TwoLanes([lane(), lane()])
 }
 
@@ -50,7 +50,7 @@ fn a_slow_lane_does_not_delay_the_other() {
     let gate = destination.0[0].0.hold();
     let mut observer = RecordingObserver::at(5, || drop(gate));
     let summary = load(6, false, &mut destination, &mut observer);
-    assert_eq!(observer.done.iter().map(|done| done.batch).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 0]);
+    assert_eq!(observer.done.iter().map(|done| done.number).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 0]);
     assert_eq!(summary.max_in_flight_batches, 2);
 }
 
@@ -71,5 +71,5 @@ fn a_lane_that_fails_ends_the_run_and_its_batch_is_named() {
     drop(gate);
     assert!(matches!(summary.outcome, LoadOutcome::Failed(_)), "{summary:?}");
     assert_eq!((summary.failed_files, observer.failed.len()), (1, 1));
-    assert!(observer.done.iter().all(|done| done.batch != 0));
+    assert!(observer.done.iter().all(|done| done.number != 0));
 }

@@ -100,7 +100,7 @@ impl RecordingObserver {
 impl Observer for RecordingObserver {
     fn batch_done(&mut self, done: &BatchDone) {
         self.done.push(*done);
-        if let Some((_, act)) = self.action.take_if(|(batch, _)| *batch == done.batch) {
+        if let Some((_, act)) = self.action.take_if(|(batch, _)| *batch == done.number) {
             act();
         }
     }

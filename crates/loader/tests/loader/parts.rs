@@ -43,7 +43,7 @@ fn every_byte_of_a_long_file_arrives_in_order_and_is_checked() {
         assert!(sent == [&b"short"[..], &long, &last].concat().repeat(2), "in parts of {bytes}");
         assert!(destination.sent.iter().all(|batch| batch.len() as u64 <= bytes));
         assert_eq!((summary.files, summary.samples, summary.verified_batches), (3, 6, summary.batches));
-        observer.done.sort_by_key(|done| done.batch);
+        observer.done.sort_by_key(|done| done.number);
         assert_eq!(observer.done.iter().map(|done| done.bytes).sum::<u64>(), summary.bytes);
         assert_eq!(observer.done.iter().map(|done| done.samples).sum::<u64>(), summary.samples);
     }

@@ -100,7 +100,7 @@ use std::sync::Arc;
 
 use crate::diagnosis::Snapshot;
 use pinpool_os::call_stack::CallStack;
-use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicU64, Ordering};
 
 mod event;
 pub use event::{Event, PoolDescription, Record, SET_IN_CODE};

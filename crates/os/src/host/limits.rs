@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_remedy_is_that_of_the_limit_that_refused() {
+    fn the_remedy_matches_the_limit_that_refused() {
         let none = limits("unlimited", "unlimited");
         let group = [
             ("/proc/self/cgroup", "0::/app\n"),

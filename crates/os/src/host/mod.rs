@@ -27,7 +27,7 @@ mod pressure;
 pub use files::tree;
 pub use huge_pages::huge_pages;
 pub use memory::{HostMemory, LimitOrigin, MemoryGauge, memory};
-pub use numa::{MemoryNode, memory_nodes, numa_node_of_pci, numa_nodes, parse_list};
+pub use numa::{NumaNode, describe_numa_nodes, numa_node_of_pci, numa_nodes, parse_list};
 pub use pressure::{Pressure, PressureGauge, stall};
 
 /// Size of the smallest page. Every region starts at a multiple of this size, and every source acquires multiples of this size.

@@ -26,7 +26,7 @@ pub fn numa_nodes(root: &Path) -> Vec<u32> {
 
 /// A NUMA node, and the contents of its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemoryNode {
+pub struct NumaNode {
     pub id: u32,
     /// All memory of the node; `None` if unknown.
     pub memory_bytes: Option<u64>,
@@ -35,12 +35,12 @@ pub struct MemoryNode {
 }
 
 /// Returns the nodes of the machine, each with its memory and processors; empty if the machine does not list them.
-pub fn memory_nodes(root: &Path) -> Vec<MemoryNode> {
+pub fn describe_numa_nodes(root: &Path) -> Vec<NumaNode> {
     let files = Files::below(root);
     let describe = |id| {
         let cpus = files.read(format!("{NODES}/node{id}/cpulist")).and_then(|list| parse_list(&list));
         let meminfo = files.read(format!("{NODES}/node{id}/meminfo"));
-        MemoryNode { id, memory_bytes: meminfo.and_then(|text| total_bytes(&text)), cpus }
+        NumaNode { id, memory_bytes: meminfo.and_then(|text| total_bytes(&text)), cpus }
     };
     numa_nodes(root).into_iter().map(describe).collect()
 }
@@ -109,11 +109,11 @@ mod tests {
             ("/sys/devices/system/node/node1/cpulist", "\n"),
             ("/sys/devices/system/node/node2/meminfo", "Node 2 MemTotal: 18446744073709551615 kB\n"),
         ];
-        let nodes = memory_nodes(tree::of(&files).path());
-        let node = |id, memory_bytes, cpus| MemoryNode { id, memory_bytes, cpus };
+        let nodes = describe_numa_nodes(tree::of(&files).path());
+        let node = |id, memory_bytes, cpus| NumaNode { id, memory_bytes, cpus };
         let first = node(0, Some(24_684_096 << 10), Some(vec![0, 1, 2, 3]));
         assert_eq!(nodes, [first, node(1, Some(0), Some(vec![])), node(2, None, None)]);
-        assert_eq!(memory_nodes(tree::of(&files[1..]).path()), [], "nodes that are not listed");
+        assert_eq!(describe_numa_nodes(tree::of(&files[1..]).path()), [], "nodes that are not listed");
     }
 
     #[test]

@@ -82,7 +82,7 @@ impl PressureGauge {
         let stalls = self.stalls(self.own.as_deref());
         // The machine's memory is read only if its stalls could change the result.
         let machine = self.stalls(self.of_machine.as_deref());
-        let machine = if machine > stalls && self.machine_is_nearly_full() { machine } else { Pressure::Calm };
+        let machine = if machine > stalls && self.is_machine_nearly_full() { machine } else { Pressure::Calm };
         stalls.max(machine).max(self.limits())
     }
 
@@ -91,7 +91,7 @@ impl PressureGauge {
         text.and_then(|text| stall(&text)).map_or(Pressure::Calm, Stall::pressure)
     }
 
-    fn machine_is_nearly_full(&self) -> bool {
+    fn is_machine_nearly_full(&self) -> bool {
         memory::machine(&self.files).is_some_and(|machine| nearly_full(machine.available_bytes, machine.total_bytes))
     }
 

@@ -1,5 +1,5 @@
-/* A CUDA program that knows nothing of pinpool. It finds the driver's functions in the way that its first argument says, and
-   does what its second one says. Built with LINKED it is linked to libcuda, with RUNTIME to libcudart. */
+/* A CUDA program that knows nothing of pinpool. The first argument selects how it finds the driver's functions,
+   the second selects the steps. Built with LINKED it is linked to libcuda, with RUNTIME to libcudart. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -109,7 +109,7 @@ static void start(void) {
     MUST(p_cuCtxSetCurrent(context));
 }
 
-/* The mock driver's copies on this stream do not end, or continue. */
+/* Holds the mock driver's copies on this stream, or lets them continue. */
 static void hold(handle stream, int held) {
     ((size_t(*)(handle, int))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "mock_driver_hold_stream"))(stream, held);
 }

@@ -151,7 +151,7 @@ impl Ran {
             .map_or(0, |count| count.trim_end_matches(',').parse().unwrap())
     }
 
-    /// The calls that pin call.
+    /// Returns the number of calls that pin memory.
     pub(crate) fn pin_calls(&self) -> u64 {
         self.calls("cuMemHostAlloc") + self.calls("cuMemAllocHost_v2")
     }

@@ -1,4 +1,4 @@
-//! The program `steps.c`, with what its memory is served from as the only difference.
+//! Runs `steps.c` with and without the library and compares the output.
 
 use std::process::Command;
 
@@ -111,8 +111,8 @@ fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() 
     assert!(served.pin_calls() <= 16, "{served:?}");
 }
 
-/// As on a device: the runtime retains by a private table, the next context has the handle of the old one, and memory of the old
-/// one is unmapped.
+/// As on a device, the runtime retains a context through a private table, the next context has the handle of the old context,
+/// and the memory of the old context is unmapped.
 #[test]
 fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_context() {
     let Some((built, folder)) = built_and_folder() else { return };
@@ -180,8 +180,8 @@ fn a_full_pool_and_a_bad_setting_leave_the_program_to_the_driver() {
     let Some((built, folder)) = built_and_folder() else { return };
     let alone = ran(&mut built.command(Way::Dlsym, "steps"));
     let cases = [
-        ("PINPOOL_MAX_BYTES", "64KiB", "than the limit has room for"),
-        ("PINPOOL_MAX_BYTES", "much", "no pool: "),
+        ("PINPOOL_MAX_BYTES", "64KiB", "do not fit within the limit"),
+        ("PINPOOL_MAX_BYTES", "much", "the pool could not be created, "),
         ("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1=2,cuMemHostAlloc:2=2", "CUDA_ERROR_OUT_OF_MEMORY"),
     ];
     for (number, (name, value, reason)) in cases.into_iter().enumerate() {

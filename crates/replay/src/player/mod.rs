@@ -27,7 +27,7 @@ use crate::format::{DEFAULT_ALIGN, TraceError};
 use crate::threads::{Op, Step, StepId};
 use pinpool::unstable::{CheckReport, LogSampler, ManualClock, compaction_step, maintenance_period, run_due};
 use pinpool::{Backend, Error, Limit, PinnedBuf, Pool};
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 
 mod steps;
 

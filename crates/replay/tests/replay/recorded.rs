@@ -9,7 +9,7 @@ use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, Pool};
 use pinpool_observe::record::{Event, PoolDescription, Record, Recording};
 use pinpool_replay::{Input, Replay, Workload};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 const MIB: usize = 1 << 20;
 
@@ -19,7 +19,7 @@ fn recorded(path: &Path) -> Pool {
 }
 
 fn read(path: &Path) -> Recording {
-    Recording::read(Input::open(path).unwrap().into_bytes()).unwrap()
+    Recording::read(Input::open(path).unwrap().into_reader()).unwrap()
 }
 
 fn count(recording: &Recording, is: impl Fn(&Event) -> bool) -> u64 {
@@ -32,7 +32,7 @@ fn a_recording() -> (tempfile::TempDir, PathBuf) {
     let path = dir.path().join("t.trace");
     let (pool, stream) = (recorded(&path), SinkStream::new().unwrap());
     for round in 0..20 {
-        let mut device = SinkMem::new(MIB);
+        let mut device = SinkMemory::new(MIB);
         let buffers: Vec<_> = (1..=3).map(|n| pool.get(n * 10_000 + round).unwrap()).collect();
         pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap().wait().unwrap();
         drop(buffers);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pinpool::{Backend, Pool, Request};
 use pinpool_shared_buffers::{Error, SharedPool, SharedWorker, Ticket};
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 const SOON: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(60);
@@ -137,7 +137,7 @@ fn a_worker_that_waits_is_refused_while_the_trainer_ends_its_workers() {
 fn a_buffer_comes_back_when_its_copy_has_ended_and_not_before() {
     let shared = SharedPool::new(&pool(), 4096, 1).unwrap();
     let worker = attach(&shared);
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(4096));
     let held = stream.hold();
     shared.receive(&sent(&worker, &[5; 4096], 0)).unwrap().copy_to(&stream, &mut device).unwrap();
     assert!(worker.get(1, Duration::from_millis(30)).unwrap_err().is_limit(), "the device is reading it");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::futex::{sleep_while, wake};
-use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicU64, Ordering};
 
 /// An event count: a number that increases with each change, and the number of waiting threads. Initially all bytes are 0.
 #[derive(Debug)]

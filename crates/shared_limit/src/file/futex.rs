@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicU64, Ordering};
 
 /// Sleeps until another thread changes `word` and wakes the threads that sleep on it, but at most for `limit`. Returns at once if
 /// `word` differs from `seen`. If `word` changes after that comparison, the kernel compares only its lower half.

@@ -25,8 +25,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicI64};
 use std::time::{Duration, Instant};
 
-use pinpool_os::fork::{self, ForkGeneration, HeldOff};
-use pinpool_os::sync::process::{AtomicBool, Ordering};
+use pinpool_os::fork::{self, ForkDelay, ForkGeneration};
+use pinpool_os::sync::unmodeled::{AtomicBool, Ordering};
 
 /// The byte that locks the whole file; the byte of slot `i` is `1 + i` after it.
 const FIRST: i64 = 1 << 40;
@@ -82,7 +82,7 @@ fn mark_of(descriptor: RawFd) -> i64 {
 impl LockFile {
     /// Uses `file` for locks, and makes forked children close it. `_no_fork` must be acquired before the file is opened, so that
     /// no child inherits it unlisted.
-    pub fn new(file: File, _no_fork: &HeldOff) -> io::Result<Self> {
+    pub fn new(file: File, _no_fork: &ForkDelay) -> io::Result<Self> {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         // SAFETY: the handler uses atomics, and calls lseek and close.
         unsafe { fork::call_in_children(&REGISTERED, close_listed) };

@@ -54,7 +54,7 @@ impl Drop for Child {
 fn locks_end_with_their_owner_though_another_process_has_the_description() {
     let file = tempfile::tempfile().unwrap();
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let no_fork = fork::hold_off();
+    let no_fork = fork::delay_forks();
     let again = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let other = LockFile::new(again(), &no_fork).unwrap();
     let held = again();

@@ -44,9 +44,9 @@ OLDEST = (2, 11)
 _logger = logging.getLogger("pinpool")
 _SOURCE = Path(__file__).with_name("host_allocator.cpp")
 #: Allocators compiled for the versions of torch known when the wheel was built.
-_SHIMS = Path(__file__).with_name("shims")
+_PREBUILT = Path(__file__).with_name("shims")
 _lock = threading.Lock()
-_shim: ctypes.CDLL | None = None
+_allocator: ctypes.CDLL | None = None
 _installed: Pool | None = None
 #: Number of failed compilations in this process.
 _failures = 0
@@ -62,8 +62,8 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
         settings: settings of a new `pinpool.Pool`, with other defaults. `max_bytes` is three quarters of the memory of the cgroup
             or machine, divided by `LOCAL_WORLD_SIZE`; a log line states it. If a launcher starts several processes without this
             variable, set `max_bytes`. With a `ledger` or the preset `tensorflow`, `max_bytes` has the default of `Pool`. `backend`
-            is "gpu"; with `on_full="pageable"` a full pool still returns pageable memory. `device` is torch's current GPU if
-            torch has started CUDA, else the GPU of `LOCAL_RANK`, else 0.
+            is "gpu"; memory is not pinned for the GPU if you name mlock or heap, or if a pool with `on_full="pageable"` is full.
+            `device` is torch's current GPU if torch has started CUDA, else the GPU of `LOCAL_RANK`, else 0.
 
     Raises:
         ImportError: torch cannot be imported.
@@ -78,16 +78,25 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
     with _lock:
         if _installed is not None:
             raise PinpoolError("a pool serves torch's pinned memory already: call pinpool.torch.uninstall() first")
-        shim = _load()
+        allocator = _load()
+        _checked(allocator.pinpool_torch_check)  # Before a pool pins its reserve.
         if pool is None:
             pool = _new_pool(**settings)
         _warn_of_ignored_settings()
-        error = ctypes.create_string_buffer(1024)
-        functions = ctypes.c_void_p(_pinpool._torch_functions(pool))
-        if shim.pinpool_torch_install(functions, error, ctypes.c_size_t(len(error))) != 0:
-            raise PinpoolError(f"torch's allocator was not replaced: {error.value.decode(errors='replace')}")
+        functions = _pinpool._torch_functions(pool)
+        try:
+            _checked(allocator.pinpool_torch_install, ctypes.c_void_p(functions))
+        except PinpoolError:
+            _pinpool._free_torch_functions(functions)
+            raise
         _installed = pool
         return pool
+
+
+def _checked(function: Any, *arguments: Any) -> None:
+    error = ctypes.create_string_buffer(1024)
+    if function(*arguments, error, ctypes.c_size_t(len(error))) != 0:
+        raise PinpoolError(f"torch's allocator was not replaced: {error.value.decode(errors='replace')}")
 
 
 def uninstall() -> int:
@@ -95,13 +104,14 @@ def uninstall() -> int:
 
     While there are such blocks, pinpool's allocator stays installed and forwards requests to torch's allocator, because it tracks
     the copies of the blocks. Call `uninstall` again later to remove it. The result is 0 once no block of a pool is left.
-    The pool itself exists until the process ends, so its reserve stays pinned.
+    The pool itself exists until the process ends. Its reserve stays pinned. On register and cuda, its idle memory stays pinned, too,
+    until a call of `pool.trim()`.
     """
     global _installed
     with _lock:
-        if _shim is None:
+        if _allocator is None:
             return 0
-        left: int = _shim.pinpool_torch_uninstall()
+        left: int = _allocator.pinpool_torch_uninstall()
         _installed = None
         return left
 
@@ -122,8 +132,7 @@ def _new_pool(**settings: Any) -> Pool:
         settings["device"] = _device()
     if settings.get("backend") is None and environ.get("PINPOOL_BACKEND", "").strip().lower() in ("", "auto"):
         settings["backend"] = "gpu"
-    chosen = _limit.choose(settings, os.environ, _pinpool._host_memory())
-    if chosen is not None:
+    if (chosen := _limit.choose(settings, os.environ, _pinpool._host_memory())) is not None:
         settings["max_bytes"], line = chosen
         _logger.info("%s", line)
     return Pool(**{"name": "torch", **settings})
@@ -152,9 +161,9 @@ def _warn_of_ignored_settings() -> None:
 
 def _load() -> ctypes.CDLL:
     """Returns the allocator for the installed torch: from the wheel, or else compiled."""
-    global _shim
-    if _shim is not None:
-        return _shim
+    global _allocator
+    if _allocator is not None:
+        return _allocator
     try:
         import torch
     except ImportError as error:
@@ -167,19 +176,17 @@ def _load() -> ctypes.CDLL:
         )
     if torch.version.hip is not None:
         raise PinpoolError(f"torch {torch.__version__} is built for ROCm, and pinpool pins memory with CUDA: install a CUDA build of torch")
-    shim = _prebuilt_shim(torch.__version__) or ctypes.CDLL(_compile_shim(torch.__version__))
-    shim.pinpool_torch_install.restype = ctypes.c_int
-    shim.pinpool_torch_uninstall.restype = ctypes.c_size_t
-    _shim = shim
+    _allocator = _prebuilt_allocator(torch.__version__) or ctypes.CDLL(_compile_allocator(torch.__version__))
+    _allocator.pinpool_torch_uninstall.restype = ctypes.c_size_t
     if not torch.cuda.is_available():
         _logger.warning("torch no_gpu: torch finds no GPU, so torch cannot pin memory and DataLoader(pin_memory=True) has no effect")
-    return shim
+    return _allocator
 
 
-def _prebuilt_shim(version: str) -> ctypes.CDLL | None:
+def _prebuilt_allocator(version: str) -> ctypes.CDLL | None:
     """Returns the allocator that the wheel contains for this version of torch, or None."""
     release = re.fullmatch(r"(\d+)\.(\d+)\.\d+(?:\+.*)?", version)
-    path = _SHIMS / f"torch_{release[1]}_{release[2]}.so" if release else None
+    path = _PREBUILT / f"torch_{release[1]}_{release[2]}.so" if release else None
     if path is None or not path.is_file():
         return None
     try:
@@ -190,7 +197,7 @@ def _prebuilt_shim(version: str) -> ctypes.CDLL | None:
         return None
 
 
-def _compile_shim(version: str) -> str:
+def _compile_allocator(version: str) -> str:
     """Compiles the allocator for this version of torch, and returns its path."""
     global _failures
     # torch keeps one library per name. With one name, it would not repeat a failed build, and two versions of pinpool would load the same

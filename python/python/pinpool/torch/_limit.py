@@ -16,7 +16,7 @@ _NUMERATOR, _DENOMINATOR = 3, 4
 #: Limits are multiples of this many bytes, as for `max_bytes="auto"`.
 _GRANULE = 2 << 20
 #: Settings, and the values with which this default applies: the preset "tensorflow" has no limit, and a shared limit has its own.
-_UNDECIDED = {"max_bytes": "", "preset": "adaptive", "ledger": "none"}
+_NEUTRAL_VALUES = {"max_bytes": "", "preset": "adaptive", "ledger": "none"}
 
 
 def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str] | None) -> tuple[int, str] | None:
@@ -27,10 +27,10 @@ def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str
         environ: the environment variables of the process.
         memory: the memory of the cgroup or machine in bytes, and where that number comes from.
     """
-    variables = {name: environ.get(f"PINPOOL_{name.upper()}") for name in _UNDECIDED} if settings.get("env", True) else {}
+    variables = {name: environ.get(f"PINPOOL_{name.upper()}") for name in _NEUTRAL_VALUES} if settings.get("env", True) else {}
     given = variables | {name: value for name, value in settings.items() if value not in (None, "")}
-    values = [(given.get(name), free) for name, free in _UNDECIDED.items()]
-    if memory is None or any(value is not None and str(value).strip().lower() not in ("", free) for value, free in values):
+    values = [(given.get(name), neutral) for name, neutral in _NEUTRAL_VALUES.items()]
+    if memory is None or any(value is not None and str(value).strip().lower() not in ("", neutral) for value, neutral in values):
         return None
     total, origin = memory
     ranks = environ.get("LOCAL_WORLD_SIZE", "")

@@ -57,7 +57,8 @@ struct pinpool_torch_stream {
 
 struct pinpool_torch_functions {
   void* pool;
-  // Writes the block and its address and returns 0, or writes an error text and returns another number.
+  // Writes the block and its address and returns 0. Otherwise writes an error text, and returns 1 if there is no memory within
+  // the limit or the driver refused, or 2 after another failure.
   int (*get)(void* pool, size_t bytes, void** block, void** address, char* error, size_t error_bytes);
   // Releases a block, which is reused after the work enqueued on these streams. Returns 0. If the driver refuses a stream,
   // returns another number, and the caller keeps the block.
@@ -172,32 +173,32 @@ class History {
 
 class HostAllocator final : public at::HostAllocator {
  public:
-  HostAllocator(const pinpool_torch_functions& functions, at::HostAllocator* own) : functions_(functions), own_(own) {}
+  HostAllocator(const pinpool_torch_functions& functions, at::HostAllocator* own) : functions_(functions), torch_allocator_(own) {}
 
-  at::HostAllocator* own() const {
-    return own_;
+  at::HostAllocator* torch_allocator() const {
+    return torch_allocator_;
   }
 
   // Blocks that torch uses, that a thread is returning, or that are kept because a stream cannot be recorded.
-  size_t blocks_out() {
+  size_t outstanding_blocks() {
     put_deferred();
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
-    return blocks_.size() + deferred_.size() + leaving_;
+    return blocks_.size() + deferred_.size() + returning_;
   }
 
-  bool passes_on() const {
-    return passes_on_.load(std::memory_order_acquire);
+  bool is_disabled() const {
+    return is_disabled_.load(std::memory_order_acquire);
   }
 
   // From now on torch's own allocator serves every request.
-  void pass_on() {
-    passes_on_.store(true, std::memory_order_release);
+  void disable() {
+    is_disabled_.store(true, std::memory_order_release);
   }
 
   at::DataPtr allocate(size_t bytes) override {
     put_deferred();
-    if (passes_on() || is_for_a_capture()) {
-      return own_->allocate(bytes);
+    if (is_disabled() || is_for_a_capture()) {
+      return torch_allocator_->allocate(bytes);
     }
     if (bytes == 0) {
       return {nullptr, nullptr, &free_block, at::DeviceType::CPU};
@@ -207,13 +208,15 @@ class HostAllocator final : public at::HostAllocator {
     void* address = nullptr;
     char error[4096] = "";
     const int status = functions_.get(functions_.pool, bytes, &handle, &address, error, sizeof error);
-    if (status != 0) {
+    if (status == 1) {
       history_.add(TraceEntry::OOM, nullptr, bytes, context);
       TORCH_CHECK_WITH(OutOfMemoryError, false, "pinpool: ", error);
     }
+    // Not an OutOfMemoryError, after which programs retry with less.
+    TORCH_CHECK(status == 0, "pinpool: ", error);
     if (!add({handle, bytes, {}, context}, address)) {
       functions_.put(handle, nullptr, 0);
-      return own_->allocate(bytes);
+      return torch_allocator_->allocate(bytes);
     }
     history_.add(TraceEntry::ALLOC, address, bytes, std::move(context));
     // The context is the address, as raw_allocate requires.
@@ -231,7 +234,7 @@ class HostAllocator final : public at::HostAllocator {
       }
       block = std::move(found->second);
       blocks_.erase(found);
-      ++leaving_;
+      ++returning_;
       requests_.decrease(1);
       bytes_.decrease(block.bytes);
     }
@@ -269,13 +272,13 @@ class HostAllocator final : public at::HostAllocator {
         return true;
       }
     }
-    return own_->record_event(pointer, context, stream);
+    return torch_allocator_->record_event(pointer, context, stream);
   }
 
   void empty_cache() override {
     put_deferred();
     functions_.trim(functions_.pool);
-    own_->empty_cache();
+    torch_allocator_->empty_cache();
   }
 
   at::HostStats get_stats() override {
@@ -332,7 +335,7 @@ class HostAllocator final : public at::HostAllocator {
       captures_.emplace_back(pool, filter);
     }
     any_capture_.store(true, std::memory_order_release);
-    own_->begin_allocate_to_pool(pool, std::move(filter));
+    torch_allocator_->begin_allocate_to_pool(pool, std::move(filter));
   }
 
   void end_allocate_to_pool(c10::MempoolId_t pool) override {
@@ -340,7 +343,7 @@ class HostAllocator final : public at::HostAllocator {
       const std::lock_guard<std::mutex> guard(captures_mutex_);
       forget_capture(pool);
     }
-    own_->end_allocate_to_pool(pool);
+    torch_allocator_->end_allocate_to_pool(pool);
   }
 
   // Called when the graph is destroyed, also after a failed capture that did not end its pool.
@@ -349,13 +352,13 @@ class HostAllocator final : public at::HostAllocator {
       const std::lock_guard<std::mutex> guard(captures_mutex_);
       forget_capture(pool);
     }
-    own_->release_pool(pool);
+    torch_allocator_->release_pool(pool);
   }
 
 #if PINPOOL_TORCH_2_15
   void record_history(bool enabled, CreateContextFn recorder, size_t max_entries, RecordContext when, bool clear) override {
     history_.set(enabled, recorder, max_entries, when, clear);
-    own_->record_history(enabled, recorder, max_entries, when, clear);
+    torch_allocator_->record_history(enabled, recorder, max_entries, when, clear);
   }
 
   bool is_history_enabled() const override {
@@ -363,7 +366,7 @@ class HostAllocator final : public at::HostAllocator {
   }
 
   std::vector<at::HostSegmentInfo> get_segments() override {
-    auto segments = own_->get_segments();
+    auto segments = torch_allocator_->get_segments();
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
     for (const auto& [address, block] : blocks_) {
       at::HostSegmentInfo segment;
@@ -377,7 +380,7 @@ class HostAllocator final : public at::HostAllocator {
   }
 
   std::vector<TraceEntry> get_traces() override {
-    auto entries = own_->get_traces();
+    auto entries = torch_allocator_->get_traces();
     const auto ours = history_.entries();
     entries.insert(entries.end(), ours.begin(), ours.end());
     const auto earlier = [](const TraceEntry& left, const TraceEntry& right) { return left.time_.t_ < right.time_.t_; };
@@ -386,21 +389,21 @@ class HostAllocator final : public at::HostAllocator {
   }
 
   void record_external_register(void* address, size_t bytes) override {
-    own_->record_external_register(address, bytes);
+    torch_allocator_->record_external_register(address, bytes);
   }
 
   void record_external_unregister(void* address) override {
-    own_->record_external_unregister(address);
+    torch_allocator_->record_external_unregister(address);
   }
 #endif
 
  private:
   using Blocks = std::map<void*, Block>;
 
-  // Returns false after `pass_on`: `uninstall` may have counted the blocks already, so nothing would track this block.
+  // Returns false after `disable`: `uninstall` may have counted the blocks already, so nothing would track this block.
   bool add(Block block, void* address) {
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
-    if (passes_on()) {
+    if (is_disabled()) {
       return false;
     }
     requests_.increase(1);
@@ -469,23 +472,27 @@ class HostAllocator final : public at::HostAllocator {
 #endif
   }
 
-  // The block is counted in `leaving_`.
+  // The block is counted in `returning_`.
   void put(Block block) noexcept {
     try {
       const auto streams = native(block.streams);
       // A fence on a capturing stream would become part of the graph.
       if (!is_capturing(block, streams) && functions_.put(block.handle, streams.data(), streams.size()) == 0) {
-        --leaving_;
+        --returning_;
         return;
       }
     } catch (const std::exception&) {
       // The device failed, so it is unknown whether its copies have completed.
     }
-    // Kept until the capture ends, or the device responds again.
-    const std::lock_guard<std::mutex> guard(blocks_mutex_);
-    deferred_.push_back(std::move(block));
-    --leaving_;
-    any_deferred_.store(true, std::memory_order_release);
+    try {
+      // Kept until the capture ends, or the device responds again.
+      const std::lock_guard<std::mutex> guard(blocks_mutex_);
+      deferred_.push_back(std::move(block));
+      --returning_;
+      any_deferred_.store(true, std::memory_order_release);
+    } catch (const std::exception&) {
+      // Out of memory: the block is leaked. It stays counted in `returning_`, and its memory is never reused.
+    }
   }
 
   void put_deferred() {
@@ -496,7 +503,7 @@ class HostAllocator final : public at::HostAllocator {
     {
       const std::lock_guard<std::mutex> guard(blocks_mutex_);
       deferred.swap(deferred_);
-      leaving_ += deferred.size();
+      returning_ += deferred.size();
       any_deferred_.store(false, std::memory_order_release);
     }
     for (auto& block : deferred) {
@@ -505,16 +512,16 @@ class HostAllocator final : public at::HostAllocator {
   }
 
   const pinpool_torch_functions functions_;
-  at::HostAllocator* const own_;
-  std::atomic<bool> passes_on_{false};
+  at::HostAllocator* const torch_allocator_;
+  std::atomic<bool> is_disabled_{false};
   History history_;
 
   mutable std::mutex blocks_mutex_;
   Blocks blocks_;
   std::vector<Block> deferred_;
   std::atomic<bool> any_deferred_{false};
-  // Blocks that a thread is returning: in neither of the two.
-  std::atomic<size_t> leaving_{0};
+  // Number of blocks that a thread is returning; they are in neither `blocks_` nor `deferred_`.
+  std::atomic<size_t> returning_{0};
   c10::CachingAllocator::Stat requests_;
   c10::CachingAllocator::Stat bytes_;
   // Totals at the last reset.
@@ -527,7 +534,7 @@ class HostAllocator final : public at::HostAllocator {
   std::atomic<bool> any_capture_{false};
 };
 
-// Never deleted, because tensors may free blocks until the process exits. Set before the first allocation.
+// Deleted only if torch refused it, because tensors may free blocks until the process exits. Set before the first allocation.
 std::atomic<HostAllocator*> installed{nullptr};
 
 void free_block(void* address) {
@@ -536,44 +543,68 @@ void free_block(void* address) {
   }
 }
 
+// Returns why no allocator may be installed, or null.
+const char* refusal() {
+  auto* allocator = installed.load(std::memory_order_acquire);
+  if (at::getHostAllocator(kDevice) == nullptr) {
+    return "this torch has no allocator of pinned memory: it was built without CUDA";
+  }
+  if (allocator != nullptr && !allocator->is_disabled()) {
+    return "installed already: call uninstall first";
+  }
+  if (allocator != nullptr && allocator->outstanding_blocks() > 0) {
+    return "tensors still use memory of the pool that was installed before: drop them first";
+  }
+  return nullptr;
+}
+
+// Returns 0 if `call` returns null. Otherwise writes the text that it returns or throws.
+template <typename Call>
+int report(char* error, size_t error_bytes, Call call) {
+  try {
+    const char* why = call();
+    if (why == nullptr) {
+      return 0;
+    }
+    std::snprintf(error, error_bytes, "%s", why);
+  } catch (const std::exception& failure) {
+    std::snprintf(error, error_bytes, "%s", failure.what());
+  }
+  return 1;
+}
+
 } // namespace
 
 extern "C" {
 
-// Returns 0, or writes an error text. Called by one thread, before others request pinned memory from torch.
+// Returns 0 if an allocator may be installed, or writes an error text.
+int pinpool_torch_check(char* error, size_t error_bytes) {
+  return report(error, error_bytes, refusal);
+}
+
+// Returns 0, or writes an error text and no longer uses `functions`. Called by one thread, before others request pinned memory
+// from torch.
 int pinpool_torch_install(const pinpool_torch_functions* functions, char* error, size_t error_bytes) {
-  try {
+  return report(error, error_bytes, [&]() -> const char* {
+    if (const char* why = refusal()) {
+      return why;
+    }
     auto* own = at::getHostAllocator(kDevice);
-    auto* allocator = installed.load(std::memory_order_acquire);
-    const char* why = nullptr;
-    if (own == nullptr) {
-      why = "this torch has no allocator of pinned memory: it was built without CUDA";
-    } else if (allocator != nullptr && !allocator->passes_on()) {
-      why = "installed already: call uninstall first";
-    } else if (allocator != nullptr && allocator->blocks_out() > 0) {
-      why = "tensors still use memory of the pool that was installed before: drop them first";
+    auto* previous = installed.load(std::memory_order_acquire);
+    if (own == previous) {
+      own = previous->torch_allocator();
     }
-    if (why != nullptr) {
-      std::snprintf(error, error_bytes, "%s", why);
-      return 1;
-    }
-    if (own == allocator) {
-      own = allocator->own();
-    }
-    // An earlier one is not deleted, because threads may still use it.
-    allocator = new HostAllocator(*functions, own);
+    // The previous one is not deleted, because threads may still use it.
+    auto* allocator = new HostAllocator(*functions, own);
     installed.store(allocator, std::memory_order_release);
     at::setHostAllocator(kDevice, allocator, kPriority);
-    if (at::getHostAllocator(kDevice) != allocator) {
-      allocator->pass_on(); // It is not installed, so a later call may try again.
-      std::snprintf(error, error_bytes, "another allocator of pinned memory with a higher priority is installed");
-      return 1;
+    if (at::getHostAllocator(kDevice) == allocator) {
+      return nullptr;
     }
-    return 0;
-  } catch (const std::exception& failure) {
-    std::snprintf(error, error_bytes, "%s", failure.what());
-    return 1;
-  }
+    installed.store(previous, std::memory_order_release);
+    delete allocator; // torch never had it.
+    return "another allocator of pinned memory with a higher priority is installed";
+  });
 }
 
 // From now on torch's own allocator serves all requests. Returns the number of blocks in use. While there are such blocks, this
@@ -583,10 +614,10 @@ size_t pinpool_torch_uninstall() {
   if (allocator == nullptr) {
     return 0;
   }
-  allocator->pass_on();
-  const size_t out = allocator->blocks_out();
+  allocator->disable();
+  const size_t out = allocator->outstanding_blocks();
   if (out == 0 && at::getHostAllocator(kDevice) == allocator) {
-    at::setHostAllocator(kDevice, allocator->own(), kPriority);
+    at::setHostAllocator(kDevice, allocator->torch_allocator(), kPriority);
   }
   return out;
 }

@@ -73,7 +73,7 @@ enum Step {
     DoAll,
     Read,
     ReadOld,
-    /// From now on the word as it is is the older reading.
+    /// From now on, the present word is the older reading.
     KeepReading,
 }
 

@@ -38,9 +38,8 @@ use crate::driver::{self, RelaxedCapture, calls, watchdog};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
 use pinpool_os::clock::monotonic_ns;
-use pinpool_os::fork::OfProcess;
-use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use pinpool_os::fork::PerProcess;
+use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 
 /// Time between two health queries of a device.
 const HEALTH_EVERY_US: u64 = 1000;
@@ -76,7 +75,7 @@ pub(crate) fn set_enabled(is_enabled: bool) {
 }
 
 /// The timelines in use in this process, by the numbers of their streams' ids.
-static TIMELINES: OfProcess<Mutex<BTreeMap<u64, &'static Timeline>>> = OfProcess::new(Mutex::default);
+static TIMELINES: PerProcess<Mutex<BTreeMap<u64, &'static Timeline>>> = PerProcess::new(Mutex::default);
 
 /// The words of one context.
 #[derive(Debug, Default)]

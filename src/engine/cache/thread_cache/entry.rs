@@ -7,8 +7,7 @@
 //! a pool, and this number, the *slot*, selects a thread's own shard. Two threads may share a shard, which is correct but slower.
 #![allow(unsafe_code)] // `Send` and `Sync` despite the links; a value is moved out of memory that is reused.
 
-use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicPtr, AtomicU32, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicPtr, AtomicU32, Mutex, Ordering};
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};

@@ -69,7 +69,7 @@ pub(in crate::engine) use shard::Shard;
 
 use occupancy::Occupancy;
 use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::unmodeled::Mutex;
 
 /// Maximum number of shards of a cache, because a set of shards is one 64-bit word.
 const SHARDS_MAX: usize = 64;

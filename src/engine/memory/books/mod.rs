@@ -4,7 +4,7 @@
 //!   claimed = arena's claims + reserves' overhead + pending reserves      within the limit after each addition
 //!   closed, live bytes                                                    true and 0: no pool can use this memory again
 //!   overdue bytes                                                         due, but kept because a release waits for the device
-//!   demand                                                                variation of sizes, and the length of a wanted hole
+//!   sizes                                                                 variation of sizes, and the length of a wanted hole
 //! ```
 //!
 //! This module is sequential: arithmetic and tables. It never calls the source or logs, and waits only for the lock of a shared
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::block_memory::BlockMemory;
 use super::execution::Execution;
 use super::shape::{GrowthShape, Mappings};
-use crate::arena::{Arena, Demand, Extent, GrowthLimits, Plan};
+use crate::arena::{Arena, Extent, GrowthLimits, Plan, SizeHistory};
 use crate::backend::SourceError;
 use crate::quota::{Budget, Claim, QuotaExceeded};
 use crate::stats::{SourceCalls, Stats};
@@ -29,7 +29,7 @@ use reserve::Progress;
 pub(in crate::engine) struct Books {
     pub(super) arena: Arena,
     pub(super) mappings: Mappings,
-    pub(super) demand: Demand,
+    pub(super) sizes: SizeHistory,
     shape: GrowthShape,
     /// Earliest time of the next step towards a compaction target, if the last step failed.
     pub(super) next_compaction_us: u64,
@@ -63,7 +63,7 @@ impl Books {
         Self {
             arena,
             mappings,
-            demand: Demand::default(),
+            sizes: SizeHistory::default(),
             shape,
             next_compaction_us: 0,
             is_closed: false,
@@ -121,22 +121,22 @@ impl Books {
         now_us: u64,
         idle_bytes: impl FnOnce() -> u64,
     ) -> Option<BlockMemory> {
-        let recurs = self.demand.missed(bytes, self.arena.stats().committed_bytes, now_us);
+        let recurs = self.sizes.add_miss(bytes, self.arena.stats().committed_bytes, now_us);
         let buffer = self.arena.carve(bytes);
         if !recurs && (buffer.is_some() || self.could_cover(bytes, idle_bytes())) {
-            self.demand.want(bytes, now_us);
+            self.sizes.add_wanted(bytes, now_us);
         }
         self.memory_at(buffer?)
     }
 
     /// Returns whether sizes vary (policy-R12).
     pub(in crate::engine) fn is_varied(&self, now_us: u64) -> bool {
-        self.demand.wanted_bytes(now_us) > self.shape.varied_above_bytes
+        self.sizes.wanted_bytes(now_us) > self.shape.varied_above_bytes
     }
 
     /// Returns whether a hole as long as is wanted is more than a step of compaction away (policy-R13).
     pub(in crate::engine) fn needs_compaction(&self, now_us: u64) -> bool {
-        self.is_varied(now_us) && self.arena.lacks_hole(self.demand.wanted_bytes(now_us))
+        self.is_varied(now_us) && self.arena.lacks_hole(self.sizes.wanted_bytes(now_us))
     }
 
     /// Plans a step towards a compaction target (policy-R13).
@@ -144,7 +144,7 @@ impl Books {
         if now_us < self.next_compaction_us || !self.is_varied(now_us) {
             return None;
         }
-        self.arena.compact(self.demand.wanted_bytes(now_us))
+        self.arena.compact(self.sizes.wanted_bytes(now_us))
     }
 
     /// Returns whether `idle_bytes` of idle blocks and the holes together make up a block of `bytes` (policy-R6).
@@ -183,7 +183,7 @@ impl Books {
         if plan.is_release() {
             error = self.unreported(error, calls.unpin.count);
         } else if error.is_none() {
-            self.demand.grown(plan.surplus_bytes());
+            self.sizes.add_growth(plan.surplus_bytes());
         }
         let before_bytes = self.arena.committed_outside_reserves();
         let granted = self.arena.finish_plan(plan, &outcomes, now_us);
@@ -213,7 +213,7 @@ impl Books {
     /// Takes back the bytes of a block. Returns whether that was the last block and the arena is closed.
     pub(in crate::engine) fn give(&mut self, buffer: Extent, now_us: u64) -> bool {
         self.arena.free(buffer, now_us);
-        self.demand.given(buffer.bytes(), self.arena.stats().hole_bytes);
+        self.sizes.add_return(buffer.bytes(), self.arena.stats().hole_bytes);
         self.is_unused()
     }
 

@@ -54,7 +54,7 @@ fn examples() -> Vec<captured::Line> {
         longest_free_bytes: 0,
         host: None,
         request: Some(FailedRequest {
-            asked_bytes: 4 * MIB,
+            requested_bytes: 4 * MIB,
             tag: Some("labels".to_owned()),
             is_reserve: false,
             refused: Refused {

@@ -16,7 +16,7 @@ fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
     let held: Vec<_> = (0..2).map(|_| eval.get(2 * MIB).unwrap()).collect();
     let error = eval.get(2 * MIB).unwrap_err();
     assert!(error.is_limit() && error.to_string().contains("the partition is full; held 4.0MiB"), "{error}");
-    assert!(eval.get(5 * MIB).unwrap_err().to_string().contains("partition"));
+    assert!(eval.as_pool().tagged("part").get(5 * MIB).unwrap_err().to_string().contains("partition"));
     assert!(eval.try_get(2 * MIB).unwrap().is_none());
     let Stats { memory, requests, limits, is_partition, .. } = valid_stats(&eval);
     assert_eq!((memory.in_use_bytes, memory.held_bytes, limits.max_bytes), (4 << 20, 4 << 20, Some(4 << 20)));

@@ -9,8 +9,7 @@ use super::{MIB, after_seconds, fill, over_both, over_virtual_memory, valid_stat
 #[test]
 fn a_limit_of_one_evicts_to_the_arena_and_a_limit_of_zero_keeps_nothing() {
     for (limit, kept, evicted) in [(1, 1, 2), (0, 0, 3)] {
-        let pool =
-            over_virtual_memory().setting("pool_size_limit", limit).setting("auto_resize", false).build().unwrap();
+        let pool = over_virtual_memory().pool_size_limit(limit).auto_resize(false).build().unwrap();
         let three: Vec<_> = [100, 5000, 10_000].iter().map(|&len| pool.get(len).unwrap()).collect();
         drop(three);
         let memory = valid_stats(&pool).memory;
@@ -33,7 +32,7 @@ fn a_limit_below_one_granule_can_be_used_up() {
 
 #[test]
 fn an_idle_timeout_is_about_what_it_says_and_none_keeps_all() {
-    // Half of it in the thread cache or more, none of it longer than twice.
+    // Idle memory is kept for at least half of the timeout, and for at most twice the timeout.
     for timeout_us in [0, 300_000, 9_000_000] {
         let (prompt, clock) = with_manual_clock(over_virtual_memory().idle_timeout(Duration::from_micros(timeout_us)));
         super::ten_idle_granules(&prompt);

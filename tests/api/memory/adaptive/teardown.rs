@@ -21,11 +21,7 @@ fn ranges(source: &FaultSource) -> u64 {
 fn a_pool_ends_once_when_its_last_handle_and_buffers_are_dropped_together() {
     for round in 0..200 {
         for (sim, source) in each_sim() {
-            let pool = over(source.clone())
-                .setting("pool_size_limit", round % 3)
-                .setting("auto_resize", false)
-                .build()
-                .unwrap();
+            let pool = over(source.clone()).pool_size_limit(round % 3).auto_resize(false).build().unwrap();
             let last: Vec<_> = (1..5).map(|n| pool.get(n * MIB).unwrap()).collect();
             let barrier = Barrier::new(5);
             thread::scope(|scope| {
@@ -45,7 +41,7 @@ fn a_pool_ends_once_when_its_last_handle_and_buffers_are_dropped_together() {
 }
 
 #[test]
-fn the_maintenance_thread_releases_by_itself_and_ends_after_the_last_pool() {
+fn the_maintenance_thread_releases_idle_memory_and_ends_after_the_last_pool() {
     // Other tests have pools too, and the thread is one for the process.
     alone(|| {
         let [(sim, source), _] = each_sim();

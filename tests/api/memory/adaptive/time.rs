@@ -1,6 +1,6 @@
 //! Idle memory is released, limits are lowered.
 
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 use super::{
     MIB, after_seconds, over_separate_regions, over_virtual_memory, ten_idle_granules, valid_stats, with_manual_clock,
@@ -34,7 +34,7 @@ fn an_idle_buffer_leaves_the_thread_cache_after_10_s_and_its_granule_after_60_mo
 #[test]
 fn five_minutes_without_a_miss_lower_a_raised_limit() {
     listen();
-    let (pool, clock) = with_manual_clock(over_virtual_memory().setting("pool_size_limit", 200));
+    let (pool, clock) = with_manual_clock(over_virtual_memory().pool_size_limit(200));
     // After 200 puts each one evicts, and the thousandth eviction is a check.
     drop((0..1200).map(|n| pool.get(4096 * (1 + n % 8)).unwrap()).collect::<Vec<_>>());
     assert_eq!(valid_stats(&pool).limits.pool_size_limit, 220);
@@ -47,7 +47,7 @@ fn five_minutes_without_a_miss_lower_a_raised_limit() {
 }
 
 #[test]
-fn hits_look_at_no_clock_and_misses_do() {
+fn misses_read_the_clock_and_hits_do_not() {
     let (pool, clock) = with_manual_clock(over_virtual_memory());
     drop((pool.get(100).unwrap(), pool.get(5000).unwrap()));
     clock.advance_us(20_000_000);
@@ -64,7 +64,7 @@ fn the_end_of_a_clock_is_no_end_of_a_pool() {
         drop(pool.get(100).unwrap());
         clock.advance_us(u64::MAX - 2_000_000);
         for _ in 0..8 {
-            let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(5000));
+            let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(5000));
             pool.get(5000).unwrap().copy_to(&stream, &mut device).unwrap().wait().unwrap();
             drop((pool.get(100).unwrap(), pool.get(2 * MIB).unwrap()));
             clock.advance_us(500_000);

@@ -22,13 +22,13 @@ const POOLS_MAX: usize = 1_000;
 #[derive(Debug)]
 pub(super) struct History {
     /// One entry for each message, in the same order.
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<MessageContext>,
     /// The pools, in the order of their first messages.
     pub(super) pools: Vec<PoolHistory>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct MessageContext {
     /// [`PoolHistory::number`].
     pub(super) pool: usize,
     /// The limit in force when the message was printed, which for a raise is the limit before it. `None` if unknown.
@@ -164,7 +164,7 @@ struct Process<'a> {
 
 impl Process<'_> {
     /// Adds the next message to its pool. A new pool gets number `pools + 1` of the log.
-    fn add_next(&mut self, pools: &mut usize) -> Option<Entry> {
+    fn add_next(&mut self, pools: &mut usize) -> Option<MessageContext> {
         let numbers = self.messages.get(self.added)?.numbers;
         self.added += 1;
         let (at, limit, allocated) = match numbers {
@@ -190,7 +190,7 @@ impl Process<'_> {
             Numbers::Raise { to, .. } => pool.add_raise(to),
         }
         self.last = Some(at);
-        Some(Entry { pool: pool.number, limit, allocated, silent_raises })
+        Some(MessageContext { pool: pool.number, limit, allocated, silent_raises })
     }
 
     /// Returns the pool of a check, if it is known, its limit, and the number of requests that went to the underlying

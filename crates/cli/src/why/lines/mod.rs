@@ -59,7 +59,7 @@ fn find(input: Input, needs_messages: bool) -> Result<(LogContent, History), Box
         return Err(why.into());
     }
     // PowerShell writes UTF-16, with a byte order mark.
-    let found = finder::find(DecodeReaderBytes::new(input.into_bytes()));
+    let found = finder::find(DecodeReaderBytes::new(input.into_reader()));
     if found.messages.is_empty() && (needs_messages || found.diagnoses.is_empty()) {
         return Err(none_found(&found).into());
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::curve::diagnoses;
-use super::history::{Entry, History, PoolHistory};
+use super::history::{History, MessageContext, PoolHistory};
 use super::message::{Counters, LogContent, Message, Numbers};
 use super::trend::trend;
 use crate::diagnosis::DiagnosisText;
@@ -63,7 +63,7 @@ pub(super) fn table(path: &Path, found: &LogContent, history: &History) -> Strin
     format!("{}\n{}{}", path.display(), columns(&rows), conclusion(found, history))
 }
 
-fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
+fn table_row(message: &Message, entry: &MessageContext) -> Vec<String> {
     let known = |count: Option<u64>| count.map_or("?".to_owned(), grouped);
     let silent = if entry.silent_raises > 0 { counted(entry.silent_raises, "raise") } else { String::new() };
     let mut row = vec![message.line.to_string(), entry.pool.to_string()];

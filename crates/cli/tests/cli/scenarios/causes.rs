@@ -8,7 +8,7 @@ use std::time::Duration;
 use pinpool::unstable::Rounding;
 use pinpool::{Backend, PinnedBuf, Preset};
 use pinpool_replay::SimSource;
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};
 use crate::tool::{finish, pinpool, until};
@@ -115,7 +115,7 @@ fn lengths_of_chance_pin_each_time_under_tensorflow() {
     let exact = |pool: pinpool::PoolBuilder| {
         pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact).max_bytes(pinpool::Limit::Unlimited)
     };
-    let mut program = Program::one(|pool| exact(pool).setting("pool_size_limit", 20));
+    let mut program = Program::one(|pool| exact(pool).pool_size_limit(20));
     program.load(60, 3, |program, _| MIB + program.below(31 * MIB));
     let said = program.diagnosed(());
     said.check("sizes_never_recur", true);
@@ -125,9 +125,7 @@ fn lengths_of_chance_pin_each_time_under_tensorflow() {
 
 #[test]
 fn sizes_that_recur_and_are_evicted_before_are_thrashing() {
-    let mut program = Program::one(|pool| {
-        pool.preset(Preset::TensorFlow).setting("pool_size_limit", 4).setting("auto_resize", false)
-    });
+    let mut program = Program::one(|pool| pool.preset(Preset::TensorFlow).pool_size_limit(4).auto_resize(false));
     program.load(60, 1, |_, step| MIB << (step % 8));
     let said = program.diagnosed(());
     said.check("thrashing", true);
@@ -154,8 +152,7 @@ fn memory_that_is_pinned_for_each_burst_and_released_after_it_is_thrashing() {
 fn idle_memory_of_other_sizes_is_a_hoard_where_no_limit_releases_it() {
     let small = Arc::new(SimSource::new(512 << 20));
     let mut program = Program::one(|pool| {
-        let pool =
-            pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact).setting("pool_size_limit", 1 << 20);
+        let pool = pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact).pool_size_limit(1 << 20);
         pool.backend(Backend::Source(small.clone())).max_bytes(pinpool::Limit::Unlimited)
     });
     program.load(60, 2, |program, _| MIB + program.below(MIB));
@@ -174,7 +171,7 @@ fn a_backend_that_refuses_is_no_matter_of_a_limit() {
 #[test]
 fn copies_from_memory_that_is_not_pinned_are_named() {
     let mut program = Program::one(|pool| pool.backend(Backend::Heap));
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(MIB));
     program.run(60, |program, step| {
         let buffer = program.must_get("images", MIB);
         if step % 4 == 0 {

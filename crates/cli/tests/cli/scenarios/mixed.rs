@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use pinpool_testing::{SinkMem, SinkStream};
+use pinpool_testing::{SinkMemory, SinkStream};
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};
 
@@ -32,7 +32,7 @@ fn a_leak_that_creeps_among_thirty_tags_with_bursts_is_found() {
 #[test]
 fn one_of_four_streams_that_is_stuck_is_named() {
     let mut program = Program::one(|pool| pool);
-    let mut streams: Vec<_> = (0..4).map(|_| (SinkStream::new().unwrap(), SinkMem::new(MIB))).collect();
+    let mut streams: Vec<_> = (0..4).map(|_| (SinkStream::new().unwrap(), SinkMemory::new(MIB))).collect();
     let (stream, device) = &mut streams[3];
     let gate = Program::copy(program.must_get("images", MIB), stream, device);
     program.run(60, |program, step| {

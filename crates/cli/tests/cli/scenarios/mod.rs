@@ -26,7 +26,7 @@ use std::task::{Context, Poll, Waker};
 use pinpool::unstable::{ManualClock, run_due};
 use pinpool::{Backend, Cause, GetFuture, PinnedBuf, Pool, PoolBuilder};
 use pinpool_replay::SimSource;
-use pinpool_testing::{SinkGate, SinkMem, SinkStream};
+use pinpool_testing::{SinkGate, SinkMemory, SinkStream};
 use tempfile::TempDir;
 
 use crate::captured_log::{lines, listen};
@@ -132,7 +132,7 @@ impl Program {
     }
 
     /// Returns a buffer with a copy that begins when the gate of the stream is dropped.
-    fn copy(buffer: PinnedBuf, stream: &SinkStream, device: &mut SinkMem) -> SinkGate {
+    fn copy(buffer: PinnedBuf, stream: &SinkStream, device: &mut SinkMemory) -> SinkGate {
         let gate = stream.hold();
         buffer.copy_to(stream, device).unwrap();
         gate

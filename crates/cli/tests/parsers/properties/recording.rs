@@ -14,7 +14,7 @@ pub(crate) fn file(how: u8, data: &[u8]) -> Vec<u8> {
 pub(crate) fn recording(data: &[u8]) {
     let Some((&how, data)) = data.split_first() else { return };
     let file = file(how, data);
-    let read = |input: Input| Recording::read(input.into_bytes());
+    let read = |input: Input| Recording::read(input.into_reader());
     let Ok(recording) = Input::open(&written("recording", &file)).and_then(read) else { return };
     assert!(recording.records.is_sorted_by_key(|record| record.time_ns));
     let gets = recording.records.iter().filter(|record| matches!(record.event, Event::Get { bytes: 1.., .. })).count();

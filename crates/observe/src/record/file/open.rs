@@ -95,7 +95,7 @@ fn open_at(path: &Path, found: Option<FileType>) -> Result<ParentOnly<File>, Unr
     let mut options = OpenOptions::new();
     // Opened without blocking, so that a pipe without a reader is refused immediately.
     options.append(true).read(!is_pipe).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let no_fork = fork::hold_off();
+    let no_fork = fork::delay_forks();
     let opened = options.open(path).and_then(|file| ParentOnly::new(file, &no_fork));
     drop(no_fork);
     match opened.and_then(|file| set_blocking(&file).map(|()| file)) {

@@ -93,16 +93,16 @@ impl Recording {
             return Ok(false);
         }
         let Ok([a, b, c, d, e, f, g, h]) = <[u8; FRAME_BYTES]>::try_from(frame) else {
-            return Err(input.is_damaged(begin, "truncated in the head of a block"));
+            return Err(input.damage_text(begin, "truncated in the head of a block"));
         };
         let (len, sum) = (u32::from_le_bytes([a, b, c, d]) as usize, u32::from_le_bytes([e, f, g, h]));
         if len == 0 || len > BLOCK_BYTES_MAX {
-            return Err(input.is_damaged(begin, format_args!("damaged: a block of {len} bytes")));
+            return Err(input.damage_text(begin, format_args!("damaged: a block of {len} bytes")));
         }
         let items = input.take(len);
         let whole = items.len() == len;
         if whole && crc32fast::hash(&items) != sum {
-            return Err(input.is_damaged(begin, "damaged: a block does not have its checksum"));
+            return Err(input.damage_text(begin, "damaged: a block does not have its checksum"));
         }
         let mut rest = &items[..];
         while !rest.is_empty() {
@@ -114,11 +114,11 @@ impl Recording {
                 Err(_) if !whole => break,
                 Err(error) => {
                     let at = items.len() - rest.len();
-                    return Err(input.is_damaged(begin, format_args!("damaged at byte {at} of a block: {error}")));
+                    return Err(input.damage_text(begin, format_args!("damaged at byte {at} of a block: {error}")));
                 }
             }
         }
-        if whole { Ok(true) } else { Err(input.is_damaged(begin, "truncated in a block")) }
+        if whole { Ok(true) } else { Err(input.damage_text(begin, "truncated in a block")) }
     }
 
     /// Adds an item. An error names the limit that the recording exceeds.
@@ -192,7 +192,7 @@ impl<R: Read> Input<R> {
         taken
     }
 
-    fn is_damaged(&self, at: u64, what: impl Display) -> String {
+    fn damage_text(&self, at: u64, what: impl Display) -> String {
         let cause = self.error.as_ref().map_or_else(String::new, |error| format!(" ({error})"));
         format!("is {what} at byte {at}{cause}")
     }

@@ -29,10 +29,10 @@ use crate::record::{Event, Name, PoolDescription, Record, Recorded, Recorder};
 use pinpool_os::clock::monotonic_ns;
 use pinpool_os::exit::call_at_exit;
 use pinpool_os::file_id::FileId;
-use pinpool_os::fork::{ForkGeneration, OfProcess};
-use pinpool_os::sync::plain::Mutex;
+use pinpool_os::fork::{ForkGeneration, PerProcess};
+use pinpool_os::sync::unmodeled::Mutex;
 use pinpool_os::threads;
-use pinpool_os::unwind::caught;
+use pinpool_os::unwind::catch_panic;
 
 /// Maximum time between two writes.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -90,7 +90,7 @@ struct TraceFile {
 
 /// The files of this process by path, open or closed. The map is locked for moments only. A file's lock is held while the file
 /// is opened or closed, which may take long on a slow disk.
-static TRACE_FILES: OfProcess<Mutex<HashMap<PathBuf, Arc<Mutex<TraceFile>>>>> = OfProcess::new(Mutex::default);
+static TRACE_FILES: PerProcess<Mutex<HashMap<PathBuf, Arc<Mutex<TraceFile>>>>> = PerProcess::new(Mutex::default);
 
 impl TraceFile {
     fn new(path: PathBuf) -> Self {
@@ -277,7 +277,7 @@ impl Run {
             let flush = self.writer.flushes.1.recv_timeout(PERIOD).unwrap_or_default();
             let ended = flush.as_ref().and_then(|(pool, _)| *pool);
             // After a panic the thread continues, because pools wait for it. It then empties the queue and writes nothing.
-            if self.writer.is_begun.load(Ordering::Relaxed) && caught(|| self.write_queue(ended)).is_none() {
+            if self.writer.is_begun.load(Ordering::Relaxed) && catch_panic(|| self.write_queue(ended)).is_none() {
                 self.writer.recorded.lock().failure = Some("its thread has panicked".to_owned());
             }
             is_last = ended.is_some() && self.end();

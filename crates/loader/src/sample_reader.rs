@@ -22,16 +22,16 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::batches::{LoadedBatch, LoadedPart, PlannedBatch, SamplePart};
+use super::batch_plan::{LoadedBatch, LoadedPart, PlannedBatch, SamplePart};
 use super::catalog::{Catalog, DataOrigin, FileRange, Sample};
-use super::compressed::{Decoder, Turn};
-use super::decode::{DecodedField, kept_fields, others};
+use super::compressed::{Decompressor, Turn};
+use super::decode::{DecodedField, kept_fields, undecoded_fields};
 use super::failure::FailureCause;
 use super::run::{LoadOptions, Loader};
 use super::stop::StopFlag;
 use super::synthetic::SyntheticBytes;
 use pinpool::{Error, PinnedBuf};
-use pinpool_os::unwind::caught;
+use pinpool_os::unwind::catch_panic;
 
 /// Bytes read at a time, few enough to stay in the cache for the checksum and to stop soon.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -68,7 +68,7 @@ pub(super) fn batch_bytes(decode: &[DecodedField], batch: &PlannedBatch, catalog
 enum OpenFile {
     Plain(File),
     /// A compressed file, with the turn of this batch.
-    Compressed(Decoder, Option<Turn>),
+    Compressed(Decompressor, Option<Turn>),
 }
 
 /// Reads samples for one worker. Within a batch the last file stays open, since the next sample is often in the same file.
@@ -98,8 +98,8 @@ impl<'a> SampleReader<'a> {
     /// Reads the planned batch into its buffer. If the pool failed, the batch contains that failure. Returns `None` if the
     /// run was stopped.
     pub(super) fn load(&mut self, mut planned: PlannedBatch, buffer: Result<PinnedBuf, Error>) -> Option<LoadedBatch> {
-        let PlannedBatch { number, epoch, in_epoch, .. } = planned;
-        let mut batch = LoadedBatch { number, epoch, in_epoch, ..LoadedBatch::default() };
+        let PlannedBatch { number, epoch, index, .. } = planned;
+        let mut batch = LoadedBatch { number, epoch, index, ..LoadedBatch::default() };
         let filled = buffer.and_then(|mut buffer| {
             let len_bytes = self.fill(&mut planned, &mut batch, buffer.wait_slice_mut()?);
             self.leave_file();
@@ -208,14 +208,14 @@ impl<'a> SampleReader<'a> {
             Some(compression) => {
                 let mut turn = turns.iter().position(|turn| turn.file == file).map(|at| turns.remove(at));
                 let decoder = turn.as_mut().and_then(Turn::wait);
-                OpenFile::Compressed(decoder.map_or_else(|| Decoder::open(path, compression, stop), Ok)?, turn)
+                OpenFile::Compressed(decoder.map_or_else(|| Decompressor::open(path, compression, stop), Ok)?, turn)
             }
         };
         self.open = Some((file, open));
         Ok(())
     }
 
-    /// Closes the file, or passes its decoder to the next batch that reads the file.
+    /// Closes the file, or passes its decompressor to the next batch that reads the file.
     fn leave_file(&mut self) {
         if let Some((_, OpenFile::Compressed(decoder, Some(turn)))) = self.open.take() {
             turn.end(decoder);
@@ -240,15 +240,15 @@ impl<'a> SampleReader<'a> {
                 OpenFile::Plain(file) => progress.read(into, |into, at| Ok(file.read_at(into, range.offset + at)?))?,
                 OpenFile::Compressed(decoder, _) => {
                     if decoder.at > range.offset {
-                        // A decoder only reads forward, so earlier data is decompressed again from the start of the file.
-                        *decoder = Decoder::open(path, decoder.compression, &self.loader.stop)?;
+                        // A decompressor only reads forward, so earlier data is decompressed again from the start of the file.
+                        *decoder = Decompressor::open(path, decoder.compression, &self.loader.stop)?;
                     }
                     decoder.skip_to(range.offset)?;
                     progress.advance(&[])?;
                     if decoder.at < range.offset {
                         return Err(FailureCause::Truncated { planned_bytes: range.len_bytes, read_bytes: 0 }.into());
                     }
-                    progress.read(into, |into, _| decoder.decode(into))?;
+                    progress.read(into, |into, _| decoder.decompress(into))?;
                 }
             }
             rest = after;
@@ -293,13 +293,14 @@ fn decode_field(
 ) -> Result<(), FailureCause> {
     let bytes = slice_of(encoded, &field.of(catalog, sample)?)?;
     // A panic would end this thread, and with it the load.
-    let decoded = caught(|| field.decoder.decode(bytes, into)).unwrap_or_else(|| Err("the decoder panicked".into()));
+    let decoded = catch_panic(|| field.decoder.decode(bytes, into));
+    let decoded = decoded.unwrap_or_else(|| Err("the decoder panicked".into()));
     decoded.map_err(|why| FailureCause::Decode(format!("its {} cannot be decoded: {why}", field.names.join(";"))))
 }
 
 /// Copies the fields without a decoder to the start of `into`. Returns their length.
 fn copy_kept(decode: &[DecodedField], sample: &Sample, encoded: &[u8], into: &mut [u8]) -> Result<usize, FailureCause> {
-    others(decode, sample).try_fold(0, |end, (_, bytes)| {
+    undecoded_fields(decode, sample).try_fold(0, |end, (_, bytes)| {
         let bytes = slice_of(encoded, &bytes)?;
         into[end..end + bytes.len()].copy_from_slice(bytes);
         Ok(end + bytes.len())

@@ -7,12 +7,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Block, BlockRequest, Core};
+use super::{Block, BlockRequest, PoolCore};
 use crate::engine::meter::nanos;
 use pinpool_observe::record::{Event, Name, Recorder, count_failed};
 use pinpool_os::call_stack::CallStack;
 
-impl Core {
+impl PoolCore {
     #[inline]
     pub(crate) fn recorder(&self) -> Option<&Arc<dyn Recorder>> {
         self.recorder.as_ref()
@@ -39,24 +39,25 @@ impl Core {
 
     /// Records a request that was served: immediately by an idle block, or by a miss that began at `begun`.
     #[inline]
-    pub(super) fn record_get(&self, block: &Block, wanted: &BlockRequest, begun: Option<Instant>) {
+    pub(super) fn record_get(&self, block: &Block, request: &BlockRequest, begun: Option<Instant>) {
         if let Some((recorder, id)) = self.recorder().zip(block.memory().recorded_id()) {
             let class_bytes = block.class_bytes() as u64;
-            let (bytes, tag, took_ns) = (wanted.len as u64, tag(recorder, wanted), ns_since(begun));
+            let (bytes, tag, took_ns) = (request.len as u64, tag(recorder, request), ns_since(begun));
             recorder.record(Event::Get { id, bytes, class_bytes, tag, took_ns });
         }
     }
 
     /// Records the end of a request that was not a hit: as [`record_get`](Self::record_get) does, or as refused. Counts the
     /// request if it was served.
-    pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, wanted: &BlockRequest, begun: Option<Instant>) {
+    pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, request: &BlockRequest, begun: Option<Instant>) {
         if outcome.is_ok() {
-            self.counters.count_request(wanted.len, wanted.class.bytes);
+            self.counters.count_request(request.len, request.class.bytes);
         }
         match (outcome, self.recorder()) {
-            (Ok(block), Some(_)) => self.record_get(block, wanted, begun),
+            (Ok(block), Some(_)) => self.record_get(block, request, begun),
             (Err(_), Some(recorder)) => {
-                let (bytes, class_bytes, tag) = (wanted.len as u64, wanted.class.bytes as u64, tag(recorder, wanted));
+                let (bytes, class_bytes, tag) =
+                    (request.len as u64, request.class.bytes as u64, tag(recorder, request));
                 recorder.record(Event::Refused { bytes, class_bytes, tag, took_ns: ns_since(begun) });
             }
             (_, None) => {}
@@ -82,9 +83,9 @@ impl Core {
     }
 
     /// Records the holder of `block` under its tag, and its call stack if this request is sampled.
-    pub(crate) fn record_holder(&self, block: &mut Block, wanted: &BlockRequest) {
+    pub(crate) fn record_holder(&self, block: &mut Block, request: &BlockRequest) {
         let sampled = is_drawn(self.config.code.call_stacks);
-        let tag = wanted.tag.as_ref().or_else(|| sampled.then_some(&self.owners.untagged));
+        let tag = request.tag.as_ref().or_else(|| sampled.then_some(&self.owners.untagged));
         let Some(tag) = tag else { return };
         let stack = sampled.then(|| Arc::new(CallStack::here()));
         if let Some((recorder, id)) = self.recorder().zip(block.memory().recorded_id())
@@ -93,13 +94,13 @@ impl Core {
             recorder.record(Event::Sampled { id, stack: recorder.number(Name::Stack(stack.clone())) });
         }
         let held_bytes = block.memory().held_bytes();
-        block.set_holder(tag.hold(wanted.len as u64, held_bytes, self.time.coarse_us(), stack));
+        block.set_holder(tag.hold(request.len as u64, held_bytes, self.time.coarse_us(), stack));
     }
 }
 
 /// Returns the number of the request's tag in the recording, or 0 without a tag.
-fn tag(recorder: &Arc<dyn Recorder>, wanted: &BlockRequest) -> u32 {
-    wanted.tag.as_ref().map_or(0, |tag| tag.recorded_number(|name| recorder.number(Name::Tag(name.into()))))
+fn tag(recorder: &Arc<dyn Recorder>, request: &BlockRequest) -> u32 {
+    request.tag.as_ref().map_or(0, |tag| tag.recorded_number(|name| recorder.number(Name::Tag(name.into()))))
 }
 
 fn ns_since(begun: Option<Instant>) -> u64 {

@@ -1,6 +1,6 @@
 //! Pins memory that a user mapped, as a source pins its own memory.
 //!
-//! - pinned-range-I1: every [`PinnedRange`] is ended by [`end`](PinnedRange::end) while its memory is still mapped; if the driver
+//! - user-pin-I1: every [`UserPin`] is ended by [`unpin`](UserPin::unpin) while its memory is still mapped; if the driver
 //!   refuses, the memory stays mapped.
 #![allow(unsafe_code)] // Pins and unpins memory.
 
@@ -17,7 +17,7 @@ use crate::error::SourceError;
 
 /// The component that has pinned a range of user memory.
 #[derive(Debug)]
-pub(crate) enum PinnedRange {
+pub(crate) enum UserPin {
     /// Nothing has pinned the memory.
     None,
     /// The kernel, which also unlocks pages when they are unmapped.
@@ -26,13 +26,13 @@ pub(crate) enum PinnedRange {
     Driver(Arc<RegisterSource>),
 }
 
-impl PinnedRange {
+impl UserPin {
     /// Pins `region` as `source` pins its own memory. If the driver pins it, the driver does so for `device`, and forked children do
     /// not inherit the pages while they are pinned.
     ///
     /// # Safety
     ///
-    /// `region` consists of whole pages, which stay mapped until [`end`](Self::end) has returned without an error.
+    /// `region` consists of whole pages, which stay mapped until [`unpin`](Self::unpin) has returned without an error.
     pub(crate) unsafe fn pin(region: &Region, source: &dyn Source, device: u32) -> Result<Self, SourceError> {
         let _no_device = device;
         if source.pinned_by().is_none() {
@@ -42,7 +42,7 @@ impl PinnedRange {
         if source.needs_gpu() {
             let source = Arc::new(RegisterSource::new(device, None)?);
             mapping::inherit(region, false)?;
-            // SAFETY: the caller promises that the pages stay mapped until `end` has unregistered them.
+            // SAFETY: the caller promises that the pages stay mapped until `unpin` has unregistered them.
             let registered = unsafe { source.register_other(region) };
             registered.inspect_err(|_| {
                 let _ = mapping::inherit(region, true);
@@ -68,7 +68,7 @@ impl PinnedRange {
     /// # Safety
     ///
     /// `region` is the region that [`pin`](Self::pin) pinned, and no device uses it.
-    pub(crate) unsafe fn end(&self, region: &Region) -> Result<(), SourceError> {
+    pub(crate) unsafe fn unpin(&self, region: &Region) -> Result<(), SourceError> {
         match self {
             Self::None => Ok(()),
             Self::Kernel => mlock::unlock(region.start(), region.len_bytes()),

@@ -21,7 +21,7 @@
 //!  return  a request waits? ─yes─▶ hand over, or make room; otherwise keep idle ─▶ release the victim, report the check
 //!  copy    the block waits in `in_flight`; a sweep that finds its fences complete returns it
 //!  end     last handle dropped ──▶ seal: release idle blocks; later returns release their block
-//!          last buffer returned ─▶ close: wait for copies, abandon those that do not end, close the memory
+//!          last buffer returned ─▶ tear down: wait for copies, abandon those that do not end, close the memory
 //! ```
 //!
 //! A sweep may query a driver, which is slow if many threads do so, so hits do not sweep. Sweeps are made by misses, `try_get`,
@@ -38,7 +38,7 @@
 //! - core-I1: a block is released only if it was idle, its return is complete, or no user ever had it. Then no reference and no
 //!   copy uses its memory: a return with copies goes through `in_flight`, which returns the block only after its fences.
 //! - core-I2: memory is leaked, never released, if it cannot be known whether its copies have completed.
-//! - core-I3: the pool closes once, after `seal`, when every buffer handed out was returned, is in flight or was leaked.
+//! - core-I3: the pool is torn down once, after `seal`, when every buffer handed out was returned, is in flight or was leaked.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
@@ -65,8 +65,7 @@ use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::EvictionReason;
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::fork::ForkGeneration;
-use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU64, Mutex, Ordering};
 
 mod fast_path;
 mod get;
@@ -84,14 +83,15 @@ pub(super) use fast_path::KeptCore;
 use get::Purpose;
 pub(crate) use limits::AutoLimit;
 pub(crate) use partition::{BlockRequest, PartitionCore};
-use queue::{Backoff, SlowPathFlag};
+use queue::{SlowPathFlag, SourceBackoff};
 use report::DiagnosisState;
 use tick::Ticks;
 
-type Block = block::Block<Core>;
+/// A block of a pool.
+pub(crate) type Block = block::Block<PoolCore>;
 
 /// The state that all handles and buffers of one pool share.
-pub(crate) struct Core {
+pub(crate) struct PoolCore {
     generation: ForkGeneration,
     process: u32,
     config: Config,
@@ -119,7 +119,7 @@ pub(crate) struct Core {
     /// Whether [`Pool::close`](crate::Pool::close) was called.
     is_closed: AtomicBool,
     shortage: Shortage,
-    backoff: Backoff,
+    backoff: SourceBackoff,
     counters: Counters,
     /// The partitions of this pool. Some may have ended.
     known_partitions: Mutex<Vec<Weak<PartitionCore>>>,
@@ -134,7 +134,7 @@ pub(crate) struct Core {
     served_pool: std::sync::OnceLock<pinpool_observe::stats_socket::ServedPool>,
 }
 
-impl Core {
+impl PoolCore {
     pub(crate) fn new(
         config: Config,
         memory: Memory,
@@ -166,7 +166,7 @@ impl Core {
             making_room: Mutex::default(),
             is_closed: AtomicBool::new(false),
             shortage: Shortage::default(),
-            backoff: Backoff::default(),
+            backoff: SourceBackoff::default(),
             counters: Counters::default(),
             known_partitions: Mutex::default(),
             waiting_partitions: AtomicU64::new(0),
@@ -235,7 +235,7 @@ impl Core {
     }
 
     fn is_closed(&self) -> bool {
-        // Relaxed: `refuse_requests` sets the flag, locks the queue and wakes its requests. A request that joins later locks
+        // Relaxed: `close` sets the flag, locks the queue and wakes its requests. A request that joins later locks
         // the queue after that, so it sees the flag.
         self.is_closed.load(Ordering::Relaxed)
     }
@@ -284,7 +284,7 @@ impl Core {
         self.record(Event::Cleared);
         self.evict_all(self.idle.clear(), EvictionReason::Released);
         self.memory.trim(0, self, self.time.coarse_us());
-        self.close_if_unused();
+        self.tear_down_if_unused();
     }
 
     /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle.
@@ -292,7 +292,7 @@ impl Core {
         self.sweep_copies(QueryScope::All);
         self.retry_failures(usize::MAX);
         self.memory.trim(to_bytes, self, self.time.coarse_us());
-        self.close_if_unused();
+        self.tear_down_if_unused();
     }
 
     /// Pins `bytes` and keeps them (policy-R10). Makes slow calls.

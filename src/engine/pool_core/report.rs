@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Core;
+use super::PoolCore;
 use crate::backend::PinnedBy;
 use crate::copy;
 use crate::engine::meter;
@@ -22,8 +22,7 @@ use crate::stats::{CallStats, ClassStats, MemoryStats, Stats};
 use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
 #[cfg(feature = "observe")]
 use pinpool_observe::stats_socket;
-use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU64, Mutex, Ordering};
 
 /// The diagnosis, and its input in addition to the statistics. All atomic accesses are Relaxed: the values are statistics.
 #[derive(Debug, Default)]
@@ -50,7 +49,7 @@ thread_local! {
     static RETURNED_TO: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-impl Core {
+impl PoolCore {
     /// Returns the tag with this name, or `None` if the name is empty.
     pub(crate) fn tag(&self, name: &str) -> Option<Arc<Tag>> {
         self.owners.tag(name)
@@ -159,13 +158,13 @@ impl Core {
     }
 
     /// Records that this thread returns a buffer while requests wait.
-    pub(super) fn record_return(&self) {
+    pub(super) fn mark_return_during_wait(&self) {
         // Fails only while the thread exits. Such a thread makes no request.
         let _ = RETURNED_TO.try_with(|pool| pool.set(Some(self.log.number)));
     }
 
     /// Records that a request of `class` found no memory at its first attempt.
-    pub(super) fn record_need(&self, class: Class) {
+    pub(super) fn count_short_request(&self, class: Class) {
         let own_bytes = self.memory.own_bytes().saturating_sub(self.idle.bytes());
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
         self.diagnosis.short_requests.fetch_add(1, Ordering::Relaxed);
@@ -278,12 +277,12 @@ impl Core {
     }
 }
 
-/// Most owners of a pool that its statistics on a socket list.
+/// Maximum number of owners that the statistics on a socket list.
 #[cfg(feature = "observe")]
 const OWNERS_MAX: usize = 20;
 
 #[cfg(feature = "observe")]
-impl stats_socket::StatisticsSource for Core {
+impl stats_socket::StatisticsSource for PoolCore {
     fn object(&self) -> serde_json::Value {
         let stats = self.stats();
         let owners = self.owners_of(&stats);
@@ -310,7 +309,7 @@ impl stats_socket::StatisticsSource for Core {
 }
 
 #[cfg(feature = "observe")]
-impl Core {
+impl PoolCore {
     /// Serves the statistics on a socket until the pool ends, if `PINPOOL_SOCKET` is set.
     pub(crate) fn serve_statistics(self: &Arc<Self>) {
         let Some(path) = &self.config.socket else { return };

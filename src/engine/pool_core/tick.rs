@@ -9,15 +9,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::Core;
+use super::PoolCore;
 use crate::backend::Source;
 use crate::in_flight::{PendingGroup, QueryScope};
-use crate::maintenance_thread::{Maintained, MaintenanceThread, Pace};
+use crate::maintenance_thread::{MaintenanceTask, MaintenanceThread, Pace};
 use crate::report;
 use crate::stats::{EvictionReason, SourceCalls};
 use pinpool_observe::diagnosis::STUCK_AFTER;
-use pinpool_os::sync::plain::{Mutex, MutexGuard};
-use pinpool_os::sync::process::{AtomicU64, AtomicUsize, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 
 /// Time between two ticks: much shorter than any time in the policy, and much longer than a tick.
 const TICK_EVERY_US: u64 = 10_000;
@@ -25,7 +24,7 @@ const TICK_EVERY_US: u64 = 10_000;
 const LATE_US: u64 = 3_000_000;
 /// Time between two queries of fences that failed.
 const QUERY_FAILED_EVERY_US: u64 = 100_000;
-/// Most failed fences that a tick queries again: a lost device may have left thousands.
+/// Maximum number of failed fences that a tick queries again: a lost device may have left thousands.
 const QUERIED_AT_ONCE: usize = 64;
 /// Growth is logged when the pool first holds this many bytes, and then each time that the bytes have doubled since the last
 /// log line.
@@ -78,10 +77,10 @@ impl Ticks {
     }
 }
 
-impl Core {
+impl PoolCore {
     /// Completes copies and does what is due. If there is no maintenance thread, also compacts and pins the next part of a
     /// reserve.
-    pub(crate) fn maintain(&self) {
+    pub(crate) fn maintain_for_user(&self) {
         self.retry_failures(usize::MAX);
         self.run_due();
         // Even if no tick is due. Counting the idle blocks collects blocks that other threads have returned.
@@ -97,10 +96,10 @@ impl Core {
     /// Completes copies and does what is due, except compaction and the steps of a reserve.
     pub(crate) fn run_due(&self) {
         self.sweep_copies(QueryScope::All);
-        self.release_to_others();
+        self.release_idle_for_others();
         self.tick_after(0);
         self.watch_device();
-        self.record_idle();
+        self.publish_idle();
         self.enforce_limits();
     }
 
@@ -149,7 +148,7 @@ impl Core {
         }
         if let Some(arena) = self.memory.arena() {
             self.expire(now_us);
-            self.close_if_unused();
+            self.tear_down_if_unused();
             arena.tick(self, now_us, || self.trim(0));
         }
         self.report_growth(&mut state);
@@ -159,7 +158,7 @@ impl Core {
         }
         self.follow_limit(now_us);
         self.enforce_limits();
-        self.record_idle();
+        self.publish_idle();
         now_us
     }
 
@@ -257,11 +256,11 @@ impl Core {
     }
 }
 
-impl Maintained for Core {
+impl MaintenanceTask for PoolCore {
     fn maintain(&self) {
-        let wanted = self.wanted_of_shared_limit.bytes();
+        let wanted_bytes = self.wanted_of_shared_limit.bytes();
         let budget = &self.memory.budget;
-        if wanted > 0 && budget.host().is_none() && budget.room_for(wanted) >= wanted {
+        if wanted_bytes > 0 && budget.shared_limit().is_none() && budget.room_for(wanted_bytes) >= wanted_bytes {
             // Another pool of the process has made room, and has woken this thread only.
             self.wake_waiters();
         }
@@ -273,7 +272,7 @@ impl Maintained for Core {
         if !compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
             self.run_due();
         } else {
-            self.release_to_others();
+            self.release_idle_for_others();
         }
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!   CACHED      no destructor: read until the thread ends         pool │ shard        pool │ shard
 //!                                                                    ▲ raw                ▲ raw
-//!   REFERENCES  has a destructor: one reference for each         Arc<Core>            Arc<Core>
+//!   REFERENCES  has a destructor: one reference for each         Arc<PoolCore>        Arc<PoolCore>
 //! ```
 //!
 //! A hit compares its pool with the pools in `CACHED`. A return compares the shard that may keep its buffer (block-I3) with the
@@ -29,22 +29,22 @@ use std::ops::Deref;
 use std::ptr;
 use std::sync::Arc;
 
-use super::Core;
+use super::PoolCore;
 use crate::engine::block::{Block, BlockBody};
 use crate::engine::cache::thread_cache::Shard;
 use crate::policy;
 use crate::size_class::plain_eighths_index;
 use pinpool_os::fork;
-use pinpool_os::sync::process::AtomicBool;
+use pinpool_os::sync::unmodeled::AtomicBool;
 
 /// Number of pools that a thread caches.
 const POOLS: usize = 2;
 
 /// A thread's shard of a pool.
-type OwnShard = Shard<BlockBody<Core>>;
+type OwnShard = Shard<BlockBody<PoolCore>>;
 
 struct CachedPool {
-    pool: Cell<*const Core>,
+    pool: Cell<*const PoolCore>,
     shard: Cell<*const OwnShard>,
 }
 
@@ -61,7 +61,7 @@ impl CachedPool {
 /// The references that the entries of `CACHED` rely on, in the same order. `None` if the entry is unused, or while a
 /// [`KeptCore`] on the stack has the reference.
 struct References {
-    pools: [Cell<Option<Arc<Core>>>; POOLS],
+    pools: [Cell<Option<Arc<PoolCore>>>; POOLS],
     /// Index of the entry that is replaced when another pool is cached.
     next: Cell<usize>,
 }
@@ -84,7 +84,7 @@ extern "C" fn clear() {
     CACHED.with(|cached| cached.iter().for_each(|entry| entry.shard.set(NO_SHARD)));
 }
 
-impl Core {
+impl PoolCore {
     /// Returns the calling thread's shard, if this pool is the thread's first cached pool.
     #[inline(always)]
     pub(crate) fn cached_shard(&self) -> Option<CachedShard<'_>> {
@@ -109,7 +109,7 @@ impl Core {
 
     /// Returns a block for a request of `len` bytes that the first cached shard did not serve: from this pool's shard if this
     /// is the second cached pool, or a block that another thread has returned to this thread's shard.
-    pub(crate) fn take_remote_or_second(&self, len: usize) -> Option<Block<Core>> {
+    pub(crate) fn take_remote_or_second(&self, len: usize) -> Option<Block<PoolCore>> {
         let take_remote =
             |shard: CachedShard<'_>| shard.0.take_remote_fast(plain_eighths_index(len)).map(Block::from_entry);
         match self.cached_shard() {
@@ -128,7 +128,7 @@ impl Core {
     }
 
     /// Caches this pool for the calling thread, if the pool may use the fast path.
-    pub(crate) fn enter(self: &Arc<Self>) {
+    pub(crate) fn cache_for_thread(self: &Arc<Self>) {
         if position(Arc::as_ptr(self)).is_none() && self.fast_shard().is_some() {
             keep(self.clone());
         }
@@ -136,7 +136,7 @@ impl Core {
 }
 
 /// Returns the index of the entry of `pool`, if the pool is cached.
-fn position(pool: *const Core) -> Option<usize> {
+fn position(pool: *const PoolCore) -> Option<usize> {
     CACHED.with(|cached| cached.iter().position(|entry| ptr::eq(entry.pool.get(), pool)))
 }
 
@@ -148,7 +148,7 @@ impl CachedShard<'_> {
     /// Takes an idle fast-path block for a request for `len` bytes without options, if the shard has one. The caller sets the
     /// block's length.
     #[inline(always)]
-    pub(crate) fn take(self, len: usize) -> Option<Block<Core>> {
+    pub(crate) fn take(self, len: usize) -> Option<Block<PoolCore>> {
         // SAFETY: the index of every length is below the number of classes of the pool's cache.
         unsafe { self.0.take_fast(plain_eighths_index(len)) }.map(Block::from_entry)
     }
@@ -159,13 +159,13 @@ impl CachedShard<'_> {
     ///
     /// `block` is open to the shard.
     #[inline(always)]
-    unsafe fn put(self, block: Block<Core>) -> Result<(), Block<Core>> {
+    unsafe fn put(self, block: Block<PoolCore>) -> Result<(), Block<PoolCore>> {
         // SAFETY: the block, and so its entry, is open to the shard (the caller's contract).
         unsafe { self.0.put_fast(block.into_entry()) }.map_err(Block::from_entry)
     }
 }
 
-impl Block<Core> {
+impl Block<PoolCore> {
     /// Returns the buffer to its pool: to the cached shard that the buffer is open to, or to the shard of another thread that took
     /// the buffer. If the shard is not free or the return has more to do, calls [`put_slow`](Self::put_slow).
     #[inline(always)]
@@ -183,7 +183,7 @@ impl Block<Core> {
 /// Returns `block`, which is not open to the first cached shard: to the second one, to another thread's shard, or by the slow
 /// path.
 #[inline(never)]
-fn put_remote_or_second(block: Block<Core>) {
+fn put_remote_or_second(block: Block<PoolCore>) {
     // SAFETY: as in `Block::put`.
     let kept = match unsafe { shard_for(&block, 1) } {
         // SAFETY: the block is open to the shard that `shard_for` returns.
@@ -197,7 +197,7 @@ fn put_remote_or_second(block: Block<Core>) {
 
 /// Returns `block`, which another thread took, to that thread's shard, if the pool is cached and the return has nothing else to
 /// do. Writes only the header of the block, which is on a cache line that the next hit needs anyway.
-fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
+fn put_remote(block: Block<PoolCore>) -> Result<(), Block<PoolCore>> {
     let pool = Arc::as_ptr(block.pool());
     let Some(at) = position(pool).filter(|_| block.is_fast_path()) else { return Err(block) };
     // SAFETY: (fast-path-I1) the pool is cached, so it is alive until this thread changes its entry.
@@ -215,7 +215,7 @@ fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
 
 /// Wakes the head of the wait queue of `core`, which is cached at `at`.
 #[cold]
-fn wake_waiters(core: &Core, at: usize) {
+fn wake_waiters(core: &PoolCore, at: usize) {
     // A waker is user code: it may return a buffer of another pool, which then replaces the entry. If the reference is not in
     // `REFERENCES`, a `KeptCore` further up this stack has it.
     let _kept = kept_reference(at).map(|core| KeptCore(ManuallyDrop::new(core)));
@@ -228,7 +228,7 @@ fn wake_waiters(core: &Core, at: usize) {
 ///
 /// This thread changes no entry while the shard is in use.
 #[inline(always)]
-unsafe fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
+unsafe fn shard_for<'a>(block: &Block<PoolCore>, at: usize) -> Option<CachedShard<'a>> {
     let shard = CACHED.with(|cached| cached[at].shard.get());
     let open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || is_varied(at));
     // SAFETY: (fast-path-I1) the block is open to the shard, so the shard is not `NO_SHARD` and the entry is in use. Its pool
@@ -242,17 +242,17 @@ unsafe fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a
 fn is_varied(at: usize) -> bool {
     let pool = CACHED.with(|cached| cached[at].pool.get());
     // SAFETY: (fast-path-I1) the pointer is null, or the pool is alive.
-    unsafe { pool.as_ref() }.is_some_and(Core::is_varied)
+    unsafe { pool.as_ref() }.is_some_and(PoolCore::is_varied)
 }
 
 /// A thread's reference to the pool of a block. Its drop returns the reference to `REFERENCES`, even while the thread unwinds,
 /// since an entry of `CACHED` may rely on it.
-pub(in crate::engine) struct KeptCore(ManuallyDrop<Arc<Core>>);
+pub(in crate::engine) struct KeptCore(ManuallyDrop<Arc<PoolCore>>);
 
 impl KeptCore {
     /// Takes the thread's reference to the pool of `block` out of `REFERENCES`, until the drop. A nested return (a listener
     /// that drops a buffer) finds no reference there and makes another, as does a thread that is exiting.
-    pub(in crate::engine) fn take(block: &Block<Core>) -> Self {
+    pub(in crate::engine) fn take(block: &Block<PoolCore>) -> Self {
         let core = block.pool();
         // The reference that the entry relies on may be in use further up the stack, with a reference to another pool in its
         // place, so compare.
@@ -262,9 +262,9 @@ impl KeptCore {
 }
 
 impl Deref for KeptCore {
-    type Target = Core;
+    type Target = PoolCore;
 
-    fn deref(&self) -> &Core {
+    fn deref(&self) -> &PoolCore {
         &self.0
     }
 }
@@ -277,12 +277,12 @@ impl Drop for KeptCore {
 }
 
 /// Takes the reference that the entry `at` relies on out of `REFERENCES`.
-fn kept_reference(at: usize) -> Option<Arc<Core>> {
+fn kept_reference(at: usize) -> Option<Arc<PoolCore>> {
     REFERENCES.try_with(|references| references.pools[at].take()).ok().flatten()
 }
 
 /// Stores the reference `core` in `REFERENCES`, and caches its pool, if the pool may use the fast path. Otherwise drops `core`.
-fn keep(core: Arc<Core>) {
+fn keep(core: Arc<PoolCore>) {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     if let Some(at) = position(Arc::as_ptr(&core)) {
         // The pool is already cached. A replaced reference is dropped outside the access, as below.

@@ -1,9 +1,9 @@
-"""A pool in the same process as PyTorch's pinned memory, each with copies of its own, every byte compared.
+"""Copies through a pool and through PyTorch's pinned memory in one process, with every byte compared.
 
-    beside_torch.py LIBRARY [ROUNDS] [--without-torch]
+    with_torch.py LIBRARY [ROUNDS] [--without-torch]
 
-LIBRARY is the shared library of tests/gpu/in_process.rs. Prints one JSON line. Ends with 0 if all is right, with 1 if not,
-and with 77, which is no success, where PyTorch or its GPU is missing. --without-torch runs the pool alone.
+LIBRARY is the shared library of tests/in_process. Prints one JSON line. The exit status is 0 if all bytes are
+correct, 77 if PyTorch or a GPU is missing, and 1 otherwise. --without-torch runs only the pool.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ SKIPPED = 77
 
 
 def report(**figures):
-    print(json.dumps({"figure": "beside_torch", **figures}), flush=True)
+    print(json.dumps({"figure": "with_torch", **figures}), flush=True)
 
 
 def skip(why):

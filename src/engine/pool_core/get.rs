@@ -1,4 +1,4 @@
-//! A miss: its attempts, its wait, and the returns that serve it.
+//! A miss (policy-R2): its attempts, its wait, and the returns that serve it.
 //!
 //! ```text
 //!   miss ─▶ sweep ─▶ fits in addition to the head? ─▶ search ─▶ block
@@ -10,8 +10,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Block, BlockRequest, Core};
-use crate::engine::memory::{Refusal, SlowCalls, Stop};
+use super::{Block, BlockRequest, PoolCore};
+use crate::engine::memory::{AttemptError, Refusal, SlowCalls};
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{Error, ErrorKind, NoMemory, Result};
 use crate::in_flight::QueryScope;
@@ -19,7 +19,7 @@ use crate::quota::{Claim, LimitLevel};
 use crate::report::{FailedRequest, is_power_of_ten, usage_text};
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
-use pinpool_os::sync::process::Ordering;
+use pinpool_os::sync::unmodeled::Ordering;
 
 /// A new request waits at least this long for driver calls of other threads, even if it may not wait for room: such calls take
 /// milliseconds, and the request's own call would take as long.
@@ -33,50 +33,50 @@ pub(super) enum Purpose {
     UserMemory,
 }
 
-impl Core {
+impl PoolCore {
     /// Makes the first attempt at a request of the pool. The request of a partition already has its claim. The request of a
     /// task has a `keep_alive`, and its first attempt makes no source call.
     pub(crate) fn begin_get(
         self: &Arc<Self>,
-        wanted: &BlockRequest,
+        request: &BlockRequest,
         wait: Duration,
         keep_alive: Option<KeepAlive>,
     ) -> Result<FirstAttempt<Self>> {
-        if let Some(block) = self.take(wanted.class) {
-            self.record_get(&block, wanted, None);
+        if let Some(block) = self.take(request.class) {
+            self.record_get(&block, request, None);
             return Ok(FirstAttempt::Served(block));
         }
         let begun = Instant::now();
         let calls = if keep_alive.is_some() {
             SlowCalls::None
         } else {
-            SlowCalls::Until(deadline(begun, wait.max(CALL_PATIENCE)))
+            SlowCalls::All(deadline(begun, wait.max(CALL_PATIENCE)))
         };
-        let served = match self.acquire(wanted, calls) {
+        let served = match self.acquire(request, calls) {
             Ok(block) => Ok(block),
-            Err(Stop::Refused(refusal)) if !self.may_wait(wanted, wait, &refusal) => {
-                self.give_up(wanted, Some(refusal), wait)
+            Err(AttemptError::Refused(refusal)) if !self.may_wait(request, wait, &refusal) => {
+                self.give_up(request, Some(refusal), wait)
             }
             Err(stop) => {
-                let waiter = Waiter::new(wanted.clone(), wanted.class, (begun, wait), keep_alive);
+                let waiter = Waiter::new(request.clone(), request.class, (begun, wait), keep_alive);
                 return Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, stop.refusal())));
             }
         };
-        self.record_outcome(&served, wanted, Some(begun));
+        self.record_outcome(&served, request, Some(begun));
         served.map(FirstAttempt::Served)
     }
 
     /// Returns an idle block of the class or a block with completed copies, and the claim in the partition of the request. Pins
     /// nothing and never waits for room.
-    pub(crate) fn try_get(&self, wanted: &BlockRequest) -> Option<(Block, Option<Claim>)> {
+    pub(crate) fn try_get(&self, request: &BlockRequest) -> Option<(Block, Option<Claim>)> {
         // Checked before the claim: a claim for a request that then finds no block would make other requests of the partition
         // fail meanwhile.
-        if wanted.partition.is_some() && self.in_flight.count() == 0 && self.idle.count_of(wanted.class) == 0 {
+        if request.partition.is_some() && self.in_flight.count() == 0 && self.idle.count_of(request.class) == 0 {
             return None;
         }
-        let claim = wanted.partition.as_ref().map(|partition| partition.try_claim(wanted.class)).transpose().ok()?;
-        let block = self.take(wanted.class).or_else(|| self.take_completed(wanted.class))?;
-        self.record_get(&block, wanted, None);
+        let claim = request.partition.as_ref().map(|partition| partition.try_claim(request.class)).transpose().ok()?;
+        let block = self.take(request.class).or_else(|| self.take_completed(request.class))?;
+        self.record_get(&block, request, None);
         Some((block, claim))
     }
 
@@ -100,15 +100,15 @@ impl Core {
         None
     }
 
-    /// Makes a first attempt at `wanted`: returns a block with completed copies or a block of new memory, as far as `calls`
-    /// allow. While other requests wait, it searches for memory only if `wanted` fits in addition to the head of the queue. A
+    /// Makes a first attempt at `request`: returns a block with completed copies or a block of new memory, as far as `calls`
+    /// allow. While other requests wait, it searches for memory only if `request` fits in addition to the head of the queue. A
     /// request that exceeds the limit may receive pageable memory. Makes slow calls.
-    pub(super) fn acquire(self: &Arc<Self>, wanted: &BlockRequest, calls: SlowCalls) -> Result<Block, Stop> {
-        let class = wanted.class;
+    pub(super) fn acquire(self: &Arc<Self>, request: &BlockRequest, calls: SlowCalls) -> Result<Block, AttemptError> {
+        let class = request.class;
         if let Some(block) = self.take_completed(class) {
             return Ok(block);
         }
-        let found = self.pass_head(class).map_err(Stop::Refused).and_then(|passed| {
+        let found = self.pass_head(class).map_err(AttemptError::Refused).and_then(|passed| {
             let calls = if passed > 0 { calls.without_waiting() } else { calls };
             let found = self.search(class, calls, passed);
             if found.is_err() {
@@ -121,15 +121,15 @@ impl Core {
         });
         found.or_else(|stop| {
             // Waiting cannot help a request that exceeds the limit, so it falls back to pageable memory immediately.
-            let too_large = matches!(stop, Stop::Refused(_)) && !self.memory.supply.could_hold(class);
-            let pageable = if too_large { self.fall_back(wanted.len, class) } else { None };
+            let too_large = matches!(stop, AttemptError::Refused(_)) && !self.memory.supply.could_hold(class);
+            let pageable = if too_large { self.fall_back(request.len, class) } else { None };
             pageable.ok_or(stop)
         })
     }
 
     /// Returns a block of new memory for `class`, or an idle block that was returned meanwhile. `passed` is the number of the
     /// head of the queue if the request passes it, and 0 otherwise. Makes slow calls.
-    pub(super) fn search(self: &Arc<Self>, class: Class, calls: SlowCalls, passed: u64) -> Result<Block, Stop> {
+    pub(super) fn search(self: &Arc<Self>, class: Class, calls: SlowCalls, passed: u64) -> Result<Block, AttemptError> {
         let now_us = self.time.coarse_us();
         let idle = Cell::new(None);
         let take_idle = || self.take(class).map(|block| idle.set(Some(block))).is_some();
@@ -138,8 +138,8 @@ impl Core {
             None => self.memory.supply.find(class, now_us, calls, &**self, &take_idle),
         };
         let found = match find() {
-            Err(Stop::Refused(refusal)) if self.others_make_room(&refusal, calls) => match calls {
-                SlowCalls::None => Err(Stop::NeedsCall),
+            Err(AttemptError::Refused(refusal)) if self.reclaim_from_other_pools(&refusal, calls) => match calls {
+                SlowCalls::None => Err(AttemptError::NeedsCall),
                 _ => find(),
             },
             found => found,
@@ -156,7 +156,7 @@ impl Core {
             block
         };
         let made = idle.take().map_or_else(|| found.map(new_block), Ok);
-        let mut block = made.inspect_err(|stop| self.record_stop(stop, calls))?;
+        let mut block = made.inspect_err(|stop| self.record_failed_attempt(stop, calls))?;
         block.set_passed(passed);
         self.request_pace(self.pace_of_change());
         Ok(block)
@@ -180,14 +180,14 @@ impl Core {
         pass.map_err(|(waiting, first_bytes)| Refusal::Queued { level: LimitLevel::Pool, waiting, first_bytes })
     }
 
-    fn record_stop(&self, stop: &Stop, calls: SlowCalls) {
-        let Stop::Refused(refusal) = stop else { return };
+    fn record_failed_attempt(&self, stop: &AttemptError, calls: SlowCalls) {
+        let AttemptError::Refused(refusal) = stop else { return };
         let by_source = matches!(refusal, Refusal::Source(_));
         if by_source {
             self.backoff.refused(self.time.read_us());
             self.watch_device();
         }
-        if by_source || !matches!(calls, SlowCalls::Held(..)) {
+        if by_source || !matches!(calls, SlowCalls::WithoutAcquire(..)) {
             // Relaxed: a statistic.
             self.diagnosis.is_by_source.store(by_source, Ordering::Relaxed);
         }
@@ -195,14 +195,14 @@ impl Core {
 
     /// Returns whether a refused request may wait. Counts the request towards a shortage if pinned or pageable memory could ever
     /// serve it.
-    pub(super) fn may_wait(&self, wanted: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
-        let &BlockRequest { len, class, .. } = wanted;
+    pub(super) fn may_wait(&self, request: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
+        let &BlockRequest { len, class, .. } = request;
         let could_hold = self.memory.supply.could_hold(class);
         // A request that can never be served is not a sign of a shortage.
         let servable = could_hold || self.memory.could_be_pageable(class);
         let may_wait = servable && !wait.is_zero() && self.ended.get().is_none();
         if servable {
-            self.record_need(class);
+            self.count_short_request(class);
             // A full pool is an ordinary event if the request can wait for room, and is logged as such.
             let ordinary = may_wait && could_hold && !matches!(refusal, Refusal::Source(_));
             let why = || (ordinary, self.memory.explain(refusal, class).to_string(), self.stats());
@@ -217,34 +217,34 @@ impl Core {
     /// Returns pageable memory, or an error. Without a `refusal`, the driver calls for a task did not return within its `wait`.
     pub(super) fn give_up(
         self: &Arc<Self>,
-        wanted: &BlockRequest,
+        request: &BlockRequest,
         refusal: Option<Refusal>,
         wait: Duration,
     ) -> Result<Block> {
-        if let Some(block) = self.fall_back(wanted.len, wanted.class) {
+        if let Some(block) = self.fall_back(request.len, request.class) {
             return Ok(block);
         }
-        if let Some(partition) = &wanted.partition {
+        if let Some(partition) = &request.partition {
             partition.failed.add(1);
         }
         self.counters.failed_requests.add(1);
-        let late = || ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into();
-        Err(refusal.map_or_else(late, |refusal| self.refused(wanted, refusal, Purpose::Request)))
+        let late = || ErrorKind::Late { requested_bytes: request.len as u64, waited: wait }.into();
+        Err(refusal.map_or_else(late, |refusal| self.refused(request, refusal, Purpose::Request)))
     }
 
     /// Returns the error of a refused request, reserve or claim. Logs the first request that fails and each power of ten.
-    pub(super) fn refused(&self, wanted: &BlockRequest, refusal: Refusal, purpose: Purpose) -> Error {
+    pub(super) fn refused(&self, request: &BlockRequest, refusal: Refusal, purpose: Purpose) -> Error {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
-        let partition = wanted.partition.as_ref().filter(|_| refusal.is_by_partition());
+        let partition = request.partition.as_ref().filter(|_| refusal.is_by_partition());
         let stats = partition.map_or_else(|| self.stats(), |partition| partition.stats());
-        let asked_bytes = wanted.len as u64;
-        let refused = self.memory.explain(&refusal, wanted.class);
-        let tag = wanted.tag.as_ref().map(|tag| tag.name().to_owned());
-        let request =
-            FailedRequest { asked_bytes, tag, is_reserve: purpose == Purpose::Reserve, refused: refused.clone() };
-        let mut dump = self.dump_of(&stats, Some(request));
+        let requested_bytes = request.len as u64;
+        let refused = self.memory.explain(&refusal, request.class);
+        let tag = request.tag.as_ref().map(|tag| tag.name().to_owned());
+        let failed =
+            FailedRequest { requested_bytes, tag, is_reserve: purpose == Purpose::Reserve, refused: refused.clone() };
+        let mut dump = self.dump_of(&stats, Some(failed));
         if refusal.is_by_partition() {
             dump.limit = self.memory.limit_name(LimitLevel::Partition);
         }
@@ -254,7 +254,7 @@ impl Core {
                 self.log.out_of_memory(&dump);
             }
         }
-        let no_memory = NoMemory { asked_bytes, refused, usage: usage_text(&stats), report: dump.body() };
+        let no_memory = NoMemory { requested_bytes, refused, usage: usage_text(&stats), report: dump.body() };
         let by_source = matches!(refusal, Refusal::Source(_));
         if by_source { ErrorKind::Backend(no_memory) } else { ErrorKind::Limit(no_memory) }.into()
     }
@@ -296,7 +296,7 @@ impl Core {
             self.backoff.end();
         }
         self.waiters.wake_head();
-        self.close_if_unused();
+        self.tear_down_if_unused();
         None
     }
 }

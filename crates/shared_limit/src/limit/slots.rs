@@ -21,7 +21,7 @@ use super::segment::{SLOTS, Segment};
 use super::shares::Demand;
 use crate::file::{LockFile, random, wake};
 use pinpool_os::fork;
-use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicU64, Ordering};
 
 /// Magic, kind, version, number of the segment, its cookie.
 type Header = [u64; 5];
@@ -221,7 +221,7 @@ fn failed(action: &str, path: &Path, error: &io::Error) -> String {
 /// Opens the file for its locks, and creates it if `is_created`. Fails unless this user owns the file and only this user may
 /// access it.
 fn open(path: &Path, is_created: bool) -> Result<(LockFile, Metadata), String> {
-    let no_fork = fork::hold_off();
+    let no_fork = fork::delay_forks();
     let mut options = OpenOptions::new();
     // The file is opened for writing even to view it: a report locks the file while it reads the slots, and the kernel grants a
     // write lock only through a descriptor that is open for writing.

@@ -1,11 +1,11 @@
 //! A pool, as its memory sees it: idle blocks that make room, and requests that wait.
 
-use super::{Block, Core};
+use super::{Block, PoolCore};
 use crate::engine::memory::PoolView;
 use crate::in_flight::QueryScope;
 use crate::stats::EvictionReason;
 
-impl PoolView for Core {
+impl PoolView for PoolCore {
     fn idle_bytes(&self) -> u64 {
         self.idle.bytes()
     }
@@ -16,7 +16,7 @@ impl PoolView for Core {
 
     fn release_oldest(&self, why: EvictionReason) -> bool {
         let evicted = self.idle.reclaim().map(|entry| self.evict(Block::from_entry(entry), why));
-        self.close_if_unused();
+        self.tear_down_if_unused();
         evicted.is_some()
     }
 

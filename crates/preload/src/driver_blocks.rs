@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 
 /// A block of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Block {
+pub(crate) struct DriverBlock {
     pub(crate) bytes: usize,
     /// The number of its context. Another context may get the same handle before the blocks of this context are forgotten.
     pub(crate) context: u64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Blocks(BTreeMap<usize, Block>);
+pub(crate) struct DriverBlocks(BTreeMap<usize, DriverBlock>);
 
-impl Blocks {
+impl DriverBlocks {
     pub(crate) const fn new() -> Self {
         Self(BTreeMap::new())
     }
 
-    pub(crate) fn insert(&mut self, start: usize, block: Block) {
+    pub(crate) fn insert(&mut self, start: usize, block: DriverBlock) {
         self.0.insert(start, block);
     }
 
@@ -32,7 +32,7 @@ impl Blocks {
     }
 
     /// Returns the block of this context that contains the `bytes` bytes at `start`, with the address of its first byte.
-    pub(crate) fn holding(&self, start: usize, bytes: usize, context: u64) -> Option<(usize, Block)> {
+    pub(crate) fn holding(&self, start: usize, bytes: usize, context: u64) -> Option<(usize, DriverBlock)> {
         let (&at, &block) = self.0.range(..=start).next_back()?;
         (block.context == context && start - at + bytes <= block.bytes).then_some((at, block))
     }

@@ -5,19 +5,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::fast_path::KeptCore;
-use super::{Block, Core};
+use super::{Block, PoolCore};
 use crate::backend::SourceError;
 use crate::copy::CopyKeeper;
 use crate::engine::block::BlockBody;
-use crate::engine::cache::{Evicted, Victims};
+use crate::engine::cache::{Eviction, Victims};
 use crate::error::Error;
-use crate::in_flight::{Ended, FailedItem, Fences, QueryScope, Swept};
+use crate::in_flight::{FailedItem, Fences, FinalSweep, QueryScope, SweepResult};
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::stats::EvictionReason;
 use pinpool_observe::record::Event;
 use pinpool_os::leaked;
-use pinpool_os::sync::process::{Ordering, fence};
+use pinpool_os::sync::unmodeled::{Ordering, fence};
 
 /// Longest wait of a closing pool for its copies: longer than any working copy, and shorter than a person waits for a process to
 /// end.
@@ -26,7 +26,7 @@ const CLOSE_WAIT: Duration = Duration::from_secs(30);
 /// After [`CLOSE_WAIT`], the longest time without a completed copy before the remaining copies count as stuck.
 const BETWEEN_COPIES: Duration = Duration::from_secs(1);
 
-impl CopyKeeper for Core {
+impl CopyKeeper for PoolCore {
     fn copy_ended(&self) {
         if !self.is_forked() {
             self.sweep_copies(QueryScope::Unknown);
@@ -59,7 +59,7 @@ impl Block {
     }
 }
 
-impl Core {
+impl PoolCore {
     /// Returns `block` for its user. Devices may use it until all `fences` have completed.
     pub(in crate::engine) fn put_after(&self, block: Block, fences: Fences) {
         self.record_put(&block, true);
@@ -75,7 +75,7 @@ impl Core {
         self.in_flight.insert(block, bytes, fences, now_us);
         self.announce_copy();
         self.request_pace(self.pace_of_copies());
-        self.close_if_unused();
+        self.tear_down_if_unused();
     }
 
     /// Records how long the user had `block`, if the beginning is known.
@@ -95,17 +95,21 @@ impl Core {
         if self.config.zero && block.memory().adopted().is_none() {
             // If the device was reset, the memory may no longer be mapped.
             self.watch_device();
-            self.ended.get().map_or_else(|| block.zero(), |_| ());
+            if self.ended.get().is_none() {
+                block.zero();
+            }
         }
         if !block.memory().is_from_source() {
             return self.put_foreign(block);
         }
         block.make_fast_path(self.generation.number());
         if self.has_waiters() {
-            self.record_return();
+            self.mark_return_during_wait();
             self.waiters.end_pass(block.passed(), self.memory.supply.bytes_to_pass(block.class()));
         }
-        let Some(block) = self.release_for_others(block).and_then(|block| self.offer_to_head(block)) else { return };
+        let Some(block) = self.release_block_for_others(block).and_then(|block| self.offer_to_head(block)) else {
+            return;
+        };
         let class = block.class();
         if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
             // In the arena the memory merges with adjacent free memory (policy-R3).
@@ -120,7 +124,7 @@ impl Core {
             self.evict_over_limit(evicted);
         }
         self.enforce_max_idle_bytes();
-        self.close_if_unused();
+        self.tear_down_if_unused();
         self.wake_waiters();
     }
 
@@ -154,7 +158,7 @@ impl Core {
             self.counters.pageable_returns.add(1);
         }
         self.release_block(block);
-        self.close_if_unused();
+        self.tear_down_if_unused();
         self.wake_waiters();
     }
 
@@ -175,7 +179,7 @@ impl Core {
         }
     }
 
-    pub(super) fn complete(&self, Swept { mut completed, failed }: Swept<Block>) {
+    pub(super) fn complete(&self, SweepResult { mut completed, failed }: SweepResult<Block>) {
         if completed.is_empty() && failed.is_empty() {
             return;
         }
@@ -221,7 +225,7 @@ impl Core {
                 self.log.quarantined(bytes, buffers, keeps_all, error);
             }
         }
-        self.close_if_unused();
+        self.tear_down_if_unused();
     }
 
     /// Queries at most `most` failed fences again. Reuses blocks with completed copies, leaks blocks with fences that can no
@@ -287,9 +291,9 @@ impl Core {
 
     /// Releases the `evicted` block, if any, and further idle blocks until no more are idle than the limit allows. Returns on
     /// the fast path do not check that limit.
-    pub(super) fn evict_over_limit(&self, evicted: Option<Evicted<BlockBody<Self>>>) {
+    pub(super) fn evict_over_limit(&self, evicted: Option<Eviction<BlockBody<Self>>>) {
         let mut evicted = evicted.or_else(|| self.idle.evict_over_limit());
-        while let Some(Evicted { entry, reason, check }) = evicted {
+        while let Some(Eviction { entry, reason, check }) = evicted {
             self.evict(Block::from_entry(entry), reason);
             // After the last handle is dropped, no request profits from a raised limit.
             if let Some(check) = check.filter(|_| !self.lifetime.is_sealed()) {
@@ -338,13 +342,13 @@ impl Core {
         // A release that waits for the device would wait for a stuck copy, so this thread first waits for the copies in flight.
         let is_stuck = self.memory.source().release_waits() && !self.await_copies();
         idle.into_iter().for_each(|entry| self.release_block(Block::from_entry(entry)));
-        if self.lifetime.begin_close(|| self.in_flight.held()) {
-            self.close(begun, is_stuck);
+        if self.lifetime.begin_teardown(|| self.in_flight.held()) {
+            self.tear_down(begun, is_stuck);
         }
     }
 
     /// Makes waiting and later requests fail. Releases idle blocks now, and other blocks when they are returned.
-    pub(crate) fn refuse_requests(&self) {
+    pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         let _earlier = self.ended.set(SourceError::new("the request", "the pool is closed"));
         // Before the releases, which may wait for the device.
@@ -355,11 +359,11 @@ impl Core {
         self.trim(0);
     }
 
-    /// Closes a sealed pool once every block is in flight, released or leaked.
-    pub(super) fn close_if_unused(&self) {
-        // Blocks in flight do not keep the pool open: `close` waits for their copies.
-        if self.lifetime.begin_close(|| self.in_flight.held()) {
-            self.close(Instant::now(), false);
+    /// Tears down a sealed pool once every block is in flight, released or leaked.
+    pub(super) fn tear_down_if_unused(&self) {
+        // Blocks in flight do not delay this: `tear_down` waits for their copies.
+        if self.lifetime.begin_teardown(|| self.in_flight.held()) {
+            self.tear_down(Instant::now(), false);
         }
     }
 
@@ -387,14 +391,14 @@ impl Core {
         true
     }
 
-    /// Closes the pool. Waits for the copies in flight, unless a wait has just found that one `is_stuck`, and abandons copies
+    /// Closes the memory of the pool. Waits for the copies in flight, unless a wait has just found that one `is_stuck`, and abandons copies
     /// that do not end.
-    fn close(&self, begun: Instant, is_stuck: bool) {
+    fn tear_down(&self, begun: Instant, is_stuck: bool) {
         if !is_stuck {
             self.await_copies();
         }
         self.recorder().into_iter().for_each(|recorder| recorder.snapshot(self.time.now_us(), self.snapshot()));
-        let Ended { swept, abandoned, recovered, failed } = self.in_flight.end();
+        let FinalSweep { swept, abandoned, recovered, failed } = self.in_flight.end();
         // Counted first, so that no release waits for the abandoned copies.
         self.memory.quarantined.add(abandoned.len() as u64);
         self.complete(swept);

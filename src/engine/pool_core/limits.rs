@@ -13,13 +13,13 @@
 //! ```
 //!
 //! A buffer that is returned and immediately requested again is never idle when the maintenance thread checks, so returns make
-//! room as well. This pool cannot claim the released memory before the other owners are served (`shared_limit::shares`).
+//! room as well. This pool cannot claim the released memory before the other owners are served (`limit/shares.rs` in the crate `shared_limit`).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Block, BlockRequest, Core, Purpose};
+use super::{Block, BlockRequest, PoolCore, Purpose};
 use crate::config::Limit;
 use crate::engine::memory::{PoolView, Refusal, SlowCalls};
 use crate::engine::wait_queue::deadline;
@@ -32,14 +32,14 @@ use crate::shared_limit::{SharedLimitReport, Want};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SharedLimitStats};
 use pinpool_observe::record::Event;
-use pinpool_os::fork::OfProcess;
+use pinpool_os::fork::PerProcess;
 use pinpool_os::host::{HostMemory, LimitOrigin, MemoryGauge};
-use pinpool_os::sync::plain::{Mutex, MutexGuard};
+use pinpool_os::sync::unmodeled::{Mutex, MutexGuard};
 use pinpool_os::words::Size;
 
 /// Shortest time between two readings of the system's memory, which read kernel files.
 const READ_EVERY_US: u64 = 1_000_000;
-/// Most bytes released for other owners in one step. The other owners release memory as well, so each step checks what they
+/// Maximum number of bytes released for other owners in one step. The other owners release memory as well, so each step checks what they
 /// still lack.
 const STEP_BYTES: u64 = 64 << 20;
 /// The pause between two attempts of a reserve or `pin` that waits for room under a shared limit.
@@ -48,7 +48,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(5);
 /// The origin of the limit of a pool, and the memory of the system.
 #[derive(Debug)]
 pub(crate) struct AutoLimit {
-    /// Most bytes that the process may lock. No limit of the pool exceeds them.
+    /// Maximum number of bytes that the process may lock. No limit of the pool exceeds it.
     pub(crate) lock_limit_bytes: Option<u64>,
     /// `None` if the memory of the machine is unknown.
     gauge: Option<MemoryGauge>,
@@ -62,7 +62,7 @@ pub(crate) struct AutoLimit {
 
 /// The last reading of the system's memory, with the root of its files and its time by the clock of the process. All pools of
 /// the process use it.
-static LAST_READING: OfProcess<Mutex<Option<(PathBuf, u64, HostMemory)>>> = OfProcess::new(Mutex::default);
+static LAST_READING: PerProcess<Mutex<Option<(PathBuf, u64, HostMemory)>>> = PerProcess::new(Mutex::default);
 
 impl AutoLimit {
     /// Reads the files below `root`.
@@ -137,7 +137,7 @@ fn share(memory: &HostMemory, held_bytes: u64) -> (u64, String) {
     (bytes, format!("{part} of {}, {}", Size(memory.total_bytes), memory.origin))
 }
 
-impl Core {
+impl PoolCore {
     /// Changes the limit; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
     pub(crate) fn set_limit(&self, limit: Limit) {
         let (budget, changing) = (&self.memory.budget, self.auto_limit.changing.lock());
@@ -181,7 +181,7 @@ impl Core {
 
     /// Starts a thread that is notified of changes of the shared limit of the host, if there is one.
     pub(crate) fn watch_shared_limit(self: &Arc<Self>) {
-        let Some(limit) = self.memory.budget.host() else { return };
+        let Some(limit) = self.memory.budget.shared_limit() else { return };
         let (log, name) = (self.log.clone(), limit.name().to_owned());
         let core: Weak<Self> = Arc::downgrade(self);
         let begun = limit.watch(move |is_wanted, loss| {
@@ -225,15 +225,15 @@ impl Core {
     /// Lets the other pools of the process release idle memory for a request that was refused with `refusal`. Returns whether
     /// the request has room now. If `calls` permit no slow call, nothing is released, and the result is whether the request may
     /// have room after such a release. Makes slow calls.
-    pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
-        let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::Held(..)));
+    pub(super) fn reclaim_from_other_pools(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
+        let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::WithoutAcquire(..)));
         shared.is_some_and(|shortfall| calls == SlowCalls::None || self.memory.budget.reclaim_from_others(shortfall))
     }
 
     /// Releases idle memory while other owners of the shared limit lack memory.
-    pub(super) fn release_to_others(&self) {
+    pub(super) fn release_idle_for_others(&self) {
         loop {
-            let lacking_bytes = self.memory.budget.others_lack();
+            let lacking_bytes = self.memory.budget.others_lacking_bytes();
             if lacking_bytes == 0 || self.release_idle(lacking_bytes.min(STEP_BYTES)) == 0 {
                 break;
             }
@@ -242,13 +242,17 @@ impl Core {
     }
 
     /// Reports the idle bytes to the shared limit of the host, if there is one.
-    pub(super) fn record_idle(&self) {
-        self.memory.budget.host().into_iter().for_each(|host| host.record_idle(self.memory.supply.idle_bytes(self)));
+    pub(super) fn publish_idle(&self) {
+        self.memory
+            .budget
+            .shared_limit()
+            .into_iter()
+            .for_each(|host| host.publish_idle(self.memory.supply.idle_bytes(self)));
     }
 
     /// Releases a returned `block`, which is a slow call, if other owners want memory and have priority. Otherwise returns
     /// `block`.
-    pub(super) fn release_for_others(&self, block: Block) -> Option<Block> {
+    pub(super) fn release_block_for_others(&self, block: Block) -> Option<Block> {
         if !self.slow_path_flag.is_for_shared_limit() {
             return Some(block);
         }
@@ -261,9 +265,9 @@ impl Core {
         self.counters.made_room.add(1);
         self.evict(block, EvictionReason::Reclaimed);
         // Without an arena, the eviction has released the region of the block, which may be enough.
-        self.release_to_others();
+        self.release_idle_for_others();
         self.wake_waiters();
-        self.close_if_unused();
+        self.tear_down_if_unused();
         None
     }
 
@@ -305,7 +309,7 @@ impl Core {
 
     /// Returns the statistics of the shared limit of the host, if there is one.
     pub(super) fn shared_limit_stats(&self) -> Option<SharedLimitStats> {
-        let SharedLimitReport { name, max_bytes, held_bytes, owners, .. } = self.memory.budget.host()?.report();
+        let SharedLimitReport { name, max_bytes, held_bytes, owners, .. } = self.memory.budget.shared_limit()?.report();
         let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();
         let others = || owners.iter().filter(|owner| !owner.is_own);
         Some(SharedLimitStats {
@@ -320,11 +324,11 @@ impl Core {
     }
 }
 
-impl BudgetOwner for Core {
+impl BudgetOwner for PoolCore {
     fn release_idle(&self, bytes: u64) -> u64 {
         let released_bytes = self.memory.release_idle(bytes, self, self.time.coarse_us());
         if released_bytes > 0 {
-            let host = self.memory.budget.host();
+            let host = self.memory.budget.shared_limit();
             let name = host.as_ref().map_or("(this process)", |host| host.name());
             self.log.shared_limit_released(name, released_bytes);
         }

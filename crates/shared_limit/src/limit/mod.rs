@@ -52,8 +52,7 @@ pub use self::slots::Loss;
 use self::slots::{HELD, IDLE, NAME, NAMESPACE, NEEDED, PROCESS, SINCE, Slots, WANTED};
 use crate::file::sleep_while;
 use pinpool_os::fork::ForkGeneration;
-use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicU64, Mutex, Ordering};
 
 /// The longest time between two checks of the file by an owner's thread.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -197,12 +196,12 @@ impl SharedLimit {
     }
 
     /// Returns the bytes that other living owners want and the limit has no room for.
-    pub fn others_lack(&self) -> u64 {
+    pub fn others_lacking_bytes(&self) -> u64 {
         self.0.with(|state| {
             if self.0.wanted_by_others(state) > 0 {
                 self.0.clear_dead();
             }
-            self.0.others_lack(state)
+            self.0.others_lacking_bytes(state)
         })
     }
 
@@ -210,7 +209,7 @@ impl SharedLimit {
     /// that is returned to it; otherwise 0.
     pub fn owed_bytes(&self) -> u64 {
         let Attached { slots, slot, .. } = &*self.0;
-        self.0.with(|state| match self.0.others_lack(state) {
+        self.0.with(|state| match self.0.others_lacking_bytes(state) {
             0 => 0,
             bytes if shares::owes(&state.demand, &slots.demands_of_others(*slot), slots.max_bytes()) => bytes,
             _ => 0,
@@ -223,7 +222,7 @@ impl SharedLimit {
     }
 
     /// Records how many of this owner's bytes are idle, for reports.
-    pub fn record_idle(&self, bytes: u64) {
+    pub fn publish_idle(&self, bytes: u64) {
         self.0.with(|state| {
             self.0.check(state);
             self.0.write(state, IDLE, bytes)
@@ -339,7 +338,7 @@ impl Attached {
     }
 
     /// Returns the bytes that other owners want and the limit has no room for.
-    fn others_lack(&self, state: &OwnerState) -> u64 {
+    fn others_lacking_bytes(&self, state: &OwnerState) -> u64 {
         match self.wanted_by_others(state) {
             0 => 0,
             wanted_bytes => wanted_bytes.saturating_sub(self.slots.room_bytes()),

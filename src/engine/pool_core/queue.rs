@@ -4,22 +4,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::get::CALL_PATIENCE;
-use super::{Block, BlockRequest, Core};
-use crate::engine::memory::{Refusal, SlowCalls, Stop};
+use super::{Block, BlockRequest, PoolCore};
+use crate::engine::memory::{AttemptError, Refusal, SlowCalls};
 use crate::engine::meter::nanos;
 use crate::engine::wait_queue::{Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{Result, Retry};
 use crate::in_flight::QueryScope;
 use crate::maintenance_thread::pause_for_copies;
 use pinpool_observe::record::Event;
-use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicBool, Ordering, fence};
+use pinpool_os::sync::unmodeled::{AtomicBool, Mutex, Ordering, fence};
 
 /// Shortest sleep of the head while no copy is in flight. The head does not sleep until its deadline, since other pools and
 /// processes may also make room.
 const IDLE_PATIENCE: Duration = Duration::from_millis(5);
 
-impl Server for Core {
+impl Server for PoolCore {
     type Request = BlockRequest;
     type Item = Block;
     type Refusal = Refusal;
@@ -45,7 +44,7 @@ impl Server for Core {
         }
         let Some(refused) = waiter.refusal() else {
             // The request is deferred: its first attempt, without calls, has counted the miss.
-            let calls = SlowCalls::After(waiter.begun + CALL_PATIENCE);
+            let calls = SlowCalls::AllUncounted(waiter.begun + CALL_PATIENCE);
             return self.acquire(&waiter.request, calls).map_err(expect_refusal);
         };
         if !self.memory.supply.could_hold(class) {
@@ -60,9 +59,9 @@ impl Server for Core {
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) && !is_last {
             // This search does not request memory from the source and may stop without a refusal, so the earlier refusal
             // remains.
-            self.search(class, SlowCalls::Held(until), 0).map_err(|_| refused)
+            self.search(class, SlowCalls::WithoutAcquire(until), 0).map_err(|_| refused)
         } else {
-            let attempt = || self.search(class, SlowCalls::Until(until), 0).map_err(expect_refusal);
+            let attempt = || self.search(class, SlowCalls::All(until), 0).map_err(expect_refusal);
             match attempt() {
                 Err(refusal) if self.publish_demand(&refusal, class) => attempt(),
                 acquired => acquired,
@@ -82,18 +81,19 @@ impl Server for Core {
     }
 
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
-        let (wanted, waiter, refusal) = (ticket.request(), &ticket.waiter, ticket.waiter.refusal());
+        let (request, waiter, refusal) = (ticket.request(), &ticket.waiter, ticket.waiter.refusal());
+        let mut timed_out = false;
         if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
-            if served.is_none() && !self.is_hopeless(Some(refusal)) {
-                self.counters.timeouts.add(1);
-            }
+            timed_out = served.is_none() && !self.is_hopeless(Some(refusal));
+            self.counters.timeouts.add(timed_out.into());
             // This event belongs to the request that this thread records next.
             self.record(Event::Waited);
             self.shortage.count_wait(self.time.coarse_us(), waited);
-            self.log.waited(wanted.len as u64, waited, served.is_some());
+            self.log.waited(request.len as u64, waited, served.is_some());
         }
-        let served = served.map_or_else(|| self.give_up(wanted, refusal, waiter.wait), Ok);
-        self.record_outcome(&served, wanted, Some(waiter.begun));
+        let served = served.map_or_else(|| self.give_up(request, refusal, waiter.wait), Ok);
+        let served = served.map_err(|error| error.after_wait(timed_out));
+        self.record_outcome(&served, request, Some(waiter.begun));
         served
     }
 
@@ -116,18 +116,18 @@ impl Server for Core {
         self.is_closed() || self.ended.get().is_some() || !self.memory.may_recover(error)
     }
 
-    fn record_taken(&self) {
+    fn handover_taken(&self) {
         self.clear_demand();
         self.counters.handed_over.add(1);
     }
 
-    fn record_wait(&self, waited: Duration) {
+    fn count_wait(&self, waited: Duration) {
         self.counters.waits.record(waited);
     }
 }
 
 /// Returns the refusal of an attempt that was allowed to make driver calls.
-fn expect_refusal(stop: Stop) -> Refusal {
+fn expect_refusal(stop: AttemptError) -> Refusal {
     stop.refusal().unwrap_or_else(|| unreachable!("an attempt that may make driver calls stopped because it needs one"))
 }
 
@@ -146,7 +146,7 @@ impl SlowPathFlag {
     }
 }
 
-impl Core {
+impl PoolCore {
     /// Sets or clears the flag in the shards if the reasons for it have changed.
     pub(super) fn update_slow_path(&self) {
         let mut was_required = self.slow_path_flag.is_required.lock();
@@ -169,9 +169,9 @@ const LONGEST_PAUSE_US: u64 = 1_000_000;
 /// The time by the pool's clock at which the source may be called again, and the pause until then, in microseconds. `None` if
 /// the source has not refused a call since memory was last released to it.
 #[derive(Debug, Default)]
-pub(super) struct Backoff(Mutex<Option<(u64, u64)>>);
+pub(super) struct SourceBackoff(Mutex<Option<(u64, u64)>>);
 
-impl Backoff {
+impl SourceBackoff {
     /// Ends the pause, since memory was released to the source.
     pub(super) fn end(&self) {
         *self.0.lock() = None;

@@ -1,4 +1,4 @@
-//! A pool in the process of another program, as a shared library: `beside_torch.py` loads it next to PyTorch.
+//! A pool in the process of another program, as a shared library: `with_torch.py` loads it next to PyTorch.
 #![allow(unsafe_code, clippy::print_stderr)] // One exported function, which has no other way to give a reason.
 
 use std::error::Error;

@@ -20,7 +20,7 @@
 //! merged when they are returned, so each of its requests misses and finds a ghost. Many such misses in a row show that its sizes
 //! recur.
 //!
-//! - **demand-I1**: There are at most [`GHOSTS_MAX`] ghosts, and `ghost_bytes` is the sum of their sizes.
+//! - **size-history-I1**: There are at most [`GHOSTS_MAX`] ghosts, and `ghost_bytes` is the sum of their sizes.
 
 use std::collections::VecDeque;
 
@@ -42,7 +42,7 @@ const HELD_PERIOD_US: u64 = 600_000_000;
 
 /// The sizes that returned to an arena, and the sizes that missed.
 #[derive(Debug, Default)]
-pub(crate) struct Demand {
+pub(crate) struct SizeHistory {
     /// Sizes of returned buffers, the newest last (the ghosts of the module documentation).
     ghosts: VecDeque<u64>,
     ghost_bytes: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Demand {
     /// The largest size that missed without a ghost although memory was free in other sizes, and the number of these misses.
     wanted: RecentPeriods,
     wants: RecentPeriods,
-    /// Number of misses that found a ghost since the last call of [`want`](Self::want).
+    /// Number of misses that found a ghost since the last call of [`add_wanted`](Self::add_wanted).
     recurring: u64,
     /// The largest size that missed in the last 30 to 60 s.
     pub(crate) missed: RecentPeriods,
@@ -100,9 +100,9 @@ impl<const LONG_US: u64> RecentPeriods<LONG_US> {
     }
 }
 
-impl Demand {
+impl SizeHistory {
     /// Records that a buffer of `bytes` returned. `hole_bytes` is the size of all holes, including this buffer.
-    pub(crate) fn given(&mut self, bytes: u64, hole_bytes: u64) {
+    pub(crate) fn add_return(&mut self, bytes: u64, hole_bytes: u64) {
         self.ghosts.push_back(bytes);
         self.ghost_bytes += bytes;
         while self.ghost_bytes > hole_bytes || self.ghosts.len() > GHOSTS_MAX {
@@ -112,13 +112,13 @@ impl Demand {
     }
 
     /// Records that a growth committed `bytes` beyond what its buffer needs. These bytes are for the next misses.
-    pub(crate) fn grown(&mut self, bytes: u64) {
+    pub(crate) fn add_growth(&mut self, bytes: u64) {
         self.surplus_bytes += bytes;
     }
 
     /// Records that a request for `bytes` missed while `held_bytes` were committed. Returns whether the miss is no sign of varied
     /// sizes: a buffer of this size has returned, or a growth committed the bytes in advance.
-    pub(crate) fn missed(&mut self, bytes: u64, held_bytes: u64, now_us: u64) -> bool {
+    pub(crate) fn add_miss(&mut self, bytes: u64, held_bytes: u64, now_us: u64) -> bool {
         self.missed.record_largest(bytes, now_us);
         self.held.record_largest(held_bytes, now_us);
         if let Some(newest) = self.ghosts.iter().rposition(|&ghost| ghost == bytes) {
@@ -136,7 +136,7 @@ impl Demand {
     }
 
     /// Records a miss of a size that does not recur, although free and idle memory would have sufficed in one piece.
-    pub(crate) fn want(&mut self, bytes: u64, now_us: u64) {
+    pub(crate) fn add_wanted(&mut self, bytes: u64, now_us: u64) {
         self.wanted.record_largest(bytes, now_us);
         self.wants.count(now_us);
         self.recurring = 0;
@@ -147,7 +147,7 @@ impl Demand {
         if self.wants.counted(now_us) < WANTS_MIN { 0 } else { self.wanted.largest(now_us) }
     }
 
-    /// Recounts demand-I1.
+    /// Recounts size-history-I1.
     ///
     /// # Errors
     ///
@@ -157,7 +157,7 @@ impl Demand {
         let bytes: u64 = self.ghosts.iter().sum();
         if bytes != self.ghost_bytes || self.ghosts.len() > GHOSTS_MAX {
             let count = self.ghosts.len();
-            return Err(format!("demand-I1: {count} ghosts of {bytes} bytes, {} are counted", self.ghost_bytes));
+            return Err(format!("size-history-I1: {count} ghosts of {bytes} bytes, {} are counted", self.ghost_bytes));
         }
         Ok(())
     }
@@ -173,85 +173,87 @@ mod tests {
 
     #[test]
     fn a_size_recurs_once_for_each_buffer_of_it_that_came_back() {
-        let mut demand = Demand::default();
-        demand.given(4 * MIB, 100 * MIB);
-        demand.given(7 * MIB, 100 * MIB);
-        demand.given(4 * MIB, 100 * MIB);
-        let recurs = [4, 5, 4, 4, 7, 7].map(|mib| demand.missed(mib * MIB, 0, 0));
+        let mut history = SizeHistory::default();
+        history.add_return(4 * MIB, 100 * MIB);
+        history.add_return(7 * MIB, 100 * MIB);
+        history.add_return(4 * MIB, 100 * MIB);
+        let recurs = [4, 5, 4, 4, 7, 7].map(|mib| history.add_miss(mib * MIB, 0, 0));
         assert_eq!(recurs, [true, false, true, false, true, false]);
-        assert_eq!((demand.ghost_bytes, demand.missed.largest(0)), (0, 7 * MIB));
+        assert_eq!((history.ghost_bytes, history.missed.largest(0)), (0, 7 * MIB));
     }
 
     #[test]
     fn ghosts_are_no_more_than_the_holes_could_hold() {
-        let mut demand = Demand::default();
-        (1..=4).for_each(|mib| demand.given(mib * MIB, 7 * MIB));
-        assert_eq!([1, 2, 3, 4].map(|mib| demand.missed(mib * MIB, 0, 0)), [false, false, true, true]);
+        let mut history = SizeHistory::default();
+        (1..=4).for_each(|mib| history.add_return(mib * MIB, 7 * MIB));
+        assert_eq!([1, 2, 3, 4].map(|mib| history.add_miss(mib * MIB, 0, 0)), [false, false, true, true]);
         // A buffer may be put and carved again before it is counted, so that it is larger than all holes.
-        demand.given(9 * MIB, 8 * MIB);
-        assert!(!demand.missed(9 * MIB, 0, 0));
-        (0..1000).for_each(|_| demand.given(4096, u64::MAX));
-        assert_eq!(demand.ghosts.len(), GHOSTS_MAX);
-        demand.validate().unwrap();
+        history.add_return(9 * MIB, 8 * MIB);
+        assert!(!history.add_miss(9 * MIB, 0, 0));
+        (0..1000).for_each(|_| history.add_return(4096, u64::MAX));
+        assert_eq!(history.ghosts.len(), GHOSTS_MAX);
+        history.validate().unwrap();
     }
 
     #[test]
     fn what_is_wanted_is_forgotten_after_half_a_minute_to_a_minute() {
-        let mut demand = Demand::default();
-        let want = |demand: &mut Demand, mib: u64, now_us: u64| (0..4).for_each(|_| demand.want(mib * MIB, now_us));
-        want(&mut demand, 8, 29_000_000);
-        want(&mut demand, 3, 31_000_000);
-        assert_eq!([31, 59, 60, 89, 90].map(|second| demand.wanted_bytes(second * 1_000_000) / MIB), [8, 8, 3, 3, 0]);
+        let mut history = SizeHistory::default();
+        let want = |history: &mut SizeHistory, mib: u64, now_us: u64| {
+            (0..4).for_each(|_| history.add_wanted(mib * MIB, now_us))
+        };
+        want(&mut history, 8, 29_000_000);
+        want(&mut history, 3, 31_000_000);
+        assert_eq!([31, 59, 60, 89, 90].map(|second| history.wanted_bytes(second * 1_000_000) / MIB), [8, 8, 3, 3, 0]);
         // A late reading of the clock counts for the current half minute.
-        want(&mut demand, 5, 61_000_000);
-        want(&mut demand, 6, 20_000_000);
-        assert_eq!(demand.wanted_bytes(119_000_000), 6 * MIB);
-        assert_eq!(demand.wanted_bytes(u64::MAX), 0);
+        want(&mut history, 5, 61_000_000);
+        want(&mut history, 6, 20_000_000);
+        assert_eq!(history.wanted_bytes(119_000_000), 6 * MIB);
+        assert_eq!(history.wanted_bytes(u64::MAX), 0);
     }
 
     #[test]
     fn what_was_held_is_forgotten_after_ten_to_twenty_minutes() {
-        let mut demand = Demand::default();
-        demand.missed(MIB, 900 * MIB, 599_000_000);
-        demand.missed(MIB, 300 * MIB, 601_000_000);
-        let held = [601, 1199, 1200, 1799, 1800].map(|second| demand.held.largest(second * 1_000_000) / MIB);
+        let mut history = SizeHistory::default();
+        history.add_miss(MIB, 900 * MIB, 599_000_000);
+        history.add_miss(MIB, 300 * MIB, 601_000_000);
+        let held = [601, 1199, 1200, 1799, 1800].map(|second| history.held.largest(second * 1_000_000) / MIB);
         assert_eq!(held, [900, 900, 300, 300, 0]);
     }
 
     #[test]
     fn few_wants_in_a_minute_are_exceptions() {
-        let mut demand = Demand::default();
-        (0..10).for_each(|minute| demand.want(8 * MIB, minute * 60_000_000));
-        assert_eq!(demand.wanted_bytes(540_000_000), 0);
-        (0..2).for_each(|_| demand.want(8 * MIB, 541_000_000));
-        assert_eq!([541, 599].map(|second| demand.wanted_bytes(second * 1_000_000)), [8 * MIB, 8 * MIB]);
+        let mut history = SizeHistory::default();
+        (0..10).for_each(|minute| history.add_wanted(8 * MIB, minute * 60_000_000));
+        assert_eq!(history.wanted_bytes(540_000_000), 0);
+        (0..2).for_each(|_| history.add_wanted(8 * MIB, 541_000_000));
+        assert_eq!([541, 599].map(|second| history.wanted_bytes(second * 1_000_000)), [8 * MIB, 8 * MIB]);
     }
 
     #[test]
     fn sizes_recur_again_after_many_misses_in_a_row_that_find_a_ghost() {
-        let mut demand = Demand::default();
-        let miss_and_return = |demand: &mut Demand, times: u64| {
+        let mut history = SizeHistory::default();
+        let miss_and_return = |history: &mut SizeHistory, times: u64| {
             (0..times).for_each(|_| {
-                demand.given(MIB, 100 * MIB);
-                assert!(demand.missed(MIB, 0, 0));
+                history.add_return(MIB, 100 * MIB);
+                assert!(history.add_miss(MIB, 0, 0));
             });
         };
         for _ in 0..2 {
-            (0..WANTS_MIN).for_each(|_| demand.want(8 * MIB, 0));
-            miss_and_return(&mut demand, RECURRING_MISSES - 1);
-            demand.want(8 * MIB, 0);
-            miss_and_return(&mut demand, RECURRING_MISSES - 1);
-            assert_eq!(demand.wanted_bytes(0), 8 * MIB, "a want begins the count again");
-            miss_and_return(&mut demand, 1);
-            assert_eq!(demand.wanted_bytes(0), 0);
+            (0..WANTS_MIN).for_each(|_| history.add_wanted(8 * MIB, 0));
+            miss_and_return(&mut history, RECURRING_MISSES - 1);
+            history.add_wanted(8 * MIB, 0);
+            miss_and_return(&mut history, RECURRING_MISSES - 1);
+            assert_eq!(history.wanted_bytes(0), 8 * MIB, "a want begins the count again");
+            miss_and_return(&mut history, 1);
+            assert_eq!(history.wanted_bytes(0), 0);
         }
     }
 
     #[test]
     fn misses_that_a_growth_committed_for_do_not_count() {
-        let mut demand = Demand::default();
-        demand.grown(10 * MIB);
-        assert_eq!([4, 8, 4, 2, 1].map(|mib| demand.missed(mib * MIB, 0, 0)), [true, false, true, true, false]);
+        let mut history = SizeHistory::default();
+        history.add_growth(10 * MIB);
+        assert_eq!([4, 8, 4, 2, 1].map(|mib| history.add_miss(mib * MIB, 0, 0)), [true, false, true, true, false]);
     }
 
     proptest! {
@@ -260,22 +262,22 @@ mod tests {
         /// Compares the ghosts with a list that is searched and summed again at each step.
         #[test]
         fn ghosts_equal_a_plain_list(ops in prop::collection::vec((any::<bool>(), 1..6u64, 0..20u64), 0..400)) {
-            let mut demand = Demand::default();
+            let mut history = SizeHistory::default();
             let mut list = Vec::<u64>::new();
             for (is_given, bytes, hole_bytes) in ops {
                 if is_given {
-                    demand.given(bytes, hole_bytes);
+                    history.add_return(bytes, hole_bytes);
                     list.push(bytes);
                     while list.iter().sum::<u64>() > hole_bytes || list.len() > GHOSTS_MAX {
                         list.remove(0);
                     }
                 } else {
                     let newest = list.iter().rposition(|&ghost| ghost == bytes);
-                    prop_assert_eq!(demand.missed(bytes, 0, 0), newest.is_some());
+                    prop_assert_eq!(history.add_miss(bytes, 0, 0), newest.is_some());
                     newest.map(|at| list.remove(at));
                 }
-                prop_assert_eq!(&demand.ghosts, &list);
-                prop_assert!(demand.validate().is_ok());
+                prop_assert_eq!(&history.ghosts, &list);
+                prop_assert!(history.validate().is_ok());
             }
         }
     }

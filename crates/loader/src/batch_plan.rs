@@ -32,13 +32,13 @@ use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::catalog::{Catalog, DataOrigin, Sample};
-use super::compressed::{Decoder, Turn};
+use super::compressed::{Decompressor, Turn};
 use super::failure::{Failure, FailureCause};
 use super::run::LoadOptions;
 use super::state::LoadState;
 use pinpool::{Error, PinnedBuf};
 
-/// Number of units that a shuffle mixes at a time if compressed files have several samples. Each of these files keeps a decoder.
+/// Number of units that a shuffle mixes at a time if compressed files have several samples. Each such file keeps a decompressor.
 const OPEN_FILES: usize = 8;
 
 /// Consecutive bytes of a sample: all of them, unless the sample is longer than the limit of a batch.
@@ -60,7 +60,7 @@ pub(super) struct PlannedBatch {
     /// Epoch, from 0.
     pub(super) epoch: u64,
     /// Index in the epoch, from 0.
-    pub(super) in_epoch: u64,
+    pub(super) index: u64,
     /// The parts of samples, in the order of their bytes in the batch.
     pub(super) parts: Vec<SamplePart>,
     /// Sum of the lengths of the parts.
@@ -78,7 +78,7 @@ pub struct LoadedBatch {
     /// Epoch, from 0.
     pub epoch: u64,
     /// Index in the epoch, from 0.
-    pub in_epoch: u64,
+    pub index: u64,
     /// The arrays of decoded fields, then the bytes of all parts. Empty if nothing could be read.
     pub buffer: PinnedBuf,
     /// The range of the array of each field in [`LoadOptions::decode`]. An array has a row for each part.
@@ -118,33 +118,33 @@ impl LoadedBatch {
 
 /// The batches of a run, in order.
 #[derive(Debug, Default)]
-pub(super) struct Batches {
+pub(super) struct BatchPlan {
     catalog: Catalog,
     options: LoadOptions,
     epoch: u64,
     /// Number of batches of this epoch so far.
-    in_epoch: u64,
+    index: u64,
     number: u64,
     order: Vec<usize>,
     /// Number of samples of this epoch that are completely in earlier batches.
     taken: usize,
     /// Bytes of the next sample that are in earlier batches.
     taken_bytes: u64,
-    /// For each compressed file, the channel by which its next batch receives the decoder.
-    turns: HashMap<usize, Receiver<Decoder>>,
+    /// For each compressed file, the channel by which its next batch receives the decompressor.
+    turns: HashMap<usize, Receiver<Decompressor>>,
 }
 
-impl Batches {
+impl BatchPlan {
     /// Creates the batches from `start` on.
-    pub(super) fn new(catalog: &Catalog, options: &LoadOptions, start: &LoadState) -> Batches {
-        let mut batches = Batches {
+    pub(super) fn new(catalog: &Catalog, options: &LoadOptions, start: &LoadState) -> BatchPlan {
+        let mut batches = BatchPlan {
             catalog: catalog.clone(),
             options: options.clone(),
             epoch: start.epoch.min(options.epochs),
-            ..Batches::default()
+            ..BatchPlan::default()
         };
         batches.start_epoch();
-        (0..start.batch).for_each(|_| drop(batches.next_in_epoch()));
+        (0..start.index).for_each(|_| drop(batches.next_in_epoch()));
         batches.number = start.number;
         batches
     }
@@ -152,13 +152,13 @@ impl Batches {
     /// Returns the number of batches of `epoch`.
     pub(super) fn count(catalog: &Catalog, options: &LoadOptions, epoch: u64) -> u64 {
         let options = LoadOptions { epochs: epoch.saturating_add(1), ..options.clone() };
-        let mut batches = Batches::new(catalog, &options, &LoadState { epoch, ..LoadState::default() });
+        let mut batches = BatchPlan::new(catalog, &options, &LoadState { epoch, ..LoadState::default() });
         while batches.next_in_epoch().is_some() {}
-        batches.in_epoch
+        batches.index
     }
 
     fn start_epoch(&mut self) {
-        (self.taken, self.in_epoch) = (0, 0);
+        (self.taken, self.index) = (0, 0);
         if self.epoch == self.options.epochs {
             return;
         }
@@ -201,8 +201,8 @@ impl Batches {
         }
         let max_bytes = self.options.batch_bytes.filter(|_| self.options.decode.is_empty());
         let max_bytes = max_bytes.map_or(u64::MAX, NonZeroU64::get);
-        let (number, epoch, in_epoch) = (self.number, self.epoch, self.in_epoch);
-        let mut batch = PlannedBatch { number, epoch, in_epoch, ..PlannedBatch::default() };
+        let (number, epoch, index) = (self.number, self.epoch, self.index);
+        let mut batch = PlannedBatch { number, epoch, index, ..PlannedBatch::default() };
         while let Some(&sample) = self.order.get(self.taken) {
             let rest = self.catalog.samples()[sample].len_bytes - self.taken_bytes;
             let is_first = batch.parts.is_empty();
@@ -225,7 +225,7 @@ impl Batches {
             batch.parts.sort_by_key(|part| self.catalog.samples()[part.sample].file);
         }
         self.number += 1;
-        self.in_epoch += 1;
+        self.index += 1;
         Some(batch)
     }
 
@@ -287,7 +287,7 @@ fn samples_of(units: Vec<Range<usize>>, rng: Option<&mut ChaCha8Rng>) -> Vec<usi
     order
 }
 
-impl Iterator for Batches {
+impl Iterator for BatchPlan {
     type Item = PlannedBatch;
 
     fn next(&mut self) -> Option<PlannedBatch> {
@@ -355,7 +355,7 @@ mod tests {
     fn by_files_the_last_batch_of_each_epoch_is_short() {
         let catalog = catalog(&[1; 5]);
         let options = LoadOptions { epochs: 2, batch_samples: NonZeroU64::new(2), ..LoadOptions::default() };
-        let batches: Vec<_> = Batches::new(&catalog, &options, &LoadState::default()).collect();
+        let batches: Vec<_> = BatchPlan::new(&catalog, &options, &LoadState::default()).collect();
         let held: Vec<_> = batches.iter().map(samples).collect();
         assert_eq!(held, [vec![0, 1], vec![2, 3], vec![4], vec![0, 1], vec![2, 3], vec![4]]);
         assert_eq!(batches.iter().map(|batch| batch.number).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
@@ -369,8 +369,8 @@ mod tests {
                 let (shard, batch_samples) = (crate::Shard::new(rank, world), NonZeroU64::new(10));
                 let options = LoadOptions { batch_samples, shard, even, drop_last, ..LoadOptions::default() };
                 let planned: Vec<_> =
-                    Batches::new(&catalog(&vec![1; samples]), &options, &LoadState::default()).collect();
-                assert_eq!(planned.len() as u64, Batches::count(&catalog(&vec![1; samples]), &options, 0));
+                    BatchPlan::new(&catalog(&vec![1; samples]), &options, &LoadState::default()).collect();
+                assert_eq!(planned.len() as u64, BatchPlan::count(&catalog(&vec![1; samples]), &options, 0));
                 planned.iter().map(|batch| batch.parts.len()).collect::<Vec<_>>()
             });
             ranks.collect::<Vec<_>>()
@@ -403,7 +403,7 @@ mod tests {
             ..LoadOptions::default()
         };
         let catalog = catalog(lengths);
-        let batches = Batches::new(&catalog, &options, &LoadState::default()).map(|batch| {
+        let batches = BatchPlan::new(&catalog, &options, &LoadState::default()).map(|batch| {
             assert_eq!(batch.len_bytes, batch.parts.iter().map(|part| part.len_bytes).sum::<u64>());
             batch.parts.iter().map(|part| (part.sample, part.start, part.len_bytes)).collect()
         });

@@ -94,17 +94,17 @@ fn others_lack_what_they_want_beyond_the_room() {
     let (first, second) = (named.attach("", 100), named.attach("", 100));
     assert!(first.claim(70));
     let [get, reserve] = <[Want; 2]>::default();
-    assert_eq!((first.others_lack(), first.is_wanted()), (0, false));
+    assert_eq!((first.others_lacking_bytes(), first.is_wanted()), (0, false));
     want(&second, &get, 50);
-    assert_eq!((first.others_lack(), second.others_lack()), (20, 0));
+    assert_eq!((first.others_lacking_bytes(), second.others_lacking_bytes()), (20, 0));
     assert!(first.is_wanted() && !second.is_wanted());
     first.release(10);
-    assert_eq!(first.others_lack(), 10);
+    assert_eq!(first.others_lacking_bytes(), 10);
     want(&second, &reserve, 7);
     want(&second, &get, 40);
-    assert_eq!(first.others_lack(), 7);
+    assert_eq!(first.others_lacking_bytes(), 7);
     want(&second, &get, 0);
-    assert_eq!((first.others_lack(), first.is_wanted()), (0, true));
+    assert_eq!((first.others_lacking_bytes(), first.is_wanted()), (0, true));
     want(&second, &reserve, 0);
     assert!(!first.is_wanted());
 }
@@ -150,7 +150,7 @@ fn wants_that_change_at_once_leave_no_want_behind() {
         }
     });
     wants.iter().for_each(|one| want(&owner, one, 0));
-    assert_eq!(named.attach("", 1).others_lack(), 0);
+    assert_eq!(named.attach("", 1).others_lacking_bytes(), 0);
     assert_eq!(owner.report().owners[0].wanted_bytes, 0);
 }
 
@@ -314,7 +314,7 @@ fn owners_of_a_removed_file_keep_what_they_hold_and_claim_nothing_more() {
     fs::remove_file(named.path()).unwrap();
     want(&second, &Want::default(), 50);
     assert_eq!((second.loss(), second.room_for(1), second.claim(1)), (Some(Loss::Removed), 0, false));
-    assert_eq!((first.is_wanted(), first.others_lack(), first.owed_bytes()), (false, 0, 0));
+    assert_eq!((first.is_wanted(), first.others_lacking_bytes(), first.owed_bytes()), (false, 0, 0));
     assert_eq!(noticed.recv_timeout(Duration::from_secs(60)), Ok(Loss::Removed));
     first.release(20);
     assert_eq!((first.report().held_bytes, second.report().owners.len()), (40, 2));
@@ -343,7 +343,7 @@ fn an_owner_whose_descriptor_other_code_has_closed_leaves_its_slot_and_the_descr
     assert_eq!(owner.loss(), Some(Loss::Closed));
     owner.release(60);
     want(&owner, &Want::default(), 7);
-    owner.record_idle(1);
+    owner.publish_idle(1);
     drop(Child::that(|| assert!(victim.metadata().is_ok())));
     drop(owner);
     assert!(victim.metadata().is_ok());

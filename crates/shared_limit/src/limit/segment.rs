@@ -9,7 +9,7 @@ use std::io;
 use std::ptr::NonNull;
 
 use pinpool_os::fork::ForkGeneration;
-use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::{AtomicU64, Ordering};
 
 /// Maximum number of attached pools.
 pub(super) const SLOTS: usize = 256;

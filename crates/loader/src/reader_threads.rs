@@ -12,8 +12,8 @@
 //!   '- batches with a buffer that has returned to the pool
 //! ```
 //!
-//! - **reading-I1**: batches come in the order of the plan, even if later ones are filled first.
-//! - **reading-I2**: when [`Reading`] ends, its threads have ended and all remaining buffers have returned to the pool.
+//! - **reader-threads-I1**: batches come in the order of the plan, even if later ones are filled first.
+//! - **reader-threads-I2**: when [`ReaderThreads`] ends, its threads have ended and all remaining buffers have returned to the pool.
 //! - **ahead-I1**: every batch started is eventually sent and completed, unless the read-ahead was closed.
 //! - **ahead-I2**: once closed, no batch is started and no thread waits.
 //! - **worker-I1**: a batch is started and gets its buffer under one lock, so buffers are allocated in batch order. Batches
@@ -32,11 +32,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use pinpool_os::fork::ForkGeneration;
-use pinpool_os::sync::plain::{Condvar, Mutex};
+use pinpool_os::sync::unmodeled::{Condvar, Mutex};
 
-use super::batches::{Batches, LoadedBatch, PlannedBatch};
-use super::read::{SampleReader, batch_bytes};
+use super::batch_plan::{BatchPlan, LoadedBatch, PlannedBatch};
 use super::run::Loader;
+use super::sample_reader::{SampleReader, batch_bytes};
 use super::state::LoadState;
 use super::stop::Unpark;
 use super::summary::LoadError;
@@ -135,7 +135,7 @@ struct Workers {
     loader: Loader,
     ahead: ReadAhead,
     /// Locked while a batch is started and gets its buffer (worker-I1).
-    batches: Mutex<Batches>,
+    batches: Mutex<BatchPlan>,
 }
 
 impl Workers {
@@ -196,7 +196,7 @@ impl Workers {
 
 /// The batches of a load as its threads fill them.
 #[derive(Debug)]
-pub(super) struct Reading {
+pub(super) struct ReaderThreads {
     workers: Arc<Workers>,
     threads: Vec<JoinHandle<()>>,
     /// `None` after [`end`](Self::end).
@@ -206,13 +206,13 @@ pub(super) struct Reading {
     generation: ForkGeneration,
 }
 
-impl Reading {
+impl ReaderThreads {
     /// Starts the threads. Fails if the system cannot start any.
-    pub(super) fn start(loader: &Loader) -> Result<Reading, LoadError> {
+    pub(super) fn start(loader: &Loader) -> Result<ReaderThreads, LoadError> {
         let threads = loader.options.workers.get();
         let prefetch = loader.options.prefetch.map_or(threads.saturating_mul(2), NonZeroUsize::get);
         let (send, filled) = mpsc::channel();
-        let mut reading = Reading::from_channel(loader, prefetch as u64, filled);
+        let mut reading = ReaderThreads::from_channel(loader, prefetch as u64, filled);
         for number in 0..threads {
             let (send, workers) = (send.clone(), reading.workers.clone());
             let thread = thread::Builder::new().name(format!("pinpool-read-{number}"));
@@ -226,14 +226,14 @@ impl Reading {
         Ok(reading)
     }
 
-    /// Creates a reading that receives its batches from a channel, without threads.
-    pub(super) fn from_channel(loader: &Loader, prefetch: u64, filled: Receiver<LoadedBatch>) -> Reading {
+    /// Creates a `ReaderThreads` without threads, which receives its batches from a channel.
+    pub(super) fn from_channel(loader: &Loader, prefetch: u64, filled: Receiver<LoadedBatch>) -> ReaderThreads {
         let workers = Workers {
             loader: loader.clone(),
             ahead: ReadAhead::new(prefetch),
-            batches: Mutex::new(Batches::new(&loader.catalog, &loader.options, &loader.start)),
+            batches: Mutex::new(BatchPlan::new(&loader.catalog, &loader.options, &loader.start)),
         };
-        Reading {
+        ReaderThreads {
             workers: Arc::new(workers),
             threads: Vec::new(),
             filled: Some(filled),
@@ -247,7 +247,7 @@ impl Reading {
         &self.workers.ahead
     }
 
-    /// Returns the next batch in order (reading-I1), or `None` if there is none. Returns pending if no batch is filled within `wait`.
+    /// Returns the next batch in order (reader-threads-I1), or `None` if there is none. Returns pending if no batch is filled within `wait`.
     pub(super) fn next(&mut self, wait: Duration) -> Poll<Option<LoadedBatch>> {
         let Some(filled) = &self.filled else { return Poll::Ready(None) };
         loop {
@@ -281,7 +281,7 @@ impl Reading {
     }
 }
 
-impl Drop for Reading {
+impl Drop for ReaderThreads {
     fn drop(&mut self) {
         self.end();
     }
@@ -292,13 +292,13 @@ impl Drop for Reading {
 /// In a forked child it yields nothing.
 #[derive(Debug)]
 pub struct BatchReader {
-    reading: Reading,
+    reading: ReaderThreads,
     /// The state after the last batch that was returned.
     state: LoadState,
 }
 
 impl BatchReader {
-    pub(super) fn new(reading: Reading, state: LoadState) -> BatchReader {
+    pub(super) fn new(reading: ReaderThreads, state: LoadState) -> BatchReader {
         // Until the first call no consumer waits for a batch.
         reading.ahead().set_wanted(false);
         BatchReader { reading, state }
@@ -324,7 +324,7 @@ impl BatchReader {
         // The consumer owns the buffer now. A worker that finds no memory waits until the consumer calls again, and then
         // makes one more attempt, which waits up to `PINPOOL_WAIT`.
         self.reading.ahead().completed();
-        (self.state.epoch, self.state.batch, self.state.number) = (batch.epoch, batch.in_epoch + 1, batch.number + 1);
+        (self.state.epoch, self.state.index, self.state.number) = (batch.epoch, batch.index + 1, batch.number + 1);
         Poll::Ready(Some(batch))
     }
 

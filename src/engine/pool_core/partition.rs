@@ -12,7 +12,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Block, Core, Purpose};
+use super::{Block, PoolCore, Purpose};
 use crate::engine::memory::Refusal;
 use crate::engine::meter::owners::Tag;
 use crate::engine::meter::{Counter, Times};
@@ -23,7 +23,7 @@ use crate::quota::{Budget, BudgetOwner, Claim, LimitLevel};
 use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::Stats;
-use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
+use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// A request with its size class, tag and partition.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ impl BlockRequest {
 
 /// A partition of a pool.
 pub(crate) struct PartitionCore {
-    core: Arc<Core>,
+    core: Arc<PoolCore>,
     /// `POOL/NAME`, or `NAME` if the pool is unnamed.
     pub(crate) name: String,
     /// Unique among the pools and partitions of the process.
@@ -62,7 +62,7 @@ pub(crate) struct PartitionCore {
     peak_bytes: AtomicU64,
 }
 
-impl Core {
+impl PoolCore {
     /// Makes a partition of this pool.
     pub(crate) fn partition(self: &Arc<Self>, name: &str, max_bytes: Option<u64>) -> Arc<PartitionCore> {
         self.log.partition(name, max_bytes, self.memory.budget.max_bytes());
@@ -141,19 +141,19 @@ impl PartitionCore {
     /// zero or the request exceeds a limit. The request of a task has a `keep_alive`.
     pub(crate) fn begin_claim(
         self: &Arc<Self>,
-        wanted: &BlockRequest,
+        request: &BlockRequest,
         wait: Duration,
         keep_alive: Option<KeepAlive>,
     ) -> Result<FirstAttempt<Self>> {
-        let refusal = match self.try_claim(wanted.class) {
+        let refusal = match self.try_claim(request.class) {
             Ok(claim) => return Ok(FirstAttempt::Served(claim)),
             Err(refusal) => refusal,
         };
         if wait.is_zero() || refusal.is_too_large() {
-            return Err(self.refuse(wanted, refusal));
+            return Err(self.refuse(request, refusal));
         }
-        self.core.log.waiting(wanted.len as u64, wanted.class.bytes as u64);
-        let waiter = Waiter::new(wanted.clone(), wanted.class, (Instant::now(), wait), keep_alive);
+        self.core.log.waiting(request.len as u64, request.class.bytes as u64);
+        let waiter = Waiter::new(request.clone(), request.class, (Instant::now(), wait), keep_alive);
         Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, Some(refusal))))
     }
 
@@ -168,15 +168,15 @@ impl PartitionCore {
         }
     }
 
-    fn refuse(&self, wanted: &BlockRequest, refusal: Refusal) -> crate::Error {
+    fn refuse(&self, request: &BlockRequest, refusal: Refusal) -> crate::Error {
         self.failed.add(1);
         self.core.counters.failed_requests.add(1);
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
         let refusal = self.core.ended.get().cloned().map_or(refusal, Refusal::Source);
-        let error = self.core.refused(wanted, refusal, Purpose::Request);
-        self.core.record_outcome(&Err::<Block, _>(()), wanted, None);
+        let error = self.core.refused(request, refusal, Purpose::Request);
+        self.core.record_outcome(&Err::<Block, _>(()), request, None);
         error
     }
 
@@ -231,13 +231,14 @@ impl Server for PartitionCore {
     }
 
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, claim: Option<Claim>) -> Result<Claim> {
-        let wanted = ticket.request();
-        self.core.log.waited(wanted.len as u64, ticket.age(), claim.is_some());
+        let request = ticket.request();
+        self.core.log.waited(request.len as u64, ticket.age(), claim.is_some());
         claim.ok_or_else(|| {
-            self.timeouts.add(u64::from(!self.is_hopeless(ticket.waiter.refusal().as_ref())));
-            let needed_bytes = self.core.memory.supply.block_bytes(wanted.class);
+            let timed_out = !self.is_hopeless(ticket.waiter.refusal().as_ref());
+            self.timeouts.add(timed_out.into());
+            let needed_bytes = self.core.memory.supply.block_bytes(request.class);
             let full = || self.budget.full(needed_bytes).into();
-            self.refuse(wanted, ticket.waiter.refusal().unwrap_or_else(full))
+            self.refuse(request, ticket.waiter.refusal().unwrap_or_else(full)).after_wait(timed_out)
         })
     }
 
@@ -249,7 +250,7 @@ impl Server for PartitionCore {
         self.is_closed() || self.core.ended.get().is_some() || refusal.is_some_and(Refusal::is_too_large)
     }
 
-    fn record_wait(&self, waited: Duration) {
+    fn count_wait(&self, waited: Duration) {
         self.waits.record(waited);
     }
 }
