@@ -66,8 +66,9 @@ impl Future for PendingBuf {
     }
 }
 
-/// Error of [`PinnedBuf::copy_to`], [`PinnedBuf::copy_from`] and [`PinnedBuf::release_after`], with the buffer for another attempt. `?` converts it to an
-/// [`Error`] and drops the buffer. After a failed `release_after` the memory of a dropped buffer is never reused.
+/// Error of [`PinnedBuf::copy_to`], [`PinnedBuf::copy_from`] and [`PinnedBuf::release_after`], with the buffer for another
+/// attempt. `?` converts it to an [`Error`] and drops the buffer. After a failed `release_after` the memory of a
+/// dropped buffer is never reused.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct CopyError {

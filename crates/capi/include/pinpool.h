@@ -338,13 +338,13 @@ pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_pinned, pp_rel
  * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
  * If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one
  * of these has failed, pp_put is still allowed, but unless a later call with the same stream or event has succeeded, the memory
- * is never reused (after PP_UNAVAILABLE immediately). Any thread may call this function.
+ * is never reused. After PP_UNAVAILABLE it is reused immediately. Any thread may call this function.
  *
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer, or
- *   another call for the buffer has not returned; see pp_last_error. Once the address is handed out again, a second return is not detected, and returns the new buffer.
+ *   another call for the buffer has not returned; see pp_last_error. Once the address is handed out again, a second return is
+ *   not detected, and returns the new buffer.
  */
-pp_status pp_put(pp_pool *pool,
-                 void *ptr);
+pp_status pp_put(pp_pool *pool, void *ptr);
 
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is
@@ -389,14 +389,16 @@ pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *event);
 
 /**
- * Records that the work enqueued so far on `stream` uses the buffer at `ptr`, which stays with the caller. After its return, the
- * pool reuses the memory once this work, too, has completed. For a buffer that several streams use, call this function for each
+ * Records that the work enqueued so far on `stream` uses the buffer at `ptr`, which stays with the caller. Once the
+ * buffer is returned, the pool reuses the memory when this work, too, has completed. For a buffer that several streams use, call this function for each
  * stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long the context must
  * live.
  *
  * - PP_DEVICE, PP_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
  */
-pp_status pp_record_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
+pp_status pp_record_stream(pp_pool *pool,
+                           void *ptr,
+                           CUstream_st *stream);
 
 /**
  * Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. It is 0 with
