@@ -31,7 +31,7 @@ def run_python(*command, expect=0, **settings):
 
 
 @pytest.fixture
-def alone():
+def run_in_subprocess():
     """Runs code in a separate process and returns its output."""
     return lambda code, **settings: run_python("-c", textwrap.dedent(code), **settings)
 

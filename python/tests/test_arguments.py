@@ -144,8 +144,8 @@ def test_each_argument_of_torchs_loaders_is_answered(tmp_path, pool):
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="the module has another name from 3.13 on")
-def test_an_import_into_a_sub_interpreter_fails_once(alone):
-    out, err = alone("""
+def test_an_import_into_a_sub_interpreter_fails_once(run_in_subprocess):
+    out, err = run_in_subprocess("""
         import _xxsubinterpreters as interpreters
         one = interpreters.create()
         try: interpreters.run_string(one, "import pinpool; pinpool.Pool(backend='heap')")

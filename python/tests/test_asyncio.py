@@ -89,8 +89,8 @@ def test_a_coroutine_that_is_never_awaited_uses_no_buffer(pool):
     assert pool.stats()["requests"]["served"] == 0
 
 
-def test_waking_a_request_that_has_ended_raises_no_sigpipe(alone):
-    out, _ = alone("""
+def test_waking_a_request_that_has_ended_raises_no_sigpipe(run_in_subprocess):
+    out, _ = run_in_subprocess("""
         import asyncio, signal, threading, pinpool
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         pool = pinpool.Pool(env=False, backend="heap", max_bytes="8MiB")

@@ -62,8 +62,8 @@ def test_a_buffer_outlives_its_pool():
     buf.release()
 
 
-def test_a_pool_that_ends_before_its_buffers_releases_idle_memory_silently(alone):
-    out, err = alone("""
+def test_a_pool_that_ends_before_its_buffers_releases_idle_memory_silently(run_in_subprocess):
+    out, err = run_in_subprocess("""
         import pinpool
         def resident():
             return int(open("/proc/self/statm").read().split()[1]) >> 8  # MiB

@@ -204,14 +204,14 @@ OF_THE_TRAINER = """
 
 @needs_torch
 @pytest.mark.parametrize(("before", "kind"), [("import torch", "torch"), ("", "numpy")])
-def test_the_trainer_determines_the_library_of_batches(alone, tmp_path, monkeypatch, before, kind):
+def test_the_trainer_determines_the_library_of_batches(run_in_subprocess, tmp_path, monkeypatch, before, kind):
     (tmp_path / "pinpool_samples.py").write_text(
         "import numpy as np\n"
         "def batch(shared):\n"
         "    return shared.collate([{'x': np.ones(3), 'y': index, 'z': 0.5, 'n': np.float32(1)} for index in range(2)])\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    out, _ = alone(OF_THE_TRAINER.format(before=before))
+    out, _ = run_in_subprocess(OF_THE_TRAINER.format(before=before))
     assert out.splitlines() == [f"{context} ['{kind}']" for context in ("fork", "spawn", "forkserver")]
 
 

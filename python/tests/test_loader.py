@@ -373,8 +373,8 @@ def test_the_interpreter_lock_is_released_while_a_loop_waits(tmp_path):
     assert not waits.is_alive() and taken[0].index == 1
 
 
-def test_a_loader_of_the_parent_is_refused_in_a_child(files, alone):
-    out, _ = alone(f"""
+def test_a_loader_of_the_parent_is_refused_in_a_child(files, run_in_subprocess):
+    out, _ = run_in_subprocess(f"""
         import os, warnings
         import pinpool
         import pinpool_loader

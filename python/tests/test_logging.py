@@ -78,8 +78,8 @@ def test_a_handler_may_use_the_pool_and_lines_of_other_threads_arrive():
         heap()
 
 
-def test_a_handler_that_raises_breaks_no_call(alone):
-    out, err = alone("""
+def test_a_handler_that_raises_breaks_no_call(run_in_subprocess):
+    out, err = run_in_subprocess("""
         import logging, pinpool
         class Raises(logging.Filter):
             def filter(self, record): raise RuntimeError("the filter raises")
@@ -91,8 +91,8 @@ def test_a_handler_that_raises_breaks_no_call(alone):
     assert out == "10\n" and "the filter raises" in err
 
 
-def test_queued_lines_are_forwarded_at_exit(alone):
-    _, err = alone("""
+def test_queued_lines_are_forwarded_at_exit(run_in_subprocess):
+    _, err = run_in_subprocess("""
         import logging, pinpool
         logging.basicConfig(level=logging.INFO)
         pool = pinpool.Pool(env=False, backend="heap", name="last")

@@ -1,96 +1,20 @@
-"""Streams and pinned memory, over the mock driver instead of libcuda.
+"""Streams and pinned memory, over the mock driver instead of libcuda."""
 
-Built by `cargo build -p mock_driver`; PINPOOL_MOCK_DRIVER names another one.
-"""
-
-import os
-import pathlib
 import textwrap
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
-PLACES = [pathlib.Path(os.environ.get("PINPOOL_MOCK_DRIVER", "-")), ROOT / "target" / "debug" / "libmock_driver.so"]
-MOCK_DRIVER = next((place for place in PLACES if place.is_file()), None)
+import mock_driver
+from mock_driver import MOCK_DRIVER, PRELUDE, mock_driver_environment
 
-pytestmark = pytest.mark.skipif(MOCK_DRIVER is None, reason=f"the mock driver is not built: {__doc__.split(chr(10))[2]}")
-
-PRELUDE = """
-import asyncio, ctypes, gc, os, pathlib, threading, time
-import numpy as np
-import pinpool
-
-cuda = ctypes.CDLL("libcuda.so")
-cuda.mock_driver_hold_stream.argtypes, cuda.mock_driver_hold_stream.restype = [ctypes.c_size_t, ctypes.c_int], ctypes.c_size_t
-cuda.mock_driver_wait_for_held.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
-cuda.mock_driver_calls.argtypes, cuda.mock_driver_calls.restype = [ctypes.c_char_p], ctypes.c_uint64
-cuda.mock_driver_wrong_uses.restype = ctypes.c_size_t
-
-def driver(name, *arguments):
-    code = getattr(cuda, name)(*arguments)
-    assert code == 0, f"{name} answered {code}"
-
-context = ctypes.c_void_p()
-driver("cuInit", 0)
-driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-driver("cuCtxSetCurrent", context)
-
-def new_stream():
-    stream = ctypes.c_void_p()
-    driver("cuStreamCreate", ctypes.byref(stream), 1)
-    return stream.value
-
-target = ctypes.c_uint64()
-driver("cuMemAlloc_v2", ctypes.byref(target), ctypes.c_size_t(1 << 20))
-
-def copy(buf, stream):
-    driver("cuMemcpyHtoDAsync_v2", target, ctypes.c_void_p(buf.ptr), ctypes.c_size_t(len(buf)), ctypes.c_void_p(stream))
-
-def on_device(size):
-    driver("cuCtxSynchronize")
-    bytes_ = (ctypes.c_ubyte * size)()
-    driver("cuMemcpyDtoH_v2", bytes_, target, ctypes.c_size_t(size))
-    return set(bytes_)
-
-def hold(stream=0): cuda.mock_driver_hold_stream(stream, 1)
-def let_run(stream=0): cuda.mock_driver_hold_stream(stream, 0)
-
-def pool_of(**settings):
-    settings = {"backend": "cuda", "preset": "tensorflow", "maintenance_thread": False} | settings
-    return pinpool.Pool(env=False, **settings)
-
-def held_back(pool):
-    pool.maintain()
-    stats = pool.stats()
-    return stats["copies"]["in_flight"], stats["memory"]["in_use"], stats["memory"]["idle"]
-
-def settled(pool, state):
-    end = time.monotonic() + 300  # Only bounds a hang.
-    while held_back(pool) != state:
-        assert time.monotonic() < end, held_back(pool)
-        time.sleep(0.001)
-
-SIZE = 65536
-SHARED = {"preset": "adaptive", "max_bytes": 3 * SIZE // 2, "ledger": f"python-{os.getpid()}"}
-
-def want(pool):
-    threading.Thread(target=pool_of(**SHARED).get, args=[SIZE // 2]).start()
-    while not pool.stats()["limits"]["shared"]["others_wanted_bytes"]: pass
-    pool.maintain()
-"""
-
-
-def mock_driver_environment(folder):
-    for name in ("libcuda.so", "libcuda.so.1"):
-        (folder / name).symlink_to(MOCK_DRIVER)
-    return os.environ | {"LD_LIBRARY_PATH": str(folder)}
+pytestmark = pytest.mark.skipif(MOCK_DRIVER is None, reason=f"the mock driver is not built: {mock_driver.__doc__.split(chr(10))[2]}")
 
 
 @pytest.fixture
-def with_mock_driver(alone, tmp_path):
+def with_mock_driver(run_in_subprocess, tmp_path):
     def passes(code):
         code = PRELUDE + textwrap.dedent(code) + "\nassert cuda.mock_driver_wrong_uses() == 0\nprint('passed')"
-        out, err = alone(code, env=mock_driver_environment(tmp_path))
+        out, err = run_in_subprocess(code, env=mock_driver_environment(tmp_path))
         assert out.endswith("passed\n"), f"{out}\n{err}"
 
     return passes
@@ -322,7 +246,7 @@ def test_the_interpreter_runs_while_the_driver_pins_or_releases(with_mock_driver
     """)
 
 
-def test_the_interpreter_runs_while_the_first_use_of_a_pool_starts_the_driver(alone, tmp_path):
+def test_the_interpreter_runs_while_the_first_use_of_a_pool_starts_the_driver(run_in_subprocess, tmp_path):
     code = """
         import ctypes, threading
         import pinpool
@@ -339,7 +263,7 @@ def test_the_interpreter_runs_while_the_first_use_of_a_pool_starts_the_driver(al
         thread.join(300)
         assert not thread.is_alive()
     """
-    alone(code, env=mock_driver_environment(tmp_path))
+    run_in_subprocess(code, env=mock_driver_environment(tmp_path))
 
 
 def test_driver_memory_is_refused_in_a_forked_child(with_mock_driver):

@@ -3,8 +3,8 @@
 import pytest
 
 
-def test_the_interpreter_ends_with_buffers_views_and_pools_alive(alone):
-    out, err = alone("""
+def test_the_interpreter_ends_with_buffers_views_and_pools_alive(run_in_subprocess):
+    out, err = run_in_subprocess("""
         import logging, numpy as np, pinpool
         logging.basicConfig(level=logging.DEBUG)
         pool = pinpool.Pool(env=False, backend="heap")
@@ -19,8 +19,8 @@ def test_the_interpreter_ends_with_buffers_views_and_pools_alive(alone):
 
 
 @pytest.mark.parametrize("attempt", range(5))
-def test_the_interpreter_ends_while_threads_wait_and_use_the_pool(alone, attempt):
-    out, _ = alone("""
+def test_the_interpreter_ends_while_threads_wait_and_use_the_pool(run_in_subprocess, attempt):
+    out, _ = run_in_subprocess("""
         import threading, time, pinpool
         pool = pinpool.Pool(env=False, backend="heap", max_bytes="8MiB")
         held = pool.get("7MiB")
@@ -52,8 +52,8 @@ FORK = """
 """
 
 
-def test_the_parents_pool_raises_fork_error_in_a_child(alone):
-    out, err = alone(
+def test_the_parents_pool_raises_fork_error_in_a_child(run_in_subprocess):
+    out, err = run_in_subprocess(
         FORK
         + """
     def child():

@@ -1,21 +1,15 @@
 """The code blocks of the READMEs run unchanged, if the modules that they need are installed."""
 
-import pathlib
 import re
 
 import pytest
 
-from test_mock_driver import MOCK_DRIVER, PRELUDE, mock_driver_environment
-
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-def examples(readme):
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / readme).read_text(), re.M | re.S)
+from mock_driver import MOCK_DRIVER, PRELUDE, mock_driver_environment
+from readme_examples import ROOT, examples
 
 
-def test_the_example_of_the_main_readme_runs(alone):
-    out, _ = alone(examples("README.md")[0])
+def test_the_example_of_the_main_readme_runs(run_in_subprocess):
+    out, _ = run_in_subprocess(examples("README.md")[0])
     assert out.endswith("1228308480 5242880\n")
 
 
@@ -66,12 +60,12 @@ BLOCKS = [
 
 @pytest.mark.skipif(MOCK_DRIVER is None, reason="the mock driver is not built")
 @pytest.mark.parametrize("at", range(len(BLOCKS)))
-def test_the_other_examples_of_the_readmes_run(at, alone, tmp_path, monkeypatch):
+def test_the_other_examples_of_the_readmes_run(at, run_in_subprocess, tmp_path, monkeypatch):
     needs, before, after, said = BLOCKS[at]
     for module in needs.split():
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
-    out, _ = alone(before + EXAMPLES[at] + after, env=mock_driver_environment(tmp_path))
+    out, _ = run_in_subprocess(before + EXAMPLES[at] + after, env=mock_driver_environment(tmp_path))
     assert out.endswith(said)
 
 

@@ -14,7 +14,7 @@ import sys
 import pytest
 
 import pinpool
-from test_readme import examples
+from readme_examples import examples
 
 PYTHON = pathlib.Path(__file__).parents[1]
 

@@ -1,0 +1,81 @@
+"""The mock driver instead of libcuda, for code in a separate process.
+
+Built by `cargo build -p mock_driver`; PINPOOL_MOCK_DRIVER names another one.
+"""
+
+import os
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[2]
+PLACES = [pathlib.Path(os.environ.get("PINPOOL_MOCK_DRIVER", "-")), ROOT / "target" / "debug" / "libmock_driver.so"]
+MOCK_DRIVER = next((place for place in PLACES if place.is_file()), None)
+
+PRELUDE = """
+import asyncio, ctypes, gc, os, pathlib, threading, time
+import numpy as np
+import pinpool
+
+cuda = ctypes.CDLL("libcuda.so")
+cuda.mock_driver_hold_stream.argtypes, cuda.mock_driver_hold_stream.restype = [ctypes.c_size_t, ctypes.c_int], ctypes.c_size_t
+cuda.mock_driver_wait_for_held.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+cuda.mock_driver_calls.argtypes, cuda.mock_driver_calls.restype = [ctypes.c_char_p], ctypes.c_uint64
+cuda.mock_driver_wrong_uses.restype = ctypes.c_size_t
+
+def driver(name, *arguments):
+    code = getattr(cuda, name)(*arguments)
+    assert code == 0, f"{name} answered {code}"
+
+context = ctypes.c_void_p()
+driver("cuInit", 0)
+driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+driver("cuCtxSetCurrent", context)
+
+def new_stream():
+    stream = ctypes.c_void_p()
+    driver("cuStreamCreate", ctypes.byref(stream), 1)
+    return stream.value
+
+target = ctypes.c_uint64()
+driver("cuMemAlloc_v2", ctypes.byref(target), ctypes.c_size_t(1 << 20))
+
+def copy(buf, stream):
+    driver("cuMemcpyHtoDAsync_v2", target, ctypes.c_void_p(buf.ptr), ctypes.c_size_t(len(buf)), ctypes.c_void_p(stream))
+
+def on_device(size):
+    driver("cuCtxSynchronize")
+    bytes_ = (ctypes.c_ubyte * size)()
+    driver("cuMemcpyDtoH_v2", bytes_, target, ctypes.c_size_t(size))
+    return set(bytes_)
+
+def hold(stream=0): cuda.mock_driver_hold_stream(stream, 1)
+def let_run(stream=0): cuda.mock_driver_hold_stream(stream, 0)
+
+def pool_of(**settings):
+    settings = {"backend": "cuda", "preset": "tensorflow", "maintenance_thread": False} | settings
+    return pinpool.Pool(env=False, **settings)
+
+def held_back(pool):
+    pool.maintain()
+    stats = pool.stats()
+    return stats["copies"]["in_flight"], stats["memory"]["in_use"], stats["memory"]["idle"]
+
+def settled(pool, state):
+    end = time.monotonic() + 300  # Only bounds a hang.
+    while held_back(pool) != state:
+        assert time.monotonic() < end, held_back(pool)
+        time.sleep(0.001)
+
+SIZE = 65536
+SHARED = {"preset": "adaptive", "max_bytes": 3 * SIZE // 2, "ledger": f"python-{os.getpid()}"}
+
+def want(pool):
+    threading.Thread(target=pool_of(**SHARED).get, args=[SIZE // 2]).start()
+    while not pool.stats()["limits"]["shared"]["others_wanted_bytes"]: pass
+    pool.maintain()
+"""
+
+
+def mock_driver_environment(folder):
+    for name in ("libcuda.so", "libcuda.so.1"):
+        (folder / name).symlink_to(MOCK_DRIVER)
+    return os.environ | {"LD_LIBRARY_PATH": str(folder)}
