@@ -5,7 +5,7 @@ use std::time::Duration;
 use pinpool::unstable::config::text::{parse_bytes, parse_duration};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyFloat, PyInt, PyString};
+use pyo3::types::{PyBool, PyInt, PyString};
 
 use crate::errors::RequestError;
 
@@ -19,38 +19,6 @@ pub(crate) fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
 
 fn shown(value: &Bound<'_, PyAny>) -> String {
     value.repr().map_or_else(|_| "this".to_owned(), |text| text.to_string())
-}
-
-/// Returns the value of a setting as text, as its variable would contain it.
-pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
-    if value.is_instance_of::<PyBool>() {
-        // A bool is not converted to 1 or 0, because settings other than switches must refuse bools.
-        return Ok(if value.is_truthy()? { "on" } else { "off" }.to_owned());
-    }
-    // NumPy integers have `__index__`, floats do not.
-    let value = &value.py().import("operator")?.call_method1("index", (value,)).unwrap_or_else(|_| value.clone());
-    // The type is identified by its module, because torch may not be installed.
-    let is_device = name == "device" && value.get_type().module()? == "torch";
-    if value.is_instance_of::<PyString>() || value.is_instance_of::<PyInt>() || is_device {
-        let text = value.str()?.to_string();
-        return Ok(match text.strip_prefix("cuda:") {
-            Some(number) if name == "device" => number.to_owned(),
-            _ => text,
-        });
-    }
-    if value.is_instance_of::<PyFloat>() {
-        let number = value.extract::<f64>()?;
-        // `Display` writes no exponent, which sizes and times must not have.
-        return Ok(if number == f64::INFINITY { "none".to_owned() } else { format!("{number}") });
-    }
-    if let Some(path) = value.getattr_opt("__fspath__")? {
-        return Ok(path.call0()?.str()?.to_string());
-    }
-    if let Some(total) = value.getattr_opt("total_seconds")? {
-        return Ok(format!("{}", total.call0()?.extract::<f64>()?));
-    }
-    let kind = value.get_type().name()?;
-    Err(PyTypeError::new_err(format!("{name} must be a str, a number, a bool, a path or a timedelta, not a {kind}")))
 }
 
 /// Parses the argument `name`, a number of bytes: an int, or text such as "64MiB".

@@ -13,7 +13,7 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use crate::arguments::{LONGEST_WAIT, seconds, setting_text, size, text};
+use crate::arguments::{LONGEST_WAIT, seconds, size, text};
 use crate::buffer::Buffer;
 use crate::errors::exception;
 use crate::handle::{PoolHandle, buffer};
@@ -56,8 +56,8 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
 ///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
 ///     device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
-///         the process already uses, or else 0. Under torchrun, call `torch.cuda.set_device(...)` first and pass
-///         `torch.cuda.current_device()`; `pinpool.torch.install` chooses the rank's GPU itself.
+///         the process already uses, or else 0; under a launcher that sets LOCAL_RANK, if torch is imported, torch's
+///         current GPU, or else the GPU of the local rank.
 ///     numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
 ///     idle_timeout: how long idle memory stays pinned (default 60 s). On register and cuda, and under "tensorflow", time alone
 ///         releases nothing.
@@ -169,14 +169,17 @@ impl Pool {
         if let Some(name) = name {
             builder = builder.name(text("name", name)?);
         }
+        let (arguments, mut has_device) = (py.import("pinpool._arguments")?, false);
         for (name, value) in settings.into_iter().flatten() {
             let name: String = name.extract()?;
             let variable = variable(&name)?;
-            // "cuda" without an index counts as omitted: by default a pool uses the current GPU, as torch does.
-            if !value.is_none() && (name != "device" || value.str()? != "cuda") {
-                let text = setting_text(&name, &value)?;
+            if let Some(text) = arguments.call_method1("setting_text", (&name, value))?.extract::<Option<String>>()? {
+                has_device |= name == "device";
                 builder = builder.setting(&variable, &text);
             }
+        }
+        if !has_device && let Some(device) = py.import("pinpool._device")?.call_method1("of_rank", (env,))?.extract()? {
+            builder = builder.device(device);
         }
         let built = py.detach(move || builder.build().map(PoolHandle::new));
         lines::flush(py)?;

@@ -2,8 +2,10 @@
 
 import copy
 import inspect
+import pathlib
 import pickle
 import sys
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import pinpool
 import pinpool_loader
 from conftest import heap
+from pinpool import _arguments
 from pinpool_loader import ImageDecoder
 
 
@@ -123,6 +126,15 @@ def test_settings_accept_bools_and_devices_and_sizes_accept_numpy_integers():
     assert len(pool.get(np.int64(7))) == 7 and len(pool.get("1KiB")) == 1024 and copy.copy(pool) is pool
     for device in ("cuda:0", "cuda", 0, "0", np.int8(0)):
         heap(device=device)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, None), (True, "on"), (False, "off"), (2e9, "2000000000"), (1e-7, "0.0000001"), (0.5, "0.5"), (np.float64(0.25), "0.25"), (float("inf"), "none"), (float("nan"), "NaN"), (7, "7"), (np.uint8(7), "7"), ("64MiB", "64MiB"), ("cuda:1", "cuda:1"), (timedelta(milliseconds=1500), "1.5"), (pathlib.Path("/tmp/a"), "/tmp/a")],
+    ids=str,
+)
+def test_a_setting_becomes_the_text_of_its_variable(value, text):
+    assert _arguments.setting_text("wait", value) == text
 
 
 @pytest.mark.parametrize("name", sorted(pinpool._REMOVED))

@@ -329,6 +329,36 @@ def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with
     """)
 
 
+def test_under_a_launcher_a_pool_uses_the_gpu_of_its_rank_as_torch_does(with_mock_driver):
+    with_mock_driver("""
+        import logging, sys, types
+        cuda.mock_driver_set_device_count(4)
+        lines, logger = [], logging.getLogger("pinpool")
+        logger.addHandler(handler := logging.Handler())
+        handler.emit = lambda record: lines.append(record.getMessage())
+        logger.setLevel(logging.INFO)
+        def gpu(**settings):
+            lines.clear()
+            pool_of(**settings).get(1)
+            [line] = [line for line in lines if " created: " in line]
+            return line.partition(" gpu=")[2][0]
+        def torch(**functions):
+            sys.modules["torch"] = types.SimpleNamespace(Tensor=(), cuda=types.SimpleNamespace(device_count=lambda: 4, **functions))
+        torch(is_initialized=lambda: False)
+        assert gpu() == "0"
+        os.environ["LOCAL_RANK"] = "3"
+        assert gpu() == gpu(device=None) == gpu(device="cuda") == "3" and gpu(device=1) == "1"
+        os.environ["PINPOOL_DEVICE"] = "2"
+        assert pinpool._device.of_rank(True) is None and gpu() == "3"
+        os.environ["LOCAL_RANK"] = "4"  # The launcher shows other GPUs to this rank.
+        assert gpu() == "0"
+        torch(is_initialized=lambda: True, current_device=lambda: 1)
+        assert gpu() == "1"
+        del sys.modules["torch"]
+        assert gpu() == "0"
+    """)
+
+
 def test_a_torch_block_with_a_refused_stream_is_kept(with_mock_driver):
     with_mock_driver("""
     class Stream(ctypes.Structure):

@@ -1,8 +1,12 @@
-"""Checks of arguments."""
+"""Checks and conversions of arguments."""
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import os
+from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 
@@ -25,3 +29,26 @@ def checked_bool(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return value
+
+
+def setting_text(name: str, value: Any) -> str | None:
+    """Returns the value of a setting as text, as its variable would contain it, or None if the setting counts as omitted."""
+    # "cuda" without an index counts as omitted: by default a pool uses the current GPU, as torch does.
+    if value is None or name == "device" and str(value) == "cuda":
+        return None
+    if isinstance(value, bool):
+        # A bool is not converted to 1 or 0, because settings other than switches must refuse bools.
+        return "on" if value else "off"
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, float):
+        # Sizes and times have no exponent.
+        return "none" if value == float("inf") else str(int(value)) if value.is_integer() else f"{Decimal(repr(float(value))):f}"
+    with contextlib.suppress(TypeError):  # NumPy integers have `__index__`, floats do not.
+        value = operator.index(value)
+    # The type of a device is identified by its module, because torch may not be installed.
+    if isinstance(value, (str, int)) or name == "device" and type(value).__module__ == "torch":
+        return str(value).removeprefix("cuda:") if name == "device" else str(value)
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    raise TypeError(f"{name} must be a str, a number, a bool, a path or a timedelta, not a {type(value).__name__}")

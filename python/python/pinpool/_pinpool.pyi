@@ -156,8 +156,8 @@ class Pool:
         reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
         backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
         device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
-            the process already uses, or else 0. Under torchrun, call `torch.cuda.set_device(...)` first and pass
-            `torch.cuda.current_device()`; `pinpool.torch.install` chooses the rank's GPU itself.
+            the process already uses, or else 0; under a launcher that sets LOCAL_RANK, if torch is imported, torch's
+            current GPU, or else the GPU of the local rank.
         numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
         idle_timeout: how long idle memory stays pinned (default 60 s). On register and cuda, and under "tensorflow", time alone
             releases nothing.

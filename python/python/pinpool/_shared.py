@@ -50,8 +50,7 @@ class SharedPool:
     Args:
         buffer_bytes: length of each buffer: bytes, or text such as "40MiB". A longer batch is pickled and copied, with a warning.
         buffers: number of buffers: `num_workers * prefetch_factor + 2`, and one more for each batch beyond two that the loop keeps.
-        pool: the pool whose limit and GPU apply, by default a new `Pool(name="shared")`. Under torchrun, call
-            `torch.cuda.set_device(...)` first and pass `Pool(device=torch.cuda.current_device())`.
+        pool: the pool whose limit and GPU apply, by default a new `Pool(name="shared")`.
         hugetlb: huge pages set aside by the administrator: "auto" (the default: if enough are free) or "off".
         library: what `collate` creates in every process: tensors ("torch") or arrays ("numpy"). The default is "torch" if the process
             that creates the pool has imported torch.

@@ -31,7 +31,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from .. import _pinpool
+from .. import _device, _pinpool
 from .._errors import BackendError, PinpoolError
 from .._pool import Pool
 from . import _limit
@@ -129,24 +129,13 @@ def pool() -> Pool | None:
 def _new_pool(**settings: Any) -> Pool:
     environ = os.environ if settings.get("env", True) else {}
     if settings.get("device") is None and not environ.get("PINPOOL_DEVICE"):
-        settings["device"] = _device()
+        settings["device"] = _device.of_torch()
     if settings.get("backend") is None and environ.get("PINPOOL_BACKEND", "").strip().lower() in ("", "auto"):
         settings["backend"] = "gpu"
     if (chosen := _limit.choose(settings, os.environ, _pinpool._host_memory())) is not None:
         settings["max_bytes"], line = chosen
         _logger.info("%s", line)
     return Pool(**{"name": "torch", **settings})
-
-
-def _device() -> int:
-    """Returns torch's current GPU, or else the GPU of the local rank. Does not start CUDA."""
-    import torch
-
-    if torch.cuda.is_initialized():
-        return torch.cuda.current_device()
-    rank = os.environ.get("LOCAL_RANK", "")
-    # Some launchers make only one GPU visible to each rank.
-    return int(rank) if rank.isdecimal() and int(rank) < torch.cuda.device_count() else 0
 
 
 def _warn_of_ignored_settings() -> None:
