@@ -44,11 +44,11 @@ fn record(py: Python<'_>, memory: &Memory, stream: &Bound<'_, PyAny>) -> PyResul
     })
 }
 
-/// Records `stream` on the buffer that contains `address`; False if there is none.
+/// Records `stream` on the buffer that contains `address`, and returns the address of the buffer; None if there is none.
 #[pyfunction]
-pub(crate) fn _record_stream(py: Python<'_>, address: usize, stream: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let Some(memory) = Memory::containing(address) else { return Ok(false) };
-    record(py, &memory, stream).map(|()| true)
+pub(crate) fn _record_stream(py: Python<'_>, address: usize, stream: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+    let Some(memory) = Memory::containing(address) else { return Ok(None) };
+    record(py, &memory, stream).map(|()| Some(memory.address))
 }
 
 #[pymethods]

@@ -124,7 +124,7 @@ def test_one_call_records_the_stream_for_all_arrays_of_a_batch(with_mock_driver)
         meta = [other, np.zeros(3), np.empty(0), "name", 7, None, pathlib.Path("a"), object()]  # Objects without arrays are skipped.
         batch = {"images": (array[0], array[1]), "meta": meta}
         hold(stream)
-        pinpool.record_stream(batch, stream)
+        assert pinpool.record_stream(batch, stream) == 2, "buffers, not arrays"
         del batch, meta, array, other
         assert held_back(pool) == (2, 0, 0)
         let_run(stream)

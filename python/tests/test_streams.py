@@ -50,13 +50,19 @@ def test_record_stream_finds_the_buffer_of_an_array(pool, tmp_path):
     array = pool.empty((4, 5))
     with pytest.raises(pinpool.BackendError if not has_driver else Exception):
         pinpool.record_stream(array[1:].reshape(-1)[2:], 0)
-    pinpool.record_stream([np.empty(0), {"name": ("a", 1.5, None)}, np.zeros(3)], 0)
-    pinpool.record_stream(pool.empty(0), 0)
+    for nothing in ([], [np.empty(0), {"name": ("a", 1.5, None)}], pool.empty(0)):
+        assert pinpool.record_stream(nothing, 0) == 0
+    for other in (np.zeros(3), memoryview(b"abc"), None, 7, [np.zeros(3), {"name": ("a", 1.5, None)}]):
+        assert pinpool.record_stream(other, 0, missing_ok=True) == 0
     (tmp_path / "sample").write_bytes(b"x")
     [batch] = pinpool_loader.Loader(tmp_path, pool=pool)
     for taken in (batch, batch.buffer, [batch]):
         with pytest.raises(pinpool.BackendError if not has_driver else Exception):
             pinpool.record_stream(taken, 0)
-    for other in (np.zeros(3), np.zeros(3)[1:], memoryview(b"abc"), None, 7, [np.zeros(3), object()], {"path": pathlib.Path("a")}):
+    for other in (np.zeros(3), np.zeros(3)[1:], memoryview(b"abc"), None, 7, [np.zeros(3)], (array.copy(), [1, 2])):
         with pytest.raises(TypeError, match="is not in a pool buffer: pass an array from pool.empty"):
             pinpool.record_stream(other, 0)
+    for unknown in ([np.zeros(3), object()], {"path": pathlib.Path("a")}, object()):
+        for missing_ok in (False, True):
+            with pytest.raises(TypeError, match="is not in a pool buffer"):
+                pinpool.record_stream(unknown, 0, missing_ok=missing_ok)

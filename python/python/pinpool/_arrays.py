@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from ._pinpool import _Stream
 
 
-def record_stream(batch: Any, stream: "_Stream") -> None:
-    """Delays the reuse of the memory of `batch` until all work enqueued on `stream` so far has completed.
+def record_stream(arrays: Any, stream: "_Stream", *, missing_ok: bool = False) -> int:
+    """Delays the reuse of the memory of `arrays` until all work enqueued on `stream` so far has completed.
 
-    Call it after each asynchronous copy and before the batch is dropped, with the stream of the copy. Unlike torch's
+    Call it after each asynchronous copy and before the arrays are dropped, with the stream of the copy. Unlike torch's
     `Tensor.record_stream`, it covers only the work that is already enqueued, so a call before the copy does not protect the
     memory.
 
@@ -23,40 +23,48 @@ def record_stream(batch: Any, stream: "_Stream") -> None:
         pinpool.record_stream(images, torch.cuda.current_stream())
 
     Args:
-        batch: an array or tensor over a buffer of a pool (from `pool.empty`, a batch, `torch.from_dlpack(buf)` or
-            `np.asarray(buf)`), or a view of such an array. One call covers all arrays of the same buffer. `batch` may also be a
-            `Batch` of `pinpool_loader.Loader`, or a dict, list or tuple of arrays. Empty arrays are ignored. Within a
-            dict, list or tuple, memory outside pools and values that are not arrays are ignored as well. Arrays within other
-            objects, such as dataclasses, need separate calls.
+        arrays: an array or tensor over a buffer of a pool (from `pool.empty`, a batch, `torch.from_dlpack(buf)` or
+            `np.asarray(buf)`), or a view of such an array. One call covers all arrays of the same buffer. `arrays` may also be a
+            `Batch` of `pinpool_loader.Loader`, or a dict, list or tuple of arrays, in which one buffer of a pool suffices: other
+            memory, numbers, text and other objects are then ignored. Arrays within other objects, such as dataclasses, need
+            separate calls. Empty arrays have no memory and need no call.
         stream: as for `Buffer.record_stream`.
+        missing_ok: whether arrays outside pools are accepted even if none is in a pool.
+
+    Returns:
+        The number of buffers that the stream was recorded on.
 
     Raises:
-        TypeError: `batch` is not in a buffer of a pool, contains a GPU tensor, or contains other objects and no array of a pool; or
-            `stream` is not a stream.
-        BackendError, DeviceError, RequestError: as for `Buffer.record_stream`. The other arrays of the batch are still recorded.
+        TypeError: no array is in a buffer of a pool (objects whose arrays are unknown are an error even with `missing_ok`); there
+            is a GPU tensor; or `stream` is not a stream.
+        BackendError, DeviceError, RequestError: as for `Buffer.record_stream`. The other arrays are still recorded.
     """
     import numpy as np
 
-    if isinstance(buffer := getattr(batch, "buffer", None), _pinpool.Buffer):
-        batch = buffer
-    if isinstance(batch, (Mapping, list, tuple)):
-        arrays, others = [], []
-        for value in _values_in(batch):
-            (arrays if is_tensor(value) or isinstance(value, (np.ndarray, memoryview, _pinpool.Buffer)) else others).append(value)
-        recorded, failure = {}, []
-        for array in arrays:
-            try:
-                if (address := _address(array)) and address not in recorded:
-                    recorded[address] = _pinpool._record_stream(address, stream)
-            except Exception as error:
-                # Raised after the loop: each other buffer needs its fence, or its quarantine.
-                failure = failure or [error]
-        if failure:
-            raise failure.pop()  # No variable may keep it: its traceback refers to this frame, and so to the arrays.
-        if others and not any(recorded.values()):
-            raise _not_in_a_pool(others[0])
-    elif (address := _address(batch)) and not _pinpool._record_stream(address, stream):
-        raise _not_in_a_pool(batch)
+    is_single = not isinstance(arrays, (Mapping, list, tuple))
+    values = list(_values_in(arrays))
+    missing = [arrays] if is_single and not values and not missing_ok else []
+    # The address of the buffer that contains each address, or None outside pools. An empty array has the address 0.
+    buffers: dict[int, int | None] = {}
+    failure = []
+    for value in values:
+        is_array = is_tensor(value) or isinstance(value, (np.ndarray, memoryview, _pinpool.Buffer))
+        try:
+            # A single object of another kind, such as a JAX array, is converted to find its address.
+            address = _address(value) if is_array or is_single else None
+            if address and address not in buffers:
+                buffers[address] = _pinpool._record_stream(address, stream)
+            if address is None or address and buffers[address] is None and not (is_array and missing_ok):
+                missing.append(value)
+        except Exception as error:
+            # Raised after the loop: each other buffer needs its fence, or its quarantine.
+            failure = failure or [error]
+    if failure:
+        raise failure.pop()  # No variable may keep it: its traceback refers to this frame, and so to the arrays.
+    recorded = set(buffers.values()) - {None}
+    if missing and not recorded:
+        raise _not_in_a_pool(missing[0])
+    return len(recorded)
 
 
 def _not_in_a_pool(value):
