@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pinpool::copy::{CopyStream, Fence};
@@ -39,6 +39,8 @@ pub(crate) struct Origin {
     /// Whether a stream was recorded on a buffer with this origin. From then on, requests and returns may call the driver.
     /// Copies of torch and of a `SharedPool` over the same pool do not set it, so a request may query them with the GIL.
     has_streams: AtomicBool,
+    /// Number of buffers that the program has not returned.
+    pub(crate) unreturned: AtomicUsize,
     /// The pool, after its last Python object was dropped. Keeping it avoids a warning about buffers that outlive their pool,
     /// because Python drops objects in any order.
     pool: Mutex<Option<pinpool::Pool>>,
@@ -61,6 +63,7 @@ impl Origin {
             is_short: config.preset == Preset::Adaptive && !config.zero && config.max_idle_bytes.is_none(),
             may_fall_back: config.on_full == OnFull::Pageable,
             has_streams: AtomicBool::new(false),
+            unreturned: AtomicUsize::new(0),
             pool: Mutex::new(None),
         }
     }
@@ -172,6 +175,7 @@ impl State {
 
 impl Memory {
     pub(crate) fn of(buf: PinnedBuf, origin: Arc<Origin>) -> Self {
+        origin.unreturned.fetch_add(1, Ordering::Relaxed);
         Self {
             address: buf.as_ptr().expose_provenance(),
             len: buf.len(),
@@ -330,6 +334,8 @@ impl Drop for Memory {
 /// Returns a buffer to its pool after the work on `streams`.
 fn put(buf: Option<PinnedBuf>, mut streams: Vec<Arc<dyn Fence>>, origin: &Origin) {
     let Some(buf) = buf else { return };
+    // Relaxed: the count guards no other memory.
+    origin.unreturned.fetch_sub(1, Ordering::Relaxed);
     let last = streams.pop();
     match last {
         None if origin.keeps_gil_on_return(&buf) => drop(buf),

@@ -3,6 +3,7 @@
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -107,10 +108,10 @@ impl SharedPoolCore {
         self.call(py, |shared| shared.refuse_waits(is_refusing))
     }
 
-    /// Buffers that are free, being filled, sent, and held.
-    fn counts(&self) -> PyResult<(usize, usize, usize, usize)> {
-        let counts = self.shared()?.counts();
-        Ok((counts.free, counts.filling, counts.sent, counts.held))
+    /// Buffers that are free, being filled, sent, held, and held by the program.
+    fn counts(&self) -> PyResult<(usize, usize, usize, usize, usize)> {
+        let (counts, unreturned) = (self.shared()?.counts(), self.origin.unreturned.load(Ordering::Relaxed));
+        Ok((counts.free, counts.filling, counts.sent, counts.held, unreturned))
     }
 
     fn workers(&self) -> PyResult<usize> {

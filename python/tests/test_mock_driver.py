@@ -321,9 +321,18 @@ def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with
         gc.collect, collect = None, gc.collect
         shared._refuse_too_many_kept(2)  # Needs no garbage collection while only copies use the buffers.
         gc.collect = collect
+        foreign = pool.get(SIZE)
+        copy(foreign, stream)
+        foreign.release(stream=stream)
+        kept = shared.receive(other.send())
+        assert pool.stats()["copies"]["in_flight"] == 2
+        try: shared._refuse_too_many_kept(2)
+        except pinpool.LimitError as error: assert "1 of 2 shared buffers" in str(error)
+        else: raise SystemExit("the copy of another buffer of the pool hides the batch that is kept")
+        kept.release()
+        shared._refuse_too_many_kept(2)  # A released object is not kept.
         let_run(stream)
-        shared.get(1, timeout=300).release()
-        other.release()
+        for free in [shared.get(1, timeout=300) for _ in range(2)]: free.release()
         shared.close()
         del shared, buf, filling, other
     """)

@@ -44,7 +44,8 @@ class SharedPool:
     Create the shared pool in the trainer, which pins the memory once. Pass it to `multiprocessing` workers like any object (fork,
     spawn or forkserver): as an argument, in a `functools.partial`, or as an attribute of a dataset. Workers receive a descriptor
     of the memory, not its bytes. With spawn or forkserver (the default from Python 3.14) a module-level function cannot refer to
-    the shared pool. A worker that attaches a shared pool raises glibc's thresholds for returning freed memory to the kernel
+    the shared pool. Workers call `get`, `pack` and `collate`; methods that receive or count buffers raise ForkError outside the
+    trainer. A worker that attaches a shared pool raises glibc's thresholds for returning freed memory to the kernel
     (`mallopt`), so the worker's heap may stay larger.
 
     Args:
@@ -164,13 +165,13 @@ class SharedPool:
 
     # Methods for the trainer.
 
-    def _trainer(self):
+    def _trainer_core(self):
         if self._core is None:
             raise ForkError("this process is a worker of the shared pool: only the process that created it can receive buffers")
         return self._core
 
     def _open_pool(self):
-        self._trainer().buffers()  # Raises ReleasedError after `close`.
+        self._trainer_core().buffers()  # Raises ReleasedError after `close`.
         return self._pool
 
     def receive(self, ticket: bytes | Packed) -> _pinpool.Buffer:
@@ -184,13 +185,13 @@ class SharedPool:
             ForkError: this process is a worker.
             LimitError: the pool has no memory for a batch that is longer than a shared buffer.
         """
-        trainer = self._trainer()
+        core = self._trainer_core()
         if not isinstance(ticket, Packed):
-            return trainer.receive(ticket)
+            return core.receive(ticket)
         if ticket._oversized is not None:
             return self._copied(ticket._oversized)
         ticket._is_received = True
-        return trainer.receive(ticket.ticket)
+        return core.receive(ticket.ticket)
 
     def _copied(self, oversized):
         if not self._has_warned:
@@ -206,11 +207,11 @@ class SharedPool:
 
     def next(self, timeout: float | str | timedelta | None = None) -> tuple[int, _pinpool.Buffer] | None:
         """Returns the oldest unreceived buffer and its number, without a ticket, or None after `timeout` seconds (default: no limit)."""
-        return self._trainer().next(timeout)
+        return self._trainer_core().next(timeout)
 
     def next_from_dead_worker(self) -> tuple[int, _pinpool.Buffer] | None:
         """Returns a buffer that a worker sent before it ended, and its number, or None. The ticket of the buffer may be lost."""
-        return self._trainer().next_from_dead_worker()
+        return self._trainer_core().next_from_dead_worker()
 
     def unpack(self, packed: Packed) -> Any:
         """Returns the batch that `pack` or `collate` sent: arrays and tensors in pinned memory, without a copy.
@@ -228,9 +229,8 @@ class SharedPool:
         Only one loader at a time may use a shared pool. When a `for` ends, also by `break` or an exception, unreceived buffers
         become free. With `persistent_workers=True` they become free at the next `for`.
 
-        The `for` raises LimitError if the program keeps so many batches that fewer than `num_workers * prefetch_factor` buffers are
-        left for the workers. If other buffers of the same pool have copies in flight, the `for` may wait forever instead: give the
-        shared pool a separate `Pool` to avoid this.
+        The loop raises LimitError if the program keeps so many batches that fewer than `num_workers * prefetch_factor` buffers are
+        left for the workers.
         """
         return Batches(self, loader)
 
@@ -251,41 +251,43 @@ class SharedPool:
     def _kept(self):
         """Returns the number of received buffers, without buffers that only copies still read."""
         self.maintain()
-        return self.counts()["held"] - self.stats()["copies"]["in_flight"]
+        *_, held, unreturned = self._trainer_core().counts()
+        # A returned buffer whose copies never end is not in flight either, so it counts as kept.
+        return held - min(max(held - unreturned, 0), self.stats()["copies"]["in_flight"])
 
     @contextlib.contextmanager
     def _refusing_waits(self):
         """Within the context, workers cannot attach or send, and requests that would wait for a buffer fail immediately."""
-        trainer, gone = self._trainer(), contextlib.suppress(ReleasedError)
+        core, gone = self._trainer_core(), contextlib.suppress(ReleasedError)
         with gone:
-            trainer.refuse_waits(True)
+            core.refuse_waits(True)
         try:
             yield
         finally:
             with gone:
-                trainer.refuse_waits(False)
+                core.refuse_waits(False)
 
     def _reclaim(self):
-        trainer = self._trainer()
+        core = self._trainer_core()
         try:
-            trainer.recover()
-            while (sent := trainer.next_from_dead_worker()) is not None:
+            core.recover()
+            while (sent := core.next_from_dead_worker()) is not None:
                 sent[1].release()
         except ReleasedError:
             pass  # Another thread has closed the shared pool.
 
     def recover(self) -> int:
         """Frees the buffers that workers were filling when they died, and returns their number. Waiting workers do this automatically."""
-        return self._trainer().recover()
+        return self._trainer_core().recover()
 
     def counts(self) -> dict[str, int]:
         """Returns the numbers of buffers: "free", "filling" (by workers), "sent" (not received) and "held" (received, or in flight)."""
-        return dict(zip(("free", "filling", "sent", "held"), self._trainer().counts(), strict=True))
+        return dict(zip(("free", "filling", "sent", "held"), self._trainer_core().counts()[:4], strict=True))
 
     @property
     def workers(self) -> int:
         """Number of attached workers that are alive."""
-        return self._trainer().workers()
+        return self._trainer_core().workers()
 
     @property
     def buffer_bytes(self) -> int:
@@ -300,12 +302,12 @@ class SharedPool:
     @property
     def pinned_by(self) -> str | None:
         """What pins the memory: "driver", "kernel" (`mlock`) or None."""
-        return self._trainer().pinned_by()
+        return self._trainer_core().pinned_by()
 
     @property
     def is_hugetlb(self) -> bool:
         """True if the memory is in hugetlb pages."""
-        return self._trainer().is_hugetlb()
+        return self._trainer_core().is_hugetlb()
 
     def stats(self) -> dict[str, Any]:
         """Returns the statistics of the pool, as `Pool.stats`; received buffers count as "adopted"."""
