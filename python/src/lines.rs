@@ -85,7 +85,7 @@ impl Log for ToPython {
         let Some(lines) = Lines::of_process() else { return };
         let text = record.args().to_string();
         // The exception contains this report as well, so it is logged at level debug.
-        let is_raised = text.contains("] out_of_memory: ");
+        let is_raised = record.target() == "pinpool::out_of_memory";
         let line = (python_level(if is_raised { Level::Debug } else { record.level() }), text);
         let mut queue = lines.queue();
         if queue.lines.len() < LINES_MAX {

@@ -20,7 +20,8 @@ def test_lines_reach_the_logger_before_the_call_returns(caplog):
 
 
 def test_a_warning_has_its_level(caplog):
-    pool = pinpool.Pool(env=False, backend="mlock", max_bytes="4MiB", on_full="pageable", wait=0)
+    # The name has the start of a line that has another level.
+    pool = pinpool.Pool(env=False, backend="mlock", max_bytes="4MiB", on_full="pageable", wait=0, name="a] out_of_memory: b")
     held = pool.get("3MiB"), pool.get("3MiB")
     assert pool.stats()["requests"]["pageable"] == 1
     assert not held[0].is_pinned  # The kernel locks it, no driver does.

@@ -124,7 +124,7 @@ lines! {
         max_pageable={max}";
 
     /// A request failed (the first, 10th, 100th); the largest holders follow. To do: follow the last line of the block (`to do:`).
-    Warn(shortage) out_of_memory(dump: &Dump) "{dump}";
+    Warn(out_of_memory) out_of_memory(dump: &Dump) "{dump}";
 
     /// The diagnosis changed; it is evaluated at most every 10 s. A warning if something costs time that can be saved. To do:
     /// apply the logged recommendation; for a `leak`, find who holds the tag's buffers.

@@ -50,7 +50,7 @@ fn a_filter_selects_one_kind_of_event() {
     alone(|| {
         let written = Written::default();
         env_logger::Builder::new()
-            .parse_filters("off,pinpool::shortage=warn")
+            .parse_filters("off,pinpool::out_of_memory=warn")
             .target(env_logger::Target::Pipe(Box::new(written.clone())))
             .init();
         let pool = heap().max_bytes(1 << 20).wait(std::time::Duration::ZERO).build().unwrap();
@@ -58,6 +58,6 @@ fn a_filter_selects_one_kind_of_event() {
         drop(pool);
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         let records: Vec<_> = text.lines().filter(|line| line.starts_with('[')).collect();
-        assert!(!records.is_empty() && records.iter().all(|line| line.contains(" pinpool::shortage] ")), "{text}");
+        assert!(!records.is_empty() && records.iter().all(|line| line.contains(" pinpool::out_of_memory] ")), "{text}");
     });
 }
