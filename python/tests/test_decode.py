@@ -85,7 +85,7 @@ def test_a_sample_of_a_shard_has_arrays_labels_and_its_other_fields(tmp_path):
         }
     write_tar(tmp_path / "shard.tar", members.items())
     decode = {"jpg;png": pinpool_loader.ImageDecoder(40, 40)}
-    settings = {"batch_size": 4, "labels": "cls", "threads": 2, "decode": decode}
+    settings = {"batch_size": 4, "label_field": "cls", "threads": 2, "decode": decode}
     batches = list(pinpool_loader.Loader(tmp_path / "shard.tar", pool=heap(), **settings))
     assert [len(batch) for batch in batches] == [4, 1]
     for batch in batches:
@@ -111,7 +111,7 @@ def test_a_sample_without_a_label_leaves_no_row(tmp_path, lost):
         members |= {f"{index}.{name}": encoded(PIL.new("L", (4, 4), index), "PNG") for name in ("png", "y.png")}
     write_tar(tmp_path / "a.tar", members.items())
     decode = {"png": pinpool_loader.ImageDecoder(2, 2), "y.png": pinpool_loader.ImageDecoder(4, 4, layout="CHW")}
-    [batch] = pinpool_loader.Loader(tmp_path / "a.tar", batch_size=5, labels="cls", decode=decode, on_error="skip", pool=heap())
+    [batch] = pinpool_loader.Loader(tmp_path / "a.tar", batch_size=5, label_field="cls", decode=decode, on_error="skip", pool=heap())
     kept = [index for index in range(5) if index not in lost]
     assert batch.labels == kept == [int(bytes(text)) for text in batch.field("txt")]
     for name, shape in (("png", (2, 2, 3)), ("y.png", (3, 4, 4))):
@@ -123,7 +123,7 @@ def test_a_sample_without_a_label_leaves_no_row(tmp_path, lost):
 def test_a_damaged_image_is_named_and_skipped_or_raises(tmp_path):
     whole = encoded(photo(100, 100), "JPEG")
     files = {"a.jpg": whole, "b.jpg": whole[: len(whole) // 2], "c.jpg": b"", "d.png": b"no image", "e.jpg": whole}
-    batch = decoded(files, tmp_path, pinpool_loader.ImageDecoder(32, 32), on_error="skip", labels=None)
+    batch = decoded(files, tmp_path, pinpool_loader.ImageDecoder(32, 32), on_error="skip", label_field=None)
     assert [name.rpartition("/")[2] for name in batch.names] == ["a.jpg", "e.jpg"]
     assert batch.field("jpg").shape == (2, 32, 32, 3) and (batch.field("jpg")[0] == batch.field("jpg")[1]).all()
     told = "\n".join(batch.failures)

@@ -223,10 +223,10 @@ def test_directories_are_classes(files, pool):
     assert loader.classes == ["class0", "class1"]
     for batch in loader:
         assert [loader.classes[label] for label in batch.labels] == [name.split("/")[-2] for name in batch.names]
-    assert {label for batch in load(files, pool, label_type=str) for label in batch.labels} == {"class0", "class1"}
-    assert {label for batch in load(files, pool, label_type={"class0": 7, "class1": 9}.get) for label in batch.labels} == {7, 9}
-    with pytest.raises(ValueError, match="label_type: the directory name 'class0' is not a label: invalid literal"):
-        load(files, pool, label_type=int)
+    assert {label for batch in load(files, pool, label_function=str) for label in batch.labels} == {"class0", "class1"}
+    assert {label for batch in load(files, pool, label_function={"class0": 7, "class1": 9}.get) for label in batch.labels} == {7, 9}
+    with pytest.raises(ValueError, match="label_function: the directory name 'class0' is not a label: invalid literal"):
+        load(files, pool, label_function=int)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def keys_of(shard):
 
 def test_samples_of_shards_have_keys_fields_and_labels_in_order(shards, pool):
     for shard, path in enumerate(shards):
-        batches = list(pinpool_loader.Loader(path, batch_size=3, labels="cls", pool=pool))
+        batches = list(pinpool_loader.Loader(path, batch_size=3, label_field="cls", pool=pool))
         assert [len(batch) for batch in batches] == [3, 2]
         assert [label for batch in batches for label in batch.labels] == [shard + 10 * number for number in range(5)]
         assert [name for batch in batches for name in batch.names] == [f"{path}!{name}" for name in keys_of(shard)]
@@ -52,7 +52,7 @@ def test_samples_of_shards_have_keys_fields_and_labels_in_order(shards, pool):
 
 def test_missing_fields_are_named(shards, tmp_path, pool):
     [batch] = pinpool_loader.Loader(shards[0], pool=pool)
-    assert batch.labels == keys_of(0), "without labels= the label is the name"
+    assert batch.labels == keys_of(0), "without label_field= the label is the name"
     assert [field.tobytes() for field in batch.field(".JPG")] == [field.tobytes() for field in batch.field("jpg")]
     with pytest.raises(TypeError, match=r"a field name must be a str, such as 'jpg', not 3"):
         batch.field(3)
@@ -75,7 +75,7 @@ def test_fields_of_a_sample_in_parts_are_refused(shards, pool):
     with pytest.raises(ValueError, match="longer than batch_bytes"):
         first.samples
     with pytest.raises(pinpool.LoadError, match="needs the whole sample"):
-        list(pinpool_loader.Loader(shards[0], batch_bytes=12, labels="cls", pool=pool))
+        list(pinpool_loader.Loader(shards[0], batch_bytes=12, label_field="cls", pool=pool))
 
 
 @pytest.mark.parametrize(
@@ -92,18 +92,18 @@ def test_invalid_labels_are_named(tmp_path, pool, label, said):
     bad = [("1.jpg", b"b")] + ([("1.cls", label)] if label is not None else [])
     path = write_tar(tmp_path / "a.tar", [("0.jpg", b"a"), ("0.cls", b"-7"), *bad, ("2.jpg", b"c"), ("2.cls", b"3")])
     with pytest.raises(pinpool.LoadError, match=f"a.tar!1: .*{said}"):
-        list(pinpool_loader.Loader(path, labels=".CLS", pool=pool))
-    [batch] = pinpool_loader.Loader(path, labels="cls", on_error="skip", pool=pool)
+        list(pinpool_loader.Loader(path, label_field=".CLS", pool=pool))
+    [batch] = pinpool_loader.Loader(path, label_field="cls", on_error="skip", pool=pool)
     assert batch.labels == [-7, 3] and [name[-2:] for name in batch.names] == ["!0", "!2"]
     assert [sample.tobytes() for sample in batch] == [b"a-7", b"c3"] and len(batch.failures) == 1
 
 
-def test_label_type_converts_the_text(tmp_path, pool):
+def test_label_function_converts_the_text(tmp_path, pool):
     fields = {"cls": ["1", "2.5"], "txt": ["a cat\n", "Käse"], "json": ['{"boxes": [1, 2]}', "[]"]}
     path = write_tar(tmp_path / "a.tar", [(f"{at}.{name}", texts[at].encode()) for at in (0, 1) for name, texts in fields.items()])
 
-    def labels(name, label_type):
-        [batch] = pinpool_loader.Loader(path, labels=name, label_type=label_type, pool=pool)
+    def labels(name, label_function):
+        [batch] = pinpool_loader.Loader(path, label_field=name, label_function=label_function, pool=pool)
         return batch.labels
 
     assert labels("cls", float) == [1.0, 2.5] and labels("txt", str) == fields["txt"]
@@ -112,7 +112,7 @@ def test_label_type_converts_the_text(tmp_path, pool):
         labels("txt", json.loads)
     with pytest.raises(KeyboardInterrupt):
         labels("txt", interrupted)
-    loading = pinpool_loader.Loader(path, labels="cls", label_type=lambda text: loading.close() or text, pool=pool)
+    loading = pinpool_loader.Loader(path, label_field="cls", label_function=lambda text: loading.close() or text, pool=pool)
     assert list(loading) == [], "the function may use the loader: this one ends the loop"
 
 
@@ -122,7 +122,7 @@ def interrupted(_text):
 
 @pytest.mark.parametrize("labels", [None, "cls"])
 def test_a_pickled_batch_is_a_full_copy(shards, pool, labels):
-    with pinpool_loader.Loader(shards, batch_size=7, pool=pool, labels=labels) as loader:
+    with pinpool_loader.Loader(shards, batch_size=7, pool=pool, label_field=labels) as loader:
         for batch in loader:
             copied = pickle.loads(pickle.dumps(batch))
             for name in ("names", "labels", "indices", "starts", "offsets", "epoch", "index", "number", "failures", "nbytes"):

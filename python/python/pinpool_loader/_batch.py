@@ -60,9 +60,9 @@ class Batch:
         epoch: number of the epoch, from 0.
         index: index of the batch in the epoch, from 0.
         number: index of the batch since the first one of the loader, from 0.
-        labels: label of each sample: the text of the field `labels`, converted by `label_type`. Without `labels`, the index of the
-            directory in `Loader.classes`, or its name converted by `label_type`. If any sample is in an archive, the unconverted
-            name of the directory or member instead (tar: up to the first dot).
+        labels: label of each sample: the text of the field `label_field`, converted by `label_function`. Without `label_field`, the
+            index of the directory in `Loader.classes`, or its name converted by `label_function`. If any sample is in an archive,
+            the unconverted name of the directory or member instead (tar: up to the first dot).
         failures: descriptions of the samples that were left out, with `on_error="skip"`.
     """
 

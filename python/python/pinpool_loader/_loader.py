@@ -35,7 +35,7 @@ _HINTS = {
     "prefetch_factor": "prefetch= is the number of batches that are read ahead",
     "collate_fn": _MAP,
     "transform": _MAP + "; batch.rng() draws the random numbers of an augmentation",
-    "target_transform": "label_type= takes a function of a label's text",
+    "target_transform": "label_function= takes a function of a label's text",
     "loader": "decode= decodes images, and map= takes a function of a batch for other formats",
     "is_valid_file": "name the files by a pattern: Loader('photos/**/*.jpg')",
     "pin_memory": "batches are in memory of pool=, which is pinned if the pool's backend can pin (pool.stats()['pinned_by'])",
@@ -79,8 +79,8 @@ class _Settings(TypedDict, total=False):
     pool: Pool | None
     containers: bool
     decode: Mapping[str, ImageDecoder] | None
-    labels: str | None
-    label_type: Callable[[str], Any] | None
+    label_field: str | None
+    label_function: Callable[[str], Any] | None
     map_threads: int
     on_error: Literal["raise", "skip"]
 
@@ -119,11 +119,11 @@ class Loader(Generic[T]):
         containers: whether to open all `.tar` and `.safetensors` files in directories.
         decode: images by field name (the suffix of a plain file): `{"jpg;png": pinpool_loader.ImageDecoder(224, 224)}` makes
             `batch.field("jpg")` one uint8 array of shape (n, 224, 224, 3). Needs `batch_size`.
-        labels: field with the label, such as "cls". By default the label of a plain file is the index of its directory in `classes`, or,
+        label_field: field with the label, such as "cls". By default the label of a plain file is the index of its directory in `classes`, or,
             if there are archives too, the name of the directory.
-        label_type: function from the text of the field, or the name of the directory, to the label (default for `labels`: int).
-            Ignored if a sample is in an archive and `labels` is not given.
-        map: function that takes a batch. The `for` yields its results, in order, instead of batches. The function should take
+        label_function: function from the text of the field, or the name of the directory, to the label (default for `label_field`: int).
+            Ignored if a sample is in an archive and `label_field` is not given.
+        map: function that takes a batch. The loop yields its results, in order, instead of batches. The function should take
             random numbers from `batch.rng()`.
         map_threads: number of threads that run `map` ahead of the loop. With a GIL, they run one at a time, except in calls that
             release it, as many calls of NumPy and torch do.
@@ -141,18 +141,18 @@ class Loader(Generic[T]):
     def __init__(self, paths: _Paths, *, map: Callable[[Batch], T], **settings: Unpack[_Settings]) -> None: ...
     def __init__(
         self, paths: Any, *, batch_size: Any = None, batch_bytes: Any = None, threads: Any = None, prefetch: Any = None,
-        shuffle: Any = False, seed: Any = 0, rank: Any = 0, world_size: Any = 1, drop_last: Any = False, even: Any = False, epochs: Any = 1,
-        state: Any = None, pool: Any = None, containers: Any = False, decode: Any = None, labels: Any = None, label_type: Any = None,
-        map: Any = None, map_threads: Any = 2, on_error: Any = "raise", **others: Any,
+        shuffle: Any = False, seed: Any = 0, rank: Any = 0, world_size: Any = None, drop_last: Any = False, even: Any = False, epochs: Any = 1,
+        state: Any = None, pool: Any = None, containers: Any = False, decode: Any = None, label_field: Any = None,
+        label_function: Any = None, map: Any = None, map_threads: Any = 2, on_error: Any = "raise", **others: Any,
     ) -> None:  # fmt: skip
         for name in others:
             raise TypeError(f"Loader has no argument {name}=" + (f"; {_HINTS[name]}" if name in _HINTS else ""))
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
-        if labels is not None and not (isinstance(labels, str) and labels):
-            raise TypeError(f"labels must be the name of a field, such as 'cls', not {labels!r}")
-        if label_type is not None and not callable(label_type):
-            raise TypeError(f"label_type must be a function of a label's text, such as int, float, str or json.loads, not {label_type!r}")
+        if label_field is not None and not (isinstance(label_field, str) and label_field):
+            raise TypeError(f"label_field must be the name of a field, such as 'cls', not {label_field!r}")
+        if label_function is not None and not callable(label_function):
+            raise TypeError(f"label_function must be a function of a label's text, such as int, float, str or json.loads, not {label_function!r}")
         if map is not None and not callable(map):
             raise TypeError(f"map must be a function of a batch, not {map!r}")
         if pool is not None and not isinstance(pool, Pool):
@@ -181,7 +181,7 @@ class Loader(Generic[T]):
             prefetch=0 if prefetch is None else checked_int("prefetch", prefetch, 1, 65536),
             seed=seed if shuffle else None,
             rank=rank, world_size=world_size, even=even, drop_last=drop_last,
-            labels=None if labels is None else (labels.removeprefix(".").lower(), label_type or int),
+            labels=None if label_field is None else (label_field.removeprefix(".").lower(), label_function or int),
             decode=[(list(names), each.decoder) for names, each in decoded.items()],
         )  # fmt: skip
         # All arguments that determine the batches.
@@ -193,8 +193,8 @@ class Loader(Generic[T]):
         # A dict serves as an ordered set of the texts.
         self._failed = dict.fromkeys(text for text, _ in self._files.failures())
         self._check(listed)
-        classes = None if labels is not None else self._files.classes()
-        self._label_of = None if classes is None else {name: _label(label_type, name, at) for at, name in enumerate(classes)}
+        classes = None if label_field is not None else self._files.classes()
+        self._label_of = None if classes is None else {name: _label(label_function, name, at) for at, name in enumerate(classes)}
         self._reader: _pinpool.Reader | None = None
         # The position after the last batch of the loop, and the first epoch of the current pass.
         self._position: _Position = (0, 0, 0)
@@ -254,7 +254,8 @@ class Loader(Generic[T]):
 
     @property
     def classes(self) -> list[str]:
-        """Sorted names of the directories; without `label_type`, label `i` means `classes[i]`. Empty with `labels` or a sample in an archive."""
+        """Sorted names of the directories; without `label_function`, label `i` means `classes[i]`. Empty with `label_field`
+        or a sample in an archive."""
         return list(self._label_of or ())
 
     @property
@@ -408,11 +409,18 @@ def _failure_text(failures: list[str]) -> str:
     return f"{failures[0]}{more}; on_error='skip' skips such files"
 
 
-def _label(label_type: Callable[[str], Any] | None, name: str, at: int) -> Any:
+def _with_remedy(error: PinpoolError) -> PinpoolError:
+    if not isinstance(error, LimitError):
+        return error
+    remedy = "the batches that the program still holds use this memory too: drop each before the next, or use smaller batches"
+    return type(error)(f"{error}; {remedy}", error.report())
+
+
+def _label(label_function: Callable[[str], Any] | None, name: str, at: int) -> Any:
     """Returns the label of files in the directory `name`."""
-    if label_type is None:
+    if label_function is None:
         return at
     try:
-        return label_type(name)
+        return label_function(name)
     except Exception as error:
-        raise ValueError(f"label_type: the directory name {name!r} is not a label: {error}") from error
+        raise ValueError(f"label_function: the directory name {name!r} is not a label: {error}") from error
