@@ -23,7 +23,7 @@ impl Labels {
         bytes: &mut [u8],
         arrays: &[Range<usize>],
         parts: &mut Vec<LoadedPart>,
-        failures: &mut Vec<(String, Option<String>)>,
+        failures: &mut Vec<(String, Option<Py<PyAny>>)>,
     ) -> PyResult<Vec<Py<PyAny>>> {
         let mut found = Vec::new();
         for (row, part) in std::mem::take(parts).into_iter().enumerate() {

@@ -32,8 +32,8 @@ use crate::labels::Labels;
 use crate::pool::Pool;
 use crate::unlocked::unlocked;
 
-/// The text of a failure, and the report of the pool if the pool had no memory.
-type Failed = (String, Option<String>);
+/// The text of a failure, and the exception if the pool had no memory.
+type Failed = (String, Option<Py<PyAny>>);
 /// Number of the sample, first byte in the buffer, length, and first byte in the sample.
 type Part = (usize, usize, usize, u64);
 /// Number, epoch, index in the epoch, buffer, parts, the first byte of each array, labels if a field has them, and failures.
@@ -82,10 +82,11 @@ fn interruptibly<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -
     })
 }
 
-/// Returns the text of a failure, and the report of the pool if the pool had no memory.
-fn failed_of(failure: &Failure) -> Failed {
-    let report = if let FailureCause::Pool(error) = &failure.cause { Some(error.report()) } else { None };
-    (failure.to_string(), report)
+/// Returns the text of a failure, and the exception if the pool had no memory.
+fn failed_of(py: Python<'_>, failure: &Failure) -> Failed {
+    let FailureCause::Pool(error) = &failure.cause else { return (failure.to_string(), None) };
+    let raised = errors::with_text(error, (failure.to_string(), error.report()));
+    (failure.to_string(), Some(raised.into_value(py).into_any()))
 }
 
 /// A number of bytes from text such as "16MiB".
@@ -137,8 +138,8 @@ impl Files {
     }
 
     /// Descriptions of files that could not be listed.
-    fn failures(&self) -> Vec<Failed> {
-        self.catalog.failures().iter().map(failed_of).collect()
+    fn failures(&self) -> Vec<String> {
+        self.catalog.failures().iter().map(Failure::to_string).collect()
     }
 
     /// Number of samples.
@@ -246,7 +247,7 @@ impl Reader {
 
     fn raw_batch(&self, py: Python<'_>, batch: LoadedBatch) -> PyResult<RawBatch> {
         let LoadedBatch { number, epoch, index, mut buffer, arrays, mut parts, failures, .. } = batch;
-        let mut failures: Vec<_> = failures.iter().map(failed_of).collect();
+        let mut failures: Vec<_> = failures.iter().map(|failure| failed_of(py, failure)).collect();
         let labels = match &self.labels {
             Some(labels) => {
                 let bytes = buffer.wait_slice_mut().map_err(|error| errors::exception(&error))?;

@@ -346,10 +346,15 @@ def test_a_pool_that_is_too_small_says_so(tmp_path):
         (tmp_path / str(number)).write_bytes(bytes(3_000_000))
     short, long = (heap(max_bytes="4MiB", wait=wait) for wait in ("100ms", "300s"))
     short.get(3_000_000, timeout=300).release()  # Later requests need no pin call, which may take longer than the wait.
-    held = []
-    with pytest.raises(pinpool.LimitError, match="PINPOOL_MAX_BYTES.*held") as refused:
-        held.extend(pinpool_loader.Loader(tmp_path, batch_size=1, pool=short))
-    assert "usage on host" in refused.value.report()
+    for pool, error in ((short, pinpool.TimeoutError), (heap(max_bytes="4MiB", wait=0), pinpool.LimitError)):
+        held = []
+        with pytest.raises(pinpool.LimitError, match="PINPOOL_MAX_BYTES.*held") as refused:
+            held.extend(pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool))
+        assert refused.type is error and "usage on host" in refused.value.report()
+    loader = pinpool_loader.Loader(tmp_path, batch_size=1, pool=short)
+    short.close()
+    with pytest.raises(pinpool.ReleasedError, match="closed"):
+        next(iter(loader))
     loader = pinpool_loader.Loader(tmp_path, batch_size=1, pool=long)
     batches = iter(loader)
     for number in range(4):

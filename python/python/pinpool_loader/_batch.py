@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias, ove
 
 import numpy as np
 
-from pinpool import Buffer, _pinpool
+from pinpool import Buffer, PinpoolError, _pinpool
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,8 @@ class RawBatch(NamedTuple):
     #: Offset of each decoded field in the buffer; empty if there are no samples.
     field_offsets: list[int]
     labels: list[Any] | None
-    failures: list[tuple[str, str | None]]
+    #: The text of each failure, and the exception if the pool had no memory.
+    failures: list[tuple[str, PinpoolError | None]]
 
 
 class BatchSource(NamedTuple):

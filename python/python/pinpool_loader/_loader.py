@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
-from pinpool import LimitError, LoadError, Pool, _pinpool
+from pinpool import LimitError, LoadError, PinpoolError, Pool, _pinpool
 from pinpool._arguments import checked_bool, checked_int
 
 from . import _decode, _paths
@@ -132,7 +132,7 @@ class Loader(Generic[T]):
     Raises:
         TypeError, ValueError: an argument is invalid, or `paths` has no samples.
         LoadError: a file cannot be listed, or, during iteration, cannot be read or decoded.
-        LimitError: during iteration, the pool has no memory for a batch within its `wait`, or its backend refuses memory.
+        TimeoutError, LimitError, BackendError, ForkError, ReleasedError: during iteration, as for `Pool.get`.
     """
 
     @overload
@@ -191,7 +191,7 @@ class Loader(Generic[T]):
         }
         self._source = BatchSource(self._files, {names: (each.shape, each.dtype) for names, each in decoded.items()}, seed, rank)
         # A dict serves as an ordered set of the texts.
-        self._failed = dict.fromkeys(text for text, _ in self._files.failures())
+        self._failed = dict.fromkeys(self._files.failures())
         self._check(listed)
         classes = None if label_field is not None else self._files.classes()
         self._label_of = None if classes is None else {name: _label(label_function, name, at) for at, name in enumerate(classes)}
@@ -315,13 +315,11 @@ class Loader(Generic[T]):
             return None if taken is None else TIMED_OUT
         raw = RawBatch._make(taken)
         failures = [text for text, _ in raw.failures]
-        for_pool = [failure for failure in raw.failures if failure[1]]
-        if for_pool or failures and not self._skips_errors:
+        pool_errors = [error for _, error in raw.failures if error is not None]
+        if pool_errors or failures and not self._skips_errors:
             del taken, raw  # Otherwise the traceback would keep the buffer.
-            if for_pool:
-                self._pool.try_get(0)  # Raises ForkError if the pool belongs to a parent, ReleasedError if it was closed.
-                text, report = for_pool[0]
-                raise LimitError(f"{text}; the batches that the program still holds use this memory too: drop each before the next, or use smaller batches", report)
+            if pool_errors:
+                raise _with_remedy(pool_errors.pop(0))  # No variable may keep it, because its traceback refers to this frame.
             raise LoadError(_failure_text(failures))
         self._failed.update(dict.fromkeys(failures))
         labels = raw.labels
