@@ -402,6 +402,18 @@ def test_a_loader_of_the_parent_is_refused_in_a_child(files, run_in_subprocess):
     assert out.split() == ["refused", "True"] * 2 + ["19"]
 
 
+def test_a_rank_that_is_not_told_its_samples_is_warned(files, pool, monkeypatch):
+    for ranks, settings, is_warned in [("8", {}, True), ("8", {"world_size": 1}, False), ("8", {"rank": 2, "world_size": 4, "even": True}, False),
+                                       ("1", {}, False), ("many", {}, False)]:  # fmt: skip
+        monkeypatch.setenv("WORLD_SIZE", ranks)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loader = load(files, pool, **settings)
+        texts = [str(warning.message) for warning in caught]
+        assert ["WORLD_SIZE=8, so each rank gets all samples: pass rank= and world_size=" in text for text in texts] == [True] * is_warned
+        assert loader.num_samples == 20 and all(warning.filename == __file__ for warning in caught) is True
+
+
 def test_a_loader_creates_its_own_pool(files):
     loader = pinpool_loader.Loader(files, batch_size=20)
     assert loader.pool.name == "loader"

@@ -61,6 +61,18 @@ def _cores() -> int:
     return max(cores // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 and cores == os.cpu_count() else 0
 
 
+def _one_rank() -> int:
+    """Returns the default of `world_size`, with a warning if a launcher has started several ranks."""
+    ranks = os.environ.get("WORLD_SIZE", "")
+    if ranks.isdecimal() and int(ranks) > 1:
+        warnings.warn(
+            f"world_size= is not given although WORLD_SIZE={ranks}, so each rank gets all samples: pass rank= and world_size=, or "
+            "world_size=1 if that is intended",
+            stacklevel=3,
+        )
+    return 1
+
+
 class _Settings(TypedDict, total=False):
     """The arguments of `Loader`, without `paths` and `map`."""
 
@@ -71,7 +83,7 @@ class _Settings(TypedDict, total=False):
     shuffle: bool
     seed: int
     rank: int
-    world_size: int
+    world_size: int | None
     drop_last: bool
     even: bool
     epochs: int
@@ -108,9 +120,10 @@ class Loader(Generic[T]):
         shuffle: whether each epoch has another order, determined by `seed`.
         seed: seed of the order and of `Batch.rng`.
         rank, world_size: the number of this process, and the number of processes (data-parallel ranks). Each process gets every
-            `world_size`-th sample, from number `rank` on. They are not read from the launcher: by default a process gets all samples.
-        drop_last: leaves out incomplete batches, so that all ranks have the same number of batches.
-        even: repeats a few samples, as DistributedSampler does, so that all ranks have the same number of batches. In validation,
+            `world_size`-th sample, from number `rank` on. By default a process gets all samples, with a warning if a launcher has
+            set `WORLD_SIZE` above 1; `world_size=1` prevents the warning.
+        drop_last: whether to leave out incomplete batches, so that all ranks have the same number of batches.
+        even: whether to repeat a few samples, as DistributedSampler does, so that all ranks have the same number of batches. In validation,
             repeated samples count twice in metrics. With neither `drop_last` nor `even`, ranks may have different numbers of
             batches, which makes DDP hang.
         epochs: epochs of one `for`.
@@ -170,7 +183,8 @@ class Loader(Generic[T]):
             batch_bytes = _pinpool._parse_bytes(batch_bytes)
         batch_bytes = 0 if batch_bytes is None else checked_int("batch_bytes", batch_bytes, 1)
         shuffle, seed = checked_bool("shuffle", shuffle), checked_int("seed", seed, 0)
-        rank, world_size = checked_int("rank", rank, 0), checked_int("world_size", world_size, 1)
+        world_size = _one_rank() if world_size is None else checked_int("world_size", world_size, 1)
+        rank = checked_int("rank", rank, 0)
         self._epochs, self._skips_errors = checked_int("epochs", epochs, 1), on_error == "skip"
         listed = _paths.expand(paths)
         _check_uncompressed(_paths.find_compressed(listed))
