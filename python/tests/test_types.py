@@ -31,9 +31,9 @@ def test_the_stubs_have_every_method_every_setting_and_the_same_docstrings():
         assert ast.get_docstring(classes[kind.__name__]) == inspect.getdoc(kind)
         for name in public:
             assert ast.get_docstring(declared[name]) == inspect.getdoc(getattr(kind, name)) != None, name  # noqa: E711
-    new = next(node for node in classes["Pool"].body if getattr(node, "name", None) == "__new__")
     names = ["name", "env", *pinpool.Pool._setting_names()]
-    assert [arg.arg for arg in new.args.kwonlyargs] == list(inspect.signature(pinpool.Pool).parameters) == names
+    fields = [node for node in classes["_PoolSettings"].body if isinstance(node, ast.AnnAssign)]
+    assert [field.target.id for field in fields] == list(inspect.signature(pinpool.Pool).parameters) == names
     assert re.findall(r"^    (\w+): ", inspect.getdoc(pinpool.Pool).partition("Args:")[2].partition("Raises:")[0], re.M) == names
 
 
@@ -62,7 +62,7 @@ loader.load_state_dict(loader.state_dict())
 print(pinpool.diagnose(), len(batches), tensor.shape)
 """
 #: Each line is a mistake that a type checker finds.
-MISTAKES = ["batch.labls", "batch.feild('jpg')", "batch.index.upper()", "length.upper()", "loader.state()", "tensor.shap", "pinpool.Loader", "pinpool_loader.Loader('x', batchsize=4)", "pinpool.record_stream(tensor, 'main')", "pinpool_loader.ImageDecoder(8)"]
+MISTAKES = ["batch.labls", "batch.feild('jpg')", "batch.index.upper()", "length.upper()", "loader.state()", "tensor.shap", "pinpool.Loader", "pinpool_loader.Loader('x', batchsize=4)", "pinpool.record_stream(tensor, 'main')", "pinpool_loader.ImageDecoder(8)", "pinpool.Pool(max_byts=1)", "pinpool.torch.install(max_byts=1)", "pinpool.torch.install(wait=[])"]
 
 
 def checked(tmp_path, command, files):

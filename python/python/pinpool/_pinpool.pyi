@@ -2,7 +2,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, final, overload
+from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict, Unpack, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,34 @@ _Stream: TypeAlias = int | _TorchStream | _AcceleratorStream | _CupyStream | _Cu
 _Size: TypeAlias = SupportsIndex | str
 _Time: TypeAlias = float | str | timedelta
 _Switch: TypeAlias = bool | Literal[0, 1, "0", "1", "on", "off", "yes", "no", "true", "false"]
+
+class _PoolSettings(TypedDict, total=False):
+    """The arguments of `Pool`, also for `pinpool.torch.install`."""
+
+    name: str | None
+    env: bool
+    max_bytes: _Size | None
+    reserve: _Size | None
+    max_idle_bytes: _Size | None
+    ledger: str | None
+    wait: _Time | None
+    on_full: Literal["error", "pageable"] | None
+    reserve_wait: _Switch | None
+    backend: Literal["auto", "gpu", "vmm", "register", "cuda", "mlock", "heap"] | None
+    device: int | str | torch.device | None
+    numa_node: int | str | None
+    idle_timeout: _Time | None
+    trace: str | PathLike[str] | None
+    socket: _Switch | str | PathLike[str] | None
+    preset: Literal["adaptive", "tensorflow"] | None
+    pool_size_limit: int | str | None
+    auto_resize: _Switch | None
+    rounding: Literal["eighths", "pow2", "exact"] | None
+    log_every: int | str | None
+    hugetlb: Literal["off", "auto", "2MiB", "1GiB"] | None
+    growth: _Switch | None
+    zero: _Switch | None
+    maintenance_thread: _Switch | None
 
 @final
 class Buffer:
@@ -182,34 +210,7 @@ class Pool:
         LimitError: the reserve exceeds the limit "auto" or a shared limit.
     """
 
-    def __new__(
-        cls,
-        *,
-        name: str | None = None,
-        env: bool = True,
-        max_bytes: _Size | None = ...,
-        reserve: _Size | None = ...,
-        max_idle_bytes: _Size | None = ...,
-        ledger: str | None = ...,
-        wait: _Time | None = ...,
-        on_full: Literal["error", "pageable"] | None = ...,
-        reserve_wait: _Switch | None = ...,
-        backend: Literal["auto", "gpu", "vmm", "register", "cuda", "mlock", "heap"] | None = ...,
-        device: int | str | torch.device | None = ...,
-        numa_node: int | str | None = ...,
-        idle_timeout: _Time | None = ...,
-        trace: str | PathLike[str] | None = ...,
-        socket: _Switch | str | PathLike[str] | None = ...,
-        preset: Literal["adaptive", "tensorflow"] | None = ...,
-        pool_size_limit: int | str | None = ...,
-        auto_resize: _Switch | None = ...,
-        rounding: Literal["eighths", "pow2", "exact"] | None = ...,
-        log_every: int | str | None = ...,
-        hugetlb: Literal["off", "auto", "2MiB", "1GiB"] | None = ...,
-        growth: _Switch | None = ...,
-        zero: _Switch | None = ...,
-        maintenance_thread: _Switch | None = ...,
-    ) -> Self: ...
+    def __new__(cls, **settings: Unpack[_PoolSettings]) -> Self: ...
     def get(self, nbytes: _Size, *, timeout: _Time | None = None) -> Buffer:
         """Returns a buffer: reuses pinned memory, or pins more. When the pool is full, waits for a release.
 

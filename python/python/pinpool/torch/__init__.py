@@ -29,12 +29,15 @@ import subprocess
 import sysconfig
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from .. import _device, _pinpool
 from .._errors import BackendError, PinpoolError
 from .._pool import Pool
 from . import _limit
+
+if TYPE_CHECKING:
+    from .._pinpool import _PoolSettings
 
 __all__ = ["install", "is_installed", "pool", "uninstall"]
 
@@ -52,7 +55,7 @@ _installed: Pool | None = None
 _failures = 0
 
 
-def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
+def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> Pool:
     """Serves torch's pinned memory from a pool, and returns the pool.
 
     Call it once at startup, before any thread requests pinned memory. Memory pinned earlier stays with torch.
