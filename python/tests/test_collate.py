@@ -203,7 +203,7 @@ OF_THE_TRAINER = """
 
 
 @needs_torch
-@pytest.mark.parametrize(("before", "kind"), [("import torch", "torch"), ("", "numpy")])
+@pytest.mark.parametrize(("before", "kind"), [("import torch", "torch"), ("", "torch"), ("import sys; sys.modules['torch'] = None", "numpy")])
 def test_the_trainer_determines_the_library_of_batches(run_in_subprocess, tmp_path, monkeypatch, before, kind):
     (tmp_path / "pinpool_samples.py").write_text(
         "import numpy as np\n"

@@ -53,13 +53,15 @@ class SharedPool:
         buffers: number of buffers: `num_workers * prefetch_factor + 2`, and one more for each batch beyond two that the loop keeps.
         pool: the pool whose limit and GPU apply, by default a new `Pool(name="shared")`.
         hugetlb: huge pages set aside by the administrator: "auto" (the default: if enough are free) or "off".
-        library: what `collate` creates in every process: tensors ("torch") or arrays ("numpy"). The default is "torch" if the process
-            that creates the pool has imported torch.
+        library: what `collate` creates in every process: tensors ("torch") or arrays ("numpy"). The default is "torch" if it is
+            installed.
 
     Raises:
         LimitError: the buffers exceed the limit of the pool (`max_bytes`).
         SharedError, BackendError: the memory cannot be created or pinned.
     """
+
+    library: Literal["numpy", "torch"]
 
     def __init__(
         self,

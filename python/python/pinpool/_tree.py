@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import math
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
@@ -159,7 +160,7 @@ def choose_library(library: Literal["numpy", "torch"] | None) -> Literal["numpy"
     """Returns the library of batches; by default torch if this process has imported it."""
     if library not in (None, "numpy", "torch"):
         raise ValueError(f"library must be 'numpy' or 'torch', not {library!r}")
-    return library or ("torch" if "torch" in sys.modules else "numpy")
+    return library or ("torch" if importlib.util.find_spec("torch") else "numpy")
 
 
 def _is_plain(tensor):
