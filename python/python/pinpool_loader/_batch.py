@@ -50,8 +50,8 @@ class BatchSource(NamedTuple):
 class Batch:
     """Samples in one pinned buffer, from a `Loader`.
 
-    With `decode=`, `batch.field("jpg")` is one array of all samples, and `batch[i]` is a dict of the fields of sample `i`. Without it,
-    `batch[i]` is the stored bytes of sample `i` as a uint8 array.
+    With `decode=`, `batch.field("jpg")` is one array of all samples, and `batch[i]` is a dict of the fields of sample `i`, as in
+    `samples`. Without it, `batch[i]` is the stored bytes of sample `i` as a uint8 array.
 
     Arrays are views of the buffer, without a copy. The memory returns to the pool when the batch and all views are gone; after an
     asynchronous copy of a view, call `pinpool.record_stream(view, stream)`. Unpickling creates a copy in pageable memory.
@@ -144,7 +144,8 @@ class Batch:
         """Fields of each sample in a tar archive by name, as views of the buffer: `{"jpg": ..., "cls": ...}`.
 
         The name of a field is the part of the member's base name after the first dot, in lower case. A plain file has only decoded
-        fields. Raises ValueError if a sample is in several batches, or has two members of the same name.
+        fields. A field that is decoded under several names ("jpg;png") has an entry for each name. Raises ValueError if a sample is in
+        several batches, or has two members of the same name.
         """
         fields = self._source.files.fields([part[0] for part in self._parts])
         return [self._fields_of(index, fields[index]) for index in range(len(self))]
@@ -162,7 +163,7 @@ class Batch:
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"{self.names[index]} has two members named {twice!r}: use batch[{index}]")
         for names in self._arrays:
-            views[";".join(names)] = self._array(names)[index]
+            views |= dict.fromkeys(names, self._array(names)[index])
         return views
 
     def field(self, name: str, default: Any = _MISSING) -> Any:
