@@ -234,8 +234,8 @@ def test_batches_longer_than_a_buffer_arrive_with_a_warning(pool, caplog):
             assert [array.shape for array in got] == [(1, 10**index) for index in range(5)]
             assert all((array == index).all() for index, array in enumerate(got))
             assert shared.counts()["free"] == shared.buffers
-    assert [record.message for record in caplog.records if "long_batch" in record.message] == [
-        "pool[shared] long_batch: a batch is longer than a shared buffer, so it is pickled and copied; set buffer_bytes=10 (now 1)"
+    assert [record.message for record in caplog.records if "large_batch" in record.message] == [
+        "pool[shared] large_batch: a batch is larger than a shared buffer, so it is pickled and copied; set buffer_bytes=10 (now 1)"
     ]
     with pytest.raises(pinpool.RequestError, match="2000"):
         pinpool.SharedPool(1000, 1, pool=pool).get(2000)

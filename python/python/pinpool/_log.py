@@ -52,7 +52,7 @@ def _run():
             _forward()
 
 
-def size(nbytes: float) -> str:
+def format_bytes(nbytes: float) -> str:
     """Returns `nbytes` as log lines show it, such as 24.0MiB."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:

@@ -32,7 +32,7 @@ class Packed:
 
     def __init__(self, ticket: bytes, tree: Any, oversized: bytes | bytearray | None = None, identity: Any = None) -> None:
         self.ticket, self._tree, self._identity = ticket, tree, identity
-        #: The bytes of a batch that is longer than a buffer and has no ticket.
+        #: The bytes of a batch that is larger than a buffer and has no ticket.
         self._oversized = oversized
         self._is_received = oversized is not None
 
@@ -52,7 +52,7 @@ class Packed:
 
 
 class Batches:
-    """The unpacked batches of a DataLoader, from `SharedPool.batches`. Each `for` is an epoch. Other attributes are the loader's."""
+    """The unpacked batches of a DataLoader, from `SharedPool.batches`. Each loop is an epoch. Other attributes are the loader's."""
 
     def __init__(self, shared: SharedPool, loader: Iterable[Packed]) -> None:
         self._shared, self._loader = shared, loader

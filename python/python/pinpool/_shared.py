@@ -49,7 +49,7 @@ class SharedPool:
     (`mallopt`), so the worker's heap may stay larger.
 
     Args:
-        buffer_bytes: length of each buffer: bytes, or text such as "40MiB". A longer batch is pickled and copied, with a warning.
+        buffer_bytes: length of each buffer: bytes, or text such as "40MiB". A larger batch is pickled and copied, with a warning.
         buffers: number of buffers: `num_workers * prefetch_factor + 2`, and one more for each batch beyond two that the loop keeps.
         pool: the pool whose limit and GPU apply, by default a new `Pool(name="shared")`.
         hugetlb: huge pages set aside by the administrator: "auto" (the default: if enough are free) or "off".
@@ -123,7 +123,7 @@ class SharedPool:
     def pack(self, batch: Any, *, number: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
         """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns its ticket for `unpack`.
 
-        If the batch is longer than a buffer, the result contains its bytes instead of a ticket, and `next` does not return it.
+        If the batch is larger than a buffer, the result contains its bytes instead of a ticket, and `next` does not return it.
 
         Args:
             batch: any nesting of dicts, lists and tuples. NumPy scalars become arrays of shape (). Values other than arrays, tensors
@@ -185,7 +185,7 @@ class SharedPool:
             TicketError: the buffer was received before, or belongs to another shared pool.
             ReleasedError: the shared pool was closed.
             ForkError: this process is a worker.
-            LimitError: the pool has no memory for a batch that is longer than a shared buffer.
+            LimitError: the pool has no memory for a batch that is larger than a shared buffer.
         """
         core = self._trainer_core()
         if not isinstance(ticket, Packed):
@@ -199,7 +199,7 @@ class SharedPool:
         if not self._has_warned:
             self._has_warned = True
             _log.logger.warning(
-                "pool[%s] long_batch: a batch is longer than a shared buffer, so it is pickled and copied; set buffer_bytes=%d (now %d)",
+                "pool[%s] large_batch: a batch is larger than a shared buffer, so it is pickled and copied; set buffer_bytes=%d (now %d)",
                 self._pool.name or "shared", len(oversized), self.buffer_bytes,
             )  # fmt: skip
         buf = self._pool.get(len(oversized))
@@ -226,10 +226,10 @@ class SharedPool:
         return Views(self.receive(packed)).of(packed._tree)
 
     def batches(self, loader: Iterable[Packed]) -> Batches:
-        """Returns the unpacked batches of a DataLoader with `collate_fn=shared.collate`; each `for` is an epoch.
+        """Returns the unpacked batches of a DataLoader with `collate_fn=shared.collate`; each loop is an epoch.
 
-        Only one loader at a time may use a shared pool. When a `for` ends, also by `break` or an exception, unreceived buffers
-        become free. With `persistent_workers=True` they become free at the next `for`.
+        Only one loader at a time may use a shared pool. When a loop ends, also by `break` or an exception, unreceived buffers
+        become free. With `persistent_workers=True` they become free at the next loop.
 
         The loop raises LimitError if the program keeps so many batches that fewer than `num_workers * prefetch_factor` buffers are
         left for the workers.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
-import sys
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -69,6 +68,8 @@ class Plan:
     def _collate_as_torch(self, samples):
         """Returns the result of torch's `default_collate`, with positions instead of the tensors that it would stack."""
         import torch
+
+        # Private names of torch, tested with 2.11 and 2.15.
         from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
         by_torch = default_collate_fn_map[torch.Tensor]
@@ -157,7 +158,7 @@ class Views:
 
 
 def choose_library(library: Literal["numpy", "torch"] | None) -> Literal["numpy", "torch"]:
-    """Returns the library of batches; by default torch if this process has imported it."""
+    """Returns the library of batches; by default torch if it is installed."""
     if library not in (None, "numpy", "torch"):
         raise ValueError(f"library must be 'numpy' or 'torch', not {library!r}")
     return library or ("torch" if importlib.util.find_spec("torch") else "numpy")

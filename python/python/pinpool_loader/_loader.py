@@ -105,7 +105,7 @@ class Loader(Generic[T]):
             train(batch.field("jpg"), batch.labels)
 
     Each file is a sample. In a `.tar` file, consecutive members with the same path up to the first dot of the file name are one
-    sample (WebDataset). Each `for` is a new pass over `epochs` epochs, also after a `break`.
+    sample (WebDataset). Each loop is a new pass over `epochs` epochs, also after a `break`.
 
     Args:
         paths: a file or directory, or several, also with patterns and braces: "shards/*.tar", "train-{000..146}.tar". A `.tar` or
@@ -126,8 +126,8 @@ class Loader(Generic[T]):
         even: whether to repeat a few samples, as DistributedSampler does, so that all ranks have the same number of batches. In validation,
             repeated samples count twice in metrics. With neither `drop_last` nor `even`, ranks may have different numbers of
             batches, which makes DDP hang.
-        epochs: epochs of one `for`.
-        state: a result of `state_dict()`. The first `for` continues after that position.
+        epochs: number of epochs of one loop.
+        state: a result of `state_dict()`. The first loop continues after that position.
         pool: pool of the batches, by default a new `pinpool.Pool(name="loader")`.
         containers: whether to open all `.tar` and `.safetensors` files in directories.
         decode: images by field name (the suffix of a plain file): `{"jpg;png": pinpool_loader.ImageDecoder(224, 224)}` makes
@@ -278,7 +278,7 @@ class Loader(Generic[T]):
         return list(self._failed)
 
     def __len__(self) -> int:
-        """Number of batches of the current or next `for`. A resumed `for` counts all batches of its epochs, also those before the state."""
+        """Number of batches of the current or next loop. A resumed loop counts all batches of its epochs, also those before the state."""
         first, end = self._epochs_of_pass()
         return sum(self._files.batches(epoch) for epoch in range(first, end))
 
@@ -305,16 +305,16 @@ class Loader(Generic[T]):
                 lambda taken: (function(taken[0]), taken[1]), lambda timeout: self._take(reader, timeout), self._map_threads
             )
 
-        def hand_out(taken: tuple[Any, _Position]) -> Any:
-            made, self._position = taken
+        def advance(taken: tuple[Any, _Position]) -> Any:
+            result, self._position = taken
             if self._position[0] >= end:
                 self._pass_start = None
-            return made
+            return result
 
         try:
             # `map` keeps no reference to a batch, so its memory returns when the user drops it. The loop ends after
-            # `load_state_dict` or `close`, or when another `for` has begun.
-            yield from map(hand_out, takewhile(lambda _: self._reader is reader, batches))
+            # `load_state_dict` or `close`, or when another loop has begun.
+            yield from map(advance, takewhile(lambda _: self._reader is reader, batches))
         finally:
             # This also runs after `break`, an exception or Ctrl-C. The reader is stopped first, because the batches that it has read ahead
             # occupy memory for which `map` may wait.
@@ -360,7 +360,7 @@ class Loader(Generic[T]):
         return {"epoch": epoch, "batch": batch, "number": number, "files": self._files.fingerprint(), **self._plan}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next `for` continue after the batch at which `state` was taken, and ends a running `for`.
+        """Makes the next loop continue after the batch at which `state` was taken, and ends a running loop.
 
         The rank may differ if all ranks have the same number of batches.
 
@@ -384,7 +384,7 @@ class Loader(Generic[T]):
         self._position, self._is_resumed = (epoch, batch, number), True
 
     def close(self) -> None:
-        """Ends a running `for` and its reading threads. Batches stay valid. The next `for` is a new pass, or begins at a loaded state."""
+        """Ends a running loop and its reading threads. Batches stay valid. The next loop is a new pass, or begins at a loaded state."""
         reader, self._reader, self._pass_start = self._reader, None, None
         if reader is not None:
             reader.stop()

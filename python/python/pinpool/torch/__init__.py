@@ -202,7 +202,8 @@ def _compile_allocator(version: str) -> str:
         from torch.utils import cpp_extension
 
         if shutil.which("ninja") is None:
-            # pip installs ninja in this folder, whether or not the environment of this interpreter is activated.
+            # pip installs ninja in this folder, whether or not the environment of this interpreter is activated. Other threads see
+            # this variable until the compilation ends.
             os.environ["PATH"] = os.pathsep.join([search or os.defpath, sysconfig.get_path("scripts")])
         library: str = cpp_extension.load(
             name=f"pinpool_torch_{re.sub(r'[^0-9A-Za-z_]', '_', version)}_{source}{again}",

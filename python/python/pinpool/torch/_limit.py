@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .._log import size
+from .._log import format_bytes
 
 #: Fraction of the memory that all ranks of the host may pin.
 _NUMERATOR, _DENOMINATOR = 3, 4
@@ -38,6 +38,6 @@ def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str
     share = max(total * _NUMERATOR // _DENOMINATOR // pools // _GRANULE, 1) * _GRANULE
     among = f", divided by {pools} (LOCAL_WORLD_SIZE)" if pools > 1 else ""
     return share, (
-        f"torch limit: max={size(share)}: three quarters of {size(total)} ({origin}){among}; "
+        f"torch limit: max={format_bytes(share)}: three quarters of {format_bytes(total)} ({origin}){among}; "
         "to change it, set PINPOOL_MAX_BYTES or install(max_bytes=...)"
     )

@@ -22,6 +22,9 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -173,7 +176,8 @@ class History {
 
 class HostAllocator final : public at::HostAllocator {
  public:
-  HostAllocator(const pinpool_torch_functions& functions, at::HostAllocator* own) : functions_(functions), torch_allocator_(own) {}
+  HostAllocator(const pinpool_torch_functions& functions, at::HostAllocator* torch_allocator)
+      : functions_(functions), torch_allocator_(torch_allocator) {}
 
   at::HostAllocator* torch_allocator() const {
     return torch_allocator_;
@@ -589,13 +593,13 @@ int pinpool_torch_install(const pinpool_torch_functions* functions, char* error,
     if (const char* why = refusal()) {
       return why;
     }
-    auto* own = at::getHostAllocator(kDevice);
+    auto* torch_allocator = at::getHostAllocator(kDevice);
     auto* previous = installed.load(std::memory_order_acquire);
-    if (own == previous) {
-      own = previous->torch_allocator();
+    if (torch_allocator == previous) {
+      torch_allocator = previous->torch_allocator();
     }
     // The previous one is not deleted, because threads may still use it.
-    auto* allocator = new HostAllocator(*functions, own);
+    auto* allocator = new HostAllocator(*functions, torch_allocator);
     installed.store(allocator, std::memory_order_release);
     at::setHostAllocator(kDevice, allocator, kPriority);
     if (at::getHostAllocator(kDevice) == allocator) {
