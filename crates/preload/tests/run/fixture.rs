@@ -34,7 +34,7 @@ pub(crate) fn tool() -> Option<PathBuf> {
     Some(tool)
 }
 
-/// Says that something is not tested here, even if the output of tests is captured.
+/// Reports a skipped check on stderr, even if the output of tests is captured.
 pub(crate) fn skipped(why: &str) {
     let _ = writeln!(io::stderr(), "skipped: {why}");
 }
@@ -55,12 +55,6 @@ pub(crate) struct Built {
     folder: TempDir,
 }
 
-impl Built {
-    pub(crate) fn path(&self) -> &Path {
-        self.folder.path()
-    }
-}
-
 /// The programs; `None` if there is no compiler.
 pub(crate) fn built() -> Option<&'static Built> {
     static BUILT: OnceLock<Option<Built>> = OnceLock::new();
@@ -74,18 +68,14 @@ pub(crate) fn built() -> Option<&'static Built> {
         }
         let built = Built { folder };
         built.compile("runtime.c", "libcudart.so", &["-shared", "-fPIC", "-ldl", "-lpthread"]);
-        let driver = built.path().join("libcuda.so.1");
-        let runtime = built.path().join("libcudart.so");
         built.compile("steps.c", "steps", &["-ldl", "-lpthread"]);
-        built.compile("steps.c", "linked", &["-DLINKED", driver.to_str().unwrap(), "-ldl", "-lpthread"]);
-        built.compile("steps.c", "runtime", &["-DRUNTIME", runtime.to_str().unwrap(), "-ldl", "-lpthread"]);
+        built.compile("steps.c", "linked", &["-DLINKED", "-L.", "-l:libcuda.so.1", "-ldl", "-lpthread"]);
+        built.compile("steps.c", "runtime", &["-DRUNTIME", "-L.", "-lcudart", "-ldl", "-lpthread"]);
         built.compile("wrapper.c", "libwrapper.so", &["-shared", "-fPIC", "-ldl"]);
         built.compile("over_at_once.c", "libover.so", &["-shared", "-fPIC"]);
         built.compile("inner.c", "libinner.so", &["-shared", "-fPIC"]);
         built.compile("outer.c", "libouter.so", &["-shared", "-fPIC", "-ldl"]);
-        let libraries = ["libouter.so", "libinner.so"].map(|name| built.path().join(name));
-        let [outer, inner] = libraries.each_ref().map(|path| path.to_str().unwrap());
-        built.compile("symbols.c", "symbols", &["-Wl,--no-as-needed", outer, inner, "-ldl"]);
+        built.compile("symbols.c", "symbols", &["-Wl,--no-as-needed", "-L.", "-louter", "-linner", "-ldl"]);
         Some(built)
     });
     if built.is_none() {
@@ -95,11 +85,15 @@ pub(crate) fn built() -> Option<&'static Built> {
 }
 
 impl Built {
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
     fn compile(&self, source: &str, name: &str, arguments: &[&str]) {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
         let mut command = Command::new("cc");
-        command.args(["-Wall", "-Wextra", "-O1", "-o"]).arg(self.path().join(name)).arg(source).args(arguments);
-        let output = command.output().unwrap();
+        command.args(["-Wall", "-Wextra", "-O1", "-o", name]).arg(source).args(arguments);
+        let output = command.current_dir(self.path()).output().unwrap();
         assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 

@@ -2,20 +2,20 @@
 
 use std::process::Command;
 
-use tempfile::TempDir;
-
 use crate::fixture::{Built, Ran, WAYS, Way, built, library, log_of, ran, served, tool};
 
 /// Runs the program alone and served, and returns both and the log.
 fn both(built: &Built, way: Way, what: &str) -> (Ran, Ran, String) {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("log");
-    (ran(&mut built.command(way, what)), ran(&mut served(built.command(way, what), &log)), log_of(&log))
+    let (served, log) = logged(built, way, what, &[]);
+    (ran(&mut built.command(way, what)), served, log)
 }
 
-/// The programs, and a new folder for their logs.
-fn built_and_folder() -> Option<(&'static Built, TempDir)> {
-    Some((built()?, tempfile::tempdir().unwrap()))
+/// Runs the program served, with these variables, and returns it and the log.
+fn logged(built: &Built, way: Way, what: &str, variables: &[(&str, &str)]) -> (Ran, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let ran = ran(served(built.command(way, what), &log).envs(variables.iter().copied()));
+    (ran, log_of(&log))
 }
 
 #[test]
@@ -80,15 +80,15 @@ fn what_the_driver_refuses_is_refused_by_the_driver() {
 
 #[test]
 fn a_capture_under_way_is_not_invalidated_and_memory_of_running_copies_stays_out() {
-    let Some((built, folder)) = built_and_folder() else { return };
-    let log = folder.path().join("log");
+    let Some(built) = built() else { return };
     let alone = ran(&mut built.command(Way::Dlsym, "capture"));
     assert!(alone.out.contains("end of the capture 901"), "the driver alone invalidates it: {alone:?}");
     for way in WAYS {
         let expected = "free during a capture 0\nend of the capture 0\ncopied 11 11\nreplayed 22 22\n";
-        assert_eq!(ran(&mut served(built.command(way, "capture"), &log)).out, expected, "{way:?}: {}", log_of(&log));
+        let (served, log) = logged(built, way, "capture", &[]);
+        assert_eq!(served.out, expected, "{way:?}: {log}");
         // Asked only once the capture was over.
-        assert!(!log_of(&log).contains("invalidated"), "{}", log_of(&log));
+        assert!(!log.contains("invalidated"), "{log}");
     }
 }
 
@@ -115,12 +115,10 @@ fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() 
 /// and the memory of the old context is unmapped.
 #[test]
 fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_context() {
-    let Some((built, folder)) = built_and_folder() else { return };
-    let log = folder.path().join("log");
-    let mut command = served(built.command(Way::ProcAddress, "reset-by-table"), &log);
-    command.env("PINPOOL_PRELOAD_STATS", "1");
-    let served = ran(command.env("MOCK_DRIVER_ADVERSARIAL", "RecurringHandles,ResetUnmaps,DeadEventAborts"));
-    let log = log_of(&log);
+    let Some(built) = built() else { return };
+    let adversarial = ("MOCK_DRIVER_ADVERSARIAL", "RecurringHandles,ResetUnmaps,DeadEventAborts");
+    let variables = [adversarial, ("PINPOOL_PRELOAD_STATS", "1")];
+    let (served, log) = logged(built, Way::ProcAddress, "reset-by-table", &variables);
     assert_eq!(log.matches("requests: served=").count(), 2, "of the context that ended, and of the other: {log}");
     assert!(served.out.contains("the same handle"), "{served:?}\n{log}");
     assert_eq!(log.matches("has ended, and its memory with it").count(), 1, "{log}");
@@ -129,11 +127,10 @@ fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_co
 
 #[test]
 fn memory_of_a_device_that_was_reset_is_not_zeroed_when_it_comes_back() {
-    let Some((built, folder)) = built_and_folder() else { return };
-    let log = folder.path().join("log");
-    let mut command = served(built.command(Way::ProcAddress, "zero-reset"), &log);
-    let served = ran(command.env("MOCK_DRIVER_ADVERSARIAL", "ResetUnmaps").env("PINPOOL_ZERO", "1"));
-    assert!(served.out.contains("alive"), "{served:?}\n{}", log_of(&log));
+    let Some(built) = built() else { return };
+    let variables = [("MOCK_DRIVER_ADVERSARIAL", "ResetUnmaps"), ("PINPOOL_ZERO", "1")];
+    let (served, log) = logged(built, Way::ProcAddress, "zero-reset", &variables);
+    assert!(served.out.contains("alive"), "{served:?}\n{log}");
 }
 
 #[test]
@@ -150,58 +147,50 @@ fn a_context_that_ends_while_it_captures_takes_the_capture_along() {
 
 #[test]
 fn over_the_limit_no_request_waits_for_a_capture_and_few_wait_for_work_that_does_not_end() {
-    let Some((built, folder)) = built_and_folder() else { return };
-    let log = folder.path().join("log");
+    let Some(built) = built() else { return };
     // 40 waits would be longer than a test may be.
     for (what, wait) in [("over-captured", "1h"), ("over-held", "2s")] {
-        let mut command = served(built.command(Way::Dlsym, what), &log);
-        let ran = ran(command.env("PINPOOL_MAX_BYTES", "4MiB").env("PINPOOL_WAIT", wait));
-        assert_eq!(ran.out, "over\n", "{}", log_of(&log));
+        let variables = [("PINPOOL_MAX_BYTES", "4MiB"), ("PINPOOL_WAIT", wait)];
+        let (ran, log) = logged(built, Way::Dlsym, what, &variables);
+        assert_eq!(ran.out, "over\n", "{log}");
         assert!(ran.pin_calls() > 30, "{what}: {ran:?}");
     }
 }
 
 #[test]
 fn a_free_waits_only_if_it_is_asked_to() {
-    let Some((built, folder)) = built_and_folder() else { return };
-    let log = folder.path().join("log");
+    let Some(built) = built() else { return };
     let (ready, not_ready) = ("after the free 0\n", "after the free 600\n");
     assert_eq!(ran(&mut built.command(Way::Dlsym, "barrier")).out, ready);
     // The copy ends after the free alone.
-    assert_eq!(ran(served(built.command(Way::Dlsym, "barrier"), &log).env("HOLD", "1")).out, not_ready);
+    assert_eq!(logged(built, Way::Dlsym, "barrier", &[("HOLD", "1")]).0.out, not_ready);
     for failing in ["", "cuEventCreate:1=2"] {
-        let mut waiting = served(built.command(Way::Dlsym, "barrier"), &log);
-        assert_eq!(ran(waiting.env("PINPOOL_PRELOAD_SYNC", "1").env("MOCK_DRIVER_FAIL", failing)).out, ready);
+        let variables = [("PINPOOL_PRELOAD_SYNC", "1"), ("MOCK_DRIVER_FAIL", failing)];
+        assert_eq!(logged(built, Way::Dlsym, "barrier", &variables).0.out, ready);
     }
 }
 
 #[test]
 fn a_full_pool_and_a_bad_setting_leave_the_program_to_the_driver() {
-    let Some((built, folder)) = built_and_folder() else { return };
+    let Some(built) = built() else { return };
     let alone = ran(&mut built.command(Way::Dlsym, "steps"));
-    let cases = [
+    for (name, value, reason) in [
         ("PINPOOL_MAX_BYTES", "64KiB", "do not fit within the limit"),
         ("PINPOOL_MAX_BYTES", "much", "the pool could not be created, "),
         ("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1=2,cuMemHostAlloc:2=2", "CUDA_ERROR_OUT_OF_MEMORY"),
-    ];
-    for (number, (name, value, reason)) in cases.into_iter().enumerate() {
-        let log = folder.path().join(number.to_string());
-        let ran = ran(served(built.command(Way::Dlsym, "steps"), &log).env(name, value));
+    ] {
+        let (ran, log) = logged(built, Way::Dlsym, "steps", &[(name, value)]);
         assert_eq!(ran.out, alone.out, "{name}={value}");
-        assert!(log_of(&log).contains(reason), "{name}={value}: {}", log_of(&log));
+        assert!(log.contains(reason), "{name}={value}: {log}");
     }
 }
 
 #[test]
 fn a_free_whose_event_the_driver_refuses_once_loses_nothing() {
-    let Some((built, folder)) = built_and_folder() else { return };
+    let Some(built) = built() else { return };
     let alone = ran(&mut built.command(Way::Dlsym, "steps"));
-    for (number, refused) in
-        ["cuEventCreate:1=2", "cuCtxRecordEvent:1=2", "cuCtxRecordEvent:2=999"].into_iter().enumerate()
-    {
-        let log = folder.path().join(number.to_string());
-        let served = ran(served(built.command(Way::Dlsym, "steps"), &log).env("MOCK_DRIVER_FAIL", refused));
-        let log = log_of(&log);
+    for refused in ["cuEventCreate:1=2", "cuCtxRecordEvent:1=2", "cuCtxRecordEvent:2=999"] {
+        let (served, log) = logged(built, Way::Dlsym, "steps", &[("MOCK_DRIVER_FAIL", refused)]);
         assert_eq!(served.out, alone.out, "{refused}: {log}");
         // The refused record is made again by a sweep.
         assert_eq!(served.calls("cuCtxRecordEvent"), if refused.starts_with("cuEvent") { 24 } else { 25 }, "{refused}");
@@ -211,18 +200,17 @@ fn a_free_whose_event_the_driver_refuses_once_loses_nothing() {
 
 #[test]
 fn a_capture_that_no_hook_saw_is_met_once_and_ends_the_service() {
-    let Some((built, folder)) = built_and_folder() else { return };
-    let [seen, unseen] = ["seen", "unseen"].map(|name| folder.path().join(name));
+    let Some(built) = built() else { return };
     // The default stream tells of a capture of a stream that is ordered with it.
-    let blocking = ran(&mut served(built.command(Way::Dlsym, "unseen-blocking"), &seen));
+    let (blocking, log) = logged(built, Way::Dlsym, "unseen-blocking", &[]);
     assert!(blocking.out.starts_with("end of the capture 0\n"), "{blocking:?}");
-    let is_served = ["not served", "no longer served"].iter().all(|text| !log_of(&seen).contains(text));
+    let is_served = ["not served", "no longer served"].iter().all(|text| !log.contains(text));
     assert!(blocking.pin_calls() <= 8 && is_served, "{blocking:?}");
-    let other = ran(&mut served(built.command(Way::Dlsym, "unseen"), &unseen));
+    let (other, log) = logged(built, Way::Dlsym, "unseen", &[]);
     assert!(other.out.starts_with("end of the capture 901\n"), "{other:?}");
     assert_eq!(other.out.lines().last(), blocking.out.lines().last());
     assert_eq!((other.calls("cuCtxRecordEvent"), other.calls("cuMemFreeHost")), (1, 24), "{other:?}");
-    assert_eq!(log_of(&unseen).matches("no longer served").count(), 1, "{}", log_of(&unseen));
+    assert_eq!(log.matches("no longer served").count(), 1, "{log}");
 }
 
 #[test]
@@ -249,18 +237,16 @@ fn memory_that_a_program_registers_is_not_served_and_logged_once_at_its_end() {
 
 #[test]
 fn a_registration_that_the_driver_refuses_does_not_count() {
-    let Some((built, folder)) = built_and_folder() else { return };
+    let Some(built) = built() else { return };
     for (failing, lines) in [("cuMemHostRegister_v2:2=2", 1), ("cuMemHostRegister_v2:1+=2", 0)] {
-        let log = folder.path().join(failing);
-        ran(served(built.command(Way::Dlsym, "registers"), &log).env("MOCK_DRIVER_FAIL", failing));
-        let log = log_of(&log);
+        let (_, log) = logged(built, Way::Dlsym, "registers", &[("MOCK_DRIVER_FAIL", failing)]);
         assert_eq!((log.matches("by 2 calls of").count(), log.lines().count()), (lines, lines), "{failing}: {log}");
     }
 }
 
 #[test]
 fn the_programs_notice_memory_that_is_used_again_too_early() {
-    let Some((built, folder)) = built_and_folder() else { return };
+    let (Some(built), folder) = (built(), tempfile::tempdir().unwrap()) else { return };
     let over = built.path().join("libover.so");
     for (what, noticed) in [("steps", "is wrong"), ("devices", "arrived 55 55")] {
         let mut command = served(built.command(Way::Dlsym, what), &folder.path().join("log"));
