@@ -16,7 +16,7 @@ mod count;
 const CODE_LINES: &[(&str, usize)] = &[
     ("benches", 185),
     ("crates/bench", 1496),
-    ("crates/capi", 1181),
+    ("crates/capi", 1173),
     ("crates/cli", 4997),
     ("crates/loader", 2398),
     ("crates/metrics", 363),
@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37188),
-    ("sum of code and tests", 75978),
+    ("tests", 37192),
+    ("sum of code and tests", 75974),
 ];
 
 /// Bytes of all Markdown files.

@@ -1,3 +1,5 @@
+/* Generated from the comments of crates/capi/src: WRITE_HEADER=1 cargo test -p pinpool-capi header */
+
 /*
  * pinpool: a pool of pinned host memory for CUDA transfers.
  *
@@ -28,7 +30,7 @@
  * the library; do not free them.
  *
  * A forked child does not inherit pools: each call on a pool of its parent returns PP_FORKED and does nothing. The child opens
- * its own pools. Buffers of `vmm` and `register` are not mapped in the child: reading one is a segmentation fault.
+ * its own pools. Buffers of `vmm` and `register` are not mapped in the child: reading one raises SIGSEGV.
  *
  * Within one major version, including 0, no function is removed and no number changes. The shared library of version 0 is
  * libpinpool.so.0.
@@ -46,8 +48,14 @@
 #define PP_VERSION_MINOR 1
 #define PP_VERSION_PATCH 0
 
+/** Initial values of a pp_get_options. */
+#define PP_GET_OPTIONS_INIT {sizeof(pp_get_options), 1, PP_DEFAULT_WAIT, NULL}
+
 /** No limit, for pp_partition_open and pp_set_max_bytes. */
 #define PP_NO_LIMIT UINT64_MAX
+
+/** The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT. */
+#define PP_DEFAULT_WAIT UINT64_MAX
 
 /**
  * The result of a function. The numbers never change; later versions may add codes.
@@ -64,7 +72,7 @@ typedef enum {
   PP_INVALID_ARGUMENT = 1,
   /** A setting is unknown, invalid or contradicts another. */
   PP_INVALID_SETTING = 2,
-  /** No buffer in use of this pool begins at this address, or another call for the buffer has not returned. */
+  /** No buffer in use of this pool begins at this address. */
   PP_UNKNOWN_POINTER = 3,
   /** The handle is invalid, or its pool was closed. */
   PP_UNKNOWN_POOL = 4,
@@ -75,7 +83,7 @@ typedef enum {
   PP_LIMIT = 5,
   /** No buffer of this size is idle. Only from pp_try_get. */
   PP_NONE_IDLE = 6,
-  /** The driver or the operating system refused memory. A later call may succeed, but not after a device reset. */
+  /** The driver or the operating system refused memory, pinned or not. A later call may succeed, but not after a device reset. */
   PP_BACKEND = 7,
   /** The driver refused to examine the stream or the event, or the device failed, so the end of the work is unknown. */
   PP_DEVICE = 8,
@@ -96,6 +104,8 @@ typedef enum {
   PP_TOO_MANY_POOLS = 14,
   /** The process has already installed a Rust logger. Only from pp_set_log. */
   PP_LOGGER_SET = 15,
+  /** Another call for this buffer has not returned. This call has changed nothing: call again. */
+  PP_BUSY = 16,
 } pp_status;
 
 /** Levels of log lines. Each level includes those above it in this list. */
@@ -132,10 +142,26 @@ typedef struct pp_pool pp_pool;
  */
 typedef void (*pp_log_fn)(int level, const char *text, void *user_data);
 
+/** Options of a request. Initialize them with PP_GET_OPTIONS_INIT, and then set members. */
+typedef struct {
+  /** sizeof(pp_get_options), by which the library recognizes the version of the header. */
+  size_t struct_bytes;
+  /** The address is a multiple of this power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096. */
+  size_t alignment;
+  /** The longest wait, in milliseconds; 0 does not wait for room. Initially PP_DEFAULT_WAIT. */
+  uint64_t timeout_ms;
+  /**
+   * The buffer is counted under this tag (UTF-8). Errors, the log and `pinpool top` show how much each tag holds, and since
+   * when. Use few tags: one per part of the program, not one per buffer. Initially NULL: no tag. Not for a partition.
+   */
+  const char *tag;
+} pp_get_options;
+
 /**
  * Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
  *
- * Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw, longjmp or wait for the pool.
+ * Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw, longjmp or wait for
+ * the pool.
  */
 typedef void (*pp_release_fn)(void *ptr, void *user_data);
 
@@ -186,7 +212,8 @@ pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
  *
  * The call may take seconds: it pins the reserve, and may test the backends, which pins and releases up to 2 MiB. With `auto`
  * the test may be left to the next call on the pool. All pools of a process share one maintenance thread, unless
- * `maintenance_thread=0`.
+ * `maintenance_thread=0`. A GPU backend retains the primary context of the GPU that the setting `device` names, from the first
+ * pinned memory until the process ends. Streams of any context may be passed to the other functions.
  *
  * - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
  * - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
@@ -200,8 +227,8 @@ pp_status pp_pool_open(const char *config, pp_pool **pool);
 /**
  * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, and stores its handle in `partition`, for
  * requests that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
- * pp_get_tagged, pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition_open return PP_INVALID_ARGUMENT for a
- * partition.
+ * pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain, pp_partition_open, and pp_get_with with a tag, return
+ * PP_INVALID_ARGUMENT for a partition.
  *
  * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
  * - PP_INVALID_ARGUMENT: `name` is not UTF-8, `max_bytes` is 0, or `pool` is a partition.
@@ -209,14 +236,14 @@ pp_status pp_pool_open(const char *config, pp_pool **pool);
 pp_status pp_partition_open(pp_pool *pool, const char *name, uint64_t max_bytes, pp_pool **partition);
 
 /**
- * Closes a pool or a partition: later calls with its handle, except returns, pp_record_stream and pp_is_pinned, return PP_UNKNOWN_POOL. Running
- * calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so join such threads
- * first.
+ * Closes a pool or a partition: later calls with its handle, except returns, pp_record_stream and pp_is_pinned, return
+ * PP_UNKNOWN_POOL. Running calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so
+ * join such threads first.
  *
  * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
  * returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the
- * memory. Under `register` and `cuda` this call waits even if buffers are in use. While other calls run, the last of them waits
- * in place of this call. After 30 s a wait lasts only as long as copies still complete. Open partitions keep the memory of a
+ * memory. Under `register` and `cuda` this call waits even if buffers are in use. If other calls are still running, the last of
+ * them does the waiting. After 30 s the wait ends as soon as copies stop completing. Open partitions keep the memory of a
  * closed pool and still serve requests: close them first.
  *
  * Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
@@ -253,7 +280,10 @@ pp_status pp_set_max_bytes(pp_pool *pool, uint64_t max_bytes);
  */
 pp_status pp_trim(pp_pool *pool, uint64_t to_bytes);
 
-/** Releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests, returns and evictions. */
+/**
+ * For the preset tensorflow: releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests,
+ * returns and evictions. Other programs use pp_trim.
+ */
 pp_status pp_clear(pp_pool *pool);
 
 /**
@@ -288,29 +318,17 @@ void pp_string_free(char *text);
 pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
 
 /**
- * Allocates as pp_get does, at a multiple of `alignment`.
+ * Allocates as pp_get does, with these options:
  *
- * - PP_INVALID_ARGUMENT: `alignment` is not a power of two of at most 1 GiB.
- * - The codes of pp_get.
- */
-pp_status pp_get_aligned(pp_pool *pool, size_t bytes, size_t alignment, void **ptr);
-
-/**
- * Allocates as pp_get does, and counts the buffer under `tag` (UTF-8). Errors, the log and `pinpool top` show how much each
- * tag holds, and since when. Use few tags: one per part of the program, not one per buffer.
+ *     pp_get_options options = PP_GET_OPTIONS_INIT;
+ *     options.timeout_ms = 500;
+ *     pp_status status = pp_get_with(pool, 1 << 20, &options, &batch);
  *
- * - PP_INVALID_ARGUMENT: `tag` is not UTF-8.
- * - The codes of pp_get.
- */
-pp_status pp_get_tagged(pp_pool *pool, size_t bytes, const char *tag, void **ptr);
-
-/**
- * Allocates as pp_get does, but waits up to `timeout_ms` milliseconds instead of PINPOOL_WAIT; 0 does not wait for room.
- *
- * - PP_LIMIT: over the limit after that time.
+ * - PP_INVALID_ARGUMENT: an option is invalid, or `struct_bytes` is the size of another version.
+ * - PP_LIMIT: over the limit after the wait.
  * - The other codes of pp_get.
  */
-pp_status pp_get_within(pp_pool *pool, size_t bytes, uint64_t timeout_ms, void **ptr);
+pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_get_options *options, void **ptr);
 
 /**
  * Allocates as pp_get does if a buffer of this size class is idle. Pins no memory and does not wait for room. The first call on
@@ -340,9 +358,9 @@ pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_pinned, pp_rel
  * of these has failed, pp_put is still allowed, but unless a later call with the same stream or event has succeeded, the memory
  * is never reused. After PP_UNAVAILABLE it is reused immediately. Any thread may call this function.
  *
- * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer, or
- *   another call for the buffer has not returned; see pp_last_error. Once the address is handed out again, a second return is
- *   not detected, and returns the new buffer.
+ * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
+ *   pp_last_error. Once the address is handed out again, a second return is not detected, and returns the new buffer.
+ * - PP_BUSY: another thread is recording work on the buffer, or returning it. Call again.
  */
 pp_status pp_put(pp_pool *pool, void *ptr);
 
@@ -364,8 +382,7 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  * - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
  *   on this thread. Passing a destroyed handle is undefined behavior.
  * - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
- * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer, or
- *   another call for the buffer has not returned; see pp_last_error.
+ * - PP_UNKNOWN_POINTER, PP_BUSY: as pp_put.
  *
  * NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer, and pp_put returns it. After
  * PP_CAPTURING, after a NULL event, and after a default stream without a current context, the end of the work stays unknown,
@@ -383,28 +400,26 @@ pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
  * driver refuses that stream, the call itself waits until the work has completed.
  *
  * - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
- * - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream. The event
- *   must not be recorded again before a second call.
+ * - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER, PP_BUSY: as pp_put_after_stream.
+ *   The event must not be recorded again before a second call.
  */
 pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *event);
 
 /**
- * Records that the work enqueued so far on `stream` uses the buffer at `ptr`, which stays with the caller. Once the
- * buffer is returned, the pool reuses the memory when this work, too, has completed. For a buffer that several streams use, call this function for each
- * stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long the context must
- * live.
+ * Records that the work enqueued so far on `stream` uses the buffer at `ptr`, which stays with the caller. Once the buffer is
+ * returned, the pool reuses the memory when this work, too, has completed. For a buffer that several streams use, call this
+ * function for each stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long
+ * the context must live.
  *
  * - PP_DEVICE, PP_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
  */
-pp_status pp_record_stream(pp_pool *pool,
-                           void *ptr,
-                           CUstream_st *stream);
+pp_status pp_record_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 
 /**
  * Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. It is 0 with
  * the backends heap and mlock, and for the pageable memory of a full pool (PINPOOL_ON_FULL=pageable).
  *
- * - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`, or another call for the buffer has not returned.
+ * - PP_UNKNOWN_POINTER: no buffer in use of this pool begins at `ptr`.
  */
 pp_status pp_is_pinned(pp_pool *pool, const void *ptr, int *is_pinned);
 

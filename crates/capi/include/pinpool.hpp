@@ -3,14 +3,15 @@
  *
  *     pinpool::pool pool("max_bytes=4GiB; name=loader");
  *     {
- *         pinpool::buffer batch = pool.get(1 << 20);
- *         batch.set_stream(stream);
+ *         pinpool::buffer batch = pool.get(1 << 20, stream);
  *         file.read(reinterpret_cast<char *>(batch.data()), batch.size());
  *         cudaMemcpyAsync(device, batch.data(), batch.size(), cudaMemcpyHostToDevice, stream);
  *     }   // its destructor returns the buffer, which is reused once the copy has completed
  *
- *     pinpool::pinned_memory_resource pinned(pool);
+ *     pinpool::pinned_memory_resource pinned(pool, stream);
  *     std::pmr::vector<float> values(1024, &pinned);
+ *
+ * Each function that returns memory takes the stream of its copies, or `pinpool::host_only` if only host code uses it.
  *
  * Functions that fail throw pinpool::error, but pinned_memory_resource throws std::bad_alloc, and put() and destructors throw
  * nothing. A pool may be used by several threads concurrently; a buffer by one thread at a time.
@@ -32,6 +33,18 @@
 #include <utility>
 
 namespace pinpool {
+
+/**
+ * The stream (CUstream or cudaStream_t) whose enqueued work must complete before the memory of a destroyed buffer is reused.
+ * nullptr is the legacy default stream.
+ */
+using release_stream = std::optional<CUstream_st *>;
+
+/**
+ * In place of a stream, for memory that only host code uses. Such memory is reusable as soon as its buffer is destroyed: first
+ * synchronize a copy, or return the buffer with put_after_stream or put_after_event.
+ */
+inline constexpr std::nullopt_t host_only = std::nullopt;
 
 /** A call that failed. */
 class error : public std::runtime_error {
@@ -56,8 +69,7 @@ inline void check(pp_status status)
 struct handle {
     pp_pool *pool = nullptr;
 
-    explicit handle(const char *config) { check(pp_pool_open(config, &pool)); }
-    explicit handle(pp_pool *open) noexcept : pool(open) {}
+    handle() = default;
     handle(const handle &) = delete;
     handle &operator=(const handle &) = delete;
     ~handle()
@@ -70,9 +82,10 @@ struct handle {
 } // namespace detail
 
 /**
- * A buffer of a pool, which its destructor returns. Call set_stream before the first copy: the memory is then reused once the
- * work on that stream has completed; without it immediately, even while a copy uses it. If the driver refuses the stream in the
- * destructor, the memory is never reused: put_after_stream reports this, and can be repeated. Empty after a move or a successful put.
+ * A buffer of a pool. Its destructor returns the memory, which is reused once the work enqueued on the buffer's stream has
+ * completed, or immediately with host_only. If the driver refuses the stream in the destructor, the memory is never reused:
+ * put_after_stream reports this, and can be repeated. The object is empty after a move, after put(), and after another put that
+ * succeeded.
  */
 class [[nodiscard]] buffer {
 public:
@@ -108,12 +121,11 @@ public:
     }
 
     /**
-     * Sets the stream (CUstream or cudaStream_t) on which the destructor returns the buffer, also during stack unwinding; replaces
-     * an earlier one. First record work that is enqueued on the earlier stream (record_stream). The stream must not be destroyed
-     * before the destructor has run. For a default stream, destroy the buffer on the thread that enqueued the work, with the same
-     * device current.
+     * Replaces the stream after whose work the destructor returns the buffer, also during stack unwinding. First record work that
+     * is enqueued on the earlier stream (record_stream). The stream must not be destroyed before the destructor has run. For a
+     * default stream, destroy the buffer on the thread that enqueued the work, with the same device current.
      */
-    void set_stream(CUstream_st *stream) noexcept { stream_ = stream; }
+    void set_stream(release_stream stream) noexcept { stream_ = stream; }
 
     /** Records that the work enqueued so far on `stream` uses the buffer, which is kept; see pp_record_stream. */
     void record_stream(CUstream_st *stream)
@@ -122,7 +134,7 @@ public:
             detail::check(pp_record_stream(pool_->pool, data_, stream));
     }
 
-    /** Returns the buffer to its pool immediately, and ignores the stream of set_stream. Only recorded device work may still use it. */
+    /** Returns the buffer to its pool immediately, and ignores its stream. Only recorded device work may still use it. */
     void put() noexcept
     {
         if (data_ != nullptr)
@@ -156,8 +168,8 @@ public:
 
 private:
     friend class pool;
-    buffer(std::shared_ptr<detail::handle> pool, void *data, std::size_t size) noexcept
-        : pool_(std::move(pool)), data_(data), size_(size)
+    buffer(std::shared_ptr<detail::handle> pool, void *data, std::size_t size, release_stream stream) noexcept
+        : pool_(std::move(pool)), data_(data), size_(size), stream_(stream)
     {
     }
 
@@ -180,75 +192,73 @@ private:
     std::shared_ptr<detail::handle> pool_;
     void *data_ = nullptr;
     std::size_t size_ = 0;
-    std::optional<CUstream_st *> stream_;
+    release_stream stream_;
+};
+
+/** Options of a request; see pp_get_options. */
+struct get_options {
+    std::size_t alignment = 1;
+    std::optional<std::chrono::milliseconds> timeout = {}; /**< The longest wait; PINPOOL_WAIT if empty. */
+    std::string tag = {};                                  /**< Empty: no tag. */
 };
 
 /**
- * A pool, shared by its copies. Destroying the last copy, buffer or pinned_memory_resource closes it and may wait: pp_pool_close. A
- * moved-from pool or pinned_memory_resource may only be destroyed or assigned to.
+ * A pool, shared by its copies. Destroying the last copy, buffer or pinned_memory_resource closes it and may wait: see
+ * pp_pool_close. A moved-from pool or pinned_memory_resource may only be destroyed or assigned to.
  */
 class pool {
 public:
-    /** Opens a pool with the settings of the environment. */
-    pool() : handle_(std::make_shared<detail::handle>(static_cast<const char *>(nullptr))) {}
-
-    /** Opens a pool with these settings; see pp_pool_open. */
-    explicit pool(const std::string &config) : handle_(std::make_shared<detail::handle>(config.c_str())) {}
-
-    /** Returns a buffer without a stream, for host code: set_stream before a copy. */
-    buffer get(std::size_t bytes) const
+    /** Opens a pool with these settings, by default with those of the environment; see pp_pool_open. */
+    explicit pool(const std::string &config = {}) : handle_(std::make_shared<detail::handle>())
     {
-        return make(bytes, [&](void **data) { return pp_get(handle(), bytes, data); });
+        detail::check(pp_pool_open(config.c_str(), &handle_->pool));
     }
 
-    /** Returns a buffer for copies on `stream`, as if set_stream were called. */
-    buffer get(std::size_t bytes, CUstream_st *stream) const
+    /** Returns a buffer for copies on `stream`; see pp_get. */
+    buffer get(std::size_t bytes, release_stream stream) const
     {
-        buffer result = get(bytes);
-        result.set_stream(stream);
-        return result;
+        void *data = nullptr;
+        detail::check(pp_get(handle(), bytes, &data));
+        return buffer(handle_, data, bytes, stream);
     }
 
-    buffer get_aligned(std::size_t bytes, std::size_t alignment) const
+    /** As above, with options. C++20: pool.get(bytes, stream, {.alignment = 1 << 16, .tag = "decode"}) */
+    buffer get(std::size_t bytes, release_stream stream, const get_options &options) const
     {
-        return make(bytes, [&](void **data) { return pp_get_aligned(handle(), bytes, alignment, data); });
+        pp_get_options all = PP_GET_OPTIONS_INIT;
+        all.alignment = options.alignment;
+        if (options.timeout)
+            all.timeout_ms = options.timeout->count() < 0 ? 0 : static_cast<std::uint64_t>(options.timeout->count());
+        if (!options.tag.empty())
+            all.tag = options.tag.c_str();
+        void *data = nullptr;
+        detail::check(pp_get_with(handle(), bytes, &all, &data));
+        return buffer(handle_, data, bytes, stream);
     }
 
-    /** Waits up to `timeout` for memory under the limit. */
-    buffer get_within(std::size_t bytes, std::chrono::milliseconds timeout) const
-    {
-        const auto wait = static_cast<std::uint64_t>(timeout.count() < 0 ? 0 : timeout.count());
-        return make(bytes, [&](void **data) { return pp_get_within(handle(), bytes, wait, data); });
-    }
-
-    /** An idle buffer, if there is one. */
-    std::optional<buffer> try_get(std::size_t bytes) const
+    /** Returns an idle buffer, if there is one; see pp_try_get. */
+    std::optional<buffer> try_get(std::size_t bytes, release_stream stream) const
     {
         void *data = nullptr;
         const pp_status status = pp_try_get(handle(), bytes, &data);
         if (status == PP_NONE_IDLE)
             return std::nullopt;
         detail::check(status);
-        return buffer(handle_, data, bytes);
-    }
-
-    /** Allocates a buffer counted under `tag`; see pp_get_tagged. */
-    buffer get_tagged(std::size_t bytes, const std::string &tag) const
-    {
-        return make(bytes, [&](void **data) { return pp_get_tagged(handle(), bytes, tag.c_str(), data); });
+        return buffer(handle_, data, bytes, stream);
     }
 
     /** Makes memory that is already pinned a buffer; `on_release` releases it. See pp_adopt. */
-    buffer adopt(void *data, std::size_t bytes, bool is_pinned, pp_release_fn on_release, void *user_data) const
+    buffer adopt(void *data, std::size_t bytes, bool is_pinned, pp_release_fn on_release, void *user_data,
+                 release_stream stream) const
     {
         detail::check(pp_adopt(handle(), data, bytes, is_pinned, on_release, user_data));
-        return buffer(handle_, data, bytes);
+        return buffer(handle_, data, bytes, stream);
     }
 
     /** Opens a part of the pool with its own limit and wait queue; see pp_partition_open. */
     pool partition(const std::string &name, std::uint64_t max_bytes) const
     {
-        auto partition = std::make_shared<detail::handle>(static_cast<pp_pool *>(nullptr));
+        auto partition = std::make_shared<detail::handle>();
         detail::check(pp_partition_open(handle(), name.c_str(), max_bytes, &partition->pool));
         return pool(std::move(partition));
     }
@@ -274,35 +284,29 @@ public:
 private:
     explicit pool(std::shared_ptr<detail::handle> handle) : handle_(std::move(handle)) {}
 
-    template <typename Get> buffer make(std::size_t bytes, Get get) const
-    {
-        void *data = nullptr;
-        detail::check(get(&data));
-        return buffer(handle_, data, bytes);
-    }
-
     std::shared_ptr<detail::handle> handle_;
 };
 
 /**
- * Pinned memory for std::pmr containers. Throws std::bad_alloc on failure (see pp_last_error). With a
- * stream, a deallocation is pp_put_after_stream, and if the driver refuses the stream, the memory is never reused. Without one it
- * is pp_put: synchronize every copy from or to the memory before its container frees it, grows or is destroyed.
+ * Pinned memory for std::pmr containers. Throws std::bad_alloc on failure (see pp_last_error). Deallocated memory is reused once
+ * the work enqueued on `stream` has completed, and never if the driver refuses the stream. With host_only it is reused
+ * immediately: before a container frees memory, grows or is destroyed, synchronize every copy that uses its memory.
  *
  * Each allocation is a separate buffer of at least 4 KiB: suitable for vectors and arenas, not for lists of small nodes (put a
  * std::pmr::unsynchronized_pool_resource in between). Two resources are equal if they use the same pool and stream.
  */
 class pinned_memory_resource : public std::pmr::memory_resource {
 public:
-    explicit pinned_memory_resource(const pool &pool) : pool_(pool) {}
-    pinned_memory_resource(const pool &pool, CUstream_st *stream) : pool_(pool), stream_(stream) {}
+    pinned_memory_resource(const pool &pool, release_stream stream) : pool_(pool), stream_(stream) {}
 
 private:
     void *do_allocate(std::size_t bytes, std::size_t alignment) override
     {
+        pp_get_options options = PP_GET_OPTIONS_INIT;
+        options.alignment = alignment;
         void *data = nullptr;
         // An allocation of no bytes has an address too.
-        if (pp_get_aligned(pool_.handle(), bytes == 0 ? 1 : bytes, alignment, &data) != PP_OK)
+        if (pp_get_with(pool_.handle(), bytes == 0 ? 1 : bytes, &options, &data) != PP_OK)
             throw std::bad_alloc();
         return data;
     }
@@ -320,7 +324,7 @@ private:
     }
 
     pool pool_;
-    std::optional<CUstream_st *> stream_;
+    release_stream stream_;
 };
 
 } // namespace pinpool

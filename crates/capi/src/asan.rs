@@ -29,7 +29,8 @@ fn sanitizer() -> Option<&'static Sanitizer> {
 fn function(name: &CStr) -> Option<MarkRegion> {
     // SAFETY: `name` ends in 0.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    // SAFETY: `found` is null, which becomes `None`, or one of the two functions, which have this type in every version of the sanitizer.
+    // SAFETY: `found` is null, which becomes `None`, or one of the two functions, which have this type in every version of the
+    // sanitizer.
     unsafe { std::mem::transmute::<*mut c_void, Option<MarkRegion>>(found) }
 }
 
@@ -53,7 +54,7 @@ pub(crate) fn unpoison(buf: &PinnedBuf) {
 /// Marks the whole capacity of a returned buffer as not addressable.
 pub(crate) fn poison(buf: &PinnedBuf) {
     if let Some(sanitizer) = sanitizer() {
-        // SAFETY: as in `begin`.
+        // SAFETY: as in `unpoison`.
         unsafe { (sanitizer.poison)(buf.as_ptr().cast(), buf.capacity()) };
     }
 }

@@ -35,13 +35,13 @@ fn get(
     take: impl FnOnce(&CallGuard) -> Result<Option<PinnedBuf>, Failure>,
 ) -> pp_status {
     guarded(|| {
-        let place = required(ptr, "ptr")?;
-        store(place, ptr::null_mut());
+        let out = required(ptr, "ptr")?;
+        store(out, ptr::null_mut());
         let guard = slots::enter(pool)?;
         match take(&guard)? {
             None => return Ok(pp_status::PP_NONE_IDLE),
             Some(buf) if buf.is_empty() => {}
-            Some(buf) => store(place, guard.table().insert(buf).cast()),
+            Some(buf) => store(out, guard.table().insert(buf).cast()),
         }
         Ok(pp_status::PP_OK)
     })
@@ -66,65 +66,66 @@ pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut
     get(pool, ptr, |guard| Ok(Some(guard.requester()?.get(bytes)?)))
 }
 
-/// Allocates as pp_get does, at a multiple of `alignment`.
-///
-/// - PP_INVALID_ARGUMENT: `alignment` is not a power of two of at most 1 GiB.
-/// - The codes of pp_get.
-///
-/// # Safety
-///
-/// capi-P1.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pp_get_aligned(
-    pool: *mut pp_pool,
-    bytes: usize,
-    alignment: usize,
-    ptr: *mut *mut c_void,
-) -> pp_status {
-    get(pool, ptr, |guard| Ok(Some(guard.requester()?.get_with(Request::new(bytes).align(alignment))?)))
+/// The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT.
+pub const PP_DEFAULT_WAIT: u64 = u64::MAX;
+
+/// Options of a request. Initialize them with PP_GET_OPTIONS_INIT, and then set members.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct pp_get_options {
+    /// sizeof(pp_get_options), by which the library recognizes the version of the header.
+    pub struct_bytes: usize,
+    /// The address is a multiple of this power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096.
+    pub alignment: usize,
+    /// The longest wait, in milliseconds; 0 does not wait for room. Initially PP_DEFAULT_WAIT.
+    pub timeout_ms: u64,
+    /// The buffer is counted under this tag (UTF-8). Errors, the log and `pinpool top` show how much each tag holds, and since
+    /// when. Use few tags: one per part of the program, not one per buffer. Initially NULL: no tag. Not for a partition.
+    pub tag: *const c_char,
 }
 
-/// Allocates as pp_get does, and counts the buffer under `tag` (UTF-8). Errors, the log and `pinpool top` show how much each
-/// tag holds, and since when. Use few tags: one per part of the program, not one per buffer.
+/// Allocates as pp_get does, with these options:
 ///
-/// - PP_INVALID_ARGUMENT: `tag` is not UTF-8.
-/// - The codes of pp_get.
+///     pp_get_options options = PP_GET_OPTIONS_INIT;
+///     options.timeout_ms = 500;
+///     pp_status status = pp_get_with(pool, 1 << 20, &options, &batch);
 ///
-/// # Safety
-///
-/// capi-P1; `tag` ends in 0.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pp_get_tagged(
-    pool: *mut pp_pool,
-    bytes: usize,
-    tag: *const c_char,
-    ptr: *mut *mut c_void,
-) -> pp_status {
-    get(pool, ptr, |guard| {
-        required(tag.cast_mut(), "tag")?;
-        // SAFETY: capi-P1.
-        let tag = unsafe { text(tag, "tag") }?;
-        Ok(Some(guard.pool()?.tagged(tag).get(bytes)?))
-    })
-}
-
-/// Allocates as pp_get does, but waits up to `timeout_ms` milliseconds instead of PINPOOL_WAIT; 0 does not wait for room.
-///
-/// - PP_LIMIT: over the limit after that time.
+/// - PP_INVALID_ARGUMENT: an option is invalid, or `struct_bytes` is the size of another version.
+/// - PP_LIMIT: over the limit after the wait.
 /// - The other codes of pp_get.
 ///
 /// # Safety
 ///
-/// capi-P1.
+/// capi-P1; the tag ends in 0.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pp_get_within(
+pub unsafe extern "C" fn pp_get_with(
     pool: *mut pp_pool,
     bytes: usize,
-    timeout_ms: u64,
+    options: *const pp_get_options,
     ptr: *mut *mut c_void,
 ) -> pp_status {
-    let request = Request::new(bytes).timeout(Duration::from_millis(timeout_ms));
-    get(pool, ptr, |guard| Ok(Some(guard.requester()?.get_with(request)?)))
+    get(pool, ptr, |guard| {
+        let options = required(options.cast_mut(), "options")?;
+        // SAFETY: capi-P1: the size comes first in every version.
+        let struct_bytes = unsafe { options.cast::<usize>().read() };
+        if struct_bytes != size_of::<pp_get_options>() {
+            return Err(Failure::argument(format!(
+                "struct_bytes={struct_bytes}: use PP_GET_OPTIONS_INIT of this version"
+            )));
+        }
+        // SAFETY: capi-P1.
+        let pp_get_options { alignment, timeout_ms, tag, .. } = unsafe { options.read() };
+        let mut request = Request::new(bytes).align(alignment);
+        if timeout_ms != PP_DEFAULT_WAIT {
+            request = request.timeout(Duration::from_millis(timeout_ms));
+        }
+        if tag.is_null() {
+            return Ok(Some(guard.requester()?.get_with(request)?));
+        }
+        // SAFETY: capi-P1.
+        let tag = unsafe { text(tag, "tag") }?;
+        Ok(Some(guard.pool()?.tagged(tag).get_with(request)?))
+    })
 }
 
 /// Allocates as pp_get does if a buffer of this size class is idle. Pins no memory and does not wait for room. The first call on
@@ -143,7 +144,8 @@ pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut 
 
 /// Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
 ///
-/// Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw, longjmp or wait for the pool.
+/// Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw, longjmp or wait for
+/// the pool.
 pub type pp_release_fn = Option<unsafe extern "C" fn(ptr: *mut c_void, user_data: *mut c_void)>;
 
 /// The arguments of pp_adopt that return the memory to its owner.
@@ -210,16 +212,16 @@ pub unsafe extern "C" fn pp_adopt(
 /// of these has failed, pp_put is still allowed, but unless a later call with the same stream or event has succeeded, the memory
 /// is never reused. After PP_UNAVAILABLE it is reused immediately. Any thread may call this function.
 ///
-/// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer, or
-///   another call for the buffer has not returned; see pp_last_error. Once the address is handed out again, a second return is
-///   not detected, and returns the new buffer.
+/// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
+///   pp_last_error. Once the address is handed out again, a second return is not detected, and returns the new buffer.
+/// - PP_BUSY: another thread is recording work on the buffer, or returning it. Call again.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
     guarded(|| {
         let buffers = slots::buffers_of(pool)?;
         if !ptr.is_null() {
             let buf = buffers.table().remove(ptr.addr());
-            drop(buf.map_err(|why| buffers.unknown_pointer(ptr.addr(), &why))?);
+            drop(buf.map_err(|why| buffers.refusal(ptr.addr(), &why))?);
         }
         Ok(pp_status::PP_OK)
     })
@@ -242,8 +244,7 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
 ///   on this thread. Passing a destroyed handle is undefined behavior.
 /// - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
-/// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer, or
-///   another call for the buffer has not returned; see pp_last_error.
+/// - PP_UNKNOWN_POINTER, PP_BUSY: as pp_put.
 ///
 /// NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer, and pp_put returns it. After
 /// PP_CAPTURING, after a NULL event, and after a default stream without a current context, the end of the work stays unknown,
@@ -271,8 +272,8 @@ pub unsafe extern "C" fn pp_put_after_stream(
 /// driver refuses that stream, the call itself waits until the work has completed.
 ///
 /// - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
-/// - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream. The event
-///   must not be recorded again before a second call.
+/// - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER, PP_BUSY: as pp_put_after_stream.
+///   The event must not be recorded again before a second call.
 ///
 /// # Safety
 ///
@@ -283,10 +284,10 @@ pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void
     record(pool, ptr, true, |buf| unsafe { buf.record_event(event.cast()) })
 }
 
-/// Records that the work enqueued so far on `stream` uses the buffer at `ptr`, which stays with the caller. Once the
-/// buffer is returned, the pool reuses the memory when this work, too, has completed. For a buffer that several streams use, call this function for each
-/// stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long the context must
-/// live.
+/// Records that the work enqueued so far on `stream` uses the buffer at `ptr`, which stays with the caller. Once the buffer is
+/// returned, the pool reuses the memory when this work, too, has completed. For a buffer that several streams use, call this
+/// function for each stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long
+/// the context must live.
 ///
 /// - PP_DEVICE, PP_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
 ///
@@ -317,7 +318,7 @@ fn record(
             match table.take(address, returns) {
                 // Another thread records its stream. Without a record here, a later return would free the memory during a copy.
                 Err(LookupError::Busy) if !returns => thread::sleep(Duration::from_micros(20)),
-                taken => break taken.map_err(|why| buffers.unknown_pointer(address, &why))?,
+                taken => break taken.map_err(|why| buffers.refusal(address, &why))?,
             }
         };
         let recorded = catch_unwind(AssertUnwindSafe(|| record_work(&mut buf))).unwrap_or_else(|panic| {
@@ -340,7 +341,7 @@ fn record(
 /// Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. It is 0 with
 /// the backends heap and mlock, and for the pageable memory of a full pool (PINPOOL_ON_FULL=pageable).
 ///
-/// - PP_UNKNOWN_POINTER: no buffer of this pool begins at `ptr`, or another call for the buffer has not returned.
+/// - PP_UNKNOWN_POINTER: no buffer in use of this pool begins at `ptr`.
 ///
 /// # Safety
 ///
@@ -348,12 +349,12 @@ fn record(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_is_pinned(pool: *mut pp_pool, ptr: *const c_void, is_pinned: *mut c_int) -> pp_status {
     guarded(|| {
-        let place = required(is_pinned, "is_pinned")?;
-        store(place, 0);
+        let out = required(is_pinned, "is_pinned")?;
+        store(out, 0);
         let buffers = slots::buffers_of(pool)?;
         let address = required(ptr.cast_mut(), "ptr")?.addr().get();
-        let found = buffers.table().with(address, |buf| buf.pinned_by() == Some(PinnedBy::Driver));
-        store(place, found.map_err(|why| buffers.unknown_pointer(address, &why))?.into());
+        let found = buffers.table().is_pinned(address).map_err(|why| buffers.refusal(address, &why))?;
+        store(out, found.into());
         Ok(pp_status::PP_OK)
     })
 }
@@ -364,12 +365,22 @@ mod tests {
     use crate::pool::{pp_pool_close, pp_pool_open};
 
     #[test]
-    fn the_memory_of_a_return_that_panics_is_not_reused_and_its_entry_is_gone() {
+    fn during_a_record_a_return_is_busy_and_the_memory_of_a_return_that_panics_is_not_reused() {
         let (mut pool, mut held, mut next) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         // SAFETY: a C string and places for results, here and below.
         let opened = unsafe { pp_pool_open(c"backend=heap".as_ptr(), &raw mut pool) };
         // SAFETY: as above.
         assert_eq!([opened, unsafe { pp_get(pool, 4096, &raw mut held) }], [pp_status::PP_OK; 2]);
+        let during = |_: &mut PinnedBuf| {
+            let mut is_pinned = 7;
+            // SAFETY: as above.
+            assert_eq!(unsafe { pp_is_pinned(pool, held, &raw mut is_pinned) }, pp_status::PP_OK, "only a query");
+            // SAFETY: as above.
+            let after_stream = unsafe { pp_put_after_stream(pool, held, ptr::null_mut()) };
+            assert_eq!((pp_put(pool, held), after_stream, is_pinned), (pp_status::PP_BUSY, pp_status::PP_BUSY, 0));
+            Ok(())
+        };
+        assert_eq!(record(pool, held, false, during), pp_status::PP_OK);
         assert_eq!(record(pool, held, true, |_| panic!("in a call")), pp_status::PP_INTERNAL);
         // SAFETY: as above.
         assert!(unsafe { pp_get(pool, 4096, &raw mut next) } == pp_status::PP_OK && next != held);

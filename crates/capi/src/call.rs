@@ -89,10 +89,10 @@ pub unsafe extern "C" fn pp_last_error(status: *mut pp_status) -> *const c_char 
     text
 }
 
-/// Writes a result to the place that the caller passed.
-pub(crate) fn store<T>(place: NonNull<T>, value: T) {
-    // SAFETY: capi-P1: `place` is the caller's place for a result.
-    unsafe { place.write(value) };
+/// Writes a result to the out-pointer that the caller passed.
+pub(crate) fn store<T>(out: NonNull<T>, value: T) {
+    // SAFETY: capi-P1.
+    unsafe { out.write(value) };
 }
 
 /// Returns the argument `name`, or fails if it is null.

@@ -43,7 +43,7 @@ mod table;
 mod version;
 
 pub use buffer::{
-    CUevent_st, CUstream_st, pp_adopt, pp_get, pp_get_aligned, pp_get_tagged, pp_get_within, pp_is_pinned, pp_put,
+    CUevent_st, CUstream_st, PP_DEFAULT_WAIT, pp_adopt, pp_get, pp_get_options, pp_get_with, pp_is_pinned, pp_put,
     pp_put_after_event, pp_put_after_stream, pp_record_stream, pp_release_fn, pp_try_get,
 };
 pub use call::pp_last_error;

@@ -194,7 +194,8 @@ fn sink_of(callback: Callback, user_data: *mut c_void) -> *mut Sink {
     sink
 }
 
-/// Makes `sink` the current sink, and waits until no thread runs the callback of the previous sink. Does not wait inside a callback.
+/// Makes `sink` the current sink, and waits until no thread runs the callback of the previous sink. Does not wait inside a
+/// callback.
 fn replace(sink: *mut Sink) {
     let before = CURRENT.swap(sink, Ordering::SeqCst);
     if before == sink {

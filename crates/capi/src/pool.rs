@@ -1,9 +1,9 @@
 //! The functions on pools.
 
 use std::ffi::{CStr, c_char};
-use std::ptr::{self, NonNull};
+use std::ptr;
 
-use pinpool::Limit;
+use pinpool::{Limit, Pool};
 
 use crate::call::{Failure, guarded, required, store, text_for_c};
 use crate::config;
@@ -26,7 +26,8 @@ use crate::status::pp_status;
 ///
 /// The call may take seconds: it pins the reserve, and may test the backends, which pins and releases up to 2 MiB. With `auto`
 /// the test may be left to the next call on the pool. All pools of a process share one maintenance thread, unless
-/// `maintenance_thread=0`.
+/// `maintenance_thread=0`. A GPU backend retains the primary context of the GPU that the setting `device` names, from the first
+/// pinned memory until the process ends. Streams of any context may be passed to the other functions.
 ///
 /// - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
 /// - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
@@ -41,21 +42,21 @@ use crate::status::pp_status;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_pool) -> pp_status {
     guarded(|| {
-        let place = required(pool, "pool")?;
-        store(place, ptr::null_mut());
+        let out = required(pool, "pool")?;
+        store(out, ptr::null_mut());
         // SAFETY: capi-P1.
         let config = if config.is_null() { "" } else { unsafe { text(config, "config") }? };
         let opened = config::builder(config)?.build()?;
         let zero = opened.config().zero;
-        store(place, slots::open(PoolOrPartition::Pool(opened), zero)?);
+        store(out, slots::open(PoolOrPartition::Pool(opened), zero)?);
         Ok(pp_status::PP_OK)
     })
 }
 
 /// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, and stores its handle in `partition`, for
 /// requests that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
-/// pp_get_tagged, pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain and pp_partition_open return PP_INVALID_ARGUMENT for a
-/// partition.
+/// pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain, pp_partition_open, and pp_get_with with a tag, return
+/// PP_INVALID_ARGUMENT for a partition.
 ///
 /// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
 /// - PP_INVALID_ARGUMENT: `name` is not UTF-8, `max_bytes` is 0, or `pool` is a partition.
@@ -71,14 +72,14 @@ pub unsafe extern "C" fn pp_partition_open(
     partition: *mut *mut pp_pool,
 ) -> pp_status {
     guarded(|| {
-        let place = required(partition, "partition")?;
-        store(place, ptr::null_mut());
+        let out = required(partition, "partition")?;
+        store(out, ptr::null_mut());
         required(name.cast_mut(), "name")?;
         // SAFETY: capi-P1.
         let name = unsafe { text(name, "name") }?;
         let guard = slots::enter(pool)?;
         let opened = PoolOrPartition::Partition(guard.pool()?.partition(name, limit(max_bytes)?)?);
-        store(place, slots::open(opened, guard.pool()?.config().zero)?);
+        store(out, slots::open(opened, guard.pool()?.config().zero)?);
         Ok(pp_status::PP_OK)
     })
 }
@@ -105,14 +106,14 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
     text.to_str().map_err(|error| Failure::argument(format!("the argument `{name}` is not UTF-8: {error}")))
 }
 
-/// Closes a pool or a partition: later calls with its handle, except returns, pp_record_stream and pp_is_pinned, return PP_UNKNOWN_POOL. Running
-/// calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so join such threads
-/// first.
+/// Closes a pool or a partition: later calls with its handle, except returns, pp_record_stream and pp_is_pinned, return
+/// PP_UNKNOWN_POOL. Running calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so
+/// join such threads first.
 ///
 /// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
 /// returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the
-/// memory. Under `register` and `cuda` this call waits even if buffers are in use. While other calls run, the last of them waits
-/// in place of this call. After 30 s a wait lasts only as long as copies still complete. Open partitions keep the memory of a
+/// memory. Under `register` and `cuda` this call waits even if buffers are in use. If other calls are still running, the last of
+/// them does the waiting. After 30 s the wait ends as soon as copies stop completing. Open partitions keep the memory of a
 /// closed pool and still serve requests: close them first.
 ///
 /// Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
@@ -158,33 +159,33 @@ pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_sta
     })
 }
 
-/// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Touches neither buffers in
-/// use nor reserves. A slow call, which under `register` and `cuda` waits for all work of the device.
-#[unsafe(no_mangle)]
-pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
+/// Calls `call` with an open pool. Fails for a partition.
+fn with_pool(pool: *mut pp_pool, call: impl FnOnce(&Pool)) -> pp_status {
     guarded(|| {
-        slots::enter(pool)?.pool()?.trim(to_bytes);
+        call(slots::enter(pool)?.pool()?);
         Ok(pp_status::PP_OK)
     })
 }
 
-/// Releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests, returns and evictions.
+/// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Touches neither buffers in
+/// use nor reserves. A slow call, which under `register` and `cuda` waits for all work of the device.
+#[unsafe(no_mangle)]
+pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
+    with_pool(pool, |pool| pool.trim(to_bytes))
+}
+
+/// For the preset tensorflow: releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests,
+/// returns and evictions. Other programs use pp_trim.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
-    guarded(|| {
-        slots::enter(pool)?.pool()?.clear();
-        Ok(pp_status::PP_OK)
-    })
+    with_pool(pool, Pool::clear)
 }
 
 /// Detects completed copies, and releases memory that has been idle for long (`register`, `cuda`: only under memory pressure).
 /// Call it periodically with `maintenance_thread=0`.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
-    guarded(|| {
-        slots::enter(pool)?.pool()?.maintain();
-        Ok(pp_status::PP_OK)
-    })
+    with_pool(pool, Pool::maintain)
 }
 
 /// Stores the statistics of the pool in `json`, as one JSON object on one line. Names that end in `_bytes` are bytes, names that
@@ -198,28 +199,25 @@ pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_char) -> pp_status {
     guarded(|| {
-        let place = required(json, "json")?;
-        store(place, ptr::null_mut());
+        let out = required(json, "json")?;
+        store(out, ptr::null_mut());
         let stats = match slots::enter(pool)?.opened()? {
             PoolOrPartition::Pool(pool) => pool.stats(),
             PoolOrPartition::Partition(partition) => partition.stats(),
         };
         let failed = |error| Failure::new(pp_status::PP_INTERNAL, format!("no statistics as JSON: {error}"));
         let text = serde_json::to_string(&stats).map_err(failed)?;
-        store(place, duplicate(&text_for_c(&text))?.as_ptr());
+        store(out, duplicate(&text_for_c(&text))?);
         Ok(pp_status::PP_OK)
     })
 }
 
 /// Copies the text into memory of `malloc`, so that the program can release it with `free`.
-fn duplicate(text: &CStr) -> Result<NonNull<c_char>, Failure> {
-    let bytes = text.to_bytes_with_nul();
-    let no_memory = || Failure::new(pp_status::PP_BACKEND, format!("no memory for a string of {} bytes", bytes.len()));
-    // SAFETY: `malloc` accepts any size.
-    let copy = NonNull::new(unsafe { libc::malloc(bytes.len()) }.cast::<c_char>()).ok_or_else(no_memory)?;
-    // SAFETY: the text and the copy have `bytes.len()` bytes each, and do not overlap since the copy is new.
-    unsafe { ptr::copy_nonoverlapping(text.as_ptr(), copy.as_ptr(), bytes.len()) };
-    Ok(copy)
+fn duplicate(text: &CStr) -> Result<*mut c_char, Failure> {
+    // SAFETY: the text ends in 0.
+    let copy = unsafe { libc::strdup(text.as_ptr()) };
+    let no_memory = || format!("no memory for a string of {} bytes", text.count_bytes());
+    if copy.is_null() { Err(Failure::new(pp_status::PP_BACKEND, no_memory())) } else { Ok(copy) }
 }
 
 /// Frees a string of pp_stats_json, as free() does. NULL is allowed.
@@ -229,6 +227,6 @@ fn duplicate(text: &CStr) -> Result<NonNull<c_char>, Failure> {
 /// A text of `pp_stats_json`, not released yet, or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_string_free(text: *mut c_char) {
-    // SAFETY: the caller promises that the text is null, or was made by `duplicate`, which uses `malloc`.
+    // SAFETY: the caller promises that the text is null, or was made by `duplicate`.
     unsafe { libc::free(text.cast()) };
 }

@@ -178,18 +178,19 @@ impl Buffers {
 
     /// Returns the failure of a call that passed `address`, for which the table returned `why`.
     #[cold]
-    pub(crate) fn unknown_pointer(&self, address: usize, why: &LookupError) -> Failure {
-        let why = match why {
-            LookupError::Busy => "another call for this buffer has not returned".to_owned(),
+    pub(crate) fn refusal(&self, address: usize, why: &LookupError) -> Failure {
+        let unknown = pp_status::PP_UNKNOWN_POINTER;
+        let (status, why) = match why {
+            LookupError::Busy => (pp_status::PP_BUSY, "another call for this buffer has not returned".to_owned()),
             LookupError::Inside(start, len) => {
-                format!("inside the buffer at {start:#x} of {len}B; pass that address")
+                (unknown, format!("inside the buffer at {start:#x} of {len}B; pass that address"))
             }
             LookupError::Nowhere if self.is_in_another_pool(address) => {
-                "another pool's buffer; return it there".to_owned()
+                (unknown, "another pool's buffer; return it there".to_owned())
             }
-            LookupError::Nowhere => "not from this pool, or already returned".to_owned(),
+            LookupError::Nowhere => (unknown, "not from this pool, or already returned".to_owned()),
         };
-        Failure::new(pp_status::PP_UNKNOWN_POINTER, format!("{address:#x}: {why}"))
+        Failure::new(status, format!("{address:#x}: {why}"))
     }
 
     fn is_in_another_pool(&self, address: usize) -> bool {
@@ -292,7 +293,8 @@ impl Slot {
     }
 
     fn end_if(&self, generation: usize, is_unused: impl FnOnce() -> bool) {
-        // If several threads try this change, only one succeeds. A call that is counted after the check sees that the pool is not open.
+        // If several threads try this change, only one succeeds. A call that is counted after the check sees that the pool is not
+        // open.
         if !is_unused() || !self.state.change(generation, Phase::Closed, Phase::Ending) {
             return;
         }

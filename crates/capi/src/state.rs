@@ -49,7 +49,8 @@ impl State {
         self.0.compare_exchange(free, opening, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| generation + 1)
     }
 
-    /// Changes the phase from `from` to `to`. Returns whether the slot had this generation and was in `from`; otherwise nothing changes.
+    /// Changes the phase from `from` to `to`. Returns whether the slot had this generation and was in `from`; otherwise nothing
+    /// changes.
     pub(crate) fn change(&self, generation: usize, from: Phase, to: Phase) -> bool {
         let (from, to) = (word(generation, from), word(generation, to));
         self.0.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()

@@ -19,7 +19,7 @@ pub enum pp_status {
     PP_INVALID_ARGUMENT = 1,
     /// A setting is unknown, invalid or contradicts another.
     PP_INVALID_SETTING = 2,
-    /// No buffer in use of this pool begins at this address, or another call for the buffer has not returned.
+    /// No buffer in use of this pool begins at this address.
     PP_UNKNOWN_POINTER = 3,
     /// The handle is invalid, or its pool was closed.
     PP_UNKNOWN_POOL = 4,
@@ -28,7 +28,7 @@ pub enum pp_status {
     PP_LIMIT = 5,
     /// No buffer of this size is idle. Only from pp_try_get.
     PP_NONE_IDLE = 6,
-    /// The driver or the operating system refused memory. A later call may succeed, but not after a device reset.
+    /// The driver or the operating system refused memory, pinned or not. A later call may succeed, but not after a device reset.
     PP_BACKEND = 7,
     /// The driver refused to examine the stream or the event, or the device failed, so the end of the work is unknown.
     PP_DEVICE = 8,
@@ -47,10 +47,12 @@ pub enum pp_status {
     PP_TOO_MANY_POOLS = 14,
     /// The process has already installed a Rust logger. Only from pp_set_log.
     PP_LOGGER_SET = 15,
+    /// Another call for this buffer has not returned. This call has changed nothing: call again.
+    PP_BUSY = 16,
 }
 
 /// The names of the codes, by number.
-const NAMES: [&CStr; 16] = [
+const NAMES: [&CStr; 17] = [
     c"PP_OK",
     c"PP_INVALID_ARGUMENT",
     c"PP_INVALID_SETTING",
@@ -67,6 +69,7 @@ const NAMES: [&CStr; 16] = [
     c"PP_INVALID_HANDLE",
     c"PP_TOO_MANY_POOLS",
     c"PP_LOGGER_SET",
+    c"PP_BUSY",
 ];
 
 /// The name of a status: "PP_LIMIT"; "unknown" if it is not a status. Static, never NULL.

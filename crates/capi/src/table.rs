@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
-use pinpool::PinnedBuf;
+use pinpool::{PinnedBuf, PinnedBy};
 
 use crate::asan;
 
@@ -18,12 +18,15 @@ const SHARDS: usize = 64;
 
 type Shard = HashMap<usize, InUse, ByAddress>;
 
-/// A buffer in use.
+/// The entry of a buffer in use.
 #[derive(Debug)]
-enum InUse {
-    Held(PinnedBuf, Owner),
-    /// A thread is adopting the buffer, recording work on it, or returning it after a stream or an event. Each call may fail.
-    Busy(Owner),
+struct InUse {
+    /// `None` while a thread is adopting the buffer, recording work on it, or returning it after a stream or an event. Each of
+    /// these calls may fail.
+    buf: Option<PinnedBuf>,
+    owner: Owner,
+    /// Whether the driver pinned a buffer that a thread has taken out of the entry.
+    is_pinned: Option<bool>,
 }
 
 /// The owner of a buffer's memory.
@@ -81,7 +84,8 @@ impl Table {
             asan::unpoison(&buf);
         }
         let start = buf.as_mut_ptr();
-        let replaced = locked(self.shard(start.addr())).insert(start.addr(), InUse::Held(buf, Owner::Pool));
+        let entry = InUse { buf: Some(buf), owner: Owner::Pool, is_pinned: None };
+        let replaced = locked(self.shard(start.addr())).insert(start.addr(), entry);
         // Two buffers in use never share an address.
         debug_assert!(replaced.is_none(), "{replaced:?}");
         start
@@ -91,30 +95,23 @@ impl Table {
     #[inline]
     pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, LookupError> {
         let mut shard = locked(self.shard(address));
-        match shard.entry(address) {
-            Entry::Occupied(entry) if matches!(entry.get(), InUse::Held(..)) => match entry.remove() {
-                InUse::Held(buf, owner) => {
-                    if self.marks(owner) {
-                        asan::poison(&buf);
-                    }
-                    Ok(buf)
-                }
-                InUse::Busy(_) => Err(LookupError::Busy),
-            },
-            Entry::Occupied(_) => Err(LookupError::Busy),
-            Entry::Vacant(_) => {
-                drop(shard);
-                Err(self.inside(address))
-            }
+        let Entry::Occupied(mut entry) = shard.entry(address) else {
+            drop(shard);
+            return Err(self.inside(address));
+        };
+        let buf = entry.get_mut().buf.take().ok_or(LookupError::Busy)?;
+        if self.marks(entry.remove().owner) {
+            asan::poison(&buf);
         }
+        Ok(buf)
     }
 
     /// Reserves the entry for memory that is being adopted. Returns whether no buffer in use begins at this address.
     /// Afterwards the caller calls `put_back` if the adoption succeeds, or `remove_entry` if it fails.
     pub(crate) fn reserve_entry(&self, address: usize) -> bool {
         let mut shard = locked(self.shard(address));
-        let Entry::Vacant(place) = shard.entry(address) else { return false };
-        place.insert(InUse::Busy(Owner::Program));
+        let Entry::Vacant(entry) = shard.entry(address) else { return false };
+        entry.insert(InUse { buf: None, owner: Owner::Program, is_pinned: None });
         true
     }
 
@@ -122,20 +119,16 @@ impl Table {
     /// AddressSanitizer reports accesses if this `is_return`.
     pub(crate) fn take(&self, address: usize, is_return: bool) -> Result<PinnedBuf, LookupError> {
         let mut shard = locked(self.shard(address));
-        let Some(out) = shard.get_mut(&address) else {
+        let Some(entry) = shard.get_mut(&address) else {
             drop(shard);
             return Err(self.inside(address));
         };
-        let (InUse::Held(_, owner) | InUse::Busy(owner)) = *out;
-        match std::mem::replace(out, InUse::Busy(owner)) {
-            InUse::Held(buf, _) => {
-                if is_return && self.marks(owner) {
-                    asan::poison(&buf);
-                }
-                Ok(buf)
-            }
-            InUse::Busy(_) => Err(LookupError::Busy),
+        let buf = entry.buf.take().ok_or(LookupError::Busy)?;
+        entry.is_pinned = Some(is_pinned(&buf));
+        if is_return && self.marks(entry.owner) {
+            asan::poison(&buf);
         }
+        Ok(buf)
     }
 
     /// Removes the entry that `take` or `reserve_entry` left.
@@ -147,22 +140,20 @@ impl Table {
     pub(crate) fn put_back(&self, buf: PinnedBuf) {
         let address = buf.as_ptr().addr();
         let mut shard = locked(self.shard(address));
-        if let Some(out @ &mut InUse::Busy(owner)) = shard.get_mut(&address) {
-            if self.marks(owner) {
+        if let Some(entry) = shard.get_mut(&address) {
+            if self.marks(entry.owner) {
                 asan::unpoison(&buf);
             }
-            *out = InUse::Held(buf, owner);
+            entry.buf = Some(buf);
         }
     }
 
-    /// Calls `look` with the buffer at this address.
-    pub(crate) fn with<R>(&self, address: usize, look: impl FnOnce(&PinnedBuf) -> R) -> Result<R, LookupError> {
-        match locked(self.shard(address)).get(&address) {
-            Some(InUse::Held(buf, _)) => return Ok(look(buf)),
-            Some(InUse::Busy(_)) => return Err(LookupError::Busy),
-            None => {}
-        }
-        Err(self.inside(address))
+    /// Returns whether the driver pinned the buffer at this address, also while another call uses the buffer.
+    pub(crate) fn is_pinned(&self, address: usize) -> Result<bool, LookupError> {
+        let shard = locked(self.shard(address));
+        let found = shard.get(&address).and_then(|entry| entry.buf.as_ref().map(is_pinned).or(entry.is_pinned));
+        drop(shard);
+        found.ok_or_else(|| self.inside(address))
     }
 
     /// Returns whether no buffer is in use.
@@ -178,15 +169,17 @@ impl Table {
     /// Returns the buffer that contains an address at which no buffer begins. Searches all buffers, so only error texts use it.
     #[cold]
     pub(crate) fn inside(&self, address: usize) -> LookupError {
-        let holds = |(&start, out): (&usize, &InUse)| match out {
-            InUse::Held(buf, _) if start <= address && address - start < buf.len() => {
-                Some(LookupError::Inside(start, buf.len()))
-            }
-            _ => None,
+        let holds = |(&start, entry): (&usize, &InUse)| {
+            let len = entry.buf.as_ref()?.len();
+            (start <= address && address - start < len).then_some(LookupError::Inside(start, len))
         };
         let found = self.shards.iter().find_map(|shard| locked(shard).iter().find_map(holds));
         found.unwrap_or(LookupError::Nowhere)
     }
+}
+
+fn is_pinned(buf: &PinnedBuf) -> bool {
+    buf.pinned_by() == Some(PinnedBy::Driver)
 }
 
 /// Locks a shard. Ignores poisoning, since a shard is valid at every point at which a thread may panic.
@@ -247,8 +240,11 @@ mod tests {
         assert_eq!(table.remove(address).unwrap_err(), LookupError::Busy);
         assert_eq!(table.take(address, true).unwrap_err(), LookupError::Busy);
         assert!(!table.is_empty());
+        assert_eq!(table.is_pinned(address), Ok(false), "a query does not fail during a call");
         table.put_back(buf);
-        assert_eq!(table.with(address, PinnedBuf::len), Ok(5000));
+        assert_eq!((table.is_pinned(address), table.inside(address)), (Ok(false), LookupError::Inside(address, 5000)));
+        assert!(table.reserve_entry(1) && table.is_pinned(1) == Err(LookupError::Nowhere), "not adopted yet");
+        table.remove_entry(1);
         drop(table.remove(address).unwrap());
         assert_eq!(table.remove(address).unwrap_err(), LookupError::Nowhere);
         assert!(table.is_empty());

@@ -17,8 +17,8 @@ use pinpool::cudarc::driver::{CudaContext, CudaStream, result};
 use pinpool_c::*;
 
 use fixture::{
-    Address, Handle, SANITIZERS, bytes, close, get, has_sanitizers, is_here, is_pinned, last_error, open, outcome, put,
-    stats, try_get,
+    Address, Handle, SANITIZERS, bytes, close, compiler, crate_folder, get, has_sanitizers, is_here, is_pinned,
+    last_error, open, outcome, put, ran, stats, try_get,
 };
 
 const LEN: usize = 64 << 10;
@@ -181,10 +181,7 @@ fn the_memory_of_a_closed_pool_goes_when_the_last_buffer_is_back() {
 }
 
 #[test]
-fn a_program_in_c_copies_through_the_driver() {
-    if !is_here("cc") {
-        return;
-    }
+fn the_examples_copy_through_the_driver() {
     // The mock driver under the name of the real one, and the library under its own.
     let (folder, library) = (tempfile::tempdir().unwrap(), MockDriver::library());
     let link = |from: &Path, name: &str| std::os::unix::fs::symlink(from, folder.path().join(name)).unwrap();
@@ -192,14 +189,12 @@ fn a_program_in_c_copies_through_the_driver() {
     let built = library.with_file_name("libpinpool_c.so");
     link(&built, "libpinpool.so");
     link(&built, "libpinpool.so.0");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = folder.path().join("program");
-    let compile = |options: Option<&str>| {
-        let mut command = Command::new("cc");
-        command.args(["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-o"]).arg(&program);
-        command.arg(root.join("examples/on_stream.c")).arg("-I").arg(root.join("include")).args(options);
-        let compiled = command.arg("-L").arg(folder.path()).args(["-lpinpool", "-lcuda"]).output().unwrap();
-        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let compile = |(name, standard, source): (&str, &str, &str), options: Option<&str>| {
+        let mut command = compiler(name);
+        command.arg(standard).arg(crate_folder().join("examples").join(source)).args(options).arg("-o").arg(&program);
+        command.arg("-I").arg(crate_folder().join("include")).arg("-L").arg(folder.path());
+        ran(command.args(["-lpinpool", "-lcuda"]));
     };
     let run = |backend| {
         let mut command = Command::new(&program);
@@ -211,10 +206,15 @@ fn a_program_in_c_copies_through_the_driver() {
         assert!(output.status.success() && out.contains("200 batches arrived whole"), "{backend}: {out}{err}");
         assert!(err.contains("0 frees with work in flight, 0 wrong uses"), "{backend}: {err}");
     };
-    compile(None);
-    ["vmm", "register", "cuda"].into_iter().for_each(run);
-    if has_sanitizers("cc") {
-        compile(Some(SANITIZERS));
-        run("register");
+    for example in [("cc", "-std=c99", "on_stream.c"), ("c++", "-std=c++17", "on_stream.cpp")] {
+        if !is_here(example.0) {
+            continue;
+        }
+        compile(example, None);
+        ["vmm", "register", "cuda"].into_iter().for_each(run);
+        if has_sanitizers(example.0) {
+            compile(example, Some(SANITIZERS));
+            run("register");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::io::Write;
+use std::path::Path;
 use std::process::Command;
 use std::{io, ptr};
 
@@ -49,6 +50,22 @@ pub(crate) fn get(pool: Handle, bytes: usize) -> Result<Address, (pp_status, Str
     let mut ptr = ptr::dangling_mut();
     // SAFETY: a place for the address.
     let status = unsafe { pp_get(pool.0, bytes, &raw mut ptr) };
+    assert!(status == pp_status::PP_OK || ptr.is_null(), "a failed get stores NULL");
+    outcome(status, Address(ptr))
+}
+
+/// The options of PP_GET_OPTIONS_INIT.
+pub(crate) const OPTIONS: pp_get_options = pp_get_options {
+    struct_bytes: size_of::<pp_get_options>(),
+    alignment: 1,
+    timeout_ms: PP_DEFAULT_WAIT,
+    tag: ptr::null(),
+};
+
+pub(crate) fn get_with(pool: Handle, bytes: usize, options: pp_get_options) -> Result<Address, (pp_status, String)> {
+    let mut ptr = ptr::dangling_mut();
+    // SAFETY: a place for the address; a tag ends in 0.
+    let status = unsafe { pp_get_with(pool.0, bytes, &raw const options, &raw mut ptr) };
     assert!(status == pp_status::PP_OK || ptr.is_null(), "a failed get stores NULL");
     outcome(status, Address(ptr))
 }
@@ -114,6 +131,26 @@ pub(crate) fn is_here(program: &str) -> bool {
         skipped(&format!("no {program} on this machine"));
     }
     is_here
+}
+
+/// A compiler with the strictest warnings.
+pub(crate) fn compiler(name: &str) -> Command {
+    let mut command = Command::new(name);
+    command.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-O1"]);
+    command
+}
+
+/// The folder of this crate.
+pub(crate) fn crate_folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Runs a command that must succeed, and returns what it printed.
+pub(crate) fn ran(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{out}\n{err}", output.status);
+    out.into_owned()
 }
 
 pub(crate) const SANITIZERS: &str = "-fsanitize=address,undefined";

@@ -6,8 +6,8 @@ use std::ptr;
 use pinpool_c::*;
 
 use crate::fixture::{
-    Address, HEAP, Handle, bytes, close, get, is_pinned, last_error, open, outcome, put, skipped, stats, try_get,
-    try_open,
+    Address, HEAP, Handle, OPTIONS, bytes, close, get, get_with, is_pinned, last_error, open, outcome, put, skipped,
+    stats, try_get, try_open,
 };
 
 #[test]
@@ -41,37 +41,18 @@ fn a_try_get_takes_what_is_idle_and_pins_nothing() {
 }
 
 #[test]
-fn an_alignment_is_honored() {
-    let pool = open(HEAP);
-    for alignment in [1, 4096, 1 << 16, 1 << 21] {
-        let mut found = ptr::null_mut();
-        // SAFETY: a place for the address.
-        let status = unsafe { pp_get_aligned(pool.0, 5000, alignment, &raw mut found) };
-        assert_eq!((status, found.addr() % alignment), (pp_status::PP_OK, 0), "{:?}", last_error());
-        put(pool, Address(found)).unwrap();
-    }
-    close(pool);
-}
-
-#[test]
 fn a_request_at_the_limit_waits_for_its_time_and_then_says_what_is_held() {
     let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=1h");
     let held = get(pool, 4 << 20).unwrap();
-    let mut found = ptr::dangling_mut();
+    let waits = |timeout_ms| get_with(pool, 4 << 20, pp_get_options { timeout_ms, ..OPTIONS });
     for timeout_ms in [0, 1] {
-        // SAFETY: a place for the address.
-        let status = unsafe { pp_get_within(pool.0, 4 << 20, timeout_ms, &raw mut found) };
-        assert_eq!((status, found), (pp_status::PP_LIMIT, ptr::null_mut()));
-        let (code, text) = last_error();
+        let (code, text) = waits(timeout_ms).unwrap_err();
         assert_eq!(code, pp_status::PP_LIMIT);
         assert!(text.contains("held 4.0MiB") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
     }
     put(pool, held).unwrap();
     // The longest wait there is: served at once.
-    // SAFETY: a place for the address.
-    let status = unsafe { pp_get_within(pool.0, 4 << 20, u64::MAX, &raw mut found) };
-    assert_eq!(status, pp_status::PP_OK);
-    put(pool, Address(found)).unwrap();
+    put(pool, waits(u64::MAX - 1).unwrap()).unwrap();
     close(pool);
 }
 
@@ -187,8 +168,11 @@ fn a_partition_has_a_limit_of_its_own_and_keeps_its_pool() {
     let held = get(partition, 1 << 20).unwrap();
     assert_eq!(get(partition, 6 << 20).unwrap_err().0, pp_status::PP_LIMIT);
     assert_eq!(stats(partition)["name"], "train/eval");
-    assert_eq!(pp_trim(partition.0, 0), pp_status::PP_INVALID_ARGUMENT);
-    assert!(last_error().1.contains("train/eval"));
+    let tagged = get_with(partition, 4096, pp_get_options { tag: c"own".as_ptr(), ..OPTIONS }).map(drop);
+    for refusal in [tagged, outcome(pp_trim(partition.0, 0), ())] {
+        let (status, text) = refusal.unwrap_err();
+        assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("train/eval"), "{text}");
+    }
     close(pool);
     bytes(held, 1 << 20).fill(3);
     put(partition, held).unwrap();
@@ -208,20 +192,25 @@ fn a_partition_has_a_limit_of_its_own_and_keeps_its_pool() {
 }
 
 #[test]
-fn a_tag_says_who_holds_what() {
-    let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=0s");
-    let mut held = ptr::null_mut();
-    // SAFETY: a C string and a place for the address, here and below.
-    let status = unsafe { pp_get_tagged(pool.0, 3 << 20, c"decode".as_ptr(), &raw mut held) };
-    let held = outcome(status, Address(held)).unwrap();
-    let (status, text) = get(pool, 3 << 20).unwrap_err();
+fn an_alignment_is_honored_options_work_together_and_a_tag_says_who_holds_what() {
+    let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=1h");
+    for alignment in [1, 4096, 1 << 16, 1 << 21] {
+        let found = get_with(pool, 5000, pp_get_options { alignment, ..OPTIONS }).unwrap();
+        assert_eq!(found.0.addr() % alignment, 0);
+        put(pool, found).unwrap();
+    }
+    let options = pp_get_options { alignment: 1 << 16, timeout_ms: 0, tag: c"decode".as_ptr(), ..OPTIONS };
+    let held = get_with(pool, 3 << 20, options).unwrap();
+    assert_eq!(held.0.addr() % (1 << 16), 0);
+    let (status, text) = get_with(pool, 3 << 20, options).unwrap_err();
     assert!(status == pp_status::PP_LIMIT && text.contains("decode"), "{text}");
     put(pool, held).unwrap();
-    let mut none = ptr::dangling_mut();
-    for (tag, words) in [(ptr::null(), "`tag` is NULL"), (c"\xff".as_ptr(), "`tag` is not UTF-8")] {
-        // SAFETY: as above; NULL is refused.
-        let status = unsafe { pp_get_tagged(pool.0, 4096, tag, &raw mut none) };
-        assert!(status == pp_status::PP_INVALID_ARGUMENT && none.is_null() && last_error().1.contains(words));
+    for (options, words) in [
+        (pp_get_options { tag: c"\xff".as_ptr(), ..OPTIONS }, "`tag` is not UTF-8"),
+        (pp_get_options { struct_bytes: 24, ..OPTIONS }, "struct_bytes=24"),
+    ] {
+        let (status, text) = get_with(pool, 4096, options).unwrap_err();
+        assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains(words), "{text}");
     }
     close(pool);
 }
@@ -236,12 +225,12 @@ fn every_status_has_its_name() {
     let all = all! {
         PP_OK PP_INVALID_ARGUMENT PP_INVALID_SETTING PP_UNKNOWN_POINTER PP_UNKNOWN_POOL PP_LIMIT PP_NONE_IDLE
         PP_BACKEND PP_DEVICE PP_FORKED PP_INTERNAL PP_UNAVAILABLE PP_CAPTURING PP_INVALID_HANDLE PP_TOO_MANY_POOLS
-        PP_LOGGER_SET
+        PP_LOGGER_SET PP_BUSY
     };
     for (number, (status, text)) in (0..).zip(all) {
         assert_eq!((status as i32, format!("{status:?}").as_str(), name(number)), (number, text, text));
     }
-    assert_eq!((name(16), name(-1)), ("unknown", "unknown"));
+    assert_eq!((name(17), name(-1)), ("unknown", "unknown"));
     // SAFETY: a static text.
     assert_eq!(unsafe { CStr::from_ptr(pp_version()) }.to_str(), Ok(env!("CARGO_PKG_VERSION")));
 }

@@ -9,6 +9,8 @@ use cbindgen::{Builder, Config, DocumentationStyle, ExportConfig, Language, Styl
 const SOURCES: [&str; 7] = ["version", "status", "call", "log", "handle", "pool", "buffer"];
 
 const TOP: &str = "\
+/* Generated from the comments of crates/capi/src: WRITE_HEADER=1 cargo test -p pinpool-capi header */
+
 /*
  * pinpool: a pool of pinned host memory for CUDA transfers.
  *
@@ -39,7 +41,7 @@ const TOP: &str = "\
  * the library; do not free them.
  *
  * A forked child does not inherit pools: each call on a pool of its parent returns PP_FORKED and does nothing. The child opens
- * its own pools. Buffers of `vmm` and `register` are not mapped in the child: reading one is a segmentation fault.
+ * its own pools. Buffers of `vmm` and `register` are not mapped in the child: reading one raises SIGSEGV.
  *
  * Within one major version, including 0, no function is removed and no number changes. The shared library of version 0 is
  * libpinpool.so.0.
@@ -100,7 +102,9 @@ fn versions() -> String {
     let parts: Vec<&str> = version.split('.').collect();
     format!(
         "\n/* The version of this header; pp_version returns the library version. */\n#define PP_VERSION \"{version}\"\n\
-         #define PP_VERSION_MAJOR {}\n#define PP_VERSION_MINOR {}\n#define PP_VERSION_PATCH {}",
+         #define PP_VERSION_MAJOR {}\n#define PP_VERSION_MINOR {}\n#define PP_VERSION_PATCH {}\n\n\
+         /** Initial values of a pp_get_options. */\n\
+         #define PP_GET_OPTIONS_INIT {{sizeof(pp_get_options), 1, PP_DEFAULT_WAIT, NULL}}",
         parts[0], parts[1], parts[2]
     )
 }

@@ -6,7 +6,7 @@ use std::thread;
 
 use pinpool_c::*;
 
-use crate::fixture::{Address, HEAP, Handle, close, get, last_error, open, outcome, put, stats};
+use crate::fixture::{Address, HEAP, Handle, OPTIONS, close, get, get_with, last_error, open, outcome, put, stats};
 
 fn refused(status: pp_status, expected: pp_status, words: &str) {
     let (code, text) = last_error();
@@ -57,8 +57,8 @@ fn a_null_argument_is_named() {
         "pool": pp_pool_open(ptr::null(), ptr::null_mut());
         "pool": pp_get(no_pool, 1, &raw mut ptr);
         "ptr": pp_get(pool.0, 1, ptr::null_mut());
-        "ptr": pp_get_aligned(pool.0, 1, 1, ptr::null_mut());
-        "ptr": pp_get_within(pool.0, 1, 0, ptr::null_mut());
+        "ptr": pp_get_with(pool.0, 1, &OPTIONS, ptr::null_mut());
+        "options": pp_get_with(pool.0, 1, ptr::null(), &raw mut ptr);
         "ptr": pp_try_get(pool.0, 1, ptr::null_mut());
         "pool": pp_put_after_stream(no_pool, no_ptr, ptr::null_mut());
         "pool": pp_put_after_event(no_pool, no_ptr, ptr::null_mut());
@@ -89,10 +89,8 @@ fn lengths_and_alignments_out_of_range_are_named() {
     let error = get(pool, usize::MAX).unwrap_err();
     assert_eq!(error.0, pp_status::PP_INVALID_ARGUMENT);
     assert!(error.1.contains("cannot allocate 16777216.0TiB"), "{error:?}");
-    let mut ptr = ptr::null_mut();
     for alignment in [0, 3, 1 << 31] {
-        // SAFETY: a place for the address.
-        let status = unsafe { pp_get_aligned(pool.0, 1, alignment, &raw mut ptr) };
+        let (status, _) = get_with(pool, 1, pp_get_options { alignment, ..OPTIONS }).unwrap_err();
         refused(status, pp_status::PP_INVALID_ARGUMENT, &format!("aligned to {alignment}"));
     }
     close(pool);

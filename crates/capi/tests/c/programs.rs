@@ -4,18 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::fixture::{SANITIZERS, has_sanitizers, is_here};
-
-/// A compiler with the strictest warnings.
-pub(crate) fn compiler(name: &str) -> Command {
-    let mut command = Command::new(name);
-    command.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-O1"]);
-    command
-}
-
-pub(crate) fn header_folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("include")
-}
+use crate::fixture::{SANITIZERS, compiler, crate_folder, has_sanitizers, is_here, ran};
 
 /// The folder where cargo puts this test and the libraries.
 fn built_folder() -> PathBuf {
@@ -26,20 +15,12 @@ pub(crate) fn library() -> PathBuf {
     built_folder().join("libpinpool_c.so")
 }
 
-/// Runs a command that must succeed, and returns what it printed.
-pub(crate) fn ran(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {}\n{out}\n{err}", output.status);
-    out.into_owned()
-}
-
 /// Where `install.sh` has put what was built.
 fn installed() -> &'static Path {
     static INSTALLED: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = INSTALLED.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("install.sh");
+        let script = crate_folder().join("install.sh");
         ran(Command::new("sh").arg(script).arg(folder.path()).env("PINPOOL_LIBRARY_DIR", built_folder()));
         // Without these links, the programs would silently be linked with the static library.
         let shared = folder.path().join("lib/libpinpool.so").canonicalize().unwrap();
@@ -50,22 +31,34 @@ fn installed() -> &'static Path {
     folder.path()
 }
 
+/// Compiles a program below `capi` with the installed library.
+fn compile(program: &Path, name: &str, standard: &str, source: &str, options: Option<&str>) {
+    let (prefix, mut command) = (installed(), compiler(name));
+    command.arg(standard).arg(crate_folder().join(source)).args(options);
+    command.arg("-I").arg(prefix.join("include")).arg("-L").arg(prefix.join("lib"));
+    ran(command.args(["-lpinpool", "-lpthread", "-o"]).arg(program));
+}
+
+/// The command that runs a compiled program.
+fn run(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", installed().join("lib")).env("PINPOOL_BACKEND", "heap");
+    command
+}
+
 /// Compiles and runs a program below `capi`, plainly and if `is_sanitized` with the sanitizers. Returns what each run printed.
 fn compiled_and_run(name: &str, standard: &str, source: &str, is_sanitized: bool) -> Vec<String> {
     if !is_here(name) {
         return Vec::new();
     }
-    let (prefix, folder) = (installed(), tempfile::tempdir().unwrap());
-    let run = |options: Option<&str>| {
-        let program = folder.path().join("program");
-        let mut command = compiler(name);
-        command.arg(standard).arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(source)).args(options);
-        command.arg("-I").arg(prefix.join("include")).arg("-L").arg(prefix.join("lib"));
-        ran(command.args(["-lpinpool", "-lpthread", "-o"]).arg(&program));
-        ran(Command::new(&program).env("LD_LIBRARY_PATH", prefix.join("lib")).env("PINPOOL_BACKEND", "heap"))
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
+    let print = |options| {
+        compile(&program, name, standard, source, options);
+        ran(&mut run(&program))
     };
     let sanitized = (is_sanitized && has_sanitizers(name)).then_some(Some(SANITIZERS));
-    [Some(None), sanitized].into_iter().flatten().map(run).collect()
+    [Some(None), sanitized].into_iter().flatten().map(print).collect()
 }
 
 #[test]
@@ -77,7 +70,7 @@ fn the_loader_in_c_requests_fills_and_returns_in_eight_threads() {
 
 #[test]
 fn the_classes_for_cpp_put_their_buffers_and_serve_containers() {
-    for printed in compiled_and_run("c++", "-std=c++17", "examples/containers.cpp", true) {
+    for printed in compiled_and_run("c++", "-std=c++17", "tests/programs/classes.cpp", true) {
         assert!(printed.contains("sum 499500"), "{printed}");
     }
 }
@@ -106,16 +99,10 @@ fn address_sanitizer_sees_a_use_after_the_return_and_behind_the_length() {
     if !is_here("cc") || !has_sanitizers("cc") {
         return;
     }
-    let (prefix, folder) = (installed(), tempfile::tempdir().unwrap());
+    let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/poison.c");
-    let mut command = compiler("cc");
-    command.args(["-std=c99", SANITIZERS]).arg(source).arg("-I").arg(prefix.join("include"));
-    ran(command.arg("-L").arg(prefix.join("lib")).arg("-lpinpool").arg("-o").arg(&program));
-    let run = |mode: &str| {
-        let mut command = Command::new(&program);
-        command.arg(mode).env("LD_LIBRARY_PATH", prefix.join("lib")).output().unwrap()
-    };
+    compile(&program, "cc", "-std=c99", "tests/programs/poison.c", Some(SANITIZERS));
+    let run = |mode: &str| run(&program).arg(mode).output().unwrap();
     for mode in ["right", "zeroed", "adopted", "cleared"] {
         let output = run(mode);
         assert!(output.status.success(), "{mode}: {}", String::from_utf8_lossy(&output.stderr));
@@ -140,7 +127,7 @@ fn cmake_finds_both_libraries() {
         return;
     }
     let (prefix, folder) = (installed(), tempfile::tempdir().unwrap());
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/misuse.c");
+    let source = crate_folder().join("tests/programs/misuse.c");
     let lists = format!(
         "cmake_minimum_required(VERSION 3.16)\nproject(user C)\nfind_package(pinpool 0.0.9 CONFIG REQUIRED)\n\
          foreach(kind pinpool static)\n  add_executable(with_${{kind}} \"{}\")\n  \
@@ -178,7 +165,7 @@ fn the_archive_links_with_what_the_pc_file_says() {
         flag => flag,
     });
     let program = folder.path().join("program");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/misuse.c");
+    let source = crate_folder().join("tests/programs/misuse.c");
     ran(compiler("cc").arg("-std=c99").arg(source).args(flags).arg("-o").arg(&program));
     ran(&mut Command::new(&program));
 }

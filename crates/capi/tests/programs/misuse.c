@@ -21,6 +21,7 @@ int main(void)
 {
     pp_pool *pool = NULL, *other = NULL;
     void *ptr = NULL, *again = NULL;
+    pp_get_options options = PP_GET_OPTIONS_INIT;
     int local = 0;
 
     if (strcmp(pp_last_error(NULL), "") != 0 || strcmp(pp_version(), PP_VERSION) != 0)
@@ -39,7 +40,10 @@ int main(void)
     EXPECT(pp_pool_open("backend=heap; max_bytes=8MiB", &other), PP_OK, NULL);
     EXPECT(pp_get(pool, 100, NULL), PP_INVALID_ARGUMENT, "`ptr` is NULL");
     EXPECT(pp_get(pool, SIZE_MAX, &ptr), PP_INVALID_ARGUMENT, "a buffer holds at most");
-    EXPECT(pp_get_within(pool, 16 << 20, 0, &ptr), PP_LIMIT, "PINPOOL_MAX_BYTES");
+    options.timeout_ms = 0;
+    EXPECT(pp_get_with(pool, 16 << 20, &options, &ptr), PP_LIMIT, "PINPOOL_MAX_BYTES");
+    EXPECT(pp_get_with(pool, 100, &options, &ptr), PP_OK, NULL);
+    EXPECT(pp_put(pool, ptr), PP_OK, NULL);
     EXPECT(pp_get(pool, 0, &ptr), PP_OK, NULL);
     if (ptr != NULL)
         return 2;

@@ -1,6 +1,4 @@
-// Buffers that return themselves, and a std::pmr::vector in pinned memory.
-//
-//     c++ -std=c++17 containers.cpp $(pkg-config --cflags --libs pinpool) -o containers
+// The classes of pinpool.hpp without a GPU: each failure has an exit status.
 #include <pinpool.hpp>
 
 #include <cstring>
@@ -9,7 +7,17 @@
 #include <new>
 #include <numeric>
 #include <optional>
+#include <type_traits>
 #include <vector>
+
+// A buffer without a stream must be requested explicitly.
+template <typename Pool, typename = void> struct gets_without_stream : std::false_type {};
+template <typename Pool>
+struct gets_without_stream<Pool, std::void_t<decltype(std::declval<Pool>().get(4096))>> : std::true_type {};
+static_assert(!gets_without_stream<pinpool::pool>::value);
+static_assert(!std::is_constructible_v<pinpool::pinned_memory_resource, pinpool::pool>);
+
+static void count(void *, void *counter) { ++*static_cast<int *>(counter); }
 
 int main()
 {
@@ -17,25 +25,25 @@ int main()
     {
         pinpool::pool pool("max_bytes=64MiB; on_full=error; wait=0s; name=containers");
 
-        pinpool::buffer batch = pool.get(1 << 20);
+        pinpool::buffer batch = pool.get(1 << 20, pinpool::host_only);
         std::memset(batch.data(), 7, batch.size());
         void *address = batch.data();
         batch.put();
         batch.put(); // empty: nothing to put
-        std::optional<pinpool::buffer> again = pool.try_get(1 << 20);
+        std::optional<pinpool::buffer> again = pool.try_get(1 << 20, pinpool::host_only);
         if (!again || again->data() != address)
             return 1;
         pinpool::buffer moved = std::move(*again);
         if (*again || !moved)
             return 2;
 
-        pinpool::pinned_memory_resource pinned(pool);
+        pinpool::pinned_memory_resource pinned(pool, pinpool::host_only);
         std::pmr::vector<long> values(&pinned);
         for (long i = 0; i < 1000; i++)
             values.push_back(i);
         std::cout << "sum " << std::accumulate(values.begin(), values.end(), 0L) << '\n';
         std::pmr::vector<long> copy(values, &pinned);
-        if (copy != values || !pinned.is_equal(pinpool::pinned_memory_resource(pool)))
+        if (copy != values || !pinned.is_equal(pinpool::pinned_memory_resource(pool, pinpool::host_only)))
             return 3;
         // Without a driver, the stream is refused and the memory is returned at once.
         pinpool::pinned_memory_resource on_stream(pool, nullptr);
@@ -43,7 +51,7 @@ int main()
             return 10;
 
         try {
-            (void)pool.get(std::size_t{1} << 30);
+            (void)pool.get(std::size_t{1} << 30, nullptr);
             return 4;
         } catch (const pinpool::error &error) {
             if (error.status() != PP_LIMIT)
@@ -62,8 +70,22 @@ int main()
             if (error.status() != PP_INVALID_SETTING)
                 return 8;
         }
+        pinpool::get_options options;
+        options.alignment = 1 << 16;
+        options.timeout = std::chrono::milliseconds(-1);
+        options.tag = "decode";
+        pinpool::buffer tagged = pool.get(32 << 20, pinpool::host_only, options);
+        if (reinterpret_cast<std::uintptr_t>(tagged.data()) % options.alignment != 0)
+            return 11;
+        try {
+            (void)pool.get(48 << 20, pinpool::host_only, options);
+            return 12;
+        } catch (const pinpool::error &error) {
+            if (error.status() != PP_LIMIT || !std::strstr(error.what(), "decode"))
+                return 13;
+        }
         // Without a driver or a context there is no such stream, and the object keeps its buffer.
-        pinpool::buffer kept = pool.get(4096);
+        pinpool::buffer kept = pool.get(4096, pinpool::host_only);
         address = kept.data();
         try {
             kept.put_after_stream(nullptr);
@@ -74,13 +96,20 @@ int main()
             std::cout << error.what() << '\n';
         }
 
+        char own[100] = {};
+        int released = 0;
         {
-            pinpool::buffer recorded = pool.get(8 << 20);
-            recorded.set_stream(nullptr); // put by the destructor, also if there is no such stream
+            // Put by the destructors, also if there is no such stream.
+            pinpool::buffer on_default = pool.get(8 << 20, nullptr);
+            pinpool::buffer adopted = pool.adopt(own, sizeof own, true, count, &released, pinpool::host_only);
+            if (!adopted.is_pinned() || adopted.data() != reinterpret_cast<std::byte *>(own))
+                return 14;
         }
+        if (released != 1)
+            return 15;
 
         std::cout << pool.stats_json() << '\n';
-        outlives = pool.get(4096);
+        outlives = pool.partition("eval", 1 << 20).get(4096, pinpool::host_only);
     }
     std::memset(outlives.data(), 1, outlives.size()); // the pool ends after its last buffer
     return 0;
