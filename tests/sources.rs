@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 501),
     ("src/unstable", 53),
-    ("tests", 37192),
-    ("sum of code and tests", 75974),
+    ("tests", 37191),
+    ("sum of code and tests", 75973),
 ];
 
 /// Bytes of all Markdown files.

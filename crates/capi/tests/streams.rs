@@ -206,10 +206,8 @@ fn the_examples_copy_through_the_driver() {
         assert!(output.status.success() && out.contains("200 batches arrived whole"), "{backend}: {out}{err}");
         assert!(err.contains("0 frees with work in flight, 0 wrong uses"), "{backend}: {err}");
     };
-    for example in [("cc", "-std=c99", "on_stream.c"), ("c++", "-std=c++17", "on_stream.cpp")] {
-        if !is_here(example.0) {
-            continue;
-        }
+    let examples = [("cc", "-std=c99", "on_stream.c"), ("c++", "-std=c++17", "on_stream.cpp")];
+    for example in examples.into_iter().filter(|example| is_here(example.0)) {
         compile(example, None);
         ["vmm", "register", "cuda"].into_iter().for_each(run);
         if has_sanitizers(example.0) {

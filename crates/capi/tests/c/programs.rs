@@ -15,20 +15,23 @@ pub(crate) fn library() -> PathBuf {
     built_folder().join("libpinpool_c.so")
 }
 
-/// Where `install.sh` has put what was built.
+/// Installs what was built, with this folder for libraries, in `folder`, and returns the folder to which it is moved afterwards.
+fn install(folder: &Path, libdir: &str) -> PathBuf {
+    let [first, moved] = ["first", "moved"].map(|name| folder.join(name));
+    let mut command = Command::new("sh");
+    command.arg(crate_folder().join("install.sh")).arg(&first).env("PINPOOL_LIBRARY_DIR", built_folder());
+    ran(command.envs((libdir != "lib").then_some(("LIBDIR", libdir))));
+    std::fs::rename(first, &moved).unwrap();
+    // Without these links, the programs would silently be linked with the static library.
+    let shared = moved.join(libdir).join("libpinpool.so").canonicalize().unwrap();
+    assert_eq!(shared.file_name().unwrap().to_str(), Some(concat!("libpinpool.so.", env!("CARGO_PKG_VERSION"))));
+    assert!(moved.join(libdir).join("libpinpool.so.0").exists());
+    moved
+}
+
 fn installed() -> &'static Path {
-    static INSTALLED: OnceLock<tempfile::TempDir> = OnceLock::new();
-    let folder = INSTALLED.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let script = crate_folder().join("install.sh");
-        ran(Command::new("sh").arg(script).arg(folder.path()).env("PINPOOL_LIBRARY_DIR", built_folder()));
-        // Without these links, the programs would silently be linked with the static library.
-        let shared = folder.path().join("lib/libpinpool.so").canonicalize().unwrap();
-        assert_eq!(shared.file_name().unwrap().to_str(), Some(concat!("libpinpool.so.", env!("CARGO_PKG_VERSION"))));
-        assert!(folder.path().join("lib/libpinpool.so.0").exists());
-        folder
-    });
-    folder.path()
+    static INSTALLED: OnceLock<PathBuf> = OnceLock::new();
+    INSTALLED.get_or_init(|| install(&tempfile::tempdir().unwrap().keep(), "lib"))
 }
 
 /// Compiles a program below `capi` with the installed library.
@@ -117,8 +120,8 @@ fn address_sanitizer_sees_a_use_after_the_return_and_behind_the_length() {
 #[test]
 fn a_package_for_cmake_serves_the_major_version_as_the_header_promises() {
     let file = installed().join("lib/cmake/pinpool/pinpoolConfigVersion.cmake");
-    let major = env!("CARGO_PKG_VERSION_MAJOR");
-    assert!(std::fs::read_to_string(file).unwrap().contains(&format!("MATCHES \"^{major}([.]|$)\"")));
+    let matches = concat!("MATCHES \"^", env!("CARGO_PKG_VERSION_MAJOR"), "([.]|$)\"");
+    assert!(std::fs::read_to_string(file).unwrap().contains(matches));
 }
 
 #[test]
@@ -154,16 +157,15 @@ fn the_archive_links_with_what_the_pc_file_says() {
     if !is_here("cc") || !is_here("pkg-config") {
         return;
     }
-    let (prefix, folder) = (installed(), tempfile::tempdir().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let lib = install(folder.path(), "lib/nested").join("lib/nested");
     let mut command = Command::new("pkg-config");
-    command.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
+    command.env("PKG_CONFIG_PATH", lib.join("pkgconfig"));
     let flags = ran(command.args(["--static", "--cflags", "--libs", "pinpool"]));
-    assert!(flags.contains(&*prefix.join("include").to_string_lossy()), "{flags}");
-    let archive = prefix.join("lib/libpinpool.a");
-    let flags = flags.split_whitespace().map(|flag| match flag {
-        "-lpinpool" => archive.to_str().unwrap(),
-        flag => flag,
-    });
+    assert!(flags.contains(&*lib.to_string_lossy()), "{flags}");
+    let archive = lib.join("libpinpool.a");
+    let archive = archive.to_str().unwrap();
+    let flags = flags.split_whitespace().map(|flag| if flag == "-lpinpool" { archive } else { flag });
     let program = folder.path().join("program");
     let source = crate_folder().join("tests/programs/misuse.c");
     ran(compiler("cc").arg("-std=c99").arg(source).args(flags).arg("-o").arg(&program));
