@@ -205,8 +205,8 @@ fn replace(sink: *mut Sink) {
     let Some(before) = (unsafe { before.as_ref() }) else { return };
     let is_inside = DEPTH.try_with(Cell::get).unwrap_or(1) > 0;
     // The threads that were running the previous callback before a fork do not exist in the child.
-    let is_here = before.process == std::process::id();
-    while !is_inside && is_here && before.running.load(Ordering::SeqCst) > 0 {
+    let is_this_process = before.process == std::process::id();
+    while !is_inside && is_this_process && before.running.load(Ordering::SeqCst) > 0 {
         thread::sleep(Duration::from_micros(50));
     }
 }

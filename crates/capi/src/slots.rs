@@ -234,16 +234,16 @@ pub(crate) fn open(opened: PoolOrPartition, zero: bool) -> Result<*mut pp_pool, 
 
 /// Returns the slot with this number, and creates it if necessary.
 fn slot(number: usize) -> Option<&'static Slot> {
-    let place = &SLOTS[number];
-    if place.load(Ordering::Acquire).is_null() {
+    let entry = &SLOTS[number];
+    if entry.load(Ordering::Acquire).is_null() {
         let fresh = Box::into_raw(Box::new(Slot::new()));
-        if place.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        if entry.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // SAFETY: `fresh` was created above and is not shared, since the exchange failed.
             drop(unsafe { Box::from_raw(fresh) });
         }
     }
     // SAFETY: as in `resolve`.
-    unsafe { place.load(Ordering::Acquire).as_ref() }
+    unsafe { entry.load(Ordering::Acquire).as_ref() }
 }
 
 /// Closes a pool: running calls continue, and later calls are refused.

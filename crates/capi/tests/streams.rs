@@ -17,7 +17,7 @@ use pinpool::cudarc::driver::{CudaContext, CudaStream, result};
 use pinpool_c::*;
 
 use fixture::{
-    Address, Handle, SANITIZERS, bytes, close, compiler, crate_folder, get, has_sanitizers, is_here, is_pinned,
+    Address, Handle, SANITIZERS, bytes, close, compiler, crate_folder, get, has_sanitizers, is_installed, is_pinned,
     last_error, open, outcome, put, ran, stats, try_get,
 };
 
@@ -207,7 +207,7 @@ fn the_examples_copy_through_the_driver() {
         assert!(err.contains("0 frees with work in flight, 0 wrong uses"), "{backend}: {err}");
     };
     let examples = [("cc", "-std=c99", "on_stream.c"), ("c++", "-std=c++17", "on_stream.cpp")];
-    for example in examples.into_iter().filter(|example| is_here(example.0)) {
+    for example in examples.into_iter().filter(|example| is_installed(example.0)) {
         compile(example, None);
         ["vmm", "register", "cuda"].into_iter().for_each(run);
         if has_sanitizers(example.0) {

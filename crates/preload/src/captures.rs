@@ -80,6 +80,7 @@ pub(crate) fn destroy(stream: usize, destroy: impl FnOnce() -> Code) -> Code {
     if !CAPTURES.lock().iter().any(|capture| capture.stream == stream) {
         return destroy();
     }
+    // The lock was released meanwhile: a capture that begins on a stream while it is destroyed is an error of the program.
     let mut captures = CAPTURES.lock();
     let code = destroy();
     if code == 0 {

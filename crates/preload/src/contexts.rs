@@ -103,7 +103,7 @@ impl Context {
     /// Returns an unused event of this context, or creates one. The context must be current.
     pub(crate) fn take_event(&self, driver: &Driver) -> Result<usize, Code> {
         let spare = self.spare_events.lock().pop();
-        spare.map_or_else(|| driver.event(), Ok)
+        spare.map_or_else(|| driver.create_event(), Ok)
     }
 
     /// Keeps an event that nothing waits for, so that it can be reused. The event is destroyed with the context.

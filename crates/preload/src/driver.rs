@@ -155,10 +155,10 @@ impl Driver {
 
     /// Allocates pinned memory of the driver in the current context.
     pub(crate) fn host_alloc(&self, bytes: usize, flags: c_uint) -> Result<NonNull<c_void>, Code> {
-        let mut place = std::ptr::null_mut();
+        let mut block = std::ptr::null_mut();
         // SAFETY: a valid out-pointer.
-        check(unsafe { (self.0.host_alloc)(&raw mut place, bytes, flags) })?;
-        NonNull::new(place).ok_or(UNKNOWN)
+        check(unsafe { (self.0.host_alloc)(&raw mut block, bytes, flags) })?;
+        NonNull::new(block).ok_or(UNKNOWN)
     }
 
     /// Frees memory of [`host_alloc`](Self::host_alloc).
@@ -166,20 +166,20 @@ impl Driver {
     /// # Safety
     ///
     /// The memory was allocated by `host_alloc` and is not freed yet, and nothing uses it any more.
-    pub(crate) unsafe fn free_host(&self, place: NonNull<c_void>) -> Result<(), Code> {
+    pub(crate) unsafe fn free_host(&self, block: NonNull<c_void>) -> Result<(), Code> {
         // SAFETY: the caller's promise.
-        check(unsafe { (self.0.free_host)(place.as_ptr()) })
+        check(unsafe { (self.0.free_host)(block.as_ptr()) })
     }
 
     /// Creates an event in the current context.
-    pub(crate) fn event(&self) -> Result<usize, Code> {
+    pub(crate) fn create_event(&self) -> Result<usize, Code> {
         // SAFETY: a valid out-pointer.
         value(|event| unsafe { (self.0.event_create)(event, DISABLE_TIMING) })
     }
 
     /// Records `event`, which belongs to `context`, after all work of that context. Fails if a stream of the context
     /// captures, and then invalidates that capture.
-    pub(crate) fn record(&self, context: usize, event: usize) -> Result<(), Code> {
+    pub(crate) fn record_context_event(&self, context: usize, event: usize) -> Result<(), Code> {
         let record = self.0.record_context.ok_or(NOT_FOUND)?;
         // SAFETY: both are alive (`Context::while_alive`).
         check(unsafe { record(context, event) })
@@ -195,7 +195,7 @@ impl Driver {
     }
 
     /// Waits for the event. Its context must be current.
-    pub(crate) fn wait(&self, event: usize) -> Result<(), Code> {
+    pub(crate) fn wait_for_event(&self, event: usize) -> Result<(), Code> {
         // SAFETY: the event belongs to a live context.
         check(unsafe { (self.0.event_wait)(event) })
     }

@@ -2,7 +2,7 @@
 //! [`contexts`](crate::contexts) describes which are recorded.
 //!
 //! ```text
-//!   waiting ──no capture under way──▶ recorded: an event in each context ──all completed──▶ completed
+//!   waiting ──no capture in progress──▶ recorded: an event in each context ──all completed──▶ completed
 //!      └── while a stream captures: tried again at each sweep of the pool
 //! ```
 //!
@@ -50,7 +50,7 @@ impl ProcessFence {
     }
 
     /// Returns whether the work is known to have completed.
-    fn is_completed(&self) -> Result<bool, Code> {
+    fn query(&self) -> Result<bool, Code> {
         // The lock is held during the queries, so that only one thread at a time queries the events of a buffer.
         let mut state = self.state.lock();
         state.record(self.driver)?;
@@ -60,12 +60,12 @@ impl ProcessFence {
     /// Waits until the work has completed. Returns whether it has: `false` if a capture kept the events from being recorded.
     pub(crate) fn wait_unless_capturing(&self) -> Result<bool, Code> {
         // First, because this records the events if an earlier attempt was refused.
-        while !self.is_completed()? {
+        while !self.query()? {
             let Some((context, event)) = self.state.lock().first() else { return Ok(false) };
             context
                 .while_alive(|handle| {
                     let _entered = self.driver.enter(handle)?;
-                    self.driver.wait(event)
+                    self.driver.wait_for_event(event)
                 })
                 .unwrap_or(Ok(()))?;
         }
@@ -93,7 +93,7 @@ impl State {
                         return Ok(None);
                     }
                     let event = context.take_event(driver)?;
-                    let recorded = driver.record(handle, event);
+                    let recorded = driver.record_context_event(handle, event);
                     recorded.inspect_err(|_| context.put_event(event)).map(|()| Some(event))
                 });
                 match event {
@@ -161,7 +161,7 @@ unsafe impl Fence for ProcessFence {
     }
 
     fn is_complete(&self) -> pinpool::Result<bool> {
-        self.is_completed().map_err(|code| self.unknown(code))
+        self.query().map_err(|code| self.unknown(code))
     }
 
     fn wait(&self) -> pinpool::Result<()> {

@@ -208,11 +208,11 @@ hooks! {
 
 /// Allocates memory from a pool, or else from the driver by `real`. Invalid arguments go to the driver, which refuses them.
 fn allocate(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code {
-    let Some(place) = NonNull::new(out).filter(|_| bytes > 0) else { return real() };
+    let Some(out) = NonNull::new(out).filter(|_| bytes > 0) else { return real() };
     match buffers::get(bytes, flags) {
         Ok(start) => {
             // SAFETY: preload-I1: the program's out-pointer.
-            unsafe { place.write(start) };
+            unsafe { out.write(start) };
             0
         }
         Err(reason) => {
@@ -260,9 +260,9 @@ fn call_and_record_current_context(real: impl FnOnce() -> Code) -> Code {
 
 fn call_and_record_result<R>(out: *mut usize, record: fn(usize) -> R, real: impl FnOnce() -> Code) -> Code {
     let code = real();
-    if let (0, Some(place), true) = (code, NonNull::new(out), process::may_be_served()) {
+    if let (0, Some(out), true) = (code, NonNull::new(out), process::may_be_served()) {
         // SAFETY: preload-I1: the driver wrote the handle there.
-        record(unsafe { place.read() });
+        record(unsafe { out.read() });
     }
     code
 }
@@ -293,11 +293,11 @@ fn end_capture(stream: usize, real: impl FnOnce() -> Code) -> Code {
 
 /// Replaces the function that the driver returned for `name` by the hook for it, if there is one.
 fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64) -> Code {
-    let (Some(place), false) = (NonNull::new(out).filter(|_| code == 0), name.is_null()) else { return code };
+    let (Some(out), false) = (NonNull::new(out).filter(|_| code == 0), name.is_null()) else { return code };
     // SAFETY: preload-I1: a name that ends in 0.
     let name = unsafe { CStr::from_ptr(name) };
     // SAFETY: preload-I1: the driver wrote an address there.
-    let Some(found) = NonNull::new(unsafe { place.read() }) else { return code };
+    let Some(found) = NonNull::new(unsafe { out.read() }) else { return code };
     let of_name = || HOOKS.iter().filter(|hook| hook.requested_name == name);
     if lookup::is_own(found.as_ptr()) || of_name().next().is_none() {
         return code;
@@ -311,7 +311,7 @@ fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version:
         lookup::record_driver(found);
         hook.learn(found);
         // SAFETY: as above.
-        unsafe { place.write(hook.function().as_ptr()) };
+        unsafe { out.write(hook.function().as_ptr()) };
     } else if version >= UNKNOWN_FROM {
         log::passed_through(&Reason::Version(version));
     }

@@ -96,7 +96,7 @@ pub(crate) fn unseen_capture() {
 
 /// Logs the end of a context with a pool.
 pub(crate) fn context_ended(handle: usize) {
-    info!("context {handle:#x} has ended, and its memory with it; another one gets another pool");
+    info!("context {handle:#x} has ended, and its memory with it; the next context gets a new pool");
 }
 
 /// Logs at the end of the process how much memory the program pinned itself.

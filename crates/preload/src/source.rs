@@ -106,9 +106,9 @@ unsafe impl Source for HostSource {
             let _entered = self.driver.enter(handle).map_err(|code| self.error("cuCtxPushCurrent", code))?;
             // The block is removed before the call, since another thread may receive its address right after the free.
             BLOCKS.lock().remove(at);
-            let place = region.start().cast::<c_void>().map_addr(|start| NonZero::new(at).unwrap_or(start));
-            // SAFETY: `place` is the block of this region, which nothing uses any more, as the caller promises.
-            let freed = unsafe { self.driver.free_host(place) };
+            let block_start = region.start().cast::<c_void>().map_addr(|start| NonZero::new(at).unwrap_or(start));
+            // SAFETY: `block_start` is the start of this region's block, which nothing uses any more, as the caller promises.
+            let freed = unsafe { self.driver.free_host(block_start) };
             if freed.is_err() {
                 BLOCKS.lock().insert(at, block);
             }

@@ -112,16 +112,16 @@ impl ContextWork {
     /// Waits for all work of the context so far.
     fn wait_for_all(&self) -> Result<(), FailedCall> {
         let mut waits = self.waits.lock();
-        waits.begun += 1;
-        let number = waits.begun;
+        waits.last_begun += 1;
+        let number = waits.last_begun;
         drop(waits);
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: the call has no arguments, and is refused without a context.
         let waited = self.enter().and_then(|_current| unsafe { calls::context_synchronize() });
         let mut waits = self.waits.lock();
         match waited {
-            Ok(()) => waits.ended = waits.ended.max(number),
-            Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => waits.refused = waits.refused.max(number),
+            Ok(()) => waits.last_ended = waits.last_ended.max(number),
+            Err(failed) if failed.code.is_forbidden_by_capture() => waits.last_refused = waits.last_refused.max(number),
             Err(_) => {}
         }
         waited
@@ -130,12 +130,12 @@ impl ContextWork {
 
 #[derive(Debug, Default)]
 struct Waits {
-    begun: u64,
+    last_begun: u64,
     /// The number of the last wait that has ended without an error.
-    ended: u64,
+    last_ended: u64,
     /// The number of the last wait that a capture refused. The wait has invalidated that capture, so the same work is not waited
     /// for again.
-    refused: u64,
+    last_refused: u64,
     is_waiting: bool,
 }
 
@@ -143,7 +143,7 @@ struct Waits {
 #[derive(Debug)]
 pub(super) struct ContextFence {
     /// The reason why the work has no other fence.
-    refused: String,
+    reason: String,
     context: &'static ContextWork,
     /// The number of the first wait that begins after the work was enqueued; 0 if the work had completed before.
     first: u64,
@@ -151,20 +151,20 @@ pub(super) struct ContextFence {
 
 impl ContextFence {
     /// Returns a fence for all work so far on a stream of this context. If `was_complete`, that work has already completed.
-    /// `refused` is the reason why there is no other fence.
-    pub(super) fn new(context: &'static ContextWork, refused: String, was_complete: bool) -> Self {
-        let first = if was_complete { 0 } else { context.waits.lock().begun + 1 };
-        Self { refused, context, first }
+    /// `reason` says why there is no other fence.
+    pub(super) fn new(context: &'static ContextWork, reason: String, was_complete: bool) -> Self {
+        let first = if was_complete { 0 } else { context.waits.lock().last_begun + 1 };
+        Self { reason, context, first }
     }
 
     /// Returns whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
     fn has_waited(&self) -> bool {
         let context = self.context;
         let mut waits = context.waits.lock();
-        if waits.ended >= self.first {
+        if waits.last_ended >= self.first {
             return true;
         }
-        if !waits.is_waiting && waits.refused < self.first {
+        if !waits.is_waiting && waits.last_refused < self.first {
             waits.is_waiting = true;
             drop(waits);
             let waiting = move || {
@@ -184,18 +184,18 @@ impl ContextFence {
 // began.
 unsafe impl Fence for ContextFence {
     fn is_complete(&self) -> Result<bool> {
-        if self.has_waited() { Ok(true) } else { Err(Error::device_failed(self.refused.clone())) }
+        if self.has_waited() { Ok(true) } else { Err(Error::device_failed(self.reason.clone())) }
     }
 
     /// Waits until the work has completed. Fails only if the driver refuses, because a caller that gives up could touch bytes that
     /// the work still uses.
     fn wait(&self) -> Result<()> {
         let waits = self.context.waits.lock();
-        let (has_ended, is_refused) = (waits.ended >= self.first, waits.refused >= self.first);
+        let (has_ended, is_refused) = (waits.last_ended >= self.first, waits.last_refused >= self.first);
         drop(waits);
         match (has_ended, is_refused) {
             (true, _) => Ok(()),
-            (_, true) => Err(Error::device_failed(self.refused.clone())),
+            (_, true) => Err(Error::device_failed(self.reason.clone())),
             _ => Ok(self.context.wait_for_all()?),
         }
     }

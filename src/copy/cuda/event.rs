@@ -33,7 +33,7 @@ pub(super) struct EventFence {
     pub(super) event: Event,
     stream_id: Option<StreamId>,
     pub(super) context: &'static ContextState,
-    pub(super) answer: FinalStatus,
+    pub(super) final_status: FinalStatus,
     /// The internal stream that waits for a foreign event. It exists as long as the fence, which destroys it.
     waiting_stream: Option<OwnStream>,
 }
@@ -47,7 +47,7 @@ impl EventFence {
 
     /// Creates a fence with an event of this context. The fence destroys the event.
     pub(super) fn of(event: sys::CUevent, stream_id: Option<StreamId>, context: &'static ContextState) -> Self {
-        Self { event: Handle(event), stream_id, context, answer: FinalStatus::default(), waiting_stream: None }
+        Self { event: Handle(event), stream_id, context, final_status: FinalStatus::default(), waiting_stream: None }
     }
 
     /// Records the event after all work so far on the stream.
@@ -67,7 +67,7 @@ impl Drop for EventFence {
             let _gone = unsafe { calls::stream_destroy(stream.0) };
         }
         // After a permanent error the handle may be invalid or belong to another object, so it is not used again.
-        if !self.answer.is_refused() {
+        if !self.final_status.is_refused() {
             // SAFETY: created for this fence, destroyed once. Destroying never waits, and an error would only mean that the
             // device is gone, and the event with it.
             let _gone = unsafe { calls::event_destroy(self.event.0) };
@@ -79,11 +79,11 @@ impl Drop for EventFence {
 // (`id_number`).
 unsafe impl Fence for EventFence {
     fn is_complete(&self) -> Result<bool> {
-        self.answer.or_query(|| self.context.is_complete(self.event))
+        self.final_status.or_query(|| self.context.is_complete(self.event))
     }
 
     fn wait(&self) -> Result<()> {
-        self.answer.or_wait(|| self.context.wait_for(self.event))
+        self.final_status.or_wait(|| self.context.wait_for(self.event))
     }
 
     fn stream_id(&self) -> Option<StreamId> {

@@ -130,7 +130,7 @@ impl TrackedCopy {
                 RecordCheck::Missing(ContextFence::new(&self.fence.context.work, why, false))
             }
             Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => return Ok(None),
-            Err(failed) => return Err(self.fence.answer.refused(failed)),
+            Err(failed) => return Err(self.fence.final_status.refused(failed)),
         };
         Ok(Some(self.record.get_or_init(|| record)))
     }

@@ -125,12 +125,12 @@ pub(crate) fn skipped(why: &str) {
 }
 
 /// Whether a program can be run; says so if not.
-pub(crate) fn is_here(program: &str) -> bool {
-    let is_here = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
-    if !is_here {
+pub(crate) fn is_installed(program: &str) -> bool {
+    let is_installed = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !is_installed {
         skipped(&format!("no {program} on this machine"));
     }
-    is_here
+    is_installed
 }
 
 /// A compiler with the strictest warnings.

@@ -2,13 +2,13 @@
 
 use std::process::Command;
 
-use crate::fixture::{compiler, crate_folder, is_here, ran};
+use crate::fixture::{compiler, crate_folder, is_installed, ran};
 use crate::programs::library;
 
 #[test]
 fn only_the_names_of_the_header_are_exported() {
     let header = std::fs::read_to_string(crate_folder().join("include/pinpool.h")).unwrap();
-    if !is_here("nm") {
+    if !is_installed("nm") {
         return;
     }
     let text = ran(Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(library()));
@@ -25,7 +25,7 @@ fn only_the_names_of_the_header_are_exported() {
 
 #[test]
 fn the_library_has_its_name_and_is_never_unloaded() {
-    if !is_here("readelf") {
+    if !is_installed("readelf") {
         return;
     }
     let text = ran(Command::new("readelf").arg("-d").arg(library()));
@@ -45,7 +45,7 @@ fn the_headers_compile_without_a_warning() {
         ("c++", "cpp", "-std=c++20", "#include <pinpool.hpp>\npinpool::get_options o{.tag = \"decode\"};\n"),
     ];
     for (number, (name, ending, standard, source)) in (0..).zip(sources) {
-        if !is_here(name) {
+        if !is_installed(name) {
             continue;
         }
         let path = folder.path().join(format!("{number}.{ending}"));
@@ -66,7 +66,7 @@ fn the_example_of_the_readme_compiles() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("example.c");
     std::fs::write(&path, format!("{given}{example}return 0;\n}}\n")).unwrap();
-    if is_here("cc") {
+    if is_installed("cc") {
         let mut command = compiler("cc");
         ran(command.args(["-std=c99", "-fsyntax-only", "-I"]).arg(crate_folder().join("include")).arg(path));
     }

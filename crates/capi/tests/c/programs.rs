@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::fixture::{SANITIZERS, compiler, crate_folder, has_sanitizers, is_here, ran};
+use crate::fixture::{SANITIZERS, compiler, crate_folder, has_sanitizers, is_installed, ran};
 
 /// The folder where cargo puts this test and the libraries.
 fn built_folder() -> PathBuf {
@@ -51,7 +51,7 @@ fn run(program: &Path) -> Command {
 
 /// Compiles and runs a program below `capi`, plainly and if `is_sanitized` with the sanitizers. Returns what each run printed.
 fn compiled_and_run(name: &str, standard: &str, source: &str, is_sanitized: bool) -> Vec<String> {
-    if !is_here(name) {
+    if !is_installed(name) {
         return Vec::new();
     }
     let folder = tempfile::tempdir().unwrap();
@@ -99,7 +99,7 @@ fn a_process_may_end_without_a_close() {
 
 #[test]
 fn address_sanitizer_sees_a_use_after_the_return_and_behind_the_length() {
-    if !is_here("cc") || !has_sanitizers("cc") {
+    if !is_installed("cc") || !has_sanitizers("cc") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -126,7 +126,7 @@ fn a_package_for_cmake_serves_the_major_version_as_the_header_promises() {
 
 #[test]
 fn cmake_finds_both_libraries() {
-    if !is_here("cc") || !is_here("cmake") {
+    if !is_installed("cc") || !is_installed("cmake") {
         return;
     }
     let (prefix, folder) = (installed(), tempfile::tempdir().unwrap());
@@ -154,7 +154,7 @@ fn cmake_finds_both_libraries() {
 
 #[test]
 fn the_archive_links_with_what_the_pc_file_says() {
-    if !is_here("cc") || !is_here("pkg-config") {
+    if !is_installed("cc") || !is_installed("pkg-config") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

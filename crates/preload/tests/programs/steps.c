@@ -243,7 +243,7 @@ static void *free_and_allocate(void *buffer) {
         unsigned char *other;
         int code = host_alloc((void **)&other, 1 << 20, 0);
         if (code != 0 || other == buffer) {
-            printf("allocation beside a capture %d, the memory of a running copy: %d\n", code, other == buffer);
+            printf("allocation during a capture %d, the memory of a running copy: %d\n", code, other == buffer);
             return NULL;
         }
         memset(other, 0xEE, 1 << 20);

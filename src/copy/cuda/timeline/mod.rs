@@ -87,12 +87,12 @@ pub(super) struct TimelinePages {
     health: DeviceHealth,
 }
 
-/// The time and the answer of the last health query.
+/// The time and the result of the last health query.
 #[derive(Debug, Default)]
 struct DeviceHealth {
     queried_us: AtomicU64,
     /// The code of a permanent failure, or 0.
-    answer: AtomicU32,
+    failure: AtomicU32,
 }
 
 /// A word and the progress of the stream that uses it. Never freed. When the stream has written all of its numbers, another
@@ -249,12 +249,12 @@ impl DeviceHealth {
         let due = now_us >= queried_us.saturating_add(HEALTH_EVERY_US);
         let elect = || self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed);
         if !due || elect().is_err() {
-            let answer = Code::check(self.answer.load(Ordering::Relaxed).cast_signed());
-            return answer.map_err(|code| FailedCall { call: "cuStreamQuery", code });
+            let last = Code::check(self.failure.load(Ordering::Relaxed).cast_signed());
+            return last.map_err(|code| FailedCall { call: "cuStreamQuery", code });
         }
         let answer = watchdog::query(|| Self::query(context)).unwrap_or(Ok(()));
         let failed = answer.err().filter(|failed| failed.code.is_permanent());
-        self.answer.store(failed.map_or(0, |FailedCall { code, .. }| code.0.cast_unsigned()), Ordering::Relaxed);
+        self.failure.store(failed.map_or(0, |FailedCall { code, .. }| code.0.cast_unsigned()), Ordering::Relaxed);
         answer
     }
 
