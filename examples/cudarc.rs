@@ -9,8 +9,8 @@ const NUMBERS: usize = 1 << 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // cudarc panics without a driver, so check for one first.
-    if !pinpool::is_cuda_present() {
-        println!("skipped: no CUDA driver");
+    if let Err(error) = pinpool::check_cuda_device(0) {
+        println!("skipped: {error}");
         return Ok(());
     }
     let context = CudaContext::new(0)?;

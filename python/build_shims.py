@@ -29,9 +29,9 @@ def run(*command):
 
 def versions(oldest):
     """The newest release of each minor version from `oldest` on."""
-    told = subprocess.run([sys.executable, "-m", "pip", "index", "versions", "torch"], check=True, capture_output=True, text=True).stdout
+    listing = subprocess.run([sys.executable, "-m", "pip", "index", "versions", "torch"], check=True, capture_output=True, text=True).stdout
     newest = {}
-    for release in re.search(r"Available versions: (.*)", told)[1].split(", "):
+    for release in re.search(r"Available versions: (.*)", listing)[1].split(", "):
         newest.setdefault(tuple(map(int, release.split(".")[:2])), release)
     return {minor: release for minor, release in sorted(newest.items()) if minor >= oldest}
 

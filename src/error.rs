@@ -3,8 +3,8 @@
 use std::time::Duration;
 use std::{fmt, io};
 
-use pinpool_observe::diagnosis::shortage::Refused;
-use pinpool_os::words::{Size, Time};
+use pinpool_observe::diagnosis::shortage::{Refused, RefusedBy};
+use pinpool_os::format::{Size, Time};
 
 /// Result of the fallible calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -13,7 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// The text is for people and may change. Code should branch on the `is_...` methods. The content is boxed so that a
 /// `Result<PinnedBuf, Error>` is small.
-#[derive(thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[error(transparent)]
 pub struct Error(Box<ErrorKind>);
 
@@ -31,7 +31,7 @@ fn sentence(text: &str) -> String {
 }
 
 /// A request that found no memory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct NoMemory {
     pub(crate) requested_bytes: u64,
     pub(crate) refused: Refused,
@@ -49,7 +49,7 @@ impl fmt::Display for NoMemory {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has handles, device addresses and graphs.
 pub(crate) enum ErrorKind {
     #[error("cannot allocate {}: a buffer holds at most {}", Size(*len as u64), Size(*max_len as u64))]
@@ -66,8 +66,8 @@ pub(crate) enum ErrorKind {
     Unavailable { what: String, why: String },
     #[error("{name}={value}: {why}")]
     Setting { name: &'static str, value: String, why: String },
-    #[error("unsuitable memory: {why}")]
-    Memory { why: String },
+    #[error("invalid argument: {why}")]
+    Argument { why: String },
     #[error("invalid stream or event: {why}")]
     Handle { why: String },
     #[error("cannot copy {len}B: {why}")]
@@ -109,14 +109,15 @@ macro_rules! predicates {
 }
 predicates! {
     /// Returns whether the length, alignment, range, element type or handle of the request is invalid.
-    is_invalid_request, Request = Length | Alignment | Memory | Handle;
+    is_invalid_request, Request = Length | Alignment | Argument | Handle;
     /// Returns whether one of these holds: the request does not fit within the limit of the pool (`PINPOOL_MAX_BYTES`), of its
     /// partition, or of pools that share one (`auto`, `PINPOOL_LEDGER`); earlier requests are waiting; or a driver call did not
     /// return within the wait of an async request.
     is_limit, Limit = Limit | Timeout | Late;
     /// Returns whether the driver or the kernel refused, or the chosen backend is not available.
     is_backend, Backend = Backend | Unavailable;
-    /// Returns whether a setting is unknown or invalid, contradicts another, or needs a feature that this build lacks.
+    /// Returns whether a setting is unknown or invalid, contradicts another, or needs a feature that this build lacks, or
+    /// whether a shared limit cannot be joined.
     is_setting, Setting = Setting;
     /// Returns whether a copy was refused before anything was enqueued, or memory has no address on a device.
     is_copy, Copy = Copy | Address;
@@ -149,15 +150,17 @@ impl Error {
         matches!(*self.0, ErrorKind::Handle { .. })
     }
 
+    /// The error number of the driver or the kernel that refused memory, if it gave one.
+    pub fn code(&self) -> Option<i64> {
+        if let RefusedBy::Source { code } = self.no_memory()?.refused.by { code } else { None }
+    }
+
     /// Bytes of the request that failed; `None` if the error is not about the size of a request.
     pub fn requested_bytes(&self) -> Option<u64> {
         match *self.0 {
             ErrorKind::Length { len, .. } | ErrorKind::Alignment { len, .. } => Some(len as u64),
-            ErrorKind::Limit(NoMemory { requested_bytes, .. })
-            | ErrorKind::Timeout(NoMemory { requested_bytes, .. })
-            | ErrorKind::Backend(NoMemory { requested_bytes, .. })
-            | ErrorKind::Late { requested_bytes, .. } => Some(requested_bytes),
-            _ => None,
+            ErrorKind::Late { requested_bytes, .. } => Some(requested_bytes),
+            _ => Some(self.no_memory()?.requested_bytes),
         }
     }
 
@@ -169,11 +172,15 @@ impl Error {
 
     /// The error's text; if a request found no memory, also the largest holders, one per line.
     pub fn report(&self) -> String {
+        self.no_memory().map_or_else(|| self.to_string(), |no_memory| format!("{self}\n{}", no_memory.report))
+    }
+
+    fn no_memory(&self) -> Option<&NoMemory> {
         match &*self.0 {
             ErrorKind::Limit(no_memory) | ErrorKind::Timeout(no_memory) | ErrorKind::Backend(no_memory) => {
-                format!("{self}\n{}", no_memory.report)
+                Some(no_memory)
             }
-            _ => self.to_string(),
+            _ => None,
         }
     }
 }
@@ -320,8 +327,6 @@ impl SourceError {
 
 #[cfg(test)]
 mod tests {
-    use pinpool_observe::diagnosis::shortage::RefusedBy;
-
     use super::*;
 
     #[test]

@@ -34,7 +34,7 @@
 //! | feature | default | adds |
 //! | --- | --- | --- |
 //! | `cuda` | yes | CUDA backends and copies on cudarc streams; neither driver nor toolkit is needed to build or run |
-//! | `serde` | no | `serde::Serialize` for [`Stats`] and its parts |
+//! | `serde` | no | `serde::Serialize` for the types of [`stats`] |
 //! | `observe` | no | recordings (`PINPOOL_TRACE`), call stacks of requests, and statistics of a running process on a Unix socket (`PINPOOL_SOCKET`) |
 //!
 //! # Other crates
@@ -94,13 +94,20 @@ pub use pool::{GetFuture, Partition, Pool, PoolBuilder, Request, UserMemory};
 pub use report::{Cause, Diagnosis, Dump, Owner, SuggestedSetting};
 pub use stats::Stats;
 
-/// Returns whether a CUDA driver can be loaded. Check it before using cudarc, which panics without a driver.
-#[must_use]
-pub fn is_cuda_present() -> bool {
+/// Checks that there is a CUDA driver, and a device with this ordinal. Call it before cudarc, which panics without a driver.
+/// It starts the driver, so children that are forked later cannot use CUDA.
+///
+/// # Errors
+///
+/// [`Error::is_unavailable`]: there is no driver or no such device, the driver refuses to start, or this build lacks the feature
+/// `cuda`.
+pub fn check_cuda_device(ordinal: u32) -> Result<()> {
     #[cfg(feature = "cuda")]
-    return driver::is_present();
+    let found = driver::device::Device::find(ordinal).map_err(|error| error.to_string());
     #[cfg(not(feature = "cuda"))]
-    false
+    let found = Err::<(), _>("built without the feature `cuda`".to_owned());
+    let what = format!("CUDA device {ordinal}");
+    found.map(drop).map_err(|why| error::ErrorKind::Unavailable { what, why }.into())
 }
 
 /// Version 1 of `bytemuck`: its traits bound the element types of views.

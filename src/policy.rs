@@ -59,7 +59,7 @@ const QUIET_US: u64 = 300_000_000;
 /// The four counters since the last raise or clear.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct Window {
+pub struct RateWindow {
     /// Requests served from the pool.
     pub get_from_pool: u64,
     /// Buffers returned.
@@ -70,7 +70,7 @@ pub struct Window {
     pub evicted: u64,
 }
 
-impl Window {
+impl RateWindow {
     /// Returns the counts since `earlier`.
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self {
@@ -104,9 +104,9 @@ fn rate(part: u64, whole: u64) -> f64 {
 
 /// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Check {
+pub struct RateCheck {
     /// The counters that the check read, before any reset.
-    pub window: Window,
+    pub window: RateWindow,
     /// The limit before the check.
     pub limit: u64,
     /// The limit after the check, if it rises.
@@ -114,9 +114,9 @@ pub struct Check {
 }
 
 /// Checks the rates of `window` under `limit` (policy-R4).
-pub(crate) fn check(window: Window, limit: u64, auto_resize: bool) -> Check {
+pub(crate) fn check_rates(window: RateWindow, limit: u64, auto_resize: bool) -> RateCheck {
     let rates_are_high = window.eviction_rate() > TOLERABLE_RATE && window.unsatisfied_rate() > TOLERABLE_RATE;
-    Check { window, limit, raised_to: (auto_resize && rates_are_high).then(|| raised(limit)) }
+    RateCheck { window, limit, raised_to: (auto_resize && rates_are_high).then(|| raised(limit)) }
 }
 
 /// Returns half of `limit`, but at least `start_limit`, if no request has missed for five minutes (policy-R4); `None` if the limit
@@ -144,31 +144,31 @@ mod tests {
 
     use super::*;
 
-    const BUSY: Window = Window { get_from_pool: 62_421, put: 63_521, allocated: 1_100, evicted: 1_000 };
+    const BUSY: RateWindow = RateWindow { get_from_pool: 62_421, put: 63_521, allocated: 1_100, evicted: 1_000 };
 
     #[test]
     fn raised_limits_are_those_of_public_tensorflow_logs() {
         let mut limit = 100;
         for next in [110, 121, 133, 146, 160, 176, 193, 212, 233, 256, 281] {
-            limit = check(BUSY, limit, true).raised_to.unwrap();
+            limit = check_rates(BUSY, limit, true).raised_to.unwrap();
             assert_eq!(limit, next);
         }
     }
 
     #[test]
     fn a_window_is_a_difference_and_its_rates_are_shares() {
-        let other = Window { get_from_pool: 1, put: 2, allocated: 3, evicted: 4 };
-        let sum = Window { get_from_pool: 62_422, put: 63_523, allocated: 1_103, evicted: 1_004 };
+        let other = RateWindow { get_from_pool: 1, put: 2, allocated: 3, evicted: 4 };
+        let sum = RateWindow { get_from_pool: 62_422, put: 63_523, allocated: 1_103, evicted: 1_004 };
         assert_eq!((sum.since(other), sum.requests()), (BUSY, 63_525));
         assert_eq!((other.eviction_rate(), other.unsatisfied_rate()), (2.0, 0.75));
-        assert_eq!((Window::default().eviction_rate(), Window::default().unsatisfied_rate()), (0.0, 0.0));
+        assert_eq!((RateWindow::default().eviction_rate(), RateWindow::default().unsatisfied_rate()), (0.0, 0.0));
     }
 
     #[test]
     fn the_limit_rises_only_if_both_rates_pass_the_threshold() {
-        let evictions_tolerable = Window { get_from_pool: 0, put: 500_000, allocated: 500_000, evicted: 1_000 };
-        let misses_tolerable = Window { get_from_pool: 499_000, put: 1_000, allocated: 1_000, evicted: 1_000 };
-        let no_gets = Window { get_from_pool: 0, put: 1_000, allocated: 0, evicted: 1_000 };
+        let evictions_tolerable = RateWindow { get_from_pool: 0, put: 500_000, allocated: 500_000, evicted: 1_000 };
+        let misses_tolerable = RateWindow { get_from_pool: 499_000, put: 1_000, allocated: 1_000, evicted: 1_000 };
+        let no_gets = RateWindow { get_from_pool: 0, put: 1_000, allocated: 0, evicted: 1_000 };
         for (window, limit, auto_resize, raised_to) in [
             (BUSY, 1, true, Some(100)),
             (BUSY, 5, true, Some(100)),
@@ -179,7 +179,7 @@ mod tests {
             (misses_tolerable, 100, true, None),
             (no_gets, 100, true, None),
         ] {
-            assert_eq!(check(window, limit, auto_resize).raised_to, raised_to, "{window:?} {limit}");
+            assert_eq!(check_rates(window, limit, auto_resize).raised_to, raised_to, "{window:?} {limit}");
         }
     }
 

@@ -36,9 +36,9 @@ pub mod fast_path {
 }
 
 pub use crate::engine::ManualClock;
-pub use crate::policy::{Check, Window};
-pub use crate::report::{CheckReport, LogSampler};
+pub use crate::policy::{RateCheck, RateWindow};
 pub use crate::report::{Finding, Severity};
+pub use crate::report::{LogSampler, RateCheckReport};
 pub use crate::size_class::Rounding;
 pub use crate::stats::{Kind, Statistic, Unit, Value};
 
@@ -52,7 +52,7 @@ pub fn snapshot(pool: &Pool) -> pinpool_observe::diagnosis::Snapshot {
 }
 
 /// Returns TensorFlow's counters since the last raise or clear.
-pub fn window(pool: &Pool) -> Window {
+pub fn rate_window(pool: &Pool) -> RateWindow {
     pool.core().window()
 }
 
@@ -62,8 +62,8 @@ pub fn huge_bytes(smaps: &str, addresses: &std::ops::Range<usize>) -> [u64; 2] {
 }
 
 /// Completes copies and does what is due by the pool's clock, as the maintenance thread does when it wakes. Does not compact.
-pub fn run_due(pool: &Pool) {
-    pool.core().run_due();
+pub fn run_due_work(pool: &Pool) {
+    pool.core().run_due_work();
 }
 
 /// Returns the time after which the maintenance thread would check the pool again; `None` if it has nothing to check.
@@ -73,8 +73,8 @@ pub fn maintenance_period(pool: &Pool) -> Option<Duration> {
 
 /// Remaps a few granules towards the compaction target, as the maintenance thread does while nothing is due (`policy-R13`).
 /// Returns whether any were remapped.
-pub fn compaction_step(pool: &Pool) -> bool {
-    pool.core().compaction_step()
+pub fn compact_step(pool: &Pool) -> bool {
+    pool.core().compact_step()
 }
 
 /// Sets whether the copies of this process write to timelines; if not, they record events. For tests and benches.

@@ -5,15 +5,18 @@
 #                                         cmake/pinpool/pinpoolConfig.cmake
 #
 # LIBDIR replaces `lib`, for example lib64 or lib/x86_64-linux-gnu. DESTDIR is put before PREFIX, for packages. PINPOOL_LIBRARY_DIR
-# names a folder that has the libraries already. The installed folder may be moved.
+# names a folder that has the libraries already. The installed folder may be moved (not
+# /usr or /usr/local).
 set -eu
 
 [ $# -eq 1 ] || { echo "usage: $0 PREFIX" >&2; exit 2; }
-prefix=$1
-case $prefix in /*) ;; *) echo "$0: PREFIX must be an absolute path: $prefix" >&2; exit 2 ;; esac
+prefix=${1%/}
+case $1 in /*) ;; *) echo "$0: PREFIX must be an absolute path: $prefix" >&2; exit 2 ;; esac
 libdir=${LIBDIR:-lib}
 case $libdir in /* | .* | */.*) echo "$0: LIBDIR must be a folder below PREFIX: $libdir" >&2; exit 2 ;; esac
 to_prefix=$(echo "$libdir" | sed 's|[^/][^/]*|..|g')
+# pkg-config must recognize the folders that compilers search anyway.
+case $prefix in /usr | /usr/local) pc_prefix=$prefix ;; *) pc_prefix=\${pcfiledir}/../$to_prefix ;; esac
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/Cargo.toml" | head -n 1)
@@ -37,7 +40,7 @@ ln -sf "libpinpool.so.$version" "$lib/$name"
 ln -sf "$name" "$lib/libpinpool.so"
 install -m 644 "$built/libpinpool_c.a" "$lib/libpinpool.a"
 cat > "$lib/pkgconfig/pinpool.pc" <<END
-prefix=\${pcfiledir}/../$to_prefix
+prefix=$pc_prefix
 includedir=\${prefix}/include
 libdir=\${prefix}/$libdir
 

@@ -25,7 +25,7 @@ fn shown(value: &Bound<'_, PyAny>) -> String {
 pub(crate) fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     let wrong = || {
         let text = shown(value);
-        PyTypeError::new_err(format!("invalid size {name}={text}: must be a whole number, or text such as \"64MiB\""))
+        PyTypeError::new_err(format!("invalid size {name}={text}: must be an int, or text such as \"64MiB\""))
     };
     if value.is_instance_of::<PyBool>() {
         return Err(wrong());

@@ -45,13 +45,13 @@ pub(crate) fn with_text(error: &Error, text: impl PyErrArguments + 'static) -> P
 /// Returns the exception for an error of shared memory.
 pub(crate) fn for_shared(error: &pinpool_shared_buffers::Error) -> PyErr {
     let text = error.to_string();
-    match error.of_pool() {
-        Some(_) if error.is_shared() => python::SharedError::new_err(text),
+    match error.pool_error() {
+        Some(_) if error.is_backend() => python::SharedError::new_err(text),
         Some(error) => exception(error),
         None if error.is_limit() => python::LimitError::new_err(text),
         None if error.is_invalid_request() => python::RequestError::new_err(text),
-        None if error.is_ticket() => python::TicketError::new_err(text),
-        None if error.is_peer() => python::PeerError::new_err(text),
+        None if error.is_invalid_ticket() => python::TicketError::new_err(text),
+        None if error.is_trainer_gone() => python::PeerError::new_err(text),
         None if error.is_forked() => python::ForkError::new_err(text),
         None => python::SharedError::new_err(text),
     }

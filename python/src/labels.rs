@@ -68,7 +68,7 @@ impl Labels {
     ) -> Result<&'a str, String> {
         let field = self.field.as_str();
         let Some(sample) = catalog.samples().get(part.sample) else { return Err("no such sample".to_owned()) };
-        let is_whole = part.start == 0 && part.bytes.len() as u64 == sample.len_bytes;
+        let is_whole = part.sample_offset == 0 && part.range.len() as u64 == sample.len_bytes;
         if !is_whole && decode.is_empty() {
             return Err(format!(
                 "its label, the field {field:?}, needs the whole sample, whose {} bytes are more than a batch may have: raise \
@@ -81,7 +81,7 @@ impl Labels {
             let has = if fields.is_empty() { "no fields".to_owned() } else { fields.join(", ") };
             return Err(format!("no field {field:?} to take the label from: it has {has}"));
         };
-        let at = |offset| part.bytes.start + usize::try_from(offset).unwrap_or_default();
+        let at = |offset| part.range.start + usize::try_from(offset).unwrap_or_default();
         let bytes = bytes.get(at(range.start)..at(range.end)).unwrap_or_default();
         str::from_utf8(bytes).map_err(|error| format!("its field {field:?} is not text: {error}"))
     }

@@ -12,12 +12,11 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
 use std::thread;
 
 use pinpool::unstable::config::text::parse_bytes;
 use pinpool_loader::{
-    BatchReader, Catalog, DecodedField, Failure, FailureCause, LoadOptions, LoadedBatch, Loader, Shard, StopFlag,
+    BatchReader, Catalog, DecodedField, Failure, FailureCause, LoadOptions, LoadedBatch, Loader, Rank, StopFlag,
     first_undecodable, kept_fields,
 };
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -42,6 +41,8 @@ type RawBatch = (u64, u64, u64, Buffer, Vec<Part>, Vec<usize>, Option<Vec<Py<PyA
 /// The files, their samples and the options.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct Files {
+    // With the tag of the Python object; dropped before `handle`.
+    pool: pinpool::Pool,
     handle: Arc<PoolHandle>,
     catalog: Catalog,
     options: LoadOptions,
@@ -118,8 +119,8 @@ impl Files {
         labels: Option<(String, Py<PyAny>)>,
         decode: Vec<(Vec<String>, PyRef<'_, Decoder>)>,
     ) -> PyResult<Self> {
-        let shard = Shard::new(rank, world_size);
-        let shard = shard.ok_or_else(|| {
+        let this_rank = Rank::new(rank, world_size);
+        let this_rank = this_rank.ok_or_else(|| {
             PyValueError::new_err(format!("rank must be less than world_size={world_size}, not {rank}"))
         })?;
         let mut options = LoadOptions::default();
@@ -128,13 +129,13 @@ impl Files {
         options.workers = NonZeroUsize::new(threads).unwrap_or(options.workers);
         options.prefetch = NonZeroUsize::new(prefetch);
         options.shuffle_seed = seed;
-        options.shard = Some(shard);
+        options.rank = Some(this_rank);
         (options.even, options.drop_last) = (even, drop_last);
         options.decode = decode::fields(decode);
         let labels = labels.map(|(field, parse)| Arc::new(Labels { field, parse }));
         let stop = StopFlag::new();
         let catalog = interruptibly(py, &stop, || Catalog::from_paths(&paths, containers, &stop))?;
-        Ok(Self { handle: pool.handle().clone(), catalog, options, labels })
+        Ok(Self { pool: pool.requester()?.clone(), handle: pool.handle().clone(), catalog, options, labels })
     }
 
     /// Descriptions of files that could not be listed.
@@ -173,9 +174,9 @@ impl Files {
     }
 
     /// A hash of the names and lengths of all samples, independent of the loader's settings.
-    fn fingerprint(&self, py: Python<'_>) -> PyResult<String> {
-        let loader = Loader::new(self.handle.pool()?, &self.catalog, LoadOptions::default());
-        Ok(py.detach(|| format!("{:016x}", loader.start_state().plan)))
+    fn fingerprint(&self, py: Python<'_>) -> String {
+        let loader = Loader::new(&self.pool, &self.catalog, LoadOptions::default());
+        py.detach(|| format!("{:016x}", loader.start_state().plan))
     }
 
     /// Bytes of all samples.
@@ -207,14 +208,14 @@ impl Files {
     }
 
     /// Number of batches of an epoch.
-    fn batches(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
-        let loader = self.loader(epoch.saturating_add(1))?;
-        Ok(py.detach(|| loader.batches_in_epoch(epoch)))
+    fn batches(&self, py: Python<'_>, epoch: u64) -> u64 {
+        let loader = self.loader(epoch.saturating_add(1));
+        py.detach(|| loader.batches_in_epoch(epoch))
     }
 
     /// Starts reading from a batch of an epoch to the end of epoch `epochs - 1`; `number` is the number of that batch.
     fn begin(&self, py: Python<'_>, epochs: u64, epoch: u64, index: u64, number: u64) -> PyResult<Reader> {
-        let loader = self.loader(epochs)?;
+        let loader = self.loader(epochs);
         let reader = py.detach(|| {
             let mut start = loader.start_state();
             (start.epoch, start.index, start.number) = (epoch, index, number);
@@ -233,10 +234,10 @@ impl Files {
 }
 
 impl Files {
-    fn loader(&self, epochs: u64) -> PyResult<Loader> {
+    fn loader(&self, epochs: u64) -> Loader {
         let mut options = self.options.clone();
         options.epochs = epochs;
-        Ok(Loader::new(self.handle.pool()?, &self.catalog, options))
+        Loader::new(&self.pool, &self.catalog, options)
     }
 }
 
@@ -248,14 +249,12 @@ impl Reader {
     fn raw_batch(&self, py: Python<'_>, batch: LoadedBatch) -> PyResult<RawBatch> {
         let LoadedBatch { number, epoch, index, mut buffer, arrays, mut parts, failures, .. } = batch;
         let mut failures: Vec<_> = failures.iter().map(|failure| failed_of(py, failure)).collect();
-        let labels = match &self.labels {
-            Some(labels) => {
-                let bytes = buffer.wait_slice_mut().map_err(|error| errors::exception(&error))?;
-                Some(labels.of(py, &self.catalog, &self.decode, bytes, &arrays, &mut parts, &mut failures)?)
-            }
-            None => None,
-        };
-        let parts = parts.into_iter().map(|part| (part.sample, part.bytes.start, part.bytes.len(), part.start));
+        let labels = self.labels.as_ref().map(|labels| {
+            let bytes = buffer.wait_slice_mut().map_err(|error| errors::exception(&error))?;
+            labels.of(py, &self.catalog, &self.decode, bytes, &arrays, &mut parts, &mut failures)
+        });
+        let labels = labels.transpose()?;
+        let parts = parts.into_iter().map(|part| (part.sample, part.range.start, part.range.len(), part.sample_offset));
         let arrays = arrays.into_iter().map(|array| array.start).collect();
         Ok((number, epoch, index, handle::buffer(buffer, &self.handle), parts.collect(), arrays, labels, failures))
     }
@@ -272,8 +271,7 @@ impl Reader {
             ));
         }
         let Ok(next) = wait_interruptibly(py, timeout.map(std::time::Duration::from_secs_f64), |wait| {
-            let next = self.reader().as_mut().map_or(Poll::Ready(None), |reader| reader.next_within(wait));
-            Ok::<_, Infallible>(if let Poll::Ready(next) = next { Some(next) } else { None })
+            Ok::<_, Infallible>(self.reader().as_mut().map_or(Ok(None), |reader| reader.next_timeout(wait)).ok())
         })?;
         let Some(next) = next else { return false.into_py_any(py).map(Some) };
         next.map(|batch| self.raw_batch(py, batch)?.into_py_any(py)).transpose()

@@ -8,7 +8,7 @@ use std::thread::{self, Thread};
 
 use pinpool::unstable::config::env::{PREFIX, VARIABLES, is_known, nearest};
 use pinpool::unstable::config::text::format_bytes;
-use pinpool::{Error, GetFuture, Limit, PinnedBuf, Preset, Request};
+use pinpool::{Error, Limit, PinnedBuf, Preset, Request};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -56,8 +56,9 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
 ///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
 ///     device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
-///         the process already uses, or else 0; under a launcher that sets LOCAL_RANK, if torch is imported, torch's
-///         current GPU, or else the GPU of the local rank.
+///         the process uses when the pool starts, or else the GPU of the local rank if a launcher has set LOCAL_RANK, or else 0.
+///         Call `torch.cuda.set_device` first, because the pool mostly starts in the constructor (with backend "auto" at its first
+///         use, unless CUDA has started or there is a reserve, a trace, a shared limit or a `numa_node`).
 ///     numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
 ///     idle_timeout: how long idle memory stays pinned (default 60 s). On register and cuda, and under "tensorflow", time alone
 ///         releases nothing.
@@ -105,12 +106,8 @@ impl Pool {
     }
 
     /// Returns the pool, with the tag of this handle.
-    fn requester(&self) -> PyResult<&pinpool::Pool> {
+    pub(crate) fn requester(&self) -> PyResult<&pinpool::Pool> {
         self.tagged.as_ref().map_or_else(|| self.pool(), Ok)
-    }
-
-    fn future(&self, request: Request) -> PyResult<GetFuture> {
-        Ok(self.requester()?.get_async(request))
     }
 
     /// Returns an idle buffer, if a hit is short enough to keep the GIL.
@@ -129,7 +126,7 @@ impl Pool {
 
     /// Waits for a buffer and checks for signals periodically. The request keeps its place in the queue.
     fn get_interruptibly(&self, py: Python<'_>, request: Request) -> PyResult<Result<PinnedBuf, Error>> {
-        let mut future = self.future(request)?;
+        let mut future = self.requester()?.get_async(request);
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let served = wait_interruptibly(py, None, |wait| {
             if let Poll::Ready(served) = Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
@@ -169,17 +166,15 @@ impl Pool {
         if let Some(name) = name {
             builder = builder.name(text("name", name)?);
         }
-        let (arguments, mut has_device) = (py.import("pinpool._arguments")?, false);
+        let (arguments, device) = (py.import("pinpool._arguments")?, py.import("pinpool._device")?);
+        let preferred = device.call_method0("launcher_device")?.extract().ok();
+        builder = builder.unstable_settings(|extra| extra.default_device = preferred);
         for (name, value) in settings.into_iter().flatten() {
             let name: String = name.extract()?;
             let variable = variable(&name)?;
             if let Some(text) = arguments.call_method1("setting_text", (&name, value))?.extract::<Option<String>>()? {
-                has_device |= name == "device";
                 builder = builder.setting(&variable, &text);
             }
-        }
-        if !has_device && let Some(device) = py.import("pinpool._device")?.call_method1("of_rank", (env,))?.extract()? {
-            builder = builder.device(device);
         }
         let built = py.detach(move || builder.build().map(PoolHandle::new));
         lines::flush(py)?;
@@ -219,8 +214,8 @@ impl Pool {
         served.map_err(|error| exception(&error))
     }
 
-    /// Returns an idle buffer of `nbytes` bytes, or None if there is none. Pins nothing and does not wait for room. Raises the same
-    /// errors as `get` for invalid arguments.
+    /// Returns an idle buffer of `nbytes` bytes, or None if there is none. Pins nothing and does not wait for room. Raises
+    /// RequestError, TypeError, ForkError and ReleasedError as `get` does.
     fn try_get(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>) -> PyResult<Option<Buffer>> {
         let len = size("nbytes", nbytes)?;
         py.detach(|| self.idle(len))
@@ -239,7 +234,8 @@ impl Pool {
         if let Some(idle) = self.get_idle(len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
-        let waiting = PendingRequest::new(self.future(Request::new(len).timeout(wait))?, self.handle.clone())?;
+        let request = Request::new(len).timeout(wait);
+        let waiting = PendingRequest::new(self.requester()?.get_async(request), self.handle.clone())?;
         Ok(Bound::new(py, waiting)?.into_any())
     }
 
@@ -284,11 +280,12 @@ impl Pool {
     /// Raises:
     ///     BackendError: the driver or the kernel refused a part, so the rest of the reserve was abandoned.
     #[pyo3(signature = (timeout=None))]
-    fn wait_reserved(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+    fn wait_for_reserve(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let pool = self.pool()?;
         let timeout = timeout.map(seconds).transpose()?;
-        let reserved =
-            wait_interruptibly(py, timeout, |wait| pool.wait_reserved(wait).map(|is_pinned| is_pinned.then_some(())))?;
+        let reserved = wait_interruptibly(py, timeout, |wait| {
+            pool.wait_for_reserve(wait).map(|is_pinned| is_pinned.then_some(()))
+        })?;
         Ok(reserved.map_err(|error| exception(&error))?.is_some())
     }
 
@@ -324,6 +321,10 @@ impl Pool {
     }
 
     /// Changes the limit: a size in bytes, text such as "2GiB", "auto" or "none". Buffers in use stay valid.
+    ///
+    /// Raises:
+    ///     RequestError, SettingError, TypeError: the limit is invalid.
+    ///     ForkError: as for `get`.
     fn set_max_bytes(&self, py: Python<'_>, max_bytes: &Bound<'_, PyAny>) -> PyResult<()> {
         let word = max_bytes.cast::<PyString>().ok().map(|word| word.to_string());
         let limit = match word.as_deref().map(str::trim) {
@@ -334,7 +335,8 @@ impl Pool {
         self.call(py, |pool| pool.set_max_bytes(limit))?.map_err(|error| exception(&error))
     }
 
-    /// Returns a handle to the same pool. Its buffers carry `tag` in `dump()`, in errors and in log lines.
+    /// Returns a handle to the same pool. Its buffers, including buffers of a `Loader` and of `pinpool.torch.install`, carry
+    /// `tag` in `dump()`, in errors and in log lines. Buffers of a `SharedPool` carry no tag.
     fn tagged(&self, py: Python<'_>, tag: &str) -> PyResult<Self> {
         Ok(Self { handle: self.handle.clone(), tagged: Some(self.call(py, |pool| pool.tagged(tag))?) })
     }

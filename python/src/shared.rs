@@ -86,16 +86,16 @@ impl SharedPoolCore {
     }
 
     /// The oldest unreceived buffer and its number; None after `timeout` seconds.
-    fn next(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(u64, Buffer)>> {
+    fn receive_next(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(u64, Buffer)>> {
         let timeout = timeout.map(seconds).transpose()?;
         // Each step takes the shared pool again, so that `close` takes effect.
-        let next = |wait| self.shared()?.next(wait).map_err(|error| for_shared(&error));
+        let next = |wait| self.shared()?.receive_next(wait).map_err(|error| for_shared(&error));
         let found = wait_interruptibly(py, timeout, next)??;
         Ok(found.map(|(ticket, buf)| (ticket.number(), self.received(buf))))
     }
 
-    fn next_from_dead_worker(&self, py: Python<'_>) -> PyResult<Option<(u64, Buffer)>> {
-        let found = self.call(py, SharedPool::next_from_dead_worker)?;
+    fn receive_from_dead_worker(&self, py: Python<'_>) -> PyResult<Option<(u64, Buffer)>> {
+        let found = self.call(py, SharedPool::receive_from_dead_worker)?;
         Ok(found.map(|(ticket, buf)| (ticket.number(), self.received(buf))))
     }
 
@@ -104,8 +104,8 @@ impl SharedPoolCore {
     }
 
     /// While `is_refusing`, sends of workers, and requests that would wait for a buffer, fail immediately.
-    fn refuse_waits(&self, py: Python<'_>, is_refusing: bool) -> PyResult<()> {
-        self.call(py, |shared| shared.refuse_waits(is_refusing))
+    fn set_refusing_workers(&self, py: Python<'_>, is_refusing: bool) -> PyResult<()> {
+        self.call(py, |shared| shared.set_refusing_workers(is_refusing))
     }
 
     /// Buffers that are free, being filled, sent, held, and held by the program.
@@ -115,7 +115,7 @@ impl SharedPoolCore {
     }
 
     fn workers(&self) -> PyResult<usize> {
-        Ok(self.shared()?.workers())
+        Ok(self.shared()?.worker_count())
     }
 
     fn buffer_bytes(&self) -> PyResult<usize> {
@@ -123,7 +123,7 @@ impl SharedPoolCore {
     }
 
     fn buffers(&self) -> PyResult<usize> {
-        Ok(self.shared()?.buffers())
+        Ok(self.shared()?.buffer_count())
     }
 
     fn pinned_by(&self) -> PyResult<Option<&'static str>> {
@@ -193,7 +193,7 @@ impl SharedWorker {
     }
 
     fn buffers(&self) -> usize {
-        self.worker.buffers()
+        self.worker.buffer_count()
     }
 }
 
@@ -249,7 +249,7 @@ impl SharedBuffer {
     /// Passes the buffer to the trainer and returns its ticket: 40 bytes, for `SharedPool.receive`.
     ///
     /// Args:
-    ///     number: a whole number from 0 to 2**64 - 1; `SharedPool.next` returns it with the buffer.
+    ///     number: an int from 0 to 2**64 - 1; `SharedPool.receive_next` returns it with the buffer.
     ///
     /// Raises:
     ///     BufferError: the buffer has views, which could change what the trainer reads.

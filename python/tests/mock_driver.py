@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PLACES = [pathlib.Path(os.environ.get("PINPOOL_MOCK_DRIVER", "-")), ROOT / "target" / "debug" / "libmock_driver.so"]
 MOCK_DRIVER = next((place for place in PLACES if place.is_file()), None)
 
-PRELUDE = """
+DEFINITIONS = """
 import asyncio, ctypes, gc, os, pathlib, threading, time
 import numpy as np
 import pinpool
@@ -25,18 +25,17 @@ def driver(name, *arguments):
     code = getattr(cuda, name)(*arguments)
     assert code == 0, f"{name} answered {code}"
 
-context = ctypes.c_void_p()
-driver("cuInit", 0)
-driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-driver("cuCtxSetCurrent", context)
+context, target = ctypes.c_void_p(), ctypes.c_uint64()
+
+def use_gpu(number):
+    driver("cuInit", 0)
+    driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+    driver("cuCtxSetCurrent", context)
 
 def new_stream():
     stream = ctypes.c_void_p()
     driver("cuStreamCreate", ctypes.byref(stream), 1)
     return stream.value
-
-target = ctypes.c_uint64()
-driver("cuMemAlloc_v2", ctypes.byref(target), ctypes.c_size_t(1 << 20))
 
 def copy(buf, stream):
     driver("cuMemcpyHtoDAsync_v2", target, ctypes.c_void_p(buf.ptr), ctypes.c_size_t(len(buf)), ctypes.c_void_p(stream))
@@ -72,6 +71,10 @@ def want(pool):
     threading.Thread(target=pool_of(**SHARED).get, args=[SIZE // 2]).start()
     while not pool.stats()["limits"]["shared"]["others_wanted_bytes"]: pass
     pool.maintain()
+"""
+PRELUDE = DEFINITIONS + """
+use_gpu(0)
+driver("cuMemAlloc_v2", ctypes.byref(target), ctypes.c_size_t(1 << 20))
 """
 
 

@@ -82,7 +82,8 @@ def test_torch_tensors(pool):
     for dtype in (np.float32, np.dtype("f4"), "float32", torch.float32):
         assert pool.empty(3, dtype, library="torch").dtype == torch.float32
     with pytest.raises(TypeError, match="dtype torch.float32 belongs to torch: pass library='torch'"):
-        pool.empty((3, 4), torch.float32)
+        pool.empty((3, 4), torch.float32, library="numpy")
+    assert pool.empty((3, 4), torch.bfloat16).dtype == torch.bfloat16
     for unknown in ("f4", np.dtype("<U3")):
         with pytest.raises(TypeError, match="is unknown to torch"):
             pool.empty(3, unknown, library="torch")

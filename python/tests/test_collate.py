@@ -6,6 +6,8 @@ import logging
 import pathlib
 import platform
 import resource
+import sys
+import types
 from types import MappingProxyType
 
 import numpy as np
@@ -213,6 +215,16 @@ def test_the_trainer_determines_the_library_of_batches(run_in_subprocess, tmp_pa
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     out, _ = run_in_subprocess(OF_THE_TRAINER.format(before=before))
     assert out.splitlines() == [f"{context} ['{kind}']" for context in ("fork", "spawn", "forkserver")]
+
+
+@pytest.mark.parametrize(("entry", "library"), [(types.ModuleType("torch"), "torch"), (None, "numpy"), ("folder", "numpy")])
+def test_only_a_package_is_torch(monkeypatch, tmp_path, entry, library):
+    (tmp_path / "torch").mkdir()  # Data, not a package.
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setitem(sys.modules, "torch", entry)
+    if entry == "folder":
+        monkeypatch.delitem(sys.modules, "torch")
+    assert pinpool._tree.choose_library(None) == library
 
 
 class Growing:

@@ -50,7 +50,7 @@ PLACES = {
     "shared_next": """
         shared = pinpool.SharedPool(1000, 1, pool=pool, library="numpy")
         blocked.set()
-        shared.next()
+        shared.receive_next()
     """,
     "loader_without_memory": """
         held = []

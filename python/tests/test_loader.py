@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 import threading
+import types
 import warnings
 
 import numpy as np
@@ -100,6 +101,18 @@ def test_a_loop_holds_one_batch_at_a_time(tmp_path):
         assert pool.stats()["memory"]["in_use"] <= 2
     del batch
     assert in_use(pool) == 0
+
+
+def test_batches_carry_the_tag_of_the_pool_object(files, pool):
+    batch = next(iter(load(files, pool.tagged("train/images"), prefetch=1)))
+    assert "train/images (" in pool.dump() and len(batch) == 3
+
+
+def test_the_batches_of_an_epoch_are_counted_once(files, pool):
+    loader = load(files, pool, epochs=2, shuffle=True)
+    listed, counted = loader._files, []
+    loader._files = types.SimpleNamespace(batches=lambda epoch: counted.append(epoch) or listed.batches(epoch))
+    assert [len(loader) for _ in range(3)] == [14] * 3 and counted == [0, 1]
 
 
 def test_each_for_iterates_over_the_next_epochs_in_a_new_order(files, pool):

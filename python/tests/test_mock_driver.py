@@ -5,15 +5,15 @@ import textwrap
 import pytest
 
 import mock_driver
-from mock_driver import MOCK_DRIVER, PRELUDE, mock_driver_environment
+from mock_driver import DEFINITIONS, MOCK_DRIVER, PRELUDE, mock_driver_environment
 
 pytestmark = pytest.mark.skipif(MOCK_DRIVER is None, reason=f"the mock driver is not built: {mock_driver.__doc__.split(chr(10))[2]}")
 
 
 @pytest.fixture
 def with_mock_driver(run_in_subprocess, tmp_path):
-    def passes(code):
-        code = PRELUDE + textwrap.dedent(code) + "\nassert cuda.mock_driver_wrong_uses() == 0\nprint('passed')"
+    def passes(code, prelude=PRELUDE):
+        code = prelude + textwrap.dedent(code) + "\nassert cuda.mock_driver_wrong_uses() == 0\nprint('passed')"
         out, err = run_in_subprocess(code, env=mock_driver_environment(tmp_path))
         assert out.endswith("passed\n"), f"{out}\n{err}"
 
@@ -338,34 +338,60 @@ def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with
     """)
 
 
-def test_under_a_launcher_a_pool_uses_the_gpu_of_its_rank_as_torch_does(with_mock_driver):
-    with_mock_driver("""
+@pytest.mark.parametrize(
+    "rank, setup, call, gpu",
+    [
+        ("", "", "pool_of()", 0),
+        ("3", "", "pool_of()", 3),
+        ("3", "", "pool_of(device='cuda')", 3),
+        ("3", "", "pool_of(device=1)", 1),
+        ("3", "os.environ['PINPOOL_DEVICE'] = '2'", "pool_of()", 3),
+        ("3", "os.environ['PINPOOL_DEVICE'] = '2'", "pinpool.Pool(backend='cuda')", 2),
+        ("4", "", "pool_of()", 0),  # The launcher shows other GPUs to this rank.
+        ("9" * 20, "", "pool_of()", 0),
+        ("three", "", "pool_of()", 0),
+        ("3", "sys.modules['torch'] = None", "pool_of()", 3),
+        ("3", "torch(is_initialized=lambda: False)", "pool_of()", 3),
+        ("4", "torch(is_initialized=lambda: True, current_device=lambda: 1)", "pool_of()", 1),
+        ("3", "use_gpu(1)", "pool_of()", 1),  # By CuPy, for example: torch may be a CPU build.
+        ("three", "use_gpu(1)", "pool_of()", 1),
+        ("2", "use_gpu(1); use_gpu(2); driver('cuCtxSetCurrent', None)", "pool_of()", 2),
+        ("3", "", "used_later(1)", 1),
+        ("3", "", "used_later()", 3),
+    ],
+)
+def test_a_pool_uses_the_gpu_in_use_or_else_the_gpu_of_the_local_rank(with_mock_driver, rank, setup, call, gpu):
+    with_mock_driver(f"""
         import logging, sys, types
         cuda.mock_driver_set_device_count(4)
         lines, logger = [], logging.getLogger("pinpool")
         logger.addHandler(handler := logging.Handler())
         handler.emit = lambda record: lines.append(record.getMessage())
         logger.setLevel(logging.INFO)
-        def gpu(**settings):
-            lines.clear()
-            pool_of(**settings).get(1)
-            [line] = [line for line in lines if " created: " in line]
-            return line.partition(" gpu=")[2][0]
         def torch(**functions):
-            sys.modules["torch"] = types.SimpleNamespace(Tensor=(), cuda=types.SimpleNamespace(device_count=lambda: 4, **functions))
-        torch(is_initialized=lambda: False)
-        assert gpu() == "0"
+            sys.modules["torch"] = types.SimpleNamespace(Tensor=(), cuda=types.SimpleNamespace(**functions))
+        def used_later(*numbers):
+            pool = pool_of(backend="auto", preset="adaptive")
+            assert cuda.mock_driver_calls(b"cuInit") == 0, "the pool starts at its first use"
+            for number in numbers: use_gpu(number)
+            return pool
+        os.environ["LOCAL_RANK"] = {rank!r}
+        {setup}
+        {call}.get(1)
+        [line] = [line for line in lines if " created: " in line]
+        assert line.partition(" gpu=")[2][0] == "{gpu}", line
+    """, DEFINITIONS)
+
+
+def test_a_pool_without_a_driver_backend_asks_neither_torch_nor_the_driver(with_mock_driver):
+    with_mock_driver("""
+        import sys, types
+        sys.modules["torch"] = types.SimpleNamespace(Tensor=(), cuda=types.SimpleNamespace(is_initialized=lambda: False))
         os.environ["LOCAL_RANK"] = "3"
-        assert gpu() == gpu(device=None) == gpu(device="cuda") == "3" and gpu(device=1) == "1"
-        os.environ["PINPOOL_DEVICE"] = "2"
-        assert pinpool._device.of_rank(True) is None and gpu() == "3"
-        os.environ["LOCAL_RANK"] = "4"  # The launcher shows other GPUs to this rank.
-        assert gpu() == "0"
-        torch(is_initialized=lambda: True, current_device=lambda: 1)
-        assert gpu() == "1"
-        del sys.modules["torch"]
-        assert gpu() == "0"
-    """)
+        for settings in ({"backend": "heap"}, {"backend": "mlock"}, {"backend": "auto", "preset": "adaptive"}):
+            pool_of(**settings)
+        assert cuda.mock_driver_calls(b"cuInit") == 0
+    """, DEFINITIONS)
 
 
 def test_a_torch_block_with_a_refused_stream_is_kept(with_mock_driver):
@@ -373,12 +399,13 @@ def test_a_torch_block_with_a_refused_stream_is_kept(with_mock_driver):
     class Stream(ctypes.Structure):
         _fields_ = [("handle", ctypes.c_void_p), ("device", ctypes.c_int32)]
 
-    pool = pool_of(backend="vmm", preset="adaptive")
+    pool = pool_of(backend="vmm", preset="adaptive").tagged("torch/pinned")
     table = (ctypes.c_void_p * 6).from_address(pinpool._pinpool._torch_functions(pool))
     get = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 1, ctypes.c_size_t, *[ctypes.c_void_p] * 3, ctypes.c_size_t)(table[1])
     put = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Stream), ctypes.c_size_t)(table[2])
     block, address = ctypes.c_void_p(), ctypes.c_void_p()
     assert get(table[0], SIZE, ctypes.byref(block), ctypes.byref(address), None, 0) == 0
+    assert "torch/pinned" in pool.dump()
     streams = (Stream * 2)(Stream(new_stream(), 0), Stream(new_stream(), 0))
     cuda.mock_driver_fail.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]
     cuda.mock_driver_fail(b"cuStreamGetCtx_v2", 2, 3, 400)

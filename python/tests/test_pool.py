@@ -237,16 +237,16 @@ def test_a_reserve_in_the_background_is_pinned_while_the_program_runs():
     pool = heap(max_bytes="128MiB", reserve="64MiB", reserve_wait=False)
     first = pool.get(1 << 20)
     assert 0 < pool.reserve_fraction <= 1
-    assert pool.wait_reserved(timeout=300)
+    assert pool.wait_for_reserve(timeout=300)
     assert pool.reserve_fraction == 1
     assert pool.stats()["memory"]["reserve_bytes"] == pool.stats()["memory"]["reserve_target_bytes"] == 64 << 20
-    assert pool.wait_reserved() and first.nbytes == 1 << 20
+    assert pool.wait_for_reserve() and first.nbytes == 1 << 20
     by_hand = heap(max_bytes="128MiB", reserve="64MiB", reserve_wait=0, maintenance_thread=0)
     before = by_hand.reserve_fraction
     assert before < 1
     by_hand.maintain()
     assert before < by_hand.reserve_fraction < 1
-    assert by_hand.wait_reserved(300)
+    assert by_hand.wait_for_reserve(300)
 
 
 def test_the_module_diagnoses_each_pool():

@@ -43,7 +43,7 @@ def started():
 
 def fill(shared, connection):
     with pytest.raises(pinpool.ForkError):
-        shared.next(timeout=0)  # Only the trainer receives.
+        shared.receive_next(timeout=0)  # Only the trainer receives.
     for value in range(10):
         buf = shared.get(50_000, timeout=300)
         np.frombuffer(buf, np.uint8)[:] = value
@@ -80,8 +80,8 @@ def test_a_ticket_is_small_and_received_once(shared):
         with pytest.raises(pinpool.TicketError, match="other shared buffers"):
             other.receive(ticket)
     shared.get(3).send(9)
-    number, buf = shared.next(timeout=1)
-    assert (number, len(buf)) == (9, 3) and shared.next(timeout=0) is None
+    number, buf = shared.receive_next(timeout=1)
+    assert (number, len(buf)) == (9, 3) and shared.receive_next(timeout=0) is None
 
 
 def test_refused_calls_name_the_reason(shared):
@@ -152,8 +152,8 @@ def test_the_buffer_of_a_killed_worker_becomes_free_or_is_received(shared, start
         assert shared.recover() == 1
     else:
         assert shared.recover() == 0
-        number, buf = shared.next_from_dead_worker()
-        assert number == 5 and shared.next_from_dead_worker() is None
+        number, buf = shared.receive_from_dead_worker()
+        assert number == 5 and shared.receive_from_dead_worker() is None
         buf.release()
     assert shared.counts()["free"] == 4
 
@@ -241,7 +241,7 @@ def test_a_close_ends_waits_for_batches(shared):
 
     def receive():
         try:
-            shared.next()
+            shared.receive_next()
         except pinpool.ReleasedError as error:
             errors.append(error)
 

@@ -50,8 +50,12 @@ def test_record_stream_finds_the_buffer_of_an_array(pool, tmp_path):
     array = pool.empty((4, 5))
     with pytest.raises(pinpool.BackendError if not has_driver else Exception):
         pinpool.record_stream(array[1:].reshape(-1)[2:], 0)
-    for nothing in ([], [np.empty(0), {"name": ("a", 1.5, None)}], pool.empty(0)):
+    for nothing in ([np.empty(0), {"name": ("a", 1.5, None)}], pool.empty(0)):
         assert pinpool.record_stream(nothing, 0) == 0
+    for nothing in ([], {}, (1, 2), {"name": "text", "more": [None]}):
+        assert pinpool.record_stream(nothing, 0, missing_ok=True) == 0
+        with pytest.raises(TypeError, match=f"no array is in this {type(nothing).__name__}, so no memory is protected"):
+            pinpool.record_stream(nothing, 0)
     for other in (np.zeros(3), memoryview(b"abc"), None, 7, [np.zeros(3), {"name": ("a", 1.5, None)}]):
         assert pinpool.record_stream(other, 0, missing_ok=True) == 0
     (tmp_path / "sample").write_bytes(b"x")

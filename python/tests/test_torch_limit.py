@@ -95,7 +95,7 @@ def test_the_memory_of_this_process_is_known():
 
 def test_cuda_pins_the_pool_of_torch_unless_a_backend_is_named(stand_in, monkeypatch):
     built = []
-    monkeypatch.setattr(_device, "of_torch", lambda: 3)
+    monkeypatch.setattr(_device, "torch_device", lambda: 3)
     monkeypatch.setattr(pinpool.torch, "Pool", lambda **settings: built.append(settings) or pinpool.Pool(env=False, backend="heap"))
     for variable, settings, backend, device in [
         (None, {}, "gpu", None),

@@ -50,6 +50,7 @@ left: int = pinpool.torch.uninstall()
 shared = pinpool.SharedPool("1MiB", 4, library="numpy")
 batches: pinpool.Batches = shared.batches([shared.collate([np.zeros(3)])])
 tensor: torch.Tensor = pool.empty((2, 3), torch.float32, library="torch")
+also_tensor: torch.Tensor = pool.empty((2, 3), torch.float32)
 loader = pinpool_loader.Loader("photos", batch_size=4, decode={"jpg": pinpool_loader.ImageDecoder(8, 8)}, even=True)
 for batch in loader:
     number: int = batch.index

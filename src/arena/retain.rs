@@ -2,7 +2,7 @@
 //! together are one run.
 //!
 //! A run is added when the last byte of its granules is freed, and removed when a buffer, a remap or a decommit takes it. Each
-//! run that is split or removed was added by one free, so a carve or a free takes O(log n) amortised time, however many granules
+//! run that is split or removed was added by one free, so a carve or a free takes O(log n) amortized time, however many granules
 //! a buffer spans. At fixed intervals a share of the due granules is decommitted, which resembles the decay of jemalloc's dirty
 //! pages.
 //!

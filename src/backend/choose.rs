@@ -7,8 +7,7 @@
 //!
 //! A driver source is chosen if a trial could allocate memory, copy from it and release it ([`trial`]); otherwise the refusal is
 //! kept for the log line and the next source is tried. The trial of `vmm` creates no context, and copies only if there is a
-//! context; the trials of `register` and `cuda` create a context. A source that the user
-//! names is not tried, except `vmm`.
+//! context; the trials of `register` and `cuda` create a context. A source that the user names is not tried, except `vmm`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,8 +19,8 @@ use super::source::Source;
 use super::trial;
 use crate::error::{ErrorKind, Result};
 use crate::report::{Finding, Severity};
+use pinpool_os::format::Size;
 use pinpool_os::host;
-use pinpool_os::words::Size;
 
 /// If `RLIMIT_MEMLOCK` limits a pool to less than this, `Auto` chooses `heap`, because a pool for one or two batches is useless.
 const LEAST_LOCKABLE_BYTES: u64 = 64 << 20;
@@ -51,12 +50,6 @@ pub enum Backend {
     Source(Arc<dyn Source>),
 }
 
-impl From<Arc<dyn Source>> for Backend {
-    fn from(source: Arc<dyn Source>) -> Self {
-        Self::Source(source)
-    }
-}
-
 impl Backend {
     /// Name in settings, log lines and statistics.
     pub fn name(&self) -> &'static str {
@@ -71,13 +64,17 @@ impl Backend {
             Self::Source(source) => source.name(),
         }
     }
+
+    pub(crate) fn may_use_gpu(&self) -> bool {
+        matches!(self, Self::Auto | Self::Gpu | Self::Vmm | Self::Register | Self::Cuda)
+    }
 }
 
 /// The source that a pool takes its memory from, and what its log reports about the choice: see
 /// `Config::choose_source`.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Chosen {
+pub struct ChosenSource {
     /// The source.
     pub source: Arc<dyn Source>,
     /// `RLIMIT_MEMLOCK` in bytes, if it applies to this process and is below the pool's limit, which it then replaces.
@@ -88,33 +85,33 @@ pub struct Chosen {
     pub findings: Vec<Finding>,
 }
 
-impl Chosen {
+impl ChosenSource {
     fn new(source: Arc<dyn Source>) -> Self {
         Self { source, lock_limit_bytes: None, passed_over: Vec::new(), findings: Vec::new() }
     }
 }
 
 /// Returns the source for `backend` under `options`.
-pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chosen> {
+pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<ChosenSource> {
     choose_on(backend, options, cfg!(target_os = "linux"))
 }
 
 /// Chooses a source as [`choose`] does, on Linux or on another system. On systems other than Linux no memory is pinned.
-fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Result<Chosen> {
+fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Result<ChosenSource> {
     let options = PinOptions { node: existing_node(options.root, options.node)?, ..options };
     let unavailable = |why| ErrorKind::Unavailable { what: format!("backend `{}`", backend.name()), why };
     let mut chosen = match backend {
-        Backend::Heap => Chosen::new(Arc::new(HeapSource::new().for_pool(&options))),
-        Backend::Source(source) => Chosen::new(source.clone()),
+        Backend::Heap => ChosenSource::new(Arc::new(HeapSource::new().for_pool(&options))),
+        Backend::Source(source) => ChosenSource::new(source.clone()),
         Backend::Auto if is_linux => best_available(options),
         Backend::Auto => {
             let found = Finding::warning("pinning", "memory is not pinned, which needs Linux")
                 .remedy("set PINPOOL_BACKEND=heap to accept this");
-            Chosen { findings: vec![found], ..Chosen::new(Arc::new(HeapSource::new().for_pool(&options))) }
+            ChosenSource { findings: vec![found], ..ChosenSource::new(Arc::new(HeapSource::new().for_pool(&options))) }
         }
         _ if !is_linux => Err(unavailable("needs Linux; use heap or a custom source on this system".to_owned()))?,
         Backend::Gpu => best_of_driver(options).map_err(|passed_over| {
-            let Finding { found: gpu, remedy, .. } = gpu(options.device);
+            let Finding { found: gpu, remedy, .. } = gpu_finding(options.device);
             let reasons = passed_over.iter().map(|(name, why)| format!("{name}: {why}"));
             unavailable([gpu].into_iter().chain(remedy).chain(reasons).collect::<Vec<_>>().join("; "))
         })?,
@@ -125,9 +122,9 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
             return Err(ErrorKind::Setting { name, value, why: why.to_owned() }.into());
         }
         Backend::Vmm | Backend::Register | Backend::Cuda => {
-            Chosen::new(driver_source(backend.name(), options, true).map_err(unavailable)?)
+            ChosenSource::new(driver_source(backend.name(), options, true).map_err(unavailable)?)
         }
-        Backend::Mlock => Chosen::new(Arc::new(HeapSource::locked().for_pool(&options))),
+        Backend::Mlock => ChosenSource::new(Arc::new(HeapSource::locked().for_pool(&options))),
     };
     chosen.findings.extend(node_ignored(&*chosen.source, options.node));
     chosen.findings.extend(options.hugetlb.finding(options.root));
@@ -168,11 +165,11 @@ fn driver_sources(has_arena: bool) -> &'static [&'static str] {
 type PassedOver = Vec<(&'static str, String)>;
 
 /// Returns the best driver source that works. If none works, the error contains all of them, each with the reason.
-fn best_of_driver(options: PinOptions<'_>) -> Result<Chosen, PassedOver> {
+fn best_of_driver(options: PinOptions<'_>) -> Result<ChosenSource, PassedOver> {
     let mut passed_over = Vec::new();
     for &name in driver_sources(options.has_arena) {
         match tried_source(name, options) {
-            Ok(chosen) => return Ok(Chosen { passed_over, ..chosen }),
+            Ok(chosen) => return Ok(ChosenSource { passed_over, ..chosen }),
             Err(why) => passed_over.push((name, why)),
         }
     }
@@ -180,7 +177,7 @@ fn best_of_driver(options: PinOptions<'_>) -> Result<Chosen, PassedOver> {
 }
 
 /// Returns the best source that works; `heap` if no other source works.
-fn best_available(options: PinOptions<'_>) -> Chosen {
+fn best_available(options: PinOptions<'_>) -> ChosenSource {
     let mut passed_over = match best_of_driver(options) {
         Ok(chosen) => return chosen,
         Err(passed_over) => passed_over,
@@ -188,21 +185,21 @@ fn best_available(options: PinOptions<'_>) -> Chosen {
     let mut findings: Vec<_> = unused_gpu(options, &passed_over).into_iter().collect();
     let mlock = Arc::new(HeapSource::locked().for_pool(&options));
     match usable_lock_limit(&mlock, options.max_bytes) {
-        Ok(lock_limit_bytes) => Chosen { source: mlock, lock_limit_bytes, passed_over, findings },
+        Ok(lock_limit_bytes) => ChosenSource { source: mlock, lock_limit_bytes, passed_over, findings },
         Err(why) => {
             findings.push(Finding::warning("pinning", format!("memory is not pinned: {why}")).remedy(
                 "raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK; set \
                              PINPOOL_BACKEND=heap to accept this",
             ));
             passed_over.push(("mlock", why));
-            Chosen { passed_over, findings, ..Chosen::new(Arc::new(HeapSource::new().for_pool(&options))) }
+            ChosenSource { passed_over, findings, ..ChosenSource::new(Arc::new(HeapSource::new().for_pool(&options))) }
         }
     }
 }
 
 /// Returns the driver source called `name`, after it has passed its trial.
-fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Chosen, String> {
-    let mut chosen = Chosen::new(driver_source(name, options, false)?);
+fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<ChosenSource, String> {
+    let mut chosen = ChosenSource::new(driver_source(name, options, false)?);
     // Creating the source `vmm` has tested a granule already.
     if name != "vmm" {
         let trial = trial::run(&*chosen.source, Some(options.device), options.max_bytes);
@@ -215,7 +212,7 @@ fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Chosen, S
 /// Returns the finding about a GPU that is present but not used by any backend; `None` if there is no GPU.
 fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -> Option<Finding> {
     let excluded = options.excluded.iter().find(|(name, _)| *name == "gpu");
-    let gpu = excluded.map_or_else(|| gpu(options.device), |(name, why)| Finding::warning(name, why.clone()));
+    let gpu = excluded.map_or_else(|| gpu_finding(options.device), |(name, why)| Finding::warning(name, why.clone()));
     match (gpu.severity, passed_over.last()) {
         (Severity::Note, _) => None,
         (Severity::Ok, Some((name, why))) => {
@@ -229,14 +226,14 @@ fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -
 /// Returns the finding about the GPU with this ordinal: [`Severity::Ok`] if the driver provides the GPU, [`Severity::Note`] if there
 /// is neither GPU nor driver, otherwise [`Severity::Warning`] with the cause and a remedy. Creates no context.
 #[cfg(feature = "cuda")]
-pub fn gpu(device: u32) -> Finding {
+pub fn gpu_finding(device: u32) -> Finding {
     crate::driver::state::find(device)
 }
 
 /// Returns the finding about the GPU in a build without the feature `cuda`: [`Severity::Warning`] if the machine has a GPU, otherwise
 /// [`Severity::Note`].
 #[cfg(not(feature = "cuda"))]
-pub fn gpu(_device: u32) -> Finding {
+pub fn gpu_finding(_device: u32) -> Finding {
     const WHY: &str = "built without the `cuda` feature";
     match host::limits::nvidia_devices(Path::new("/")).first() {
         Some(sign) => Finding::warning("gpu", format!("{WHY}, and a GPU is present ({sign})"))
@@ -245,13 +242,15 @@ pub fn gpu(_device: u32) -> Finding {
     }
 }
 
-/// Returns the default GPU of a pool: the GPU that this process uses, else the first. A pool for another GPU would create a context
-/// on that GPU, which takes GPU memory.
-pub(crate) fn default_device() -> u32 {
+/// Returns the default GPU of a pool that starts now: the GPU that this process uses, else `preferred` if the driver lists it,
+/// else the first. A pool for another GPU would create a context on that GPU, which takes GPU memory. Starts the driver only to
+/// check `preferred`.
+pub(crate) fn default_device(preferred: Option<u32>) -> u32 {
     #[cfg(feature = "cuda")]
-    return crate::driver::device::in_use().unwrap_or(0);
+    let in_use = crate::driver::device::in_use(preferred);
     #[cfg(not(feature = "cuda"))]
-    0
+    let in_use = None;
+    in_use.or_else(|| preferred.filter(|&ordinal| crate::check_cuda_device(ordinal).is_ok())).unwrap_or(0)
 }
 
 /// Returns whether a choice that tries the driver's backends would be the first to start the driver in this process.

@@ -86,15 +86,11 @@ unsafe impl Source for CudaSource {
         Ok(unsafe { calls::host_free(block.cast()) }?)
     }
 
-    fn needs_gpu(&self) -> bool {
-        true
-    }
-
     fn device_lost(&self) -> Option<SourceError> {
         self.device.loss()
     }
 
-    fn release_waits(&self) -> bool {
+    fn blocks_on_release(&self) -> bool {
         true
     }
 }

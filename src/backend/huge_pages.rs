@@ -17,8 +17,8 @@ use super::populate::populate;
 use super::source::Region;
 use crate::error::SourceError;
 use crate::report::Finding;
+use pinpool_os::format::Size;
 use pinpool_os::host::{PAGE_BYTES, huge_pages};
-use pinpool_os::words::Size;
 
 /// The huge pages that memory is taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 use super::mapping;
 use super::source::Region;
 use crate::error::{Retry, SourceError};
+use pinpool_os::format::Size;
 use pinpool_os::host::limits;
-use pinpool_os::words::Size;
 
 /// Returns the number of bytes that the process may lock, after trying to lock one page more than `RLIMIT_MEMLOCK` allows; `None`
 /// if no limit applies to the process.

@@ -41,7 +41,7 @@ mod word_copy;
 
 pub use crate::error::SourceError;
 pub(crate) use choose::driver_source;
-pub use choose::{Backend, Chosen, gpu};
+pub use choose::{Backend, ChosenSource, gpu_finding};
 pub(crate) use choose::{choose, default_device, may_start_driver};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;

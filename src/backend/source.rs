@@ -82,7 +82,7 @@ impl RegionIds {
 
 /// Acquires and releases memory.
 ///
-/// The contract, checked on every implementation by the suite of the crate `pinpool-testing`:
+/// The contract; `pinpool_testing::check_source` tests most of it:
 ///
 /// 1. **source-C1, ownership**: from a successful `acquire` until the call of `release`, the `len_bytes` bytes at `start`
 ///    are mapped, readable and writable, belong to the caller alone and keep their address. If `release` fails, the memory
@@ -221,13 +221,14 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
 
     /// Returns whether the memory belongs to a GPU driver. If so, forked children cannot access it, and
     /// [`Pool::pin`](crate::Pool::pin) registers user memory with CUDA.
+    #[doc(hidden)]
     fn needs_gpu(&self) -> bool {
-        false
+        self.pinned_by() == Some(PinnedBy::Driver)
     }
 
     /// Returns whether a release waits for all work of the device and blocks enqueues meanwhile, as `cuMemFreeHost` does. The
     /// pool then releases memory only on request, at the limit, under memory pressure and when it ends.
-    fn release_waits(&self) -> bool {
+    fn blocks_on_release(&self) -> bool {
         false
     }
 

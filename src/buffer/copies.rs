@@ -67,8 +67,9 @@ impl Future for PendingBuf {
 }
 
 /// Error of [`PinnedBuf::copy_to`], [`PinnedBuf::copy_from`] and [`PinnedBuf::release_after`], with the buffer for another
-/// attempt. `?` converts it to an [`Error`] and drops the buffer. After a failed `release_after` the memory of a
-/// dropped buffer is never reused.
+/// attempt. `?` in a function that returns [`Error`] or [`std::io::Error`] drops the buffer; a `Box<dyn Error>` keeps it. If
+/// the error of `release_after` is dropped, the memory is never reused. A buffer from [`into_buf`](CopyError::into_buf) is reused
+/// as soon as it is dropped, so drop it only after the work has completed.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct CopyError {
@@ -173,7 +174,9 @@ impl PinnedBuf {
                 Ok(Completion::tracked(fence, keeper))
             }
             Err(CopyFailure::Refused(error)) => Err(CopyError::with_buf(error, self)),
-            Err(failed) => self.track(Err(failed), CopyFences::record).map_err(|error| CopyError { error, buf: None }),
+            Err(failed) => {
+                self.track(Err(failed), CopyFences::record_read).map_err(|error| CopyError { error, buf: None })
+            }
         }
     }
 
@@ -202,7 +205,7 @@ impl PinnedBuf {
         // SAFETY: the length was checked. The fence is recorded below, and from then on nothing writes to the memory, nor does it
         // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
         let enqueue = |()| unsafe { target.enqueue_write(stream, source.as_ptr(), len) };
-        self.track(checked.and_then(enqueue), CopyFences::record)
+        self.track(checked.and_then(enqueue), CopyFences::record_read)
     }
 
     /// Waits for earlier copies of the buffer, then enqueues a copy that fills it from the start of `source`.
@@ -211,10 +214,10 @@ impl PinnedBuf {
     /// ```
     /// # use pinpool_testing::{SinkMemory, SinkStream};
     /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
-    /// let (stream, device) = (SinkStream::new()?, SinkMemory::new(8));
+    /// let (stream, device) = (SinkStream::new()?, SinkMemory::from(vec![7; 8]));
     /// let pending = pool.get(8)?.copy_from(&stream, &device)?;
     /// let buf = pending.wait()?;
-    /// assert_eq!(*buf.wait_slice()?, [0; 8]);
+    /// assert_eq!(*buf.wait_slice()?, [7; 8]);
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     ///
@@ -274,12 +277,12 @@ impl PinnedBuf {
 
     /// Records that the work enqueued so far on another library's stream uses the buffer. The buffer returns to the pool only
     /// when that work, too, has completed. `stream` is a `CUstream` or a `cudaStream_t`. The legacy stream (null) belongs to the
-    /// current context, and the per-thread stream also to this thread. For cudarc streams use
-    /// [`release_after`](PinnedBuf::release_after).
+    /// current context, and the per-thread stream also to this thread. For a cudarc stream pass `stream.cu_stream().cast()`, or
+    /// consume the buffer with [`release_after`](PinnedBuf::release_after).
     ///
     /// # Errors
     ///
-    /// - [`Error::is_backend`]: there is no driver, so no work uses the buffer,
+    /// - [`Error::is_unavailable`]: there is no driver, so no work uses the buffer,
     /// - [`Error::is_forked`]: this is a forked child; nothing is recorded,
     /// - [`Error::is_invalid_handle`]: the driver knows no such stream, or a default stream was passed without a current context,
     /// - [`Error::is_device`], [`Error::is_capture`]: no fence can be recorded on the stream, or it is capturing a graph.
@@ -381,9 +384,11 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::is_copy`] if the memory is not mapped for the device of this context: it is unpinned, or was not pinned by CUDA.
+    /// - [`Error::is_copy`]: the memory is not mapped for the device of this context, since it was not pinned by CUDA,
+    /// - [`Error::is_forked`]: this is a forked child.
     #[cfg(feature = "cuda")]
     pub fn device_ptr(&self, context: &std::sync::Arc<cudarc::driver::CudaContext>) -> Result<u64> {
+        self.check_reachable()?;
         copy::cuda::mapped_address(context, self.start().as_ptr(), self.len())
     }
 

@@ -25,7 +25,7 @@ pub type BufView<'a, T = u8> = TrackedView<&'a PinnedBuf, T>;
 pub type BufViewMut<'a, T = u8> = TrackedView<&'a mut PinnedBuf, T>;
 
 /// A part of the buffer that `B` borrows.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct TrackedView<B, T> {
     buf: B,
     /// The range of the part in the buffer: whole and aligned elements of `T`.

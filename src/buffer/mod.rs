@@ -139,15 +139,15 @@ impl PinnedBuf {
         // in addition to `len` (`size_class`).
         let skip_bytes = block.memory().start().as_ptr().align_offset(align);
         let end = skip_bytes.checked_add(len);
-        debug_assert!(end.is_some_and(|end| end <= block.class_bytes()), "the class is too small for the alignment");
-        block.begin(skip_bytes, len);
+        assert!(end.is_some_and(|end| end <= block.class_bytes()), "the class is too small for the alignment");
+        block.set_range(skip_bytes, len);
         Self { block: ManuallyDrop::new(Some(block)) }
     }
 
     /// Makes a buffer of the first `len` bytes of a fast-path block in the size class of `len`.
     #[inline(always)]
     pub(crate) fn from_fast_path_block(mut block: Block, len: usize) -> Self {
-        block.begin_fast_path(len);
+        block.set_len_on_fast_path(len);
         Self { block: ManuallyDrop::new(Some(block)) }
     }
 
@@ -156,7 +156,7 @@ impl PinnedBuf {
         self.block.as_ref().map_or(NonNull::<Aligned>::dangling().cast(), |block| block.start())
     }
 
-    /// Length in bytes: as requested, or as [`truncate`](PinnedBuf::truncate) left it; 0 after a copy of a range that may be running
+    /// Returns the length in bytes: as requested, or as [`truncate`](PinnedBuf::truncate) left it; 0 after a copy of a range that may be running
     /// and cannot be tracked.
     #[inline(always)]
     pub fn len(&self) -> usize {
@@ -182,26 +182,26 @@ impl PinnedBuf {
         }
     }
 
-    /// Bytes of the size class from the first byte on; at least [`len`](PinnedBuf::len), where slices, views and copies end.
+    /// Returns the bytes from the first byte to the end of the size class. Slices, views and copies end earlier, at
+    /// [`len`](PinnedBuf::len).
     pub fn capacity(&self) -> usize {
         self.block.as_ref().map_or(0, |block| block.class_bytes() - block.skip_bytes())
     }
 
-    /// The component that pinned the memory: copies can be asynchronous if it is [`PinnedBy::Driver`]. `None` for `heap`, for
+    /// Returns the component that pinned the memory: copies can be asynchronous if it is [`PinnedBy::Driver`]. `None` for `heap`, for
     /// pageable memory of a full pool, and for empty buffers.
     pub fn pinned_by(&self) -> Option<PinnedBy> {
         self.block.as_ref().and_then(Block::pinned_by)
     }
 
-    /// NUMA node that the backend requests for the memory; pages come from another node if it is full. `None` if the machine
+    /// Returns the NUMA node that the backend requests for the memory; pages come from another node if it is full. `None` if the machine
     /// has only one node, or the node is unknown.
     pub fn numa_node(&self) -> Option<u32> {
         self.block.as_ref().and_then(Block::numa_node)
     }
 
-    /// Identifies the buffer's memory among the pinned buffers of its pool. The number stays the same while the memory serves
-    /// one size class; memory that was in the arena meanwhile gets a new number. Pageable buffers are numbered separately.
-    /// `None` for empty buffers and [adopted](crate::Pool::adopt) memory.
+    /// The number of the memory, for tests; `None` for empty buffers and [adopted](crate::Pool::adopt) memory.
+    #[doc(hidden)]
     pub fn id(&self) -> Option<u64> {
         self.block.as_ref().and_then(|block| block.memory().id())
     }
@@ -287,7 +287,7 @@ impl PinnedBuf {
         if self.is_free() { Ok(()) } else { self.wait() }
     }
 
-    /// The bytes for writing, or `None` while a copy may be using them. Does not wait.
+    /// Returns the bytes for writing, or `None` while a copy may be using them. Does not wait.
     ///
     /// # Errors
     ///
@@ -295,7 +295,7 @@ impl PinnedBuf {
     pub fn try_slice_mut(&mut self) -> Result<Option<&mut PinnedSlice<u8>>> {
         self.check_reachable()?;
         let used = self.block.as_mut().filter(|block| !block.is_forked());
-        let complete = used.map_or(Ok(true), |block| block.copy_fences_mut().is_complete())?;
+        let complete = used.map_or(Ok(true), |block| block.copy_fences_mut().remove_completed())?;
         // Does not wait: no copy uses the bytes.
         if complete { self.wait_slice_mut().map(Some) } else { Ok(None) }
     }
@@ -362,7 +362,7 @@ impl PinnedBuf {
     /// Returns whether no recorded copy uses the bytes. Forgets completed copies.
     #[inline]
     fn is_free(&mut self) -> bool {
-        let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.is_complete().unwrap_or(false);
+        let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.remove_completed().unwrap_or(false);
         self.block.as_mut().filter(|block| !block.is_forked()).is_none_or(|block| is_free(block.copy_fences_mut()))
     }
 

@@ -16,7 +16,8 @@ use crate::error::{ErrorKind, Result};
 /// and indexing work as on any slice.
 ///
 /// Neither this type nor a range of it is a `HostSlice` of cudarc, because a copy started from it would not be tracked: the next
-/// user of the buffer could overwrite the bytes during the copy. This does not compile:
+/// user of the buffer could overwrite the bytes during the copy. What methods of slices return (`split_at`, `get`, `as_ref`) is a
+/// plain slice, which cudarc accepts, so do not pass it to cudarc. This does not compile:
 ///
 #[cfg_attr(feature = "cuda", doc = "```compile_fail,E0277")]
 #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
@@ -61,6 +62,12 @@ impl<T> PinnedSlice<T> {
     pub(crate) fn from_ref(slice: &[T]) -> &Self {
         // SAFETY: as in `from_mut`.
         unsafe { &*(std::ptr::from_ref(slice) as *const Self) }
+    }
+}
+
+impl<T> AsRef<[T]> for PinnedSlice<T> {
+    fn as_ref(&self) -> &[T] {
+        &self.0
     }
 }
 
@@ -137,15 +144,15 @@ index_by_range!(
 /// Returns `bytes` as elements of `T`.
 pub(super) fn cast<T: Pod>(bytes: &[u8]) -> Result<&PinnedSlice<T>> {
     check_cast::<T>(bytes.as_ptr(), bytes.len())?;
-    // The cast cannot fail: `check_cast` checks the same conditions, with the numbers in its error.
-    Ok(PinnedSlice::from_ref(bytemuck::try_cast_slice(bytes).unwrap_or_default()))
+    // Does not panic: `check_cast` checks the same conditions, with the numbers in its error.
+    Ok(PinnedSlice::from_ref(bytemuck::cast_slice(bytes)))
 }
 
 /// Returns `bytes` as elements of `T`, for writing.
 pub(super) fn cast_mut<T: Pod>(bytes: &mut [u8]) -> Result<&mut PinnedSlice<T>> {
     check_cast::<T>(bytes.as_ptr(), bytes.len())?;
-    // The cast cannot fail, as in `cast`.
-    Ok(PinnedSlice::from_mut(bytemuck::try_cast_slice_mut(bytes).unwrap_or_default()))
+    // Does not panic, as in `cast`.
+    Ok(PinnedSlice::from_mut(bytemuck::cast_slice_mut(bytes)))
 }
 
 /// Fails unless the `len` bytes at `start` are a whole number of aligned elements.
@@ -159,7 +166,7 @@ pub(super) fn check_cast<T: Pod>(start: *const u8, len: usize) -> Result<()> {
         start.addr(),
         type_name::<T>(),
     );
-    Err(ErrorKind::Memory { why }.into())
+    Err(ErrorKind::Argument { why }.into())
 }
 
 /// Returns the start and end of `range` within `len` elements. Fails if `range` is not inside them.
@@ -179,5 +186,5 @@ pub(super) fn elements_in(range: impl RangeBounds<usize>, len: usize) -> Result<
         return Ok(start..end);
     }
     let why = format!("{start}..{end} is not inside {len} elements");
-    Err(ErrorKind::Memory { why }.into())
+    Err(ErrorKind::Argument { why }.into())
 }

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 
 use super::settings::{Config, Settings, for_each_setting, setting_error};
 use super::text::*;
-use super::{Backend, CodeSettings};
+use super::{Backend, ExtraSettings};
 use crate::error::{Error, Result};
 use strsim::levenshtein;
 
@@ -38,16 +38,16 @@ const RETIRED: [(&str, &str); 12] = [
 /// library, and the GPU tests.
 const OTHER_PREFIXES: [&str; 3] = ["PRELOAD_", "REQUIRE_GPU", "GPU_"];
 
-/// A function that parses a text and sets one of the [`CodeSettings`] to the value.
-type ReadCode = fn(&mut CodeSettings, &str) -> Result<(), ParseError>;
+/// A function that parses a text and sets one of the [`ExtraSettings`] to the value.
+type SetExtra = fn(&mut ExtraSettings, &str) -> Result<(), ParseError>;
 
 /// Settings that code can set from text but that have no variable.
-pub static WITHOUT_VARIABLE: &[(&str, ReadCode)] = &[
-    ("maintenance_thread", |code, text| {
-        (SWITCH.parse)(text).map(|is_enabled| code.maintenance_thread = Some(is_enabled))
+pub static WITHOUT_VARIABLE: &[(&str, SetExtra)] = &[
+    ("maintenance_thread", |extra, text| {
+        (SWITCH.parse)(text).map(|is_enabled| extra.maintenance_thread = Some(is_enabled))
     }),
     #[cfg(feature = "observe")]
-    ("call_stacks", |code, text| (COUNT.parse)(text).map(|every| code.call_stacks = every)),
+    ("call_stacks", |extra, text| (COUNT.parse)(text).map(|every| extra.call_stacks = every)),
 ];
 
 /// A variable and its setting.
@@ -128,7 +128,7 @@ pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()>
         return Ok(());
     }
     if let Some((name, read)) = WITHOUT_VARIABLE.iter().find(|(known, _)| *known == name) {
-        return read(&mut settings.code, text).map_err(|error| setting_error(name, text, error.problem()));
+        return read(&mut settings.extra, text).map_err(|error| setting_error(name, text, error.problem()));
     }
     let Some(variable) = find(name) else {
         let word = name.strip_prefix(PREFIX).unwrap_or(name);
@@ -200,7 +200,7 @@ pub struct VariableReport {
 /// The settings of a pool, and their problems.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct EnvReport {
+pub struct ResolvedSettings {
     /// Every setting with its value.
     pub variables: Vec<VariableReport>,
     /// Invalid values and contradictions; with any of them no pool is built.
@@ -211,7 +211,7 @@ pub struct EnvReport {
     pub config: Config,
 }
 
-impl EnvReport {
+impl ResolvedSettings {
     /// Returns whether code or the environment sets the setting of the variable `name`.
     pub fn is_set(&self, name: &str) -> bool {
         self.variables.iter().any(|of| of.name == name && ["builder", "variable"].contains(&of.origin))
@@ -226,25 +226,25 @@ pub(crate) fn origins(variables: &[VariableReport]) -> String {
 }
 
 /// Returns every variable with its value in this process, and all problems.
-pub fn report() -> EnvReport {
+pub fn report() -> ResolvedSettings {
     examine(&Settings::default(), Some(PREFIX))
 }
 
 /// Returns the variables as they would be in an environment of `pairs` (names and values), and all problems.
-pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
+pub fn report_of(pairs: &[(String, String)]) -> ResolvedSettings {
     examine_in(&Settings::default(), PREFIX, pairs.iter().cloned())
 }
 
 /// Returns the settings of a pool, from `code` and from the variables that begin with `prefix`, and all problems in them. Reads no
 /// variable if `prefix` is `None`.
-pub(crate) fn examine(code: &Settings, prefix: Option<&str>) -> EnvReport {
+pub(crate) fn examine(code: &Settings, prefix: Option<&str>) -> ResolvedSettings {
     // Invalid Unicode is replaced, so that a warning can name the variable.
     let text = |text: OsString| text.to_string_lossy().into_owned();
     let pairs = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
     examine_in(code, prefix.unwrap_or(PREFIX), pairs.filter(|_| prefix.is_some()))
 }
 
-fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String, String)>) -> EnvReport {
+fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String, String)>) -> ResolvedSettings {
     let mut env = Settings::default();
     let (mut errors, mut warnings) = (code.invalid_values(), code.retired.clone());
     let mut pairs: Vec<_> = pairs.filter(|(name, _)| name.starts_with(prefix)).collect();
@@ -291,7 +291,7 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
         };
         VariableReport { name: variable.name, value, origin, default, meaning: variable.meaning }
     });
-    EnvReport { variables: reports.collect(), errors, warnings, config }
+    ResolvedSettings { variables: reports.collect(), errors, warnings, config }
 }
 
 impl Settings {

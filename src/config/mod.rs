@@ -18,7 +18,7 @@ pub mod env;
 mod settings;
 pub mod text;
 
-pub use self::env::EnvReport;
+pub use self::env::ResolvedSettings;
 pub use self::settings::Config;
 pub(crate) use self::settings::{Settings, for_each_setting};
 pub use self::text::ParseError;
@@ -71,7 +71,7 @@ pub enum OnFull {
 
 /// Settings that have no variable.
 #[derive(Debug, Clone, Default)]
-pub struct CodeSettings {
+pub struct ExtraSettings {
     /// Whether the maintenance thread serves the pool; `None` means yes.
     pub maintenance_thread: Option<bool>,
     /// Whether the caller maintains the pool as the maintenance thread does, so that requests do not.
@@ -82,6 +82,8 @@ pub struct CodeSettings {
     pub pin_threads: Option<usize>,
     /// The longest time that a closing pool waits for copies in flight; `None` means 30 s.
     pub close_wait: Option<Duration>,
+    /// The GPU of a pool without a device setting, if this process uses no GPU and the driver lists this one.
+    pub default_device: Option<u32>,
     /// The variables that code sets, separated by spaces.
     pub set_in_code: String,
     /// A file from which memory pressure is read; `None` means the kernel's reports.

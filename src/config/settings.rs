@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::text::*;
-use super::{Backend, CodeSettings, HugeTlb, Limit, OnFull, Preset, SharedLimitName};
+use super::{Backend, ExtraSettings, HugeTlb, Limit, OnFull, Preset, SharedLimitName};
 use crate::backend::PAGE_BYTES;
 use crate::error::{Error, ErrorKind};
 use crate::size_class::Rounding;
@@ -118,7 +118,7 @@ macro_rules! fields {
         #[derive(Debug, Clone, Default)]
         pub(crate) struct Settings {
             $($(pub(crate) $name: Option<$type>,)+)+
-            pub(crate) code: CodeSettings,
+            pub(crate) extra: ExtraSettings,
             /// Warnings about retired names that code sets, each with the replacement.
             pub(crate) retired: Vec<String>,
         }
@@ -129,7 +129,7 @@ macro_rules! fields {
         pub struct Config {
             $($(#[doc = $doc] pub $name: $type,)+)+
             #[doc(hidden)]
-            pub code: CodeSettings,
+            pub extra: ExtraSettings,
         }
 
         impl Settings {
@@ -140,7 +140,7 @@ macro_rules! fields {
 
             /// Returns each setting of `self`, or its default if `self` does not set it.
             pub(super) fn or_defaults(self) -> Config {
-                Config { $($($name: self.$name.unwrap_or($default),)+)+ code: self.code }
+                Config { $($($name: self.$name.unwrap_or($default),)+)+ extra: self.extra }
             }
         }
     };
@@ -242,7 +242,7 @@ impl Config {
     /// Returns whether the maintenance thread serves the pool. Always `false` under Miri, which reports a thread that does not end
     /// as a leak.
     pub(crate) fn uses_maintenance_thread(&self) -> bool {
-        self.code.maintenance_thread != Some(false) && !cfg!(miri)
+        self.extra.maintenance_thread != Some(false) && !cfg!(miri)
     }
 
     /// Returns `wait`, or [`Duration::MAX`] if requests wait forever.

@@ -43,7 +43,7 @@ pub struct Completion {
 /// Keeps buffers until their copies have completed.
 pub(crate) trait CopyKeeper: Send + Sync {
     /// Called after the user has waited for the end of a copy.
-    fn copy_ended(&self);
+    fn on_copy_ended(&self);
 }
 
 /// The future of an awaited [`Completion`]. Resolves to the result of [`Completion::wait`]. Unlike after `wait`, the buffer may
@@ -71,7 +71,7 @@ impl Completion {
     /// Notifies the keeper, so that the buffer of a completed copy becomes idle immediately.
     fn notify_keeper(&self) {
         if let Some(keeper) = self.keeper.as_ref().and_then(Weak::upgrade) {
-            keeper.copy_ended();
+            keeper.on_copy_ended();
         }
     }
 
@@ -86,7 +86,7 @@ impl Completion {
     }
 
     /// Waits until the copy has completed. A buffer that moved into the copy is then back in its pool, unless another copy
-    /// uses it or another thread is just checking its stream.
+    /// uses it or another thread is checking its stream at that moment.
     ///
     /// # Errors
     ///

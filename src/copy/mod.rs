@@ -6,7 +6,7 @@
 //! | `RawStream` | `RawMemory` | `u8` | the GPU's copy engine |
 //! | `SinkStream` of the crate `pinpool-testing` | `SinkMemory` | `u8` | a thread in place of a device |
 //!
-//! Copies on one stream run in order, and copies over pinned memory are asynchronous. Each returns a [`Fence`], so that
+//! Copies on one stream run in order, and copies over pinned memory are asynchronous. Each implementation returns a [`Fence`], so that
 //! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) is the same code with and without a GPU.
 //!
 //! [`CopyTarget`], [`CopySource`], [`CopyStream`] and [`Fence`] may be implemented by other crates, for another driver or for

@@ -128,8 +128,9 @@ fn was_reset() -> SourceError {
 }
 
 /// Returns the device that this process works with, as far as the driver shows it: the device of the context that is current on
-/// this thread, else the first device with a primary context. Loads and starts no driver, and creates no context.
-pub(crate) fn in_use() -> Option<u32> {
+/// this thread, else `preferred` if it has a primary context, else the first device that has one. Loads and starts no driver, and
+/// creates no context.
+pub(crate) fn in_use(preferred: Option<u32>) -> Option<u32> {
     if !super::is_loaded() {
         return None;
     }
@@ -138,5 +139,5 @@ pub(crate) fn in_use() -> Option<u32> {
         return u32::try_from(current).ok();
     }
     let devices = calls::device_count().ok().and_then(|count| u32::try_from(count).ok())?;
-    (0..devices).find(|&device| calls::is_primary_active(device.cast_signed()).is_ok_and(|is_active| is_active))
+    preferred.into_iter().chain(0..devices).find(|&device| calls::is_primary_active(device.cast_signed()) == Ok(true))
 }

@@ -11,7 +11,7 @@
 //! - **block-I1**: the `class_bytes` bytes from `memory.start()` on belong to this block alone, and `first` is an address among
 //!   them.
 //! - **block-I2**: The stamp of the entry is the fork generation of its pool only while the block is a *fast-path block*: its
-//!   memory is from the source, `first` is at its start, no copy has begun or was recorded, the block has neither a holder nor
+//!   memory is from the source, `first` is at its start, no copy has begun or was recorded, the block has neither a tag row nor
 //!   a claim, and the process has not forked since. Every call that may change one of these conditions sets another stamp. The
 //!   slow return makes the block a fast-path block again. So an access to the bytes compares two numbers and skips all other
 //!   checks of the block.
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use super::cache::thread_cache::{Entry, SpareEntries};
 use super::memory::BlockMemory;
-use super::meter::owners::Holder;
+use super::meter::owners::TagRow;
 use crate::in_flight::CopyFences;
 use crate::quota::Claim;
 use crate::size_class::Class;
@@ -45,11 +45,11 @@ pub(super) struct BlockBody<P> {
     class_bytes: usize,
     copy_fences: CopyFences,
     /// Number of the head of the wait queue that this block's request passed; 0 if it passed none.
-    passed: u64,
+    passed_head: u64,
     /// When the block's first use or its time in flight began: the pool's time in microseconds, plus one; 0 if unknown.
     since: u64,
     /// The record of a tagged or sampled request.
-    holder: Option<Holder>,
+    tag_row: Option<TagRow>,
     /// The block's claim in the partition of its user.
     claim: Option<Claim>,
 }
@@ -79,9 +79,9 @@ impl<P> Block<P> {
             memory,
             class_bytes: class.bytes,
             copy_fences: CopyFences::default(),
-            passed: 0,
+            passed_head: 0,
             since: 0,
-            holder: None,
+            tag_row: None,
             claim: None,
         };
         let entry = spare.wrap(class.index, held_bytes, body);
@@ -127,7 +127,7 @@ impl<P> Block<P> {
 
     /// Begins the use of this fast-path block by a new user, for a request of `len` bytes.
     #[inline(always)]
-    pub(crate) fn begin_fast_path(&mut self, len: usize) {
+    pub(crate) fn set_len_on_fast_path(&mut self, len: usize) {
         debug_assert!(self.0.first.0 == self.0.memory.start() && len <= self.0.class_bytes);
         // Compare first: a loader requests the same length repeatedly, and a cache line that is not written stays shared.
         if self.0.len != len {
@@ -137,7 +137,7 @@ impl<P> Block<P> {
 
     /// Begins the use of this block by a new user, for `len` bytes that begin `skip_bytes` after the start of the memory. Both
     /// are within the class.
-    pub(crate) fn begin(&mut self, skip_bytes: usize, len: usize) {
+    pub(crate) fn set_range(&mut self, skip_bytes: usize, len: usize) {
         if skip_bytes > 0 {
             self.end_fast_path();
         }
@@ -172,7 +172,7 @@ impl<P> Block<P> {
 
     /// Makes this unused block a fast-path block in fork generation `generation`.
     pub(super) fn make_fast_path(&mut self, generation: u32) {
-        self.begin(0, 0);
+        self.set_range(0, 0);
         self.0.set_stamp(generation);
     }
 
@@ -222,16 +222,16 @@ impl<P> Block<P> {
         self.0.close_to_fast_path();
     }
 
-    /// Sets the holder record of the block's user, which lasts until the block is idle again. The return takes the slow path.
-    pub(super) fn set_holder(&mut self, holder: Holder) {
+    /// Sets the row of the block's tag, which lasts until the block is idle again. The return takes the slow path.
+    pub(super) fn set_tag_row(&mut self, tag_row: TagRow) {
         self.end_fast_path();
-        self.0.holder = Some(holder);
+        self.0.tag_row = Some(tag_row);
     }
 
-    /// Removes the holder record, since no user has the block any more.
+    /// Removes the row, since no user has the block any more.
     pub(super) fn end_holding(&mut self) {
-        if self.0.holder.is_some() {
-            self.0.holder = None;
+        if self.0.tag_row.is_some() {
+            self.0.tag_row = None;
         }
     }
 
@@ -246,27 +246,27 @@ impl<P> Block<P> {
     }
 
     /// Returns whether a miss found the block for its present user, or the block is in flight.
-    pub(super) fn has_begun_time(&self) -> bool {
+    pub(super) fn is_timed(&self) -> bool {
         self.0.since > 0
     }
 
     /// Returns the number of the head of the wait queue that this block's request passed; 0 if it passed none.
-    pub(super) fn passed(&self) -> u64 {
-        self.0.passed
+    pub(super) fn passed_head(&self) -> u64 {
+        self.0.passed_head
     }
 
     /// Records that the first use of the block, or its time in flight, begins at `now_us`.
-    pub(super) fn begin_time(&mut self, now_us: u64) {
+    pub(super) fn start_timing(&mut self, now_us: u64) {
         self.0.since = now_us.saturating_add(1);
     }
 
     /// Ends the first use or the time in flight, and returns when it began; `None` if a hit began the use.
     #[inline]
-    pub(super) fn end_time(&mut self) -> Option<u64> {
+    pub(super) fn stop_timing(&mut self) -> Option<u64> {
         std::mem::take(&mut self.0.since).checked_sub(1)
     }
 
-    pub(super) fn set_passed(&mut self, number: u64) {
-        self.0.passed = number;
+    pub(super) fn set_passed_head(&mut self, number: u64) {
+        self.0.passed_head = number;
     }
 }

@@ -185,7 +185,7 @@ impl CopyFences {
     }
 
     /// Records a copy from the buffer.
-    pub(crate) fn record(&mut self, fence: SharedFence) {
+    pub(crate) fn record_read(&mut self, fence: SharedFence) {
         if let Some(earlier) = stream_id_of(&*fence).and_then(|stream| self.read_on(stream)) {
             discard(std::mem::replace(earlier, fence));
             return;
@@ -229,12 +229,12 @@ impl CopyFences {
     pub(crate) fn forget_completed(&mut self) {
         let is_pending = |each: &Access| each.fence.is_complete_by_load() == Some(false);
         if !self.0.get_mut().is_some_and(|accesses| accesses.get_mut().iter().all(is_pending)) {
-            let _failures_stay = self.is_complete();
+            let _failures_stay = self.remove_completed();
         }
     }
 
     /// Returns whether all copies have completed. Forgets completed copies.
-    pub(crate) fn is_complete(&mut self) -> Result<bool> {
+    pub(crate) fn remove_completed(&mut self) -> Result<bool> {
         let Some(accesses) = self.0.get_mut().map(|accesses| accesses.get_mut()) else { return Ok(true) };
         let mut first_failure = None;
         let completed = accesses.extract_if(.., |each| {
@@ -262,7 +262,7 @@ impl CopyFences {
     /// Waits until no copy uses the buffer. Fails if it is unknown whether a copy has completed.
     pub(crate) fn wait_for_all(&mut self) -> Result<()> {
         let waited = self.wait_for(|_| true);
-        if self.is_complete()? { Ok(()) } else { waited }
+        if self.remove_completed()? { Ok(()) } else { waited }
     }
 
     /// Waits for the copies into the buffer that are not ordered before the next work of `stream`: copies on other streams, or
@@ -275,7 +275,7 @@ impl CopyFences {
     /// Waits for every copy that is not on `stream`. Fails if such a copy failed.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn wait_for_others(&mut self, stream: Option<StreamId>) -> Result<()> {
-        let _failures_stay = self.is_complete();
+        let _failures_stay = self.remove_completed();
         self.wait_for(|each| !each.is_on(stream))
     }
 
@@ -374,7 +374,7 @@ mod tests {
     /// Returns the copies of a buffer that was copied from on these streams, one after the other, and their fences.
     fn recorded<const N: usize>(streams: [u64; N]) -> (CopyFences, [Arc<ScriptedFence>; N]) {
         let (mut copies, fences) = (CopyFences::default(), streams.map(|stream| Arc::new(ScriptedFence::on(stream))));
-        fences.iter().for_each(|fence| copies.record(fence.clone()));
+        fences.iter().for_each(|fence| copies.record_read(fence.clone()));
         (copies, fences)
     }
 
@@ -383,10 +383,10 @@ mod tests {
         assert!(CopyFences::default().is_empty());
         let (mut copies, fences) = recorded([1, 2]);
         fences[1].finish();
-        assert!(!copies.is_complete().unwrap());
+        assert!(!copies.remove_completed().unwrap());
         fences[0].finish();
         assert!(copies.wait_for_all().is_ok());
-        assert!(copies.is_complete().unwrap() && copies.is_empty());
+        assert!(copies.remove_completed().unwrap() && copies.is_empty());
     }
 
     #[test]
@@ -408,7 +408,7 @@ mod tests {
         // The first copy on the second stream queries the copy on the first stream.
         assert_eq!(fences.iter().map(|fence| fence.queries()).collect::<Vec<_>>(), [1, 0, 0, 0, 0]);
         fences[..4].iter().for_each(|fence| fence.finish());
-        assert!(!copies.is_complete().unwrap());
+        assert!(!copies.remove_completed().unwrap());
         let kept: Vec<_> = copies.take().into_iter().map(|fence| fence.stream_id()).collect();
         assert_eq!(kept, [Some(StreamId::of_driver(0, 1))]);
     }
@@ -417,7 +417,7 @@ mod tests {
     fn a_copy_of_an_unknown_stream_replaces_no_other_and_is_waited_for() {
         let (mut copies, fences) = recorded([0, 0]);
         fences[1].finish();
-        assert!(!copies.is_complete().unwrap());
+        assert!(!copies.remove_completed().unwrap());
         fences[0].fail();
         copies.record_write(fences[0].clone());
         assert!(copies.wait_for_others(None).is_err(), "it is waited for, and failed");
@@ -428,10 +428,10 @@ mod tests {
         let mut copies = CopyFences::default();
         let (lent, later) = (Arc::new(ScriptedFence::on(1)), Arc::new(ScriptedFence::on(1)));
         copies.lend(lent.clone());
-        copies.record(later.clone());
+        copies.record_read(later.clone());
         later.finish();
-        assert!(!copies.is_complete().unwrap());
+        assert!(!copies.remove_completed().unwrap());
         lent.finish();
-        assert!(copies.is_complete().unwrap());
+        assert!(copies.remove_completed().unwrap());
     }
 }

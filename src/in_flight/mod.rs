@@ -115,6 +115,7 @@ impl<T> InFlight<T> {
         queues.last_number += 1;
         let number = queues.last_number;
         let copy = PendingCopy { number, item, bytes, fences, stream, since_us: now_us, is_reported_stuck: false };
+        // A copy of unknown streams gets its own queue: `!number` exceeds the numbers of all streams.
         queues.enqueue(stream.unwrap_or(!number), copy);
         // Relaxed, here and below, for the reason given in `held`.
         self.held.fetch_add(1, Ordering::Relaxed);
@@ -123,12 +124,12 @@ impl<T> InFlight<T> {
     /// Returns the number of items in flight.
     #[inline]
     pub(crate) fn count(&self) -> u64 {
-        self.held().saturating_sub(self.quarantined())
+        self.total().saturating_sub(self.quarantined())
     }
 
     /// Returns the number of items in flight or quarantined.
     #[inline]
-    pub(crate) fn held(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         // Relaxed: a caller that sees an item here and then locks the queues finds the item there, or finds that it has left
         // since.
         self.held.load(Ordering::Relaxed)
@@ -404,10 +405,10 @@ mod tests {
         assert_eq!((in_flight.quarantined(), in_flight.count()), (3, 0));
         broken[1].finish();
         assert!(in_flight.query_quarantined(1).0.is_empty());
-        assert_eq!((in_flight.query_quarantined(1).0, in_flight.held()), (vec![2], 2), "one after the other");
+        assert_eq!((in_flight.query_quarantined(1).0, in_flight.total()), (vec![2], 2), "one after the other");
         broken[0].finish();
         let FinalSweep { recovered, failed, .. } = in_flight.end();
-        assert_eq!((recovered, failed, in_flight.held(), in_flight.quarantined()), (vec![1], vec![3], 0, 0));
+        assert_eq!((recovered, failed, in_flight.total(), in_flight.quarantined()), (vec![1], vec![3], 0, 0));
         assert_eq!(in_flight.quarantine(4, behind([broken[2].clone()])), Err(4), "the pool has ended");
     }
 

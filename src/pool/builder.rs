@@ -13,15 +13,15 @@ use super::Pool;
 use super::handle::Handle;
 use super::start::PoolStart;
 use crate::backend::{self, Backend};
-use crate::config::{CodeSettings, Config, EnvReport, Limit, OnFull, Preset, Settings, env, for_each_setting};
+use crate::config::{Config, ExtraSettings, Limit, OnFull, Preset, ResolvedSettings, Settings, env, for_each_setting};
 use crate::engine::ManualClock;
 use crate::error::{Error, Result};
-use crate::report::{CheckReport, LogSampler, PoolLog};
+use crate::report::{LogSampler, PoolLog, RateCheckReport};
 
 /// Collects the settings of a new pool. A setting that code does not set takes its value from the environment, or else its
 /// default.
 ///
-/// [`setting`](PoolBuilder::setting) lists all settings. All but three also have a typed method.
+/// [`setting`](PoolBuilder::setting) lists all settings. Most also have a typed method.
 #[must_use]
 pub struct PoolBuilder {
     settings: Settings,
@@ -84,22 +84,18 @@ impl PoolBuilder {
 
     /// Resolves the settings and collects their errors. If a driver backend is possible and no device is set, chooses the GPU
     /// that this process already uses, or else the first GPU.
-    fn examine(&self) -> EnvReport {
+    fn examine(&self) -> ResolvedSettings {
         let mut settings = self.settings.clone();
         let set = |(name, text): &(String, String)| env::set(&mut settings, name, text).err();
         let errors: Vec<_> = self.texts.iter().filter_map(set).collect();
         let mut report = env::examine(&settings, self.env_prefix.as_deref());
         report.errors.splice(0..0, errors);
         let in_code = report.variables.iter().filter(|set| set.origin == "builder").map(|set| set.name);
-        report.config.code.set_in_code = in_code.collect::<Vec<_>>().join(" ");
+        report.config.extra.set_in_code = in_code.collect::<Vec<_>>().join(" ");
         // A pool that pins without a driver does not search for a driver: a child that another thread forks during the search
         // could inherit a locked dynamic linker.
-        let may_use_gpu = matches!(
-            report.config.backend,
-            Backend::Auto | Backend::Gpu | Backend::Vmm | Backend::Register | Backend::Cuda
-        );
-        if may_use_gpu && report.errors.is_empty() && !report.is_set("PINPOOL_DEVICE") {
-            report.config.device = backend::default_device();
+        if report.config.backend.may_use_gpu() && report.errors.is_empty() && !report.is_set("PINPOOL_DEVICE") {
+            report.config.device = backend::default_device(None);
         }
         report
     }
@@ -109,7 +105,7 @@ impl PoolBuilder {
     /// awaited copies, a shared limit, pinning (`register`, a reserve) and releases of idle GPU memory start threads in any
     /// case.
     pub fn maintenance_thread(mut self, is_enabled: bool) -> Self {
-        self.settings.code.maintenance_thread = Some(is_enabled);
+        self.settings.extra.maintenance_thread = Some(is_enabled);
         self
     }
 
@@ -118,18 +114,19 @@ impl PoolBuilder {
     /// stacks are recorded, every request takes the slow path.
     #[cfg(feature = "observe")]
     pub fn call_stacks(mut self, every: u64) -> Self {
-        self.settings.code.call_stacks = every;
+        self.settings.extra.call_stacks = every;
         self
     }
 
     /// Changes settings that have no variable, for tests and benchmarks.
     #[doc(hidden)]
-    pub fn unstable_code(mut self, change: impl FnOnce(&mut CodeSettings)) -> Self {
-        change(&mut self.settings.code);
+    pub fn unstable_settings(mut self, change: impl FnOnce(&mut ExtraSettings)) -> Self {
+        change(&mut self.settings.extra);
         self
     }
 
-    /// Name of the pool in its log lines (`pool[loader] created: ...`) and statistics. TensorFlow's two lines carry no name.
+    /// Name of the pool in its log lines (`pool[loader] created: ...`) and statistics. The two lines of the preset `tensorflow`
+    /// have no name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.log.name = Some(name.into());
         self
@@ -140,7 +137,7 @@ impl PoolBuilder {
     #[doc(hidden)]
     pub fn unstable_clock(mut self, clock: ManualClock) -> Self {
         self.clock = Some(clock);
-        self.settings.code.maintenance_thread.get_or_insert(false);
+        self.settings.extra.maintenance_thread.get_or_insert(false);
         self
     }
 
@@ -161,7 +158,7 @@ impl PoolBuilder {
     /// Calls `listener` after every check of the rates, printed or not. The thread that triggered the check by returning a buffer
     /// makes the call, outside all pool locks. A panic of the listener is caught.
     #[doc(hidden)]
-    pub fn unstable_on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
+    pub fn unstable_on_check(mut self, listener: impl Fn(&RateCheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
         self
     }
@@ -199,11 +196,11 @@ impl PoolBuilder {
         // guarantee this order.
         let shared = start.join_shared_limit()?;
         let pool = Pool { handle: Arc::new(Handle::new(start.clone(), None)) };
-        if shared.is_none() && start.may_start_later() {
+        if shared.is_none() && start.may_defer_start() {
             return Ok(pool);
         }
         let config = &start.settings.config;
-        let core = start.start_core(config, shared)?;
+        let core = start.start_core(config.clone(), shared)?;
         pool.handle.start_core_once(|| core);
         if config.reserve > 0 {
             pool.reserve(config.reserve)?;
@@ -223,11 +220,12 @@ macro_rules! setters {
             /// values from a file or another language. The name may be in lower case and without `PINPOOL_`. Empty text sets
             /// nothing.
             ///
-            /// | variable | default in code | meaning |
-            /// | --- | --- | --- |
-            $($(#[doc = concat!("| `", $variable, "` | `", stringify!($default), "` |", $doc, " |")])+)+
+            /// | variable | meaning |
+            /// | --- | --- |
+            $($(#[doc = concat!("| `", $variable, "` |", $doc, " |")])+)+
             ///
-            /// The names `maintenance_thread` and `call_stacks` (with the feature `observe`), which have no variable, are
+            /// Three have no typed method: `PINPOOL_LEDGER` (default `none`), `PINPOOL_ROUNDING` (default `eighths`) and
+            /// `PINPOOL_HUGETLB` (default `off`). The names `maintenance_thread` and `call_stacks` (with the feature `observe`), which have no variable, are
             /// accepted too. [`build`](Self::build) fails if there is no such setting, if its value is invalid, or if code sets
             /// two values for one variable. A retired setting is ignored with a warning.
             ///
@@ -242,8 +240,8 @@ macro_rules! setters {
             }
         }
 
-        /// The settings with simple types; [`setting`](Self::setting) has all. In code, `None` means `none`. A value that code sets
-        /// overrides the variable.
+        /// The settings with simple types; [`setting`](Self::setting) has all. In code, `None` means `none`, or `auto`
+        /// for `numa_node`. A value that code sets overrides the variable.
         impl PoolBuilder {
             $($($(
                 #[doc = $doc]

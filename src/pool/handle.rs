@@ -74,7 +74,7 @@ impl Handle {
 
     #[inline]
     pub(super) fn core(&self) -> &Arc<PoolCore> {
-        self.cores[0].get().unwrap_or_else(|| self.start_core_once(|| self.start.start_later()))
+        self.cores[0].get().unwrap_or_else(|| self.start_core_once(|| self.start.start_deferred()))
     }
 
     #[cold]

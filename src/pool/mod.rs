@@ -14,9 +14,9 @@ use crate::error::Result;
 use crate::quota::Claim;
 
 mod builder;
+mod config_on_host;
 mod get_future;
 mod handle;
-mod on_host;
 mod partition;
 mod request;
 mod reserve;
@@ -33,12 +33,13 @@ pub use user_memory::UserMemory;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
 ///
-/// The thread that drops the last clone waits until no copy is in flight, and then releases the memory. If buffers are still
-/// in use, the thread that returns the last of them waits and releases the memory: by a drop, or by a call that consumes the
-/// buffer, such as [`copy_to`](crate::PinnedBuf::copy_to). Under `register` and `cuda` the thread that drops the last clone
-/// waits as well. After 30 s a thread waits only as long as copies still complete. Buffers in flight after the wait are never
-/// freed, and under `register` and `cuda` none of the pool's memory is. Under `register` and `cuda`, and for a reserve of
-/// `vmm`, the release waits for all device work, so an async task should drop the last handle on a thread that may block.
+/// The last drop waits until no copy is in flight, and then releases the memory: the drop of the last clone or, if buffers are
+/// still in use, of the last buffer (also by a call that consumes it, such as [`copy_to`](crate::PinnedBuf::copy_to)). After
+/// 30 s the wait ends as soon as copies stop completing, and the buffers in flight are never freed.
+///
+/// Under `register` and `cuda` the drop of the last clone always waits, and after a wait that ended early nothing is freed. There, and
+/// for a reserve of `vmm`, the release also waits for all device work, so an async task should drop the last handle on a thread
+/// that may block.
 ///
 /// | pool | requests, `reserve`, `partition`, `pin`, `adopt` | everything else |
 /// | --- | --- | --- |
@@ -118,7 +119,7 @@ impl Pool {
         }
     }
 
-    /// Returns a buffer of `len` bytes at a page-aligned address; of zero bytes, a buffer without memory, which is not counted.
+    /// Returns a buffer of `len` bytes at a page-aligned address. If `len` is 0, the buffer has no memory and is not counted.
     ///
     /// Reuses an idle buffer of the same size class. If none is idle, the pool carves a buffer from its arena, or calls the
     /// backend, which is slow. The bytes have arbitrary values, such as data of an earlier buffer, or are zero under
@@ -319,8 +320,8 @@ impl Pool {
     /// memory that has only been idle for too long is kept until the system is short of memory. The maintenance thread does the
     /// same ten times a second while copies are in flight. Under `adaptive` it also does so while some memory is idle and some
     /// is in use, and otherwise once a second while the pool has buffers or memory to release. Under `tensorflow` it otherwise
-    /// does so only if a limit may be exceeded. With `maintenance_thread(false)` only misses and returns with copies do this
-    /// work.
+    /// does so only if a limit may be exceeded. With `maintenance_thread(false)`, apart from this call, only misses and returns
+    /// with copies do this work.
     pub fn maintain(&self) {
         self.unless_forked(PoolCore::maintain_for_user);
     }

@@ -114,7 +114,7 @@ impl Partition {
 
     /// Statistics of the partition: requests, waits, bytes and the limit; everything else is 0 ([`Stats`]).
     pub fn stats(&self) -> Stats {
-        self.requests.unless_forked(|core| core.complete_by_loads());
+        self.requests.unless_forked(|core| core.sweep_by_loads());
         self.core.stats()
     }
 

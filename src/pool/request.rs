@@ -33,7 +33,7 @@ impl Request {
         Self { align, ..self }
     }
 
-    /// Sets the longest wait, in place of `PINPOOL_WAIT`. A request with a timeout of zero does not wait for room.
+    /// Sets the longest wait, in place of `PINPOOL_WAIT`. Zero does not wait for room, `Duration::MAX` waits forever.
     ///
     /// The timeout limits how long a thread waits for room. Even with a shorter timeout, a thread may wait 100 ms for driver
     /// calls of other threads. Its own driver calls are not interrupted: if the driver hangs, so does the thread.

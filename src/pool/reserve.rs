@@ -6,8 +6,9 @@ use super::Pool;
 use crate::error::{ErrorKind, Result};
 
 impl Pool {
-    /// Pins `bytes` by the fastest method of the backend, and keeps them pinned until the pool ends. Only memory that was
-    /// pinned in the background may be released earlier, by a [lower limit](Self::set_max_bytes). `register` and usually `vmm`
+    /// Pins `bytes` more by the fastest method of the backend, and keeps them pinned until the pool ends. If an earlier reserve was
+    /// abandoned, its missing bytes are pinned first. Only memory that was pinned in the background may be released earlier, by a
+    /// [lower limit](Self::set_max_bytes). `register` and usually `vmm`
     /// pin slices of at most 128 MiB (`PINPOOL_HUGETLB=1GiB`: 1 GiB), and no buffer of the reserve is longer than its slice. If
     /// the driver refuses further slices, the call succeeds with a shorter reserve and a warning; `reserve_bytes` has its
     /// length. Logs its progress. Makes slow calls.
@@ -17,7 +18,7 @@ impl Pool {
     /// than its step. The memory that requests pin meanwhile becomes part of the reserve. If the limit has no room for the next
     /// step, the reserve pauses. If the driver or the kernel refuses a step, the rest is abandoned with a warning; call `reserve`
     /// again once the cause is fixed. [`MemoryStats::reserve_fraction`](crate::stats::MemoryStats::reserve_fraction) shows the
-    /// progress, and [`wait_reserved`](Self::wait_reserved) waits for completion.
+    /// progress, and [`wait_for_reserve`](Self::wait_for_reserve) waits for completion.
     ///
     /// # Errors
     ///
@@ -43,10 +44,10 @@ impl Pool {
     ///
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused a step, and the rest was abandoned,
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
-    pub fn wait_reserved(&self, timeout: Duration) -> Result<bool> {
+    pub fn wait_for_reserve(&self, timeout: Duration) -> Result<bool> {
         self.core().check_process()?;
         let now = Instant::now();
         // If the clock cannot represent the deadline, wait for at most a year.
-        self.core().await_reserve(now.checked_add(timeout).unwrap_or(now + Duration::from_secs(366 * 86_400)))
+        self.core().wait_for_reserve(now.checked_add(timeout).unwrap_or(now + Duration::from_secs(366 * 86_400)))
     }
 }

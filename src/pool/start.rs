@@ -5,27 +5,28 @@ use std::path::PathBuf;
 use std::process;
 use std::sync::Arc;
 
-use super::on_host::pin_options;
+use super::config_on_host::pin_options;
 use crate::arena::Retention;
-use crate::backend::{self, Backend, Chosen, PinnedBy, Source, VirtualMemory};
-use crate::config::{Config, EnvReport, Limit, OnFull, Preset, SharedLimitName, env};
+use crate::backend::{self, Backend, ChosenSource, PinnedBy, Source, VirtualMemory};
+use crate::config::{Config, Limit, OnFull, Preset, ResolvedSettings, SharedLimitName, env};
 use crate::engine::{
-    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, ManualClock, Memory, PoolCore, RegionSupply, Timekeeper,
+    ArenaSettings, ArenaSupply, CalledSource, HostLimit, ManualClock, Memory, PoolCore, RegionSupply, Timekeeper,
     granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::quota::{Budget, Claim, ProcessMember};
 use crate::report::{Finding, PoolLog};
 use crate::shared_limit::SharedLimit;
+use crate::size_class::Rounding;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "observe")]
 use pinpool_observe::record::{self, SET_IN_CODE, Unrecorded, count_failed};
+use pinpool_os::format::Size;
 use pinpool_os::host::limits;
-use pinpool_os::words::Size;
 
 /// The resolved settings that a pool starts with.
 pub(super) struct PoolStart {
-    pub(super) settings: EnvReport,
+    pub(super) settings: ResolvedSettings,
     pub(super) log: Arc<PoolLog>,
     pub(super) host_root: PathBuf,
     pub(super) clock: Option<ManualClock>,
@@ -34,7 +35,7 @@ pub(super) struct PoolStart {
 impl PoolStart {
     /// Returns whether the backend can be chosen at the first use of the pool: no step of the start can fail except the
     /// reservation of addresses, which has a substitute, nothing is reserved, and the choice would start the driver in this process.
-    pub(super) fn may_start_later(&self) -> bool {
+    pub(super) fn may_defer_start(&self) -> bool {
         let Config { backend, reserve, trace, numa_node, .. } = &self.settings.config;
         matches!(backend, Backend::Auto)
             && numa_node.is_none()
@@ -45,46 +46,48 @@ impl PoolStart {
 
     /// Starts the engine at the first use of the pool. This must not fail, so if the arena gets no address space, the pool uses
     /// ordinary memory without an arena.
-    pub(super) fn start_later(&self) -> Arc<PoolCore> {
-        let mut config = self.settings.config.clone();
-        if !self.settings.is_set("PINPOOL_DEVICE") {
-            // The process may have chosen a GPU since the pool was built.
-            config.device = backend::default_device();
-        }
-        let core = self.start_core(&config, None).or_else(|why: Error| {
+    pub(super) fn start_deferred(&self) -> Arc<PoolCore> {
+        let config = &self.settings.config;
+        let core = self.start_core(config.clone(), None).or_else(|why: Error| {
             let found = format!("the pool is `tensorflow` over `heap`, without an arena: {why}");
             self.log.found(&Finding::warning("address-space", found).remedy("raise `ulimit -v`"));
-            let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..config.clone() };
-            self.start_core(&heap, None)
+            let (backend, preset, rounding) = (Backend::Heap, Preset::TensorFlow, Rounding::Pow2);
+            let heap = Config { backend, preset, rounding, ..config.clone() };
+            self.start_core(heap, None)
         });
         core.unwrap_or_else(|error| unreachable!("ordinary memory: {error}"))
     }
 
     /// Starts the engine with the settings `config`.
-    pub(super) fn start_core(&self, config: &Config, shared: Option<SharedLimit>) -> Result<Arc<PoolCore>> {
+    pub(super) fn start_core(&self, mut config: Config, shared: Option<SharedLimit>) -> Result<Arc<PoolCore>> {
         let Self { log, host_root: root, .. } = self;
-        let mut limit = AutoLimit::new(root.clone());
+        if config.backend.may_use_gpu() && !self.settings.is_set("PINPOOL_DEVICE") {
+            // The process may have chosen a GPU since the pool was built.
+            config.device = backend::default_device(config.extra.default_device);
+        }
+        let mut limit = HostLimit::new(root.clone());
         let is_auto = shared.is_none() && config.max_bytes == Limit::Auto;
         let member = ProcessMember::new(root.clone(), log.name.clone(), is_auto);
-        let (mut max_bytes, limit_origin) = limit.set(config.max_bytes, if is_auto { member.auto_bytes() } else { 0 });
-        let chosen = backend::choose(&config.backend, pin_options(config, root, max_bytes, &[]))?;
+        let (mut max_bytes, limit_origin) =
+            limit.resolve(config.max_bytes, if is_auto { member.auto_bytes() } else { 0 });
+        let chosen = backend::choose(&config.backend, pin_options(&config, root, max_bytes, &[]))?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         limit.lock_limit_bytes = chosen.lock_limit_bytes;
-        self.log_start(config, &chosen, max_bytes, &limit_origin);
+        self.log_start(&config, &chosen, max_bytes, &limit_origin);
 
-        let recorder = self.recorder(config, &*chosen.source)?;
+        let recorder = self.recorder(&config, &*chosen.source)?;
         let source = CalledSource::new(chosen.source, recorder.clone());
         let pageable = (config.on_full == OnFull::Pageable).then(|| RegionSupply::pageable(max_bytes));
-        let memory = self.memory(config, source, Budget::of_pool(max_bytes, member, shared))?.with_pageable(pageable);
+        let memory = self.memory(&config, source, Budget::of_pool(max_bytes, member, shared))?.with_pageable(pageable);
         let time = Timekeeper::new(self.clock.clone());
-        let core = PoolCore::new(config.clone(), memory, time, log.clone(), recorder, limit);
+        let core = PoolCore::new(config, memory, time, log.clone(), recorder, limit);
         #[cfg(feature = "observe")]
         core.serve_statistics();
         core.watch_shared_limit();
         Ok(core)
     }
 
-    fn log_start(&self, config: &Config, chosen: &Chosen, max_bytes: Option<u64>, limit_origin: &str) {
+    fn log_start(&self, config: &Config, chosen: &ChosenSource, max_bytes: Option<u64>, limit_origin: &str) {
         let (log, source, adaptive) = (&self.log, &*chosen.source, config.preset == Preset::Adaptive);
         let granules = source.virtual_memory().filter(|_| adaptive);
         let granule_of = |memory: &dyn VirtualMemory| granule_bytes(max_bytes, memory.granule_bytes() as u64);
@@ -130,7 +133,7 @@ impl PoolStart {
         let log = &self.log;
         let Some(path) = &config.trace else { return Ok(None) };
         let pinned = source.pinned_by().map_or("no", PinnedBy::name);
-        let facts = [("backend", source.name()), ("pinned", pinned), (SET_IN_CODE, config.code.set_in_code.as_str())];
+        let facts = [("backend", source.name()), ("pinned", pinned), (SET_IN_CODE, &*config.extra.set_in_code)];
         let facts = facts.into_iter().chain(log.name.iter().map(|name| ("name", name.as_str())));
         let facts = facts.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let variables = self.settings.variables.iter().map(|set| (set.name.to_owned(), config.value_of(set.name)));
@@ -162,7 +165,7 @@ impl PoolStart {
             hugetlb: config.hugetlb,
             retention: Retention::after(idle_timeout_us),
         };
-        let (what, pressure) = (format!("backend `{}`", source.name()), config.code.pressure.as_deref());
+        let (what, pressure) = (format!("backend `{}`", source.name()), config.extra.pressure.as_deref());
         let arena = ArenaSupply::new(source, claim, settings, log, pressure)
             .map_err(|error| ErrorKind::Unavailable { what, why: error.to_string() })?;
         Ok(Memory::of_arena(arena))
@@ -180,7 +183,7 @@ impl PoolStart {
         };
         let requested_bytes = config.max_bytes.bytes();
         // All processes together get the limit that `auto` gives to one pool.
-        let auto = || AutoLimit::new(self.host_root.clone()).set(Limit::Auto, 0).0;
+        let auto = || HostLimit::new(self.host_root.clone()).resolve(Limit::Auto, 0).0;
         let max_bytes = requested_bytes.or_else(auto).unwrap_or(u64::MAX);
         match SharedLimit::attach(name, log.name.as_deref(), max_bytes) {
             Ok(shared) => {

@@ -15,7 +15,7 @@ impl Pool {
         self.core().dump()
     }
 
-    /// The main cause of lost time in the windows of the last five minutes (or in the last window, if it is older), and a
+    /// Returns the main cause of lost time in the windows of the last five minutes (or in the last window, if it is older), and a
     /// recommendation. A window has 10 s or more, and mostly at least 20 requests. Until the first window has ended, the result
     /// is the cause in the time so far.
     ///
@@ -24,7 +24,7 @@ impl Pool {
         self.core().diagnose().into()
     }
 
-    /// A snapshot of the statistics. Its [`Display`](std::fmt::Display) is a table.
+    /// Returns a snapshot of the statistics. Its [`Display`](std::fmt::Display) is a table.
     ///
     /// Takes a few microseconds and makes no driver calls, except to [choose the backend](crate::PoolBuilder::build), and to
     /// return buffers with completed copies: that zeroes them under `PINPOOL_ZERO`, and may release memory under
@@ -35,21 +35,21 @@ impl Pool {
     /// once, otherwise at the next miss, [`maintain`](Pool::maintain) or [`Completion::wait`](crate::Completion::wait), or within
     /// 0.1 s.
     pub fn stats(&self) -> Stats {
-        self.unless_forked(|core| core.complete_by_loads());
+        self.unless_forked(|core| core.sweep_by_loads());
         self.core().stats()
     }
 
-    /// Statistics of each size class that has had buffers, the smallest first. Empty in a forked child.
+    /// Returns the statistics of each size class that has had buffers, the smallest first. Empty in a forked child.
     pub fn class_stats(&self) -> Vec<ClassStats> {
         self.core().class_stats()
     }
 
-    /// The [`stats`](Pool::stats) of each live [partition](Pool::partition), in order of creation.
+    /// Returns the [`stats`](Pool::stats) of each live [partition](Pool::partition), in order of creation.
     pub fn partition_stats(&self) -> Vec<Stats> {
         self.core().existing_partitions().iter().map(|partition| partition.stats()).collect()
     }
 
-    /// The name in the pool's log lines ([`PoolBuilder::name`](crate::PoolBuilder::name)).
+    /// Returns the name in the pool's log lines ([`PoolBuilder::name`](crate::PoolBuilder::name)).
     pub fn name(&self) -> Option<&str> {
         self.handle.start.log.name.as_deref()
     }

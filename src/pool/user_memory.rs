@@ -72,10 +72,10 @@ impl Pool {
     /// # use std::ptr::NonNull;
     /// # #[repr(align(4096))] struct Page([u8; 4096]);
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
-    /// let mut page = Box::new(Page([1; 4096])); // represents a mapping
-    /// let memory = NonNull::from(page.0.as_mut_slice());
-    /// // SAFETY: a whole page, mapped as long as `page`.
-    /// let pinned = std::sync::Arc::new(unsafe { pool.pin(memory, page) }?);
+    /// let mut pages = vec![Page([1; 4096])]; // represents a mapping
+    /// let memory = NonNull::from(pages[0].0.as_mut_slice());
+    /// // SAFETY: a whole page, mapped as long as `pages`.
+    /// let pinned = std::sync::Arc::new(unsafe { pool.pin(memory, pages) }?);
     /// let lent = pinned.clone();
     /// // SAFETY: nothing else uses the bytes, which stay pinned until the buffer has been returned.
     /// let buf = unsafe { pool.adopt(pinned.memory(), pinned.pinned_by(), move || drop(lent)) }?;
@@ -87,7 +87,8 @@ impl Pool {
     ///
     /// `memory` is initialized, stays mapped at its address until `owner` is dropped, and is not pinned by other code. No device
     /// uses it when the result is dropped. While a driver has pinned the pages, forked children do not have them, so the pages
-    /// must contain nothing that the children need.
+    /// must contain nothing that the children need. `owner` is no `Box` or `&mut` of the memory, because moving it would end other
+    /// uses of the memory.
     ///
     /// # Errors
     ///
@@ -96,6 +97,8 @@ impl Pool {
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close),
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
+    ///
+    /// After an error `owner` is dropped.
     pub unsafe fn pin<O: Send + 'static>(&self, memory: NonNull<[u8]>, owner: O) -> Result<UserMemory<O>> {
         let core = self.core();
         self.check_open()?;
@@ -104,7 +107,7 @@ impl Pool {
             let why = format!(
                 "{len}B at {start:p}: only whole pages of {PAGE_BYTES}B can be pinned; align the address and the length"
             );
-            return Err(ErrorKind::Memory { why }.into());
+            return Err(ErrorKind::Argument { why }.into());
         }
         let claim = core.claim_user_memory(len as u64)?;
         let (region, config) = (Region::new(start, len, 0), core.config());
@@ -117,7 +120,7 @@ impl Pool {
             }
             Err(error) => {
                 core.end_user_memory_claim(claim);
-                Err(core.user_memory_refused(len as u64, error))
+                Err(core.user_memory_error(len as u64, error))
             }
         }
     }

@@ -25,16 +25,16 @@ mod process;
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::shared_limit::{SharedLimit, SharedLimitReport, Want, describe_loss};
+use pinpool_os::format::Size;
 use pinpool_os::leaked;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
-use pinpool_os::words::Size;
 pub(crate) use process::ProcessMember;
 use process::ProcessRoom;
 
 /// The owner of a budget, with its waiting requests and its idle memory. Its methods are called without a lock.
 pub(crate) trait BudgetOwner: Send + Sync {
     /// Called after bytes were returned to a partition.
-    fn bytes_returned(&self) {}
+    fn on_bytes_returned(&self) {}
 
     /// Releases idle memory until `bytes` are released or nothing is idle. Returns the number of released bytes. Makes slow
     /// calls.
@@ -180,7 +180,7 @@ impl Budget {
         if self.level == LimitLevel::Partition {
             fence(Ordering::SeqCst);
             if let Some(owner) = self.owner() {
-                owner.bytes_returned();
+                owner.on_bytes_returned();
             }
         } else if self.is_auto() && self.is_wanted() {
             // The caller holds locks of the pool, so another thread wakes the requests of other pools.
@@ -193,7 +193,7 @@ impl Budget {
     pub(crate) fn refusal(&self, bytes: u64) -> QuotaExceeded {
         let is_lower = bytes > self.limit();
         if is_lower || self.could_hold(bytes) {
-            return QuotaExceeded { could_fit: !is_lower, ..self.full(bytes) };
+            return QuotaExceeded { could_fit: !is_lower, ..self.own_refusal(bytes) };
         }
         self.shared_refusal(bytes)
     }
@@ -214,7 +214,7 @@ impl Budget {
     }
 
     /// Returns the refusal of `bytes` by this budget, which has no room now.
-    pub(crate) fn full(&self, bytes: u64) -> QuotaExceeded {
+    pub(crate) fn own_refusal(&self, bytes: u64) -> QuotaExceeded {
         QuotaExceeded { level: self.level, bytes, could_fit: true }
     }
 
@@ -406,7 +406,7 @@ mod tests {
     struct Counting(AtomicUsize);
 
     impl BudgetOwner for Counting {
-        fn bytes_returned(&self) {
+        fn on_bytes_returned(&self) {
             self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         }
     }
@@ -551,7 +551,7 @@ mod models {
     }
 
     impl BudgetOwner for Queue {
-        fn bytes_returned(&self) {
+        fn on_bytes_returned(&self) {
             if self.is_waiting.load(Ordering::Relaxed) {
                 *self.is_told.lock().unwrap() = true;
                 self.told.notify_one();

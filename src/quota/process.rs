@@ -12,8 +12,8 @@ use super::Budget;
 use crate::maintenance_thread::MaintenanceThread;
 use crate::shared_limit::Want;
 use pinpool_os::fork::PerProcess;
+use pinpool_os::format::Size;
 use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU64, Mutex, Ordering};
-use pinpool_os::words::Size;
 use pinpool_shared_limit::LISTED;
 
 /// All pools of this process, in order of creation.

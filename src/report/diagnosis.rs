@@ -14,7 +14,7 @@ use pinpool_observe::diagnosis::WindowDiagnosis;
 pub struct Diagnosis {
     /// The cause that costs most.
     pub cause: Cause,
-    /// True if the cause is a fault that can be fixed.
+    /// True if the cause is a problem; `remedy` says what to do.
     pub is_alarm: bool,
     /// The measurement, in one sentence.
     pub found: String,

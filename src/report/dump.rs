@@ -19,10 +19,10 @@ use crate::stats::{MemoryStats, Stats};
 
 pub(crate) use pinpool_observe::diagnosis::shortage::{Refused, RefusedBy};
 use pinpool_observe::diagnosis::shortage::{Shortage, likely_cause};
-use pinpool_observe::diagnosis::{AGED, Holder, LikelyCause, Snapshot, WindowDiagnosis};
+use pinpool_observe::diagnosis::{AGED, LikelyCause, Snapshot, TagUse, WindowDiagnosis};
 use pinpool_os::call_stack::CallStack;
+use pinpool_os::format::{Size, Time};
 use pinpool_os::host::HostMemory;
-use pinpool_os::words::{Size, Time};
 
 /// Maximum number of owners that are listed one by one.
 const LISTED: usize = 10;
@@ -64,9 +64,9 @@ impl Owner {
         (buffers > 0 || bytes > 0).then(|| Self { buffers, bytes, ..Self::new(name) })
     }
 
-    pub(crate) fn holder(&self) -> Holder {
+    pub(crate) fn tag_use(&self) -> TagUse {
         let Self { tag, buffers, bytes, oldest, aged, .. } = self.clone();
-        Holder { tag, buffers, bytes, oldest, aged, place: None }
+        TagUse { tag, buffers, bytes, oldest, aged, place: None }
     }
 
     pub(crate) fn add(&mut self, requested_bytes: u64, held_bytes: u64, age_us: u64) {
@@ -171,7 +171,7 @@ impl Dump {
 
     /// Returns why the request failed, or why the next requests may fail.
     pub(crate) fn likely_cause(&self) -> Option<LikelyCause> {
-        let holders = self.owners.iter().map(Owner::holder).collect();
+        let holders = self.owners.iter().map(Owner::tag_use).collect();
         likely_cause(&Shortage {
             now: Snapshot { holders, ..held_now(&self.stats) },
             longest_free_bytes: self.longest_free_bytes,

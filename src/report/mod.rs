@@ -20,5 +20,5 @@ pub(crate) use dump::{FailedRequest, HeldBuffer, Refused, RefusedBy, held_now, u
 pub use finding::{Finding, Severity};
 #[cfg(all(test, not(pinpool_loom)))]
 pub(crate) use log::captured;
-pub use log::{CheckReport, LogSampler};
+pub use log::{LogSampler, RateCheckReport};
 pub(crate) use log::{PoolLog, defer, is_power_of_ten};

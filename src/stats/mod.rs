@@ -1,15 +1,15 @@
-//! The statistics of a pool.
-//!
-//! | file | contains |
-//! | --- | --- |
-//! | `list.rs` | every statistic with its name, unit and help text |
-//! | `entry.rs` | one statistic of the list |
-//! | `reasons.rs`, `calls.rs`, `histogram.rs` | counting |
-//! | `class.rs` | one size class |
-//! | `table.rs`, `serial.rs` | the snapshot as a table and as data |
-//!
-//! Each module of the pool counts its own events, under a lock or on a cache line that the module already holds. A snapshot
-//! collects the counts.
+//! The statistics of a pool: [`Stats`] and its parts.
+
+// | file | contains |
+// | --- | --- |
+// | `list.rs` | every statistic with its name, unit and help text |
+// | `entry.rs` | one statistic of the list |
+// | `reasons.rs`, `calls.rs`, `histogram.rs` | counting |
+// | `class.rs` | one size class |
+// | `table.rs`, `serial.rs` | the snapshot as a table and as data |
+//
+// Each module of the pool counts its own events, under a lock or on a cache line that the module already holds. A snapshot
+// collects the counts.
 
 mod calls;
 mod class;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{ClassStats, Statistic, Stats, Unit, Value};
-use pinpool_os::words::{Size, Time};
+use pinpool_os::format::{Size, Time};
 
 /// Writes one line per group with its non-zero statistics, then a table of durations.
 impl fmt::Display for Stats {

@@ -31,10 +31,10 @@ pub(crate) fn heap() -> PoolBuilder {
 pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> PoolBuilder {
     Pool::builder()
         .without_env()
-        .backend(Backend::from(source))
+        .backend(Backend::Source(source))
         .max_bytes(max_bytes)
         .wait(Duration::ZERO)
-        .unstable_code(|code| code.pressure = Some("/dev/null".into()))
+        .unstable_settings(|extra| extra.pressure = Some("/dev/null".into()))
         .maintenance_thread(false)
         .unstable_log_sampler(LogSampler::new())
 }

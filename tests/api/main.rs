@@ -32,6 +32,9 @@ mod memory;
 mod pressure_file;
 mod processes;
 #[cfg(feature = "observe")]
+#[path = "../common/recorded_use.rs"]
+mod recorded_use;
+#[cfg(feature = "observe")]
 #[path = "../common/recordings.rs"]
 mod recordings;
 mod reports;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Such a file for `CodeSettings::pressure`, and its folder.
+/// Such a file for `ExtraSettings::pressure`, and its folder.
 pub(crate) struct PressureFile(tempfile::TempDir);
 
 impl PressureFile {

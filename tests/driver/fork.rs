@@ -1,6 +1,7 @@
 //! Memory that a driver has pinned does not exist in a child of fork; access to its buffers is an error.
 #![allow(unsafe_code)] // Asks the kernel for what is mapped.
 
+use pinpool::cudarc::driver::CudaContext;
 use pinpool::{Backend, PinnedBy, Pool};
 
 use crate::child::{alone, in_a_child};
@@ -17,6 +18,7 @@ fn a_child_of_fork_gets_an_error_instead_of_the_drivers_memory() {
             // The driver's own memory of `cuMemHostAlloc` is the driver's to keep from children.
             let is_kept_from_children = pool.stats().backend != "cuda";
             let start = buf.as_ptr().cast_mut().cast();
+            let context = CudaContext::new(0).unwrap();
             in_a_child(|| {
                 let mut resident = 0;
                 // SAFETY: space for one page's answer; an address that is not mapped is refused.
@@ -25,6 +27,7 @@ fn a_child_of_fork_gets_an_error_instead_of_the_drivers_memory() {
                     ("mapped", !(is_kept_from_children && is_mapped)),
                     ("slice", buf.wait_slice().is_err_and(|error| error.is_forked())),
                     ("mut slice", buf.wait_slice_mut().is_err_and(|error| error.is_forked())),
+                    ("device", buf.device_ptr(&context).is_err_and(|error| error.is_forked())),
                     ("try", buf.try_slice_mut().is_err_and(|error| error.is_forked())),
                 ]
             });
@@ -41,7 +44,7 @@ fn a_pool_of_a_child_whose_parent_used_cuda_says_why_it_has_no_gpu() {
         assert_eq!(pool.stats().backend, "vmm");
         in_a_child(|| {
             let refused = Pool::builder().without_env().backend(Backend::Cuda).build().unwrap_err().to_string();
-            let gpu = pinpool::unstable::backend::gpu(0);
+            let gpu = pinpool::unstable::backend::gpu_finding(0);
             let own = Pool::builder().without_env().build().unwrap();
             vec![
                 ("cuda", refused.contains("forked from one that used CUDA: spawn it")),

@@ -251,6 +251,7 @@ fn a_refused_call_is_repeated_ever_less_often_and_never_if_it_is_invalid() {
                 let at_once = pool.get_with(Request::new(40 * MIB).timeout(Duration::ZERO)).unwrap_err();
                 let of_one = driver.calls(call) - before;
                 assert!(at_once.is_backend() && of_one > 0);
+                assert_eq!(at_once.code(), Some(code.0.into()));
                 assert!(pool.get(40 * MIB).unwrap_err().is_backend());
                 // The first attempt, and then after 5, 10, 20, ... ms.
                 let repeated = driver.calls(call) - before - 2 * of_one;

@@ -251,11 +251,7 @@ impl<'a> Run<'a> {
                 let by_handle = self.draw.once_in(2);
                 let stream = self.stream_of(lane, by_handle);
                 beside_work(self.driver, stream, || {
-                    if by_handle {
-                        self.copy_of_others_on(lane, stream)
-                    } else {
-                        self.copy_on(lane)
-                    }
+                    self.copy_either_way(lane, by_handle, stream);
                     self.pool.maintain();
                     self.pool.trim(self.draw.below(self.max_bytes));
                     let byte = self.next_byte();
@@ -284,6 +280,11 @@ impl<'a> Run<'a> {
         let lane = &mut self.lanes[lane];
         lane.settle(is_over);
         if by_handle { lane.lend(flags) } else { lane.stream.cu_stream() }
+    }
+
+    /// Copies through cudarc, or on `stream` by its handle.
+    fn copy_either_way(&mut self, lane: usize, by_handle: bool, stream: CUstream) {
+        if by_handle { self.copy_of_others_on(lane, stream) } else { self.copy_on(lane) }
     }
 
     fn copy_on(&mut self, lane: usize) {
@@ -365,11 +366,7 @@ impl<'a> Run<'a> {
         let (lane, by_handle) = (self.index(self.lanes.len()), self.draw.once_in(2));
         let stream = self.stream_of(lane, by_handle);
         beside_work(self.driver, stream, || {
-            if by_handle {
-                self.copy_of_others_on(lane, stream)
-            } else {
-                self.copy_on(lane)
-            }
+            self.copy_either_way(lane, by_handle, stream);
             for device in 0..self.devices {
                 // SAFETY: the streams and memory of the old contexts are not used again.
                 unsafe { sys::cuDevicePrimaryCtxReset_v2(i32::try_from(device).unwrap()) }.result().unwrap();
@@ -398,7 +395,7 @@ fn lanes(contexts: &[Arc<CudaContext>]) -> Vec<Lane> {
 
 fn pool_of(backend: &Backend, max_bytes: u64) -> Pool {
     let builder = builder(backend.clone()).max_bytes(max_bytes).wait(std::time::Duration::ZERO);
-    builder.unstable_code(|code| code.close_wait = Some(std::time::Duration::from_millis(10))).build().unwrap()
+    builder.unstable_settings(|extra| extra.close_wait = Some(std::time::Duration::from_millis(10))).build().unwrap()
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::{fs, mem, ptr};
 
 use cudarc::driver::{result, sys};
 use mock_driver::MockDriver;
-use pinpool::unstable::backend::gpu;
+use pinpool::unstable::backend::gpu_finding;
 
 use pinpool::unstable::Severity;
 use pinpool::{Backend, PinnedBy, Pool};
@@ -184,7 +184,7 @@ fn check_that_cudarc_gets_the_stub() {
 fn with_a_stub_first_in_the_path_pools_work_over_the_driver() {
     let Some(folders) = Folders::new(&["libcuda.so"], DRIVER) else { return };
     alone_with(folders.path(), || {
-        let found = gpu(0);
+        let found = gpu_finding(0);
         assert_eq!(found.severity, Severity::Ok, "{found}");
         for words in ["GPU 0 of 1", "/driver/libcuda.so.1", "/stub/libcuda.so instead"] {
             assert!(found.found.contains(words), "no {words} in: {found}");
@@ -215,7 +215,7 @@ fn check_that_a_loaded_stub_is_passed_over(soname: &CStr) {
     let stub = open(Path::new(&std::env::var_os("STUB").unwrap()));
     // SAFETY: loads nothing.
     assert_eq!(unsafe { libc::dlopen(soname.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) }, stub);
-    let found = gpu(0);
+    let found = gpu_finding(0);
     assert!(found.severity == Severity::Ok && found.found.contains("/driver/libcuda.so"), "{found}");
 }
 
@@ -236,7 +236,7 @@ fn a_stub_under_the_drivers_own_name_is_passed_over_for_a_driver_under_another()
 fn a_stub_without_a_driver_is_named() {
     let Some(folders) = Folders::new(&["libcuda.so", "libcuda.so.1"], DRIVER) else { return };
     alone_with(folders.path(), || {
-        let found = gpu(0);
+        let found = gpu_finding(0);
         assert_eq!(found.severity, Severity::Warning, "{found}");
         assert!(found.found.contains("stub") && found.found.contains("(34)"), "{found}");
         assert!(found.to_string().contains("hides the driver of the same name"), "{found}");

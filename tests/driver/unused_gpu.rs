@@ -65,7 +65,8 @@ fn a_driver_without_a_device_and_a_device_that_is_not_there_are_warned_of() {
 fn a_pool_for_the_gpu_takes_the_best_of_its_backends_or_none() {
     alone(|| {
         let driver = MockDriver::load();
-        assert!(pinpool::is_cuda_present());
+        assert!(pinpool::check_cuda_device(0).is_ok());
+        assert!(pinpool::check_cuda_device(1).is_err_and(|error| error.is_unavailable()));
         let builder = || Pool::builder().without_env().backend(Backend::Gpu);
         let pool = builder().build().unwrap();
         let stats = pool.stats();

@@ -116,7 +116,7 @@ fn heap() -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::Heap)
-        .unstable_code(|code| code.close_wait = Some(Duration::from_millis(50)))
+        .unstable_settings(|extra| extra.close_wait = Some(Duration::from_millis(50)))
 }
 
 /// A copy that never ends.

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds what run.sh needs into one folder, which can be carried to a machine without cargo:
 #   tests/gpu/collect.sh FOLDER
-# Includes each interface that README.md names: the tool (pinpool), the benchmarks (pinpool-bench), the test suite
-# (gpu), the library that with_torch.py loads, the C library and `pinpool run` with one program each, the wheel, and
-# the scripts. A missing file is an error. PROFILE=dev builds faster, for a trial run on the mock driver.
+# Includes each interface that README.md names, except the C++ classes: the tool (pinpool), the benchmarks
+# (pinpool-bench), the test suite (gpu), the library that with_torch.py loads, the C library and `pinpool run` with one
+# program each, the wheel, and the scripts. A missing file is an error. PROFILE=dev builds faster, for a trial run on the mock driver.
 set -euo pipefail
 folder=$(realpath -m "${1:?usage: collect.sh FOLDER}")
 cd "$(dirname "$0")/../.."

@@ -44,9 +44,9 @@ def graph():
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
-        beside = torch.empty(1 << 16, dtype=torch.uint8, pin_memory=True)
+        other = torch.empty(1 << 16, dtype=torch.uint8, pin_memory=True)
         target.copy_(source, non_blocking=True)
-        del beside
+        del other
     for value in (1, 2):
         source.add_(value)
         captured.replay()

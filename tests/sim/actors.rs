@@ -33,7 +33,7 @@ fn setup(draw: &mut Draw) -> Setup {
         tensorflow,
         exact: u64::from(draw.once_in(2)),
         separate,
-        release_waits: u64::from(separate == 1 && draw.once_in(2)),
+        blocks_on_release: u64::from(separate == 1 && draw.once_in(2)),
         extra_page: u64::from(separate == 1 && draw.once_in(3)),
         max_bytes,
         limit: draw.pick(&[1, 1, 2, 3, 5, 8, 100]),

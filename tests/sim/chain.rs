@@ -30,7 +30,7 @@ fn pool(root: &Path, draw: &mut Draw) -> Pool {
         .without_env()
         .backend(Backend::Source(Arc::new(SimSource::new(1 << 40))))
         .preset(draw.pick(&[Preset::Adaptive, Preset::TensorFlow]))
-        .unstable_code(|code| code.pressure = Some("/dev/null".into()))
+        .unstable_settings(|extra| extra.pressure = Some("/dev/null".into()))
         .unstable_host_root(root)
         .maintenance_thread(false)
         .wait(Duration::ZERO)

@@ -150,7 +150,7 @@ pub(crate) fn after_end(world: &World) -> Check {
         }
     }
     // A release that waits for the device would wait for a copy that never ends.
-    if world.setup.release_waits == 1 && world.site.any_stuck() {
+    if world.setup.blocks_on_release == 1 && world.site.any_stuck() {
         return Ok(());
     }
     // A granule of the arena is larger than its buffer.

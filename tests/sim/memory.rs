@@ -313,12 +313,16 @@ unsafe impl Source for SimMemory {
         Some(PinnedBy::Driver)
     }
 
+    fn needs_gpu(&self) -> bool {
+        false
+    }
+
     fn held_bytes(&self, len_bytes: usize) -> usize {
         len_bytes.next_multiple_of(PAGE_BYTES) + if self.setup.extra_page == 1 { PAGE_BYTES } else { 0 }
     }
 
-    fn release_waits(&self) -> bool {
-        self.setup.release_waits == 1
+    fn blocks_on_release(&self) -> bool {
+        self.setup.blocks_on_release == 1
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
@@ -339,7 +343,7 @@ unsafe impl Source for SimMemory {
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         self.enter(Call::Release);
-        if self.setup.release_waits == 1 {
+        if self.setup.blocks_on_release == 1 {
             // A pool that ends may have given up copies that this ends.
             if self.site.memory().is_ending {
                 self.site.excuse_copied();

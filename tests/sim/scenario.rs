@@ -46,7 +46,7 @@ setup! {
     /// The source has separate regions only.
     separate,
     /// A release waits for all copies of the device, as with `cuda`.
-    release_waits,
+    blocks_on_release,
     /// The source holds a page more for each region, as `cuda` does.
     extra_page,
     /// Limit; 0 is none.

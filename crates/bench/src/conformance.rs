@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use parking_lot::Mutex;
-use pinpool::unstable::{CheckReport, LogSampler};
+use pinpool::unstable::{LogSampler, RateCheckReport};
 use pinpool::{Backend, Error, PinnedBuf, Pool, Preset, Request};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
@@ -91,7 +91,7 @@ impl Player {
         let log_sampler = LogSampler::new();
         let pool = |_| {
             let printed = diagnostics.clone();
-            let listener = move |report: &CheckReport| {
+            let listener = move |report: &RateCheckReport| {
                 if report.printed {
                     printed.lock().extend(report.to_string().lines().map(str::to_owned));
                 }
@@ -171,7 +171,7 @@ impl Player {
 
 /// Returns the counters of `pool` with the names and in the order of the format.
 fn counters(pool: &Pool) -> Value {
-    let (stats, window) = (pool.stats(), pinpool::unstable::window(pool));
+    let (stats, window) = (pool.stats(), pinpool::unstable::rate_window(pool));
     json!({
         "get_from_pool": window.get_from_pool,
         "put": window.put,

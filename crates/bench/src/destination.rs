@@ -32,7 +32,7 @@ impl BenchTarget {
     pub(super) fn open(bytes: usize) -> Result<BenchTarget, Error> {
         #[cfg(feature = "cuda")]
         // Checked first because cudarc panics without a driver.
-        if pinpool::unstable::backend::CudaSource::new(0).is_ok() {
+        if pinpool::check_cuda_device(0).is_ok() {
             let opened = CudaContext::new(0).and_then(|context| {
                 let stream = context.new_stream()?;
                 let memory = stream.alloc_zeros(bytes)?;

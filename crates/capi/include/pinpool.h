@@ -15,7 +15,7 @@
  *     // The buffer is reused once that work has completed.
  *     if (pp_put_after_stream(pool, batch, stream) != PP_OK) {
  *         fprintf(stderr, "%s\n", pp_last_error(NULL));
- *         pp_put(pool, batch);   // after this failure, the memory is never reused
+ *         pp_put(pool, batch);   // no driver: reused now; the driver refused: never reused
  *     }
  *     pp_pool_close(pool);
  *
@@ -104,8 +104,6 @@ typedef enum {
   PP_TOO_MANY_POOLS = 14,
   /** The process has already installed a Rust logger. Only from pp_set_log. */
   PP_LOGGER_SET = 15,
-  /** Another call for this buffer has not returned. This call has changed nothing: call again. */
-  PP_BUSY = 16,
 } pp_status;
 
 /** Levels of log lines. Each level includes those above it in this list. */
@@ -161,7 +159,8 @@ typedef struct {
  * Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
  *
  * Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw, longjmp or wait for
- * the pool.
+ * the pool. It may call CUDA, but must set the device first, since any context or none may be current. While it waits for the
+ * device, it delays the pool.
  */
 typedef void (*pp_release_fn)(void *ptr, void *user_data);
 
@@ -219,7 +218,8 @@ pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
  * - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
  * - PP_UNAVAILABLE: this machine does not have the backend that was set.
  * - PP_BACKEND: the driver or the kernel refused the whole reserve (see pp_reserve).
- * - PP_LIMIT: the reserve exceeds the limit `auto` or a shared limit (above a set `max_bytes`: PP_INVALID_SETTING).
+ * - PP_LIMIT: the reserve exceeds a shared limit or the limit `auto`. If it exceeds a `max_bytes` that was set, the code is
+ *   PP_INVALID_SETTING.
  * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
  */
 pp_status pp_pool_open(const char *config, pp_pool **pool);
@@ -242,9 +242,10 @@ pp_status pp_partition_open(pp_pool *pool, const char *name, uint64_t max_bytes,
  *
  * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
  * returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the
- * memory. Under `register` and `cuda` this call waits even if buffers are in use. If other calls are still running, the last of
- * them does the waiting. After 30 s the wait ends as soon as copies stop completing. Open partitions keep the memory of a
- * closed pool and still serve requests: close them first.
+ * memory. Under `register` and `cuda`, pp_pool_close itself waits, even if buffers are in use. While other calls on the pool run,
+ * the last of those calls waits instead. After 30 s the wait ends as soon as copies stop completing: the memory of the remaining
+ * copies (`register`, `cuda`: of the pool) stays pinned, the log says so, and the result is still PP_OK. Open partitions keep
+ * the memory of a closed pool and still serve requests: close them first.
  *
  * Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
  * libraries. May be called from a log callback. A process may exit without closing its pools.
@@ -252,9 +253,10 @@ pp_status pp_partition_open(pp_pool *pool, const char *name, uint64_t max_bytes,
 pp_status pp_pool_close(pp_pool *pool);
 
 /**
- * Pins `bytes` and keeps them until the pool ends. With PINPOOL_RESERVE_WAIT=0 most of them are pinned in the background.
- * Requests that fit into the reserve need no driver call. `vmm` and `register` pin the reserve in pieces of at most 128 MiB,
- * and a request must fit into one piece. Needs the preset adaptive.
+ * Pins `bytes` more and keeps them until the pool ends. With PINPOOL_RESERVE_WAIT=0 most of them are pinned in the background;
+ * only those are released earlier, by a lower limit (pp_set_max_bytes). Requests that fit into the reserve need no driver call.
+ * `vmm` and `register` pin the reserve in slices of at most 128 MiB, and a request must fit into one slice. Needs the preset
+ * adaptive.
  *
  * - PP_LIMIT: over the limit.
  * - PP_INVALID_SETTING: the preset is tensorflow.
@@ -265,10 +267,11 @@ pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
 
 /**
  * Changes the limit on all pinned bytes, in use and idle. PP_NO_LIMIT removes it; a shared limit still applies, and so does
- * RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, as pp_trim does. The memory of returned
- * buffers is released within a second by the maintenance thread, by pp_maintain, or by a miss that finds no room. A higher
- * limit serves waiting requests, but `vmm`, `mlock` and `heap` only have addresses for 8 times the first limit (16 GiB to
- * 4 TiB). A partition has its own limit, which releases nothing, and its pool's limit applies as well.
+ * RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, the oldest first, and what was pinned in
+ * the background of a reserve. The memory of returned buffers is released within a second by the maintenance thread, by
+ * pp_maintain, or by a miss that finds no room. A higher limit serves waiting requests, but `vmm`, `mlock` and `heap` only have
+ * addresses for 8 times the first limit (16 GiB to 4 TiB). A partition has its own limit, which releases nothing, and its
+ * pool's limit applies as well.
  *
  * - PP_INVALID_ARGUMENT: `max_bytes` is 0.
  */
@@ -324,7 +327,7 @@ pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
  *     options.timeout_ms = 500;
  *     pp_status status = pp_get_with(pool, 1 << 20, &options, &batch);
  *
- * - PP_INVALID_ARGUMENT: an option is invalid, or `struct_bytes` is the size of another version.
+ * - PP_INVALID_ARGUMENT: an option is invalid, or `struct_bytes` is not its size in this version or an earlier one.
  * - PP_LIMIT: over the limit after the wait.
  * - The other codes of pp_get.
  */
@@ -342,7 +345,7 @@ pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
 /**
  * Makes the `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any
  * other buffer. Once device work with the buffer has completed, the pool calls `on_release` with `ptr` and `user_data` (NULL is
- * allowed). pp_is_pinned returns `is_pinned` for the buffer. The bytes do not count towards the limit.
+ * allowed). pp_is_pinned stores `is_pinned` for the buffer. The bytes do not count towards the limit.
  *
  * `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_release` is called.
  *
@@ -356,11 +359,12 @@ pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_pinned, pp_rel
  * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
  * If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one
  * of these has failed, pp_put is still allowed, but unless a later call with the same stream or event has succeeded, the memory
- * is never reused. After PP_UNAVAILABLE it is reused immediately. Any thread may call this function.
+ * is never reused. After PP_UNAVAILABLE it is reused immediately. Any thread may call this function. It waits
+ * while another thread records work on the buffer, so do not call it from a host function of a stream (cuLaunchHostFunc).
  *
- * - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
- *   pp_last_error. Once the address is handed out again, a second return is not detected, and returns the new buffer.
- * - PP_BUSY: another thread is recording work on the buffer, or returning it. Call again.
+ * - PP_UNKNOWN_POINTER: `ptr` was already returned, another thread is returning it, it belongs to another pool, or it points
+ *   into the middle of a buffer; see pp_last_error. Once the address is handed out again, a second return is not detected, and
+ *   returns the new buffer.
  */
 pp_status pp_put(pp_pool *pool, void *ptr);
 
@@ -382,7 +386,7 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  * - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
  *   on this thread. Passing a destroyed handle is undefined behavior.
  * - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
- * - PP_UNKNOWN_POINTER, PP_BUSY: as pp_put.
+ * - PP_UNKNOWN_POINTER: as pp_put.
  *
  * NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer, and pp_put returns it. After
  * PP_CAPTURING, after a NULL event, and after a default stream without a current context, the end of the work stays unknown,
@@ -400,7 +404,7 @@ pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
  * driver refuses that stream, the call itself waits until the work has completed.
  *
  * - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
- * - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER, PP_BUSY: as pp_put_after_stream.
+ * - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
  *   The event must not be recorded again before a second call.
  */
 pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *event);

@@ -30,21 +30,44 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace pinpool {
 
-/**
- * The stream (CUstream or cudaStream_t) whose enqueued work must complete before the memory of a destroyed buffer is reused.
- * nullptr is the legacy default stream.
- */
-using release_stream = std::optional<CUstream_st *>;
+/** The type of host_only. */
+struct host_only_t {
+    explicit constexpr host_only_t(int) noexcept {}
+};
 
 /**
  * In place of a stream, for memory that only host code uses. Such memory is reusable as soon as its buffer is destroyed: first
  * synchronize a copy, or return the buffer with put_after_stream or put_after_event.
  */
-inline constexpr std::nullopt_t host_only = std::nullopt;
+inline constexpr host_only_t host_only{0};
+
+/**
+ * The stream (CUstream or cudaStream_t) whose enqueued work must complete before the memory of a destroyed buffer is reused, or
+ * host_only. nullptr is the legacy default stream. Not constructible from {}: a forgotten stream must not mean host_only.
+ */
+class release_stream {
+public:
+    constexpr release_stream(CUstream_st *stream) noexcept : stream_(stream) {}
+    constexpr release_stream(host_only_t) noexcept {}
+
+    /** A stream class of a library, such as c10::cuda::CUDAStream. */
+    template <typename Stream,
+              typename = std::enable_if_t<std::is_class_v<Stream> && std::is_convertible_v<const Stream &, CUstream_st *>>>
+    constexpr release_stream(const Stream &stream) : stream_(static_cast<CUstream_st *>(stream))
+    {
+    }
+
+    /** The stream; empty for host_only. */
+    constexpr const std::optional<CUstream_st *> &stream() const noexcept { return stream_; }
+
+private:
+    std::optional<CUstream_st *> stream_;
+};
 
 /** A call that failed. */
 class error : public std::runtime_error {
@@ -65,6 +88,13 @@ inline void check(pp_status status)
         throw error(status);
 }
 
+/** Returns a buffer. If the end of the work is unknown, the memory is never reused; see pp_put_after_stream. */
+inline void put(pp_pool *pool, void *data, release_stream after) noexcept
+{
+    if (!after.stream() || pp_put_after_stream(pool, data, *after.stream()) != PP_OK)
+        pp_put(pool, data);
+}
+
 /** A handle, closed when its last user is destroyed. */
 struct handle {
     pp_pool *pool = nullptr;
@@ -83,9 +113,9 @@ struct handle {
 
 /**
  * A buffer of a pool. Its destructor returns the memory, which is reused once the work enqueued on the buffer's stream has
- * completed, or immediately with host_only. If the driver refuses the stream in the destructor, the memory is never reused:
- * put_after_stream reports this, and can be repeated. The object is empty after a move, after put(), and after another put that
- * succeeded.
+ * completed, or immediately with host_only. If the driver refuses the stream in the destructor, the memory is never reused. To
+ * learn of a refusal and to try again, call put_after_stream before the destructor runs. The object is empty after a move, after
+ * put(), and after a put_after_stream or put_after_event that did not throw.
  */
 class [[nodiscard]] buffer {
 public:
@@ -98,13 +128,8 @@ public:
     }
     ~buffer()
     {
-        if (data_ == nullptr)
-            return;
-        if (stream_) {
-            if (pp_put_after_stream(pool_->pool, data_, *stream_) == PP_OK)
-                return;
-        }
-        put(); // Never reused if the end of the work is unknown; see pp_put_after_stream.
+        if (data_ != nullptr)
+            detail::put(pool_->pool, data_, stream_);
     }
 
     std::byte *data() const noexcept { return static_cast<std::byte *>(data_); }
@@ -144,8 +169,8 @@ public:
 
     /**
      * Returns the buffer to its pool, which reuses it once all work enqueued on `stream` (CUstream or cudaStream_t) so far has
-     * completed. If this throws, the object keeps the buffer, which may be gone after PP_INTERNAL: pp_put_after_stream says when
-     * to call it again, and that the memory is not reused otherwise.
+     * completed. If this throws, the object still has the buffer, unless the status is PP_INTERNAL. The comment of
+     * pp_put_after_stream says after which codes a second call helps; without it the memory is never reused.
      */
     void put_after_stream(CUstream_st *stream)
     {
@@ -186,13 +211,13 @@ private:
         pool_.reset();
         data_ = nullptr;
         size_ = 0;
-        stream_.reset();
+        stream_ = host_only;
     }
 
     std::shared_ptr<detail::handle> pool_;
     void *data_ = nullptr;
     std::size_t size_ = 0;
-    release_stream stream_;
+    release_stream stream_ = host_only;
 };
 
 /** Options of a request; see pp_get_options. */
@@ -208,13 +233,16 @@ struct get_options {
  */
 class pool {
 public:
-    /** Opens a pool with these settings, by default with those of the environment; see pp_pool_open. */
-    explicit pool(const std::string &config = {}) : handle_(std::make_shared<detail::handle>())
+    /** Opens a pool with the settings of the environment. */
+    explicit pool() : pool(std::string()) {}
+
+    /** Opens a pool with these settings and those of the environment; see pp_pool_open. */
+    explicit pool(const std::string &config) : handle_(std::make_shared<detail::handle>())
     {
         detail::check(pp_pool_open(config.c_str(), &handle_->pool));
     }
 
-    /** Returns a buffer for copies on `stream`; see pp_get. */
+    /** Returns a buffer for copies on `stream`, which must not be destroyed before the buffer; see pp_get. */
     buffer get(std::size_t bytes, release_stream stream) const
     {
         void *data = nullptr;
@@ -290,7 +318,8 @@ private:
 /**
  * Pinned memory for std::pmr containers. Throws std::bad_alloc on failure (see pp_last_error). Deallocated memory is reused once
  * the work enqueued on `stream` has completed, and never if the driver refuses the stream. With host_only it is reused
- * immediately: before a container frees memory, grows or is destroyed, synchronize every copy that uses its memory.
+ * immediately: before a container frees memory, grows or is destroyed, synchronize every copy that uses its memory. The stream
+ * must not be destroyed before the last memory of the resource is deallocated.
  *
  * Each allocation is a separate buffer of at least 4 KiB: suitable for vectors and arenas, not for lists of small nodes (put a
  * std::pmr::unsynchronized_pool_resource in between). Two resources are equal if they use the same pool and stream.
@@ -313,14 +342,13 @@ private:
 
     void do_deallocate(void *data, std::size_t, std::size_t) override
     {
-        if (!stream_ || pp_put_after_stream(pool_.handle(), data, *stream_) != PP_OK)
-            pp_put(pool_.handle(), data);
+        detail::put(pool_.handle(), data, stream_);
     }
 
     bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override
     {
         const auto *same = dynamic_cast<const pinned_memory_resource *>(&other);
-        return same != nullptr && same->pool_.handle() == pool_.handle() && same->stream_ == stream_;
+        return same != nullptr && same->pool_.handle() == pool_.handle() && same->stream_.stream() == stream_.stream();
     }
 
     pool pool_;

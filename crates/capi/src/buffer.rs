@@ -3,17 +3,15 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::{self, NonNull};
-use std::thread;
 use std::time::Duration;
 
 use pinpool::{PinnedBuf, PinnedBy, Request};
 
-use crate::call::{Failure, guarded, required, store};
+use crate::call::{Failure, guarded, non_null, store};
 use crate::handle::pp_pool;
-use crate::pool::text;
+use crate::pool::str_from_c;
 use crate::slots::{self, CallGuard};
 use crate::status::pp_status;
-use crate::table::LookupError;
 
 /// The target of a CUstream of the CUDA driver and of a cudaStream_t of its runtime.
 #[derive(Debug)]
@@ -35,7 +33,7 @@ fn get(
     take: impl FnOnce(&CallGuard) -> Result<Option<PinnedBuf>, Failure>,
 ) -> pp_status {
     guarded(|| {
-        let out = required(ptr, "ptr")?;
+        let out = non_null(ptr, "ptr")?;
         store(out, ptr::null_mut());
         let guard = slots::enter(pool)?;
         match take(&guard)? {
@@ -84,13 +82,16 @@ pub struct pp_get_options {
     pub tag: *const c_char,
 }
 
+/// The sizes of pp_get_options in this version and in all earlier ones, which programs may have been compiled with.
+const KNOWN_SIZES: [usize; 1] = [size_of::<pp_get_options>()];
+
 /// Allocates as pp_get does, with these options:
 ///
 ///     pp_get_options options = PP_GET_OPTIONS_INIT;
 ///     options.timeout_ms = 500;
 ///     pp_status status = pp_get_with(pool, 1 << 20, &options, &batch);
 ///
-/// - PP_INVALID_ARGUMENT: an option is invalid, or `struct_bytes` is the size of another version.
+/// - PP_INVALID_ARGUMENT: an option is invalid, or `struct_bytes` is not its size in this version or an earlier one.
 /// - PP_LIMIT: over the limit after the wait.
 /// - The other codes of pp_get.
 ///
@@ -105,13 +106,11 @@ pub unsafe extern "C" fn pp_get_with(
     ptr: *mut *mut c_void,
 ) -> pp_status {
     get(pool, ptr, |guard| {
-        let options = required(options.cast_mut(), "options")?;
+        let options = non_null(options.cast_mut(), "options")?;
         // SAFETY: capi-P1: the size comes first in every version.
         let struct_bytes = unsafe { options.cast::<usize>().read() };
-        if struct_bytes != size_of::<pp_get_options>() {
-            return Err(Failure::argument(format!(
-                "struct_bytes={struct_bytes}: use PP_GET_OPTIONS_INIT of this version"
-            )));
+        if !KNOWN_SIZES.contains(&struct_bytes) {
+            return Err(Failure::argument(format!("struct_bytes={struct_bytes}: initialize with PP_GET_OPTIONS_INIT")));
         }
         // SAFETY: capi-P1.
         let pp_get_options { alignment, timeout_ms, tag, .. } = unsafe { options.read() };
@@ -123,7 +122,7 @@ pub unsafe extern "C" fn pp_get_with(
             return Ok(Some(guard.requester()?.get_with(request)?));
         }
         // SAFETY: capi-P1.
-        let tag = unsafe { text(tag, "tag") }?;
+        let tag = unsafe { str_from_c(tag, "tag") }?;
         Ok(Some(guard.pool()?.tagged(tag).get_with(request)?))
     })
 }
@@ -145,7 +144,8 @@ pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut 
 /// Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
 ///
 /// Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw, longjmp or wait for
-/// the pool.
+/// the pool. It may call CUDA, but must set the device first, since any context or none may be current. While it waits for the
+/// device, it delays the pool.
 pub type pp_release_fn = Option<unsafe extern "C" fn(ptr: *mut c_void, user_data: *mut c_void)>;
 
 /// The arguments of pp_adopt that return the memory to its owner.
@@ -167,7 +167,7 @@ impl Adopted {
 
 /// Makes the `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any
 /// other buffer. Once device work with the buffer has completed, the pool calls `on_release` with `ptr` and `user_data` (NULL is
-/// allowed). pp_is_pinned returns `is_pinned` for the buffer. The bytes do not count towards the limit.
+/// allowed). pp_is_pinned stores `is_pinned` for the buffer. The bytes do not count towards the limit.
 ///
 /// `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_release` is called.
 ///
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn pp_adopt(
     user_data: *mut c_void,
 ) -> pp_status {
     guarded(|| {
-        let start = required(ptr.cast::<u8>(), "ptr")?;
+        let start = non_null(ptr.cast::<u8>(), "ptr")?;
         let on_release = on_release.ok_or_else(|| Failure::argument("the argument `on_release` is NULL"))?;
         if bytes == 0 {
             return Err(Failure::argument("the argument `bytes` is 0: there is nothing to adopt"));
@@ -210,18 +210,18 @@ pub unsafe extern "C" fn pp_adopt(
 /// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
 /// If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one
 /// of these has failed, pp_put is still allowed, but unless a later call with the same stream or event has succeeded, the memory
-/// is never reused. After PP_UNAVAILABLE it is reused immediately. Any thread may call this function.
+/// is never reused. After PP_UNAVAILABLE it is reused immediately. Any thread may call this function. It waits
+/// while another thread records work on the buffer, so do not call it from a host function of a stream (cuLaunchHostFunc).
 ///
-/// - PP_UNKNOWN_POINTER: `ptr` was already returned, belongs to another pool, or points into the middle of a buffer; see
-///   pp_last_error. Once the address is handed out again, a second return is not detected, and returns the new buffer.
-/// - PP_BUSY: another thread is recording work on the buffer, or returning it. Call again.
+/// - PP_UNKNOWN_POINTER: `ptr` was already returned, another thread is returning it, it belongs to another pool, or it points
+///   into the middle of a buffer; see pp_last_error. Once the address is handed out again, a second return is not detected, and
+///   returns the new buffer.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
     guarded(|| {
         let buffers = slots::buffers_of(pool)?;
         if !ptr.is_null() {
-            let buf = buffers.table().remove(ptr.addr());
-            drop(buf.map_err(|why| buffers.refusal(ptr.addr(), &why))?);
+            drop(buffers.find(ptr.addr(), |table| table.remove(ptr.addr()))?);
         }
         Ok(pp_status::PP_OK)
     })
@@ -244,7 +244,7 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
 ///   on this thread. Passing a destroyed handle is undefined behavior.
 /// - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
-/// - PP_UNKNOWN_POINTER, PP_BUSY: as pp_put.
+/// - PP_UNKNOWN_POINTER: as pp_put.
 ///
 /// NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer, and pp_put returns it. After
 /// PP_CAPTURING, after a NULL event, and after a default stream without a current context, the end of the work stays unknown,
@@ -272,7 +272,7 @@ pub unsafe extern "C" fn pp_put_after_stream(
 /// driver refuses that stream, the call itself waits until the work has completed.
 ///
 /// - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
-/// - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER, PP_BUSY: as pp_put_after_stream.
+/// - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
 ///   The event must not be recorded again before a second call.
 ///
 /// # Safety
@@ -314,13 +314,7 @@ fn record(
             return Ok(pp_status::PP_OK);
         }
         let (table, address) = (buffers.table(), ptr.addr());
-        let mut buf = loop {
-            match table.take(address, returns) {
-                // Another thread records its stream. Without a record here, a later return would free the memory during a copy.
-                Err(LookupError::Busy) if !returns => thread::sleep(Duration::from_micros(20)),
-                taken => break taken.map_err(|why| buffers.refusal(address, &why))?,
-            }
-        };
+        let mut buf = buffers.find(address, |table| table.take(address, returns))?;
         let recorded = catch_unwind(AssertUnwindSafe(|| record_work(&mut buf))).unwrap_or_else(|panic| {
             // It is unknown which work uses the buffer, so its memory is never reused.
             std::mem::forget(std::mem::take(&mut buf));
@@ -349,12 +343,11 @@ fn record(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_is_pinned(pool: *mut pp_pool, ptr: *const c_void, is_pinned: *mut c_int) -> pp_status {
     guarded(|| {
-        let out = required(is_pinned, "is_pinned")?;
+        let out = non_null(is_pinned, "is_pinned")?;
         store(out, 0);
         let buffers = slots::buffers_of(pool)?;
-        let address = required(ptr.cast_mut(), "ptr")?.addr().get();
-        let found = buffers.table().is_pinned(address).map_err(|why| buffers.refusal(address, &why))?;
-        store(out, found.into());
+        let address = non_null(ptr.cast_mut(), "ptr")?.addr().get();
+        store(out, buffers.find(address, |table| table.is_pinned(address).map(Some))?.into());
         Ok(pp_status::PP_OK)
     })
 }
@@ -365,22 +358,12 @@ mod tests {
     use crate::pool::{pp_pool_close, pp_pool_open};
 
     #[test]
-    fn during_a_record_a_return_is_busy_and_the_memory_of_a_return_that_panics_is_not_reused() {
+    fn the_memory_of_a_return_that_panics_is_not_reused() {
         let (mut pool, mut held, mut next) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         // SAFETY: a C string and places for results, here and below.
         let opened = unsafe { pp_pool_open(c"backend=heap".as_ptr(), &raw mut pool) };
         // SAFETY: as above.
         assert_eq!([opened, unsafe { pp_get(pool, 4096, &raw mut held) }], [pp_status::PP_OK; 2]);
-        let during = |_: &mut PinnedBuf| {
-            let mut is_pinned = 7;
-            // SAFETY: as above.
-            assert_eq!(unsafe { pp_is_pinned(pool, held, &raw mut is_pinned) }, pp_status::PP_OK, "only a query");
-            // SAFETY: as above.
-            let after_stream = unsafe { pp_put_after_stream(pool, held, ptr::null_mut()) };
-            assert_eq!((pp_put(pool, held), after_stream, is_pinned), (pp_status::PP_BUSY, pp_status::PP_BUSY, 0));
-            Ok(())
-        };
-        assert_eq!(record(pool, held, false, during), pp_status::PP_OK);
         assert_eq!(record(pool, held, true, |_| panic!("in a call")), pp_status::PP_INTERNAL);
         // SAFETY: as above.
         assert!(unsafe { pp_get(pool, 4096, &raw mut next) } == pp_status::PP_OK && next != held);

@@ -26,7 +26,7 @@ impl Failure {
 
 impl From<pinpool::Error> for Failure {
     fn from(error: pinpool::Error) -> Self {
-        Self::new(status::of_error(&error), error.report())
+        Self::new(status::status_of(&error), error.report())
     }
 }
 
@@ -40,7 +40,7 @@ thread_local! {
 pub(crate) fn guarded(run: impl FnOnce() -> Result<pp_status, Failure>) -> pp_status {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(status)) => status,
-        Ok(Err(failure)) => keep(failure),
+        Ok(Err(failure)) => set_last_error(failure),
         Err(payload) => {
             let message = payload.downcast_ref::<&'static str>().copied();
             let message =
@@ -48,14 +48,14 @@ pub(crate) fn guarded(run: impl FnOnce() -> Result<pp_status, Failure>) -> pp_st
             let failure = Failure::new(pp_status::PP_INTERNAL, format!("internal error, please report it: {message}"));
             // Dropping the payload may panic too.
             std::mem::forget(payload);
-            keep(failure)
+            set_last_error(failure)
         }
     }
 }
 
 /// Stores the failure as the last error of this thread, and returns its status.
 #[cold]
-fn keep(failure: Failure) -> pp_status {
+fn set_last_error(failure: Failure) -> pp_status {
     let Failure { status, text } = failure;
     let text = text_for_c(&text);
     // A thread that is exiting stores no last error.
@@ -96,7 +96,7 @@ pub(crate) fn store<T>(out: NonNull<T>, value: T) {
 }
 
 /// Returns the argument `name`, or fails if it is null.
-pub(crate) fn required<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
+pub(crate) fn non_null<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
     NonNull::new(pointer).ok_or_else(|| Failure::argument(format!("the argument `{name}` is NULL")))
 }
 

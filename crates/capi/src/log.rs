@@ -11,11 +11,11 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering, fence};
 use std::thread;
 use std::time::Duration;
 
-use log::{Level, LevelFilter, Log, Metadata, Record};
+use log::{LevelFilter, Log, Metadata, Record};
 
 use crate::call::{Failure, guarded, text_for_c};
 use crate::status::pp_status;
@@ -47,15 +47,22 @@ pub type pp_log_fn = Option<unsafe extern "C" fn(level: c_int, text: *const c_ch
 
 type Callback = unsafe extern "C" fn(c_int, *const c_char, *mut c_void);
 
-/// A callback with its data, and the number of threads that may be running it.
+/// A callback with its data, its latest level, and the number of threads that may be running it.
 #[derive(Debug)]
 struct Sink {
     callback: Callback,
     user_data: *mut c_void,
+    level: AtomicI32,
     running: AtomicUsize,
     process: u32,
     /// The sink created before this one.
     earlier: AtomicPtr<Sink>,
+}
+
+impl Sink {
+    fn filter(&self) -> LevelFilter {
+        filter_of_level(self.level.load(Ordering::SeqCst)).unwrap_or(LevelFilter::Off)
+    }
 }
 
 static CURRENT: AtomicPtr<Sink> = AtomicPtr::new(ptr::null_mut());
@@ -70,7 +77,8 @@ struct ToCallback;
 
 impl Log for ToCallback {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() <= log::max_level() && !CURRENT.load(Ordering::SeqCst).is_null()
+        // SAFETY: null or never freed (log-I1).
+        unsafe { CURRENT.load(Ordering::SeqCst).as_ref() }.is_some_and(|sink| metadata.level() <= sink.filter())
     }
 
     fn log(&self, record: &Record<'_>) {
@@ -82,9 +90,11 @@ impl Log for ToCallback {
         while let Some(sink) = unsafe { CURRENT.load(Ordering::SeqCst).as_ref() } {
             let _running = Running::begin(sink);
             if ptr::eq(CURRENT.load(Ordering::SeqCst), sink) {
-                // SAFETY: the caller of pp_set_log permits calls while the sink is current, and permits them to end
-                // afterwards: the setter of the next sink waits for them (log-I1).
-                unsafe { (sink.callback)(number(record.level()), text.as_ptr(), sink.user_data) };
+                if record.level() <= sink.filter() {
+                    // SAFETY: the caller of pp_set_log permits calls while the sink is current, and permits them to end
+                    // afterwards: the setter of the next sink waits for them (log-I1).
+                    unsafe { (sink.callback)(record.level() as c_int, text.as_ptr(), sink.user_data) };
+                }
                 return;
             }
         }
@@ -111,26 +121,8 @@ impl Drop for Running<'_> {
     }
 }
 
-fn number(level: Level) -> c_int {
-    match level {
-        Level::Error => 1,
-        Level::Warn => 2,
-        Level::Info => 3,
-        Level::Debug => 4,
-        Level::Trace => 5,
-    }
-}
-
-fn filter(level: c_int) -> Option<LevelFilter> {
-    Some(match level {
-        0 => LevelFilter::Off,
-        1 => LevelFilter::Error,
-        2 => LevelFilter::Warn,
-        3 => LevelFilter::Info,
-        4 => LevelFilter::Debug,
-        5 => LevelFilter::Trace,
-        _ => return None,
-    })
+fn filter_of_level(level: c_int) -> Option<LevelFilter> {
+    LevelFilter::iter().nth(usize::try_from(level).ok()?)
 }
 
 /// Passes the log lines of all pools up to `level` (pp_log_level) to `callback`, replacing an earlier one; NULL disables it.
@@ -149,17 +141,10 @@ fn filter(level: c_int) -> Option<LevelFilter> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_set_log(callback: pp_log_fn, user_data: *mut c_void, level: c_int) -> pp_status {
     guarded(|| {
-        let levels = "0 (PP_LOG_OFF) to 5 (PP_LOG_TRACE)";
-        let no_level = || Failure::argument(format!("the argument `level` is {level}; the levels are {levels}"));
-        let filter = filter(level).ok_or_else(no_level)?;
+        let why = || format!("the argument `level` is {level}; the levels are 0 (PP_LOG_OFF) to 5 (PP_LOG_TRACE)");
+        filter_of_level(level).ok_or_else(|| Failure::argument(why()))?;
         install()?;
-        let Some(callback) = callback else {
-            log::set_max_level(LevelFilter::Off);
-            replace(ptr::null_mut());
-            return Ok(pp_status::PP_OK);
-        };
-        replace(sink_of(callback, user_data));
-        log::set_max_level(filter);
+        replace(callback.map_or(ptr::null_mut(), |callback| sink_of(callback, user_data, level)));
         Ok(pp_status::PP_OK)
     })
 }
@@ -172,20 +157,21 @@ fn install() -> Result<(), Failure> {
     if is_ours { Ok(()) } else { Err(Failure::new(pp_status::PP_LOGGER_SET, text)) }
 }
 
-/// Returns the sink of this callback and data, and creates it at the first call in this process.
-fn sink_of(callback: Callback, user_data: *mut c_void) -> *mut Sink {
+/// Returns the sink of this callback and data, with this level, and creates it at the first call in this process.
+fn sink_of(callback: Callback, user_data: *mut c_void, level: c_int) -> *mut Sink {
     let process = std::process::id();
     let mut next = NEWEST.load(Ordering::SeqCst);
     // SAFETY: null or never freed (log-I1).
     while let Some(sink) = unsafe { next.as_ref() } {
         let is_same = ptr::fn_addr_eq(sink.callback, callback) && sink.user_data == user_data;
         if is_same && sink.process == process {
+            sink.level.store(level, Ordering::SeqCst);
             return next;
         }
         next = sink.earlier.load(Ordering::SeqCst);
     }
-    let (running, earlier) = (AtomicUsize::new(0), AtomicPtr::new(ptr::null_mut()));
-    let sink = Box::leak(Box::new(Sink { callback, user_data, running, process, earlier }));
+    let (level, running, earlier) = (AtomicI32::new(level), AtomicUsize::new(0), AtomicPtr::new(ptr::null_mut()));
+    let sink = Box::leak(Box::new(Sink { callback, user_data, level, running, process, earlier }));
     let sink: *mut Sink = sink;
     let earlier = NEWEST.swap(sink, Ordering::SeqCst);
     // SAFETY: the sink was created above and is never freed. A thread that finds it before this store sees the list end
@@ -194,10 +180,27 @@ fn sink_of(callback: Callback, user_data: *mut c_void) -> *mut Sink {
     sink
 }
 
+/// Sets the level at which the crate `log` drops lines to the level of the current sink, which also checks it. If other threads
+/// replace the sink meanwhile, the last one to set the level sees this and repeats.
+fn update_max_level() {
+    loop {
+        let current = CURRENT.load(Ordering::SeqCst);
+        // SAFETY: null or never freed (log-I1).
+        let filter = || unsafe { current.as_ref() }.map_or(LevelFilter::Off, Sink::filter);
+        let set = filter();
+        log::set_max_level(set);
+        fence(Ordering::SeqCst);
+        if CURRENT.load(Ordering::SeqCst) == current && filter() == set {
+            return;
+        }
+    }
+}
+
 /// Makes `sink` the current sink, and waits until no thread runs the callback of the previous sink. Does not wait inside a
 /// callback.
 fn replace(sink: *mut Sink) {
     let before = CURRENT.swap(sink, Ordering::SeqCst);
+    update_max_level();
     if before == sink {
         return;
     }

@@ -5,7 +5,7 @@ use std::ptr;
 
 use pinpool::{Limit, Pool};
 
-use crate::call::{Failure, guarded, required, store, text_for_c};
+use crate::call::{Failure, guarded, non_null, store, text_for_c};
 use crate::config;
 use crate::handle::pp_pool;
 use crate::slots::{self, PoolOrPartition};
@@ -33,7 +33,8 @@ use crate::status::pp_status;
 /// - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
 /// - PP_UNAVAILABLE: this machine does not have the backend that was set.
 /// - PP_BACKEND: the driver or the kernel refused the whole reserve (see pp_reserve).
-/// - PP_LIMIT: the reserve exceeds the limit `auto` or a shared limit (above a set `max_bytes`: PP_INVALID_SETTING).
+/// - PP_LIMIT: the reserve exceeds a shared limit or the limit `auto`. If it exceeds a `max_bytes` that was set, the code is
+///   PP_INVALID_SETTING.
 /// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
 ///
 /// # Safety
@@ -42,10 +43,10 @@ use crate::status::pp_status;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_pool) -> pp_status {
     guarded(|| {
-        let out = required(pool, "pool")?;
+        let out = non_null(pool, "pool")?;
         store(out, ptr::null_mut());
         // SAFETY: capi-P1.
-        let config = if config.is_null() { "" } else { unsafe { text(config, "config") }? };
+        let config = if config.is_null() { "" } else { unsafe { str_from_c(config, "config") }? };
         let opened = config::builder(config)?.build()?;
         let zero = opened.config().zero;
         store(out, slots::open(PoolOrPartition::Pool(opened), zero)?);
@@ -72,11 +73,11 @@ pub unsafe extern "C" fn pp_partition_open(
     partition: *mut *mut pp_pool,
 ) -> pp_status {
     guarded(|| {
-        let out = required(partition, "partition")?;
+        let out = non_null(partition, "partition")?;
         store(out, ptr::null_mut());
-        required(name.cast_mut(), "name")?;
+        non_null(name.cast_mut(), "name")?;
         // SAFETY: capi-P1.
-        let name = unsafe { text(name, "name") }?;
+        let name = unsafe { str_from_c(name, "name") }?;
         let guard = slots::enter(pool)?;
         let opened = PoolOrPartition::Partition(guard.pool()?.partition(name, limit(max_bytes)?)?);
         store(out, slots::open(opened, guard.pool()?.config().zero)?);
@@ -100,7 +101,7 @@ fn limit(max_bytes: u64) -> Result<Limit, Failure> {
 /// # Safety
 ///
 /// `text` points to a string that ends in 0 and lives as long as the result is used.
-pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str, Failure> {
+pub(crate) unsafe fn str_from_c<'a>(text: *const c_char, name: &str) -> Result<&'a str, Failure> {
     // SAFETY: the caller promises that `text` ends in 0.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map_err(|error| Failure::argument(format!("the argument `{name}` is not UTF-8: {error}")))
@@ -112,9 +113,10 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
 ///
 /// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
 /// returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the
-/// memory. Under `register` and `cuda` this call waits even if buffers are in use. If other calls are still running, the last of
-/// them does the waiting. After 30 s the wait ends as soon as copies stop completing. Open partitions keep the memory of a
-/// closed pool and still serve requests: close them first.
+/// memory. Under `register` and `cuda`, pp_pool_close itself waits, even if buffers are in use. While other calls on the pool run,
+/// the last of those calls waits instead. After 30 s the wait ends as soon as copies stop completing: the memory of the remaining
+/// copies (`register`, `cuda`: of the pool) stays pinned, the log says so, and the result is still PP_OK. Open partitions keep
+/// the memory of a closed pool and still serve requests: close them first.
 ///
 /// Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
 /// libraries. May be called from a log callback. A process may exit without closing its pools.
@@ -123,9 +125,10 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
     guarded(|| slots::close(pool).map(|()| pp_status::PP_OK))
 }
 
-/// Pins `bytes` and keeps them until the pool ends. With PINPOOL_RESERVE_WAIT=0 most of them are pinned in the background.
-/// Requests that fit into the reserve need no driver call. `vmm` and `register` pin the reserve in pieces of at most 128 MiB,
-/// and a request must fit into one piece. Needs the preset adaptive.
+/// Pins `bytes` more and keeps them until the pool ends. With PINPOOL_RESERVE_WAIT=0 most of them are pinned in the background;
+/// only those are released earlier, by a lower limit (pp_set_max_bytes). Requests that fit into the reserve need no driver call.
+/// `vmm` and `register` pin the reserve in slices of at most 128 MiB, and a request must fit into one slice. Needs the preset
+/// adaptive.
 ///
 /// - PP_LIMIT: over the limit.
 /// - PP_INVALID_SETTING: the preset is tensorflow.
@@ -141,10 +144,11 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 }
 
 /// Changes the limit on all pinned bytes, in use and idle. PP_NO_LIMIT removes it; a shared limit still applies, and so does
-/// RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, as pp_trim does. The memory of returned
-/// buffers is released within a second by the maintenance thread, by pp_maintain, or by a miss that finds no room. A higher
-/// limit serves waiting requests, but `vmm`, `mlock` and `heap` only have addresses for 8 times the first limit (16 GiB to
-/// 4 TiB). A partition has its own limit, which releases nothing, and its pool's limit applies as well.
+/// RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, the oldest first, and what was pinned in
+/// the background of a reserve. The memory of returned buffers is released within a second by the maintenance thread, by
+/// pp_maintain, or by a miss that finds no room. A higher limit serves waiting requests, but `vmm`, `mlock` and `heap` only have
+/// addresses for 8 times the first limit (16 GiB to 4 TiB). A partition has its own limit, which releases nothing, and its
+/// pool's limit applies as well.
 ///
 /// - PP_INVALID_ARGUMENT: `max_bytes` is 0.
 #[unsafe(no_mangle)]
@@ -199,7 +203,7 @@ pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_char) -> pp_status {
     guarded(|| {
-        let out = required(json, "json")?;
+        let out = non_null(json, "json")?;
         store(out, ptr::null_mut());
         let stats = match slots::enter(pool)?.opened()? {
             PoolOrPartition::Pool(pool) => pool.stats(),

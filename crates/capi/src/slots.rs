@@ -19,6 +19,8 @@
 use std::cell::UnsafeCell;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 use pinpool::{Partition, Pool};
@@ -28,7 +30,7 @@ use crate::call::Failure;
 use crate::handle::pp_pool;
 use crate::state::{Phase, State};
 use crate::status::pp_status;
-use crate::table::{LookupError, Table};
+use crate::table::{Found, LookupError, Table};
 
 /// Number of low bits of a handle that contain the number of its slot.
 const NUMBER_BITS: u32 = 12;
@@ -49,7 +51,7 @@ pub(crate) enum PoolOrPartition {
 pub(crate) struct Slot {
     state: State,
     /// The fork generation in which the pool was opened.
-    forks: AtomicU32,
+    fork_generation: AtomicU32,
     pool: UnsafeCell<Option<PoolOrPartition>>,
     calls: [CachePadded<AtomicUsize>; COUNTERS],
     table: Table,
@@ -116,7 +118,7 @@ fn counter_number() -> usize {
     NUMBER.try_with(|number| *number).unwrap_or_default()
 }
 
-fn forks() -> u32 {
+fn fork_generation() -> u32 {
     ForkGeneration::now().number()
 }
 
@@ -132,7 +134,7 @@ fn resolve(handle: *const pp_pool) -> Result<(&'static Slot, usize), Failure> {
     if slot.state.generation() != generation {
         return Err(unknown_pool(handle));
     }
-    if slot.forks.load(Ordering::Relaxed) != forks() {
+    if slot.fork_generation.load(Ordering::Relaxed) != fork_generation() {
         let why = "the pool belongs to the process that forked this one, which inherits neither memory nor devices: open a \
                    new pool after the fork";
         return Err(Failure::new(pp_status::PP_FORKED, why));
@@ -176,27 +178,35 @@ impl Buffers {
         &self.slot.table
     }
 
+    /// Returns what `find` finds in the table for `address`. Waits while it finds `None`: another call records work on the buffer.
+    /// A return that failed instead would lose its stream, and the memory could be reused during a copy.
+    #[inline]
+    pub(crate) fn find<T>(&self, address: usize, find: impl Fn(&Table) -> Found<T>) -> Result<T, Failure> {
+        loop {
+            match find(self.table()).map_err(|why| self.refusal(address, &why))? {
+                Some(found) => return Ok(found),
+                None => thread::sleep(Duration::from_micros(20)),
+            }
+        }
+    }
+
     /// Returns the failure of a call that passed `address`, for which the table returned `why`.
     #[cold]
-    pub(crate) fn refusal(&self, address: usize, why: &LookupError) -> Failure {
-        let unknown = pp_status::PP_UNKNOWN_POINTER;
-        let (status, why) = match why {
-            LookupError::Busy => (pp_status::PP_BUSY, "another call for this buffer has not returned".to_owned()),
-            LookupError::Inside(start, len) => {
-                (unknown, format!("inside the buffer at {start:#x} of {len}B; pass that address"))
-            }
-            LookupError::Nowhere if self.is_in_another_pool(address) => {
-                (unknown, "another pool's buffer; return it there".to_owned())
-            }
-            LookupError::Nowhere => (unknown, "not from this pool, or already returned".to_owned()),
+    fn refusal(&self, address: usize, why: &LookupError) -> Failure {
+        let why = match why {
+            LookupError::Busy => "another call is returning or adopting this buffer",
+            LookupError::Inside(start, len) => &format!("inside the buffer at {start:#x} of {len}B; pass that address"),
+            LookupError::Nowhere if self.is_in_another_pool(address) => "another pool's buffer; return it there",
+            LookupError::Nowhere => "not from this pool, or already returned",
         };
-        Failure::new(status, format!("{address:#x}: {why}"))
+        Failure::new(pp_status::PP_UNKNOWN_POINTER, format!("{address:#x}: {why}"))
     }
 
     fn is_in_another_pool(&self, address: usize) -> bool {
-        let forks = forks();
-        let mut others =
-            all().filter(|other| !ptr::eq(*other, self.slot) && other.forks.load(Ordering::Relaxed) == forks);
+        let fork_generation = fork_generation();
+        let mut others = all().filter(|other| {
+            !ptr::eq(*other, self.slot) && other.fork_generation.load(Ordering::Relaxed) == fork_generation
+        });
         others.any(|other| other.table.inside(address) != LookupError::Nowhere)
     }
 }
@@ -260,7 +270,7 @@ impl Slot {
     fn new() -> Self {
         Self {
             state: State::default(),
-            forks: AtomicU32::new(0),
+            fork_generation: AtomicU32::new(0),
             pool: UnsafeCell::new(None),
             calls: [const { CachePadded::new(AtomicUsize::new(0)) }; COUNTERS],
             table: Table::new(),
@@ -272,7 +282,7 @@ impl Slot {
         self.table.begin(zero);
         // SAFETY: slots-I1: this thread claimed the slot.
         unsafe { *self.pool.get() = Some(opened) };
-        self.forks.store(forks(), Ordering::Relaxed);
+        self.fork_generation.store(fork_generation(), Ordering::Relaxed);
         self.state.change(generation, Phase::Opening, Phase::Open);
     }
 

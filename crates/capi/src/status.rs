@@ -47,12 +47,10 @@ pub enum pp_status {
     PP_TOO_MANY_POOLS = 14,
     /// The process has already installed a Rust logger. Only from pp_set_log.
     PP_LOGGER_SET = 15,
-    /// Another call for this buffer has not returned. This call has changed nothing: call again.
-    PP_BUSY = 16,
 }
 
 /// The names of the codes, by number.
-const NAMES: [&CStr; 17] = [
+const NAMES: [&CStr; 16] = [
     c"PP_OK",
     c"PP_INVALID_ARGUMENT",
     c"PP_INVALID_SETTING",
@@ -69,7 +67,6 @@ const NAMES: [&CStr; 17] = [
     c"PP_INVALID_HANDLE",
     c"PP_TOO_MANY_POOLS",
     c"PP_LOGGER_SET",
-    c"PP_BUSY",
 ];
 
 /// The name of a status: "PP_LIMIT"; "unknown" if it is not a status. Static, never NULL.
@@ -79,8 +76,9 @@ pub extern "C" fn pp_status_name(status: c_int) -> *const c_char {
     name.unwrap_or(&c"unknown").as_ptr()
 }
 
-/// Returns the code for an error of the library.
-pub(crate) fn of_error(error: &Error) -> pp_status {
+/// Returns the code for an error of the library. The narrower predicates come first: `is_invalid_handle` implies
+/// `is_invalid_request`, and `is_unavailable` implies `is_backend`.
+pub(crate) fn status_of(error: &Error) -> pp_status {
     match () {
         () if error.is_invalid_handle() => pp_status::PP_INVALID_HANDLE,
         () if error.is_invalid_request() => pp_status::PP_INVALID_ARGUMENT,

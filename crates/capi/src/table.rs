@@ -24,9 +24,18 @@ struct InUse {
     /// `None` while a thread is adopting the buffer, recording work on it, or returning it after a stream or an event. Each of
     /// these calls may fail.
     buf: Option<PinnedBuf>,
+    /// Whether a buffer that a thread has taken out of the entry stays with its user.
+    is_recording: bool,
     owner: Owner,
     /// Whether the driver pinned a buffer that a thread has taken out of the entry.
     is_pinned: Option<bool>,
+}
+
+impl InUse {
+    /// Returns the result of a call that needs the buffer while another call has taken it.
+    fn without_buffer(&self) -> Found<PinnedBuf> {
+        if self.is_recording { Ok(None) } else { Err(LookupError::Busy) }
+    }
 }
 
 /// The owner of a buffer's memory.
@@ -40,12 +49,15 @@ pub(crate) enum Owner {
 /// The reason that a call cannot use the buffer at an address.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum LookupError {
-    /// Another thread is adopting the buffer, recording work on it, or returning it.
+    /// Another thread is adopting the buffer or returning it.
     Busy,
     /// The address lies inside a buffer, which has this start and this length.
     Inside(usize, usize),
     Nowhere,
 }
+
+/// What a look-up finds: `None` while another call records work on the buffer.
+pub(crate) type Found<T> = Result<Option<T>, LookupError>;
 
 /// Buffers by the address of their first byte.
 #[derive(Debug)]
@@ -84,7 +96,7 @@ impl Table {
             asan::unpoison(&buf);
         }
         let start = buf.as_mut_ptr();
-        let entry = InUse { buf: Some(buf), owner: Owner::Pool, is_pinned: None };
+        let entry = InUse { buf: Some(buf), is_recording: false, owner: Owner::Pool, is_pinned: None };
         let replaced = locked(self.shard(start.addr())).insert(start.addr(), entry);
         // Two buffers in use never share an address.
         debug_assert!(replaced.is_none(), "{replaced:?}");
@@ -93,17 +105,17 @@ impl Table {
 
     /// Removes the buffer at this address.
     #[inline]
-    pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, LookupError> {
+    pub(crate) fn remove(&self, address: usize) -> Found<PinnedBuf> {
         let mut shard = locked(self.shard(address));
         let Entry::Occupied(mut entry) = shard.entry(address) else {
             drop(shard);
             return Err(self.inside(address));
         };
-        let buf = entry.get_mut().buf.take().ok_or(LookupError::Busy)?;
+        let Some(buf) = entry.get_mut().buf.take() else { return entry.get().without_buffer() };
         if self.marks(entry.remove().owner) {
             asan::poison(&buf);
         }
-        Ok(buf)
+        Ok(Some(buf))
     }
 
     /// Reserves the entry for memory that is being adopted. Returns whether no buffer in use begins at this address.
@@ -111,24 +123,24 @@ impl Table {
     pub(crate) fn reserve_entry(&self, address: usize) -> bool {
         let mut shard = locked(self.shard(address));
         let Entry::Vacant(entry) = shard.entry(address) else { return false };
-        entry.insert(InUse { buf: None, owner: Owner::Program, is_pinned: None });
+        entry.insert(InUse { buf: None, is_recording: false, owner: Owner::Program, is_pinned: None });
         true
     }
 
     /// Takes the buffer at this address and leaves its entry. Afterwards the caller calls `remove_entry` or `put_back`. Until then
     /// AddressSanitizer reports accesses if this `is_return`.
-    pub(crate) fn take(&self, address: usize, is_return: bool) -> Result<PinnedBuf, LookupError> {
+    pub(crate) fn take(&self, address: usize, is_return: bool) -> Found<PinnedBuf> {
         let mut shard = locked(self.shard(address));
         let Some(entry) = shard.get_mut(&address) else {
             drop(shard);
             return Err(self.inside(address));
         };
-        let buf = entry.buf.take().ok_or(LookupError::Busy)?;
-        entry.is_pinned = Some(is_pinned(&buf));
+        let Some(buf) = entry.buf.take() else { return entry.without_buffer() };
+        (entry.is_recording, entry.is_pinned) = (!is_return, Some(is_pinned(&buf)));
         if is_return && self.marks(entry.owner) {
             asan::poison(&buf);
         }
-        Ok(buf)
+        Ok(Some(buf))
     }
 
     /// Removes the entry that `take` or `reserve_entry` left.
@@ -236,12 +248,15 @@ mod tests {
         let address = table.insert(pool.get(5000).unwrap()).addr();
         assert_eq!(table.remove(address + 4999).unwrap_err(), LookupError::Inside(address, 5000));
         assert_eq!(table.remove(address + 5000).unwrap_err(), LookupError::Nowhere);
-        let buf = table.take(address, true).unwrap();
-        assert_eq!(table.remove(address).unwrap_err(), LookupError::Busy);
-        assert_eq!(table.take(address, true).unwrap_err(), LookupError::Busy);
-        assert!(!table.is_empty());
-        assert_eq!(table.is_pinned(address), Ok(false), "a query does not fail during a call");
-        table.put_back(buf);
+        for is_return in [false, true] {
+            let buf = table.take(address, is_return).unwrap().unwrap();
+            for second in [table.remove(address), table.take(address, true), table.take(address, false)] {
+                assert!(matches!(second, Err(LookupError::Busy)) == is_return && !matches!(second, Ok(Some(_))));
+            }
+            assert!(!table.is_empty());
+            assert_eq!(table.is_pinned(address), Ok(false), "a query does not fail during a call");
+            table.put_back(buf);
+        }
         assert_eq!((table.is_pinned(address), table.inside(address)), (Ok(false), LookupError::Inside(address, 5000)));
         assert!(table.reserve_entry(1) && table.is_pinned(1) == Err(LookupError::Nowhere), "not adopted yet");
         table.remove_entry(1);

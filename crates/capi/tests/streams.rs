@@ -10,6 +10,7 @@ use std::process::Command;
 use std::ptr;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use mock_driver::{Code, MockDriver};
 use pinpool::cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL as CAPTURE_MODE;
@@ -36,82 +37,91 @@ fn put_after_stream(pool: Handle, held: Address, stream: &CudaStream) -> Result<
     outcome(unsafe { pp_put_after_stream(pool.0, held.0, stream.cu_stream().cast()) }, ())
 }
 
+fn record_stream(pool: Handle, held: Address, stream: &CudaStream) -> Result<(), (pp_status, String)> {
+    // SAFETY: the stream is alive.
+    outcome(unsafe { pp_record_stream(pool.0, held.0, stream.cu_stream().cast()) }, ())
+}
+
 fn in_flight(pool: Handle) -> u64 {
     assert_eq!(pp_maintain(pool.0), pp_status::PP_OK);
     stats(pool)["copies"]["in_flight"].as_u64().unwrap()
 }
 
 #[test]
-fn a_buffer_returned_after_a_stream_is_reused_after_its_work() {
-    let (driver, _context, stream, pool) = start();
+fn a_buffer_returned_after_a_stream_or_an_event_is_reused_after_its_work() {
+    let (driver, context, stream, pool) = start();
     let mut memory = stream.alloc_zeros::<u8>(LEN).unwrap();
-    stream.synchronize().unwrap();
-    let held = get(pool, LEN).unwrap();
-    bytes(held, LEN).fill(7);
-    let gate = driver.hold(stream.cu_stream());
-    stream.memcpy_htod(bytes(held, LEN), &mut memory).unwrap();
-    put_after_stream(pool, held, &stream).unwrap();
-    assert_eq!(in_flight(pool), 1);
-    assert_eq!(put(pool, held).unwrap_err().0, pp_status::PP_UNKNOWN_POINTER, "put already");
-    let next = get(pool, LEN).unwrap();
-    assert_ne!(next, held, "the device reads it");
-    bytes(next, LEN).fill(8);
-    drop(gate);
-    stream.synchronize().unwrap();
-    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; LEN]);
-    assert_eq!(in_flight(pool), 0);
-    assert_eq!(try_get(pool, LEN), (pp_status::PP_OK, held));
-    put(pool, held).unwrap();
-    put(pool, next).unwrap();
+    for (is_event, mark) in [(false, 7), (true, 8)] {
+        stream.synchronize().unwrap();
+        let held = get(pool, LEN).unwrap();
+        bytes(held, LEN).fill(mark);
+        let gate = driver.hold(stream.cu_stream());
+        stream.memcpy_htod(bytes(held, LEN), &mut memory).unwrap();
+        if is_event {
+            let event = context.new_event(None).unwrap();
+            event.record(&stream).unwrap();
+            // SAFETY: the event is alive.
+            outcome(unsafe { pp_put_after_event(pool.0, held.0, event.cu_event().cast()) }, ()).unwrap();
+        } else {
+            put_after_stream(pool, held, &stream).unwrap();
+        }
+        assert_eq!(in_flight(pool), 1);
+        assert_eq!(put(pool, held).unwrap_err().0, pp_status::PP_UNKNOWN_POINTER, "put already");
+        let next = get(pool, LEN).unwrap();
+        assert_ne!(next, held, "the device reads it");
+        bytes(next, LEN).fill(9);
+        assert_eq!(try_get(pool, LEN).0, pp_status::PP_NONE_IDLE);
+        drop(gate);
+        stream.synchronize().unwrap();
+        result::ctx::synchronize().unwrap();
+        assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![mark; LEN]);
+        assert_eq!((in_flight(pool), try_get(pool, LEN)), (0, (pp_status::PP_OK, held)));
+        put(pool, held).unwrap();
+        put(pool, next).unwrap();
+    }
     close(pool);
 }
 
 #[test]
-fn a_buffer_of_two_streams_is_reused_after_the_work_of_both() {
+fn a_buffer_of_two_streams_is_reused_after_the_work_of_both_and_returned_once() {
     let (driver, context, first, pool) = start();
     let second = context.new_stream().unwrap();
     let held = get(pool, LEN).unwrap();
     let gates = [&first, &second].map(|stream| driver.hold(stream.cu_stream()));
-    let record = move |stream: &CudaStream| {
-        let (pool, held) = (pool, held); // Captures the whole handles, which threads may share.
-        // SAFETY: the stream is alive.
-        outcome(unsafe { pp_record_stream(pool.0, held.0, stream.cu_stream().cast()) }, ()).unwrap();
-    };
     thread::scope(|scope| {
         for stream in [&first, &second] {
-            scope.spawn(move || (0..50).for_each(|_| record(stream)));
+            scope.spawn(move || (0..50).for_each(|_| record_stream(pool, held, stream).unwrap()));
         }
     });
     bytes(held, LEN).fill(7); // The caller still has the buffer.
-    put(pool, held).unwrap();
+    let call = driver.hold_call("cuStreamIsCapturing");
+    thread::scope(|scope| {
+        let recording = scope.spawn(|| record_stream(pool, held, &second));
+        call.wait_for(1);
+        let returning = scope.spawn(|| put_after_stream(pool, held, &first));
+        thread::sleep(Duration::from_millis(20));
+        assert!(!returning.is_finished(), "or its stream is lost");
+        drop(call);
+        assert_eq!((recording.join().unwrap(), returning.join().unwrap()), (Ok(()), Ok(())));
+    });
     for (gate, stream) in gates.into_iter().zip([&first, &second]) {
         assert_eq!(in_flight(pool), 1);
         drop(gate);
         stream.synchronize().unwrap();
     }
     assert_eq!((in_flight(pool), get(pool, LEN).unwrap()), (0, held));
-    put(pool, held).unwrap();
-    close(pool);
-}
-
-#[test]
-fn a_buffer_returned_after_an_event_is_reused_after_the_work_before_it() {
-    let (driver, context, stream, pool) = start();
-    let held = get(pool, LEN).unwrap();
-    let event = context.new_event(None).unwrap();
-    let gate = driver.hold(stream.cu_stream());
-    let _work = stream.clone_htod(bytes(held, LEN)).unwrap();
-    event.record(&stream).unwrap();
-    // SAFETY: the event is alive.
-    let status = unsafe { pp_put_after_event(pool.0, held.0, event.cu_event().cast()) };
-    assert_eq!(status, pp_status::PP_OK, "{:?}", last_error());
-    drop(event);
-    assert_eq!((in_flight(pool), try_get(pool, LEN).0), (1, pp_status::PP_NONE_IDLE));
-    drop(gate);
-    stream.synchronize().unwrap();
-    result::ctx::synchronize().unwrap();
-    assert_eq!((in_flight(pool), try_get(pool, LEN)), (0, (pp_status::PP_OK, held)));
-    put(pool, held).unwrap();
+    let call = driver.hold_call("cuStreamIsCapturing");
+    thread::scope(|scope| {
+        let returning = scope.spawn(|| put_after_stream(pool, held, &first));
+        call.wait_for(1);
+        for refused in [put(pool, held), put_after_stream(pool, held, &first), record_stream(pool, held, &first)] {
+            let (status, text) = refused.unwrap_err();
+            assert!(status == pp_status::PP_UNKNOWN_POINTER && text.contains("another call is returning"), "{text}");
+        }
+        assert_eq!(is_pinned(pool, held), Ok(1));
+        drop(call);
+        assert_eq!(returning.join().unwrap(), Ok(()));
+    });
     close(pool);
 }
 
@@ -181,7 +191,7 @@ fn the_memory_of_a_closed_pool_goes_when_the_last_buffer_is_back() {
 }
 
 #[test]
-fn the_examples_copy_through_the_driver() {
+fn programs_in_c_and_cpp_copy_through_the_driver() {
     // The mock driver under the name of the real one, and the library under its own.
     let (folder, library) = (tempfile::tempdir().unwrap(), MockDriver::library());
     let link = |from: &Path, name: &str| std::os::unix::fs::symlink(from, folder.path().join(name)).unwrap();
@@ -192,7 +202,7 @@ fn the_examples_copy_through_the_driver() {
     let program = folder.path().join("program");
     let compile = |(name, standard, source): (&str, &str, &str), options: Option<&str>| {
         let mut command = compiler(name);
-        command.arg(standard).arg(crate_folder().join("examples").join(source)).args(options).arg("-o").arg(&program);
+        command.arg(standard).arg(crate_folder().join(source)).args(options).arg("-o").arg(&program);
         command.arg("-I").arg(crate_folder().join("include")).arg("-L").arg(folder.path());
         ran(command.args(["-lpinpool", "-lcuda"]));
     };
@@ -206,8 +216,14 @@ fn the_examples_copy_through_the_driver() {
         assert!(output.status.success() && out.contains("200 batches arrived whole"), "{backend}: {out}{err}");
         assert!(err.contains("0 frees with work in flight, 0 wrong uses"), "{backend}: {err}");
     };
-    let examples = [("cc", "-std=c99", "on_stream.c"), ("c++", "-std=c++17", "on_stream.cpp")];
-    for example in examples.into_iter().filter(|example| is_installed(example.0)) {
+    for example in [
+        ("cc", "-std=c99", "examples/on_stream.c"),
+        ("c++", "-std=c++17", "examples/on_stream.cpp"),
+        ("c++", "-std=c++17", "tests/programs/streams.cpp"),
+    ] {
+        if !is_installed(example.0) {
+            continue;
+        }
         compile(example, None);
         ["vmm", "register", "cuda"].into_iter().for_each(run);
         if has_sanitizers(example.0) {

@@ -10,11 +10,11 @@
 //!   last part.
 //! - **plan-I2**: a batch lies within one epoch; the last batch of an epoch is short.
 //! - **plan-I3**: the order of an epoch depends on the seed and the number of the epoch only.
-//! - **plan-I4**: the shards of an epoch are disjoint and together form the epoch (after `even` and `drop_last`): each shard
-//!   takes the units with the numbers `rank`, `rank + world`, `rank + 2 * world`, ... in the epoch's order (plan-I6).
-//! - **plan-I5**: [`plan_number`] covers everything that determines the batches of an epoch, so a state is refused if they would
+//! - **plan-I4**: the ranks of an epoch are disjoint and together form the epoch (after `even` and `drop_last`): each rank takes
+//!   the units with the numbers `index`, `index + world_size`, `index + 2 * world_size`, ... in the epoch's order (plan-I6).
+//! - **plan-I5**: [`plan_hash`] covers everything that determines the batches of an epoch, so a state is refused if they would
 //!   differ.
-//! - **plan-I6**: shuffles and shards move units: a sample, or all samples of a compressed file, which come in their order.
+//! - **plan-I6**: shuffles and ranks move units: a sample, or all samples of a compressed file, which come in their order.
 //!   A shuffle mixes the samples of [`OPEN_FILES`] units at random, so that several workers decompress at once,
 //!   and orders the parts of a batch with compressed samples by file.
 
@@ -23,7 +23,6 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
 use rand::seq::SliceRandom;
@@ -96,16 +95,16 @@ pub struct LoadedPart {
     /// Index into [`Catalog::samples`].
     pub sample: usize,
     /// Range of the part's bytes in the batch, without the decoded fields (see [`kept_fields`](super::decode::kept_fields)).
-    pub bytes: Range<usize>,
-    /// First byte in the sample: 0 unless the sample began in an earlier batch.
-    pub start: u64,
+    pub range: Range<usize>,
+    /// Offset of the first byte in the sample: 0 unless the sample began in an earlier batch.
+    pub sample_offset: u64,
     /// XXH3 checksum of the bytes as they were read, with [`LoadOptions::verify`].
     pub checksum: Option<u64>,
 }
 
 impl LoadedBatch {
     /// Returns the failure of the whole batch, which counts for the files of all `samples`.
-    pub(super) fn failure(&self, catalog: &Catalog, samples: &[usize], error: Arc<Error>) -> Failure {
+    pub(super) fn failure(&self, catalog: &Catalog, samples: &[usize], error: Error) -> Failure {
         let first = samples.first().map_or_else(String::new, |&sample| catalog.name(sample));
         let name = match samples.len() {
             1 => first,
@@ -169,7 +168,7 @@ impl BatchPlan {
             rng.set_stream(self.epoch);
             units.shuffle(rng);
         }
-        let world = self.options.shard.map_or(1, |shard| usize::try_from(shard.world()).unwrap_or(usize::MAX));
+        let world = self.options.rank.map_or(1, |rank| usize::try_from(rank.world_size()).unwrap_or(usize::MAX));
         if self.options.even {
             let missing = units.len().checked_next_multiple_of(world).map_or(0, |len| len - units.len());
             let repeated: Vec<_> = units.iter().cloned().cycle().take(missing).collect();
@@ -179,11 +178,11 @@ impl BatchPlan {
             let step = usize::try_from(batch.get()).unwrap_or(usize::MAX).saturating_mul(world);
             units.truncate(units.len() / step * step);
         }
-        if let Some(shard) = self.options.shard {
+        if let Some(rank) = self.options.rank {
             let mut place = 0;
             units.retain(|_| {
                 place += 1;
-                (place - 1) % shard.world() == shard.rank()
+                (place - 1) % rank.world_size() == rank.index()
             });
         }
         self.order = samples_of(units, rng.as_mut());
@@ -306,7 +305,7 @@ impl Iterator for BatchPlan {
 
 /// Returns a hash of everything that determines the batches of an epoch, except the number of the epoch (plan-I5). Excludes
 /// the directory that contains all files, so that they may be moved together.
-pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
+pub(super) fn plan_hash(catalog: &Catalog, options: &LoadOptions) -> u64 {
     let mut hasher = Xxh3Default::new();
     let mut number = |number: Option<u64>| {
         hasher.update(&[u8::from(number.is_some())]);
@@ -314,8 +313,8 @@ pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
     };
     [options.batch_samples, options.batch_bytes].into_iter().for_each(|limit| number(limit.map(NonZeroU64::get)));
     number(options.shuffle_seed);
-    number(options.shard.map(|shard| shard.rank()));
-    number(options.shard.map(|shard| shard.world()));
+    number(options.rank.map(|rank| rank.index()));
+    number(options.rank.map(|rank| rank.world_size()));
     number(Some(u64::from(options.even) + 2 * u64::from(options.drop_last) + 4 * options.decode.len().min(1) as u64));
     let path_of = |file: usize| match &catalog.files()[file].origin {
         DataOrigin::File(path) => path,
@@ -366,8 +365,8 @@ mod tests {
     fn ranks_have_equal_batches_with_even_or_drop_last() {
         let counts = |samples: usize, world, even, drop_last| {
             let ranks = (0..world).map(|rank| {
-                let (shard, batch_samples) = (crate::Shard::new(rank, world), NonZeroU64::new(10));
-                let options = LoadOptions { batch_samples, shard, even, drop_last, ..LoadOptions::default() };
+                let (rank, batch_samples) = (crate::Rank::new(rank, world), NonZeroU64::new(10));
+                let options = LoadOptions { batch_samples, rank, even, drop_last, ..LoadOptions::default() };
                 let planned: Vec<_> =
                     BatchPlan::new(&catalog(&vec![1; samples]), &options, &LoadState::default()).collect();
                 assert_eq!(planned.len() as u64, BatchPlan::count(&catalog(&vec![1; samples]), &options, 0));
@@ -388,7 +387,7 @@ mod tests {
             }
         }
         assert_eq!(counts(21, 2, false, false), [[10, 1].as_slice(), [10].as_slice()]);
-        assert_eq!(counts(1, 3, true, false), [[1], [1], [1]], "fewer samples than shards");
+        assert_eq!(counts(1, 3, true, false), [[1], [1], [1]], "fewer samples than ranks");
     }
 
     fn samples(batch: &PlannedBatch) -> Vec<usize> {

@@ -82,14 +82,14 @@ pub struct Sample {
     pub len_bytes: u64,
     /// In a tar archive, the name of each range: the part of the member's base name after the first dot, in lower case. Otherwise
     /// empty.
-    pub fields: Box<[Arc<str>]>,
+    pub field_names: Box<[Arc<str>]>,
 }
 
 impl Sample {
     /// Returns the fields of a sample of a tar archive: their names, and the ranges of their bytes in the sample, in order.
     pub fn fields(&self) -> impl Iterator<Item = (&str, Range<u64>)> {
         let mut start = 0;
-        self.fields.iter().zip(&self.ranges).map(move |(name, range)| {
+        self.field_names.iter().zip(&self.ranges).map(move |(name, range)| {
             let bytes = start..start + range.len_bytes;
             start = bytes.end;
             (&**name, bytes)
@@ -134,43 +134,36 @@ pub(super) struct CatalogLists {
 
 impl Catalog {
     /// Returns the files and containers, in the order in which they were listed.
-    #[must_use]
     pub fn files(&self) -> &[DataFile] {
         &self.lists.files
     }
 
     /// Returns the samples of all files (catalog-I1).
-    #[must_use]
     pub fn samples(&self) -> &[Sample] {
         &self.lists.samples
     }
 
     /// Returns the paths and containers that could not be listed.
-    #[must_use]
     pub fn failures(&self) -> &[Failure] {
         &self.lists.failures
     }
 
     /// Returns the symbolic links that were not followed because they lead back to a directory already entered.
-    #[must_use]
     pub fn cyclic_links(&self) -> &[PathBuf] {
         &self.lists.cyclic_links
     }
 
     /// Returns the pipes, sockets and devices under directories, which are not loaded.
-    #[must_use]
     pub fn special_files(&self) -> &[PathBuf] {
         &self.lists.special_files
     }
 
     /// Returns the bytes of all samples, which one epoch copies.
-    #[must_use]
     pub fn len_bytes(&self) -> u64 {
         self.samples().iter().fold(0, |sum, sample| sum.saturating_add(sample.len_bytes))
     }
 
-    /// Returns the name of a sample in failures: its path, or `path!member` in a container.
-    #[must_use]
+    /// Returns the name of a sample in failures: its path, `path!member` in a container, or `sample N` if there is no such sample.
     pub fn name(&self, sample: usize) -> String {
         let Some(sample) = self.samples().get(sample) else { return format!("sample {sample}") };
         let origin = &self.files()[sample.file].origin;
@@ -184,7 +177,6 @@ impl Catalog {
 
     /// Returns the label of a sample: the name of the directory of a plain file, or the member's name in a container. The
     /// label is empty for synthetic data and for a file without a directory.
-    #[must_use]
     pub fn label(&self, sample: usize) -> Cow<'_, str> {
         let Some(sample) = self.samples().get(sample) else { return Cow::Borrowed("") };
         match (&sample.member, &self.files()[sample.file].origin) {
@@ -217,10 +209,10 @@ impl CatalogLists {
     }
 
     /// Adds a sample of the file that is pushed next.
-    fn push_sample(&mut self, member: Option<Box<str>>, ranges: Vec<FileRange>, fields: Vec<Arc<str>>) {
+    fn push_sample(&mut self, member: Option<Box<str>>, ranges: Vec<FileRange>, field_names: Vec<Arc<str>>) {
         // The sum saturates, since sparse files can be longer than any buffer; the pool's error then contains the sum.
         let len_bytes = ranges.iter().fold(0u64, |sum, range| sum.saturating_add(range.len_bytes));
-        let (ranges, fields) = (ranges.into(), fields.into());
-        self.samples.push(Sample { file: self.files.len(), member, ranges, len_bytes, fields });
+        let (ranges, field_names) = (ranges.into(), field_names.into());
+        self.samples.push(Sample { file: self.files.len(), member, ranges, len_bytes, field_names });
     }
 }

@@ -7,11 +7,10 @@ use std::sync::Arc;
 use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError};
 
 use super::destination::Destination;
-use pinpool::source::SourceError;
-use pinpool::unstable::backend::CudaSource;
 use pinpool::{Completion, Error, PinnedBuf};
 
-/// A CUDA device.
+/// A CUDA device that receives batches and keeps none, to measure and to verify: each batch overwrites an earlier one. To use the
+/// data, iterate over [`Loader::batches`](crate::Loader::batches), or implement [`Destination`].
 #[derive(Debug)]
 pub struct CudaDestination {
     name: String,
@@ -25,25 +24,26 @@ impl CudaDestination {
     ///
     /// # Errors
     ///
-    /// If there is no driver or no such device, or the driver refuses a context, a stream or memory.
-    pub fn new(ordinal: u32, lanes: usize) -> Result<CudaDestination, SourceError> {
-        // Checks for a driver and the device first, because cudarc panics without a driver.
-        CudaSource::new(ordinal)?;
-        let refused = |call| move |error| SourceError::new(call, error_name(error));
+    /// [`Error::is_unavailable`] if there is no driver or no such device; [`Error::is_device`] if the driver refuses a context, a
+    /// stream or memory.
+    pub fn new(ordinal: u32, lanes: usize) -> Result<CudaDestination, Error> {
+        // cudarc panics without a driver.
+        pinpool::check_cuda_device(ordinal)?;
+        let refused = |call| move |error| Error::device_failed(format!("{call} failed: {}", error_name(error)));
         let context = CudaContext::new(ordinal as usize).map_err(refused("cuDevicePrimaryCtxRetain"))?;
         let lane = |_| {
             let stream = context.new_stream().map_err(refused("cuStreamCreate"))?;
             let memory = stream.alloc_zeros(1).map_err(refused("cuMemAlloc"))?;
             Ok((stream, memory))
         };
-        let lanes = (0..lanes).map(lane).collect::<Result<_, SourceError>>()?;
+        let lanes = (0..lanes).map(lane).collect::<Result<_, Error>>()?;
         let name = context.name().map_err(refused("cuDeviceGetName"))?;
         Ok(CudaDestination { name: format!("CUDA device {ordinal} ({name})"), lanes, host: Vec::new() })
     }
 }
 
 impl Destination for CudaDestination {
-    fn describe(&self) -> String {
+    fn name(&self) -> String {
         self.name.clone()
     }
 

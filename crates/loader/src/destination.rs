@@ -13,7 +13,7 @@ use pinpool_testing::{SinkMemory, SinkStream};
 /// A device with several lanes. Each lane copies one batch at a time.
 pub trait Destination {
     /// Returns the name for reports, such as the name of the device.
-    fn describe(&self) -> String;
+    fn name(&self) -> String;
 
     /// Returns the number of batches that may be in flight at once.
     fn lanes(&self) -> usize;
@@ -35,7 +35,7 @@ pub trait Destination {
     fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error>;
 }
 
-/// A host sink in place of a device: threads instead of streams, and ordinary memory.
+/// A host sink in place of a device, to measure and to verify: threads instead of streams, and ordinary memory.
 #[derive(Debug)]
 pub struct SinkDestination {
     lanes: Vec<(SinkStream, SinkMemory)>,
@@ -54,7 +54,7 @@ impl SinkDestination {
 }
 
 impl Destination for SinkDestination {
-    fn describe(&self) -> String {
+    fn name(&self) -> String {
         "host sink (no GPU)".to_string()
     }
 

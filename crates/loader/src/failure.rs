@@ -1,11 +1,10 @@
 //! The failures of a load.
 
-use std::fmt;
-use std::io;
-use std::sync::Arc;
+use std::{fmt, io};
 
 /// A skipped sample, file or batch, and the cause.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{name}: {cause}")]
 #[non_exhaustive]
 pub struct Failure {
     /// A path, `container!member`, or a batch with its first sample.
@@ -19,12 +18,6 @@ pub struct Failure {
 impl Failure {
     pub(super) fn new(name: impl fmt::Display, cause: impl Into<FailureCause>) -> Failure {
         Failure { name: name.to_string(), cause: cause.into(), files: Vec::new() }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.name, self.cause)
     }
 }
 
@@ -69,7 +62,7 @@ pub enum FailureCause {
     /// The copy failed, or the pool returned an error. If the pool had no memory for a batch, all other buffers had returned,
     /// or the consumer that held them waited for this batch.
     #[error(transparent)]
-    Pool(#[from] Arc<pinpool::Error>),
+    Pool(#[from] pinpool::Error),
     /// The bytes on the destination differ from the bytes that were read.
     #[error(
         "{len_bytes} bytes differ at the destination: checksum {arrived:016x} there, {read:016x} when they were read"

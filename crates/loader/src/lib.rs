@@ -1,8 +1,9 @@
-//! The reference loader: reads files into batches in pinned memory and copies them to a device. It uses the pool's public API,
-//! and `unstable` for CUDA.
+//! The reference loader: reads files into batches in pinned memory and copies them to a device. It uses only
+//! the pool's public API.
 //!
 //! [`Loader::batches`] iterates over batches in host memory; [`Loader::run`] copies them to a [`Destination`]. The loader never
-//! pins memory or prints, and copies bytes on the host only with [`LoadOptions::decode`].
+//! pins memory or prints, and copies bytes on the host only with [`LoadOptions::decode`]. The feature `cuda` (default) adds
+//! `CudaDestination`, and `decode` adds `ImageDecoder`.
 //!
 //! ```text
 //!                       Catalog            files, containers and their samples
@@ -28,7 +29,7 @@
 //! struct PrintFailures;
 //!
 //! impl Observer for PrintFailures {
-//!     fn failed(&mut self, failure: &Failure) {
+//!     fn on_failure(&mut self, failure: &Failure) {
 //!         eprintln!("{failure}");
 //!     }
 //! }
@@ -41,7 +42,7 @@
 //! // With the feature `cuda` and a GPU: `CudaDestination::new(0, 2)?`.
 //! let mut destination = SinkDestination::new(2)?;
 //! let summary = Loader::new(&pool, &catalog, options).run(&mut destination, &mut PrintFailures);
-//! assert!(summary.is_clean());
+//! assert!(summary.is_complete());
 //! assert_eq!(summary.bytes, catalog.len_bytes());
 //! println!("{} files, {:.1} GB/s", summary.files, summary.gb_per_s());
 //! # Ok(())
@@ -60,7 +61,7 @@
 //! let mut batches = loader.batches()?;
 //! while let Some(batch) = batches.next() {
 //!     for part in &batch.parts {
-//!         let bytes = &batch.buffer.wait_slice()?[part.bytes.clone()];
+//!         let bytes = &batch.buffer.wait_slice()?[part.range.clone()];
 //!         println!("{}: {} bytes", catalog.name(part.sample), bytes.len());
 //!     }
 //!     println!("{:?}", batches.state()); // `loader.resume_at(state)?` loads the rest
@@ -103,16 +104,16 @@ pub use self::compressed::Compression;
 pub use self::cuda_destination::CudaDestination;
 pub use self::decode::{Decode, DecodedField, first_undecodable, kept_fields};
 #[cfg(feature = "decode")]
-pub use self::decode::{Fit, ImageDecoder, Layout, PIXELS_MAX};
+pub use self::decode::{Fit, ImageDecoder, Layout, MAX_PIXELS};
 pub use self::destination::{Destination, SinkDestination};
 pub use self::failure::{Failure, FailureCause};
-pub use self::reader_threads::BatchReader;
-pub use self::run::{LoadOptions, Loader, Shard};
+pub use self::reader_threads::{BatchReader, TimedOut};
+pub use self::run::{LoadOptions, Loader, Rank};
 pub use self::state::{LoadState, StateError};
 pub use self::stop::StopFlag;
-pub use self::summary::{BatchDone, LoadError, LoadOutcome, LoadSummary, Observer};
+pub use self::summary::{ArrivedBatch, LoadError, LoadOutcome, LoadSummary, Observer};
 
-use self::batch_plan::{BatchPlan, plan_number};
+use self::batch_plan::{BatchPlan, plan_hash};
 use self::reader_threads::ReaderThreads;
 use self::transfer::Transfer;
 
@@ -125,11 +126,11 @@ impl Loader {
         let unlisted = self.catalog.failures();
         let is_refused = self.options.strict && !unlisted.is_empty();
         let unlisted = if is_refused { &unlisted[..1] } else { unlisted };
-        unlisted.iter().for_each(|failure| observer.failed(failure));
-        let reading =
-            if is_refused { Err(LoadOutcome::Strict) } else { ReaderThreads::start(self).map_err(LoadOutcome::Failed) };
-        let mut summary = match reading {
-            Ok(reading) => Transfer::new(self, reading, destination, observer).run(),
+        unlisted.iter().for_each(|failure| observer.on_failure(failure));
+        let refused = is_refused.then_some(LoadOutcome::StoppedAtFailure);
+        let started = refused.map_or_else(|| ReaderThreads::start(self).map_err(LoadOutcome::Failed), Err);
+        let mut summary = match started {
+            Ok(threads) => Transfer::new(self, threads, destination, observer).run(),
             Err(outcome) => LoadSummary { outcome, ..LoadSummary::default() },
         };
         // Returns the buffers of the last copies to the pool; there may be no later request that does so.
@@ -149,9 +150,8 @@ impl Loader {
     }
 
     /// Returns the state before the first batch of this loader.
-    #[must_use]
     pub fn start_state(&self) -> LoadState {
-        LoadState { plan: plan_number(&self.catalog, &self.options), ..self.start }
+        LoadState { plan: plan_hash(&self.catalog, &self.options), ..self.start }
     }
 
     /// Returns a loader of the remaining batches, which an uninterrupted load would yield after `state`.
@@ -160,11 +160,11 @@ impl Loader {
     ///
     /// If this loader's batches differ from the batches of the load that saved `state`.
     pub fn resume_at(mut self, state: LoadState) -> Result<Loader, StateError> {
-        let here = plan_number(&self.catalog, &self.options);
+        let here = plan_hash(&self.catalog, &self.options);
         if state.plan != here {
             return Err(StateError(format!(
                 "the state belongs to another load (plan {:016x}, here {here:016x}): resume with the same files, of the same names \
-                 and lengths, and the same limits of a batch, seed, shard, `even`, `drop_last` and `decode`",
+                 and lengths, and the same limits of a batch, seed, rank, `even`, `drop_last` and `decode`",
                 state.plan
             )));
         }
@@ -179,8 +179,7 @@ impl Loader {
     }
 
     /// Returns the number of batches of an epoch. Recomputes it from all samples on each call. The number differs between
-    /// epochs only if they are shuffled and, in addition, batches are limited by bytes or a shard has compressed archives.
-    #[must_use]
+    /// epochs only if they are shuffled and, in addition, batches are limited by bytes or a rank has compressed archives.
     pub fn batches_in_epoch(&self, epoch: u64) -> u64 {
         BatchPlan::count(&self.catalog, &self.options, epoch)
     }

@@ -46,7 +46,6 @@ impl Catalog {
     /// applies to compressed files: the samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed, and the
     /// decompressed data of any other `.gz` or `.zst` file is one sample. These files are decompressed once, on several threads.
     /// Files that cannot be listed are in [`Catalog::failures`]. The list ends early when `stop` is raised.
-    #[must_use]
     pub fn from_paths<P: AsRef<Path>>(paths: &[P], open_containers: bool, stop: &StopFlag) -> Catalog {
         let mut lists = CatalogLists::default();
         let found = lists.walk(paths, stop);

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::task::{Context, Poll, Waker};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::unmodeled::{Condvar, Mutex};
@@ -58,9 +58,9 @@ struct BatchCounts {
     started: u64,
     sent: u64,
     completed: u64,
-    closed: bool,
-    /// Whether no consumer waits for the next batch. The consumer may then still return the buffer of an earlier batch.
-    unwanted: bool,
+    is_closed: bool,
+    /// Whether the consumer does something else than wait for the next batch. It may then return the buffer of an earlier batch.
+    is_consumer_busy: bool,
 }
 
 impl ReadAhead {
@@ -69,30 +69,30 @@ impl ReadAhead {
     }
 
     /// Waits until one more batch may be started. Returns whether it may: `false` if the read-ahead is closed.
-    fn start(&self) -> bool {
+    fn wait_to_start(&self) -> bool {
         let mut counts = self.counts.lock();
-        while !counts.closed && counts.started - counts.sent >= self.prefetch {
+        while !counts.is_closed && counts.started - counts.sent >= self.prefetch {
             counts = self.changed.wait(counts);
         }
-        counts.started += u64::from(!counts.closed);
-        !counts.closed
+        counts.started += u64::from(!counts.is_closed);
+        !counts.is_closed
     }
 
-    pub(super) fn sent(&self) {
+    pub(super) fn count_sent(&self) {
         self.update(|counts| counts.sent += 1);
     }
 
-    pub(super) fn completed(&self) {
+    pub(super) fn count_completed(&self) {
         self.update(|counts| counts.completed += 1);
     }
 
     pub(super) fn close(&self) {
-        self.update(|counts| counts.closed = true);
+        self.update(|counts| counts.is_closed = true);
     }
 
-    /// Sets whether a consumer waits for the next batch. Initially, a consumer counts as waiting.
-    fn set_wanted(&self, wanted: bool) {
-        self.update(|counts| counts.unwanted = !wanted);
+    /// Sets whether the consumer does something else than wait for the next batch. Initially, it counts as waiting.
+    fn set_consumer_busy(&self, is_busy: bool) {
+        self.update(|counts| counts.is_consumer_busy = is_busy);
     }
 
     fn update(&self, change: impl FnOnce(&mut BatchCounts)) {
@@ -108,14 +108,14 @@ impl ReadAhead {
         let mut counts = self.counts.lock();
         // The caller's own batch is started and not completed.
         let mut has_waited = false;
-        while !counts.closed
+        while !counts.is_closed
             && counts.completed == completions
-            && (counts.started > counts.completed + 1 || counts.unwanted)
+            && (counts.started > counts.completed + 1 || counts.is_consumer_busy)
         {
             counts = self.changed.wait(counts);
             has_waited = true;
         }
-        !counts.closed && (has_waited || counts.completed > completions)
+        !counts.is_closed && (has_waited || counts.completed > completions)
     }
 }
 
@@ -151,7 +151,7 @@ impl Workers {
 
     fn start_batch(&self) -> Option<(PlannedBatch, Result<PinnedBuf, Error>)> {
         let mut batches = self.batches.lock();
-        if self.loader.stop.is_raised() || !self.ahead.start() {
+        if self.loader.stop.is_raised() || !self.ahead.wait_to_start() {
             return None;
         }
         let planned = batches.next()?;
@@ -164,13 +164,16 @@ impl Workers {
     /// `None` if the load has ended.
     fn get_buffer(&self, planned: &PlannedBatch) -> Option<Result<PinnedBuf, Error>> {
         let len = batch_bytes(&self.loader.options.decode, planned, &self.loader.catalog);
+        let mut tried_at = None;
         loop {
             let completions = self.ahead.counts.lock().completed;
             match self.get_unless_ended(len)? {
                 Err(error) if error.is_limit() || error.is_backend() => {
-                    if !self.ahead.wait_for_completion(completions) {
+                    // A consumer that polls is busy again, but it waited for this attempt.
+                    if tried_at == Some(completions) || !self.ahead.wait_for_completion(completions) {
                         return Some(Err(error));
                     }
+                    tried_at = Some(completions);
                 }
                 other => return Some(other),
             }
@@ -186,7 +189,7 @@ impl Workers {
             if let Poll::Ready(buffer) = get.as_mut().poll(&mut Context::from_waker(&waker)) {
                 return Some(buffer);
             }
-            if self.loader.stop.is_raised() || self.ahead.counts.lock().closed {
+            if self.loader.stop.is_raised() || self.ahead.counts.lock().is_closed {
                 return None;
             }
             thread::park_timeout(CHECK_EVERY);
@@ -247,18 +250,19 @@ impl ReaderThreads {
         &self.workers.ahead
     }
 
-    /// Returns the next batch in order (reader-threads-I1), or `None` if there is none. Returns pending if no batch is filled within `wait`.
-    pub(super) fn next(&mut self, wait: Duration) -> Poll<Option<LoadedBatch>> {
-        let Some(filled) = &self.filled else { return Poll::Ready(None) };
+    /// Returns the next batch in order (reader-threads-I1), or `None` if there is none. `until` of `None` means forever.
+    pub(super) fn next(&mut self, until: Option<Instant>) -> Result<Option<LoadedBatch>, TimedOut> {
+        let Some(filled) = &self.filled else { return Ok(None) };
         loop {
             if let Some(batch) = self.early.remove(&self.next_number) {
                 self.next_number += 1;
-                return Poll::Ready(Some(batch));
+                return Ok(Some(batch));
             }
+            let wait = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
             match filled.recv_timeout(wait) {
                 Ok(batch) => drop(self.early.insert(batch.number, batch)),
-                Err(RecvTimeoutError::Timeout) => return Poll::Pending,
-                Err(RecvTimeoutError::Disconnected) => return Poll::Ready(None),
+                Err(RecvTimeoutError::Timeout) => return Err(TimedOut),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
             }
         }
     }
@@ -287,54 +291,61 @@ impl Drop for ReaderThreads {
     }
 }
 
+/// No batch was filled in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no batch was filled in time")]
+pub struct TimedOut;
+
 /// An iterator over the batches of a load, in order. Dropping it ends the reading threads and returns their buffers to the pool.
 ///
 /// In a forked child it yields nothing.
 #[derive(Debug)]
 pub struct BatchReader {
-    reading: ReaderThreads,
+    reader_threads: ReaderThreads,
     /// The state after the last batch that was returned.
     state: LoadState,
 }
 
 impl BatchReader {
-    pub(super) fn new(reading: ReaderThreads, state: LoadState) -> BatchReader {
+    pub(super) fn new(reader_threads: ReaderThreads, state: LoadState) -> BatchReader {
         // Until the first call no consumer waits for a batch.
-        reading.ahead().set_wanted(false);
-        BatchReader { reading, state }
+        reader_threads.ahead().set_consumer_busy(true);
+        BatchReader { reader_threads, state }
     }
 
-    /// Returns the next batch as [`next`](Iterator::next) does, or pending if no batch is filled within `wait`. Each later
-    /// batch that is filled meanwhile starts the wait again.
-    pub fn next_within(&mut self, wait: Duration) -> Poll<Option<LoadedBatch>> {
+    /// Returns the next batch as [`next`](Iterator::next) does.
+    ///
+    /// # Errors
+    ///
+    /// The batch was not filled within `timeout`. A later call returns it.
+    pub fn next_timeout(&mut self, timeout: Duration) -> Result<Option<LoadedBatch>, TimedOut> {
         // A forked child has no threads.
-        if self.reading.generation.is_stale() || self.reading.workers.loader.stop.is_raised() {
+        if self.reader_threads.generation.is_stale() || self.reader_threads.workers.loader.stop.is_raised() {
             self.stop();
-            return Poll::Ready(None);
+            return Ok(None);
         }
-        // With a zero `wait` the consumer does not wait for this batch, so a worker without memory keeps waiting for a buffer to return.
-        self.reading.ahead().set_wanted(!wait.is_zero());
-        let Poll::Ready(next) = self.reading.next(wait) else { return Poll::Pending };
-        let Some(batch) = next else {
+        // With a zero timeout the consumer does not wait for this batch, so a worker without memory keeps waiting for a buffer to return.
+        self.reader_threads.ahead().set_consumer_busy(timeout.is_zero());
+        let next = self.reader_threads.next(Instant::now().checked_add(timeout));
+        self.reader_threads.ahead().set_consumer_busy(true);
+        let Some(batch) = next? else {
             self.stop();
-            return Poll::Ready(None);
+            return Ok(None);
         };
-        self.reading.ahead().set_wanted(false);
-        self.reading.ahead().sent();
+        self.reader_threads.ahead().count_sent();
         // The consumer owns the buffer now. A worker that finds no memory waits until the consumer calls again, and then
         // makes one more attempt, which waits up to `PINPOOL_WAIT`.
-        self.reading.ahead().completed();
+        self.reader_threads.ahead().count_completed();
         (self.state.epoch, self.state.index, self.state.number) = (batch.epoch, batch.index + 1, batch.number + 1);
-        Poll::Ready(Some(batch))
+        Ok(Some(batch))
     }
 
     /// Ends the load. When this returns, the threads have ended and the batches read ahead have returned to the pool.
     pub fn stop(&mut self) {
-        self.reading.end();
+        self.reader_threads.end();
     }
 
     /// Returns the state from which a later load continues: after the last batch returned. Batches read ahead do not count.
-    #[must_use]
     pub fn state(&self) -> LoadState {
         self.state
     }
@@ -347,7 +358,7 @@ impl Iterator for BatchReader {
     /// [`StopFlag`](super::StopFlag) was raised.
     fn next(&mut self) -> Option<LoadedBatch> {
         loop {
-            if let Poll::Ready(batch) = self.next_within(Duration::MAX) {
+            if let Ok(batch) = self.next_timeout(Duration::MAX) {
                 return batch;
             }
         }
@@ -362,6 +373,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_consumer_counts_as_busy_after_a_timeout() {
+        let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).max_bytes(1 << 20).build().unwrap();
+        let held = pool.get(1 << 20).unwrap();
+        let loader = Loader::new(&pool, &crate::Catalog::synthetic(1, 1), crate::LoadOptions::default());
+        let mut reader = loader.batches().unwrap();
+        assert_eq!(reader.next_timeout(Duration::from_millis(1)).err(), Some(TimedOut));
+        assert!(reader.reader_threads.ahead().counts.lock().is_consumer_busy);
+        drop(held);
+        assert!(reader.next().unwrap().failures.is_empty());
+    }
+
+    #[test]
     fn no_more_than_prefetch_batches_are_ahead() {
         let ahead = ReadAhead::new(3);
         let (starts, started) = channel();
@@ -370,13 +393,13 @@ mod tests {
             for _ in 0..4 {
                 let starts = starts.clone();
                 let ahead = &ahead;
-                scope.spawn(move || while ahead.start() && starts.send(()).is_ok() {});
+                scope.spawn(move || while ahead.wait_to_start() && starts.send(()).is_ok() {});
             }
             for sent in 0..1000 {
                 started.recv().unwrap();
                 let unsent = ahead.counts.lock().started - sent;
                 assert!((1..=3).contains(&unsent), "{unsent}");
-                ahead.sent();
+                ahead.count_sent();
             }
         });
     }
@@ -384,9 +407,9 @@ mod tests {
     #[test]
     fn closing_wakes_every_waiting_thread() {
         let ahead = ReadAhead::new(1);
-        assert!(ahead.start());
+        assert!(ahead.wait_to_start());
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| ahead.start());
+            let waiting = scope.spawn(|| ahead.wait_to_start());
             drop(CloseOnDrop(&ahead));
             assert!(!waiting.join().unwrap());
         });
@@ -397,11 +420,11 @@ mod tests {
     #[test]
     fn a_worker_waits_until_its_batch_is_wanted_and_then_tries_once_more() {
         let ahead = ReadAhead::new(4);
-        assert!(ahead.start());
-        ahead.set_wanted(false);
+        assert!(ahead.wait_to_start());
+        ahead.set_consumer_busy(true);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| ahead.wait_for_completion(0));
-            ahead.set_wanted(true);
+            ahead.set_consumer_busy(false);
             // If a batch is wanted and no other batch is in progress, its worker does not wait again, even if it came late.
             let _ = waiting.join().unwrap();
         });
@@ -411,13 +434,13 @@ mod tests {
     #[test]
     fn a_wait_for_memory_ends_when_no_other_batch_is_in_progress() {
         let ahead = ReadAhead::new(4);
-        assert!(ahead.start());
+        assert!(ahead.wait_to_start());
         assert!(!ahead.wait_for_completion(0), "alone");
-        assert!(ahead.start());
+        assert!(ahead.wait_to_start());
         thread::scope(|scope| {
             let waiting = scope.spawn(|| ahead.wait_for_completion(0));
-            ahead.sent();
-            ahead.completed();
+            ahead.count_sent();
+            ahead.count_completed();
             assert!(waiting.join().unwrap(), "the other batch is completed");
         });
         assert!(!ahead.wait_for_completion(1), "alone again");

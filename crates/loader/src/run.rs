@@ -32,14 +32,15 @@ pub struct LoadOptions {
     pub epochs: u64,
     /// Seed of a new order for each epoch; `None`, the default, keeps the order of the catalog.
     pub shuffle_seed: Option<u64>,
-    /// The part of each epoch that this process loads, of several that load the same catalog with the same options. Default:
-    /// `None`, all of it.
-    pub shard: Option<Shard>,
-    /// Gives all shards the same number of samples: each epoch repeats its first samples until `world` divides their number. A
-    /// compressed archive counts as one sample, so with archives the shards may still differ. Default: no.
+    /// The process among several that load the same catalog with the same options, each a part of each epoch. Default: `None`,
+    /// this process loads everything.
+    pub rank: Option<Rank>,
+    /// Gives all ranks the same number of samples: each epoch repeats its first samples until `world_size` divides their number.
+    /// A compressed archive counts as one sample, so with archives the ranks may still differ. Default: no.
     pub even: bool,
-    /// Ends an epoch with its last complete batch of `batch_samples` samples, after the same number of batches in all shards.
-    /// Needs `batch_samples`, no `batch_bytes`, and no compressed archives. Default: no.
+    /// Ends an epoch with its last complete batch of `batch_samples` samples, after the same number of batches in all ranks.
+    /// No effect without `batch_samples`. With `batch_bytes` (by default 16 MiB) or compressed archives, batches may be
+    /// incomplete and differ in number. Default: no.
     pub drop_last: bool,
     /// Reads each sample back from the destination and compares its checksum. Default: no.
     pub verify: bool,
@@ -60,7 +61,7 @@ impl Default for LoadOptions {
             batch_bytes: NonZeroU64::new(16 << 20),
             epochs: 1,
             shuffle_seed: None,
-            shard: None,
+            rank: None,
             even: false,
             drop_last: false,
             verify: false,
@@ -70,32 +71,29 @@ impl Default for LoadOptions {
     }
 }
 
-/// One of several disjoint parts of each epoch: every `world`-th sample (or whole compressed file) of its order, from number
-/// `rank` on. All parts together are the epoch; they differ by one sample (or file) at most.
+/// One of `world_size` processes that share each epoch: it loads every `world_size`-th sample (or whole compressed file) of the
+/// epoch's order, from number `index` on. All ranks together load the epoch; they differ by one sample (or file) at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shard {
-    rank: u64,
-    world: NonZeroU64,
+pub struct Rank {
+    index: u64,
+    world_size: NonZeroU64,
 }
 
-impl Shard {
-    /// Returns part `rank` of `world`, or `None` if `rank` is not below `world`.
-    #[must_use]
-    pub fn new(rank: u64, world: u64) -> Option<Shard> {
-        let world = NonZeroU64::new(world).filter(|world| rank < world.get())?;
-        Some(Shard { rank, world })
+impl Rank {
+    /// Returns rank `index` of `world_size`, or `None` if `index` is not below `world_size`.
+    pub fn new(index: u64, world_size: u64) -> Option<Rank> {
+        let world_size = NonZeroU64::new(world_size).filter(|size| index < size.get())?;
+        Some(Rank { index, world_size })
     }
 
-    /// Returns the number of the part, from 0.
-    #[must_use]
-    pub fn rank(&self) -> u64 {
-        self.rank
+    /// Returns the index of the process, from 0.
+    pub fn index(&self) -> u64 {
+        self.index
     }
 
-    /// Returns the number of parts.
-    #[must_use]
-    pub fn world(&self) -> u64 {
-        self.world.get()
+    /// Returns the number of processes.
+    pub fn world_size(&self) -> u64 {
+        self.world_size.get()
     }
 }
 
@@ -111,14 +109,12 @@ pub struct Loader {
 
 impl Loader {
     /// Creates a loader of `catalog` that takes every buffer from `pool`.
-    #[must_use]
     pub fn new(pool: &Pool, catalog: &Catalog, options: LoadOptions) -> Loader {
         let start = LoadState::default();
         Loader { pool: pool.clone(), catalog: catalog.clone(), options, start, stop: StopFlag::new() }
     }
 
     /// Ends a run early when `stop` is raised.
-    #[must_use]
     pub fn stop_on(mut self, stop: &StopFlag) -> Loader {
         self.stop = stop.clone();
         self

@@ -18,7 +18,6 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -112,7 +111,7 @@ impl<'a> SampleReader<'a> {
             Ok(buffer) => batch.buffer = buffer.filter(|buffer| !buffer.is_empty()).unwrap_or_default(),
             Err(error) => {
                 let samples: Vec<_> = planned.parts.iter().map(|part| part.sample).collect();
-                batch.failures.push(batch.failure(&self.loader.catalog, &samples, Arc::new(error)));
+                batch.failures.push(batch.failure(&self.loader.catalog, &samples, error));
             }
         }
         Some(batch)
@@ -146,7 +145,12 @@ impl<'a> SampleReader<'a> {
             match filled {
                 Ok((len_bytes, checksum)) => {
                     let (start, SamplePart { sample, start: first, .. }) = (arrays_end + end, *part);
-                    batch.parts.push(LoadedPart { sample, bytes: start..start + len_bytes, start: first, checksum });
+                    batch.parts.push(LoadedPart {
+                        sample,
+                        range: start..start + len_bytes,
+                        sample_offset: first,
+                        checksum,
+                    });
                     end += len_bytes;
                 }
                 Err(ReadEnd::Stopped) => return None,
@@ -371,7 +375,7 @@ mod tests {
             member: None,
             ranges: ranges.into(),
             len_bytes: all.len() as u64,
-            fields: Box::default(),
+            field_names: Box::default(),
         };
         for step in 1..=all.len() {
             let parts = (0..sample.len_bytes).step_by(step).map(|start| {

@@ -9,7 +9,7 @@ pub struct LoadState {
     pub index: u64,
     /// Index in the whole load, from 0.
     pub number: u64,
-    /// A hash of the samples, the limits of a batch, the seed and the shard, which determine the batches.
+    /// A hash of the samples, the limits of a batch, the seed and the rank, which determine the batches.
     pub plan: u64,
 }
 

@@ -11,7 +11,6 @@ pub struct StopFlag(Arc<AtomicBool>);
 
 impl StopFlag {
     /// Creates a flag that is not raised.
-    #[must_use]
     pub fn new() -> StopFlag {
         StopFlag::default()
     }
@@ -23,7 +22,6 @@ impl StopFlag {
     }
 
     /// Returns whether the flag is raised.
-    #[must_use]
     pub fn is_raised(&self) -> bool {
         // Relaxed: a thread that sees the flag late reads one more chunk.
         self.0.load(Ordering::Relaxed)

@@ -1,7 +1,6 @@
 //! The reports of a run: batches and failures while it runs, statistics at its end.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::failure::Failure;
@@ -9,10 +8,10 @@ use super::failure::Failure;
 /// Receives the events of a run, on the thread that called [`Loader::run`](super::Loader::run). `()` ignores them.
 pub trait Observer {
     /// Called when a batch has arrived, completely or in part.
-    fn batch_done(&mut self, _batch: &BatchDone) {}
+    fn on_batch(&mut self, _batch: &ArrivedBatch) {}
 
-    /// Called when something was skipped, unless each of its files has already had a failure.
-    fn failed(&mut self, _failure: &Failure) {}
+    /// Called when a sample, file or batch is skipped, but not again for files that were reported before.
+    fn on_failure(&mut self, _failure: &Failure) {}
 }
 
 impl Observer for () {}
@@ -20,7 +19,7 @@ impl Observer for () {}
 /// A batch that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct BatchDone {
+pub struct ArrivedBatch {
     /// Index in the run, from 0.
     pub number: u64,
     /// Samples that are complete with this batch.
@@ -30,6 +29,7 @@ pub struct BatchDone {
 }
 
 /// The statistics of a run. Samples and bytes are those that arrived, over all epochs.
+#[must_use = "the run may have failed: see `is_complete`"]
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct LoadSummary {
@@ -65,7 +65,7 @@ pub enum LoadOutcome {
     /// The [`StopFlag`](super::StopFlag) was raised.
     Stopped,
     /// The run ended at the first failure, because [`LoadOptions::strict`](super::LoadOptions::strict) is set.
-    Strict,
+    StoppedAtFailure,
     /// The run ended at an error after which no batch can be loaded.
     Failed(LoadError),
 }
@@ -84,18 +84,16 @@ pub enum LoadError {
     NoLanes,
     /// The destination refused a copy, a copy failed, or what arrived could not be read back.
     #[error(transparent)]
-    Copy(Arc<pinpool::Error>),
+    Copy(pinpool::Error),
 }
 
 impl LoadSummary {
     /// Returns whether the whole catalog arrived.
-    #[must_use]
-    pub fn is_clean(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.failed_files == 0 && matches!(self.outcome, LoadOutcome::Complete)
     }
 
     /// Returns the throughput in 10^9 bytes per second; 0 for a run that took no time.
-    #[must_use]
     pub fn gb_per_s(&self) -> f64 {
         let seconds = self.elapsed.as_secs_f64();
         if seconds > 0.0 { self.bytes as f64 / 1e9 / seconds } else { 0.0 }

@@ -19,7 +19,6 @@ const WORD_BYTES: usize = 4;
 impl Catalog {
     /// Creates a synthetic data set of `files` files of one sample each, 1 KiB to 16 MiB long. A seed gives the same bytes on
     /// every machine.
-    #[must_use]
     pub fn synthetic(files: u64, seed: u64) -> Catalog {
         let mut lengths = stream_of(seed, LENGTHS_STREAM);
         // The mean of a log-normal is exp(mu + sigma^2 / 2).

@@ -13,8 +13,6 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem;
-use std::sync::Arc;
-use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,7 +24,7 @@ use super::destination::Destination;
 use super::failure::{Failure, FailureCause};
 use super::reader_threads::ReaderThreads;
 use super::run::Loader;
-use super::summary::{BatchDone, LoadError, LoadOutcome, LoadSummary, Observer};
+use super::summary::{ArrivedBatch, LoadError, LoadOutcome, LoadSummary, Observer};
 use pinpool::{Completion, Error};
 
 /// Longest wait for a batch or a lane between two polls of the running copies: short compared with a copy of megabytes, long
@@ -44,7 +42,7 @@ struct RunningCopy {
 
 pub(super) struct Transfer<'a> {
     loader: &'a Loader,
-    reading: ReaderThreads,
+    reader_threads: ReaderThreads,
     destination: &'a mut dyn Destination,
     observer: &'a mut dyn Observer,
     summary: LoadSummary,
@@ -62,14 +60,14 @@ pub(super) struct Transfer<'a> {
 impl<'a> Transfer<'a> {
     pub(super) fn new(
         loader: &'a Loader,
-        reading: ReaderThreads,
+        reader_threads: ReaderThreads,
         destination: &'a mut dyn Destination,
         observer: &'a mut dyn Observer,
     ) -> Transfer<'a> {
         let idle_lanes = (0..destination.lanes()).rev().collect();
         Transfer {
             loader,
-            reading,
+            reader_threads,
             destination,
             observer,
             summary: LoadSummary::default(),
@@ -86,12 +84,12 @@ impl<'a> Transfer<'a> {
     pub(super) fn run(mut self) -> LoadSummary {
         let started = Instant::now();
         if self.idle_lanes.is_empty() {
-            self.end(LoadOutcome::Failed(LoadError::NoLanes));
+            self.end_early(LoadOutcome::Failed(LoadError::NoLanes));
         }
         while let Some(batch) = self.next() {
-            self.take(batch);
+            self.send_or_skip(batch);
         }
-        self.reading.ahead().close();
+        self.reader_threads.ahead().close();
         while let Some(copy) = self.running.pop_front() {
             self.complete(copy);
         }
@@ -116,7 +114,7 @@ impl<'a> Transfer<'a> {
         let backoff = Backoff::new();
         loop {
             self.complete_finished();
-            if self.is_finished() {
+            if self.has_ended() {
                 return None;
             }
             if self.idle_lanes.is_empty() {
@@ -129,27 +127,27 @@ impl<'a> Transfer<'a> {
                 continue;
             }
             // A worker at the pool's limit waits for a completion, so running copies are polled meanwhile.
-            let wait = if self.running.is_empty() { Duration::MAX } else { POLL_EVERY };
-            if let Poll::Ready(batch) = self.reading.next(wait) {
+            let until = (!self.running.is_empty()).then(|| Instant::now() + POLL_EVERY);
+            if let Ok(batch) = self.reader_threads.next(until) {
                 return batch;
             }
         }
     }
 
-    fn take(&mut self, mut batch: LoadedBatch) {
+    fn send_or_skip(&mut self, mut batch: LoadedBatch) {
         self.summary.epochs = batch.epoch;
-        mem::take(&mut batch.failures).into_iter().for_each(|failure| self.skip(failure));
+        mem::take(&mut batch.failures).into_iter().for_each(|failure| self.report_failure(failure));
         // A strict run ends with the failure, so the other samples of the batch are not sent.
         let mut is_in_flight = false;
-        if !self.is_finished() && batch.buffer.is_empty() {
+        if !self.has_ended() && batch.buffer.is_empty() {
             // Empty samples have arrived without a copy.
             self.count_arrived(&batch, &vec![xxh3_64(&[]); batch.parts.len()]);
-        } else if !self.is_finished() {
+        } else if !self.has_ended() {
             is_in_flight = self.send(batch);
         }
-        self.reading.ahead().sent();
+        self.reader_threads.ahead().count_sent();
         if !is_in_flight {
-            self.reading.ahead().completed();
+            self.reader_threads.ahead().count_completed();
         }
     }
 
@@ -165,7 +163,7 @@ impl<'a> Transfer<'a> {
                 true
             }
             Err(error) => {
-                self.copy_failed(&batch, error);
+                self.fail_batch(&batch, error);
                 false
             }
         }
@@ -191,17 +189,16 @@ impl<'a> Transfer<'a> {
         let RunningCopy { lane, batch, completion } = copy;
         match completion.wait().and_then(|()| self.checksums(lane, &batch.parts)) {
             Ok(checksums) => self.count_arrived(&batch, &checksums),
-            Err(error) => self.copy_failed(&batch, error),
+            Err(error) => self.fail_batch(&batch, error),
         }
         self.idle_lanes.push(lane);
-        self.reading.ahead().completed();
+        self.reader_threads.ahead().count_completed();
     }
 
-    fn copy_failed(&mut self, batch: &LoadedBatch, error: Error) {
-        let error = Arc::new(error);
-        self.end(LoadOutcome::Failed(LoadError::Copy(error.clone())));
+    fn fail_batch(&mut self, batch: &LoadedBatch, error: Error) {
+        self.end_early(LoadOutcome::Failed(LoadError::Copy(error.clone())));
         let samples: Vec<_> = batch.parts.iter().map(|part| part.sample).collect();
-        self.skip(batch.failure(&self.loader.catalog, &samples, error));
+        self.report_failure(batch.failure(&self.loader.catalog, &samples, error));
     }
 
     /// Returns the checksums of the parts on the destination, or none if the run does not verify.
@@ -209,7 +206,7 @@ impl<'a> Transfer<'a> {
         let mut checksums = Vec::new();
         if self.loader.options.verify {
             self.destination.read_back(lane, &mut |bytes| {
-                let bytes_of = |part: &LoadedPart| bytes.get(part.bytes.clone());
+                let bytes_of = |part: &LoadedPart| bytes.get(part.range.clone());
                 checksums.extend(parts.iter().map(|part| xxh3_64(bytes_of(part).unwrap_or_default())));
             })?;
         }
@@ -222,19 +219,22 @@ impl<'a> Transfer<'a> {
             return;
         }
         let mut intact = true;
-        let mut done = BatchDone { number: batch.number, samples: 0, bytes: 0 };
+        let mut done = ArrivedBatch { number: batch.number, samples: 0, bytes: 0 };
         for (at, part) in batch.parts.iter().enumerate() {
             match part.checksum {
                 Some(read) if checksums.get(at) != Some(&read) => {
                     intact = false;
-                    let (len_bytes, arrived) = (part.bytes.len(), checksums.get(at).copied().unwrap_or_default());
+                    let (len_bytes, arrived) = (part.range.len(), checksums.get(at).copied().unwrap_or_default());
                     let cause = FailureCause::Corrupted { len_bytes, read, arrived };
                     let failure = self.loader.catalog.failure(part.sample, cause);
-                    self.skip(Failure { name: format!("batch {}, {}", batch.number, failure.name), ..failure });
+                    self.report_failure(Failure {
+                        name: format!("batch {}, {}", batch.number, failure.name),
+                        ..failure
+                    });
                 }
                 _ => {
-                    done.bytes += part.bytes.len() as u64;
-                    if self.is_sample_whole(batch.epoch, part) {
+                    done.bytes += part.range.len() as u64;
+                    if self.add_part(batch.epoch, part) {
                         done.samples += 1;
                         self.count_file(self.loader.catalog.samples()[part.sample].file);
                     }
@@ -245,13 +245,13 @@ impl<'a> Transfer<'a> {
         self.summary.bytes += done.bytes;
         self.summary.batches += 1;
         self.summary.verified_batches += u64::from(intact && batch.parts.iter().all(|part| part.checksum.is_some()));
-        self.observer.batch_done(&done);
+        self.observer.on_batch(&done);
     }
 
     /// Adds a part to its sample. Returns whether the sample is complete; parts may arrive in any order.
-    fn is_sample_whole(&mut self, epoch: u64, part: &LoadedPart) -> bool {
+    fn add_part(&mut self, epoch: u64, part: &LoadedPart) -> bool {
         let sample_bytes = self.loader.catalog.samples()[part.sample].len_bytes;
-        let len_bytes = part.bytes.len() as u64;
+        let len_bytes = part.range.len() as u64;
         if len_bytes == sample_bytes {
             return true;
         }
@@ -272,25 +272,25 @@ impl<'a> Transfer<'a> {
     }
 
     /// Reports a failure unless all of its files have failed before, in another sample or epoch.
-    fn skip(&mut self, failure: Failure) {
+    fn report_failure(&mut self, failure: Failure) {
         let failed_before = self.failed_files.len();
         self.failed_files.extend(&failure.files);
         let newly_failed = (self.failed_files.len() - failed_before) as u64;
         self.summary.failed_files += newly_failed;
         if newly_failed > 0 {
-            self.observer.failed(&failure);
+            self.observer.on_failure(&failure);
         }
         if self.loader.options.strict {
-            self.end(LoadOutcome::Strict);
+            self.end_early(LoadOutcome::StoppedAtFailure);
         }
     }
 
     /// Ends the run early. If it has already ended, the first reason stays.
-    fn end(&mut self, ended: LoadOutcome) {
+    fn end_early(&mut self, ended: LoadOutcome) {
         self.ended_early.get_or_insert(ended);
     }
 
-    fn is_finished(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.ended_early.is_some() || self.loader.stop.is_raised()
     }
 }
@@ -309,8 +309,8 @@ mod tests {
     struct FirstBytes(SinkDestination, Vec<u8>);
 
     impl Destination for FirstBytes {
-        fn describe(&self) -> String {
-            self.0.describe()
+        fn name(&self) -> String {
+            self.0.name()
         }
 
         fn lanes(&self) -> usize {
@@ -337,7 +337,7 @@ mod tests {
             buffer.wait_slice_mut().unwrap().fill(number);
             let sample = usize::from(number);
             let len = usize::try_from(catalog.samples()[sample].len_bytes).unwrap();
-            let loaded = LoadedPart { sample, bytes: 0..len, start: 0, checksum: None };
+            let loaded = LoadedPart { sample, range: 0..len, sample_offset: 0, checksum: None };
             let number = number.into();
             let batch = LoadedBatch { number, index: number, parts: vec![loaded], buffer, ..Default::default() };
             send.send(batch).unwrap();

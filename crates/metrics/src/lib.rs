@@ -24,12 +24,11 @@
 //! | `pinpool.owner.buffers`, `pinpool.owner.bytes`, `pinpool.owner.oldest_age` | `tag` | what each tag holds |
 //!
 //! Each series has the labels `pool.name` (empty for an unnamed pool) and `backend`. Partitions are reported as separate pools;
-//! driver calls, causes and owners are counted only in their pool. Pools with the same name share their series.
+//! driver calls, causes and owners are counted only in their pool. Give each pool its own name: pools with the same name overwrite each other's series.
 //!
 //! Prometheus replaces dots by underscores and appends the unit, and `_total` to counters:
 //! `pinpool_requests_hits_total{pool_name="train",backend="vmm"}`. Its exporter for the facade does so after
-//! `with_recommended_naming(true)`. [`prometheus_text`] needs no recorder, and `pinpool metrics` serves the pools of running
-//! processes without any code.
+//! `with_recommended_naming(true)`. `pinpool metrics` serves the pools of running processes without any code.
 //!
 //! # Histograms
 //!
@@ -55,7 +54,7 @@ use self::metric::{Durations, METRICS, Metric, Sample};
 pub use self::text::prometheus_text;
 
 /// Describes each metric, with its unit, to the current recorder. [`Reporter::new`] calls it.
-pub fn describe() {
+pub fn describe_metrics() {
     for Metric { name, kind, unit, help, .. } in &*METRICS {
         match kind {
             Kind::Counter => describe_counter!(name.clone(), *unit, *help),
@@ -84,7 +83,7 @@ struct Reported {
 impl Reporter {
     /// A reporter for `pool`, which describes the metrics to the recorder.
     pub fn new(pool: &Pool) -> Self {
-        describe();
+        describe_metrics();
         Self { pool: pool.clone(), reported: Mutex::default() }
     }
 
@@ -94,7 +93,7 @@ impl Reporter {
         let Reported { times, tags } = &mut *self.reported.lock();
         let mut objects = vec![self.object(tags)];
         objects.extend(self.pool.partition_stats().iter().map(|stats| json!(stats)));
-        objects.iter().for_each(|object| pass_on(object, times));
+        objects.iter().for_each(|object| publish(object, times));
         let exists = |number: u64| objects.iter().any(|object| object["number"].as_u64() == Some(number));
         times.retain(|(number, _), _| exists(*number));
     }
@@ -116,7 +115,7 @@ impl Reporter {
 
 /// Passes the statistics of one pool to the recorder.
 #[allow(clippy::cast_precision_loss)] // Gauges are floating.
-fn pass_on(object: &Value, reported: &mut HashMap<(u64, &'static str), Durations>) {
+fn publish(object: &Value, reported: &mut HashMap<(u64, &'static str), Durations>) {
     let text = |name: &str| object[name].as_str().unwrap_or_default().to_owned();
     let pool = [Label::new("pool.name", text("name")), Label::new("backend", text("backend"))];
     let number = object["number"].as_u64().unwrap_or(0);
@@ -133,7 +132,7 @@ fn pass_on(object: &Value, reported: &mut HashMap<(u64, &'static str), Durations
                     // Done even without new durations, so that the series exists.
                     let histogram = histogram!(name, labels);
                     let before = reported.insert((number, name), now.clone()).unwrap_or_default();
-                    let new = since(&now, &before).into_iter();
+                    let new = new_durations(&now, &before).into_iter();
                     new.for_each(|(seconds, events)| histogram.record_many(seconds, events));
                 }
             }
@@ -142,7 +141,7 @@ fn pass_on(object: &Value, reported: &mut HashMap<(u64, &'static str), Durations
 }
 
 /// Returns the durations in `now` that are not in `before`: the middle of each bucket, and its number of new durations.
-fn since(now: &Durations, before: &Durations) -> Vec<(f64, usize)> {
+fn new_durations(now: &Durations, before: &Durations) -> Vec<(f64, usize)> {
     let bounds = bucket_bounds();
     let mut new = Vec::new();
     for (at, count) in now.buckets.iter().enumerate() {
@@ -174,10 +173,10 @@ mod tests {
             durations
         };
         let (before, now) = (durations(&[10, 700, 700]), durations(&[10, 700, 700, 800, 5_000]));
-        let news = since(&now, &before);
+        let news = new_durations(&now, &before);
         assert_eq!(news.iter().map(|(_, events)| *events).collect::<Vec<_>>(), [1, 1]);
         let (low, high) = (news[0].0 * 1e9, news[1].0 * 1e9);
         assert!(512.0 < low && low < 1024.0 && 4096.0 < high && high < 8192.0, "{news:?}");
-        assert_eq!(since(&now, &now), []);
+        assert_eq!(new_durations(&now, &now), []);
     }
 }

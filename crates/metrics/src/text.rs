@@ -12,12 +12,7 @@ use super::metric::{Durations, METRICS, Sample, bucket_bounds};
 /// The metrics of several pools in the text format of Prometheus. Takes the labels of each pool and the JSON object that the
 /// socket of its process sends. A value that is missing in the object has no series. A pool with the labels of an earlier one
 /// also has the label `pool_number`; a pool that is passed twice counts once.
-///
-/// ```
-/// let pool = serde_json::json!({ "requests": { "hits": 3 } });
-/// let text = pinpool_metrics::prometheus_text(&[(vec![("pool_name", "train".to_owned())], &pool)]);
-/// assert!(text.contains("pinpool_requests_hits_total{pool_name=\"train\"} 3"));
-/// ```
+#[doc(hidden)]
 pub fn prometheus_text(pools: &[(Vec<(&str, String)>, &Value)]) -> String {
     let pools = distinct(pools);
     let mut text = String::new();

@@ -14,7 +14,7 @@
 //! | [`child_descriptors`] | descriptors that forked children close |
 //! | [`local_socket`] | a socket in the file system, for this user alone |
 //! | [`host`] | memory, limits, pressure and NUMA nodes of the machine |
-//! | [`words`] | how sizes and times are written |
+//! | [`format`](mod@format) | how sizes and times are written |
 //!
 //! This crate does not depend on pools.
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // Linux-only items are missing on other systems.
@@ -26,10 +26,10 @@ pub mod clock;
 pub mod exit;
 pub mod file_id;
 pub mod fork;
+pub mod format;
 pub mod host;
 pub mod leaked;
 pub mod local_socket;
 pub mod sync;
 pub mod threads;
 pub mod unwind;
-pub mod words;

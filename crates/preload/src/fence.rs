@@ -26,7 +26,7 @@ use pinpool_os::sync::unmodeled::Mutex;
 /// Time between two checks of work that cannot be waited for.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A fence after all work that the process had enqueued when the fence was made.
+/// A fence after all work that the recorded contexts had when the fence was made.
 #[derive(Debug)]
 pub(crate) struct ProcessFence {
     driver: &'static Driver,

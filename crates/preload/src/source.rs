@@ -122,11 +122,7 @@ unsafe impl Source for HostSource {
         self.context.while_alive(|_| ()).is_none().then(Self::gone)
     }
 
-    fn needs_gpu(&self) -> bool {
-        true
-    }
-
-    fn release_waits(&self) -> bool {
+    fn blocks_on_release(&self) -> bool {
         true
     }
 }

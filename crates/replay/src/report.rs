@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pinpool::Preset;
 use pinpool_observe::diagnosis::words::counted;
-use pinpool_os::words::Time;
+use pinpool_os::format::Time;
 use serde::Serialize;
 
 use super::cost::CallCost;

@@ -60,7 +60,6 @@ impl SimSource {
     }
 
     /// Counts the bytes of a request as they are, without rounding them to pages.
-    #[must_use]
     pub fn exact(self) -> Self {
         Self { is_exact: true, ..self }
     }

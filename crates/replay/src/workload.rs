@@ -131,7 +131,6 @@ impl Workload {
 
     /// Returns the workload that the same program would have if backend calls took no time, and if no thread queued behind
     /// another thread that waits for memory. Its steps follow each other sooner.
-    #[must_use]
     pub fn without_delays(&self) -> Self {
         let mut workload = self.clone();
         for step in workload.threads.iter_mut().flatten() {

@@ -1,12 +1,12 @@
 //! The number of shared buffers in each state.
 
 use super::layout::View;
-use super::state::Use;
+use super::state::Usage;
 
 /// The number of shared buffers in each state. Other processes may change states at any time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counts {
+pub struct BufferCounts {
     /// Free.
     pub free: usize,
     /// Being filled by a worker.
@@ -17,15 +17,15 @@ pub struct Counts {
     pub held: usize,
 }
 
-impl Counts {
+impl BufferCounts {
     pub(super) fn read(view: View<'_>) -> Self {
         let mut counts = Self::default();
-        for (_, entry) in view.entries() {
+        for (_, entry) in view.buffer_headers() {
             let count = match entry.state.read().map(|state| state.usage) {
-                Some(Use::Free) => &mut counts.free,
-                Some(Use::Filling(_)) => &mut counts.filling,
-                Some(Use::Sent(_)) => &mut counts.sent,
-                Some(Use::Held) | None => &mut counts.held,
+                Some(Usage::Free) => &mut counts.free,
+                Some(Usage::Filling(_)) => &mut counts.filling,
+                Some(Usage::Sent(_)) => &mut counts.sent,
+                Some(Usage::Held) | None => &mut counts.held,
             };
             *count += 1;
         }

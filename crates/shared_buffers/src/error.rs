@@ -36,7 +36,7 @@ pub(crate) enum ErrorKind {
 
 impl Error {
     /// Returns the pool's error, if the pool failed.
-    pub fn of_pool(&self) -> Option<&pinpool::Error> {
+    pub fn pool_error(&self) -> Option<&pinpool::Error> {
         match &*self.0 {
             ErrorKind::Pool(error) => Some(error),
             _ => None,
@@ -45,32 +45,38 @@ impl Error {
 
     /// Returns whether the length of the request exceeds a shared buffer, or is invalid for the pool.
     pub fn is_invalid_request(&self) -> bool {
-        matches!(*self.0, ErrorKind::TooLong { .. }) || self.of_pool().is_some_and(pinpool::Error::is_invalid_request)
+        matches!(*self.0, ErrorKind::TooLong { .. })
+            || self.pool_error().is_some_and(pinpool::Error::is_invalid_request)
     }
 
     /// Returns whether no buffer was free in time, or the memory does not fit within the pool's limit.
     pub fn is_limit(&self) -> bool {
-        matches!(*self.0, ErrorKind::NoBuffer { .. }) || self.of_pool().is_some_and(pinpool::Error::is_limit)
+        matches!(*self.0, ErrorKind::NoBuffer { .. }) || self.pool_error().is_some_and(pinpool::Error::is_limit)
+    }
+
+    /// Returns whether the pool was [closed](pinpool::Pool::close).
+    pub fn is_closed(&self) -> bool {
+        self.pool_error().is_some_and(pinpool::Error::is_closed)
     }
 
     /// Returns whether the ticket is invalid: its buffer was received before or freed, or belongs to other shared buffers.
-    pub fn is_ticket(&self) -> bool {
+    pub fn is_invalid_ticket(&self) -> bool {
         matches!(*self.0, ErrorKind::Ticket { .. })
     }
 
     /// Returns whether the trainer has exited, or refuses its workers.
-    pub fn is_peer(&self) -> bool {
+    pub fn is_trainer_gone(&self) -> bool {
         matches!(*self.0, ErrorKind::Peer(_))
     }
 
-    /// Returns whether the shared memory is invalid or unavailable.
-    pub fn is_shared(&self) -> bool {
-        matches!(*self.0, ErrorKind::Shared(_)) || self.of_pool().is_some_and(pinpool::Error::is_backend)
+    /// Returns whether the kernel or the driver refused, or the shared memory is invalid.
+    pub fn is_backend(&self) -> bool {
+        matches!(*self.0, ErrorKind::Shared(_)) || self.pool_error().is_some_and(pinpool::Error::is_backend)
     }
 
     /// Returns whether the buffers or the pool were created before this process was forked.
     pub fn is_forked(&self) -> bool {
-        matches!(*self.0, ErrorKind::Forked(_)) || self.of_pool().is_some_and(pinpool::Error::is_forked)
+        matches!(*self.0, ErrorKind::Forked(_)) || self.pool_error().is_some_and(pinpool::Error::is_forked)
     }
 }
 

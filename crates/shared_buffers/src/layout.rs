@@ -60,12 +60,12 @@ pub(super) struct Header {
 
 impl Header {
     /// Returns the event count that is notified when a buffer becomes free.
-    pub(super) fn freed(&self) -> &EventCount {
+    pub(super) fn freed_event(&self) -> &EventCount {
         &self.freed.0
     }
 
     /// Returns the event count that is notified when a buffer is sent.
-    pub(super) fn sent(&self) -> &EventCount {
+    pub(super) fn sent_event(&self) -> &EventCount {
         &self.sent.0
     }
 
@@ -84,18 +84,18 @@ impl Header {
     }
 
     /// Sets whether workers that find no free buffer are refused immediately.
-    pub(super) fn set_refusing(&self, is_refusing: bool) {
+    pub(super) fn set_refusing_workers(&self, is_refusing: bool) {
         let (from, to) = if is_refusing { (0, REFUSING) } else { (REFUSING, 0) };
         // Closed buffers stay closed.
         let _ = self.is_closed.0.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
-        self.freed().notify(i32::MAX);
+        self.freed_event().notify(i32::MAX);
     }
 
     /// Refuses buffers to workers from now on.
     pub(super) fn close(&self) {
         self.is_closed.0.store(1, Ordering::SeqCst);
-        self.freed().notify(i32::MAX);
-        self.sent().notify(i32::MAX);
+        self.freed_event().notify(i32::MAX);
+        self.sent_event().notify(i32::MAX);
     }
 
     /// Records that a worker uses `slot`.
@@ -238,13 +238,13 @@ impl<'a> View<'a> {
     }
 
     /// Returns the entry of buffer `index`; `None` if there is no such buffer.
-    pub(super) fn entry(self, index: usize) -> Option<&'a BufferHeader> {
+    pub(super) fn buffer_header(self, index: usize) -> Option<&'a BufferHeader> {
         (index < self.geometry.buffers).then_some(())?;
         self.memory.shared(PAGE_BYTES + index * size_of::<BufferHeader>())
     }
 
-    pub(super) fn entries(self) -> impl Iterator<Item = (usize, &'a BufferHeader)> {
-        (0..self.geometry.buffers).filter_map(move |index| self.entry(index).map(|entry| (index, entry)))
+    pub(super) fn buffer_headers(self) -> impl Iterator<Item = (usize, &'a BufferHeader)> {
+        (0..self.geometry.buffers).filter_map(move |index| self.buffer_header(index).map(|entry| (index, entry)))
     }
 }
 

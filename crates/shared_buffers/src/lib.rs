@@ -26,7 +26,7 @@
 //!
 //! let buf = shared.receive(&ticket)?; // a `PinnedBuf`: copy it, drop it
 //! assert_eq!(*buf.wait_slice()?, b"bytes");
-//! assert!(shared.receive(&ticket).unwrap_err().is_ticket(), "once");
+//! assert!(shared.receive(&ticket).unwrap_err().is_invalid_ticket(), "once");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -35,20 +35,20 @@
 //! | process | result |
 //! | --- | --- |
 //! | a worker that fills a buffer | the buffer is freed when another process needs one, or by [`recover`](SharedPool::recover) |
-//! | a worker that has sent a buffer | the buffer can be received: by its ticket, by [`next`](SharedPool::next), or, if the ticket was lost, by [`next_from_dead_worker`](SharedPool::next_from_dead_worker) |
-//! | the trainer | a worker's next `send`, or `get` without a free buffer, fails with [`is_peer`](crate::Error::is_peer); the memory is freed when the last worker exits |
+//! | a worker that has sent a buffer | the buffer can be received: by its ticket, by [`receive_next`](SharedPool::receive_next), or, if the ticket was lost, by [`receive_from_dead_worker`](SharedPool::receive_from_dead_worker) |
+//! | the trainer | a worker's next `send`, or `get` without a free buffer, fails with [`is_trainer_gone`](crate::Error::is_trainer_gone); the memory is freed when the last worker exits |
 //!
 //! Each process locks a byte of the file, which the kernel unlocks when the process exits, so no daemon and no timeout is needed.
 //! Each state change of a buffer is one atomic exchange in the shared memory, so a process may die at any instruction.
-//!
-//! | file | contains |
-//! | --- | --- |
-//! | `shared_pool.rs`, `worker.rs` | the trainer's side, the worker's side |
-//! | `state.rs`, `counts.rs` | the state of one buffer, the number of buffers in each state |
-//! | `layout.rs` | the layout of the file, and its validation |
-//! | `memory_file.rs` | mapped anonymous files (`memfd`) |
-//! | `lend.rs` | parts of the memory as buffers of a pool |
-//! | `ticket.rs` | the message about a sent buffer |
+
+// | file | contains |
+// | --- | --- |
+// | `shared_pool.rs`, `worker.rs` | the trainer's side, the worker's side |
+// | `state.rs`, `counts.rs` | the state of one buffer, the number of buffers in each state |
+// | `layout.rs` | the layout of the file, and its validation |
+// | `memory_file.rs` | mapped anonymous files (`memfd`) |
+// | `lend.rs` | parts of the memory as buffers of a pool |
+// | `ticket.rs` | the message about a sent buffer |
 
 #![cfg(target_os = "linux")] // Memory files, locks of open file descriptions.
 
@@ -62,7 +62,7 @@ mod state;
 mod ticket;
 mod worker;
 
-pub use counts::Counts;
+pub use counts::BufferCounts;
 pub use error::{Error, Result};
 pub use shared_pool::SharedPool;
 pub use ticket::Ticket;

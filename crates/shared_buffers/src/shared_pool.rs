@@ -3,10 +3,10 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use super::counts::Counts;
+use super::counts::BufferCounts;
 use super::layout::{BufferHeader, Geometry, SharedFile, View, io_failed};
 use super::lend::Lender;
-use super::state::{State, Use};
+use super::state::{State, Usage};
 use super::ticket::Ticket;
 use super::worker::{CHECK_EVERY, TRAINER, is_alive, locks_of, recover};
 use crate::error::{ErrorKind, Result};
@@ -29,7 +29,7 @@ pub struct SharedPool {
     lender: Lender,
     file: MemoryFile,
     geometry: Geometry,
-    owners: LockFile,
+    lock_file: LockFile,
     generation: ForkGeneration,
 }
 
@@ -40,9 +40,9 @@ impl SharedPool {
     /// # Errors
     ///
     /// - [`is_limit`](crate::Error::is_limit): they do not fit within the limit,
-    /// - [`is_shared`](crate::Error::is_shared): the kernel or the driver refused, or the numbers are out of range,
+    /// - [`is_backend`](crate::Error::is_backend): the kernel or the driver refused, or the numbers are out of range,
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked,
-    /// - [`of_pool`](crate::Error::of_pool): the pool was [closed](Pool::close).
+    /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Pool::close).
     pub fn new(pool: &Pool, buffer_bytes: usize, buffers: usize) -> Result<Self> {
         Self::with_hugetlb(pool, buffer_bytes, buffers, None)
     }
@@ -54,14 +54,14 @@ impl SharedPool {
     /// The errors of [`new`](Self::new).
     pub fn with_hugetlb(pool: &Pool, buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<Self> {
         let (file, layout) = SharedFile::new(buffer_bytes, buffers, hugetlb)?;
-        let owners = locks_of(&file)?;
-        if !owners.try_lock_slot(TRAINER).map_err(io_failed("a lock of the file"))? {
+        let lock_file = locks_of(&file)?;
+        if !lock_file.try_lock_slot(TRAINER).map_err(io_failed("a lock of the file"))? {
             return Err(ErrorKind::Shared("another process has locked the new file".to_owned()).into());
         }
         let SharedFile { memory, geometry } = layout;
         let release = move |memory: &SharedMemory, offset| free(View { memory, geometry: &geometry }, offset);
         let lender = Lender::new(pool, memory, Box::new(release))?;
-        Ok(Self { lender, file, geometry, owners, generation: ForkGeneration::now() })
+        Ok(Self { lender, file, geometry, lock_file, generation: ForkGeneration::now() })
     }
 
     fn view(&self) -> Result<View<'_>> {
@@ -76,16 +76,16 @@ impl SharedPool {
     ///
     /// # Errors
     ///
-    /// - [`is_ticket`](crate::Error::is_ticket): it was received before, was not sent, or belongs to other shared buffers,
+    /// - [`is_invalid_ticket`](crate::Error::is_invalid_ticket): it was received before, was not sent, or belongs to other shared buffers,
     /// - [`is_forked`](crate::Error::is_forked): the buffers were created before this process was forked,
-    /// - [`of_pool`](crate::Error::of_pool): the pool was [closed](Pool::close); the buffer stays sent.
+    /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Pool::close); the buffer stays sent.
     pub fn receive(&self, ticket: &Ticket) -> Result<PinnedBuf> {
         let view = self.view()?;
         if ticket.id != view.geometry.id {
             let why = "it belongs to other shared buffers: receive it with the `SharedPool` of its worker";
             return Err(ticket.error(why));
         }
-        let Some(entry) = view.entry(ticket.index()) else {
+        let Some(entry) = view.buffer_header(ticket.index()) else {
             return Err(ticket.error(format!("there are {} buffers", view.geometry.buffers)));
         };
         let sent = entry.state.read().ok_or_else(|| ticket.error("the state of the buffer is damaged"))?;
@@ -96,11 +96,11 @@ impl SharedPool {
             );
         }
         let why = match sent.usage {
-            Use::Sent(_) if entry.len.load(Ordering::Relaxed) == ticket.len => "",
-            Use::Sent(_) => "its length is not what the worker sent",
-            Use::Filling(_) => "its worker is still filling the buffer",
-            Use::Held => "it was received before, and the buffer is in use",
-            Use::Free => "it was received before, and its buffer was returned",
+            Usage::Sent(_) if entry.len.load(Ordering::Relaxed) == ticket.len => "",
+            Usage::Sent(_) => "its length is not what the worker sent",
+            Usage::Filling(_) => "its worker is still filling the buffer",
+            Usage::Held => "it was received before, and the buffer is in use",
+            Usage::Free => "it was received before, and its buffer was returned",
         };
         if !why.is_empty() {
             return Err(ticket.error(why));
@@ -112,12 +112,12 @@ impl SharedPool {
     fn hold(&self, view: View<'_>, index: usize, entry: &BufferHeader, sent: State) -> Result<Option<PinnedBuf>> {
         let len =
             usize::try_from(entry.len.load(Ordering::Relaxed)).unwrap_or(usize::MAX).min(view.geometry.buffer_bytes);
-        if !entry.state.step(sent, Use::Held) {
+        if !entry.state.step(sent, Usage::Held) {
             return Ok(None);
         }
         let lent = self.lender.lend(view.geometry.offset(index), len);
         if lent.is_err() {
-            entry.state.change(State { usage: Use::Held, ..sent }, sent);
+            entry.state.change(State { usage: Usage::Held, ..sent }, sent);
         }
         lent.map(Some)
     }
@@ -128,10 +128,10 @@ impl SharedPool {
     /// # Errors
     ///
     /// The errors of [`receive`](Self::receive).
-    pub fn next(&self, timeout: Duration) -> Result<Option<(Ticket, PinnedBuf)>> {
+    pub fn receive_next(&self, timeout: Duration) -> Result<Option<(Ticket, PinnedBuf)>> {
         let (view, begun) = (self.view()?, Instant::now());
         let slice = CHECK_EVERY.min(timeout);
-        view.header()?.sent().wait(slice, || begun.elapsed() >= timeout, || self.oldest(|_| true))
+        view.header()?.sent_event().wait(slice, || begun.elapsed() >= timeout, || self.receive_oldest(|_| true))
     }
 
     /// Receives the oldest buffer that a dead worker sent and that was not received, without its ticket; `None` if there is none.
@@ -140,15 +140,15 @@ impl SharedPool {
     /// # Errors
     ///
     /// The errors of [`receive`](Self::receive).
-    pub fn next_from_dead_worker(&self) -> Result<Option<(Ticket, PinnedBuf)>> {
-        self.oldest(|slot| !is_alive(&self.owners, slot))
+    pub fn receive_from_dead_worker(&self) -> Result<Option<(Ticket, PinnedBuf)>> {
+        self.receive_oldest(|slot| !is_alive(&self.lock_file, slot))
     }
 
-    fn oldest(&self, is_wanted: impl Fn(u16) -> bool) -> Result<Option<(Ticket, PinnedBuf)>> {
+    fn receive_oldest(&self, is_wanted: impl Fn(u16) -> bool) -> Result<Option<(Ticket, PinnedBuf)>> {
         let view = self.view()?;
         loop {
-            let sent = view.entries().filter_map(|(index, entry)| match entry.state.read() {
-                Some(sent @ State { usage: Use::Sent(slot), .. }) if is_wanted(slot) => {
+            let sent = view.buffer_headers().filter_map(|(index, entry)| match entry.state.read() {
+                Some(sent @ State { usage: Usage::Sent(slot), .. }) if is_wanted(slot) => {
                     Some((entry.order.load(Ordering::Relaxed), index, entry, sent))
                 }
                 _ => None,
@@ -169,30 +169,30 @@ impl SharedPool {
     ///
     /// [`is_forked`](crate::Error::is_forked): this process was forked after the buffers were created.
     pub fn recover(&self) -> Result<usize> {
-        recover(self.view()?, &self.owners, None)
+        recover(self.view()?, &self.lock_file, None)
     }
 
-    /// Sets whether workers are refused ([`is_peer`](crate::Error::is_peer)): `get` fails instead of waiting for a buffer,
+    /// Sets whether workers are refused ([`is_trainer_gone`](crate::Error::is_trainer_gone)): `get` fails instead of waiting for a buffer,
     /// `send` fails and frees its buffer, and no worker can attach. A trainer should set this before it joins its workers.
     ///
     /// # Errors
     ///
     /// [`is_forked`](crate::Error::is_forked): this process was forked after the buffers were created.
-    pub fn refuse_waits(&self, is_refusing: bool) -> Result<()> {
-        self.view()?.header()?.set_refusing(is_refusing);
+    pub fn set_refusing_workers(&self, is_refusing: bool) -> Result<()> {
+        self.view()?.header()?.set_refusing_workers(is_refusing);
         Ok(())
     }
 
-    /// Number of workers that are attached and alive.
-    pub fn workers(&self) -> usize {
+    /// Number of workers that are attached and alive; 0 in a forked child.
+    pub fn worker_count(&self) -> usize {
         let used = self.view().and_then(View::header).map_or(0, |header| header.slots_used());
         let slots = 0..u16::try_from(used).unwrap_or(u16::MAX).min(self.geometry.slots);
-        slots.filter(|&slot| is_alive(&self.owners, slot)).count()
+        slots.filter(|&slot| is_alive(&self.lock_file, slot)).count()
     }
 
-    /// The number of buffers in each state.
-    pub fn counts(&self) -> Counts {
-        self.view().map_or_else(|_| Counts::default(), Counts::read)
+    /// The number of buffers in each state; all 0 in a forked child.
+    pub fn counts(&self) -> BufferCounts {
+        self.view().map_or_else(|_| BufferCounts::default(), BufferCounts::read)
     }
 
     /// Bytes that each buffer holds.
@@ -201,7 +201,7 @@ impl SharedPool {
     }
 
     /// Number of buffers.
-    pub fn buffers(&self) -> usize {
+    pub fn buffer_count(&self) -> usize {
         self.geometry.buffers
     }
 
@@ -215,7 +215,7 @@ impl SharedPool {
         self.lender.memory().is_hugetlb()
     }
 
-    /// The pool of received buffers, which are [adopted](Pool::adopt) memory. [`Counts::held`] counts the buffers in use and in
+    /// The pool of received buffers, which are [adopted](Pool::adopt) memory. [`BufferCounts::held`] counts the buffers in use and in
     /// flight.
     pub fn pool(&self) -> Pool {
         self.lender.pool().clone()
@@ -240,12 +240,12 @@ impl Drop for SharedPool {
 
 /// Frees the received buffer at `offset`.
 fn free(view: View<'_>, offset: usize) {
-    let entry = view.geometry.index(offset).and_then(|index| view.entry(index));
+    let entry = view.geometry.index(offset).and_then(|index| view.buffer_header(index));
     let held = entry.and_then(|entry| Some((entry, entry.state.read()?)));
-    if let Some((entry, state @ State { usage: Use::Held, .. })) = held
-        && entry.state.step(state, Use::Free)
+    if let Some((entry, state @ State { usage: Usage::Held, .. })) = held
+        && entry.state.step(state, Usage::Free)
         && let Ok(header) = view.header()
     {
-        header.freed().notify(1);
+        header.freed_event().notify(1);
     }
 }

@@ -22,7 +22,7 @@ const GENERATION_MAX: u64 = (1 << (64 - STATE_BITS - SLOT_BITS)) - 1;
 
 /// The use of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum Usage {
     Free,
     /// The worker in this slot is filling the buffer.
     Filling(u16),
@@ -35,17 +35,17 @@ pub(super) enum Use {
 /// The contents of a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct State {
-    pub(super) usage: Use,
+    pub(super) usage: Usage,
     pub(super) generation: u64,
 }
 
 impl State {
     fn pack(self) -> u64 {
         let (state, slot) = match self.usage {
-            Use::Free => (0, 0),
-            Use::Filling(slot) => (1, slot),
-            Use::Sent(slot) => (2, slot),
-            Use::Held => (3, 0),
+            Usage::Free => (0, 0),
+            Usage::Filling(slot) => (1, slot),
+            Usage::Sent(slot) => (2, slot),
+            Usage::Held => (3, 0),
         };
         (self.generation & GENERATION_MAX) << (STATE_BITS + SLOT_BITS) | u64::from(slot) << STATE_BITS | state
     }
@@ -54,23 +54,23 @@ impl State {
     fn unpack(word: u64) -> Option<Self> {
         let slot = u16::try_from(word >> STATE_BITS & ((1 << SLOT_BITS) - 1)).ok()?;
         let usage = match word & ((1 << STATE_BITS) - 1) {
-            0 => Use::Free,
-            1 => Use::Filling(slot),
-            2 => Use::Sent(slot),
-            3 => Use::Held,
+            0 => Usage::Free,
+            1 => Usage::Filling(slot),
+            2 => Usage::Sent(slot),
+            3 => Usage::Held,
             _ => return None,
         };
         Some(Self { usage, generation: word >> (STATE_BITS + SLOT_BITS) })
     }
 
-    fn with(self, usage: Use) -> Self {
+    fn with(self, usage: Usage) -> Self {
         Self { usage, ..self }
     }
 
     /// Returns the first state of the next use, in which the worker in `slot` fills the buffer.
     pub(super) fn taken_by(self, slot: u16) -> Self {
         let generation = if self.generation >= GENERATION_MAX { 1 } else { self.generation + 1 };
-        Self { usage: Use::Filling(slot), generation }
+        Self { usage: Usage::Filling(slot), generation }
     }
 }
 
@@ -102,14 +102,14 @@ impl StateWord {
 
     /// Takes the buffer for the worker in `slot`; `None` if the buffer is not free, or another worker was faster.
     pub(super) fn take(&self, slot: u16) -> Option<State> {
-        let free = self.read().filter(|state| state.usage == Use::Free)?;
+        let free = self.read().filter(|state| state.usage == Usage::Free)?;
         let taken = free.taken_by(slot);
         self.change(free, taken).then_some(taken)
     }
 
     /// Changes the use: `Filling` to `Sent`, `Sent` to `Held`, or any use to `Free`. Returns whether it did, as
     /// [`change`](Self::change) does.
-    pub(super) fn step(&self, from: State, usage: Use) -> bool {
+    pub(super) fn step(&self, from: State, usage: Usage) -> bool {
         self.change(from, from.with(usage))
     }
 
@@ -117,7 +117,7 @@ impl StateWord {
     /// before it detected the worker's death, or has itself locked the slot and taken no buffer. So if a later worker in the slot
     /// has taken the buffer, it has increased the generation, and nothing changes.
     pub(super) fn recover(&self, seen: State, slot: u16) -> bool {
-        seen.usage == Use::Filling(slot) && self.step(seen, Use::Free)
+        seen.usage == Usage::Filling(slot) && self.step(seen, Usage::Free)
     }
 }
 
@@ -127,13 +127,13 @@ mod tests {
 
     #[test]
     fn a_word_holds_state_slot_and_generation() {
-        for usage in [Use::Free, Use::Held, Use::Filling(0), Use::Filling(u16::MAX), Use::Sent(7)] {
+        for usage in [Usage::Free, Usage::Held, Usage::Filling(0), Usage::Filling(u16::MAX), Usage::Sent(7)] {
             for generation in [0, 1, GENERATION_MAX] {
                 let state = State { usage, generation };
                 assert_eq!(State::unpack(state.pack()), Some(state));
             }
         }
-        assert_eq!(State::unpack(0), Some(State { usage: Use::Free, generation: 0 }));
+        assert_eq!(State::unpack(0), Some(State { usage: Usage::Free, generation: 0 }));
         assert_eq!(State::unpack(7), None);
     }
 
@@ -142,14 +142,14 @@ mod tests {
         let word = StateWord::new();
         let filling = word.take(3).unwrap();
         assert_eq!(word.take(4), None);
-        assert!(word.step(filling, Use::Sent(3)) && !word.step(filling, Use::Sent(3)));
+        assert!(word.step(filling, Usage::Sent(3)) && !word.step(filling, Usage::Sent(3)));
         let sent = word.read().unwrap();
-        assert!(word.step(sent, Use::Held) && !word.step(sent, Use::Held), "received once");
-        assert!(word.step(word.read().unwrap(), Use::Free));
+        assert!(word.step(sent, Usage::Held) && !word.step(sent, Usage::Held), "received once");
+        assert!(word.step(word.read().unwrap(), Usage::Free));
         let again = word.take(3).unwrap();
         assert_eq!(again.generation, filling.generation + 1);
-        assert!(!word.step(filling, Use::Free) && !word.step(sent, Use::Held), "of an earlier use");
-        let last = State { usage: Use::Free, generation: GENERATION_MAX };
+        assert!(!word.step(filling, Usage::Free) && !word.step(sent, Usage::Held), "of an earlier use");
+        let last = State { usage: Usage::Free, generation: GENERATION_MAX };
         assert_eq!(last.taken_by(1).generation, 1);
     }
 
@@ -161,7 +161,7 @@ mod tests {
         assert!(word.recover(dead, 3) && !word.recover(dead, 3));
         let alive = word.take(3).unwrap();
         assert!(!word.recover(dead, 3), "the slot has a worker again");
-        assert!(word.step(alive, Use::Sent(3)));
+        assert!(word.step(alive, Usage::Sent(3)));
         assert!(!word.recover(word.read().unwrap(), 3), "what was sent stays");
     }
 }
@@ -192,10 +192,10 @@ mod models {
             let filling = word.take(1).unwrap();
             let other = word.clone();
             let recovered = loom::thread::spawn(move || other.recover(filling, 1));
-            let is_sent = word.step(filling, Use::Sent(1));
+            let is_sent = word.step(filling, Usage::Sent(1));
             assert_ne!(is_sent, recovered.join().unwrap());
             let usage = word.read().unwrap().usage;
-            assert_eq!(usage, if is_sent { Use::Sent(1) } else { Use::Free });
+            assert_eq!(usage, if is_sent { Usage::Sent(1) } else { Usage::Free });
         });
     }
 

@@ -60,7 +60,7 @@ impl Ticket {
     ///
     /// # Errors
     ///
-    /// [`is_ticket`](crate::Error::is_ticket): the bytes are not a whole ticket.
+    /// [`is_invalid_ticket`](crate::Error::is_invalid_ticket): the bytes are not a whole ticket.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let wrong = |why: String| ErrorKind::Ticket { index: 0, generation: 0, why };
         let bytes: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| {
@@ -95,7 +95,7 @@ mod tests {
         let ticket = Ticket { id: u64::MAX - 1, index: 7, generation: 1 << 40, len: 12345, number: 99 };
         assert_eq!(Ticket::from_bytes(&ticket.to_bytes()).unwrap(), ticket);
         for bytes in [&ticket.to_bytes()[1..], &[], &[0; Ticket::BYTES], &[1; 100]] {
-            assert!(Ticket::from_bytes(bytes).unwrap_err().is_ticket());
+            assert!(Ticket::from_bytes(bytes).unwrap_err().is_invalid_ticket());
         }
     }
 }

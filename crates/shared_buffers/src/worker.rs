@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::counts::Counts;
+use super::counts::BufferCounts;
 use super::layout::{SharedFile, View, io_failed};
-use super::state::{State, StateWord, Use};
+use super::state::{State, StateWord, Usage};
 use super::ticket::Ticket;
 use crate::error::{ErrorKind, Result};
 use crate::memory_file::MemoryFile;
@@ -35,24 +35,24 @@ pub(super) fn locks_of(file: &MemoryFile) -> Result<LockFile> {
 }
 
 /// Returns whether the worker in `slot`, which is not the caller, is alive, or true if the kernel cannot tell.
-pub(super) fn is_alive(owners: &LockFile, slot: u16) -> bool {
-    owners.is_slot_locked(lock_of(slot)).unwrap_or(true)
+pub(super) fn is_alive(lock_file: &LockFile, slot: u16) -> bool {
+    lock_file.is_slot_locked(lock_of(slot)).unwrap_or(true)
 }
 
 /// Frees the buffers that dead workers were filling, and returns their number.
-pub(super) fn recover(view: View<'_>, owners: &LockFile, own: Option<u16>) -> Result<usize> {
+pub(super) fn recover(view: View<'_>, lock_file: &LockFile, own: Option<u16>) -> Result<usize> {
     let (mut alive, mut freed) = (own, 0);
-    for (_, entry) in view.entries() {
+    for (_, entry) in view.buffer_headers() {
         // The state is read before the lock is queried: see `StateWord::recover`.
-        let Some(seen @ State { usage: Use::Filling(slot), .. }) = entry.state.read() else { continue };
+        let Some(seen @ State { usage: Usage::Filling(slot), .. }) = entry.state.read() else { continue };
         if Some(slot) == own || Some(slot) == alive {
             continue;
         }
-        if is_alive(owners, slot) {
+        if is_alive(lock_file, slot) {
             alive = Some(slot);
         } else if entry.state.recover(seen, slot) {
             freed += 1;
-            view.header()?.freed().notify(1);
+            view.header()?.freed_event().notify(1);
         }
     }
     Ok(freed)
@@ -71,7 +71,7 @@ pub struct SharedWorker {
 #[derive(Debug)]
 struct Attached {
     file: SharedFile,
-    owners: LockFile,
+    lock_file: LockFile,
     slot: u16,
     /// The index at which the next search for a free buffer begins.
     next: AtomicUsize,
@@ -84,29 +84,29 @@ impl SharedWorker {
     ///
     /// # Errors
     ///
-    /// - [`is_shared`](crate::Error::is_shared): the file does not contain shared buffers, has another version, or is truncated;
+    /// - [`is_backend`](crate::Error::is_backend): the file does not contain shared buffers, has another version, or is truncated;
     ///   it cannot be mapped; or all worker slots are taken,
-    /// - [`is_peer`](crate::Error::is_peer): the trainer has exited, or refuses its workers.
+    /// - [`is_trainer_gone`](crate::Error::is_trainer_gone): the trainer has exited, or refuses its workers.
     pub fn attach(descriptor: OwnedFd) -> Result<Self> {
         let file = MemoryFile::from_descriptor(descriptor)?;
         let attached = SharedFile::attach(&file)?;
-        let owners = locks_of(&file)?;
-        let slot = take_slot(attached.view(), &owners)?;
+        let lock_file = locks_of(&file)?;
+        let slot = take_slot(attached.view(), &lock_file)?;
         let next = AtomicUsize::new(usize::from(slot));
-        let attached = Attached { file: attached, owners, slot, next, generation: ForkGeneration::now() };
+        let attached = Attached { file: attached, lock_file, slot, next, generation: ForkGeneration::now() };
         attached.check_trainer()?;
         Ok(Self { attached: Arc::new(attached) })
     }
 
-    /// Attaches through `/proc` to the memory with the descriptor `number` in process `pid`. Both processes must belong to one
+    /// Attaches through `/proc` to the memory with the number `descriptor` in process `pid`. Both processes must belong to one
     /// user.
     ///
     /// # Errors
     ///
-    /// The errors of [`attach`](Self::attach); [`is_shared`](crate::Error::is_shared) also if the descriptor cannot be
+    /// The errors of [`attach`](Self::attach); [`is_backend`](crate::Error::is_backend) also if the descriptor cannot be
     /// opened.
-    pub fn attach_to_process(pid: u32, number: i32) -> Result<Self> {
-        let path = format!("/proc/{pid}/fd/{number}");
+    pub fn attach_to_process(pid: u32, descriptor: i32) -> Result<Self> {
+        let path = format!("/proc/{pid}/fd/{descriptor}");
         let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path);
         let file = opened.map_err(|error| {
             let remedy =
@@ -122,7 +122,7 @@ impl SharedWorker {
     }
 
     /// Number of buffers.
-    pub fn buffers(&self) -> usize {
+    pub fn buffer_count(&self) -> usize {
         self.attached.file.geometry.buffers
     }
 
@@ -133,7 +133,7 @@ impl SharedWorker {
     ///
     /// - [`is_invalid_request`](crate::Error::is_invalid_request): `len` exceeds [`buffer_bytes`](Self::buffer_bytes),
     /// - [`is_limit`](crate::Error::is_limit): no buffer was free in time,
-    /// - [`is_peer`](crate::Error::is_peer): no buffer is free, and the trainer has exited or refuses its workers,
+    /// - [`is_trainer_gone`](crate::Error::is_trainer_gone): no buffer is free, and the trainer has exited or refuses its workers,
     /// - [`is_forked`](crate::Error::is_forked): the worker was attached before this process was forked: attach again.
     pub fn get(&self, len: usize, timeout: Duration) -> Result<SharedBuf> {
         self.get_since(Instant::now(), len, timeout)
@@ -141,10 +141,7 @@ impl SharedWorker {
 
     /// Requests a buffer as [`get`](Self::get) does. An error reports the time since `since`, when an earlier wait of this
     /// request began.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`get`](Self::get).
+    #[doc(hidden)]
     pub fn get_since(&self, since: Instant, len: usize, timeout: Duration) -> Result<SharedBuf> {
         let attached = &self.attached;
         attached.check_process()?;
@@ -157,12 +154,12 @@ impl SharedWorker {
         let found = attached.take().map_or_else(
             || {
                 let slice = CHECK_EVERY.min(timeout);
-                view.header()?.freed().wait(slice, || begun.elapsed() >= timeout, || attached.find())
+                view.header()?.freed_event().wait(slice, || begun.elapsed() >= timeout, || attached.find())
             },
             |taken| Ok(Some(taken)),
         )?;
         let Some((index, state)) = found else {
-            let counts = Counts::read(view);
+            let counts = BufferCounts::read(view);
             return Err(ErrorKind::NoBuffer {
                 waited: since.elapsed(),
                 buffers: view.geometry.buffers,
@@ -177,21 +174,21 @@ impl SharedWorker {
 }
 
 /// Locks a slot that no living worker has, and frees the buffers that the slot's last worker was filling.
-fn take_slot(view: View<'_>, owners: &LockFile) -> Result<u16> {
+fn take_slot(view: View<'_>, lock_file: &LockFile) -> Result<u16> {
     // The slot in a sent buffer identifies the sender, so the slot is not reused until the buffer is received.
     let has_sent = |slot: u16| {
-        view.entries().any(|(_, entry)| entry.state.read().is_some_and(|state| state.usage == Use::Sent(slot)))
+        view.buffer_headers().any(|(_, entry)| entry.state.read().is_some_and(|state| state.usage == Usage::Sent(slot)))
     };
     for slot in 0..view.geometry.slots {
-        let taken = owners.try_lock_slot(lock_of(slot)).map_err(io_failed("a lock of the file"))?;
+        let taken = lock_file.try_lock_slot(lock_of(slot)).map_err(io_failed("a lock of the file"))?;
         if taken && has_sent(slot) {
-            owners.unlock_slot(lock_of(slot));
+            lock_file.unlock_slot(lock_of(slot));
         } else if taken {
             let is_freed = |state: &StateWord| state.read().is_some_and(|seen| state.recover(seen, slot));
-            let count = view.entries().filter(|(_, header)| is_freed(&header.state)).count();
+            let count = view.buffer_headers().filter(|(_, header)| is_freed(&header.state)).count();
             let header = view.header()?;
             header.use_slot(slot);
-            header.freed().notify(i32::try_from(count).unwrap_or(i32::MAX));
+            header.freed_event().notify(i32::try_from(count).unwrap_or(i32::MAX));
             return Ok(slot);
         }
     }
@@ -211,7 +208,7 @@ impl Attached {
     fn check_trainer(&self) -> Result<()> {
         let why = match self.file.view().header()?.refusal() {
             Some(why) => why,
-            None if self.owners.is_slot_locked(TRAINER).unwrap_or(true) => return Ok(()),
+            None if self.lock_file.is_slot_locked(TRAINER).unwrap_or(true) => return Ok(()),
             None => "the trainer has exited: end this worker",
         };
         Err(ErrorKind::Peer(why.to_owned()).into())
@@ -221,7 +218,7 @@ impl Attached {
         let view = self.file.view();
         let (count, first) = (view.geometry.buffers, self.next.load(Ordering::Relaxed));
         let mut order = (0..count).map(|step| (first + step) % count);
-        let taken = order.find_map(|index| Some((index, view.entry(index)?.state.take(self.slot)?)));
+        let taken = order.find_map(|index| Some((index, view.buffer_header(index)?.state.take(self.slot)?)));
         if let Some((index, _)) = taken {
             self.next.store(index + 1, Ordering::Relaxed);
         }
@@ -233,7 +230,7 @@ impl Attached {
             return Ok(Some(taken));
         }
         self.check_trainer()?;
-        recover(self.file.view(), &self.owners, Some(self.slot))?;
+        recover(self.file.view(), &self.lock_file, Some(self.slot))?;
         Ok(self.take())
     }
 }
@@ -297,9 +294,9 @@ impl SharedBuf {
     ///
     /// # Errors
     ///
-    /// - [`is_peer`](crate::Error::is_peer): the trainer has exited or refuses its workers, and the buffer is freed,
+    /// - [`is_trainer_gone`](crate::Error::is_trainer_gone): the trainer has exited or refuses its workers, and the buffer is freed,
     /// - [`is_forked`](crate::Error::is_forked): as for [`SharedWorker::get`],
-    /// - [`is_shared`](crate::Error::is_shared): another process has changed the state of the buffer.
+    /// - [`is_backend`](crate::Error::is_backend): another process has changed the state of the buffer.
     pub fn send(self, number: u64) -> Result<Ticket> {
         let attached = &self.attached;
         attached.check_process()?;
@@ -307,14 +304,14 @@ impl SharedBuf {
         let view = attached.file.view();
         let header = view.header()?;
         let lost = |why: &str| ErrorKind::Shared(why.to_owned());
-        let entry = view.entry(self.index).ok_or_else(|| lost("no such buffer"))?;
+        let entry = view.buffer_header(self.index).ok_or_else(|| lost("no such buffer"))?;
         entry.len.store(self.len as u64, Ordering::Relaxed);
         entry.number.store(number, Ordering::Relaxed);
         entry.order.store(header.next_send(), Ordering::Relaxed);
-        if !entry.state.step(self.state, Use::Sent(attached.slot)) {
+        if !entry.state.step(self.state, Usage::Sent(attached.slot)) {
             return Err(lost("the state of the buffer was changed by another process").into());
         }
-        header.sent().notify(1);
+        header.sent_event().notify(1);
         let index = u32::try_from(self.index).unwrap_or(u32::MAX);
         Ok(Ticket { id: view.geometry.id, index, generation: self.state.generation, len: self.len as u64, number })
     }
@@ -327,12 +324,12 @@ impl Drop for SharedBuf {
             return;
         }
         let view = attached.file.view();
-        let Some(entry) = view.entry(self.index) else { return };
+        let Some(entry) = view.buffer_header(self.index) else { return };
         // The step fails if the buffer was sent.
-        if entry.state.step(self.state, Use::Free)
+        if entry.state.step(self.state, Usage::Free)
             && let Ok(header) = view.header()
         {
-            header.freed().notify(1);
+            header.freed_event().notify(1);
         }
     }
 }

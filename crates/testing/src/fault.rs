@@ -1,18 +1,4 @@
 //! Scripted failures around any source, for tests of code that uses one.
-//!
-//! ```
-//! use std::sync::Arc;
-//! use pinpool::unstable::backend::{Backend, HeapSource};
-//! use pinpool_testing::{FaultSource, SourceCall};
-//!
-//! let faulty = Arc::new(FaultSource::around(Arc::new(HeapSource::new())));
-//! let builder = pinpool::Pool::builder().without_env().preset(pinpool::Preset::TensorFlow);
-//! let pool = builder.backend(Backend::Source(faulty.clone())).build()?;
-//! faulty.fail(SourceCall::Acquire, 0);
-//! assert!(pool.get(100).unwrap_err().is_backend());
-//! assert!(pool.get(100).is_ok());
-//! # Ok::<(), pinpool::Error>(())
-//! ```
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory` by forwarding each call.
 
 use std::collections::BTreeSet;
@@ -26,6 +12,20 @@ use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemo
 use pinpool_os::sync::unmodeled::{Condvar, Mutex, MutexGuard};
 
 /// A source that fails and waits as scripted, and otherwise forwards every call to the wrapped source.
+///
+/// ```
+/// use std::sync::Arc;
+/// use pinpool::{Backend, unstable::backend::HeapSource};
+/// use pinpool_testing::{FaultSource, SourceCall};
+///
+/// let faulty = Arc::new(FaultSource::around(Arc::new(HeapSource::new())));
+/// let builder = pinpool::Pool::builder().without_env().preset(pinpool::Preset::TensorFlow);
+/// let pool = builder.backend(Backend::Source(faulty.clone())).build()?;
+/// faulty.fail(SourceCall::Acquire, 0);
+/// assert!(pool.get(100).unwrap_err().is_backend());
+/// assert!(pool.get(100).is_ok());
+/// # Ok::<(), pinpool::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct FaultSource {
     inner: Arc<dyn Source>,
@@ -210,8 +210,8 @@ unsafe impl Source for FaultSource {
         self.inner.reserve_slice_bytes()
     }
 
-    fn release_waits(&self) -> bool {
-        self.inner.release_waits()
+    fn blocks_on_release(&self) -> bool {
+        self.inner.blocks_on_release()
     }
 
     fn device_lost(&self) -> Option<SourceError> {

@@ -47,14 +47,14 @@ struct Progress {
 #[derive(Debug, Default)]
 struct WorkerState {
     gates: usize,
-    running: bool,
-    failed: bool,
+    is_running: bool,
+    has_failed: bool,
 }
 
 struct QueuedCopy {
     run: Box<dyn FnOnce() + Send>,
-    /// Earlier copies of other streams from and to the same memory.
-    after: Vec<Arc<dyn Fence>>,
+    /// Copies of other streams from and to the same memory.
+    earlier: Vec<Arc<dyn Fence>>,
 }
 
 /// An address that a worker reads or writes later.
@@ -126,18 +126,18 @@ impl SinkStream {
     pub fn fail(&self) {
         let mut state = self.progress.state.lock();
         // A running copy ends first: nothing may be written after a failure is visible (sink-I1).
-        while state.running {
+        while state.is_running {
             state = self.progress.changed.wait(state);
         }
-        state.failed = true;
+        state.has_failed = true;
         self.progress.changed.notify_all();
     }
 
-    fn enqueue(&self, run: impl FnOnce() + Send + 'static, after: Vec<Arc<dyn Fence>>) -> Enqueued {
+    fn enqueue(&self, run: impl FnOnce() + Send + 'static, earlier: Vec<Arc<dyn Fence>>) -> Enqueued {
         // With this lock, the number of a copy is its place in the queue even if several threads share a stream.
         let _in_order = self.progress.state.lock();
         self.queue
-            .send(QueuedCopy { run: Box::new(run), after })
+            .send(QueuedCopy { run: Box::new(run), earlier })
             .map_err(|_| CopyFailure::Refused(Error::device_failed("the worker of the sink stream has ended")))?;
         // Relaxed: the counter changes only under the lock.
         let number = self.progress.enqueued.fetch_add(1, Ordering::Relaxed);
@@ -156,25 +156,25 @@ impl SinkStream {
 }
 
 fn run_copies(copies: &Receiver<QueuedCopy>, progress: &Progress) {
-    for QueuedCopy { run, after } in copies {
-        for earlier in after {
+    for QueuedCopy { run, earlier } in copies {
+        for copy in earlier {
             // A failed stream writes nothing more, so its copies need no wait.
-            let _ = earlier.wait();
+            let _ = copy.wait();
         }
         let mut state = progress.state.lock();
-        while state.gates > 0 && !state.failed {
+        while state.gates > 0 && !state.has_failed {
             state = progress.changed.wait(state);
         }
-        if state.failed {
+        if state.has_failed {
             // A lost device copies nothing more, and its copies never count as done.
             continue;
         }
-        state.running = true;
+        state.is_running = true;
         drop(state);
         run();
         // The count changes under the lock, so that a waiter between its check and its sleep does not miss the change.
         let mut state = progress.state.lock();
-        state.running = false;
+        state.is_running = false;
         // Release: a thread that sees the count sees the bytes, and may overwrite the source.
         progress.done.fetch_add(1, Ordering::Release);
         progress.changed.notify_all();
@@ -196,7 +196,7 @@ impl Progress {
         self.check_process()?;
         let mut state = self.state.lock();
         while !self.is_complete(copies) {
-            if state.failed {
+            if state.has_failed {
                 return Err(failed());
             }
             state = self.changed.wait(state);
@@ -216,7 +216,7 @@ unsafe impl Fence for SinkFence {
             return Ok(true);
         }
         self.progress.check_process()?;
-        if self.progress.state.lock().failed { Err(failed()) } else { Ok(false) }
+        if self.progress.state.lock().has_failed { Err(failed()) } else { Ok(false) }
     }
 
     fn is_complete_by_load(&self) -> Option<bool> {
@@ -235,8 +235,7 @@ unsafe impl Fence for SinkFence {
 impl SinkMemory {
     /// Creates `len` zeroed bytes.
     pub fn new(len: usize) -> Self {
-        let bytes = vec![0; len].into_boxed_slice();
-        Self { bytes: Arc::new(DeviceBytes(UnsafeCell::new(bytes))), len, copies: Mutex::default() }
+        vec![0; len].into()
     }
 
     /// Waits for the copies into this memory and returns its bytes.
@@ -259,10 +258,18 @@ impl SinkMemory {
         let mut copies = self.copies.lock();
         copies.retain(|copy| matches!(copy.is_complete(), Ok(false)));
         let is_elsewhere = |copy: &&Arc<dyn Fence>| copy.stream_id() != Some(stream.progress.id);
-        let after = copies.iter().filter(is_elsewhere).cloned().collect();
-        let fence = stream.enqueue(run, after)?;
+        let earlier = copies.iter().filter(is_elsewhere).cloned().collect();
+        let fence = stream.enqueue(run, earlier)?;
         copies.push(fence.clone());
         Ok(fence)
+    }
+}
+
+/// Memory with these bytes.
+impl From<Vec<u8>> for SinkMemory {
+    fn from(bytes: Vec<u8>) -> Self {
+        let len = bytes.len();
+        Self { bytes: Arc::new(DeviceBytes(UnsafeCell::new(bytes.into()))), len, copies: Mutex::default() }
     }
 }
 

@@ -17,7 +17,7 @@ def checked_int(name: str, value: Any, least: int, most: int = (1 << 63) - 1) ->
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
+        raise TypeError(f"{name} must be an int, not {value!r}")
     if not least <= number <= most:
         limit = f"{least} or more" if number < least else f"at most {most}"
         raise ValueError(f"{name} must be {limit}, not {number}")

@@ -35,15 +35,15 @@ def record_stream(arrays: Any, stream: "_Stream", *, missing_ok: bool = False) -
         The number of buffers that the stream was recorded on.
 
     Raises:
-        TypeError: no array is in a buffer of a pool (objects whose arrays are unknown are an error even with `missing_ok`); there
-            is a GPU tensor; or `stream` is not a stream.
+        TypeError: no array is in a pool buffer, or a container has no arrays (with `missing_ok` only if an object is not an array);
+            a tensor is on a GPU; or `stream` is not a stream.
         BackendError, DeviceError, RequestError: as for `Buffer.record_stream`. The other arrays are still recorded.
     """
     import numpy as np
 
     is_single = not isinstance(arrays, (Mapping, list, tuple))
     values = list(_values_in(arrays))
-    missing = [arrays] if is_single and not values and not missing_ok else []
+    missing = [arrays] if not values and not missing_ok else []
     # The address of the buffer that contains each address, or None outside pools. An empty array has the address 0.
     buffers: dict[int, int | None] = {}
     failure = []
@@ -68,6 +68,8 @@ def record_stream(arrays: Any, stream: "_Stream", *, missing_ok: bool = False) -
 
 
 def _not_in_a_pool(value):
+    if isinstance(value, (Mapping, list, tuple)):
+        return TypeError(f"no array is in this {type(value).__name__}, so no memory is protected: pass the arrays, or missing_ok=True")
     return TypeError(
         f"the memory of this {type(value).__name__} is not in a pool buffer: pass an array from pool.empty, a shared batch, or a field "
         "or `buffer` of a Loader's batch"
@@ -103,6 +105,8 @@ def _address(array):
 
 
 def empty(pool, shape, dtype, order, library, timeout):
+    if library is None:
+        library = "torch" if type(dtype).__module__ == "torch" else "numpy"
     if library not in ("numpy", "torch"):
         raise ValueError(f"library must be 'numpy' or 'torch', not {library!r}")
     return (_empty_array if library == "numpy" else _empty_tensor)(pool, shape, dtype, order, timeout)

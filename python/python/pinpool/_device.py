@@ -6,19 +6,16 @@ import os
 import sys
 
 
-def of_torch() -> int:
-    """Returns torch's current GPU, or else the GPU of the local rank. Does not start CUDA."""
-    import torch
+def torch_device() -> int | None:
+    """Returns torch's current GPU if torch has started CUDA, else None."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    # Another thread may be importing torch.
+    is_started = getattr(cuda, "is_initialized", bool)
+    return cuda.current_device() if is_started() else None
 
-    if torch.cuda.is_initialized():
-        return torch.cuda.current_device()
+
+def launcher_device() -> int | None:
+    """Returns the GPU of a new pool if a launcher has set LOCAL_RANK and this process does not use a GPU yet."""
     rank = os.environ.get("LOCAL_RANK", "")
-    # Some launchers make only one GPU visible to each rank.
-    return int(rank) if rank.isdecimal() and int(rank) < torch.cuda.device_count() else 0
-
-
-def of_rank(env: bool) -> int | None:
-    """Returns the GPU of a new pool without `device`, if a launcher has set LOCAL_RANK and this process has imported torch."""
-    if "torch" not in sys.modules or not os.environ.get("LOCAL_RANK") or env and os.environ.get("PINPOOL_DEVICE"):
-        return None
-    return of_torch()
+    current = torch_device() if rank else None
+    return int(rank) if current is None and rank.isdecimal() else current

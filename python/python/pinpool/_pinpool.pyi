@@ -185,8 +185,9 @@ class Pool:
         reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
         backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
         device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
-            the process already uses, or else 0; under a launcher that sets LOCAL_RANK, if torch is imported, torch's
-            current GPU, or else the GPU of the local rank.
+            the process uses when the pool starts, or else the GPU of the local rank if a launcher has set LOCAL_RANK, or else 0.
+            Call `torch.cuda.set_device` first, because the pool mostly starts in the constructor (with backend "auto" at its first
+            use, unless CUDA has started or there is a reserve, a trace, a shared limit or a `numa_node`).
         numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
         idle_timeout: how long idle memory stays pinned (default 60 s). On register and cuda, and under "tensorflow", time alone
             releases nothing.
@@ -228,8 +229,8 @@ class Pool:
             ReleasedError: the pool was closed.
         """
     def try_get(self, nbytes: _Size) -> Buffer | None:
-        """Returns an idle buffer of `nbytes` bytes, or None if there is none. Pins nothing and does not wait for room. Raises the same
-        errors as `get` for invalid arguments.
+        """Returns an idle buffer of `nbytes` bytes, or None if there is none. Pins nothing and does not wait for room. Raises
+        RequestError, TypeError, ForkError and ReleasedError as `get` does.
         """
     def aget(self, nbytes: _Size, *, timeout: _Time | None = None) -> Coroutine[Any, Any, Buffer]:
         """`get` for asyncio: `buf = await pool.aget(nbytes)`. Raises the same errors.
@@ -244,19 +245,19 @@ class Pool:
         dtype: npt.DTypeLike | None = None,
         *,
         order: Literal["C", "F"] = "C",
-        library: Literal["numpy"] = "numpy",
+        library: Literal["numpy"] | None = None,
         timeout: _Time | None = None,
     ) -> np.ndarray[Any, np.dtype[Any]]:
         """Returns an uninitialized array or tensor in pinned memory. The memory returns to the pool when all views of it are gone.
 
-            images = pool.empty((64, 3, 224, 224), torch.float32, library="torch")
+            images = pool.empty((64, 3, 224, 224), torch.float32)
 
         Args:
             shape: a length, or a sequence of lengths.
             dtype: a NumPy dtype without Python objects (default float64), or for a tensor also a torch dtype (default
-                `torch.get_default_dtype()`).
+                `torch.get_default_dtype()`). A torch dtype selects a tensor.
             order: "C" (row-major), or "F" for an array.
-            library: "numpy" for an array, or "torch" for a tensor on the CPU.
+            library: "numpy" for an array (the default), or "torch" for a tensor on the CPU.
             timeout: as for `get`.
 
         Raises:
@@ -272,6 +273,16 @@ class Pool:
         *,
         order: Literal["C"] = "C",
         library: Literal["torch"],
+        timeout: _Time | None = None,
+    ) -> torch.Tensor: ...
+    @overload
+    def empty(
+        self,
+        shape: SupportsIndex | Sequence[SupportsIndex],
+        dtype: torch.dtype,
+        *,
+        order: Literal["C"] = "C",
+        library: None = None,
         timeout: _Time | None = None,
     ) -> torch.Tensor: ...
     def stats(self) -> dict[str, Any]:
@@ -310,7 +321,7 @@ class Pool:
             BackendError: the driver or the kernel refused to pin any of them.
             ForkError, ReleasedError: as for `get`.
         """
-    def wait_reserved(self, timeout: _Time | None = None) -> bool:
+    def wait_for_reserve(self, timeout: _Time | None = None) -> bool:
         """Waits until the whole reserve is pinned, for a pool with `reserve_wait=False`.
 
         Args:
@@ -341,9 +352,16 @@ class Pool:
     def maintain(self) -> None:
         """Detects completed copies and releases idle memory that is due, as the maintenance thread does."""
     def set_max_bytes(self, max_bytes: _Size) -> None:
-        """Changes the limit: a size in bytes, text such as "2GiB", "auto" or "none". Buffers in use stay valid."""
+        """Changes the limit: a size in bytes, text such as "2GiB", "auto" or "none". Buffers in use stay valid.
+
+        Raises:
+            RequestError, SettingError, TypeError: the limit is invalid.
+            ForkError: as for `get`.
+        """
     def tagged(self, tag: str) -> Pool:
-        """Returns a handle to the same pool. Its buffers carry `tag` in `dump()`, in errors and in log lines."""
+        """Returns a handle to the same pool. Its buffers, including buffers of a `Loader` and of `pinpool.torch.install`, carry
+        `tag` in `dump()`, in errors and in log lines. Buffers of a `SharedPool` carry no tag.
+        """
     @property
     def name(self) -> str | None:
         """Name of the pool, or None."""
@@ -370,7 +388,7 @@ class SharedBuffer:
         """Passes the buffer to the trainer and returns its ticket: 40 bytes, for `SharedPool.receive`.
 
         Args:
-            number: a whole number from 0 to 2**64 - 1; `SharedPool.next` returns it with the buffer.
+            number: an int from 0 to 2**64 - 1; `SharedPool.receive_next` returns it with the buffer.
 
         Raises:
             BufferError: the buffer has views, which could change what the trainer reads.
@@ -395,10 +413,10 @@ class SharedPoolCore:
     def __new__(cls, pool: Pool, buffer_bytes: _Size, buffers: int, never_hugetlb: bool) -> Self: ...
     def fileno(self) -> int: ...
     def receive(self, ticket: bytes) -> Buffer: ...
-    def next(self, timeout: _Time | None = None) -> tuple[int, Buffer] | None: ...
-    def next_from_dead_worker(self) -> tuple[int, Buffer] | None: ...
+    def receive_next(self, timeout: _Time | None = None) -> tuple[int, Buffer] | None: ...
+    def receive_from_dead_worker(self) -> tuple[int, Buffer] | None: ...
     def recover(self) -> int: ...
-    def refuse_waits(self, is_refusing: bool) -> None: ...
+    def set_refusing_workers(self, is_refusing: bool) -> None: ...
     def counts(self) -> tuple[int, int, int, int, int]: ...
     def workers(self) -> int: ...
     def buffer_bytes(self) -> int: ...

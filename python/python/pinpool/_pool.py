@@ -17,7 +17,10 @@ def _init(self, *, name=None, env=True, **settings):
 
 
 def diagnose() -> str:
-    """Returns the diagnosis of each pool of this process (see `Pool.diagnose`), except pools with only `tagged` handles left."""
+    """Returns the diagnosis of each pool of this process (see `Pool.diagnose`).
+
+    A pool is left out if only handles from `tagged` still refer to it.
+    """
     pools = sorted(_pools, key=lambda pool: pool.name or "")
     return "\n".join((f"{pool.name}: " if pool.name else "") + pool.diagnose() for pool in pools)
 
@@ -31,17 +34,17 @@ async def aget(self, nbytes, *, timeout=None):
     return await _asyncio.get(self, nbytes, timeout)
 
 
-def empty(self, shape, dtype=None, *, order="C", library="numpy", timeout=None):
+def empty(self, shape, dtype=None, *, order="C", library=None, timeout=None):
     """Returns an uninitialized array or tensor in pinned memory. The memory returns to the pool when all views of it are gone.
 
-        images = pool.empty((64, 3, 224, 224), torch.float32, library="torch")
+        images = pool.empty((64, 3, 224, 224), torch.float32)
 
     Args:
         shape: a length, or a sequence of lengths.
         dtype: a NumPy dtype without Python objects (default float64), or for a tensor also a torch dtype (default
-            `torch.get_default_dtype()`).
+            `torch.get_default_dtype()`). A torch dtype selects a tensor.
         order: "C" (row-major), or "F" for an array.
-        library: "numpy" for an array, or "torch" for a tensor on the CPU.
+        library: "numpy" for an array (the default), or "torch" for a tensor on the CPU.
         timeout: as for `get`.
 
     Raises:

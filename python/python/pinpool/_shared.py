@@ -123,12 +123,12 @@ class SharedPool:
     def pack(self, batch: Any, *, number: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
         """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns its ticket for `unpack`.
 
-        If the batch is larger than a buffer, the result contains its bytes instead of a ticket, and `next` does not return it.
+        If the batch is larger than a buffer, the result contains its bytes instead of a ticket, and `receive_next` does not return it.
 
         Args:
             batch: any nesting of dicts, lists and tuples. NumPy scalars become arrays of shape (). Values other than arrays, tensors
                 and NumPy scalars are pickled.
-            number: a whole number from 0 to 2**64 - 1; `next` returns it with the buffer.
+            number: an int from 0 to 2**64 - 1; `receive_next` returns it with the buffer.
             timeout: as for `get`.
 
         Raises:
@@ -207,13 +207,13 @@ class SharedPool:
             target[:] = oversized
         return buf
 
-    def next(self, timeout: float | str | timedelta | None = None) -> tuple[int, _pinpool.Buffer] | None:
+    def receive_next(self, timeout: float | str | timedelta | None = None) -> tuple[int, _pinpool.Buffer] | None:
         """Returns the oldest unreceived buffer and its number, without a ticket, or None after `timeout` seconds (default: no limit)."""
-        return self._trainer_core().next(timeout)
+        return self._trainer_core().receive_next(timeout)
 
-    def next_from_dead_worker(self) -> tuple[int, _pinpool.Buffer] | None:
+    def receive_from_dead_worker(self) -> tuple[int, _pinpool.Buffer] | None:
         """Returns a buffer that a worker sent before it ended, and its number, or None. The ticket of the buffer may be lost."""
-        return self._trainer_core().next_from_dead_worker()
+        return self._trainer_core().receive_from_dead_worker()
 
     def unpack(self, packed: Packed) -> Any:
         """Returns the batch that `pack` or `collate` sent: arrays and tensors in pinned memory, without a copy.
@@ -260,20 +260,20 @@ class SharedPool:
     @contextlib.contextmanager
     def _refusing_waits(self):
         """Within the context, workers cannot attach or send, and requests that would wait for a buffer fail immediately."""
-        core, gone = self._trainer_core(), contextlib.suppress(ReleasedError)
-        with gone:
-            core.refuse_waits(True)
+        core, ignoring_close = self._trainer_core(), contextlib.suppress(ReleasedError)
+        with ignoring_close:
+            core.set_refusing_workers(True)
         try:
             yield
         finally:
-            with gone:
-                core.refuse_waits(False)
+            with ignoring_close:
+                core.set_refusing_workers(False)
 
     def _reclaim(self):
         core = self._trainer_core()
         try:
             core.recover()
-            while (sent := core.next_from_dead_worker()) is not None:
+            while (sent := core.receive_from_dead_worker()) is not None:
                 sent[1].release()
         except ReleasedError:
             pass  # Another thread has closed the shared pool.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -161,7 +162,15 @@ def choose_library(library: Literal["numpy", "torch"] | None) -> Literal["numpy"
     """Returns the library of batches; by default torch if it is installed."""
     if library not in (None, "numpy", "torch"):
         raise ValueError(f"library must be 'numpy' or 'torch', not {library!r}")
-    return library or ("torch" if importlib.util.find_spec("torch") else "numpy")
+    return library or ("torch" if _has_torch() else "numpy")
+
+
+def _has_torch():
+    """Returns whether torch is imported or installed. A folder `torch` without `__init__.py` is not torch."""
+    if "torch" in sys.modules:
+        return sys.modules["torch"] is not None
+    spec = importlib.util.find_spec("torch")
+    return spec is not None and spec.origin is not None
 
 
 def _is_plain(tensor):
@@ -217,12 +226,12 @@ def _numbers(samples):
         array = np.array(numbers)
     except OverflowError:
         array = None
-    # NumPy uses floats for whole numbers that fit into neither int64 nor uint64.
+    # NumPy uses floats for ints that fit into neither int64 nor uint64.
     is_exact = array is not None and not array.dtype.hasobject
     is_exact = is_exact and (array.dtype.kind != "f" or any(isinstance(number, float) for number in numbers))
     if is_exact and all(not isinstance(number, int) or number == got for number, got in zip(numbers, array.tolist(), strict=True)):
         return array
-    raise ValueError(f"the whole numbers from {min(numbers)} to {max(numbers)} have no common type of 64 bits: pass them as str")
+    raise ValueError(f"the ints from {min(numbers)} to {max(numbers)} have no common type of 64 bits: pass them as str")
 
 
 def map_items(value: Any, visit: Callable[[list[Any]], list[Any]]) -> Any:

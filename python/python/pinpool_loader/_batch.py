@@ -97,7 +97,7 @@ class Batch:
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if isinstance(index, str):
-            raise TypeError(f"samples have numbers: use batch.field({index!r}) for that field of each sample")
+            raise TypeError(f"samples are indexed by position: use batch.field({index!r}) for that field of each sample")
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
         sample, begin, length, _ = self._part(index)

@@ -25,7 +25,7 @@ _Position: TypeAlias = tuple[int, int, int]
 
 _ORDER = "shuffle=, seed=, rank= and world_size= choose the order"
 _MAP = "map= takes a function of a batch"
-_WORLD = "world_size= is the number of processes, and rank= the number of this one"
+_WORLD = "world_size= is the number of processes, and rank= the index of this one"
 _THREADS = "the loader has threads and no worker processes; map= applies a function to each batch, with random numbers from batch.rng()"
 #: Arguments of other loaders, and what to use instead.
 _HINTS = {
@@ -55,13 +55,13 @@ _HINTS = {
 }
 
 
-def _cores() -> int:
+def _threads_of_rank() -> int:
     """Returns this process's share of the cores if a launcher says how many processes use all of them, else 0."""
     ranks, cores = os.environ.get("LOCAL_WORLD_SIZE", ""), len(os.sched_getaffinity(0))
     return max(cores // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 and cores == os.cpu_count() else 0
 
 
-def _one_rank() -> int:
+def _default_world_size() -> int:
     """Returns the default of `world_size`, with a warning if a launcher has started several ranks."""
     ranks = os.environ.get("WORLD_SIZE", "")
     if ranks.isdecimal() and int(ranks) > 1:
@@ -109,18 +109,19 @@ class Loader(Generic[T]):
 
     Args:
         paths: a file or directory, or several, also with patterns and braces: "shards/*.tar", "train-{000..146}.tar". A `.tar` or
-            `.safetensors` file is opened if it is named or in a directory of only such files. Compressed
-            files that are named or would be opened are refused.
+            `.safetensors` file is opened if it is named or in a directory of only such files. The constructor reads the headers of
+            all members, in each rank. Compressed files that are named or would be opened are refused.
         batch_size: maximum number of samples per batch.
         batch_bytes: maximum number of bytes per batch, or text such as "16MiB" (the default if `batch_size` is not given either).
             A longer sample comes in parts.
         threads: number of threads that read and decode (default: one per core; if the process may use all cores, divided by
             `LOCAL_WORLD_SIZE`).
         prefetch: batches read ahead (default: two per thread).
-        shuffle: whether each epoch has another order, determined by `seed`.
+        shuffle: whether each epoch has a new random order of all samples, determined by `seed`. Archives are then read at random
+            offsets, so on network storage shuffle the samples when you write the archives, and leave this False.
         seed: seed of the order and of `Batch.rng`.
-        rank, world_size: the number of this process, and the number of processes (data-parallel ranks). Each process gets every
-            `world_size`-th sample, from number `rank` on. By default a process gets all samples, with a warning if a launcher has
+        rank, world_size: the index of this process, from 0, and how many processes there are (data-parallel ranks). Each process
+            gets every `world_size`-th sample, from sample `rank` on. By default a process gets all samples, with a warning if a launcher has
             set `WORLD_SIZE` above 1; `world_size=1` prevents the warning.
         drop_last: whether to leave out incomplete batches, so that all ranks have the same number of batches.
         even: whether to repeat a few samples, as DistributedSampler does, so that all ranks have the same number of batches. In validation,
@@ -183,7 +184,7 @@ class Loader(Generic[T]):
             batch_bytes = _pinpool._parse_bytes(batch_bytes)
         batch_bytes = 0 if batch_bytes is None else checked_int("batch_bytes", batch_bytes, 1)
         shuffle, seed = checked_bool("shuffle", shuffle), checked_int("seed", seed, 0)
-        world_size = _one_rank() if world_size is None else checked_int("world_size", world_size, 1)
+        world_size = _default_world_size() if world_size is None else checked_int("world_size", world_size, 1)
         rank = checked_int("rank", rank, 0)
         self._epochs, self._skips_errors = checked_int("epochs", epochs, 1), on_error == "skip"
         listed = _paths.expand(paths)
@@ -191,7 +192,7 @@ class Loader(Generic[T]):
         self._pool = Pool(name="loader") if pool is None else pool
         self._files = _pinpool.Files(
             self._pool, listed, checked_bool("containers", containers), batch_size=batch_size, batch_bytes=batch_bytes,
-            threads=_cores() if threads is None else checked_int("threads", threads, 1, 1024),
+            threads=_threads_of_rank() if threads is None else checked_int("threads", threads, 1, 1024),
             prefetch=0 if prefetch is None else checked_int("prefetch", prefetch, 1, 65536),
             seed=seed if shuffle else None,
             rank=rank, world_size=world_size, even=even, drop_last=drop_last,
@@ -214,8 +215,8 @@ class Loader(Generic[T]):
         self._position: _Position = (0, 0, 0)
         self._pass_start: int | None = None
         self._is_resumed = False
-        # The last epoch with counted batches, and their number.
-        self._counted = (-1, 0)
+        # The number of batches of each counted epoch.
+        self._counted: dict[int, int] = {}
         if state is not None:
             self.load_state_dict(state)
 
@@ -280,7 +281,7 @@ class Loader(Generic[T]):
     def __len__(self) -> int:
         """Number of batches of the current or next loop. A resumed loop counts all batches of its epochs, also those before the state."""
         first, end = self._epochs_of_pass()
-        return sum(self._files.batches(epoch) for epoch in range(first, end))
+        return sum(self._batches(epoch) for epoch in range(first, end))
 
     def _epochs_of_pass(self) -> tuple[int, int]:
         epoch = self._pass_start if self._pass_start is not None else self._position[0] if self._is_resumed else self._next_epoch()
@@ -347,9 +348,9 @@ class Loader(Generic[T]):
 
     def _batches(self, epoch: int) -> int:
         """Returns the number of batches of `epoch`, cached."""
-        if self._counted[0] != epoch:
-            self._counted = epoch, self._files.batches(epoch)
-        return self._counted[1]
+        if epoch not in self._counted:
+            self._counted[epoch] = self._files.batches(epoch)
+        return self._counted[epoch]
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position after the last batch of the loop, as numbers and text, for a checkpoint.

@@ -17,10 +17,9 @@ TIMED_OUT: Any = object()
 
 
 class MapRunner(Generic[T, R]):
-    """Iterates over `function(item)` for each item of `take(timeout)`, which returns `TIMED_OUT` after the timeout and None at the end, at
-    most one item per thread ahead.
+    """Yields `function(item)` for each item of `take(timeout)`, computed at most one item per thread ahead.
 
-    Not a generator, because a generator keeps a reference to the last yielded value.
+    `take` returns `TIMED_OUT` after the timeout and None at the end. Not a generator, because a generator keeps a reference to the last yielded value.
     """
 
     def __init__(self, function: Callable[[T], R], take: Callable[[float | None], T | None], threads: int) -> None:

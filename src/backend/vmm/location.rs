@@ -15,8 +15,8 @@
 
 use std::path::Path;
 
+use pinpool_os::format::Size;
 use pinpool_os::host::{self, NumaNode};
-use pinpool_os::words::Size;
 
 /// The first driver branch that supports machines with unequal nodes.
 const FIRST_SAFE_BRANCH: u32 = 595;

@@ -40,10 +40,10 @@ use crate::driver::vmm::{self as driver, MemoryLocation};
 use crate::driver::{CurrentContext, RelaxedCapture, with_one_retry};
 use crate::error::SourceError;
 use crate::report::Finding;
+use pinpool_os::format::Size;
 use pinpool_os::host::GRANULE_BYTES;
 use pinpool_os::sync::Mutex;
 use pinpool_os::sync::unmodeled::{AtomicBool, Ordering};
-use pinpool_os::words::Size;
 
 mod find;
 mod location;
@@ -252,10 +252,6 @@ unsafe impl Source for VmmSource {
         // Relaxed: a hint.
         let registers = !self.cannot_register.load(Ordering::Relaxed);
         registers.then(|| self.reserves.reserve_slice_bytes()).flatten()
-    }
-
-    fn needs_gpu(&self) -> bool {
-        true
     }
 
     fn device_lost(&self) -> Option<SourceError> {

@@ -1,28 +1,31 @@
-//! Copies on a CUDA stream of cudarc.
-//!
-//! The steps of a copy, with the meaning of a failure:
-//!
-//! 1. set aside the errors that others left in cudarc's context object
-//! 2. make the device memory wait for its earlier work: refused
-//! 3. check that the stream captures no graph: refused
-//! 4. enqueue the copy: refused, or failed
-//! 5. enqueue the fence
-//! 6. restore the errors
-//!
-//! *Refused* means that nothing uses the buffer. A copy that *failed* for a reason other than its arguments may be running, so it
-//! gets a fence too. A fence is a number that the stream writes (`timeline`), else an event. If the driver refuses both, the
-//! call waits up to 0.5 s for the stream, unless it is a default stream. If that is not enough, a thread waits for all work of
-//! the context (`context_fence`).
-//!
-//! Step 3 follows step 2, because a wait for captured work makes the stream part of that capture. If the memory waits at all,
-//! the capture is also checked before the wait, because a capturing stream that waits for work outside of its capture
-//! invalidates the capture.
-//!
-//! Errors that other code left in cudarc's context object are set aside first and restored at the end, for the user's next call
-//! of cudarc. Between these steps, an error in the object comes from this copy.
+//! Streams and device memory of code without cudarc objects, by handle and address.
 //!
 //! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`. Without a context object,
 //! [`RawStream`], [`RawMemory`] and [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) take the handle.
+
+// Copies on a CUDA stream of cudarc.
+//
+// The steps of a copy, with the meaning of a failure:
+//
+// 1. set aside the errors that others left in cudarc's context object
+// 2. make the device memory wait for its earlier work: refused
+// 3. check that the stream captures no graph: refused
+// 4. enqueue the copy: refused, or failed
+// 5. enqueue the fence
+// 6. restore the errors
+//
+// *Refused* means that nothing uses the buffer. A copy that *failed* for a reason other than its arguments may be running, so it
+// gets a fence too. A fence is a number that the stream writes (`timeline`), else an event. If the driver refuses both, the
+// call waits up to 0.5 s for the stream, unless it is a default stream. If that is not enough, a thread waits for all work of
+// the context (`context_fence`).
+//
+// Step 3 follows step 2, because a wait for captured work makes the stream part of that capture. If the memory waits at all,
+// the capture is also checked before the wait, because a capturing stream that waits for work outside of its capture
+// invalidates the capture.
+//
+// Errors that other code left in cudarc's context object are set aside first and restored at the end, for the user's next call
+// of cudarc. Between these steps, an error in the object comes from this copy.
+
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::borrow::Borrow;

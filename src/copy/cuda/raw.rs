@@ -32,9 +32,10 @@ use crate::in_flight::SharedFence;
 /// ```no_run
 /// use pinpool::{PinnedBuf, copy::cuda::RawStream};
 ///
-/// /// `stream` is a `cudaStream_t` or a `CUstream` with work that uses the buffer.
-/// fn release(buf: PinnedBuf, stream: *mut std::ffi::c_void) -> pinpool::Result<()> {
-///     // SAFETY: the caller keeps the stream until its work has completed.
+/// /// `stream` is a `cudaStream_t` or a `CUstream` with work that uses the buffer. It exists during the call and belongs to a
+/// /// primary context, which is never destroyed.
+/// unsafe fn release(buf: PinnedBuf, stream: *mut std::ffi::c_void) -> pinpool::Result<()> {
+///     // SAFETY: as the caller promises.
 ///     Ok(buf.release_after(&unsafe { RawStream::new(stream) })?)
 /// }
 /// ```
@@ -53,21 +54,18 @@ impl RawStream {
     /// The stream is not destroyed while the result is used. Its context, unless it is a primary context, is not destroyed
     /// (`cuCtxDestroy`) before the pool has ended: until the last handle and buffer are dropped, another thread may query the
     /// context, even if the work has completed.
-    #[must_use]
     pub unsafe fn new(handle: *mut c_void) -> Self {
         Self { handle: handle.cast(), device: None }
     }
 
     /// Selects the GPU of a default stream: its primary context is used, whatever context is current. Has no effect on other
     /// streams. If a green context of that GPU is current, calls with a default stream fail.
-    #[must_use]
     pub fn on_device(self, ordinal: u32) -> Self {
         Self { device: Some(ordinal), ..self }
     }
 
     /// Returns whether the stream captures a graph; for the legacy stream, whether a blocking stream of its context does. `false`
     /// if the driver does not say.
-    #[must_use]
     pub fn is_capturing(self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         // SAFETY: alive (`new`).
@@ -104,11 +102,11 @@ unsafe impl CopyStream for RawStream {
 /// ```no_run
 /// use pinpool::{Pool, copy::cuda::{RawMemory, RawStream}};
 ///
-/// /// A framework's stream, and 4096 bytes of its memory.
-/// fn send(pool: &Pool, stream: *mut std::ffi::c_void, address: u64) -> pinpool::Result<()> {
-///     // SAFETY: the framework keeps the stream alive until the copy has completed.
+/// /// A framework's stream, and 4096 bytes of its memory. Both exist until the copy has completed.
+/// unsafe fn send(pool: &Pool, stream: *mut std::ffi::c_void, address: u64) -> pinpool::Result<()> {
+///     // SAFETY: as the caller promises.
 ///     let stream = unsafe { RawStream::new(stream) };
-///     // SAFETY: and the memory.
+///     // SAFETY: as the caller promises; the framework uses the memory only after the copy.
 ///     let mut memory = unsafe { RawMemory::new(address, 4096) };
 ///     pool.get(4096)?.copy_to(&stream, &mut memory)?;
 ///     Ok(())

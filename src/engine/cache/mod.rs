@@ -18,7 +18,7 @@ pub(super) mod thread_cache;
 
 use self::tensorflow::{CountLimit, ExactStore};
 use self::thread_cache::{Counts, Entry, ThreadCache, current_slot};
-use crate::policy::{Check, Window};
+use crate::policy::{RateCheck, RateWindow};
 use crate::size_class::{Class, EIGHTHS_CLASSES};
 use crate::stats::{EvictionReason, Stats};
 use pinpool_os::sync::unmodeled::Mutex;
@@ -49,7 +49,7 @@ pub(super) struct Eviction<T> {
     pub(super) entry: Box<Entry<T>>,
     pub(super) reason: EvictionReason,
     /// The result of the check that this eviction caused, if it caused one (policy-R4).
-    pub(super) check: Option<Check>,
+    pub(super) check: Option<RateCheck>,
 }
 
 impl<T> Eviction<T> {
@@ -208,11 +208,11 @@ impl<T> Idle<T> {
     }
 
     /// Returns TensorFlow's counters since the last raise or clear.
-    pub(super) fn window(&self) -> Window {
+    pub(super) fn window(&self) -> RateWindow {
         let (state, counts) = (self.state.lock(), self.counts());
         // TensorFlow counts nothing under a limit of 0.
         let counts_nothing = self.cache.is_none() && state.limit.get() == 0;
-        if counts_nothing { Window::default() } else { state.limit.window(counts) }
+        if counts_nothing { RateWindow::default() } else { state.limit.window(counts) }
     }
 }
 

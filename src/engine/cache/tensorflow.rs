@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::thread_cache::{Counts, Entry};
-use crate::policy::{self, CHECK_EVERY_EVICTIONS, Check, Window};
+use crate::policy::{self, CHECK_EVERY_EVICTIONS, RateCheck, RateWindow};
 use crate::stats::Stats;
 
 /// Empty classes are removed once there are more classes than twice the idle buffers plus this number.
@@ -20,9 +20,9 @@ pub(super) struct CountLimit {
     start_limit: u64,
     auto_resize: bool,
     /// Counts of all events except those that a thread cache counts.
-    pub(super) counted: Window,
+    pub(super) counted: RateWindow,
     /// The total counts when the current window began.
-    window_start: Window,
+    window_start: RateWindow,
     last_miss_us: u64,
     checks: u64,
     raises: u64,
@@ -38,18 +38,18 @@ impl CountLimit {
         self.limit
     }
 
-    fn total(&self, Counts { hits, puts, .. }: Counts) -> Window {
-        let Window { get_from_pool, put, .. } = self.counted;
-        Window { get_from_pool: get_from_pool + hits, put: put + puts, ..self.counted }
+    fn total(&self, Counts { hits, puts, .. }: Counts) -> RateWindow {
+        let RateWindow { get_from_pool, put, .. } = self.counted;
+        RateWindow { get_from_pool: get_from_pool + hits, put: put + puts, ..self.counted }
     }
 
     /// Counts an eviction. Every thousandth eviction of a window checks the rates of the window and may raise the limit.
-    pub(super) fn count_eviction(&mut self, counts: impl FnOnce() -> Counts) -> Option<Check> {
+    pub(super) fn count_eviction(&mut self, counts: impl FnOnce() -> Counts) -> Option<RateCheck> {
         self.counted.evicted += 1;
         let evicted = self.counted.evicted - self.window_start.evicted;
         evicted.is_multiple_of(CHECK_EVERY_EVICTIONS).then(|| {
             let total = self.total(counts());
-            let check = policy::check(total.since(self.window_start), self.limit, self.auto_resize);
+            let check = policy::check_rates(total.since(self.window_start), self.limit, self.auto_resize);
             self.checks += 1;
             if let Some(limit) = check.raised_to {
                 self.limit = limit;
@@ -80,7 +80,7 @@ impl CountLimit {
     }
 
     /// Returns TensorFlow's counters since the last raise or clear.
-    pub(super) fn window(&self, counts: Counts) -> Window {
+    pub(super) fn window(&self, counts: Counts) -> RateWindow {
         self.total(counts).since(self.window_start)
     }
 
@@ -205,11 +205,11 @@ mod tests {
         let counts = Counts { hits: 9_000, puts: 10_000, ..Counts::default() };
         assert_eq!(checks(&mut limit, 999, counts), []);
         // No misses: the limit stays, and so does the window.
-        let window = Window { get_from_pool: 9_000, put: 10_000, allocated: 0, evicted: 1_000 };
-        assert_eq!(checks(&mut limit, 1, counts), [Check { window, limit: 5, raised_to: None }]);
+        let window = RateWindow { get_from_pool: 9_000, put: 10_000, allocated: 0, evicted: 1_000 };
+        assert_eq!(checks(&mut limit, 1, counts), [RateCheck { window, limit: 5, raised_to: None }]);
         limit.counted.allocated += 500;
-        let window = Window { allocated: 500, evicted: 2_000, ..window };
-        assert_eq!(checks(&mut limit, 1_999, counts), [Check { window, limit: 5, raised_to: Some(100) }]);
+        let window = RateWindow { allocated: 500, evicted: 2_000, ..window };
+        assert_eq!(checks(&mut limit, 1_999, counts), [RateCheck { window, limit: 5, raised_to: Some(100) }]);
         assert_eq!((limit.get(), limit.checks, limit.raises), (100, 2, 1));
         // A window of 999 evictions ends without a check.
         limit.begin_window(counts);
@@ -218,6 +218,6 @@ mod tests {
         let mut stats = Stats::default();
         limit.fill(&mut stats, counts);
         assert_eq!((stats.requests.served, stats.requests.returned), (9_500, 10_000));
-        assert_eq!(limit.window(counts), Window { evicted: 1_000, ..Window::default() });
+        assert_eq!(limit.window(counts), RateWindow { evicted: 1_000, ..RateWindow::default() });
     }
 }

@@ -1,7 +1,7 @@
 //! Preset `adaptive`: an arena over a source, and the lock around its books.
 //!
 //! Only completely free memory is released. No copy uses it, so a release needs no lock against copies. If a release waits for
-//! the device ([`Source::release_waits`](crate::backend::Source::release_waits)), it blocks every enqueue meanwhile. Such a
+//! the device ([`Source::blocks_on_release`](crate::backend::Source::blocks_on_release)), it blocks every enqueue meanwhile. Such a
 //! release happens only:
 //!
 //! - in `trim`, `clear` and `close`, and when a limit is lowered or exceeded
@@ -156,13 +156,13 @@ impl Supply for ArenaSupply {
         self.update_needs_compaction(&books, now_us);
         drop(books);
         if unused {
-            self.teardown(now_us);
+            self.tear_down(now_us);
         }
     }
 
     fn close(&self, now_us: u64) {
         self.books().is_closed = true;
-        self.teardown(now_us);
+        self.tear_down(now_us);
     }
 
     fn could_hold(&self, class: Class) -> bool {

@@ -84,7 +84,7 @@ impl ArenaSupply {
         // Cleared first: later changes set the flag again.
         if self.needs_compaction.swap(false, Ordering::Relaxed) {
             self.idle_polls.store(0, Ordering::Relaxed);
-            if (0..STEPS_AT_ONCE).all(|_| self.compaction_step(now_us)) {
+            if (0..STEPS_AT_ONCE).all(|_| self.compact_step(now_us)) {
                 self.needs_compaction.store(true, Ordering::Relaxed);
             }
         } else if self.is_compacting() {
@@ -100,7 +100,7 @@ impl ArenaSupply {
 
     /// Unmaps the old addresses of remapped granules, or else makes one step towards the compaction target. Returns whether
     /// there was something to do. Makes slow calls.
-    pub(in crate::engine) fn compaction_step(&self, now_us: u64) -> bool {
+    pub(in crate::engine) fn compact_step(&self, now_us: u64) -> bool {
         if self.unmap_old_places() {
             return true;
         }

@@ -215,7 +215,7 @@ pub(crate) trait PoolView: Send + Sync {
     /// Releases the block that has been idle longest, and counts `why` as the reason. Returns whether a block was idle.
     fn release_oldest(&self, why: EvictionReason) -> bool;
     /// Makes the blocks with completed copies available again.
-    fn complete_copies(&self);
+    fn sweep_in_flight(&self);
     /// Returns whether a copy is in flight.
     fn has_copies(&self) -> bool;
     /// Returns the bytes that each waiting request needs, in the order of the wait queue.
@@ -223,7 +223,7 @@ pub(crate) trait PoolView: Send + Sync {
     /// Returns the time by the clock of the pool.
     fn now_us(&self) -> u64;
     /// Makes waiting requests search again, because there is more room than before.
-    fn room_was_made(&self);
+    fn on_room_made(&self);
 }
 
 /// Releases idle blocks of `pool`, the oldest first, while `is_wanted` returns true. Releases no more blocks than were idle at

@@ -145,7 +145,7 @@ impl ArenaSupply {
         }
         if self.books().is_unused() {
             // The pool has closed while this region was being pinned.
-            self.teardown(now_us);
+            self.tear_down(now_us);
         }
         pinned.map(drop).map_err(Refusal::Source)
     }

@@ -1,6 +1,6 @@
 //! The text of a refusal: the reason that a pool has no memory for a request, and a remedy.
 
-use pinpool_os::words::Size;
+use pinpool_os::format::Size;
 
 use super::{Memory, Refusal};
 use crate::backend::lock_limit;

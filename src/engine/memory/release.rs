@@ -54,7 +54,7 @@ impl Memory {
     pub(in crate::engine) fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
         let before_bytes = self.supply.held_bytes();
         let released_bytes = || before_bytes.saturating_sub(self.supply.held_bytes());
-        pool.complete_copies();
+        pool.sweep_in_flight();
         release_while(pool, EvictionReason::Reclaimed, || self.lacks_free(bytes.saturating_sub(released_bytes())));
         self.release_free(now_us, |books| books.plan_release_of(bytes));
         released_bytes()
@@ -139,13 +139,13 @@ impl ArenaSupply {
     /// memory with such releases is released only while memory is short.
     pub(in crate::engine) fn may_release_by_time(&self) -> bool {
         // Relaxed: only ticks write it, one at a time. To other readers it is a hint.
-        !self.source.release_waits() || self.is_short.load(Ordering::Relaxed)
+        !self.source.blocks_on_release() || self.is_short.load(Ordering::Relaxed)
     }
 
     /// Returns whether a release would wait for a copy that may never end.
     pub(in crate::engine) fn may_never_release(&self) -> bool {
         // An out-of-date count only makes a release wait.
-        self.source.release_waits() && self.quarantined.get() > 0
+        self.source.blocks_on_release() && self.quarantined.get() > 0
     }
 
     /// Plans releases by `plan` and carries them out, unless a release might never return. Makes slow calls, which may wait for
@@ -166,7 +166,7 @@ impl ArenaSupply {
     /// Releases all memory without a block in it, and the addresses only if there is no block at all. A leaked or abandoned
     /// block keeps the addresses until the process ends. If a release fails, its memory or addresses stay until then, since
     /// nothing tries it again. If a release might never return, releases nothing.
-    pub(in crate::engine) fn teardown(&self, now_us: u64) {
+    pub(in crate::engine) fn tear_down(&self, now_us: u64) {
         if self.may_never_release() && self.books().held_bytes() > 0 {
             let mut books = self.books();
             let (held_bytes, ended) = (books.held_bytes(), books.end_claims(false));

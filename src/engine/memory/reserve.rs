@@ -84,7 +84,7 @@ impl ArenaSupply {
                 self.update_want();
                 self.report_progress(0);
                 // Waiting requests may fit into the memory that is pinned now.
-                pool.room_was_made();
+                pool.on_room_made();
             }
             // Memory that requests have committed has completed the reserve.
             Err(_) if self.books().reserve_to_come() == 0 => {}
@@ -183,7 +183,7 @@ impl ArenaSupply {
     /// # Errors
     ///
     /// The source refused a step.
-    pub(in crate::engine) fn await_reserve(
+    pub(in crate::engine) fn wait_for_reserve(
         &self,
         until: Instant,
         unthreaded: Option<&dyn PoolView>,

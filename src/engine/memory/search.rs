@@ -16,8 +16,8 @@ use crate::arena::{GrowthLimits, Plan};
 use crate::backend::SourceError;
 use crate::quota::QuotaExceeded;
 use crate::stats::EvictionReason;
+use pinpool_os::format::Size;
 use pinpool_os::sync::MutexGuard;
-use pinpool_os::words::Size;
 
 /// Longest commit while copies are pending (policy-R11): registering this much delays other threads' enqueues by 0.7 to 0.8 ms.
 const STEP_DURING_COPIES_BYTES: u64 = 8 << 20;
@@ -122,7 +122,7 @@ impl ArenaSupply {
         let lacking_bytes = books.arena.held_bytes(search.bytes).saturating_sub(available_bytes);
         let could_release_regions = !limits.may_decommit_regions && arena.idle_bytes > 0;
         drop(books);
-        search.pool.complete_copies();
+        search.pool.sweep_in_flight();
         let idle_bytes = search.pool.idle_bytes();
         if !std::mem::replace(&mut search.has_swept, true) {
             search.to_release = search.pool.idle_buffers();
@@ -156,7 +156,7 @@ impl ArenaSupply {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
             CommitSize::Ample => {
                 // Registering much at once delays enqueues.
-                let in_short_steps = self.source.release_waits() && search.pool.has_copies();
+                let in_short_steps = self.source.blocks_on_release() && search.pool.has_copies();
                 let step_bytes = if in_short_steps { STEP_DURING_COPIES_BYTES } else { u64::MAX };
                 (step_bytes, books.sizes.missed.largest(search.now_us))
             }
@@ -165,7 +165,7 @@ impl ArenaSupply {
         GrowthLimits {
             commit_bytes,
             over_bytes: self.budget.over_bytes(),
-            may_decommit_regions: !self.source.release_waits() || nothing_else && !self.may_never_release(),
+            may_decommit_regions: !self.source.blocks_on_release() || nothing_else && !self.may_never_release(),
             step_bytes,
             largest_bytes,
             known_bytes: books.sizes.held.largest(search.now_us),
@@ -219,7 +219,7 @@ impl ArenaSupply {
     /// Returns the reason that no plan gives memory to a block of `bytes` while `idle_bytes` are idle in the pool.
     pub(super) fn no_space(&self, bytes: u64, idle_bytes: u64) -> Refusal {
         if !self.settings.may_grow {
-            return self.budget.full(bytes).into();
+            return self.budget.own_refusal(bytes).into();
         }
         let books = self.books();
         // Idle memory of this pool is used first, and is claimed already.
@@ -248,7 +248,7 @@ impl ArenaSupply {
         let wanted = [(claimed_bytes, own_bytes), (rest_bytes, own_bytes), (grown_bytes, most_bytes)];
         let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
         let over = shared.filter_map(|&(bytes, _)| self.budget.current_shared_refusal(bytes)).next();
-        over.unwrap_or_else(|| self.budget.full(claimed_bytes)).into()
+        over.unwrap_or_else(|| self.budget.own_refusal(claimed_bytes)).into()
     }
 }
 

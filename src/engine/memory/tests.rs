@@ -18,14 +18,14 @@ use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 struct CountedHeap {
     heap: HeapSource,
-    release_waits: bool,
+    blocks_on_release: bool,
     acquired: AtomicU64,
     released: AtomicU64,
 }
 
 impl CountedHeap {
-    fn new(release_waits: bool) -> Self {
-        Self { heap: HeapSource::new(), release_waits, acquired: AtomicU64::new(0), released: AtomicU64::new(0) }
+    fn new(blocks_on_release: bool) -> Self {
+        Self { heap: HeapSource::new(), blocks_on_release, acquired: AtomicU64::new(0), released: AtomicU64::new(0) }
     }
 
     #[cfg(pinpool_loom)]
@@ -46,8 +46,8 @@ unsafe impl Source for CountedHeap {
     fn pinned_by(&self) -> Option<PinnedBy> {
         None
     }
-    fn release_waits(&self) -> bool {
-        self.release_waits
+    fn blocks_on_release(&self) -> bool {
+        self.blocks_on_release
     }
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         self.acquired.fetch_add(1, Ordering::Relaxed);
@@ -74,7 +74,7 @@ impl PoolView for NoBlocks {
     fn release_oldest(&self, _: EvictionReason) -> bool {
         false
     }
-    fn complete_copies(&self) {}
+    fn sweep_in_flight(&self) {}
     fn has_copies(&self) -> bool {
         false
     }
@@ -84,7 +84,7 @@ impl PoolView for NoBlocks {
     fn now_us(&self) -> u64 {
         0
     }
-    fn room_was_made(&self) {}
+    fn on_room_made(&self) {}
 }
 
 /// An arena over this source, with or without a limit.
@@ -161,10 +161,10 @@ mod models {
         builder.check(move || {
             let model = Model::new(max_buffers * BUFFER_BYTES);
             prepare(&model);
-            let beside = model.clone();
-            let beside = thread::spawn(move || other(&beside));
+            let concurrent = model.clone();
+            let concurrent = thread::spawn(move || other(&concurrent));
             here(&model);
-            beside.join().unwrap();
+            concurrent.join().unwrap();
             if model.arena.books().is_unused() {
                 assert_eq!(model.source.released(), model.source.acquired());
             } else {

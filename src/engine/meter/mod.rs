@@ -187,7 +187,7 @@ impl Lifetime {
 
     /// Records that no handle of the pool is left.
     pub(crate) fn seal(&self) {
-        // Relaxed: the exchange in `begin_teardown`, which follows, releases this store.
+        // Relaxed: the exchange in `begin_tear_down`, which follows, releases this store.
         self.is_sealed.store(true, Ordering::Relaxed);
     }
 
@@ -198,7 +198,7 @@ impl Lifetime {
 
     /// Returns whether the caller must close the pool, which is true once: when the pool is sealed and no block exists except
     /// those `in_flight`. Must be called after the seal, after each removal of a block and after each start of a flight.
-    pub(crate) fn begin_teardown(&self, in_flight: impl FnOnce() -> u64) -> bool {
+    pub(crate) fn begin_tear_down(&self, in_flight: impl FnOnce() -> u64) -> bool {
         // An exchange that changes nothing, AcqRel: lifetime-I1.
         let blocks = self.blocks.fetch_add(0, Ordering::AcqRel);
         // Relaxed: if the seal came first, the exchange above has acquired it.
@@ -341,7 +341,7 @@ mod models {
         }
 
         fn tear_down_if_unused(&self) {
-            if self.lifetime.begin_teardown(|| self.in_flight.load(Ordering::Relaxed)) {
+            if self.lifetime.begin_tear_down(|| self.in_flight.load(Ordering::Relaxed)) {
                 self.closed.fetch_add(1, Ordering::Relaxed);
                 self.memory.iter().for_each(|memory| memory.with_mut(|_| ()));
             }
@@ -364,13 +364,13 @@ mod models {
         });
     }
 
-    /// Fails if `begin_teardown` reads the count by a load.
+    /// Fails if `begin_tear_down` reads the count by a load.
     #[test]
     fn loom_of_the_last_puts_and_the_seal_one_closes() {
         model(2, [|pool| pool.release(0), |pool| pool.release(1), ModelPool::seal]);
     }
 
-    /// Fails if `begin_teardown` reads the count by a load or checks the seal before the count, or if `remove_block` is Relaxed.
+    /// Fails if `begin_tear_down` reads the count by a load or checks the seal before the count, or if `remove_block` is Relaxed.
     #[test]
     fn loom_of_a_return_in_flight_a_return_and_the_seal_one_closes() {
         model(2, [|pool| pool.release(0), ModelPool::begin_flight, ModelPool::seal]);

@@ -1,7 +1,7 @@
 //! Who holds the buffers: one `Tag` for each tag of a pool.
 //!
 //! ```text
-//!   Pool::tagged ─▶ Tag ◀── Holder (in the block, from the request until the buffer is idle again)
+//!   Pool::tagged ─▶ Tag ◀── TagRow (in the block, from the request until the buffer is idle again)
 //!                     └── one row for each buffer: bytes asked, bytes held, request time
 //! ```
 //!
@@ -63,9 +63,9 @@ struct Row {
     stack: Option<Arc<CallStack>>,
 }
 
-/// The row of a buffer in its tag. Dropping the holder removes the row.
+/// The row of a buffer in its tag. Dropping this removes the row.
 #[derive(Debug)]
-pub(crate) struct Holder {
+pub(crate) struct TagRow {
     tag: Arc<Tag>,
     number: u64,
 }
@@ -157,16 +157,16 @@ impl Tag {
         held_bytes: u64,
         now_us: u64,
         stack: Option<Arc<CallStack>>,
-    ) -> Holder {
+    ) -> TagRow {
         let mut rows = self.rows.lock();
         let number = rows.last_key_value().map_or(0, |(last, _)| last + 1);
         rows.insert(number, Row { requested_bytes, held_bytes, since_us: now_us, stack });
         drop(rows);
-        Holder { tag: self.clone(), number }
+        TagRow { tag: self.clone(), number }
     }
 }
 
-impl Drop for Holder {
+impl Drop for TagRow {
     fn drop(&mut self) {
         let row = self.tag.rows.lock().remove(&self.number);
         // The row may have the last reference to a call stack, so it is dropped outside the lock.

@@ -52,14 +52,14 @@ impl PoolCore {
         } else {
             SlowCalls::All(deadline(begun, wait.max(CALL_PATIENCE)))
         };
-        let served = match self.acquire(request, calls) {
+        let served = match self.attempt(request, calls) {
             Ok(block) => Ok(block),
             Err(AttemptError::Refused(refusal)) if !self.may_wait(request, wait, &refusal) => {
-                self.give_up(request, Some(refusal), wait)
+                self.fall_back_or_fail(request, Some(refusal), wait)
             }
-            Err(stop) => {
+            Err(error) => {
                 let waiter = Waiter::new(request.clone(), request.class, (begun, wait), keep_alive);
-                return Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, stop.refusal())));
+                return Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, error.refusal())));
             }
         };
         self.record_outcome(&served, request, Some(begun));
@@ -103,7 +103,7 @@ impl PoolCore {
     /// Makes a first attempt at `request`: returns a block with completed copies or a block of new memory, as far as `calls`
     /// allow. While other requests wait, it searches for memory only if `request` fits in addition to the head of the queue. A
     /// request that exceeds the limit may receive pageable memory. Makes slow calls.
-    pub(super) fn acquire(self: &Arc<Self>, request: &BlockRequest, calls: SlowCalls) -> Result<Block, AttemptError> {
+    pub(super) fn attempt(self: &Arc<Self>, request: &BlockRequest, calls: SlowCalls) -> Result<Block, AttemptError> {
         let class = request.class;
         if let Some(block) = self.take_completed(class) {
             return Ok(block);
@@ -119,11 +119,11 @@ impl PoolCore {
             }
             found
         });
-        found.or_else(|stop| {
+        found.or_else(|error| {
             // Waiting cannot help a request that exceeds the limit, so it falls back to pageable memory immediately.
-            let too_large = matches!(stop, AttemptError::Refused(_)) && !self.memory.supply.could_hold(class);
-            let pageable = if too_large { self.fall_back(request.len, class) } else { None };
-            pageable.ok_or(stop)
+            let too_large = matches!(error, AttemptError::Refused(_)) && !self.memory.supply.could_hold(class);
+            let pageable = if too_large { self.new_pageable_block(request.len, class) } else { None };
+            pageable.ok_or(error)
         })
     }
 
@@ -133,7 +133,7 @@ impl PoolCore {
         let now_us = self.time.coarse_us();
         let idle = Cell::new(None);
         let take_idle = || self.take(class).map(|block| idle.set(Some(block))).is_some();
-        let find = || match self.ended.get() {
+        let find = || match self.end_reason.get() {
             Some(why) => Err(Refusal::Source(why.clone()).into()),
             None => self.memory.supply.find(class, now_us, calls, &**self, &take_idle),
         };
@@ -152,12 +152,12 @@ impl PoolCore {
                 // The memory may contain data of an earlier use by this process.
                 block.zero();
             }
-            block.begin_time(self.time.read_us());
+            block.start_timing(self.time.read_us());
             block
         };
         let made = idle.take().map_or_else(|| found.map(new_block), Ok);
-        let mut block = made.inspect_err(|stop| self.record_failed_attempt(stop, calls))?;
-        block.set_passed(passed);
+        let mut block = made.inspect_err(|error| self.record_failed_attempt(error, calls))?;
+        block.set_passed_head(passed);
         self.request_pace(self.pace_of_change());
         Ok(block)
     }
@@ -165,7 +165,7 @@ impl PoolCore {
     /// Permits a miss to search for memory. Returns 0 if no request waits, or the number of the head of the queue if the miss
     /// fits in addition to the head.
     fn pass_head(&self, class: Class) -> Result<u64, Refusal> {
-        self.tick_if_alone();
+        self.tick_if_overdue();
         self.evict_over_limit(None);
         if !self.has_waiters() {
             return Ok(0);
@@ -180,11 +180,11 @@ impl PoolCore {
         pass.map_err(|(waiting, first_bytes)| Refusal::Queued { level: LimitLevel::Pool, waiting, first_bytes })
     }
 
-    fn record_failed_attempt(&self, stop: &AttemptError, calls: SlowCalls) {
-        let AttemptError::Refused(refusal) = stop else { return };
+    fn record_failed_attempt(&self, error: &AttemptError, calls: SlowCalls) {
+        let AttemptError::Refused(refusal) = error else { return };
         let by_source = matches!(refusal, Refusal::Source(_));
         if by_source {
-            self.backoff.refused(self.time.read_us());
+            self.backoff.note_refusal(self.time.read_us());
             self.watch_device();
         }
         if by_source || !matches!(calls, SlowCalls::WithoutAcquire(..)) {
@@ -200,7 +200,7 @@ impl PoolCore {
         let could_hold = self.memory.supply.could_hold(class);
         // A request that can never be served is not a sign of a shortage.
         let servable = could_hold || self.memory.could_be_pageable(class);
-        let may_wait = servable && !wait.is_zero() && self.ended.get().is_none();
+        let may_wait = servable && !wait.is_zero() && self.end_reason.get().is_none();
         if servable {
             self.count_short_request(class);
             // A full pool is an ordinary event if the request can wait for room, and is logged as such.
@@ -215,13 +215,13 @@ impl PoolCore {
     }
 
     /// Returns pageable memory, or an error. Without a `refusal`, the driver calls for a task did not return within its `wait`.
-    pub(super) fn give_up(
+    pub(super) fn fall_back_or_fail(
         self: &Arc<Self>,
         request: &BlockRequest,
         refusal: Option<Refusal>,
         wait: Duration,
     ) -> Result<Block> {
-        if let Some(block) = self.fall_back(request.len, request.class) {
+        if let Some(block) = self.new_pageable_block(request.len, request.class) {
             return Ok(block);
         }
         if let Some(partition) = &request.partition {
@@ -229,11 +229,11 @@ impl PoolCore {
         }
         self.counters.failed_requests.add(1);
         let late = || ErrorKind::Late { requested_bytes: request.len as u64, waited: wait }.into();
-        Err(refusal.map_or_else(late, |refusal| self.refused(request, refusal, Purpose::Request)))
+        Err(refusal.map_or_else(late, |refusal| self.refusal_error(request, refusal, Purpose::Request)))
     }
 
     /// Returns the error of a refused request, reserve or claim. Logs the first request that fails and each power of ten.
-    pub(super) fn refused(&self, request: &BlockRequest, refusal: Refusal, purpose: Purpose) -> Error {
+    pub(super) fn refusal_error(&self, request: &BlockRequest, refusal: Refusal, purpose: Purpose) -> Error {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
@@ -260,14 +260,14 @@ impl PoolCore {
     }
 
     /// Returns a pageable block, if this pool may return one and the limit leaves room.
-    pub(super) fn fall_back(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
+    pub(super) fn new_pageable_block(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
         if self.is_closed() {
             return None;
         }
         let memory = self.memory.find_pageable(class)?;
         self.classes.count_pageable(class);
         let mut block = self.new_block(memory, class);
-        block.begin_time(self.time.read_us());
+        block.start_timing(self.time.read_us());
         let nth = self.counters.pageable.add(1);
         self.shortage.count_pageable();
         if is_power_of_ten(nth) {
@@ -281,7 +281,7 @@ impl PoolCore {
     /// reuses no blocks: it has ended, or its limit on idle buffers is 0.
     pub(super) fn offer_to_head(&self, block: Block) -> Option<Block> {
         // Under a limit of 0 no buffer is used twice.
-        if !self.has_waiters() || self.ended.get().is_some() || self.config.pool_size_limit == 0 {
+        if !self.has_waiters() || self.end_reason.get().is_some() || self.config.pool_size_limit == 0 {
             return Some(block);
         }
         let class = block.class();

@@ -33,9 +33,9 @@ use crate::size_class::Class;
 use crate::stats::{EvictionReason, SharedLimitStats};
 use pinpool_observe::record::Event;
 use pinpool_os::fork::PerProcess;
+use pinpool_os::format::Size;
 use pinpool_os::host::{HostMemory, LimitOrigin, MemoryGauge};
 use pinpool_os::sync::unmodeled::{Mutex, MutexGuard};
-use pinpool_os::words::Size;
 
 /// Shortest time between two readings of the system's memory, which read kernel files.
 const READ_EVERY_US: u64 = 1_000_000;
@@ -47,7 +47,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// The origin of the limit of a pool, and the memory of the system.
 #[derive(Debug)]
-pub(crate) struct AutoLimit {
+pub(crate) struct HostLimit {
     /// Maximum number of bytes that the process may lock. No limit of the pool exceeds it.
     pub(crate) lock_limit_bytes: Option<u64>,
     /// `None` if the memory of the machine is unknown.
@@ -64,7 +64,7 @@ pub(crate) struct AutoLimit {
 /// the process use it.
 static LAST_READING: PerProcess<Mutex<Option<(PathBuf, u64, HostMemory)>>> = PerProcess::new(Mutex::default);
 
-impl AutoLimit {
+impl HostLimit {
     /// Reads the files below `root`.
     pub(crate) fn new(root: PathBuf) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl AutoLimit {
 
     /// Resolves the limit `max_bytes` for pools that hold `held_bytes`. Returns it in bytes and in words. If it is `auto`,
     /// changes of the system's limit are followed from now on.
-    pub(crate) fn set(&self, max_bytes: Limit, held_bytes: u64) -> (Option<u64>, String) {
+    pub(crate) fn resolve(&self, max_bytes: Limit, held_bytes: u64) -> (Option<u64>, String) {
         let mut followed = self.followed.lock();
         *followed = None;
         let (bytes, words) = match max_bytes {
@@ -140,16 +140,16 @@ fn share(memory: &HostMemory, held_bytes: u64) -> (u64, String) {
 impl PoolCore {
     /// Changes the limit; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
     pub(crate) fn set_limit(&self, limit: Limit) {
-        let (budget, changing) = (&self.memory.budget, self.auto_limit.changing.lock());
+        let (budget, changing) = (&self.memory.budget, self.host_limit.changing.lock());
         budget.set_auto(limit == Limit::Auto);
-        let (max_bytes, _) = self.auto_limit.set(limit, budget.auto_bytes());
+        let (max_bytes, _) = self.host_limit.resolve(limit, budget.auto_bytes());
         self.apply_limit(max_bytes, if limit == Limit::Auto { "auto" } else { "set_max_bytes" }, changing);
     }
 
     /// Sets the limit again, if it is `auto` and the limit of the machine or its cgroup has changed.
     pub(super) fn follow_limit(&self, now_us: u64) {
-        let (held_bytes, changing) = (|| self.memory.budget.auto_bytes(), self.auto_limit.changing.lock());
-        if let Some((max_bytes, why)) = self.auto_limit.change(self.time.to_process_us(now_us), held_bytes) {
+        let (held_bytes, changing) = (|| self.memory.budget.auto_bytes(), self.host_limit.changing.lock());
+        if let Some((max_bytes, why)) = self.host_limit.change(self.time.to_process_us(now_us), held_bytes) {
             self.apply_limit(max_bytes, &why, changing);
         }
     }
@@ -167,7 +167,7 @@ impl PoolCore {
         self.enforce_limits();
         self.resume_reserve(max_bytes.unwrap_or(u64::MAX) > before.unwrap_or(u64::MAX));
         self.request_pace(Pace::Active);
-        self.room_was_made();
+        self.on_room_made();
     }
 
     /// Resumes a reserve that waits for room, since there may be more room: the maintenance thread, or the next call of
@@ -304,7 +304,7 @@ impl PoolCore {
         if want.bytes() > 0 {
             self.memory.budget.set_want(&want, 0, 0);
         }
-        added.map_err(|refusal| self.refused(&BlockRequest::of(bytes), refusal, purpose))
+        added.map_err(|refusal| self.refusal_error(&BlockRequest::of(bytes), refusal, purpose))
     }
 
     /// Returns the statistics of the shared limit of the host, if there is one.

@@ -81,7 +81,7 @@ mod tick;
 pub(crate) use fast_path::CachedShard;
 pub(super) use fast_path::KeptCore;
 use get::Purpose;
-pub(crate) use limits::AutoLimit;
+pub(crate) use limits::HostLimit;
 pub(crate) use partition::{BlockRequest, PartitionCore};
 use queue::{SlowPathFlag, SourceBackoff};
 use report::DiagnosisState;
@@ -104,7 +104,7 @@ pub(crate) struct PoolCore {
     memory: Memory,
     recorder: Option<Arc<dyn Recorder>>,
     /// The reason that no block is kept and no request is served any more: the device was reset, or the pool is closed.
-    ended: OnceLock<SourceError>,
+    end_reason: OnceLock<SourceError>,
     pub(super) in_flight: InFlight<Block>,
     waiters: WaitQueue<Self>,
     time: Timekeeper,
@@ -128,7 +128,7 @@ pub(crate) struct PoolCore {
     owners: Owners,
     diagnosis: DiagnosisState,
     /// The origin of the limit, and the memory of the system.
-    auto_limit: AutoLimit,
+    host_limit: HostLimit,
     /// The pool's entry at the socket that serves statistics.
     #[cfg(feature = "observe")]
     served_pool: std::sync::OnceLock<pinpool_observe::stats_socket::ServedPool>,
@@ -141,7 +141,7 @@ impl PoolCore {
         time: Timekeeper,
         log: Arc<PoolLog>,
         recorder: Option<Arc<dyn Recorder>>,
-        auto_limit: AutoLimit,
+        host_limit: HostLimit,
     ) -> Arc<Self> {
         let idle_us = policy::idle_buffer_us(config.idle_timeout);
         let core = Arc::new(Self {
@@ -154,7 +154,7 @@ impl PoolCore {
             classes: Classes::default(),
             memory,
             recorder,
-            ended: OnceLock::new(),
+            end_reason: OnceLock::new(),
             in_flight: InFlight::new(),
             waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
@@ -172,7 +172,7 @@ impl PoolCore {
             waiting_partitions: AtomicU64::new(0),
             owners: Owners::default(),
             diagnosis: DiagnosisState::default(),
-            auto_limit,
+            host_limit,
             #[cfg(feature = "observe")]
             served_pool: std::sync::OnceLock::new(),
             log,
@@ -223,7 +223,7 @@ impl PoolCore {
     /// Fails in a forked child of the process that made the pool.
     #[inline]
     pub(crate) fn check_process(&self) -> Result<()> {
-        if self.is_forked() { Err(self.forked()) } else { Ok(()) }
+        if self.is_forked() { Err(self.forked_error()) } else { Ok(()) }
     }
 
     /// # Errors
@@ -241,7 +241,7 @@ impl PoolCore {
     }
 
     #[cold]
-    fn forked(&self) -> Error {
+    fn forked_error(&self) -> Error {
         ErrorKind::Forked { parent: self.process, child: std::process::id() }.into()
     }
 
@@ -253,7 +253,7 @@ impl PoolCore {
     /// Returns the calling thread's shard, if this pool may use the fast path.
     pub(super) fn fast_shard(&self) -> Option<&Shard<BlockBody<Self>>> {
         // Only the slow paths zero blocks, record events and draw samples.
-        let needs_slow = self.config.zero || self.recorder().is_some() || self.config.code.call_stacks > 0;
+        let needs_slow = self.config.zero || self.recorder().is_some() || self.config.extra.call_stacks > 0;
         if needs_slow { None } else { Some(self.idle.cache.as_ref()?.own_shard()) }
     }
 
@@ -306,12 +306,12 @@ impl PoolCore {
     }
 
     /// Waits until the whole reserve is pinned, at most until `until`. Returns whether it is pinned.
-    pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
+    pub(crate) fn wait_for_reserve(&self, until: Instant) -> Result<bool> {
         let Some(arena) = self.memory.arena() else { return Ok(true) };
         let unthreaded = self.thread.is_none().then_some(self as &dyn PoolView);
         let bytes = || self.stats().memory.reserve_target_bytes;
-        let refused = |error| self.refused(&BlockRequest::of(bytes()), Refusal::Source(error), Purpose::Reserve);
-        arena.await_reserve(until, unthreaded).map_err(refused)
+        let refused = |error| self.refusal_error(&BlockRequest::of(bytes()), Refusal::Source(error), Purpose::Reserve);
+        arena.wait_for_reserve(until, unthreaded).map_err(refused)
     }
 
     /// Claims `bytes` of user memory, which is memory outside buffers, under the limits. Makes slow calls.
@@ -322,14 +322,14 @@ impl PoolCore {
     }
 
     /// Returns the error for a source that refused to pin `bytes` of a user's memory.
-    pub(crate) fn user_memory_refused(&self, bytes: u64, error: SourceError) -> Error {
-        self.refused(&BlockRequest::of(bytes), Refusal::Source(error), Purpose::UserMemory)
+    pub(crate) fn user_memory_error(&self, bytes: u64, error: SourceError) -> Error {
+        self.refusal_error(&BlockRequest::of(bytes), Refusal::Source(error), Purpose::UserMemory)
     }
 
     /// Releases `claim`, which makes room for waiting requests.
     pub(crate) fn end_user_memory_claim(&self, claim: Claim) {
         self.counters.user_memory_bytes.subtract(claim.bytes());
         drop(claim);
-        self.room_was_made();
+        self.on_room_made();
     }
 }

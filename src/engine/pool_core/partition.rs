@@ -131,7 +131,7 @@ impl PartitionCore {
 
     /// Charges `block` to this partition until it is idle or released.
     pub(crate) fn charge(&self, block: &mut Block, claim: Claim) {
-        let count = if block.has_begun_time() { &self.misses } else { &self.hits };
+        let count = if block.is_timed() { &self.misses } else { &self.hits };
         count.add(1);
         self.peak_bytes.fetch_max(self.budget.used_bytes(), Ordering::Relaxed);
         block.set_claim(claim);
@@ -174,8 +174,8 @@ impl PartitionCore {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
-        let refusal = self.core.ended.get().cloned().map_or(refusal, Refusal::Source);
-        let error = self.core.refused(request, refusal, Purpose::Request);
+        let refusal = self.core.end_reason.get().cloned().map_or(refusal, Refusal::Source);
+        let error = self.core.refusal_error(request, refusal, Purpose::Request);
         self.core.record_outcome(&Err::<Block, _>(()), request, None);
         error
     }
@@ -200,7 +200,7 @@ impl PartitionCore {
 }
 
 impl BudgetOwner for PartitionCore {
-    fn bytes_returned(&self) {
+    fn on_bytes_returned(&self) {
         if self.waiters.has_waiters() {
             self.waiters.wake_head();
         }
@@ -237,7 +237,7 @@ impl Server for PartitionCore {
             let timed_out = !self.is_hopeless(ticket.waiter.refusal().as_ref());
             self.timeouts.add(timed_out.into());
             let needed_bytes = self.core.memory.supply.block_bytes(request.class);
-            let full = || self.budget.full(needed_bytes).into();
+            let full = || self.budget.own_refusal(needed_bytes).into();
             self.refuse(request, ticket.waiter.refusal().unwrap_or_else(full)).after_wait(timed_out)
         })
     }
@@ -247,7 +247,7 @@ impl Server for PartitionCore {
     }
 
     fn is_hopeless(&self, refusal: Option<&Refusal>) -> bool {
-        self.is_closed() || self.core.ended.get().is_some() || refusal.is_some_and(Refusal::is_too_large)
+        self.is_closed() || self.core.end_reason.get().is_some() || refusal.is_some_and(Refusal::is_too_large)
     }
 
     fn count_wait(&self, waited: Duration) {

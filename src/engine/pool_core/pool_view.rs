@@ -24,7 +24,7 @@ impl PoolView for PoolCore {
         self.in_flight.count() > 0
     }
 
-    fn complete_copies(&self) {
+    fn sweep_in_flight(&self) {
         self.sweep_copies(QueryScope::Unknown);
     }
 
@@ -36,7 +36,7 @@ impl PoolView for PoolCore {
         self.waiters.waiting_bytes()
     }
 
-    fn room_was_made(&self) {
+    fn on_room_made(&self) {
         self.backoff.end();
         self.wake_waiters();
     }

@@ -27,7 +27,7 @@ const CLOSE_WAIT: Duration = Duration::from_secs(30);
 const BETWEEN_COPIES: Duration = Duration::from_secs(1);
 
 impl CopyKeeper for PoolCore {
-    fn copy_ended(&self) {
+    fn on_copy_ended(&self) {
         if !self.is_forked() {
             self.sweep_copies(QueryScope::Unknown);
         }
@@ -69,9 +69,9 @@ impl PoolCore {
     /// Keeps `block` in flight until a sweep finds that `fences` have completed.
     fn begin_flight(&self, mut block: Block, fences: Fences) {
         let bytes = block.memory().held_bytes();
-        let now_us = self.tick_if_alone();
+        let now_us = self.tick_if_overdue();
         self.end_use(&mut block, || now_us);
-        block.begin_time(now_us);
+        block.start_timing(now_us);
         self.in_flight.insert(block, bytes, fences, now_us);
         self.announce_copy();
         self.request_pace(self.pace_of_copies());
@@ -80,7 +80,7 @@ impl PoolCore {
 
     /// Records how long the user had `block`, if the beginning is known.
     pub(super) fn end_use(&self, block: &mut Block, now_us: impl FnOnce() -> u64) {
-        if let Some(since_us) = block.end_time() {
+        if let Some(since_us) = block.stop_timing() {
             self.counters.uses.record_us(since_us, now_us());
         }
     }
@@ -95,17 +95,17 @@ impl PoolCore {
         if self.config.zero && block.memory().adopted().is_none() {
             // If the device was reset, the memory may no longer be mapped.
             self.watch_device();
-            if self.ended.get().is_none() {
+            if self.end_reason.get().is_none() {
                 block.zero();
             }
         }
         if !block.memory().is_from_source() {
-            return self.put_foreign(block);
+            return self.put_unkept(block);
         }
         block.make_fast_path(self.generation.number());
         if self.has_waiters() {
             self.mark_return_during_wait();
-            self.waiters.end_pass(block.passed(), self.memory.supply.bytes_to_pass(block.class()));
+            self.waiters.end_pass(block.passed_head(), self.memory.supply.bytes_to_pass(block.class()));
         }
         let Some(block) = self.release_block_for_others(block).and_then(|block| self.offer_to_head(block)) else {
             return;
@@ -151,7 +151,7 @@ impl PoolCore {
 
     /// Finishes the return of a block that is never kept: pageable memory, or a user's memory.
     #[cold]
-    fn put_foreign(&self, block: Block) {
+    fn put_unkept(&self, block: Block) {
         if block.memory().adopted().is_some() {
             self.counters.adopted.subtract(1);
         } else {
@@ -173,7 +173,7 @@ impl PoolCore {
     /// Finishes the returns of blocks with copies that are complete according to their timelines. Queries no fence by a call. Does
     /// nothing without an arena, since an eviction would then call the backend. With an arena, a return calls the backend only if
     /// a limit is exceeded, if other owners of a shared limit want memory, or to check the device under `PINPOOL_ZERO`.
-    pub(crate) fn complete_by_loads(&self) {
+    pub(crate) fn sweep_by_loads(&self) {
         if self.memory.arena().is_some() {
             self.sweep_copies(QueryScope::Nothing);
         }
@@ -196,7 +196,7 @@ impl PoolCore {
     /// Records how long each of `blocks`, which have completed their copies, was in flight.
     fn end_flights(&self, blocks: &mut [Block]) {
         let now_us = self.time.read_us();
-        let begun = blocks.iter_mut().filter_map(Block::end_time);
+        let begun = blocks.iter_mut().filter_map(Block::stop_timing);
         begun.for_each(|since_us| self.counters.flights.record_us(since_us, now_us));
     }
 
@@ -234,7 +234,7 @@ impl PoolCore {
         let (completed, lost) = self.in_flight.query_quarantined(most);
         lost.into_iter().for_each(|block| self.leak_block(block));
         self.recover(completed);
-        if !self.would_wait() {
+        if !self.would_release_wait() {
             self.memory.supply.release_refused();
         }
     }
@@ -277,16 +277,16 @@ impl PoolCore {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.
         let (_pool, memory) = block.into_parts(&self.spare);
-        self.memory.release(memory, self.time.coarse_us(), !self.would_wait());
+        self.memory.release(memory, self.time.coarse_us(), !self.would_release_wait());
         // After the release, because the pool may close once its last block is removed.
         self.lifetime.remove_block();
     }
 
     /// Returns whether no handle is left and a release would wait for copies, which may be stuck. False if there is an arena: a
     /// block then returns to the arena without a source call, and the close releases the memory.
-    fn would_wait(&self) -> bool {
+    fn would_release_wait(&self) -> bool {
         let ending = self.lifetime.is_sealed() && self.memory.arena().is_none();
-        ending && self.memory.source().release_waits() && self.in_flight.count() + self.memory.quarantined.get() > 0
+        ending && self.memory.source().blocks_on_release() && self.in_flight.count() + self.memory.quarantined.get() > 0
     }
 
     /// Releases the `evicted` block, if any, and further idle blocks until no more are idle than the limit allows. Returns on
@@ -300,7 +300,7 @@ impl PoolCore {
                 if let Some(to) = check.raised_to {
                     self.record(Event::Limit { from: check.limit, to });
                 }
-                self.log.checked(check);
+                self.log.rate_check(check);
             }
             evicted = self.idle.evict_over_limit();
         }
@@ -340,9 +340,9 @@ impl PoolCore {
         // From now on returns release their blocks, so no block becomes idle.
         let (idle, begun) = (self.idle.seal(), Instant::now());
         // A release that waits for the device would wait for a stuck copy, so this thread first waits for the copies in flight.
-        let is_stuck = self.memory.source().release_waits() && !self.await_copies();
+        let is_stuck = self.memory.source().blocks_on_release() && !self.await_copies();
         idle.into_iter().for_each(|entry| self.release_block(Block::from_entry(entry)));
-        if self.lifetime.begin_teardown(|| self.in_flight.held()) {
+        if self.lifetime.begin_tear_down(|| self.in_flight.total()) {
             self.tear_down(begun, is_stuck);
         }
     }
@@ -350,7 +350,7 @@ impl PoolCore {
     /// Makes waiting and later requests fail. Releases idle blocks now, and other blocks when they are returned.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
-        let _earlier = self.ended.set(SourceError::new("the request", "the pool is closed"));
+        let _earlier = self.end_reason.set(SourceError::new("the request", "the pool is closed"));
         // Before the releases, which may wait for the device.
         self.waiters.wake_all();
         self.existing_partitions().iter().for_each(|partition| partition.close());
@@ -362,7 +362,7 @@ impl PoolCore {
     /// Tears down a sealed pool once every block is in flight, released or leaked.
     pub(super) fn tear_down_if_unused(&self) {
         // Blocks in flight do not delay this: `tear_down` waits for their copies.
-        if self.lifetime.begin_teardown(|| self.in_flight.held()) {
+        if self.lifetime.begin_tear_down(|| self.in_flight.total()) {
             self.tear_down(Instant::now(), false);
         }
     }
@@ -371,7 +371,7 @@ impl PoolCore {
     /// Returns whether nothing is in flight any more.
     fn await_copies(&self) -> bool {
         let begun = Instant::now();
-        let longest_wait = self.config.code.close_wait.unwrap_or(CLOSE_WAIT);
+        let longest_wait = self.config.extra.close_wait.unwrap_or(CLOSE_WAIT);
         // Short copies complete soon; waiting for a stuck copy should not keep a processor busy.
         let mut pause = Duration::from_micros(20);
         let (mut left, mut last) = (self.in_flight.count(), begun);
@@ -411,8 +411,8 @@ impl PoolCore {
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(leaked::leak);
         // A release that waits for the device would wait for a stuck copy. An arena checks this itself, and logs it.
-        let would_wait = self.memory.quarantined.get() > 0 && self.memory.source().release_waits();
-        if self.memory.arena().is_some() || !would_wait {
+        let would_release_wait = self.memory.quarantined.get() > 0 && self.memory.source().blocks_on_release();
+        if self.memory.arena().is_some() || !would_release_wait {
             self.memory.supply.close(self.time.coarse_us());
         }
         self.end_recording();

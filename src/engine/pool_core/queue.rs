@@ -45,13 +45,13 @@ impl Server for PoolCore {
         let Some(refused) = waiter.refusal() else {
             // The request is deferred: its first attempt, without calls, has counted the miss.
             let calls = SlowCalls::AllUncounted(waiter.begun + CALL_PATIENCE);
-            return self.acquire(&waiter.request, calls).map_err(expect_refusal);
+            return self.attempt(&waiter.request, calls).map_err(expect_refusal);
         };
         if !self.memory.supply.could_hold(class) {
             let mut over = self.memory.budget.refusal(self.memory.supply.block_bytes(class));
             // If pageable memory could serve the request, waiting helps: such memory may be returned.
             over.could_fit |= self.memory.could_be_pageable(class);
-            return self.fall_back(waiter.request.len, class).ok_or(over.into());
+            return self.new_pageable_block(waiter.request.len, class).ok_or(over.into());
         }
         let begun = Instant::now();
         // If nothing can serve the request any more, it fails with the refusal of a new call, not with an earlier refusal.
@@ -91,7 +91,7 @@ impl Server for PoolCore {
             self.shortage.count_wait(self.time.coarse_us(), waited);
             self.log.waited(request.len as u64, waited, served.is_some());
         }
-        let served = served.map_or_else(|| self.give_up(request, refusal, waiter.wait), Ok);
+        let served = served.map_or_else(|| self.fall_back_or_fail(request, refusal, waiter.wait), Ok);
         let served = served.map_err(|error| error.after_wait(timed_out));
         self.record_outcome(&served, request, Some(waiter.begun));
         served
@@ -113,10 +113,10 @@ impl Server for PoolCore {
         let Some(Refusal::Source(error)) = refusal else {
             return self.is_closed() || refusal.is_some_and(Refusal::is_too_large);
         };
-        self.is_closed() || self.ended.get().is_some() || !self.memory.may_recover(error)
+        self.is_closed() || self.end_reason.get().is_some() || !self.memory.may_recover(error)
     }
 
-    fn handover_taken(&self) {
+    fn on_handover_taken(&self) {
         self.clear_demand();
         self.counters.handed_over.add(1);
     }
@@ -127,8 +127,8 @@ impl Server for PoolCore {
 }
 
 /// Returns the refusal of an attempt that was allowed to make driver calls.
-fn expect_refusal(stop: AttemptError) -> Refusal {
-    stop.refusal().unwrap_or_else(|| unreachable!("an attempt that may make driver calls stopped because it needs one"))
+fn expect_refusal(error: AttemptError) -> Refusal {
+    error.refusal().unwrap_or_else(|| unreachable!("an attempt that may make driver calls needs one"))
 }
 
 /// Whether hits and returns of a pool take the slow path: while a request waits, or other owners want memory.
@@ -177,7 +177,7 @@ impl SourceBackoff {
         *self.0.lock() = None;
     }
 
-    pub(super) fn refused(&self, now_us: u64) {
+    pub(super) fn note_refusal(&self, now_us: u64) {
         let mut last = self.0.lock();
         if last.is_some_and(|(until, _)| now_us < until) {
             return;

@@ -84,7 +84,7 @@ impl PoolCore {
 
     /// Records the holder of `block` under its tag, and its call stack if this request is sampled.
     pub(crate) fn record_holder(&self, block: &mut Block, request: &BlockRequest) {
-        let sampled = is_drawn(self.config.code.call_stacks);
+        let sampled = is_drawn(self.config.extra.call_stacks);
         let tag = request.tag.as_ref().or_else(|| sampled.then_some(&self.owners.untagged));
         let Some(tag) = tag else { return };
         let stack = sampled.then(|| Arc::new(CallStack::here()));
@@ -94,7 +94,7 @@ impl PoolCore {
             recorder.record(Event::Sampled { id, stack: recorder.number(Name::Stack(stack.clone())) });
         }
         let held_bytes = block.memory().held_bytes();
-        block.set_holder(tag.hold(request.len as u64, held_bytes, self.time.coarse_us(), stack));
+        block.set_tag_row(tag.hold(request.len as u64, held_bytes, self.time.coarse_us(), stack));
     }
 }
 

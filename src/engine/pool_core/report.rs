@@ -14,12 +14,12 @@ use crate::backend::PinnedBy;
 use crate::copy;
 use crate::engine::meter;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
-use crate::policy::Window;
+use crate::policy::RateWindow;
 use crate::quota::LimitLevel;
 use crate::report::{Dump, FailedRequest, Owner, held_now};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{CallStats, ClassStats, MemoryStats, Stats};
-use pinpool_observe::diagnosis::{Cause, Holder, LikelyCause, Monitor, Snapshot, WindowDiagnosis};
+use pinpool_observe::diagnosis::{Cause, LikelyCause, Monitor, Snapshot, TagUse, WindowDiagnosis};
 #[cfg(feature = "observe")]
 use pinpool_observe::stats_socket;
 use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU64, Mutex, Ordering};
@@ -79,7 +79,7 @@ impl PoolCore {
             owners: self.owners_of(stats),
             stats: stats.clone(),
             longest_free_bytes: arena.map_or(0, |arena| arena.longest_free_bytes()),
-            host: if forked { None } else { self.auto_limit.memory(self.time.to_process_us(self.time.coarse_us())) },
+            host: if forked { None } else { self.host_limit.memory(self.time.to_process_us(self.time.coarse_us())) },
             request,
             diagnosis: if forked { None } else { self.latest_diagnosis() },
             limit: if forked { "PINPOOL_MAX_BYTES" } else { self.memory.limit_name(LimitLevel::Pool) },
@@ -153,7 +153,7 @@ impl PoolCore {
     }
 
     /// Returns TensorFlow's counters since the limit was last raised or the pool was last cleared.
-    pub(crate) fn window(&self) -> Window {
+    pub(crate) fn window(&self) -> RateWindow {
         self.idle.window()
     }
 
@@ -227,7 +227,7 @@ impl PoolCore {
         let (stats, direct) = (self.stats(), self.memory.arena().is_none());
         let needed_bytes = self.diagnosis.needed_bytes.load(Ordering::Relaxed);
         // A wait counts while it lasts, not in the window in which it ends.
-        let current_waits = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
+        let current_waits = if self.is_forked() { Duration::ZERO } else { self.waiters.total_waited(Instant::now()) };
         let waited = stats.requests.wait_time.total() + current_waits;
         let copies = stats.copies.time.count() + stats.copies.in_flight;
         let limit = self.memory.limit_name(LimitLevel::Pool);
@@ -235,8 +235,8 @@ impl PoolCore {
             limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();
         let nanos = |calls: &CallStats| meter::nanos(calls.time.total());
         let MemoryStats { pin, unpin, remap, .. } = &stats.memory;
-        let place = |tag: &str| if self.config.code.call_stacks > 0 { self.owners.place(tag) } else { None };
-        let holder = |owner: &Owner| Holder { place: place(&owner.tag), ..owner.holder() };
+        let place = |tag: &str| if self.config.extra.call_stacks > 0 { self.owners.place(tag) } else { None };
+        let tag_use = |owner: &Owner| TagUse { place: place(&owner.tag), ..owner.tag_use() };
         let classes = if direct { self.class_stats() } else { Vec::new() };
         Snapshot {
             requests: stats.requests.served + stats.requests.failed,
@@ -258,7 +258,7 @@ impl PoolCore {
             pinning_ns: nanos(pin) + nanos(unpin),
             moving_ns: nanos(remap),
             needed_bytes,
-            set_in_code: self.config.code.set_in_code.clone(),
+            set_in_code: self.config.extra.set_in_code.clone(),
             limit: has_limit.then_some(limit.into()),
             others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),
             // Under `adaptive` an eviction returns memory to the arena and makes no driver call.
@@ -271,7 +271,7 @@ impl PoolCore {
             #[cfg(not(feature = "cuda"))]
             has_driver: false,
             failure: if self.is_forked() { None } else { self.diagnosis.failure.lock().clone() },
-            holders: self.owners_of(&stats).iter().map(holder).collect(),
+            holders: self.owners_of(&stats).iter().map(tag_use).collect(),
             ..held_now(&stats)
         }
     }

@@ -82,7 +82,7 @@ impl PoolCore {
     /// reserve.
     pub(crate) fn maintain_for_user(&self) {
         self.retry_failures(usize::MAX);
-        self.run_due();
+        self.run_due_work();
         // Even if no tick is due. Counting the idle blocks collects blocks that other threads have returned.
         if self.idle.count() > self.config.pool_size_limit {
             self.evict_over_limit(None);
@@ -94,7 +94,7 @@ impl PoolCore {
     }
 
     /// Completes copies and does what is due, except compaction and the steps of a reserve.
-    pub(crate) fn run_due(&self) {
+    pub(crate) fn run_due_work(&self) {
         self.sweep_copies(QueryScope::All);
         self.release_idle_for_others();
         self.tick_after(0);
@@ -104,14 +104,14 @@ impl PoolCore {
     }
 
     /// Moves a few granules to the compaction target (policy-R13). Returns whether any were moved.
-    pub(crate) fn compaction_step(&self) -> bool {
-        self.memory.arena().is_some_and(|arena| arena.compaction_step(self.time.coarse_us()))
+    pub(crate) fn compact_step(&self) -> bool {
+        self.memory.arena().is_some_and(|arena| arena.compact_step(self.time.coarse_us()))
     }
 
     /// Reads the clock and returns the time. Does what is due, unless the maintenance thread or the caller of `maintain` does
     /// it; then only if that is late by [`LATE_US`].
-    pub(super) fn tick_if_alone(&self) -> u64 {
-        let maintained = self.thread.is_some() || self.config.code.maintained_by_caller;
+    pub(super) fn tick_if_overdue(&self) -> u64 {
+        let maintained = self.thread.is_some() || self.config.extra.maintained_by_caller;
         self.tick_after(if maintained { LATE_US } else { 0 })
     }
 
@@ -129,7 +129,7 @@ impl PoolCore {
                 thread.wake(false).unwrap_or_else(|error| self.log.no_maintenance_thread(&error))
             }
             Some(_) => {}
-            // Without a maintenance thread. With one, `run_due` does this at every round.
+            // Without a maintenance thread. With one, `run_due_work` does this at every round.
             None => self.watch_device(),
         }
         if now_us >= state.next_query_us {
@@ -202,9 +202,9 @@ impl PoolCore {
     /// the device. Makes slow calls.
     pub(super) fn watch_device(&self) {
         let source = self.memory.source();
-        if self.ended.get().is_none()
+        if self.end_reason.get().is_none()
             && let Some(why) = source.device_lost()
-            && self.ended.set(why.clone()).is_ok()
+            && self.end_reason.set(why.clone()).is_ok()
         {
             self.evict_all(self.idle.seal(), EvictionReason::Released);
             self.log.device_lost(&why);
@@ -270,14 +270,14 @@ impl MaintenanceTask for PoolCore {
         });
         // While it compacts or pins a reserve, this thread calls more often than other work is due.
         if !compacting || self.counters.adopted.get() > 0 || self.ticks.is_due(self.time.coarse_us()) {
-            self.run_due();
+            self.run_due_work();
         } else {
             self.release_idle_for_others();
         }
     }
 
     fn pace(&self) -> Pace {
-        let of_copies = if self.in_flight.held() > 0 { self.pace_of_copies() } else { Pace::Never };
+        let of_copies = if self.in_flight.total() > 0 { self.pace_of_copies() } else { Pace::Never };
         let of_reserve = self.memory.arena().map_or(Pace::Never, |arena| arena.reserve_pace());
         // A return that keeps its buffer does not notify the other owners, so the thread checks for idle memory often.
         let is_wanted = self.memory.supply.held_bytes() > 0 && self.memory.budget.is_wanted();

@@ -91,7 +91,7 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     fn is_hopeless(&self, refusal: Option<&Self::Refusal>) -> bool;
 
     /// Called when a request takes the item that a return had handed to it.
-    fn handover_taken(&self) {}
+    fn on_handover_taken(&self) {}
 
     /// Records that a request has left the queue, which it joined `waited` ago.
     fn count_wait(&self, _waited: Duration) {}
@@ -164,7 +164,7 @@ impl<S: Server> WaitQueue<S> {
     }
 
     /// Returns the total time that the waiting requests have waited so far.
-    pub(super) fn waiting_for(&self, now: Instant) -> Duration {
+    pub(super) fn total_waited(&self, now: Instant) -> Duration {
         let waited = |since| now.saturating_duration_since(since);
         self.state.lock().waiters.iter().filter_map(|(_, waiter)| waiter.state.lock().joined).map(waited).sum()
     }

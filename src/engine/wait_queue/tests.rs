@@ -319,13 +319,13 @@ fn nothing_is_done_for_a_deferred_task_that_is_dropped() {
 fn time_that_the_process_did_not_run_is_no_wait() {
     let pool = TestPool::new();
     let _waiting = join(&pool, LONG);
-    while pool.queue.waiting_for(Instant::now()) == Duration::ZERO {
+    while pool.queue.total_waited(Instant::now()) == Duration::ZERO {
         thread::yield_now();
     }
     // Longer than it has waited.
     let now = Instant::now();
     pool.queue.discount_pause(LONG);
-    assert_eq!(pool.queue.waiting_for(now), Duration::ZERO);
+    assert_eq!(pool.queue.total_waited(now), Duration::ZERO);
 }
 
 #[test]

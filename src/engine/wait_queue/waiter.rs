@@ -273,7 +273,7 @@ impl<S: Server> WaitTicket<S> {
     fn take(&self) -> Option<S::Item> {
         let (item, was_handed) = self.waiter.take();
         if was_handed && item.is_some() {
-            self.server.handover_taken();
+            self.server.on_handover_taken();
         }
         item
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{PoolLog, emit};
-use crate::policy::Check;
+use crate::policy::RateCheck;
 
 /// Counts the checks of one or several pools and selects those that are printed.
 ///
@@ -29,17 +29,17 @@ impl LogSampler {
 ///
 /// Displays as TensorFlow's lines: the counters, and below them the raise if there was one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CheckReport {
+pub struct RateCheckReport {
     /// The counters and the decision.
-    pub check: Check,
+    pub check: RateCheck,
     /// Whether the check is printed.
     pub printed: bool,
 }
 
 /// Writes TensorFlow's lines, byte for byte.
-impl fmt::Display for CheckReport {
+impl fmt::Display for RateCheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Check { window, limit, raised_to } = self.check;
+        let RateCheck { window, limit, raised_to } = self.check;
         write!(
             f,
             "PoolAllocator: After {} get requests, put_count={} evicted_count={} eviction_rate={} and unsatisfied \
@@ -55,16 +55,16 @@ impl fmt::Display for CheckReport {
 }
 
 /// A function that is called after every check, printed or not.
-pub(crate) type Listener = Arc<dyn Fn(&CheckReport) + Send + Sync>;
+pub(crate) type Listener = Arc<dyn Fn(&RateCheckReport) + Send + Sync>;
 
 impl PoolLog {
     /// Prints a check if the sampler selects it, and calls the listener. TensorFlow's lines do not have the name of the pool.
     #[track_caller]
-    pub(crate) fn checked(&self, check: Check) {
+    pub(crate) fn rate_check(&self, check: RateCheck) {
         let checks = self.log_sampler.as_ref().map_or(&CHECKS_OF_PROCESS, |sampler| &*sampler.0);
         // Relaxed: checks are only counted.
         let printed = checks.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.log_every.max(1));
-        let report = CheckReport { check, printed };
+        let report = RateCheckReport { check, printed };
         if report.printed && emit::is_wanted(log::Level::Info) {
             for line in report.to_string().lines() {
                 emit::line("pinpool::pool_size_limit", log::Level::Info, format_args!("{line}"));

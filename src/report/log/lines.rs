@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use log::Level::{self, Debug, Error, Info, Trace, Warn};
 use pinpool_observe::diagnosis::WindowDiagnosis;
-use pinpool_os::words::{Size, Time};
+use pinpool_os::format::{Size, Time};
 
 use super::texts::{still_out, totals, usage_by_state};
 use super::{PoolLog, emit};

@@ -25,7 +25,7 @@ mod page;
 mod texts;
 
 pub(crate) use checks::Listener;
-pub use checks::{CheckReport, LogSampler};
+pub use checks::{LogSampler, RateCheckReport};
 #[cfg(all(test, not(pinpool_loom)))]
 pub(crate) use emit::captured;
 pub(crate) use emit::defer;

@@ -1,6 +1,6 @@
 //! Texts with several numbers, for log lines.
 
-use pinpool_os::words::{Size, Time};
+use pinpool_os::format::{Size, Time};
 
 use crate::report::HeldBuffer;
 use crate::report::dump::{by_state, limit_text};

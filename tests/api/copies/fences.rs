@@ -110,7 +110,7 @@ fn a_fence_that_blocks_delays_neither_statistics_nor_failing_requests_nor_other_
 fn the_end_of_a_pool_does_not_wait_for_a_thread_in_a_fence() {
     let pool = builder()
         .maintenance_thread(true)
-        .unstable_code(|code| code.close_wait = Some(Duration::from_millis(50)))
+        .unstable_settings(|extra| extra.close_wait = Some(Duration::from_millis(50)))
         .build()
         .unwrap();
     let (fence, entered, open) = blocking();

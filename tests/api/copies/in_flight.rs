@@ -200,7 +200,7 @@ fn the_last_buffer_closes_the_pool_when_its_copy_completes() {
 #[test]
 fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
     let source = faulty_heap();
-    let pool = two_buffers(&source).unstable_code(|code| code.close_wait = Some(Duration::ZERO)).build().unwrap();
+    let pool = two_buffers(&source).unstable_settings(|extra| extra.close_wait = Some(Duration::ZERO)).build().unwrap();
     let (stuck, fine) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
     let (mut first, mut second) = (SinkMemory::new(100), SinkMemory::new(100));
     let gate = stuck.hold();
@@ -218,7 +218,7 @@ fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
     let source = faulty_heap();
     // A close that waited would exceed the time of any test.
     let pool = two_buffers(&source)
-        .unstable_code(|code| code.close_wait = Some(Duration::from_secs(3600)))
+        .unstable_settings(|extra| extra.close_wait = Some(Duration::from_secs(3600)))
         .maintenance_thread(false)
         .build()
         .unwrap();

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::source::{Region, Source, SourceError};
-use pinpool::unstable::CheckReport;
+use pinpool::unstable::RateCheckReport;
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, PinnedBy, Pool, PoolBuilder, Preset, Request};
 use pinpool_testing::{SinkMemory, SinkStream};
@@ -32,7 +32,7 @@ fn go_on(act: impl FnOnce()) {
 fn checked(max_bytes: u64, preset: Preset) -> (Pool, Arc<AtomicU64>) {
     let checks = Arc::new(AtomicU64::new(0));
     let counted = checks.clone();
-    let listener = move |_: &CheckReport| {
+    let listener = move |_: &RateCheckReport| {
         counted.fetch_add(1, Ordering::SeqCst);
         panic!("the listener panics")
     };

@@ -94,7 +94,7 @@ fn stays_under_the_limit(
         .idle_timeout(Duration::ZERO)
         .wait(Duration::from_micros(200))
         .on_full(on_full)
-        .unstable_code(|code| code.pressure = Some("/dev/null".into()))
+        .unstable_settings(|extra| extra.pressure = Some("/dev/null".into()))
         .build()
         .unwrap();
     if reserve > 0 {

@@ -1,6 +1,6 @@
 //! Every byte counts under its limit: pageable memory, partitions, refused requests and quarantined buffers.
 
-use pinpool_os::words::Size;
+use pinpool_os::format::Size;
 use std::time::Duration;
 
 use pinpool::{Backend, Limit, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, Stats};
@@ -42,7 +42,7 @@ fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() 
     let pool = builder()
         .max_bytes(1 << 20)
         .on_full(OnFull::Pageable)
-        .unstable_code(|code| code.close_wait = Some(Duration::ZERO))
+        .unstable_settings(|extra| extra.close_wait = Some(Duration::ZERO))
         .build()
         .unwrap();
     let held = pool.get(MIB).unwrap();
@@ -126,7 +126,7 @@ fn a_lost_buffer_of_a_partition_stays_claimed_there_and_is_lost_to_its_pool() {
     let pool = builder()
         .backend(Backend::Heap)
         .max_bytes(8 << 20)
-        .unstable_code(|code| code.close_wait = Some(Duration::ZERO))
+        .unstable_settings(|extra| extra.close_wait = Some(Duration::ZERO))
         .build()
         .unwrap();
     let eval = pool.partition("eval", 1 << 20).unwrap();

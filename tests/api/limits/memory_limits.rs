@@ -1,6 +1,6 @@
 //! Limits that change, and limits on what is idle: a lower limit, the cgroup's, `PINPOOL_MAX_IDLE_BYTES`.
 
-use pinpool_os::words::Size;
+use pinpool_os::format::Size;
 use std::fs;
 use std::path::Path;
 use std::thread;
@@ -356,7 +356,7 @@ fn memory_that_no_request_waits_for_any_longer_serves_other_pools() {
     // A reserve that lacks room is completed under its separate limit.
     one.reserve(40 << 20).unwrap();
     one.set_max_bytes(100 << 20).unwrap();
-    assert!(one.wait_reserved(LONG).unwrap());
+    assert!(one.wait_for_reserve(LONG).unwrap());
     drop(held);
     two.clear();
     one.set_max_bytes(Limit::Auto).unwrap();

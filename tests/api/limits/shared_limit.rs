@@ -334,7 +334,7 @@ fn a_background_reserve_takes_the_idle_memory_of_others() {
         // Nothing is idle yet: the shared limit records what it wants until memory arrives.
         named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
         assert_eq!(other.ask("put"), "put");
-        assert!(pool.wait_reserved(LONG).unwrap());
+        assert!(pool.wait_for_reserve(LONG).unwrap());
         named.wait_until(|report| report.owners.iter().all(|owner| owner.wanted_bytes == 0));
     }
 }
@@ -345,7 +345,7 @@ fn a_reserve_is_not_shown_as_idle() {
     for waits in [true, false] {
         let builder = named.builder(64).reserve(32 << 20).reserve_wait(waits).maintenance_thread(false);
         let pool = builder.build().unwrap();
-        assert!(pool.wait_reserved(LONG).unwrap());
+        assert!(pool.wait_for_reserve(LONG).unwrap());
         drop(pool.get(8 * MIB).unwrap());
         pool.maintain();
         let idle_bytes = || named.report().owners[0].idle_bytes;

@@ -22,7 +22,7 @@ fn counts(worker: &mut Worker) -> Vec<u64> {
     worker.ask("cycles").split(' ').map(|count| count.parse().unwrap()).collect()
 }
 
-/// Waits until each thread has gone on.
+/// Waits until each thread has continued.
 fn wait_for_each_thread(worker: &mut Worker) {
     let before = counts(worker);
     until("all threads continue", || before.iter().zip(counts(worker)).all(|(&before, now)| before < now));

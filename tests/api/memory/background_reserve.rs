@@ -2,7 +2,7 @@
 //!
 //! Most pools here have no thread: each `poll` makes one step, so that counts and order are exact.
 
-use pinpool_os::words::Size;
+use pinpool_os::format::Size;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -68,7 +68,7 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
         // All of it serves buffers; where granules adjoin, one of its whole length.
         drop(pool.get(if separate { 56 * MIB } else { 64 * MIB }).unwrap());
         assert_eq!(source.calls(SourceCall::Acquire), calls);
-        assert!(pool.wait_reserved(Duration::ZERO).unwrap());
+        assert!(pool.wait_for_reserve(Duration::ZERO).unwrap());
         pool.clear();
         pool.trim(0);
         assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI, "kept");
@@ -84,7 +84,7 @@ fn a_request_beyond_what_is_there_is_served_and_counts_as_reserve() {
         let buf = pool.get(20 * MIB).unwrap();
         let memory = valid_stats(&pool).memory;
         assert!(memory.reserve_bytes >= 20 * MI && memory.reserve_bytes == memory.held_bytes, "{memory:?}");
-        assert!(pool.wait_reserved(PATIENCE).unwrap());
+        assert!(pool.wait_for_reserve(PATIENCE).unwrap());
         assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI, "no more than was asked for");
         drop(buf);
         pool.trim(0);
@@ -111,7 +111,7 @@ fn a_refused_step_keeps_the_pinned_part_of_a_reserve_and_logs_a_warning() {
                 continue;
             }
             let pool = built.unwrap();
-            let error = pool.wait_reserved(PATIENCE).unwrap_err();
+            let error = pool.wait_for_reserve(PATIENCE).unwrap_err();
             assert!(error.is_backend() && error.to_string().contains("by script"), "{error}");
             let there = valid_stats(&pool).memory.reserve_bytes;
             assert_eq!(there, if separate { STEP + (failing - 1) * 64 * MI } else { failing * STEP });
@@ -125,10 +125,10 @@ fn a_refused_step_keeps_the_pinned_part_of_a_reserve_and_logs_a_warning() {
             pool.maintain();
             assert_eq!(source.calls(SourceCall::Acquire), calls);
             drop(pool.get(MIB).unwrap());
-            assert!(pool.wait_reserved(Duration::ZERO).is_err());
+            assert!(pool.wait_for_reserve(Duration::ZERO).is_err());
             // What was requested and is not there is not requested twice.
             pool.reserve(512 * MI - there).unwrap();
-            assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
+            assert!(pool.wait_for_reserve(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
             assert_eq!(valid_stats(&pool).memory.reserve_bytes, 512 * MI);
         }
     }
@@ -141,7 +141,7 @@ fn more_than_the_limit_is_refused_at_once() {
         [65 * MI, u64::MAX].into_iter().for_each(|bytes| assert!(!pool.reserve(bytes).unwrap_err().is_forked()));
         pool.reserve(40 * MI).unwrap();
         assert!(pool.reserve(40 * MI).unwrap_err().is_limit(), "with the one before it is over the limit");
-        assert!(pool.wait_reserved(PATIENCE).unwrap());
+        assert!(pool.wait_for_reserve(PATIENCE).unwrap());
         assert_eq!(valid_stats(&pool).memory.reserve_bytes, 40 * MI);
     }
 }
@@ -159,11 +159,11 @@ fn a_lower_limit_pauses_and_shrinks_a_reserve_and_a_higher_limit_resumes_it() {
             pool.maintain();
             assert!(valid_stats(&pool).memory.held_bytes <= 32 * MI, "{:?}", pool.stats());
         }
-        assert!(!pool.wait_reserved(Duration::from_millis(1)).unwrap());
+        assert!(!pool.wait_for_reserve(Duration::from_millis(1)).unwrap());
         assert_eq!(lines().iter().filter(|line| line.contains("reserve_paused: ")).count(), pauses);
         assert_eq!(pool.stats().memory.reserve_target_bytes, 128 * MI);
         pool.set_max_bytes(256 * MI).unwrap();
-        assert!(pool.wait_reserved(PATIENCE).unwrap());
+        assert!(pool.wait_for_reserve(PATIENCE).unwrap());
         assert_eq!(valid_stats(&pool).memory.reserve_bytes, 128 * MI);
     }
 }
@@ -197,7 +197,7 @@ fn a_terabyte_is_pinned_in_bounded_steps_and_mappings_and_the_first_request_wait
 fn a_thread_pins_the_rest_step_by_step_and_a_request_is_served_while_a_step_hangs() {
     let source = faulty(false);
     let pool = by_a_thread(source.clone(), 256 * MI, 64 * MI).build().unwrap();
-    assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
+    assert!(pool.wait_for_reserve(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
     assert_eq!(source.calls(SourceCall::Acquire), 8);
     let gate = source.hold(SourceCall::Acquire);
     let reserving = thread::spawn({
@@ -211,9 +211,9 @@ fn a_thread_pins_the_rest_step_by_step_and_a_request_is_served_while_a_step_hang
     // Statistics balance when no plan is open.
     assert_eq!((pool.stats().memory.in_use, held.len()), (8, 8));
     assert!(pool.stats().memory.reserve_fraction() < 1.0);
-    assert!(!pool.wait_reserved(Duration::from_millis(5)).unwrap());
+    assert!(!pool.wait_for_reserve(Duration::from_millis(5)).unwrap());
     drop(gate);
-    assert!(pool.wait_reserved(PATIENCE).unwrap());
+    assert!(pool.wait_for_reserve(PATIENCE).unwrap());
     until("both are there", || pool.stats().memory.reserve_bytes == 128 * MI);
     reserving.join().unwrap();
     drop(held);
@@ -234,7 +234,7 @@ fn a_refused_first_step_leaves_the_reserve_that_another_thread_requested_meanwhi
         drop(gate);
         assert!(refused.join().unwrap());
     });
-    assert!(pool.wait_reserved(PATIENCE).unwrap() && valid_stats(&pool).memory.reserve_bytes == 32 * MI);
+    assert!(pool.wait_for_reserve(PATIENCE).unwrap() && valid_stats(&pool).memory.reserve_bytes == 32 * MI);
 }
 
 /// Ends a pool with a hanging step, which continues after `patience`. Returns whether no other step was made.
@@ -279,7 +279,7 @@ fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
         let childs = pool.clone();
         in_a_child(|| {
             let checks = vec![
-                ("wait", childs.wait_reserved(Duration::ZERO).is_err_and(|error| error.is_forked())),
+                ("wait", childs.wait_for_reserve(Duration::ZERO).is_err_and(|error| error.is_forked())),
                 ("reserve", childs.stats().memory.reserve_bytes == 0),
                 ("reserve", childs.reserve(MI).is_err_and(|error| error.is_forked())),
             ];
@@ -288,7 +288,7 @@ fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
             checks
         });
         drop(gate);
-        assert!(pool.wait_reserved(PATIENCE).unwrap());
+        assert!(pool.wait_for_reserve(PATIENCE).unwrap());
         assert_eq!(valid_stats(&pool).memory.reserve_bytes, 64 * MI);
     });
 }

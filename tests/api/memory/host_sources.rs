@@ -11,7 +11,7 @@ use std::time::Duration;
 use pinpool::source::{PAGE_BYTES, Source, SourceError};
 use pinpool::unstable::backend::{AddressRange, HeapSource, VirtualMemory};
 use pinpool::{Backend, OnFull, PinnedBuf, PinnedBy, Pool};
-use pinpool_os::words::Size;
+use pinpool_os::format::Size;
 
 use crate::child::alone;
 

@@ -29,7 +29,7 @@ fn builder(backend: Backend) -> PoolBuilder {
         .without_env()
         .backend(backend)
         .max_bytes(MAX_BYTES)
-        .unstable_code(|code| code.pressure = Some("/dev/null".into()))
+        .unstable_settings(|extra| extra.pressure = Some("/dev/null".into()))
         .wait(Duration::ZERO)
 }
 

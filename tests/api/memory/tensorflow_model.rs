@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::valid_stats::valid_stats;
-use pinpool::unstable::{Rounding, window};
+use pinpool::unstable::{Rounding, rate_window};
 use pinpool::{Backend, PinnedBuf, Pool, Preset, Request};
 use proptest::prelude::*;
 
@@ -147,7 +147,7 @@ proptest! {
                 }
             }
             let stats = valid_stats(&pool);
-            let window = window(&pool);
+            let window = rate_window(&pool);
             prop_assert_eq!(
                 (window.get_from_pool, window.put, window.allocated, window.evicted, stats.limits.pool_size_limit),
                 (naive.get_from_pool, naive.put, naive.allocated, naive.evicted, naive.limit)

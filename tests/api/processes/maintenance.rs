@@ -21,7 +21,7 @@ fn hasty(source: Arc<dyn Source>) -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::Source(source))
-        .unstable_code(|code| code.pressure = Some("/dev/null".into()))
+        .unstable_settings(|extra| extra.pressure = Some("/dev/null".into()))
         .pool_size_limit(0)
         .idle_timeout(Duration::from_millis(50))
 }
@@ -73,7 +73,7 @@ fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance()
     drop(hanging.get(2 * MIB).unwrap());
     gate.wait_for(1);
 
-    let other = heap().unstable_code(|code| code.pressure = Some("/dev/null".into())).maintenance_thread(true);
+    let other = heap().unstable_settings(|extra| extra.pressure = Some("/dev/null".into())).maintenance_thread(true);
     let (other, clock) = with_manual_clock(other);
     drop(other.get(4096).unwrap());
     clock.advance_us(20_000_000);

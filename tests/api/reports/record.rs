@@ -5,32 +5,13 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
 
-use pinpool::Pool;
 use pinpool_observe::record::{Event, Recording};
-use pinpool_testing::{SinkMemory, SinkStream};
 
 use crate::child::alone;
-use crate::fixture::{MIB, over_sim, recorded};
+use crate::fixture::{over_sim, recorded};
+use crate::recorded_use::{count, use_pool};
 use crate::recordings::read_recording;
 use crate::scratch::scratch;
-
-/// How many events `is` holds for.
-fn count(recording: &Recording, is: impl Fn(&Event) -> bool) -> u64 {
-    recording.records.iter().filter(|record| is(&record.event)).count() as u64
-}
-
-/// Gets, some puts with copies, a clear.
-fn use_pool(pool: &Pool) {
-    let stream = SinkStream::new().unwrap();
-    for round in 0..20 {
-        let mut device = SinkMemory::new(MIB);
-        let buffers: Vec<_> = (1..=3).map(|n| pool.get(n * 10_000 + round).unwrap()).collect();
-        pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap().wait().unwrap();
-        drop(buffers);
-    }
-    pool.maintain();
-    pool.clear();
-}
 
 #[test]
 fn everything_that_a_pool_does_is_in_the_file_once() {
@@ -38,6 +19,7 @@ fn everything_that_a_pool_does_is_in_the_file_once() {
         let (_dir, path) = scratch(name);
         let pool = recorded(&path).name("images").build().unwrap();
         use_pool(&pool);
+        pool.clear();
         let stats = pool.stats();
         drop(pool);
         let recording = read_recording(&path).unwrap();

@@ -18,7 +18,7 @@ const PRESETS: [Preset; 2] = [Preset::Adaptive, Preset::TensorFlow];
 const LEN: usize = 5_000;
 
 fn builder(preset: Preset) -> PoolBuilder {
-    heap().preset(preset).unstable_code(|code| code.pressure = Some("/dev/null".into()))
+    heap().preset(preset).unstable_settings(|extra| extra.pressure = Some("/dev/null".into()))
 }
 
 fn pool(preset: Preset) -> Pool {
@@ -35,7 +35,7 @@ fn pools_used_in_turn_give_each_its_own_buffers() {
                 for (pool, &first) in pools.iter().zip(&first) {
                     let held = pool.get(LEN).unwrap();
                     assert_eq!(held.as_ptr(), first, "{preset:?}, {count} pools, round {round}");
-                    // Put while another pool is at hand.
+                    // Returned while the thread has cached another pool.
                     drop(pools[round % count].get(LEN / 2).unwrap());
                 }
             }
@@ -60,7 +60,7 @@ fn a_new_pool_never_finds_the_buffers_of_one_that_has_ended() {
             assert_eq!((stats.requests.served, stats.requests.hits, stats.requests.misses), (1, 0, 1), "round {round}");
             drop(new.get(LEN).unwrap());
             assert_eq!(new.stats().requests.hits, 1);
-            // Sometimes the ended pool stays at hand, and sometimes another one replaces it.
+            // Sometimes the thread still caches the ended pool, and sometimes another one replaces it.
             if round % 3 == 0 {
                 drop(lasting.get(LEN).unwrap());
             }

@@ -46,15 +46,12 @@ controls! {
     pub fn reset_scripts() = faults::reset;
 
     /// Returns the numbers of live objects, and of events since the last reset.
-    #[must_use]
     pub fn counts() -> Counts = counts;
 
     /// Returns the number of calls of a driver function since the last reset.
-    #[must_use]
     pub fn calls(name: &str) -> u64 = faults::calls;
 
     /// Returns the driver functions called since the last reset, with the number of calls, by name.
-    #[must_use]
     pub fn all_calls() -> Vec<(String, u64)> = faults::all_calls;
 
     /// Fails the `nth` call from now; 1 is the next.
@@ -86,7 +83,6 @@ controls! {
     pub fn set_device_count(count: usize) = context::set_device_count;
 
     /// Retains another context of this device, as `cuCtxCreate` does; returns its handle.
-    #[must_use]
     pub fn create_context(ordinal: usize) -> usize = context::create;
 
     /// Sets an attribute of every device.
@@ -105,7 +101,6 @@ controls! {
     pub fn shut_down() = context::shut_down;
 
     /// Returns descriptions of the program's errors in using the driver.
-    #[must_use]
     pub fn wrong_uses() -> Vec<String> = counts::wrong_uses;
 }
 

@@ -35,7 +35,6 @@ impl MockDriver {
     /// # Panics
     ///
     /// If the library is neither alongside the test's executable nor in the folder of its profile, or is of another build.
-    #[must_use]
     pub fn load() -> Self {
         let exclusive = lock(&EXCLUSIVE);
         let controls = *CONTROLS.get_or_init(|| load_library(&Self::library()));
@@ -54,7 +53,6 @@ impl MockDriver {
     /// # Panics
     ///
     /// The panics of [`Self::load`], or if there is no such function.
-    #[must_use]
     pub fn load_without(functions: &[&str]) -> Self {
         let mut bytes = fs::read(Self::library()).expect("the library can be read");
         for function in functions {
@@ -75,7 +73,6 @@ impl MockDriver {
     /// # Panics
     ///
     /// If the library is neither alongside the test's executable nor in the folder of its profile.
-    #[must_use]
     pub fn library() -> PathBuf {
         candidates()
             .find(|file| file.exists())

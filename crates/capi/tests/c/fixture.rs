@@ -23,6 +23,8 @@ pub(crate) struct Address(pub(crate) *mut c_void);
 
 // SAFETY: an address; each test says who uses the memory.
 unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
 
 /// A pool of ordinary memory, so that the tests need no right to lock any.
 pub(crate) const HEAP: &str = "backend=heap; max_bytes=64MiB";

@@ -26,7 +26,7 @@ const TOP: &str = "\
  *     // The buffer is reused once that work has completed.
  *     if (pp_put_after_stream(pool, batch, stream) != PP_OK) {
  *         fprintf(stderr, \"%s\\n\", pp_last_error(NULL));
- *         pp_put(pool, batch);   // after this failure, the memory is never reused
+ *         pp_put(pool, batch);   // no driver: reused now; the driver refused: never reused
  *     }
  *     pp_pool_close(pool);
  *
@@ -109,7 +109,7 @@ fn versions() -> String {
     )
 }
 
-/// Without the sections that say what Rust's callers promise.
+/// Removes the `# Safety` sections.
 fn without_safety(text: &str) -> String {
     let mut lines: Vec<&str> = Vec::new();
     let mut is_safety = false;
@@ -130,7 +130,7 @@ fn without_safety(text: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// With comments of one line on one line.
+/// Puts each comment that has one line of text on one line.
 fn shortened(text: &str) -> String {
     let mut lines: Vec<String> = Vec::new();
     for line in text.lines() {

@@ -163,6 +163,10 @@ fn the_archive_links_with_what_the_pc_file_says() {
     command.env("PKG_CONFIG_PATH", lib.join("pkgconfig"));
     let flags = ran(command.args(["--static", "--cflags", "--libs", "pinpool"]));
     assert!(flags.contains(&*lib.to_string_lossy()), "{flags}");
+    let in_usr = [("DESTDIR", folder.path()), ("PINPOOL_LIBRARY_DIR", &built_folder())];
+    ran(Command::new("sh").arg(crate_folder().join("install.sh")).arg("/usr").envs(in_usr));
+    let pc = std::fs::read_to_string(folder.path().join("usr/lib/pkgconfig/pinpool.pc")).unwrap();
+    assert!(pc.starts_with("prefix=/usr\n"), "{pc}");
     let archive = lib.join("libpinpool.a");
     let archive = archive.to_str().unwrap();
     let flags = flags.split_whitespace().map(|flag| if flag == "-lpinpool" { archive } else { flag });

@@ -15,6 +15,15 @@ template <typename Pool, typename = void> struct gets_without_stream : std::fals
 template <typename Pool>
 struct gets_without_stream<Pool, std::void_t<decltype(std::declval<Pool>().get(4096))>> : std::true_type {};
 static_assert(!gets_without_stream<pinpool::pool>::value);
+template <typename Pool, typename = void> struct gets_with_braces : std::false_type {};
+template <typename Pool>
+struct gets_with_braces<Pool, std::void_t<decltype(std::declval<Pool>().get(4096, {}))>> : std::true_type {};
+static_assert(!gets_with_braces<pinpool::pool>::value);
+struct stream_of_a_library {
+    operator CUstream_st *() const { return nullptr; }
+};
+static_assert(!std::is_default_constructible_v<pinpool::release_stream>);
+static_assert(std::is_convertible_v<stream_of_a_library, pinpool::release_stream>);
 static_assert(!std::is_constructible_v<pinpool::pinned_memory_resource, pinpool::pool>);
 
 static void count(void *, void *counter) { ++*static_cast<int *>(counter); }
@@ -51,7 +60,7 @@ int main()
             return 10;
 
         try {
-            (void)pool.get(std::size_t{1} << 30, nullptr);
+            (void)pool.get(std::size_t{1} << 30, 0); // the legacy stream, as in CUDA
             return 4;
         } catch (const pinpool::error &error) {
             if (error.status() != PP_LIMIT)

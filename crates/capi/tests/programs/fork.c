@@ -1,5 +1,5 @@
-/* A child gets PP_FORKED for its parent's pool, opens one of its own, and leaves the parent's as it is; also where threads of
- * the parent use the pool, or wait in it, during the fork. */
+/* Calls on the parent's pool return PP_FORKED in a child, which can open its own pool, also if threads of the parent use the
+ * pool, or wait in it, during the fork. */
 #define _POSIX_C_SOURCE 200809L
 #include <pinpool.h>
 

@@ -1,4 +1,4 @@
-/* What is wrong gets a status and a text, and what is right continues. */
+/* Each misuse returns its status and text, and valid calls still work afterwards. */
 #include <pinpool.h>
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-/* Under AddressSanitizer: what may be used, and by the first argument one use that may not. */
+/* Run under AddressSanitizer: makes valid accesses, and one invalid access that the first argument selects. */
 #define _GNU_SOURCE
 #include <pinpool.h>
 #include <stdio.h>

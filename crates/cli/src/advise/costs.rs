@@ -1,7 +1,7 @@
 //! The cost of replays: the estimated driver time, and a table with one column for each group of settings.
 
 use pinpool_observe::diagnosis::words::counted;
-use pinpool_os::words::Size;
+use pinpool_os::format::Size;
 use pinpool_replay::{CallCost, Replay, ReplayReport, TimedCall, TraceError, Workload};
 use serde::Serialize;
 

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::Path;
 
-use pinpool_os::words::Size;
+use pinpool_os::format::Size;
 use pinpool_replay::Replay;
 use serde_json::json;
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pinpool::{Backend, Completion, Error, Limit, Pool, Preset};
 use pinpool_loader::{Destination, SinkDestination};
-use pinpool_os::words::Size;
+use pinpool_os::format::Size;
 use serde_json::{Value, json};
 
 use pinpool_cli::table::columns_left;
@@ -62,7 +62,7 @@ fn measure(bytes: u64, size: u64) -> Result<Value> {
     let ([copy_pinned], [copy_ordinary]) = (copy(&pool)?, copy(&ordinary)?);
     let stats = pool.stats();
     Ok(json!({
-        "backend": stats.backend, "pinned_by": stats.pinned_by, "device": to.describe(), "bytes": bytes, "size": size,
+        "backend": stats.backend, "pinned_by": stats.pinned_by, "device": to.name(), "bytes": bytes, "size": size,
         "pin_gb_s": pin, "driver_gb_s": (driver > 0.0).then_some(driver), "ordinary_gb_s": touch,
         "hit_ns": hit, "malloc_ns": malloc, "copy_gb_s": copy_pinned, "ordinary_copy_gb_s": copy_ordinary,
     }))

@@ -8,9 +8,9 @@ use pinpool::unstable::backend::lock_limit;
 use pinpool::unstable::config::{Config, SharedLimitName, env};
 use pinpool::unstable::{Finding, shared_limit};
 use pinpool_observe::diagnosis::words::counted;
+use pinpool_os::format::Size;
 use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
 use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};
-use pinpool_os::words::Size;
 
 /// A lower limit on open files or threads is a problem, because loaders typically need more.
 const FEW: u64 = 256;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pinpool::source::{PAGE_BYTES, Source, SourceError};
-use pinpool::unstable::backend::{self, Chosen, GRANULE_BYTES, HeapSource};
+use pinpool::unstable::backend::{self, ChosenSource, GRANULE_BYTES, HeapSource};
 use pinpool::unstable::config::Config;
 use pinpool::unstable::{Finding, Severity};
 use pinpool::{Backend, Preset};
+use pinpool_os::format::{Size, Time};
 use pinpool_os::host::{self, HostMemory};
-use pinpool_os::words::{Size, Time};
 use serde_json::{Value, json};
 
 use super::probe::{Answer, BACKENDS, failed, tried};
@@ -75,7 +75,7 @@ pub(super) fn try_backends(config: &Config, gpu: &Answer, ask: impl Fn(&'static 
 }
 
 /// Reports the backend that a pool would use, and why better backends are not available.
-fn choice(config: &Config, Chosen { source, passed_over, findings, .. }: &Chosen) -> Finding {
+fn choice(config: &Config, ChosenSource { source, passed_over, findings, .. }: &ChosenSource) -> Finding {
     const CHECK: &str = "choice";
     let kind = match (source.pinned_by().is_some(), source.needs_gpu()) {
         (true, true) => "pinned for the GPU",

@@ -12,7 +12,7 @@ use pinpool::source::Source;
 use pinpool::source::SourceError;
 use pinpool::unstable::backend::{self, Trial};
 use pinpool::unstable::{Finding, Severity};
-use pinpool_os::words::{Size, Time};
+use pinpool_os::format::{Size, Time};
 use serde_json::{Value, json};
 
 use super::settings;
@@ -85,7 +85,7 @@ pub(crate) fn run_probe(args: &ProbeArgs, terminal: &Terminal) -> Result<(), Box
             Ok(source) => tried(name, &*source, config.device, Severity::Warning),
             Err(finding) => finding,
         },
-        None if args.name == GPU => backend::gpu(config.device),
+        None if args.name == GPU => backend::gpu_finding(config.device),
         None => return Err(format!("doctor-probe {}: no such query", args.name).into()),
     };
     Ok(terminal.print(encode(&finding))?)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use indicatif::ProgressBar;
 use pinpool_cli::terminal::{Terminal, Verbosity};
-use pinpool_loader::{BatchDone, Failure, FailureCause, Observer};
+use pinpool_loader::{ArrivedBatch, Failure, FailureCause, Observer};
 
 /// Number of failures printed for each cause. If the tool is verbose, all are printed.
 const PRINTED: u64 = 10;
@@ -35,15 +35,15 @@ impl<'a> Reporter<'a> {
 }
 
 impl Observer for Reporter<'_> {
-    fn batch_done(&mut self, batch: &BatchDone) {
+    fn on_batch(&mut self, batch: &ArrivedBatch) {
         self.bar.inc(batch.bytes);
         if self.is_verbose {
-            let BatchDone { number, samples, bytes, .. } = batch;
+            let ArrivedBatch { number, samples, bytes, .. } = batch;
             self.terminal.message(format_args!("batch {number}: {bytes} bytes, {samples} samples complete"));
         }
     }
 
-    fn failed(&mut self, failure: &Failure) {
+    fn on_failure(&mut self, failure: &Failure) {
         let count = self.by_cause.entry(cause(&failure.cause)).or_default();
         *count += 1;
         if self.is_verbose || *count <= PRINTED {

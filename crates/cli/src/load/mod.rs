@@ -159,7 +159,7 @@ pub(crate) fn run(args: &LoadArgs, verbosity: Verbosity, terminal: &Terminal) ->
     let stats = pool.stats();
     let pageable = stats.requests.pageable;
     let mut report = report::json(&summary, &stats);
-    report["destination"] = destination.describe().into();
+    report["destination"] = destination.name().into();
     report["verify"] = args.verify.into();
     report["listing_seconds"] = listing.as_secs_f64().into();
     report["pinned_bytes"] = pinned_bytes.into();
@@ -193,10 +193,10 @@ fn stay_idle(idle: Duration, stop: &StopFlag) {
 
 fn conclude(summary: &LoadSummary, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     match &summary.outcome {
-        LoadOutcome::Strict => Err("stopped at the first failure (--strict)".into()),
+        LoadOutcome::StoppedAtFailure => Err("stopped at the first failure (--strict)".into()),
         LoadOutcome::Failed(error) => Err(ExitError::Failure.because(format_args!("stopped: {error}"))),
         _ if stop.is_raised() => Err(ExitError::Interrupted.because("interrupted: the statistics are incomplete")),
-        _ if summary.is_clean() => Ok(()),
+        _ if summary.is_complete() => Ok(()),
         _ => Err(ExitError::Failure.into()),
     }
 }

@@ -11,7 +11,7 @@ pub(super) fn json(summary: &LoadSummary, stats: &Stats) -> Value {
     let ended = match summary.outcome {
         LoadOutcome::Complete => "complete",
         LoadOutcome::Stopped => "interrupted",
-        LoadOutcome::Strict => "strict",
+        LoadOutcome::StoppedAtFailure => "strict",
         _ => "broken",
     };
     json!({

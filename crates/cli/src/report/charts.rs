@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pinpool_observe::diagnosis::words::{counted, percent, seconds};
-use pinpool_observe::diagnosis::{Holder, Snapshot};
-use pinpool_os::words::{Size, Time};
+use pinpool_observe::diagnosis::{Snapshot, TagUse};
+use pinpool_os::format::{Size, Time};
 use serde_json::{Value, json};
 
 use crate::diagnosis::{DiagnosisText, TOO_SHORT};
@@ -223,7 +223,7 @@ impl<'a> Charts<'a> {
         left.retain(|(_, holder)| holder.buffers > 0);
         left.sort_by_key(|(_, holder)| Reverse(holder.bytes));
         let buffers: u64 = left.iter().map(|(_, holder)| holder.buffers).sum();
-        let row = |(pool, holder): &(&String, &Holder)| {
+        let row = |(pool, holder): &(&String, &TagUse)| {
             let place = holder.place.as_ref().map_or_else(String::new, |place| format!(", most allocated at {place}"));
             let age = holder.oldest.map_or_else(|| "?".to_owned(), |age| Time(age).to_string());
             [format!("{pool}: {}{place}", holder.tag), grouped(holder.buffers), Size(holder.bytes).to_string(), age]

@@ -3,7 +3,7 @@
 use pinpool::unstable::shared_limit::{self, SharedLimitOwner, SharedLimitReport};
 use pinpool_cli::table::{columns, columns_left};
 use pinpool_cli::terminal::one_line;
-use pinpool_os::words::{Size, Time};
+use pinpool_os::format::{Size, Time};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::Stylize;

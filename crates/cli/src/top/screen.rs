@@ -13,7 +13,7 @@ use ratatui::widgets::{Block, Paragraph, Sparkline, Wrap};
 use crate::series::{PoolSeries, Series};
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::one_line;
-use pinpool_os::words::{Size, Time};
+use pinpool_os::format::{Size, Time};
 
 /// Width of the names before the bars.
 const NAME: usize = 12;
@@ -203,7 +203,7 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    use pinpool_observe::diagnosis::Holder;
+    use pinpool_observe::diagnosis::TagUse;
 
     use super::*;
     use crate::diagnosis::DiagnosisText;
@@ -236,7 +236,7 @@ mod tests {
             pool_size_limit: Some(110),
             oldest_copy: Some(Duration::from_millis(1250)),
             oldest_copy_stream: Some(48879),
-            holders: vec![Holder { tag, buffers: 9, bytes: 600 << 20, oldest, ..Holder::default() }],
+            holders: vec![TagUse { tag, buffers: 9, bytes: 600 << 20, oldest, ..TagUse::default() }],
             ..before.clone()
         };
         let points = vec![(0.0, before), (1.0, now)];

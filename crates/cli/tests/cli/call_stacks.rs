@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use pinpool::unstable::{ManualClock, run_due};
+use pinpool::unstable::{ManualClock, run_due_work};
 use pinpool::{PinnedBuf, Pool};
 use pinpool_observe::diagnosis::{Cause, diagnose_recording};
 use pinpool_replay::{Event, Recording};
@@ -31,7 +31,7 @@ fn leaking(path: &Path) -> Recording {
             _ => drop(pool.get(4096).unwrap()),
         }
         clock.advance_us(600_000_000 / GETS as u64);
-        run_due(&pool);
+        run_due_work(&pool);
     }
     // A pool with buffers out has no end, and a new file has no head.
     let is_get = |event: &Event| matches!(event, Event::Get { .. });

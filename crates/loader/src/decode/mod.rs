@@ -24,7 +24,7 @@ use super::failure::{Failure, FailureCause};
 #[cfg(feature = "decode")]
 pub use self::image::{Fit, ImageDecoder, Layout};
 #[cfg(feature = "decode")]
-pub use self::pixels::PIXELS_MAX;
+pub use self::pixels::MAX_PIXELS;
 
 /// The reason for a failed decoding, as text.
 #[cfg(feature = "decode")]
@@ -59,13 +59,11 @@ pub struct DecodedField {
 impl DecodedField {
     /// Decodes the first field of a sample with one of these names (lower case, without a dot). A sample without fields has
     /// one name, the extension of its file or member.
-    #[must_use]
     pub fn new(names: Vec<String>, decoder: Arc<dyn Decode>) -> Self {
         Self { names, decoder }
     }
 
     /// Returns the number of bytes of each row of the array.
-    #[must_use]
     pub fn len_bytes(&self) -> usize {
         self.decoder.len_bytes()
     }
@@ -76,7 +74,7 @@ impl DecodedField {
 
     /// Returns the range of the field in the bytes of the sample.
     pub(super) fn of(&self, catalog: &Catalog, sample: &Sample) -> Result<Range<u64>, FailureCause> {
-        if !sample.fields.is_empty() {
+        if !sample.field_names.is_empty() {
             let found = sample.fields().find(|(name, _)| self.has_name(name));
             return found.map(|(_, bytes)| bytes).ok_or_else(|| self.missing(sample.fields().map(|(name, _)| name)));
         }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use pinpool_loader::{BatchReader, LoadState, LoadedBatch, Shard};
+use pinpool_loader::{BatchReader, LoadState, LoadedBatch, Rank};
 
 use super::until::until;
 use super::*;
@@ -39,10 +39,13 @@ fn batches_come_in_order_with_their_samples_and_bytes() {
         let mut end = 0;
         for (at, part) in batch.parts.iter().enumerate() {
             let (sample, len) = (first + at, catalog.samples()[first + at].len_bytes);
-            assert_eq!((part.sample, part.start, part.bytes.len() as u64, part.bytes.start), (sample, 0, len, end));
-            assert!(bytes[part.bytes.clone()].iter().all(|byte| usize::from(*byte) == sample));
-            assert_eq!(part.checksum, Some(xxhash_rust::xxh3::xxh3_64(&bytes[part.bytes.clone()])));
-            end = part.bytes.end;
+            assert_eq!(
+                (part.sample, part.sample_offset, part.range.len() as u64, part.range.start),
+                (sample, 0, len, end)
+            );
+            assert!(bytes[part.range.clone()].iter().all(|byte| usize::from(*byte) == sample));
+            assert_eq!(part.checksum, Some(xxhash_rust::xxh3::xxh3_64(&bytes[part.range.clone()])));
+            end = part.range.end;
         }
         assert_eq!(end, bytes.len(), "the buffer ends with its last sample");
     }
@@ -77,7 +80,7 @@ fn shards_are_disjoint_and_together_each_epoch() {
             let mut epochs = vec![Vec::new(); 3];
             for rank in 0..world {
                 let options = options(|o| {
-                    (o.epochs, o.shuffle_seed, o.shard) = (3, seed, Shard::new(rank, world));
+                    (o.epochs, o.shuffle_seed, o.rank) = (3, seed, Rank::new(rank, world));
                 });
                 let mut lens = [0; 3];
                 for batch in reader(&pool, &catalog, options) {
@@ -90,13 +93,13 @@ fn shards_are_disjoint_and_together_each_epoch() {
             assert!(seed.is_none() || world > 8 || epochs[0] != epochs[1], "each epoch has its own order");
             for mut epoch in epochs {
                 epoch.sort_unstable();
-                assert_eq!(epoch, (0..23).collect::<Vec<_>>(), "{world} shards, seed {seed:?}");
+                assert_eq!(epoch, (0..23).collect::<Vec<_>>(), "{world} ranks, seed {seed:?}");
             }
         }
     }
-    assert_eq!((Shard::new(2, 2), Shard::new(0, 0)), (None, None));
-    let shard = Shard::new(1, 2).unwrap();
-    assert_eq!((shard.rank(), shard.world()), (1, 2));
+    assert_eq!((Rank::new(2, 2), Rank::new(0, 0)), (None, None));
+    let rank = Rank::new(1, 2).unwrap();
+    assert_eq!((rank.index(), rank.world_size()), (1, 2));
 }
 
 #[test]
@@ -105,7 +108,7 @@ fn a_load_resumed_after_any_batch_yields_the_rest() {
     let pool = pool(1 << 30);
     let options = options(|o| {
         (o.batch_samples, o.batch_bytes) = (NonZeroU64::new(3), NonZeroU64::new(32));
-        (o.epochs, o.shuffle_seed, o.shard) = (3, Some(11), Shard::new(1, 2));
+        (o.epochs, o.shuffle_seed, o.rank) = (3, Some(11), Rank::new(1, 2));
     });
     let loader = Loader::new(&pool, &catalog, options);
     let whole = contents(loader.batches().unwrap());
@@ -133,8 +136,8 @@ fn a_state_of_other_batches_is_refused() {
         |o| o.shuffle_seed = Some(0),
         |o| o.batch_samples = NonZeroU64::new(5),
         |o| o.batch_bytes = NonZeroU64::new(1 << 20),
-        |o| o.shard = Shard::new(0, 1),
-        |o| o.shard = Shard::new(1, 2),
+        |o| o.rank = Rank::new(0, 1),
+        |o| o.rank = Rank::new(1, 2),
     ];
     for change in changes {
         let error = loader(&catalog, change).resume_at(state).unwrap_err().to_string();
@@ -205,18 +208,22 @@ fn a_limit_of_one_batch_hands_out_one_after_the_other() {
 }
 
 #[test]
-fn a_taker_that_holds_the_whole_limit_is_told_and_goes_on() {
+fn a_consumer_that_holds_the_whole_limit_gets_a_failure_and_continues() {
     let (_dir, catalog) = numbered_files(&[50_000; 12]);
-    let pool = impatient_pool();
-    let mut reader = reader(&pool, &catalog, options(|_| ()));
-    let held = reader.next().unwrap();
-    let failed = reader.next().unwrap();
-    assert_eq!((failed.number, failed.parts.len(), failed.buffer.len()), (1, 0, 0));
-    let text = failed.failures[0].to_string();
-    assert!(text.starts_with("batch 1 (4 samples, the first ") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
-    drop(held);
-    assert_eq!(reader.next().map(|batch| (batch.number, batch.parts.len())), Some((2, 4)));
-    assert!(reader.next().is_none());
+    for timeout in [Duration::MAX, Duration::from_millis(10)] {
+        let pool = impatient_pool();
+        let mut reader = reader(&pool, &catalog, options(|_| ()));
+        let held = reader.next().unwrap();
+        // Busy for longer than an attempt, which therefore ends meanwhile.
+        let busy = |_| std::thread::sleep(Duration::from_millis(200));
+        let failed = (0..100).find_map(|_| reader.next_timeout(timeout).map_err(busy).ok()).flatten().unwrap();
+        assert_eq!((failed.number, failed.parts.len(), failed.buffer.len()), (1, 0, 0));
+        let text = failed.failures[0].to_string();
+        assert!(text.starts_with("batch 1 (4 samples, the first ") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
+        drop(held);
+        assert_eq!(reader.next().map(|batch| (batch.number, batch.parts.len())), Some((2, 4)));
+        assert!(reader.next().is_none());
+    }
 }
 
 #[test]
@@ -227,7 +234,7 @@ fn a_reader_ends_soon_while_a_worker_waits_long_for_memory() {
     let held = reader.next().unwrap();
     until("a worker waits", || pool.stats().requests.waiting == 1);
     let begun = Instant::now();
-    assert!(reader.next_within(Duration::from_millis(1)).is_pending());
+    assert!(reader.next_timeout(Duration::from_millis(1)).is_err());
     drop(reader);
     assert!(begun.elapsed() < Duration::from_secs(300));
     drop(held);
@@ -254,16 +261,16 @@ fn a_stop_ends_the_reader_from_any_thread() {
 }
 
 #[test]
-fn a_wait_that_passes_is_pending_and_loses_nothing() {
+fn a_timeout_loses_no_batch() {
     let catalog = Catalog::synthetic(50, 5);
     let pool = pool(1 << 30);
     let mut reader = reader(&pool, &catalog, options(one_by_one));
     let mut numbers = Vec::new();
     loop {
-        match reader.next_within(Duration::ZERO) {
-            std::task::Poll::Pending => std::thread::yield_now(),
-            std::task::Poll::Ready(None) => break,
-            std::task::Poll::Ready(Some(batch)) => numbers.push(batch.number),
+        match reader.next_timeout(Duration::ZERO) {
+            Err(pinpool_loader::TimedOut) => std::thread::yield_now(),
+            Ok(None) => break,
+            Ok(Some(batch)) => numbers.push(batch.number),
         }
     }
     assert_eq!(numbers, (0..50).collect::<Vec<_>>());
@@ -298,7 +305,7 @@ fn nothing_to_load_is_no_batch() {
     assert_eq!(reader(&pool, &Catalog::default(), options(|_| ())).count(), 0);
     let one = Catalog::synthetic(1, 0);
     assert_eq!(reader(&pool, &one, options(|o| o.epochs = 0)).count(), 0);
-    let second = options(|o| (o.shard, o.epochs) = (Shard::new(1, 2), u64::MAX));
+    let second = options(|o| (o.rank, o.epochs) = (Rank::new(1, 2), u64::MAX));
     assert_eq!(reader(&pool, &one, second).count(), 0, "more shards than samples");
 }
 

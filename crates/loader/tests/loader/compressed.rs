@@ -60,7 +60,7 @@ fn batches_of(pool: &Pool, catalog: &Catalog, options: LoadOptions) -> (Vec<Name
         failures.extend(batch.failures.iter().map(ToString::to_string));
         let bytes = batch.buffer.wait_slice().unwrap();
         let name = |sample: usize| catalog.samples()[sample].member.as_deref().unwrap_or_default().to_owned();
-        batch.parts.iter().map(|part| (name(part.sample), bytes[part.bytes.clone()].to_vec())).collect()
+        batch.parts.iter().map(|part| (name(part.sample), bytes[part.range.clone()].to_vec())).collect()
     });
     let batches = batches.collect();
     (batches, failures)
@@ -159,7 +159,7 @@ fn ranks_share_compressed_shards_whole() {
     let mut arrived = Vec::new();
     for rank in 0..2 {
         let options = options(|options| {
-            options.shard = pinpool_loader::Shard::new(rank, 2);
+            options.rank = pinpool_loader::Rank::new(rank, 2);
             options.shuffle_seed = Some(5);
         });
         let (batches, _) = batches_of(&pool(1 << 30), &catalog, options);

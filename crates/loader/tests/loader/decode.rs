@@ -64,10 +64,10 @@ fn decoded_fields_are_arrays_followed_by_the_other_fields() {
     let first = bytes(&batches[0]);
     assert_eq!(batches[0].arrays, [0..4, 64..66]);
     assert_eq!((&first[..4], &first[64..66]), (&b"dcba"[..], &b"vu"[..]));
-    assert_eq!(&first[batches[0].parts[0].bytes.clone()], b"10first");
+    assert_eq!(&first[batches[0].parts[0].range.clone()], b"10first");
     assert_eq!(kept_fields(&decode, &catalog.samples()[0]).collect::<Vec<_>>(), [("cls", 0..2), ("txt", 2..7)]);
     let second = bytes(&batches[1]);
-    assert_eq!((&second[..4], &second[batches[1].parts[0].bytes.clone()]), (&b"jihg"[..], &b"2"[..]));
+    assert_eq!((&second[..4], &second[batches[1].parts[0].range.clone()]), (&b"jihg"[..], &b"2"[..]));
     let all: Vec<_> = kept_fields(&[], &catalog.samples()[0]).map(|(name, bytes)| (name.to_owned(), bytes)).collect();
     assert_eq!(all, catalog.samples()[0].fields().map(|(name, bytes)| (name.to_owned(), bytes)).collect::<Vec<_>>());
 }

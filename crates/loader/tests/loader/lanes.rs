@@ -9,7 +9,7 @@ use super::*;
 struct TwoLanes([(SinkStream, SinkMemory); 2]);
 
 impl Destination for TwoLanes {
-    fn describe(&self) -> String {
+    fn name(&self) -> String {
         "two lanes".to_string()
     }
 

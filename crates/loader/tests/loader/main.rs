@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use pinpool::{Backend, Completion, Error, PinnedBuf, Pool, Request};
 use pinpool_loader::{
-    BatchDone, Catalog, Destination, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination, StopFlag,
+    ArrivedBatch, Catalog, Destination, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination, StopFlag,
 };
 use tempfile::TempDir;
 
@@ -54,7 +54,7 @@ impl FaultyDestination {
 }
 
 impl Destination for FaultyDestination {
-    fn describe(&self) -> String {
+    fn name(&self) -> String {
         "faulty".to_string()
     }
 
@@ -86,7 +86,7 @@ impl Destination for FaultyDestination {
 /// Records every call, and acts once when a given batch is done.
 #[derive(Default)]
 struct RecordingObserver {
-    done: Vec<BatchDone>,
+    done: Vec<ArrivedBatch>,
     failed: Vec<String>,
     action: Option<(u64, Box<dyn FnOnce()>)>,
 }
@@ -98,14 +98,14 @@ impl RecordingObserver {
 }
 
 impl Observer for RecordingObserver {
-    fn batch_done(&mut self, done: &BatchDone) {
+    fn on_batch(&mut self, done: &ArrivedBatch) {
         self.done.push(*done);
         if let Some((_, act)) = self.action.take_if(|(batch, _)| *batch == done.number) {
             act();
         }
     }
 
-    fn failed(&mut self, failure: &Failure) {
+    fn on_failure(&mut self, failure: &Failure) {
         self.failed.push(failure.to_string());
     }
 }

@@ -37,7 +37,7 @@ fn every_byte_of_a_long_file_arrives_in_order_and_is_checked() {
             options.epochs = 2;
         });
         let (summary, mut observer) = run(&catalog, options, &mut destination);
-        assert!(summary.is_clean(), "{summary:?} {:?}", observer.failed);
+        assert!(summary.is_complete(), "{summary:?} {:?}", observer.failed);
         let sent = destination.sent.concat();
         assert_eq!(sent.len() as u64, 2 * catalog.len_bytes());
         assert!(sent == [&b"short"[..], &long, &last].concat().repeat(2), "in parts of {bytes}");
@@ -75,7 +75,7 @@ fn long_members_of_containers_are_read_in_parts() {
     let catalog = listed(&[dir.path()], true);
     let mut destination = FaultyDestination::new();
     let (summary, observer) = run(&catalog, options(in_parts(4096)), &mut destination);
-    assert!(summary.is_clean(), "{summary:?} {:?}", observer.failed);
+    assert!(summary.is_complete(), "{summary:?} {:?}", observer.failed);
     // The format's crate sorts tensors by name.
     let tensors: Vec<u8> = [10, 50_000].map(|len| (0..=255).cycle().take(len).collect::<Vec<u8>>()).concat();
     assert!(destination.sent.concat() == [&jpg[..], &seg, b"one", &tensors].concat());
@@ -97,7 +97,7 @@ fn a_file_larger_than_the_limit_loads_within_the_memory_of_its_batches() {
     let mut observer = RecordingObserver::default();
     let mut destination = SinkDestination::new(2).unwrap();
     let summary = Loader::new(&pool, &catalog, options).run(&mut destination, &mut observer);
-    assert!(summary.is_clean(), "{summary:?} {:?}", observer.failed);
+    assert!(summary.is_complete(), "{summary:?} {:?}", observer.failed);
     assert_eq!((summary.bytes, summary.batches, summary.files), (len, 400, 1));
     assert_eq!(observer.done.iter().map(|done| done.samples).sum::<u64>(), 1);
     // Four batches ahead and one on each of two lanes; the pool commits memory in steps of 2 MiB at most.

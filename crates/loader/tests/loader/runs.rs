@@ -11,7 +11,7 @@ fn everything_arrives_in_every_epoch_verified() {
     let catalog = Catalog::synthetic(22, 5);
     let options = options(|o| (o.epochs, o.shuffle_seed) = (3, Some(1)));
     let (summary, observer) = run(&catalog, options, &mut FaultyDestination::new());
-    assert!(summary.is_clean(), "{summary:?} {:?}", observer.failed);
+    assert!(summary.is_complete(), "{summary:?} {:?}", observer.failed);
     assert_eq!((summary.epochs, summary.files, summary.samples), (3, 22, 66));
     assert_eq!((summary.batches, summary.verified_batches), (18, 18), "six batches an epoch, the last of two files");
     assert_eq!(summary.bytes, 3 * catalog.len_bytes());
@@ -33,7 +33,7 @@ fn containers_count_as_one_file_and_their_members_as_samples() {
     assert_eq!((summary.files, summary.samples, summary.bytes), (4, 2 * 6, 2 * 78));
     assert_eq!((summary.failed_files, observer.failed.len()), (1, 1), "named once: {:?}", observer.failed);
     assert_eq!(summary.batches, summary.verified_batches);
-    assert!(!summary.is_clean());
+    assert!(!summary.is_complete());
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_limit_of_one_batch_slows_the_run_but_does_not_end_it() {
     // A batch is 200,000 bytes, so 262,144 in its class.
     let pool = pool(300_000);
     let (summary, observer) = run_in(&pool, &catalog, options(|_| ()), &mut FaultyDestination::new());
-    assert!(summary.is_clean(), "{summary:?} {:?}", observer.failed);
+    assert!(summary.is_complete(), "{summary:?} {:?}", observer.failed);
     assert_eq!((summary.batches, summary.verified_batches), (10, 10));
     assert!(pool.stats().memory.peak_held_bytes <= 300_000);
 }
@@ -80,7 +80,7 @@ fn a_strict_run_ends_at_the_first_failure() {
     }
     let options = options(|o| o.strict = true);
     let (summary, observer) = run(&catalog, options.clone(), &mut FaultyDestination::new());
-    assert!(matches!(summary.outcome, LoadOutcome::Strict), "{summary:?}");
+    assert!(matches!(summary.outcome, LoadOutcome::StoppedAtFailure), "{summary:?}");
     assert_eq!((summary.batches, summary.files), (3, 12), "what came before has arrived");
     assert!(observer.failed[0].contains("/12: truncated: 5 of the 100 bytes"), "{:?}", observer.failed);
 

@@ -14,7 +14,7 @@ pub(crate) fn recorder() -> Result<PrometheusRecorder, BuildError> {
         .set_buckets_for_metric(times, &pinpool_metrics::bucket_bounds())?;
     let recorder = builder.build_recorder();
     // Names have the units that the recorder is told before it writes.
-    metrics::with_local_recorder(&recorder, pinpool_metrics::describe);
+    metrics::with_local_recorder(&recorder, pinpool_metrics::describe_metrics);
     Ok(recorder)
 }
 

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::snapshot::{Holder, Snapshot};
+use super::snapshot::{Snapshot, TagUse};
 
 /// Number of consecutive windows in which a tag must grow if the ages of its buffers are known.
 const GROWN: usize = 3;
@@ -23,7 +23,7 @@ const ENDS_MAX: usize = 8;
 /// A leak that was detected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Leak {
-    pub(super) holder: Holder,
+    pub(super) holder: TagUse,
     /// Number of buffers by which the tag grew over the examined windows, which together took `over_us`.
     pub(super) more_buffers: u64,
     pub(super) over_us: u64,
@@ -64,7 +64,7 @@ impl Growth {
 
     /// Detects a slow leak that bursts of the tag hide: the number of buffers older than a minute grows. Bursts have no buffers
     /// of this age, and in a full cache their number does not change.
-    fn creeping_leak_of(&self, holder: &Holder) -> Option<Leak> {
+    fn creeping_leak_of(&self, holder: &TagUse) -> Option<Leak> {
         let ends = self.last_ends(ENDS_MAX)?;
         let aged: Vec<_> = counts(ends, holder, |holder| holder.aged).into_iter().skip(1).step_by(2).collect();
         let more_buffers = growth(&aged)?;
@@ -76,7 +76,7 @@ impl Growth {
         is_more.then(|| Leak { holder: holder.clone(), more_buffers, over_us: ends[ENDS_MAX - 1].0 - ends[1].0 })
     }
 
-    fn leak_of(&self, holder: &Holder, held_bytes: u64) -> Option<Leak> {
+    fn leak_of(&self, holder: &TagUse, held_bytes: u64) -> Option<Leak> {
         let grown = if holder.oldest.is_some() { GROWN } else { GROWN_UNSEEN };
         let ends = self.last_ends(grown + 1)?;
         let (begin, end, counts) = (&ends[0], &ends[grown], counts(ends, holder, |holder| holder.buffers));
@@ -105,7 +105,7 @@ impl Growth {
 }
 
 /// Returns the value of `count` for this holder's tag at each window end, 0 if the tag held no buffers.
-fn counts(ends: &[(u64, Snapshot)], holder: &Holder, count: fn(&Holder) -> u64) -> Vec<u64> {
+fn counts(ends: &[(u64, Snapshot)], holder: &TagUse, count: fn(&TagUse) -> u64) -> Vec<u64> {
     ends.iter().map(|(_, end)| end.holder(&holder.tag).map_or(0, count)).collect()
 }
 

@@ -59,7 +59,7 @@ pub use lengths::RecentLengths;
 use log_filter::{LogFilter, summary};
 #[cfg(feature = "io")]
 pub use series::{PoolDiagnosis, diagnose_recording};
-pub use snapshot::{AGED, Holder, STUCK_AFTER, Snapshot};
+pub use snapshot::{AGED, STUCK_AFTER, Snapshot, TagUse};
 use window::Window;
 pub use window_diagnosis::{Cause, LikelyCause, Lost, WindowDiagnosis};
 

@@ -228,7 +228,7 @@ fn of_full_memory(host: &HostMemory, needed_bytes: u64) -> LikelyCause {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::{Holder, Monitor};
+    use crate::diagnosis::{Monitor, TagUse};
     use std::time::Duration;
 
     const GIB: u64 = 1 << 30;
@@ -278,7 +278,7 @@ mod tests {
             "in use: buffers are returned late or never; request buffers through tagged()",
             "PINPOOL_MAX_BYTES to 5.0GiB",
         );
-        let holder = Holder {
+        let holder = TagUse {
             tag: "a".to_owned(),
             buffers: 4,
             bytes: 4 * GIB,
@@ -347,7 +347,7 @@ mod tests {
         for n in 1..=5 {
             let oldest = Some(Duration::from_secs(10 * n));
             let holder =
-                Holder { tag: "labels".to_owned(), buffers: 10 * n, bytes: n * GIB, oldest, aged: 0, place: None };
+                TagUse { tag: "labels".to_owned(), buffers: 10 * n, bytes: n * GIB, oldest, aged: 0, place: None };
             let now = Snapshot { requests: 1000 * n, holders: vec![holder], ..Default::default() };
             monitor.add(10_000_000 * n, now);
         }

@@ -13,7 +13,7 @@ pub const STUCK_AFTER: Duration = Duration::from_secs(30);
 /// Buffers in use under one tag.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(default))]
-pub struct Holder {
+pub struct TagUse {
     pub tag: String,
     pub buffers: u64,
     pub bytes: u64,
@@ -90,12 +90,12 @@ pub struct Snapshot {
     pub has_driver: bool,
     /// The likely cause of the last request that failed since the last window.
     pub failure: Option<(Cause, LikelyCause)>,
-    pub holders: Vec<Holder>,
+    pub holders: Vec<TagUse>,
 }
 
 impl Snapshot {
     /// Returns the buffers in use under `tag`.
-    pub(super) fn holder(&self, tag: &str) -> Option<&Holder> {
+    pub(super) fn holder(&self, tag: &str) -> Option<&TagUse> {
         self.holders.iter().find(|holder| holder.tag == tag)
     }
 

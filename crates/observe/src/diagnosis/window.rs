@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::leak::Leak;
-use super::snapshot::{Holder, STUCK_AFTER, Snapshot};
+use super::snapshot::{STUCK_AFTER, Snapshot, TagUse};
 use super::window_diagnosis::{Cause, Lost, WindowDiagnosis};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time, counted, percent, seconds};
 
@@ -112,7 +112,7 @@ impl<'a> Window<'a> {
     }
 
     /// Returns the holder of the most bytes.
-    fn largest_holder(&self) -> Option<&Holder> {
+    fn largest_holder(&self) -> Option<&TagUse> {
         self.now.holders.iter().max_by_key(|holder| holder.bytes)
     }
 

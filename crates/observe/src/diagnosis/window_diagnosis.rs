@@ -9,7 +9,7 @@ const SHOWN_NS: u64 = 1_000_000;
 
 macro_rules! causes {
     ($($(#[$doc:meta])+ $cause:ident = $name:literal,)+) => {
-        /// The cause of lost time in a pool. From [`Thrashing`](Cause::Thrashing) on, each is a problem.
+        /// The cause of lost time in a pool. The field `is_alarm` of a diagnosis tells whether it is a problem.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
         #[non_exhaustive]

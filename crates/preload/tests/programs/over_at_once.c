@@ -1,4 +1,4 @@
-/* A driver whose events are over at once: what the programs of the tests notice of a pool that does not wait. */
+/* A driver with events that complete at once. The test programs must detect that a pool over it reuses memory too early. */
 int cuEventQuery(void *event) {
     (void)event;
     return 0;

@@ -25,7 +25,7 @@ use super::sim::SimSource;
 use super::workload::Workload;
 use crate::format::{DEFAULT_ALIGN, TraceError};
 use crate::threads::{Op, Step, StepId};
-use pinpool::unstable::{CheckReport, LogSampler, ManualClock, compaction_step, maintenance_period, run_due};
+use pinpool::unstable::{LogSampler, ManualClock, RateCheckReport, compact_step, maintenance_period, run_due_work};
 use pinpool::{Backend, Error, Limit, PinnedBuf, Pool};
 use pinpool_os::sync::unmodeled::Mutex;
 
@@ -71,7 +71,7 @@ struct Player<'a> {
     /// The player's counters; the pool provides the rest at the end.
     report: ReplayReport,
     pinned_byte_us: u128,
-    checks: Arc<Mutex<Vec<CheckReport>>>,
+    checks: Arc<Mutex<Vec<RateCheckReport>>>,
     /// Requested bytes of the held buffers.
     requested_bytes: u64,
     workload: &'a Workload,
@@ -115,16 +115,16 @@ impl<'a> Player<'a> {
     fn new(replay: &Replay, workload: &'a Workload, observe: Observe<'a>) -> Result<Self, Error> {
         let Replay { source: kind, max_bytes, wait, .. } = *replay;
         let source = Arc::new(SimSource::of(kind, SimSource::DEFAULT_TOTAL_BYTES));
-        let (clock, checks) = (ManualClock::default(), Arc::<Mutex<Vec<CheckReport>>>::default());
+        let (clock, checks) = (ManualClock::default(), Arc::<Mutex<Vec<RateCheckReport>>>::default());
         let checked = checks.clone();
         let builder = replay
             .builder()
             .unstable_host_root(NO_MACHINE)
             .unstable_log_sampler(LogSampler::new())
             .unstable_clock(clock.clone())
-            .unstable_code(|code| code.maintained_by_caller = workload.is_closed)
+            .unstable_settings(|extra| extra.maintained_by_caller = workload.is_closed)
             .unstable_on_check(move |check| checked.lock().push(*check))
-            .unstable_code(|code| code.pressure = Some(NO_MACHINE.into()))
+            .unstable_settings(|extra| extra.pressure = Some(NO_MACHINE.into()))
             .backend(Backend::Source(source.clone()))
             .max_bytes(max_bytes.map_or(Limit::Unlimited, Limit::Bytes))
             // The player queues requests: no virtual time passes while a thread sleeps.
@@ -222,7 +222,7 @@ impl<'a> Player<'a> {
         if is_recording && now_us < self.next_poll_us {
             return;
         }
-        run_due(&self.pool);
+        run_due_work(&self.pool);
         let period = maintenance_period(&self.pool).filter(|_| is_recording);
         let period_us = period.and_then(|period| u64::try_from(period.as_micros()).ok()).unwrap_or(POLL_EVERY_US);
         self.next_poll_us = now_us + period_us.clamp(TICK_EVERY_US, POLL_EVERY_US);
@@ -295,7 +295,7 @@ impl<'a> Player<'a> {
         let now_ns = self.clock.now_us() * 1_000;
         self.compacted_ns = self.compacted_ns.max(since_us * 1_000 + WAKE_NS);
         self.source.take_calls();
-        while self.compacted_ns < now_ns && compaction_step(&self.pool) {
+        while self.compacted_ns < now_ns && compact_step(&self.pool) {
             let calls = self.source.take_calls();
             self.compacted_ns += calls.moving_ns;
             self.report.moving_ns += calls.moving_ns;

@@ -8,8 +8,10 @@ use std::time::Duration;
 use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, Pool};
 use pinpool_observe::record::{Event, PoolDescription, Record, Recording};
-use pinpool_replay::{Input, Replay, Workload};
-use pinpool_testing::{SinkMemory, SinkStream};
+use pinpool_replay::{Replay, Workload};
+
+use crate::recorded_use::{count, use_pool};
+use crate::recordings::read_recording;
 
 const MIB: usize = 1 << 20;
 
@@ -18,38 +20,25 @@ fn recorded(path: &Path) -> Pool {
     Pool::builder().without_env().backend(heap).maintenance_thread(false).trace(path.to_owned()).build().unwrap()
 }
 
-fn read(path: &Path) -> Recording {
-    Recording::read(Input::open(path).unwrap().into_reader()).unwrap()
-}
-
-fn count(recording: &Recording, is: impl Fn(&Event) -> bool) -> u64 {
-    recording.records.iter().filter(|record| is(&record.event)).count() as u64
-}
-
 /// Records a pool with three buffers at once and a copy, 20 times.
 fn a_recording() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
-    let (pool, stream) = (recorded(&path), SinkStream::new().unwrap());
-    for round in 0..20 {
-        let mut device = SinkMemory::new(MIB);
-        let buffers: Vec<_> = (1..=3).map(|n| pool.get(n * 10_000 + round).unwrap()).collect();
-        pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap().wait().unwrap();
-        drop(buffers);
-    }
-    pool.maintain();
-    drop(pool);
+    use_pool(&recorded(&path));
     (dir, path)
 }
 
 #[test]
 fn a_recording_replays_its_requests_and_returns() {
     let (_dir, path) = a_recording();
-    let workload = Workload::from_recording(&read(&path)).unwrap();
+    let workload = Workload::from_recording(&read_recording(&path).unwrap()).unwrap();
     assert_eq!(workload.gets, 80);
     // Three buffers and the one that is copied.
     assert!(workload.peak_requested_bytes() >= (MIB + 60_000) as u64);
-    assert_eq!(workload.pins.len() as u64, count(&read(&path), |event| matches!(event, Event::Pin { .. })));
+    assert_eq!(
+        workload.pins.len() as u64,
+        count(&read_recording(&path).unwrap(), |event| matches!(event, Event::Pin { .. }))
+    );
     assert_eq!(workload.warning, None);
 }
 
@@ -60,7 +49,7 @@ fn a_recording_with_lost_records_replays_the_rest() {
     let pool = recorded(&path);
     (0..1_000_000).for_each(|_| drop(pool.get(4096).unwrap()));
     drop(pool);
-    let recording = read(&path);
+    let recording = read_recording(&path).unwrap();
     assert!(recording.lost > 0, "all of them found room: the test needs more");
     let workload = Workload::from_recording(&recording).unwrap();
     assert_eq!(workload.gets, count(&recording, |event| matches!(event, Event::Get { .. })));
@@ -108,7 +97,7 @@ fn a_slow_consumer_ends_no_earlier_with_more_memory() {
         });
     });
     drop(pool);
-    let workload = Workload::from_recording(&read(&path)).unwrap();
+    let workload = Workload::from_recording(&read_recording(&path).unwrap()).unwrap();
     let play = |mib: u64| Replay { max_bytes: Some(mib << 20), wait: Some(Duration::MAX), ..Replay::default() };
     let (as_recorded, ample) = (play(4).play(&workload).unwrap(), play(64).play(&workload).unwrap());
     assert!(as_recorded.waited_us > ample.waited_us, "{} and {}", as_recorded.waited_us, ample.waited_us);

@@ -30,11 +30,11 @@ fn work(shared: &SharedPool, seed: u64) {
     for number in seed.. {
         let mut buf = match worker.get(BYTES, LONG) {
             Ok(buf) => buf,
-            Err(error) if error.is_peer() => return,
+            Err(error) if error.is_trainer_gone() => return,
             Err(error) => panic!("{error}"),
         };
         buf.as_mut_slice().fill(number.to_le_bytes()[0]);
-        if number % 5 != 0 && buf.send(number).is_err_and(|error| !error.is_peer()) {
+        if number % 5 != 0 && buf.send(number).is_err_and(|error| !error.is_trainer_gone()) {
             panic!("a send failed");
         }
     }
@@ -54,11 +54,11 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
         };
         let mut workers: Vec<_> = (0..3).map(|_| begin()).collect();
         let receive = |wait| {
-            let Some((ticket, buf)) = shared.next(wait).unwrap() else { return false };
+            let Some((ticket, buf)) = shared.receive_next(wait).unwrap() else { return false };
             let bytes = buf.wait_slice().unwrap();
             assert_eq!(bytes.len(), BYTES, "{ticket:?}");
             assert!(bytes.iter().all(|&byte| byte == ticket.number().to_le_bytes()[0]), "{ticket:?}");
-            assert!(shared.receive(&ticket).unwrap_err().is_ticket(), "received once");
+            assert!(shared.receive(&ticket).unwrap_err().is_invalid_ticket(), "received once");
             true
         };
         for kill in 0..kills() {
@@ -77,8 +77,9 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
         while receive(Duration::ZERO) {}
         shared.recover().unwrap();
         let counts = shared.counts();
-        assert_eq!((counts.free, shared.workers(), shared.pool().stats().memory.in_use), (BUFFERS, 0, 0), "{counts:?}");
-        assert!(shared.next_from_dead_worker().unwrap().is_none());
+        let in_use = shared.pool().stats().memory.in_use;
+        assert_eq!((counts.free, shared.worker_count(), in_use), (BUFFERS, 0, 0), "{counts:?}");
+        assert!(shared.receive_from_dead_worker().unwrap().is_none());
         drop(shared);
         assert_eq!(descriptors(), before);
     });
@@ -102,10 +103,10 @@ fn what_a_worker_sent_before_it_was_killed_is_neither_lost_nor_given_twice() {
         // A new worker does not take the slot of the dead one while that says who sent.
         let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let living = worker.get(1, LONG).unwrap().send(1).unwrap();
-        let (ticket, buf) = shared.next_from_dead_worker().unwrap().unwrap();
+        let (ticket, buf) = shared.receive_from_dead_worker().unwrap().unwrap();
         assert_eq!((ticket.number(), &**buf.wait_slice().unwrap()), (42, &[9; BYTES][..]));
-        assert!(shared.next_from_dead_worker().unwrap().is_none());
-        assert!(shared.receive(&ticket).unwrap_err().is_ticket(), "if the ticket comes after all");
+        assert!(shared.receive_from_dead_worker().unwrap().is_none());
+        assert!(shared.receive(&ticket).unwrap_err().is_invalid_ticket(), "if the ticket comes after all");
         drop(buf);
         drop(shared.receive(&living).unwrap());
         assert_eq!(shared.counts().free, BUFFERS);
@@ -147,7 +148,7 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
                     };
                     // The other one may have filled all buffers before this one is attached.
                     let attached = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap());
-                    let told = attached.map_or_else(|error| error, &mut fill).is_peer();
+                    let told = attached.map_or_else(|error| error, &mut fill).is_trainer_gone();
                     std::io::Write::write_all(&mut &writer, if told { b"p" } else { b"?" }).unwrap();
                 });
                 std::mem::forget(worker);
@@ -186,7 +187,7 @@ fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
             drop((held, shared));
         });
         assert_eq!(child.wait(), 0);
-        assert_eq!((shared.counts().filling, shared.counts().held, shared.workers()), (1, 1, 1));
+        assert_eq!((shared.counts().filling, shared.counts().held, shared.worker_count()), (1, 1, 1));
         // The parent's death is noticed though a child lives on.
         let (mut reader, writer) = std::io::pipe().unwrap();
         let mut parent = Child::new(|| {

@@ -36,7 +36,7 @@ fn descriptors() -> usize {
 fn bytes_arrive_in_place_and_the_buffer_comes_back() {
     let shared = SharedPool::new(&pool(), 10_000, 3).unwrap();
     let worker = attach(&shared);
-    assert_eq!((worker.buffer_bytes(), worker.buffers(), shared.workers()), (10_000, 3, 1));
+    assert_eq!((worker.buffer_bytes(), worker.buffer_count(), shared.worker_count()), (10_000, 3, 1));
     for round in 0..10 {
         let tickets: Vec<_> = (0..3).map(|at| sent(&worker, &[at; 10_000], u64::from(at))).collect();
         assert!(worker.get(1, SOON).unwrap_err().is_limit(), "round {round}: all are sent");
@@ -57,13 +57,13 @@ fn without_a_message_the_buffer_that_was_sent_first_is_next() {
     let first = sent(&worker, b"first", 1);
     sent(&worker, b"second", 2);
     sent(&worker, b"", 3);
-    let (ticket, buf) = shared.next(LONG).unwrap().unwrap();
+    let (ticket, buf) = shared.receive_next(LONG).unwrap().unwrap();
     assert_eq!((ticket, &**buf.wait_slice().unwrap()), (first, &b"first"[..]));
-    let (ticket, buf) = shared.next(LONG).unwrap().unwrap();
+    let (ticket, buf) = shared.receive_next(LONG).unwrap().unwrap();
     assert_eq!((ticket.number(), &**buf.wait_slice().unwrap()), (2, &b"second"[..]));
-    let (ticket, buf) = shared.next(LONG).unwrap().unwrap();
+    let (ticket, buf) = shared.receive_next(LONG).unwrap().unwrap();
     assert_eq!((ticket.number(), buf.len()), (3, 0));
-    assert!(shared.next(SOON).unwrap().is_none());
+    assert!(shared.receive_next(SOON).unwrap().is_none());
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_ticket_is_received_once_and_by_its_own_buffers_alone() {
     let worker = attach(&shared);
     let refused = |shared: &SharedPool, ticket: &Ticket, words: &str| {
         let error: Error = shared.receive(ticket).unwrap_err();
-        assert!(error.is_ticket() && error.to_string().contains(words), "{words}: {error}");
+        assert!(error.is_invalid_ticket() && error.to_string().contains(words), "{words}: {error}");
     };
     let ticket = sent(&worker, b"a", 0);
     refused(&others, &ticket, "other shared buffers");
@@ -112,7 +112,7 @@ fn a_worker_that_waits_receives_the_buffer_that_is_returned() {
         let waits = scope.spawn(|| worker.get(1, LONG).unwrap().send(7).unwrap());
         drop(held);
         let ticket = waits.join().unwrap();
-        assert_eq!((shared.next(LONG).unwrap().unwrap().0), ticket);
+        assert_eq!((shared.receive_next(LONG).unwrap().unwrap().0), ticket);
     });
 }
 
@@ -123,11 +123,11 @@ fn a_worker_that_waits_is_refused_while_the_trainer_ends_its_workers() {
     let held = shared.receive(&sent(&worker, b"x", 0)).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| worker.get(1, LONG).unwrap_err());
-        shared.refuse_waits(true).unwrap();
+        shared.set_refusing_workers(true).unwrap();
         let error = waits.join().unwrap();
-        assert!(error.is_peer() && error.to_string().contains("ending its workers"), "{error}");
+        assert!(error.is_trainer_gone() && error.to_string().contains("ending its workers"), "{error}");
     });
-    shared.refuse_waits(false).unwrap();
+    shared.set_refusing_workers(false).unwrap();
     assert!(worker.get(1, SOON).unwrap_err().is_limit(), "it waits again");
     drop(held);
     worker.get(1, LONG).unwrap();
@@ -187,19 +187,19 @@ fn a_worker_is_told_when_its_trainer_closes() {
         let waits = scope.spawn(|| worker.get(1, LONG).unwrap_err());
         drop(shared);
         let error = waits.join().unwrap();
-        assert!(error.is_peer() && error.to_string().contains("closed"), "{error}");
+        assert!(error.is_trainer_gone() && error.to_string().contains("closed"), "{error}");
     });
-    assert!(buf.send(0).unwrap_err().is_peer());
-    assert!(SharedWorker::attach(descriptor).unwrap_err().is_peer());
+    assert!(buf.send(0).unwrap_err().is_trainer_gone());
+    assert!(SharedWorker::attach(descriptor).unwrap_err().is_trainer_gone());
 }
 
 #[test]
 fn the_descriptor_of_another_process_is_opened_through_proc() {
     let shared = SharedPool::new(&pool(), 100, 2).unwrap();
     let worker = SharedWorker::attach_to_process(std::process::id(), shared.as_fd().as_raw_fd()).unwrap();
-    assert_eq!(shared.workers(), 1);
+    assert_eq!(shared.worker_count(), 1);
     assert_eq!(*shared.receive(&sent(&worker, b"p", 0)).unwrap().wait_slice().unwrap(), b"p");
-    assert!(SharedWorker::attach_to_process(std::process::id(), 99_999).unwrap_err().is_shared());
+    assert!(SharedWorker::attach_to_process(std::process::id(), 99_999).unwrap_err().is_backend());
 }
 
 fn memory_file(seals: libc::c_int, bytes: u64) -> OwnedFd {
@@ -233,7 +233,7 @@ fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
     let shared = SharedPool::new(&pool(), 100, 2).unwrap();
     let refused = |descriptor: OwnedFd, words: &str| {
         let error = SharedWorker::attach(descriptor).unwrap_err();
-        assert!(error.is_shared() && error.to_string().contains(words), "{words}: {error}");
+        assert!(error.is_backend() && error.to_string().contains(words), "{words}: {error}");
     };
     refused(File::open("/dev/null").unwrap().into(), "not a memory file");
     refused(tempfile::tempfile().unwrap().into(), "");
@@ -253,7 +253,7 @@ fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
         refused(changed(&shared, |bytes| bytes[at] = value), "it is truncated or damaged");
     }
     let error = SharedWorker::attach(changed(&shared, |_| {})).unwrap_err();
-    assert!(error.is_peer(), "a copy has no trainer: {error}");
+    assert!(error.is_trainer_gone(), "a copy has no trainer: {error}");
     for (bytes, buffers) in [(0, 1), (1, 0), (1, 1 << 20), (usize::MAX, 2), (usize::MAX / 2, 3)] {
         assert!(SharedPool::new(&pool(), bytes, buffers).is_err(), "{bytes} {buffers}");
     }

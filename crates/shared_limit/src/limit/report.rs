@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use super::name::{path_of, problem_of};
 use super::segment::{SLOT_WORDS, SLOTS};
 use super::slots::{HELD, IDLE, NAME, NAMESPACE, PROCESS, Slots, WANTED};
-use pinpool_os::words::Size;
+use pinpool_os::format::Size;
 
 /// Words for the name of a pool: 72 bytes.
 const NAME_WORDS: usize = SLOT_WORDS - NAME;

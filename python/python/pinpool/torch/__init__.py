@@ -66,7 +66,7 @@ def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> P
             or machine, divided by `LOCAL_WORLD_SIZE`; a log line states it. If a launcher starts several processes without this
             variable, set `max_bytes`. With a `ledger` or the preset `tensorflow`, `max_bytes` has the default of `Pool`. `backend`
             is "gpu"; memory is not pinned for the GPU if you name mlock or heap, or if a pool with `on_full="pageable"` is full.
-            `device` is torch's current GPU if torch has started CUDA, else the GPU of `LOCAL_RANK`, else 0.
+            `device` is torch's current GPU if torch has started CUDA.
 
     Raises:
         ImportError: torch cannot be imported.
@@ -132,7 +132,7 @@ def pool() -> Pool | None:
 def _new_pool(**settings: Any) -> Pool:
     environ = os.environ if settings.get("env", True) else {}
     if settings.get("device") is None and not environ.get("PINPOOL_DEVICE"):
-        settings["device"] = _device.of_torch()
+        settings["device"] = _device.torch_device()
     if settings.get("backend") is None and environ.get("PINPOOL_BACKEND", "").strip().lower() in ("", "auto"):
         settings["backend"] = "gpu"
     if (chosen := _limit.choose(settings, os.environ, _pinpool._host_memory())) is not None:

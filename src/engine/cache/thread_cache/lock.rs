@@ -270,7 +270,7 @@ mod tests {
 }
 
 #[cfg(all(test, pinpool_loom))]
-mod loom_models {
+mod models {
     use super::*;
     use loom::sync::Arc;
     use loom::thread;

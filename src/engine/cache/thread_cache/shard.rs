@@ -409,7 +409,7 @@ impl<T> Iterator for Entries<T> {
 }
 
 #[cfg(all(test, pinpool_loom))]
-mod loom_models {
+mod models {
     use super::*;
     use loom::sync::Arc;
 

@@ -12,7 +12,7 @@ use crate::arena::{Plan, RANGE_BYTES_MAX};
 use crate::backend::{PAGE_BYTES, Region, SourceError};
 use crate::maintenance_thread::Pace;
 use crate::shared_limit::Want;
-use pinpool_os::words::Size;
+use pinpool_os::format::Size;
 
 /// The progress of pinning reserves.
 #[derive(Debug, Default)]
@@ -65,7 +65,7 @@ impl Books {
         let lacking_bytes = self.progress.stopped.as_ref().map_or(0, |_| self.reserve_to_come());
         let requested_bytes = self.requested_bytes.saturating_add(bytes - bytes.min(lacking_bytes));
         if self.budget.max_bytes().is_some_and(|max_bytes| requested_bytes > max_bytes) {
-            return Err(self.budget.full(bytes).into());
+            return Err(self.budget.own_refusal(bytes).into());
         }
         self.requested_bytes = requested_bytes;
         Ok(())
@@ -112,7 +112,7 @@ impl Books {
                 return Refusal::Source(error.with_remedy(remedy));
             }
             self.keep_committed(granule_bytes);
-            self.budget.full(granule_bytes).into()
+            self.budget.own_refusal(granule_bytes).into()
         })?;
         Ok(self.claim_plan(plan)?)
     }

@@ -9,7 +9,7 @@ fn pressure_shortens_the_idle_timeout_and_severe_pressure_releases_all_idle_memo
     listen();
     let file = PressureFile::new();
     let (pool, clock) =
-        with_manual_clock(over_virtual_memory().unstable_code(|code| code.pressure = Some(file.path())));
+        with_manual_clock(over_virtual_memory().unstable_settings(|extra| extra.pressure = Some(file.path())));
     ten_idle_granules(&pool);
     file.write(20.0, 0.0);
     after_seconds(&clock, &pool, 10);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pinpool::unstable::window;
+use pinpool::unstable::rate_window;
 
 use super::{MIB, after_seconds, fill, over_both, over_virtual_memory, valid_stats, with_manual_clock};
 
@@ -75,7 +75,7 @@ fn trim_goes_down_to_its_argument_and_spares_what_is_in_use() {
         drop(used);
         pool.clear();
         let stats = valid_stats(&pool);
-        assert_eq!((stats.memory.held_bytes, window(&pool), stats.memory.idle), (0, Default::default(), 0));
+        assert_eq!((stats.memory.held_bytes, rate_window(&pool), stats.memory.idle), (0, Default::default(), 0));
         assert_eq!(stats.memory.pin.bytes, stats.memory.unpin.bytes);
     }
 }

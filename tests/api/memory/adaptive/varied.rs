@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use log::{Level, LevelFilter};
-use pinpool::unstable::window;
+use pinpool::unstable::rate_window;
 use pinpool::{PinnedBuf, Pool, Stats};
 use pinpool_replay::SimSource;
 
@@ -25,7 +25,7 @@ fn while_sizes_vary_large_buffers_merge_and_small_ones_keep_their_class() {
     for (pool, clock) in over_both().map(with_manual_clock) {
         vary(&pool);
         let Stats { requests, memory, .. } = valid_stats(&pool);
-        assert_eq!((requests.returned, window(&pool).put), (9, 9));
+        assert_eq!((requests.returned, rate_window(&pool).put), (9, 9));
         assert_eq!((memory.evictions.over_limit, requests.hits), (0, 0));
         let held = [256 * KIB, 257 * KIB, 9 * MIB].map(|len| pool.get(len).unwrap());
         let idle = valid_stats(&pool).memory.idle;
@@ -35,7 +35,7 @@ fn while_sizes_vary_large_buffers_merge_and_small_ones_keep_their_class() {
         assert!(stats.memory.pin.count <= 2, "one for the large, one for the small regions");
         // A clear begins a new window.
         pool.clear();
-        assert_eq!((window(&pool).put, pool.stats().requests.returned), (0, 12));
+        assert_eq!((rate_window(&pool).put, pool.stats().requests.returned), (0, 12));
         after_seconds(&clock, &pool, 60);
         drop(pool.get(9 * MIB).unwrap());
         assert_eq!(valid_stats(&pool).memory.idle, 1, "a minute later it is kept");

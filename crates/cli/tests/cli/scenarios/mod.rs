@@ -23,7 +23,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use pinpool::unstable::{ManualClock, run_due};
+use pinpool::unstable::{ManualClock, run_due_work};
 use pinpool::{Backend, Cause, GetFuture, PinnedBuf, Pool, PoolBuilder};
 use pinpool_replay::SimSource;
 use pinpool_testing::{SinkGate, SinkMemory, SinkStream};
@@ -74,7 +74,7 @@ impl Program {
                 .without_env()
                 .name(*name)
                 .unstable_clock(clock.clone())
-                .unstable_code(|code| code.pressure = Some("/dev/null".into()));
+                .unstable_settings(|extra| extra.pressure = Some("/dev/null".into()));
             let builder = builder.setting("socket", at("s")).trace(std::path::PathBuf::from(at("real.trace")));
             set(builder.backend(Backend::Source(memory)).max_bytes(4 << 30)).build().unwrap()
         };
@@ -140,7 +140,7 @@ impl Program {
 
     fn step(&mut self) {
         self.clock.advance_us(STEP_US);
-        self.pools.iter().for_each(run_due);
+        self.pools.iter().for_each(run_due_work);
     }
 
     /// Calls `act` with the number of each step for this many seconds.

@@ -4,7 +4,7 @@ use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
 use pinpool::unstable::Rounding;
-use pinpool::unstable::config::env::{self, EnvReport};
+use pinpool::unstable::config::env::{self, ResolvedSettings};
 use pinpool::unstable::config::text::{ParseError, format_bytes, parse_bytes, parse_duration};
 use pinpool::{Backend, Limit, OnFull, Preset};
 
@@ -67,6 +67,6 @@ pub(crate) fn environment(data: &[u8]) {
     let shown: Vec<_> = report.variables.iter().map(|report| (report.name.to_owned(), report.value.clone())).collect();
     let again = env::report_of(&shown);
     assert!(again.errors.is_empty(), "what is shown cannot be read: {again:?}");
-    let values = |report: &EnvReport| report.variables.iter().map(|report| report.value.clone()).collect::<Vec<_>>();
+    let values = |report: &ResolvedSettings| report.variables.iter().map(|set| set.value.clone()).collect::<Vec<_>>();
     assert_eq!(values(&again), values(&report));
 }

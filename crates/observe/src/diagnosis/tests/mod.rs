@@ -47,7 +47,7 @@ impl Run {
 
 fn held(now: &mut Snapshot, tag: &str, buffers: u64, oldest_s: u64) {
     let oldest = Some(Duration::from_secs(oldest_s));
-    now.holders = vec![Holder { tag: tag.to_owned(), buffers, bytes: buffers * MIB, oldest, aged: 0, place: None }];
+    now.holders = vec![TagUse { tag: tag.to_owned(), buffers, bytes: buffers * MIB, oldest, aged: 0, place: None }];
     (now.used, now.used_bytes) = (buffers, buffers * MIB);
 }
 
@@ -98,8 +98,8 @@ fn unpinned_memory_matters_once_something_is_copied() {
     assert_eq!(run.cause(|_| ()), Cause::Healthy);
     let copied = run.window(|of| of.copies += 1);
     assert_eq!((copied.cause, copied.is_alarm), (Cause::NotPinned, false), "without a GPU there is no need");
-    let beside_a_gpu = run.window(|of| of.has_driver = true);
-    assert_eq!((beside_a_gpu.cause, beside_a_gpu.is_alarm), (Cause::NotPinned, true));
+    let with_a_gpu = run.window(|of| of.has_driver = true);
+    assert_eq!((with_a_gpu.cause, with_a_gpu.is_alarm), (Cause::NotPinned, true));
 }
 
 #[test]

@@ -3,18 +3,18 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::backend::{self, Chosen, PinOptions, Source};
+use crate::backend::{self, ChosenSource, PinOptions, Source};
 use crate::config::{Config, Preset};
-use crate::engine::AutoLimit;
+use crate::engine::HostLimit;
 use crate::error::Result;
 use crate::report::{Finding, Severity};
 
 impl Config {
     /// Returns the limit of a pool with these settings on this machine in bytes (`None` without a limit), and the origin of the
-    /// limit in words. The limit of locked memory may be lower: [`Chosen::lock_limit_bytes`].
+    /// limit in words. The limit of locked memory may be lower: [`ChosenSource::lock_limit_bytes`].
     #[doc(hidden)]
     pub fn limit_on_host(&self) -> (Option<u64>, String) {
-        AutoLimit::new(PathBuf::from("/")).set(self.max_bytes, 0)
+        HostLimit::new(PathBuf::from("/")).resolve(self.max_bytes, 0)
     }
 
     /// Chooses the source of memory for a pool with these settings as [`PoolBuilder::build`](crate::PoolBuilder::build) does, and
@@ -26,7 +26,7 @@ impl Config {
     /// [`Error::is_setting`](crate::Error::is_setting) or [`Error::is_backend`](crate::Error::is_backend), as
     /// [`PoolBuilder::build`](crate::PoolBuilder::build).
     #[doc(hidden)]
-    pub fn choose_source(&self, without: &[(&'static str, String)]) -> Result<Chosen> {
+    pub fn choose_source(&self, without: &[(&'static str, String)]) -> Result<ChosenSource> {
         backend::choose(&self.backend, pin_options(self, Path::new("/"), self.limit_on_host().0, without))
     }
 
@@ -43,7 +43,7 @@ impl Config {
         }
         let options = pin_options(self, Path::new("/"), self.limit_on_host().0, &[]);
         backend::driver_source(name, options, self.backend.name() == name).map_err(|why| {
-            match backend::gpu(self.device).severity {
+            match backend::gpu_finding(self.device).severity {
                 Severity::Ok => Finding::warning(name, why),
                 _ => Finding::note(name, "needs a GPU and its driver"),
             }
@@ -55,7 +55,7 @@ impl Config {
     #[doc(hidden)]
     pub fn pin_threads_on_host(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.code.pin_threads.unwrap_or_else(cores)
+        self.extra.pin_threads.unwrap_or_else(cores)
     }
 }
 

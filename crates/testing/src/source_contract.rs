@@ -10,7 +10,8 @@ const LENGTHS: &[usize] =
     if cfg!(miri) { &[1, 4095, 4096, 4097] } else { &[1, 2, 4095, 4096, 4097, 65_536, 65_537, 1 << 20, (1 << 20) + 1] };
 const ROUNDS: usize = if cfg!(miri) { 3 } else { 20 };
 
-/// Checks the whole contract of [`Source`] on `source`, and the contract of [`VirtualMemory`] if it has one.
+/// Checks what a test can see of the contract of [`Source`]: aligned, initialized and disjoint memory, unique ids, `held_bytes`
+/// that never falls, and threads; also of the virtual memory of a backend of pinpool.
 ///
 /// The source must be able to provide 8 MiB, and 16 granules of virtual memory.
 ///
