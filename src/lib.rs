@@ -40,7 +40,7 @@
 //! # Other crates
 //!
 //! `pinpool-loader` is the reference loader, `pinpool-cli` the tool, `pinpool-metrics` an adapter to the `metrics` facade, and
-//! `crates/capi` the C interface.
+//! `pinpool-capi` the C interface.
 //!
 //! # Platforms and log
 //!

@@ -17,7 +17,7 @@ use crate::in_flight::{CopyFences, SharedFence};
 /// A buffer that a device is writing to. Only [`wait`](PendingBuf::wait) or `await` gives access to its bytes. Dropping the
 /// `PendingBuf` drops the buffer, which returns to its pool when the copy completes.
 #[derive(Debug)]
-#[must_use = "the bytes are there after `wait`"]
+#[must_use = "the bytes are valid only after `wait`"]
 pub struct PendingBuf {
     buf: PinnedBuf,
     copy: CompletionFuture,
@@ -268,8 +268,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`release_after`](PinnedBuf::release_after), and an error if the event was last recorded on a stream that
-    /// captured a graph.
+    /// The errors of [`release_after`](PinnedBuf::release_after), and [`Error::is_device`] if the event was last recorded on a
+    /// stream that captured a graph.
     #[cfg(feature = "cuda")]
     pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<(), CopyError> {
         self.release_with_fence(|| crate::driver::with_one_retry(|| copy::cuda::fence_after_event(event)))

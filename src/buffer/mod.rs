@@ -156,8 +156,8 @@ impl PinnedBuf {
         self.block.as_ref().map_or(NonNull::<Aligned>::dangling().cast(), |block| block.start())
     }
 
-    /// Returns the length in bytes: as requested, or as [`truncate`](PinnedBuf::truncate) left it; 0 after a copy of a range that may be running
-    /// and cannot be tracked.
+    /// Returns the length in bytes: as requested, or as [`truncate`](PinnedBuf::truncate) left it; 0 once `copy_range_to` has failed
+    /// and it is unknown whether its copy runs.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.block.as_ref().map_or(0, |block| block.len())

@@ -228,8 +228,9 @@ impl Pool {
     }
 
     /// Returns an idle buffer for `request`, a length or a [`Request`], or `None` if no buffer of its size class is idle. Pins no
-    /// memory, except to [choose the backend](PoolBuilder::build), and does not wait for room. The call may query the events of
-    /// copies, and if one has completed, release memory under `tensorflow`, `PINPOOL_MAX_IDLE_BYTES` or a shared limit.
+    /// memory, except to [choose the backend](PoolBuilder::build), and does not wait for room, whatever the
+    /// [timeout](Request::timeout). The call may query the events of copies, and if one has completed, release memory under
+    /// `tensorflow`, `PINPOOL_MAX_IDLE_BYTES` or a shared limit.
     ///
     /// # Errors
     ///

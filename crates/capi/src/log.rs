@@ -152,7 +152,7 @@ pub unsafe extern "C" fn pp_set_log(callback: pp_log_fn, user_data: *mut c_void,
 /// Installs `ToCallback` as the logger of the crate `log`, at the first call. Fails if the process has another logger.
 fn install() -> Result<(), Failure> {
     static IS_OURS: OnceLock<bool> = OnceLock::new();
-    let text = "another logger of Rust gets the log lines of this process already";
+    let text = "another Rust logger already receives the log lines of this process";
     let is_ours = *IS_OURS.get_or_init(|| log::set_logger(&ToCallback).is_ok());
     if is_ours { Ok(()) } else { Err(Failure::new(pp_status::PP_LOGGER_SET, text)) }
 }

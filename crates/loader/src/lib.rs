@@ -144,7 +144,7 @@ impl Loader {
     ///
     /// # Errors
     ///
-    /// If the system cannot start a thread.
+    /// [`LoadError::NoThread`]: the system cannot start a thread.
     pub fn batches(&self) -> Result<BatchReader, LoadError> {
         Ok(BatchReader::new(ReaderThreads::start(self)?, self.start_state()))
     }

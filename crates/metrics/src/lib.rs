@@ -98,7 +98,7 @@ impl Reporter {
         times.retain(|(number, _), _| exists(*number));
     }
 
-    /// Returns the object that the pool's socket sends.
+    /// Returns the keys of the socket's object that the metrics read: the statistics, the cause, and all owners.
     fn object(&self, tags: &mut Vec<String>) -> Value {
         let (mut object, why, dump) = (json!(self.pool.stats()), self.pool.diagnose(), self.pool.dump());
         object["why"] = json!({ "cause": why.cause.name(), "is_alarm": why.is_alarm });

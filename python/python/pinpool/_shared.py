@@ -121,7 +121,7 @@ class SharedPool:
         return worker.get(worker.buffer_bytes() if nbytes is None else nbytes, timeout)
 
     def pack(self, batch: Any, *, number: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
-        """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns its ticket for `unpack`.
+        """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns a `Packed` for `unpack`.
 
         If the batch is larger than a buffer, the result contains its bytes instead of a ticket, and `receive_next` does not return it.
 

@@ -391,8 +391,8 @@ impl PoolCore {
         true
     }
 
-    /// Closes the memory of the pool. Waits for the copies in flight, unless a wait has just found that one `is_stuck`, and abandons copies
-    /// that do not end.
+    /// Closes the memory of the pool. Waits for the copies in flight and abandons those that do not end. With `is_stuck` a wait has
+    /// just failed, so this call does not wait again.
     fn tear_down(&self, begun: Instant, is_stuck: bool) {
         if !is_stuck {
             self.await_copies();
