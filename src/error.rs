@@ -50,7 +50,7 @@ impl fmt::Display for NoMemory {
 }
 
 #[derive(Debug, Clone, thiserror::Error)]
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has handles, device addresses and graphs.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has device addresses.
 pub(crate) enum ErrorKind {
     #[error("cannot allocate {}: a buffer holds at most {}", Size(*len as u64), Size(*max_len as u64))]
     Length { len: usize, max_len: usize },
@@ -119,8 +119,10 @@ predicates! {
     /// Returns whether a setting is unknown or invalid, contradicts another, or needs a feature that this build lacks, or
     /// whether a shared limit cannot be joined.
     is_setting, Setting = Setting;
-    /// Returns whether a copy was refused before anything was enqueued, or memory has no address on a device.
-    is_copy, Copy = Copy | Address;
+    /// Returns whether a copy was refused before anything was enqueued.
+    is_copy_refused, Copy = Copy;
+    /// Returns whether memory has no address on a device, since it was not pinned for it.
+    is_unmapped, Address = Address;
     /// Returns whether the device failed, so that it is unknown whether a copy has completed.
     is_device, Device = Device;
     /// Returns whether the stream is capturing a graph: a copy was refused, or the end of other work is unknown.
@@ -209,13 +211,29 @@ impl Error {
 
     /// A copy refused before anything was enqueued, with the reason. For implementors of
     /// [`CopyTarget`](crate::copy::CopyTarget).
-    pub fn copy_refused(len: usize, why: impl Into<String>) -> Self {
-        ErrorKind::Copy { len, why: why.into() }.into()
+    pub fn copy_refused(len: usize, why: impl fmt::Display) -> Self {
+        ErrorKind::Copy { len, why: why.to_string() }.into()
+    }
+
+    /// A stream that is capturing a graph ([`is_capture`](Self::is_capture)). For implementors of
+    /// [`CopyStream`](crate::copy::CopyStream), as are the next two.
+    pub fn capturing_stream() -> Self {
+        ErrorKind::Capture.into()
+    }
+
+    /// A stream or event that the driver does not know ([`is_invalid_handle`](Self::is_invalid_handle)), with the reason.
+    pub fn invalid_handle(why: impl fmt::Display) -> Self {
+        ErrorKind::Handle { why: why.to_string() }.into()
+    }
+
+    /// A driver or device that this machine lacks ([`is_unavailable`](Self::is_unavailable)), with the reason.
+    pub fn unavailable(what: impl fmt::Display, why: impl fmt::Display) -> Self {
+        ErrorKind::Unavailable { what: what.to_string(), why: why.to_string() }.into()
     }
 
     /// A device failure that leaves the state of a copy unknown. For implementors of [`Fence`](crate::copy::Fence).
-    pub fn device_failed(why: impl Into<String>) -> Self {
-        ErrorKind::Device { why: why.into() }.into()
+    pub fn device_failed(why: impl fmt::Display) -> Self {
+        ErrorKind::Device { why: why.to_string() }.into()
     }
 }
 
@@ -229,7 +247,9 @@ impl From<Error> for io::Error {
             ErrorKind::Limit { .. } => io::ErrorKind::QuotaExceeded,
             ErrorKind::Backend { .. } => io::ErrorKind::OutOfMemory,
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
-            _ if error.is_invalid_request() || error.is_setting() || error.is_copy() => io::ErrorKind::InvalidInput,
+            _ if error.is_invalid_request() || error.is_setting() || error.is_copy_refused() || error.is_unmapped() => {
+                io::ErrorKind::InvalidInput
+            }
             _ => io::ErrorKind::Other,
         };
         Self::new(kind, error)

@@ -6,12 +6,14 @@
 //!                    └──────────────── the pool ◀────────────┘
 //! ```
 //!
+//! Without a GPU (`cargo add --dev pinpool-testing`; on a GPU pass cudarc's stream and slice):
+//!
 //! ```
 //! use pinpool::Pool;
 //! use pinpool_testing::{SinkMemory, SinkStream};
 //!
 //! let pool = Pool::builder().build()?; // settings from `PINPOOL_*`
-//! let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(4096)); // on a GPU: cudarc's stream and slice
+//! let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(4096));
 //! let mut buf = pool.get(4096)?; // reuses pinned memory, or pins more
 //! buf.wait_slice_mut()?.fill(7);
 //! buf.copy_to(&stream, &mut device)?; // returns to the pool when the copy ends
@@ -22,7 +24,9 @@
 //! | start with | for |
 //! | --- | --- |
 //! | [`Pool`] | requesting buffers |
-//! | [`PinnedBuf`] | filling and copying a buffer |
+//! | [`PinnedBuf`], [`copy`] | filling and copying a buffer; the streams and memories to copy to |
+//! | [`Pool::get_async`], [`Completion`] | requests and copies in async tasks, on any runtime |
+//! | [`Pool::partition`], [`Pool::tagged`] | a separate limit, or a name in reports, for a part of the program |
 //! | [`PoolBuilder`] | settings, nearly all also `PINPOOL_*` variables |
 //! | [`Backend`] | sources of memory |
 //! | [`Stats`], [`Pool::diagnose`] | what happened, and what to change |
@@ -50,7 +54,7 @@
 //!
 //! # Versions
 //!
-//! Items that rustdoc hides, [`unstable`] and names that begin with `unstable_` may change in any release.
+//! Items that rustdoc hides, `unstable` and names that begin with `unstable_` may change in any release.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // Code for Linux is unused on other systems.
@@ -87,7 +91,7 @@ pub use backend::{Backend, PinnedBy};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut, TrackedView};
 pub use buffer::{CopyError, PendingBuf, PinnedBuf, PinnedSlice};
-pub use config::{Limit, OnFull, ParseError, Preset};
+pub use config::{HugeTlb, Limit, OnFull, ParseError, Preset, Rounding, SharedLimitName};
 pub use copy::completion::{Completion, CompletionFuture};
 pub use error::{Error, Result};
 pub use pool::{GetFuture, Partition, Pool, PoolBuilder, Request, UserMemory};
@@ -107,7 +111,7 @@ pub fn check_cuda_device(ordinal: u32) -> Result<()> {
     #[cfg(not(feature = "cuda"))]
     let found = Err::<(), _>("built without the feature `cuda`".to_owned());
     let what = format!("CUDA device {ordinal}");
-    found.map(drop).map_err(|why| error::ErrorKind::Unavailable { what, why }.into())
+    found.map(drop).map_err(|why| Error::unavailable(what, why))
 }
 
 /// Version 1 of `bytemuck`: its traits bound the element types of views.
@@ -116,7 +120,7 @@ pub use bytemuck;
 #[cfg(feature = "cuda")]
 pub use cudarc;
 
-/// Compiles and runs the example of the README.
+/// Compiles the example of the README; `examples/cudarc.rs` runs it.
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

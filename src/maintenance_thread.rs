@@ -24,9 +24,9 @@
 //!
 //! This module only decides when to check. It knows neither pools nor memory, and holds no lock while it calls a pool or a waker.
 //!
-//! - maint-I1: no wake-up is lost. The thread publishes its pace and then checks once more what the pools need. A caller changes
-//!   what its pool needs and then reads the pace. On both sides a full barrier separates the two steps.
-//! - maint-I2: once the process has begun to exit, the thread makes no further call.
+//! - **maint-I1**: no wake-up is lost. The thread publishes its pace and then checks once more what the pools need. A caller
+//!   changes what its pool needs and then reads the pace. On both sides a full barrier separates the two steps.
+//! - **maint-I2**: once the process has begun to exit, the thread makes no further call.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -240,9 +240,9 @@ impl MaintenanceThread {
         if is_as_often && pace != Pace::Copies { Ok(()) } else { self.wake(true) }
     }
 
-    /// Makes the thread check the pools at once. If the thread is stuck in a call, starts a replacement, so that one pool does not
-    /// block the others; the replacement skips the called object until the call returns. If there is no thread, starts one only if
-    /// `may_start` is true.
+    /// Makes the thread check the pools immediately. If the thread is stuck in a call, starts a replacement, so that one pool
+    /// does not block the others; the replacement skips the called object until the call returns. If there is no thread, starts
+    /// one only if `may_start` is true.
     ///
     /// # Errors
     ///

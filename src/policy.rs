@@ -25,7 +25,7 @@ pub enum Preset {
 pub(crate) const CHECK_EVERY_EVICTIONS: u64 = 1000;
 /// The limit rises only if both rates are strictly above this rate (`kTolerable`).
 const TOLERABLE_RATE: f64 = 2e-3;
-/// The lowest result of a raise: any limit below this number rises to this number at once.
+/// The lowest result of a raise: any limit below this number rises to this number in one step.
 pub(crate) const LEAST_RAISED_LIMIT: u64 = 100;
 /// A raise adds the limit divided by this number, rounded down. This equals TensorFlow's factor of 1.1 in whole numbers.
 const RAISE_DIVISOR: u64 = 10;

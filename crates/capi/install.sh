@@ -2,11 +2,10 @@
 # Builds pinpool for C and C++ and installs it:
 #
 #   crates/capi/install.sh PREFIX        PREFIX/include/pinpool.h and .hpp, PREFIX/lib/libpinpool.so and .a, pkgconfig/pinpool.pc,
-#                                         cmake/pinpool/pinpoolConfig.cmake
+#                                         cmake/pinpool/pinpoolConfig.cmake, PREFIX/share/doc/pinpool/ with the licenses
 #
 # LIBDIR replaces `lib`, for example lib64 or lib/x86_64-linux-gnu. DESTDIR is put before PREFIX, for packages. PINPOOL_LIBRARY_DIR
-# names a folder that has the libraries already. The installed folder may be moved (not
-# /usr or /usr/local).
+# names a folder that has the libraries already. The installed folder may be moved, unless PREFIX is /usr or /usr/local.
 set -eu
 
 [ $# -eq 1 ] || { echo "usage: $0 PREFIX" >&2; exit 2; }
@@ -33,7 +32,8 @@ fi
 
 to=${DESTDIR:-}$prefix
 lib=$to/$libdir
-mkdir -p "$to/include" "$lib/pkgconfig" "$lib/cmake/pinpool"
+mkdir -p "$to/include" "$to/share/doc/pinpool" "$lib/pkgconfig" "$lib/cmake/pinpool"
+install -m 644 "$root/LICENSE-MIT" "$root/LICENSE-APACHE" "$to/share/doc/pinpool/"
 install -m 644 "$here/include/pinpool.h" "$here/include/pinpool.hpp" "$to/include/"
 install -m 755 "$built/libpinpool_c.so" "$lib/libpinpool.so.$version"
 ln -sf "libpinpool.so.$version" "$lib/$name"
@@ -70,7 +70,7 @@ endif()
 unset(_pinpool_prefix)
 END
 cat > "$lib/cmake/pinpool/pinpoolConfigVersion.cmake" <<END
-# As pinpool.h promises: a later version serves programs of an earlier version with the same first number.
+# As pinpool.h promises: a later version serves programs of an earlier version with the same major version.
 set(PACKAGE_VERSION "$version")
 if(PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION OR NOT PACKAGE_FIND_VERSION MATCHES "^${version%%.*}([.]|\$)")
     set(PACKAGE_VERSION_COMPATIBLE FALSE)

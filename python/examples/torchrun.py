@@ -18,7 +18,7 @@ import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, DistributedSampler
 
-import pinpool
+import pinpool.torch
 
 BATCH = 8
 
@@ -64,7 +64,7 @@ def main() -> int:
         # A launcher may make only one GPU visible to each rank.
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
         device = torch.cuda.current_device()
-    shared = pinpool.SharedPool(buffer_bytes="1MiB", buffers=4, pool=pinpool.Pool(name=f"rank{rank}", device=device))
+    shared = pinpool.SharedPool(buffer_bytes="1MiB", num_buffers=4, pool=pinpool.Pool(name=f"rank{rank}", device=device))
     steps = 0
     for epoch in range(saved["epoch"], args.epochs):
         sampler.set_epoch(epoch)
@@ -72,8 +72,7 @@ def main() -> int:
         loader = DataLoader(dataset, BATCH, sampler=left, num_workers=1, collate_fn=shared.collate)
         for files, numbers in shared.batches(loader):
             if device is not None:
-                _inputs = files.to(device, non_blocking=True)
-                pinpool.record_stream(files, torch.cuda.current_stream())
+                _inputs = pinpool.torch.to_device(files, device)
             # The training step belongs here.
             trained: list[Any] = [None] * world
             torch.distributed.all_gather_object(trained, [[epoch, number] for number in numbers.tolist()])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-import pinpool
+import pinpool.torch
 
 LENGTH, BATCH = 400, 16
 
@@ -32,16 +32,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     arguments = parser.parse_args()
     # The workers prepare num_workers * prefetch_factor batches ahead, and two more buffers let them continue while the loop uses a batch.
-    shared = pinpool.SharedPool(buffer_bytes="1MiB", buffers=2 * arguments.workers + 2)
+    shared = pinpool.SharedPool(buffer_bytes="1MiB", num_buffers=2 * arguments.workers + 2)
     # DataLoader accepts any object with a length and items, although its type hints require a Dataset.
     dataset: Any = Images()
     loader = DataLoader(dataset, batch_size=BATCH, num_workers=arguments.workers, collate_fn=shared.collate)
     seen: list[int] = []
     for images, labels in shared.batches(loader):
-        inputs = images
-        if torch.cuda.is_available():
-            inputs = images.to("cuda", non_blocking=True)
-            pinpool.record_stream(images, torch.cuda.current_stream())
+        inputs = pinpool.torch.to_device(images) if torch.cuda.is_available() else images
         assert (inputs[:, 0, 0, 0].cpu() == labels % 256).all()
         seen.extend(labels.tolist())
         del images, inputs, labels

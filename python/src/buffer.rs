@@ -38,7 +38,7 @@ fn record(py: Python<'_>, memory: &Memory, stream: &Bound<'_, PyAny>) -> PyResul
     let stream = stream::Stream::of(stream)?;
     py.detach(|| {
         stream
-            .fence(memory.origin.device)
+            .fence(memory.buffer_pool.device)
             .or_else(|unfenced| memory.quarantine(unfenced))
             .and_then(|fence| memory.record(fence))
     })
@@ -72,7 +72,7 @@ impl Buffer {
     }
 
     /// True if the driver pinned the memory, so that copies can be asynchronous. True on the backends vmm, register and cuda,
-    /// except for empty and pageable buffers (`on_full="pageable"`). torch's `tensor.is_pinned()` returns the same value.
+    /// except for empty and pageable buffers (`on_full="pageable"`). torch's method `is_pinned()` returns the same value.
     #[getter]
     fn is_pinned(&self) -> bool {
         self.memory.is_pinned
@@ -93,7 +93,7 @@ impl Buffer {
     /// Number of existing memoryviews, arrays and tensors that were made directly from the buffer, by the buffer protocol or
     /// DLPack.
     #[getter]
-    fn views(&self) -> usize {
+    fn num_views(&self) -> usize {
         self.memory.views()
     }
 

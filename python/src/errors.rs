@@ -7,20 +7,16 @@ mod python {
     #![allow(missing_docs)]
     use pyo3::import_exception;
 
-    import_exception!(pinpool._errors, PinpoolError);
-    import_exception!(pinpool._errors, BackendError);
-    import_exception!(pinpool._errors, DeviceError);
-    import_exception!(pinpool._errors, ForkError);
-    import_exception!(pinpool._errors, LimitError);
-    import_exception!(pinpool._errors, ReleasedError);
-    import_exception!(pinpool._errors, RequestError);
-    import_exception!(pinpool._errors, SettingError);
-    import_exception!(pinpool._errors, SharedError);
-    import_exception!(pinpool._errors, TicketError);
-    import_exception!(pinpool._errors, PeerError);
-    import_exception!(pinpool._errors, TimeoutError);
+    macro_rules! import {
+        ($($name:ident)+) => { $(import_exception!(pinpool._errors, $name);)+ };
+    }
+    import! { PinpoolError BackendError DeviceError ForkError LimitError ReleasedError RequestError SettingError SharedError }
+    import! { TicketError PeerError TimeoutError }
 }
 pub(crate) use python::{BackendError, DeviceError, ForkError, ReleasedError, RequestError, TimeoutError};
+
+/// A constructor of exceptions.
+type NewErr<T> = fn(T) -> PyErr;
 
 /// Returns the exception for `error`, with its text and its report.
 pub(crate) fn exception(error: &Error) -> PyErr {
@@ -28,18 +24,20 @@ pub(crate) fn exception(error: &Error) -> PyErr {
 }
 
 /// Returns the exception for a pool error, with a different text.
-pub(crate) fn with_text(error: &Error, text: impl PyErrArguments + 'static) -> PyErr {
-    match () {
-        () if error.is_timeout() => python::TimeoutError::new_err(text),
-        () if error.is_limit() => python::LimitError::new_err(text),
-        () if error.is_backend() => python::BackendError::new_err(text),
-        () if error.is_invalid_request() || error.is_copy() => python::RequestError::new_err(text),
-        () if error.is_setting() => python::SettingError::new_err(text),
-        () if error.is_forked() => python::ForkError::new_err(text),
-        () if error.is_closed() => python::ReleasedError::new_err(text),
-        () if error.is_device() || error.is_capture() => python::DeviceError::new_err(text),
-        () => python::PinpoolError::new_err(text),
-    }
+pub(crate) fn with_text<T: PyErrArguments + 'static>(error: &Error, text: T) -> PyErr {
+    // The first kind that applies.
+    let kinds: [(bool, NewErr<T>); 8] = [
+        (error.is_timeout(), python::TimeoutError::new_err),
+        (error.is_limit(), python::LimitError::new_err),
+        (error.is_backend(), python::BackendError::new_err),
+        (error.is_invalid_request() || error.is_copy_refused() || error.is_unmapped(), python::RequestError::new_err),
+        (error.is_setting(), python::SettingError::new_err),
+        (error.is_forked(), python::ForkError::new_err),
+        (error.is_closed(), python::ReleasedError::new_err),
+        (error.is_device() || error.is_capture(), python::DeviceError::new_err),
+    ];
+    let kind = kinds.into_iter().find_map(|(applies, new_err)| applies.then_some(new_err));
+    kind.unwrap_or(python::PinpoolError::new_err)(text)
 }
 
 /// Returns the exception for an error of shared memory.

@@ -7,7 +7,7 @@ use pyo3::PyResult;
 use pyo3::exceptions::PyRuntimeError;
 
 use crate::buffer::Buffer;
-use crate::memory::{Memory, Origin};
+use crate::memory::{BufferPool, Memory};
 use crate::unlocked::unlocked;
 
 /// A pool that several Python objects share. It is closed when the last of them is dropped.
@@ -16,26 +16,26 @@ pub(crate) struct PoolHandle {
     /// `None` only during the drop.
     pool: Option<Pool>,
     /// Set at the first use of the pool.
-    pub(crate) origin: OnceLock<Arc<Origin>>,
+    pub(crate) buffer_pool: OnceLock<Arc<BufferPool>>,
 }
 
 impl Drop for PoolHandle {
     fn drop(&mut self) {
-        if let (Some(pool), origin) = (self.pool.take(), self.origin.take()) {
-            unlocked(move || origin.into_iter().for_each(|origin| origin.close(pool.clone())));
+        if let (Some(pool), buffer_pool) = (self.pool.take(), self.buffer_pool.take()) {
+            unlocked(move || buffer_pool.into_iter().for_each(|buffer_pool| buffer_pool.close(pool.clone())));
         }
     }
 }
 
 impl PoolHandle {
     pub(crate) fn new(pool: Pool) -> Self {
-        Self { pool: Some(pool), origin: OnceLock::new() }
+        Self { pool: Some(pool), buffer_pool: OnceLock::new() }
     }
 
-    pub(crate) fn origin(&self) -> &Arc<Origin> {
+    pub(crate) fn buffer_pool(&self) -> &Arc<BufferPool> {
         // The backend first: it starts the pool, which chooses the device of its settings.
-        let of = |pool: &Pool| Arc::new(Origin::of(pool.stats().backend, pool.config()));
-        self.origin.get_or_init(|| self.pool.as_ref().map_or_else(|| unreachable!("it is dropped"), of))
+        let of = |pool: &Pool| Arc::new(BufferPool::of(pool.stats().backend, pool.config()));
+        self.buffer_pool.get_or_init(|| self.pool.as_ref().map_or_else(|| unreachable!("it is dropped"), of))
     }
 
     pub(crate) fn pool(&self) -> PyResult<&Pool> {
@@ -45,5 +45,5 @@ impl PoolHandle {
 
 /// Returns the Python object for a buffer of the crate.
 pub(crate) fn buffer(buf: PinnedBuf, handle: &PoolHandle) -> Buffer {
-    Buffer::over(Memory::of(buf, handle.origin().clone()))
+    Buffer::over(Memory::of(buf, handle.buffer_pool().clone()))
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use pinpool_loader::{Catalog, DecodedField, LoadedPart, kept_fields};
+use pinpool_loader::{Catalog, DecodedField, LoadedPart};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
@@ -76,8 +76,8 @@ impl Labels {
                 sample.len_bytes
             ));
         }
-        let Some((_, range)) = kept_fields(decode, sample).find(|(name, _)| *name == field) else {
-            let fields: Vec<_> = kept_fields(decode, sample).map(|(name, _)| name).collect();
+        let Some((_, range)) = sample.kept_fields(decode).find(|(name, _)| *name == field) else {
+            let fields: Vec<_> = sample.kept_fields(decode).map(|(name, _)| name).collect();
             let has = if fields.is_empty() { "no fields".to_owned() } else { fields.join(", ") };
             return Err(format!("no field {field:?} to take the label from: it has {has}"));
         };

@@ -60,7 +60,7 @@ mod _pinpool {
     #[pymodule_export]
     use super::decode::Decoder;
     #[pymodule_export]
-    use super::lines::{_lines_after_fork, _next_lines, _stop_lines, _take_lines, _want_trace};
+    use super::lines::{_lines_after_fork, _set_keeps_trace, _stop_lines, _take_lines, _wait_for_lines};
     #[pymodule_export]
     use super::loader::{_parse_bytes, Files, Reader};
     #[pymodule_export]

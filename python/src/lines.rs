@@ -140,7 +140,7 @@ pub(crate) fn _take_lines() -> Vec<(i32, String)> {
 
 /// Waits until there are lines; False once the interpreter exits.
 #[pyfunction]
-pub(crate) fn _next_lines(py: Python<'_>) -> bool {
+pub(crate) fn _wait_for_lines(py: Python<'_>) -> bool {
     let Some(lines) = Lines::of_process() else { return false };
     py.detach(|| {
         let mut queue = lines.queue();
@@ -163,8 +163,8 @@ pub(crate) fn _stop_lines() {
 
 /// Selects whether trace lines are kept.
 #[pyfunction]
-pub(crate) fn _want_trace(is_wanted: bool) {
-    log::set_max_level(if is_wanted { LevelFilter::Trace } else { LevelFilter::Debug });
+pub(crate) fn _set_keeps_trace(keeps_trace: bool) {
+    log::set_max_level(if keeps_trace { LevelFilter::Trace } else { LevelFilter::Debug });
 }
 
 /// Called in a forked child.

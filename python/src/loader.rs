@@ -16,8 +16,8 @@ use std::thread;
 
 use pinpool::unstable::config::text::parse_bytes;
 use pinpool_loader::{
-    BatchReader, Catalog, DecodedField, Failure, FailureCause, LoadOptions, LoadedBatch, Loader, Rank, StopFlag,
-    first_undecodable, kept_fields,
+    BatchReader, Catalog, DecodedField, Failure, FailureCause, ListOptions, LoadOptions, LoadedBatch, Loader, Rank,
+    StopFlag,
 };
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::{IntoPyObjectExt, prelude::*};
@@ -100,13 +100,13 @@ pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
 impl Files {
     /// Lists `paths`. 0 means no limit for `batch_size` and `batch_bytes`, and the default for `threads` and `prefetch`.
     #[new]
-    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, threads, prefetch, seed, rank, world_size, even, drop_last, labels=None, decode=vec![]))]
+    #[pyo3(signature = (pool, paths, open_archives, batch_size, batch_bytes, threads, prefetch, seed, rank, world_size, even, drop_last, labels=None, decode=vec![]))]
     #[allow(clippy::too_many_arguments)] // One call, by keyword.
     fn new(
         py: Python<'_>,
         pool: &Pool,
         paths: Vec<PathBuf>,
-        containers: bool,
+        open_archives: bool,
         batch_size: u64,
         batch_bytes: u64,
         threads: usize,
@@ -133,8 +133,9 @@ impl Files {
         (options.even, options.drop_last) = (even, drop_last);
         options.decode = decode::fields(decode);
         let labels = labels.map(|(field, parse)| Arc::new(Labels { field, parse }));
-        let stop = StopFlag::new();
-        let catalog = interruptibly(py, &stop, || Catalog::from_paths(&paths, containers, &stop))?;
+        let mut listing = ListOptions::default();
+        listing.open_containers = open_archives;
+        let catalog = interruptibly(py, &listing.stop, || listing.from_paths(&paths))?;
         Ok(Self { pool: pool.requester()?.clone(), handle: pool.handle().clone(), catalog, options, labels })
     }
 
@@ -162,15 +163,15 @@ impl Files {
 
     /// Why the first file that lacks a field to decode cannot be decoded. Members of archives are not checked.
     fn undecodable(&self) -> Option<String> {
-        first_undecodable(&self.options.decode, &self.catalog).map(|failure| failure.to_string())
+        self.catalog.first_undecodable(&self.options.decode).map(|failure| failure.to_string())
     }
 
-    /// The names of the directories of the files, sorted; None if a sample is a member of an archive.
-    fn classes(&self) -> Option<Vec<String>> {
+    /// The names of the directories of plain files, sorted, and whether a sample is a member of an archive.
+    fn classes(&self) -> (Vec<String>, bool) {
         let samples = self.catalog.samples();
-        let names = || (0..samples.len()).map(|sample| self.catalog.label(sample).into_owned());
-        let is_plain = samples.iter().all(|sample| sample.member.is_none());
-        is_plain.then(|| names().collect::<BTreeSet<_>>().into_iter().collect())
+        let plain = (0..samples.len()).filter(|&sample| samples[sample].member.is_none());
+        let names: BTreeSet<_> = plain.map(|sample| self.catalog.label(sample).into_owned()).collect();
+        (names.into_iter().collect(), samples.iter().any(|sample| sample.member.is_some()))
     }
 
     /// A hash of the names and lengths of all samples, independent of the loader's settings.
@@ -201,7 +202,7 @@ impl Files {
     fn fields(&self, samples: Vec<usize>) -> Vec<Vec<(String, u64, u64)>> {
         let fields = |sample: usize| {
             let sample = self.catalog.samples().get(sample).into_iter();
-            let fields = sample.flat_map(|sample| kept_fields(&self.options.decode, sample));
+            let fields = sample.flat_map(|sample| sample.kept_fields(&self.options.decode));
             fields.map(|(name, bytes)| (name.to_owned(), bytes.start, bytes.end)).collect()
         };
         samples.into_iter().map(fields).collect()
@@ -213,12 +214,12 @@ impl Files {
         py.detach(|| loader.batches_in_epoch(epoch))
     }
 
-    /// Starts reading from a batch of an epoch to the end of epoch `epochs - 1`; `number` is the number of that batch.
-    fn begin(&self, py: Python<'_>, epochs: u64, epoch: u64, index: u64, number: u64) -> PyResult<Reader> {
+    /// Starts reading from `position` (epoch, index in the epoch, index overall) to the end of epoch `epochs - 1`.
+    fn begin(&self, py: Python<'_>, epochs: u64, position: (u64, u64, u64)) -> PyResult<Reader> {
         let loader = self.loader(epochs);
         let reader = py.detach(|| {
             let mut start = loader.start_state();
-            (start.epoch, start.index, start.number) = (epoch, index, number);
+            (start.epoch, start.index, start.number) = position;
             let loader = loader.resume_at(start).map_err(|error| PyValueError::new_err(error.to_string()))?;
             loader.batches().map_err(|error| PyRuntimeError::new_err(error.to_string()))
         })?;

@@ -26,9 +26,9 @@ use crate::errors::{ReleasedError, exception};
 use crate::stream::Unfenced;
 use crate::unlocked::unlocked;
 
-/// Properties of the pool of a buffer.
+/// The pool of a Python buffer: its properties, and how many buffers the program has.
 #[derive(Debug)]
-pub(crate) struct Origin {
+pub(crate) struct BufferPool {
     /// Ordinal of the GPU that receives copies.
     pub(crate) device: u32,
     /// Whether CUDA pins the memory of the pool.
@@ -36,7 +36,7 @@ pub(crate) struct Origin {
     /// Whether a hit and a return only move the buffer between lists, unless another pool wants memory.
     is_short: bool,
     may_fall_back: bool,
-    /// Whether a stream was recorded on a buffer with this origin. From then on, requests and returns may call the driver.
+    /// Whether a stream was recorded on a buffer of this pool. From then on, requests and returns may call the driver.
     /// Copies of torch and of a `SharedPool` over the same pool do not set it, so a request may query them with the GIL.
     has_streams: AtomicBool,
     /// Number of buffers that the program has not returned.
@@ -46,7 +46,7 @@ pub(crate) struct Origin {
     pool: Mutex<Option<pinpool::Pool>>,
 }
 
-impl Drop for Origin {
+impl Drop for BufferPool {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
             unlocked(move || drop(pool));
@@ -54,7 +54,7 @@ impl Drop for Origin {
     }
 }
 
-impl Origin {
+impl BufferPool {
     pub(crate) fn of(backend: &str, config: &Config) -> Self {
         Self {
             device: config.device,
@@ -70,10 +70,10 @@ impl Origin {
 
     /// Returns the properties for buffers of `pool` in shared memory.
     pub(crate) fn of_shared(pool: pinpool::Pool, is_cuda_pinned: bool) -> Self {
-        let mut origin = Self::of("", pool.config());
-        (origin.is_cuda_pinned, origin.is_short) = (is_cuda_pinned, false);
-        origin.pool = Mutex::new(Some(pool));
-        origin
+        let mut buffer_pool = Self::of("", pool.config());
+        (buffer_pool.is_cuda_pinned, buffer_pool.is_short) = (is_cuda_pinned, false);
+        buffer_pool.pool = Mutex::new(Some(pool));
+        buffer_pool
     }
 
     /// Returns whether a hit is short enough to keep the GIL.
@@ -148,7 +148,7 @@ pub(crate) struct Memory {
     pub(crate) len: usize,
     pub(crate) is_pinned: bool,
     pub(crate) numa_node: Option<u32>,
-    pub(crate) origin: Arc<Origin>,
+    pub(crate) buffer_pool: Arc<BufferPool>,
     state: Mutex<State>,
 }
 
@@ -174,14 +174,14 @@ impl State {
 }
 
 impl Memory {
-    pub(crate) fn of(buf: PinnedBuf, origin: Arc<Origin>) -> Self {
-        origin.unreturned.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn of(buf: PinnedBuf, buffer_pool: Arc<BufferPool>) -> Self {
+        buffer_pool.unreturned.fetch_add(1, Ordering::Relaxed);
         Self {
             address: buf.as_ptr().expose_provenance(),
             len: buf.len(),
             is_pinned: buf.pinned_by() == Some(PinnedBy::Driver),
             numa_node: buf.numa_node(),
-            origin,
+            buffer_pool,
             state: Mutex::new(State {
                 buf: Some(buf),
                 views: 0,
@@ -274,7 +274,7 @@ impl Memory {
     /// Delays the return until the work before `fence` has completed.
     pub(crate) fn record(&self, fence: Arc<dyn Fence>) -> PyResult<()> {
         let mut state = self.unreturned()?;
-        self.origin.has_streams.store(true, Ordering::Relaxed);
+        self.buffer_pool.has_streams.store(true, Ordering::Relaxed);
         if state.streams.len() >= STREAMS_UNCHECKED {
             // A failed fence is kept, because its work may still run.
             state.streams.retain(|earlier| !matches!(earlier.is_complete(), Ok(true)));
@@ -320,25 +320,25 @@ impl Memory {
         }
         let (buf, streams) = (state.buf.take(), std::mem::take(&mut state.streams));
         drop(state);
-        put(buf, streams, &self.origin);
+        put(buf, streams, &self.buffer_pool);
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        put(state.buf.take(), std::mem::take(&mut state.streams), &self.origin);
+        put(state.buf.take(), std::mem::take(&mut state.streams), &self.buffer_pool);
     }
 }
 
 /// Returns a buffer to its pool after the work on `streams`.
-fn put(buf: Option<PinnedBuf>, mut streams: Vec<Arc<dyn Fence>>, origin: &Origin) {
+fn put(buf: Option<PinnedBuf>, mut streams: Vec<Arc<dyn Fence>>, buffer_pool: &BufferPool) {
     let Some(buf) = buf else { return };
     // Relaxed: the count guards no other memory.
-    origin.unreturned.fetch_sub(1, Ordering::Relaxed);
+    buffer_pool.unreturned.fetch_sub(1, Ordering::Relaxed);
     let last = streams.pop();
     match last {
-        None if origin.keeps_gil_on_return(&buf) => drop(buf),
+        None if buffer_pool.keeps_gil_on_return(&buf) => drop(buf),
         None => unlocked(move || drop(buf)),
         // The pool logs a failure and does not reuse the memory.
         Some(last) => unlocked(move || drop(buf.release_after(&AllFences { last, others: streams }))),

@@ -57,7 +57,7 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
 ///     device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
 ///         the process uses when the pool starts, or else the GPU of the local rank if a launcher has set LOCAL_RANK, or else 0.
-///         Call `torch.cuda.set_device` first, because the pool mostly starts in the constructor (with backend "auto" at its first
+///         Call `torch.cuda.set_device` first, because the pool usually starts in the constructor (with backend "auto" at its first
 ///         use, unless CUDA has started or there is a reserve, a trace, a shared limit or a `numa_node`).
 ///     numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
 ///     idle_timeout: how long idle memory stays pinned (default 60 s). On register and cuda, and under "tensorflow", time alone
@@ -112,7 +112,7 @@ impl Pool {
 
     /// Returns an idle buffer, if a hit is short enough to keep the GIL.
     fn get_idle(&self, len: usize) -> PyResult<Option<Buffer>> {
-        let is_short = self.handle.origin.get().is_some_and(|origin| origin.keeps_gil_on_hit());
+        let is_short = self.handle.buffer_pool.get().is_some_and(|buffer_pool| buffer_pool.keeps_gil_on_hit());
         if !is_short || !pinpool::unstable::fast_path::is_open(self.pool()?) {
             return Ok(None);
         }
@@ -137,7 +137,7 @@ impl Pool {
         });
         py.detach(move || drop(future));
         // Without a timeout, there is a buffer or an error.
-        Ok(served?.and_then(|served| served.ok_or_else(|| unreachable!("it waits until the request ends"))))
+        Ok(served?.map(|buf| buf.unwrap_or_else(|| unreachable!("it waits until the request ends"))))
     }
 
     fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&pinpool::Pool) -> T + Send) -> PyResult<T> {
@@ -185,7 +185,7 @@ impl Pool {
     ///
     /// Args:
     ///     nbytes: length in bytes, or text such as "64MiB".
-    ///     timeout: maximum wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait for room (default: `wait`).
+    ///     timeout: maximum wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait. Overrides `wait`.
     ///
     /// Raises:
     ///     TimeoutError: the pool was full until the timeout.
@@ -245,9 +245,12 @@ impl Pool {
         json.map_err(|error| PyRuntimeError::new_err(format!("the statistics cannot be written: {error}")))
     }
 
-    /// Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy.
-    fn diagnose(&self, py: Python<'_>) -> PyResult<String> {
-        self.pool().map(|pool| py.detach(|| pool.diagnose().to_string()))
+    /// The text and the attributes of a `Diagnosis`.
+    #[allow(clippy::type_complexity)] // Unpacked by Python.
+    fn _diagnosis(&self, py: Python<'_>) -> PyResult<(String, &str, bool, f64, Option<(String, String)>)> {
+        let found = self.pool().map(|pool| py.detach(|| pool.diagnose()))?;
+        let setting = found.setting.as_ref().map(|setting| (keyword(setting.variable), setting.value.clone()));
+        Ok((found.to_string(), found.cause.name(), found.is_alarm, found.lost.as_secs_f64(), setting))
     }
 
     /// Returns a report of the pool's memory: the largest holders by tag, the bytes by state, the limit, and, if memory is
@@ -279,7 +282,7 @@ impl Pool {
     ///
     /// Raises:
     ///     BackendError: the driver or the kernel refused a part, so the rest of the reserve was abandoned.
-    #[pyo3(signature = (timeout=None))]
+    #[pyo3(signature = (*, timeout=None))]
     fn wait_for_reserve(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let pool = self.pool()?;
         let timeout = timeout.map(seconds).transpose()?;
@@ -295,9 +298,9 @@ impl Pool {
         self.call(py, |pool| pool.stats().memory.reserve_fraction())
     }
 
-    /// Releases idle memory to the system until at most `to_bytes` (default 0) are held or nothing is idle. Keeps reserves. On
-    /// register and cuda, waits for all work on the device.
-    #[pyo3(signature = (to_bytes=None))]
+    /// Releases idle memory to the system until at most `to_bytes` are held or nothing is idle. Keeps reserves. On register and
+    /// cuda, waits for all work on the device.
+    #[pyo3(signature = (to_bytes=None), text_signature = "($self, to_bytes=0)")]
     fn trim(&self, py: Python<'_>, to_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let bytes = to_bytes.map_or(Ok(0), |bytes| size("to_bytes", bytes))? as u64;
         self.call(py, |pool| pool.trim(bytes))

@@ -19,7 +19,7 @@ use crate::buffer::Buffer;
 use crate::errors::{ReleasedError, TimeoutError, for_shared};
 use crate::interrupts::wait_interruptibly;
 use crate::lines;
-use crate::memory::{Memory, Origin};
+use crate::memory::{BufferPool, Memory};
 use crate::pool::Pool;
 use crate::unlocked::unlocked;
 
@@ -28,7 +28,7 @@ use crate::unlocked::unlocked;
 pub struct SharedPoolCore {
     /// `None` after `close`.
     shared: Mutex<Option<Arc<SharedPool>>>,
-    origin: Arc<Origin>,
+    buffer_pool: Arc<BufferPool>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -37,12 +37,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl SharedPoolCore {
     fn shared(&self) -> PyResult<Arc<SharedPool>> {
-        let closed = || ReleasedError::new_err("the shared pool was closed");
-        locked(&self.shared).clone().ok_or_else(closed)
+        locked(&self.shared).clone().ok_or_else(|| ReleasedError::new_err("the shared pool was closed"))
     }
 
     fn received(&self, buf: pinpool::PinnedBuf) -> Buffer {
-        Buffer::over(Memory::of(buf, self.origin.clone()))
+        Buffer::over(Memory::of(buf, self.buffer_pool.clone()))
     }
 
     fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&SharedPool) -> Result<T, Error> + Send) -> PyResult<T> {
@@ -64,16 +63,15 @@ impl SharedPoolCore {
         py: Python<'_>,
         pool: &Pool,
         buffer_bytes: &Bound<'_, PyAny>,
-        buffers: usize,
-        never_hugetlb: bool,
+        num_buffers: usize,
+        hugetlb: Option<bool>,
     ) -> PyResult<Self> {
         let (pool, buffer_bytes) = (pool.pool()?.clone(), size("buffer_bytes", buffer_bytes)?);
-        let hugetlb = never_hugetlb.then_some(false);
-        let made = py.detach(move || SharedPool::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
+        let made = py.detach(move || SharedPool::with_hugetlb(&pool, buffer_bytes, num_buffers, hugetlb));
         lines::flush(py)?;
         let shared = made.map_err(|error| for_shared(&error))?;
-        let origin = Arc::new(Origin::of_shared(shared.pool(), shared.pinned_by() == Some(PinnedBy::Driver)));
-        Ok(Self { shared: Mutex::new(Some(Arc::new(shared))), origin })
+        let buffer_pool = Arc::new(BufferPool::of_shared(shared.pool(), shared.pinned_by() == Some(PinnedBy::Driver)));
+        Ok(Self { shared: Mutex::new(Some(Arc::new(shared))), buffer_pool })
     }
 
     fn fileno(&self) -> PyResult<RawFd> {
@@ -108,13 +106,13 @@ impl SharedPoolCore {
         self.call(py, |shared| shared.set_refusing_workers(is_refusing))
     }
 
-    /// Buffers that are free, being filled, sent, held, and held by the program.
+    /// Buffers that are free, being filled, sent, received or in flight, and kept by the program.
     fn counts(&self) -> PyResult<(usize, usize, usize, usize, usize)> {
-        let (counts, unreturned) = (self.shared()?.counts(), self.origin.unreturned.load(Ordering::Relaxed));
+        let (counts, unreturned) = (self.shared()?.counts(), self.buffer_pool.unreturned.load(Ordering::Relaxed));
         Ok((counts.free, counts.filling, counts.sent, counts.held, unreturned))
     }
 
-    fn workers(&self) -> PyResult<usize> {
+    fn num_workers(&self) -> PyResult<usize> {
         Ok(self.shared()?.worker_count())
     }
 
@@ -122,7 +120,7 @@ impl SharedPoolCore {
         Ok(self.shared()?.buffer_bytes())
     }
 
-    fn buffers(&self) -> PyResult<usize> {
+    fn num_buffers(&self) -> PyResult<usize> {
         Ok(self.shared()?.buffer_count())
     }
 
@@ -192,7 +190,7 @@ impl SharedWorker {
         self.worker.buffer_bytes()
     }
 
-    fn buffers(&self) -> usize {
+    fn num_buffers(&self) -> usize {
         self.worker.buffer_count()
     }
 }
@@ -249,7 +247,7 @@ impl SharedBuffer {
     /// Passes the buffer to the trainer and returns its ticket: 40 bytes, for `SharedPool.receive`.
     ///
     /// Args:
-    ///     number: an int from 0 to 2**64 - 1; `SharedPool.receive_next` returns it with the buffer.
+    ///     number: an int from 0 to 2**64 - 1 with any meaning; `SharedPool.receive_next` returns it with the buffer.
     ///
     /// Raises:
     ///     BufferError: the buffer has views, which could change what the trainer reads.

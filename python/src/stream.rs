@@ -84,10 +84,12 @@ impl Stream {
         };
         fence.map_err(|error| {
             let may_run = !error.is_backend();
-            let remedy = match () {
-                () if !may_run => "; no copy can run on a stream: release the buffer without one",
-                () if error.is_capture() => ". The memory of this buffer is never reused",
-                () => "; pass a live stream. The memory is never reused, because work on this stream may still run",
+            let remedy = if !may_run {
+                "; no copy can run on a stream: release the buffer without one"
+            } else if error.is_capture() {
+                ". The memory of this buffer is never reused"
+            } else {
+                "; pass a live stream. The memory is never reused, because work on this stream may still run"
             };
             let text = format!("stream {:#x}: {error}{remedy}", self.handle);
             let error = if may_run { DeviceError::new_err(text) } else { with_text(&error, text) };

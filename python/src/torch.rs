@@ -80,7 +80,8 @@ pub(crate) fn _host_memory() -> Option<(u64, String)> {
 #[pyfunction]
 pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<usize> {
     let handle = pool.get().handle();
-    let (is_cuda_pinned, pool) = (pool.py().detach(|| handle.origin().is_cuda_pinned), pool.get().requester()?.clone());
+    let (is_cuda_pinned, pool) =
+        (pool.py().detach(|| handle.buffer_pool().is_cuda_pinned), pool.get().requester()?.clone());
     if !is_cuda_pinned && pool.config().backend.name() == "auto" {
         let why = "torch's pinned memory needs the backend vmm, register or cuda: Pool(backend=\"gpu\") says why none works here";
         return Err(BackendError::new_err(why));

@@ -1,11 +1,15 @@
 """CuPy and JAX with buffers of a pool."""
 
 import gc
+import importlib
+import sys
+import types
 
 import numpy as np
 import pytest
 
-from conftest import in_use
+import pinpool
+from helpers import in_use
 
 
 def test_cupy_takes_its_pinned_memory_from_a_pool(pool):
@@ -25,6 +29,26 @@ def test_cupy_takes_its_pinned_memory_from_a_pool(pool):
         assert in_use(pool) == 0
     finally:
         pinpool.cupy.uninstall()
+
+
+def test_install_for_cupy_makes_a_pool_from_settings(pool, monkeypatch):
+    allocators = []
+    fake = types.SimpleNamespace(set_pinned_memory_allocator=allocators.append, PinnedMemoryPointer=lambda memory, offset: memory)
+    cupy = types.SimpleNamespace(cuda=fake, get_default_pinned_memory_pool=lambda: types.SimpleNamespace(malloc="default"))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.delitem(sys.modules, "pinpool.cupy", raising=False)
+    monkeypatch.delattr(pinpool, "cupy", raising=False)
+    module = importlib.import_module("pinpool.cupy")
+    made = module.install(backend="heap", max_bytes="1MiB", env=False)
+    assert made.name == "cupy" and module.installed_pool() is made
+    memory = allocators[-1](1000)
+    assert (memory.size, in_use(made)) == (1000, 1)
+    assert module.install(pool) is pool is module.installed_pool()
+    with pytest.raises(TypeError, match="not both: max_bytes"):
+        module.install(pool, max_bytes="1MiB")
+    module.uninstall()
+    assert allocators[-1] == "default" and module.installed_pool() is None
+    monkeypatch.delitem(sys.modules, "pinpool.cupy")
 
 
 def test_jax_imports_a_buffer_without_a_copy(pool):

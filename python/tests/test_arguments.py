@@ -12,7 +12,7 @@ import pytest
 
 import pinpool
 import pinpool_loader
-from conftest import heap
+from helpers import heap
 from pinpool import _arguments
 from pinpool_loader import ImageDecoder
 
@@ -37,7 +37,7 @@ def decode(pool, images):
         (lambda pool: load(pool, batch_bytes="much"), ValueError, "much"),
         (lambda pool: load(pool, threads=5000), ValueError, "threads must be at most 1024, not 5000"),
         (lambda pool: load(pool, prefetch=0), ValueError, "prefetch must be 1 or more, not 0"),
-        (lambda pool: load(pool, epochs=-1), ValueError, "epochs must be 1 or more, not -1"),
+        (lambda pool: load(pool, epochs_per_loop=-1), ValueError, "epochs_per_loop must be 1 or more, not -1"),
         (lambda pool: load(pool, rank=2, world_size=2), ValueError, "rank must be less than world_size=2, not 2"),
         (lambda pool: load(pool, seed=-3), ValueError, "seed must be 0 or more, not -3"),
         (lambda pool: load(pool, on_error="ignore"), ValueError, "on_error must be 'raise' or 'skip', not 'ignore'"),
@@ -56,6 +56,8 @@ def decode(pool, images):
         (lambda pool: pool.get(1, timeout=float("nan")), pinpool.RequestError, "timeout must be 0 or more seconds, not NaN"),
         (lambda pool: pool.get(1, timeout=-1), pinpool.RequestError, "timeout must be 0 or more seconds, not -1"),
         (lambda pool: pool.get(1, timeout="soon"), pinpool.RequestError, "timeout: `soon` is not a time"),
+        (lambda pool: pool.wait_for_reserve(1), TypeError, "positional"),
+        (lambda pool: pinpool.SharedPool(100, 2, pool=pool).receive_next(1), TypeError, "positional"),
         (lambda pool: pool.trim(2**80), pinpool.RequestError, "invalid size to_bytes=1208925819614629174706176: must be at most"),
         (lambda pool: pool.set_max_bytes("few"), pinpool.RequestError, "max_bytes: `few` is not a size"),
         (lambda pool: pool.get(1, timeout=[]), TypeError, r"timeout must be a number of seconds, a timedelta or text such as .*, not \[\]"),
@@ -66,15 +68,17 @@ def decode(pool, images):
         (lambda pool: load(pool, shuffle="yes"), TypeError, "shuffle must be True or False, not 'yes'"),
         (lambda pool: load(pool, shuffle=1), TypeError, "shuffle must be True or False, not 1"),
         (lambda pool: load(pool, label_field="cls", label_function="int"), TypeError, "label_function must be a function of .*, not 'int'"),
-        (lambda pool: load(pool, num_workers=2), TypeError, "no argument num_workers=; threads= is"),
-        (lambda pool: load(pool, collate_fn=list), TypeError, "no argument collate_fn=; map= takes"),
-        (lambda pool: load(pool, batchsize=2), TypeError, "no argument batchsize=$"),
+        (lambda pool: load(pool, num_workers=2), TypeError, "no argument 'num_workers'; threads= is"),
+        (lambda pool: load(pool, collate_fn=list), TypeError, "no argument 'collate_fn'; map= takes"),
+        (lambda pool: load(pool, batchsize=2), TypeError, "no argument 'batchsize'$"),
         (lambda pool: next(iter(load(pool)))["jpg"], TypeError, r"batch.field\('jpg'\)"),
-        (lambda pool: pinpool.SharedPool(100, 2.5, pool=pool), TypeError, "buffers must be an int, not 2.5"),
-        (lambda pool: pinpool.SharedPool(100, 2, pool=pool, hugetlb=True), ValueError, "hugetlb must be 'off' or 'auto', not True"),
+        (lambda pool: pinpool.SharedPool(100, 2.5, pool=pool), TypeError, "num_buffers must be an int, not 2.5"),
+        (lambda pool: pinpool.SharedPool(100, 1 << 20, pool=pool), pinpool.RequestError, "1048576"),
+        (lambda pool: pinpool.SharedPool(100, 2, pool=pool, hugetlb=True), ValueError, "hugetlb must be 'off', 'auto' or '2MiB', not True"),
         (lambda pool: pinpool.SharedPool(100, 2, pool=pool, library="jax"), ValueError, "library must be 'numpy' or 'torch', not 'jax'"),
-        (lambda pool: load(pool, device="cuda:0"), TypeError, "no argument device=; .*non_blocking=True"),
-        (lambda pool: load(pool, progress=True), TypeError, "no argument progress=; .*tqdm"),
+        (lambda pool: load(pool, device="cuda:0"), TypeError, "no argument 'device'; pinpool.torch.to_device"),
+        (lambda pool: load(pool, progress=True), TypeError, "no argument 'progress'; .*tqdm"),
+        (lambda pool: load(pool, epochs=2), TypeError, "no argument 'epochs'; epochs_per_loop= is"),
         (lambda pool: load(pool, even=1.5), TypeError, "even must be True or False, not 1.5"),
         (lambda pool: load(pool, drop_last="no"), TypeError, "drop_last must be True or False, not 'no'"),
         (lambda pool: load(pool, even=True), ValueError, "even= needs batch_size=, without"),
@@ -82,7 +86,7 @@ def decode(pool, images):
         (lambda pool: load(pool, world_size=True), TypeError, "world_size must be an int, not True"),
         (lambda pool: load(pool).state(), AttributeError, "use state_dict"),
         (lambda pool: ImageDecoder(224), TypeError, "missing 1 required positional argument: 'width'"),
-        (lambda pool: ImageDecoder(224, 224, dtype="float32"), TypeError, "no argument dtype=: images are uint8"),
+        (lambda pool: ImageDecoder(224, 224, dtype="float32"), TypeError, "no argument 'dtype': images are uint8"),
         (lambda pool: ImageDecoder(224, "224"), TypeError, "width must be an int, not '224'"),
         (lambda pool: ImageDecoder(True, 224), TypeError, "height must be an int, not True"),
         (lambda pool: ImageDecoder(0, 1), ValueError, "height must be 1 or more, not 0"),
@@ -90,7 +94,8 @@ def decode(pool, images):
         (lambda pool: ImageDecoder(1, 1, layout="NHWC"), ValueError, "layout must be 'HWC' or 'CHW', not 'NHWC'"),
         (lambda pool: ImageDecoder(1, 1, fit="pad"), ValueError, "fit must be 'stretch' or 'crop', not 'pad'"),
         (lambda pool: load(pool, decode={"jpg": ImageDecoder(1, 1)}), ValueError, "decode= needs batch_size=, without"),
-        (lambda pool: decode(pool, {}), TypeError, "decode must be a dict from fields to images"),
+        (lambda pool: decode(pool, {}), ValueError, "decode has no field: pass None, or a dict such as {'jpg': "),
+        (lambda pool: decode(pool, ["jpg"]), TypeError, r"decode must be a dict from field names to decoders, .*, not \['jpg'\]"),
         (lambda pool: decode(pool, {"jpg": "image"}), TypeError, "decode.'jpg'. must be a pinpool_loader.ImageDecoder, not 'image'; map="),
         (lambda pool: decode(pool, {"jpg;": ImageDecoder(1, 1)}), TypeError, "decode must have field names as keys"),
         (lambda pool: decode(pool, {3: ImageDecoder(1, 1)}), TypeError, "decode must have field names as keys"),
@@ -151,7 +156,7 @@ def test_each_argument_of_torchs_loaders_is_answered(tmp_path, pool):
     own = set(inspect.signature(pinpool_loader.Loader.__init__).parameters)
     (tmp_path / "a").touch()
     for name in names - own - {"self"}:
-        with pytest.raises(TypeError, match=f"no argument {name}=; "):
+        with pytest.raises(TypeError, match=f"no argument '{name}'; "):
             pinpool_loader.Loader(tmp_path, pool=pool, **{name: None})
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import pinpool.torch
 import pinpool_loader
-from conftest import in_use
+from helpers import in_use
 
 
 def test_an_array_has_shape_dtype_and_order(pool):

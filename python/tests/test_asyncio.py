@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import pinpool
-from conftest import heap, in_use
+from helpers import heap, in_use
 
 
 @pytest.fixture

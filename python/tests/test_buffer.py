@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pinpool
-from conftest import heap, in_use
+from helpers import heap, in_use
 
 KIB = 1024
 
@@ -97,7 +97,7 @@ def test_release_returns_the_memory_and_ends_every_use(pool):
 def test_release_with_views_is_refused_without_effect(pool):
     buf = pool.get(100)
     views = [memoryview(buf), np.frombuffer(buf, np.uint8), np.from_dlpack(buf)]
-    assert buf.views == 3
+    assert buf.num_views == 3
     with pytest.raises(BufferError, match="3 views of this buffer .* delete them first"):
         buf.release()
     views.pop()
@@ -146,9 +146,9 @@ def test_dlpack_is_host_memory_with_and_without_a_version(pool):
     assert "dltensor_versioned" in repr(buf.__dlpack__(max_version=(1, 0)))
     assert '"dltensor"' in repr(buf.__dlpack__())
     gc.collect()
-    assert buf.views == 0, "a capsule that nobody imported ends its view"
+    assert buf.num_views == 0, "a capsule that nobody imported ends its view"
     array = np.from_dlpack(buf)
-    assert array.ctypes.data == buf.ptr and buf.views == 1
+    assert array.ctypes.data == buf.ptr and buf.num_views == 1
     for ask in ({"copy": True}, {"dl_device": (2, 0)}):
         with pytest.raises(BufferError):
             buf.__dlpack__(**ask)

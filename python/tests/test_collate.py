@@ -160,7 +160,7 @@ def test_stacked_tensors_are_in_the_shared_buffer_without_gradients(shared):
     assert [(leaf.offset, leaf.shape, leaf.dtype) for leaf in packed._tree] == [(0, (2, 5), "float32"), (64, (2, 3), "bfloat16")]
     zeros, ones = shared.unpack(packed)
     assert ones.untyped_storage().data_ptr() == zeros.untyped_storage().data_ptr() and not zeros.requires_grad
-    assert shared.counts()["held"] == 1
+    assert shared.counts()["received"] == 1
 
 
 @needs_torch
@@ -224,7 +224,7 @@ def test_only_a_package_is_torch(monkeypatch, tmp_path, entry, library):
     monkeypatch.setitem(sys.modules, "torch", entry)
     if entry == "folder":
         monkeypatch.delitem(sys.modules, "torch")
-    assert pinpool._tree.choose_library(None) == library
+    assert pinpool._layout.choose_library(None) == library
 
 
 class Growing:
@@ -245,7 +245,7 @@ def test_batches_longer_than_a_buffer_arrive_with_a_warning(pool, caplog):
             got = [np.array(batch) for batch in shared.batches(loader)]
             assert [array.shape for array in got] == [(1, 10**index) for index in range(5)]
             assert all((array == index).all() for index, array in enumerate(got))
-            assert shared.counts()["free"] == shared.buffers
+            assert shared.counts()["free"] == shared.num_buffers
     assert [record.message for record in caplog.records if "large_batch" in record.message] == [
         "pool[shared] large_batch: a batch is larger than a shared buffer, so it is pickled and copied; set buffer_bytes=10 (now 1)"
     ]
@@ -273,11 +273,11 @@ def test_a_dropped_packed_batch_frees_its_buffer(pool):
         packed = shared.collate([1, 2])
         assert "shared.batches(loader)" in repr(packed) and shared.counts()["sent"] == 1
         del packed
-        assert shared.counts() == {"free": 2, "filling": 0, "sent": 0, "held": 0}
+        assert shared.counts() == {"free": 2, "filling": 0, "sent": 0, "received": 0}
         packed = shared.collate([1, 2])
         array = shared.unpack(packed)
         del packed
-        assert array.tolist() == [1, 2] and shared.counts()["held"] == 1
+        assert array.tolist() == [1, 2] and shared.counts()["received"] == 1
 
 
 class Fresh:

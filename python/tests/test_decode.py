@@ -6,7 +6,7 @@ import numpy as np
 import pinpool
 import pinpool_loader
 import pytest
-from conftest import heap, write_tar
+from helpers import heap, write_tar
 from pinpool_loader import _paths
 
 PIL = pytest.importorskip("PIL.Image")
@@ -192,4 +192,4 @@ def test_a_directory_of_only_shards_is_opened(tmp_path):
     assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap()).num_samples == 12
     (tmp_path / "README").write_bytes(b"about the shards")
     assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap()).num_samples == 4
-    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap(), containers=True).num_samples == 13
+    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap(), open_archives=True).num_samples == 13

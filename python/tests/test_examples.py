@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from conftest import run_python
+from helpers import run_python
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
@@ -38,4 +38,4 @@ def test_ranks_under_torchrun_continue_after_one_died(tmp_path):
 def test_torchs_workers_fill_pinned_memory():
     pytest.importorskip("torch")
     out, _ = run_python(EXAMPLES / "workers.py", "--workers", "2")
-    assert out.startswith("400 samples") and "{'free': 6, 'filling': 0, 'sent': 0, 'held': 0}" in out
+    assert out.startswith("400 samples") and "{'free': 6, 'filling': 0, 'sent': 0, 'received': 0}" in out

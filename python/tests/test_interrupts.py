@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from conftest import run_python
+from helpers import run_python
 
 SETUP = """
     import asyncio, os, signal, tempfile, threading, time

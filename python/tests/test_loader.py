@@ -16,7 +16,7 @@ import pytest
 import pinpool
 
 import pinpool_loader
-from conftest import heap, in_use, until, write_tar
+from helpers import heap, in_use, until, write_tar
 
 
 @pytest.fixture
@@ -43,23 +43,23 @@ def load(files, pool, **settings):
 
 
 def contents(batches):
-    return [(batch.epoch, batch.index, batch.names, [bytes(sample) for sample in batch]) for batch in batches]
+    return [(batch.epoch, batch.index_in_epoch, batch.names, [bytes(sample) for sample in batch]) for batch in batches]
 
 
 def test_batches_have_the_samples_their_keys_and_their_labels(files, pool):
     loader = load(files, pool)
     seen = 0
     for number, batch in enumerate(loader):
-        assert (batch.number, batch.epoch, batch.index) == (number, 0, number)
+        assert (batch.index_overall, batch.epoch, batch.index_in_epoch) == (number, 0, number)
         assert len(batch) == len(batch.names) == len(batch.labels) == len(list(batch))
         for at, sample in enumerate(batch):
-            order = batch.indices[at]
+            order = batch.sample_indices[at]
             assert order == seen
             of_file = seen * 2 if seen < 10 else seen * 2 - 19
             assert sample.dtype == np.uint8 and sample.tobytes() == bytes([of_file]) * (of_file * 37)
             assert batch.names[at] == str(path_of(files, of_file))
             assert batch.labels[at] == of_file % 2
-            assert batch.is_whole(at) and batch.starts[at] == 0
+            assert batch.is_whole(at) and batch.sample_offsets[at] == 0
             seen += 1
         assert batch.nbytes == sum(map(len, batch)) == batch.buffer.nbytes
     assert (seen, loader.num_samples, loader.nbytes, len(loader)) == (20, 20, sum(range(20)) * 37, 7)
@@ -68,13 +68,13 @@ def test_batches_have_the_samples_their_keys_and_their_labels(files, pool):
 def test_samples_are_views_of_pinned_memory_without_a_copy(files, pool):
     batch = next(iter(load(files, pool, batch_size=4)))
     sample = batch[2]
-    assert sample.ctypes.data == batch.buffer.ptr + batch.offsets[2]
+    assert sample.ctypes.data == batch.buffer.ptr + batch.buffer_offsets[2]
     sample[:] = 99
     assert batch[2].tolist() == [99] * len(sample) and batch[-2].tolist() == sample.tolist()
     assert [len(view) for view in batch[1:3]] == [len(batch[1]), len(batch[2])]
     with pytest.raises(IndexError, match="sample 4 is out of range: the batch has 4"):
         batch[4]
-    assert batch.buffer.views > 0
+    assert batch.buffer.num_views > 0
     with pytest.raises(BufferError):
         batch.buffer.release()
 
@@ -109,25 +109,25 @@ def test_batches_carry_the_tag_of_the_pool_object(files, pool):
 
 
 def test_the_batches_of_an_epoch_are_counted_once(files, pool):
-    loader = load(files, pool, epochs=2, shuffle=True)
+    loader = load(files, pool, epochs_per_loop=2, shuffle=True)
     listed, counted = loader._files, []
     loader._files = types.SimpleNamespace(batches=lambda epoch: counted.append(epoch) or listed.batches(epoch))
     assert [len(loader) for _ in range(3)] == [14] * 3 and counted == [0, 1]
 
 
 def test_each_for_iterates_over_the_next_epochs_in_a_new_order(files, pool):
-    loader = load(files, pool, shuffle=True, seed=5, epochs=2)
+    loader = load(files, pool, shuffle=True, seed=5, epochs_per_loop=2)
     first, second = contents(loader), contents(loader)
     assert [batch[0] for batch in first] == [0] * 7 + [1] * 7 and [batch[0] for batch in second] == [2] * 7 + [3] * 7
     orders = [[key for epoch, _, keys, _ in first + second if epoch == wanted for key in keys] for wanted in range(4)]
     assert all(sorted(order) == sorted(orders[0]) for order in orders) and len(set(map(tuple, orders))) == 4
-    assert contents(load(files, pool, shuffle=True, seed=5, epochs=2)) == first
-    assert contents(load(files, pool, shuffle=True, seed=6, epochs=2)) != first
+    assert contents(load(files, pool, shuffle=True, seed=5, epochs_per_loop=2)) == first
+    assert contents(load(files, pool, shuffle=True, seed=6, epochs_per_loop=2)) != first
 
 
 @pytest.mark.parametrize("taken", [0, 1, 6, 7, 11, 13, 14])
 def test_a_state_resumes_with_exactly_the_remaining_batches(files, pool, taken):
-    settings = {"shuffle": True, "seed": 1, "epochs": 2}
+    settings = {"shuffle": True, "seed": 1, "epochs_per_loop": 2}
     whole = contents(load(files, pool, **settings))
     loader = load(files, pool, **settings)
     batches = iter(loader)
@@ -135,7 +135,7 @@ def test_a_state_resumes_with_exactly_the_remaining_batches(files, pool, taken):
         next(batches)
     state = json.loads(json.dumps(loader.state_dict()))
     # After the last batch, the state is the start of the next pass.
-    rest = whole[taken:] or contents(load(files, pool, **{**settings, "epochs": 4}))[14:]
+    rest = whole[taken:] or contents(load(files, pool, **{**settings, "epochs_per_loop": 4}))[14:]
     assert contents(load(files, pool, state=state, **settings))[: len(rest)] == rest[:14]
     other = load(files, pool, **settings)
     next(iter(other))
@@ -160,30 +160,75 @@ LOOPS = {
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_every_for_is_a_whole_pass_however_the_loop_ends(files, pool, loop, epochs, map_threads):
     mapped = {"map": lambda batch: batch, "map_threads": map_threads} if map_threads else {}
-    loader = load(files, pool, epochs=epochs, shuffle=True, **mapped)
+    loader = load(files, pool, epochs_per_loop=epochs, shuffle=True, **mapped)
     for time in range(3):
         batches = loop(loader)
-        assert [(batch.epoch, batch.index) for batch in batches] == [(time * epochs + epoch, at) for epoch in range(epochs) for at in range(7)]
+        assert [(batch.epoch, batch.index_in_epoch) for batch in batches] == [(time * epochs + epoch, at) for epoch in range(epochs) for at in range(7)]
         assert all(len({name for batch in batches if batch.epoch == epoch for name in batch.names}) == 20 for epoch in range(time * epochs, (time + 1) * epochs))
         state = loader.state_dict()
-        assert (state["epoch"], state["batch"], state["number"]) == ((time + 1) * epochs, 0, (time + 1) * epochs * 7)
+        assert (state["epoch"], state["index_in_epoch"], state["index_overall"]) == ((time + 1) * epochs, 0, (time + 1) * epochs * 7)
     KEPT.clear()
 
 
 def test_after_break_the_next_for_starts_an_epoch(files, pool):
     loader = load(files, pool)
     for batch in loader:
-        if batch.index == 2:
+        if batch.index_in_epoch == 2:
             break
     state = loader.state_dict()
     for epoch in (1, 2):
-        assert [(batch.epoch, batch.index) for batch in loader] == [(epoch, index) for index in range(7)]
+        assert [(batch.epoch, batch.index_in_epoch) for batch in loader] == [(epoch, index) for index in range(7)]
     loader.load_state_dict(state)
-    assert [(batch.epoch, batch.index) for batch in loader] == [(0, index) for index in range(3, 7)]
-    assert [(batch.epoch, batch.index) for batch in loader] == [(1, index) for index in range(7)], "once"
+    assert [(batch.epoch, batch.index_in_epoch) for batch in loader] == [(0, index) for index in range(3, 7)]
+    assert [(batch.epoch, batch.index_in_epoch) for batch in loader] == [(1, index) for index in range(7)], "once"
     next(iter(loader))
     loader.close()
     assert len(list(loader)) == len(loader) == 7
+
+
+#: Programs in which a second loop begins before the first has ended: the first must not end early without an error.
+SECOND_LOOPS = {
+    "zip": lambda loader: list(zip(loader, loader)),
+    "nested": lambda loader: [second for _ in loader for second in loader],
+    "nested break": lambda loader: [next(iter(loader)) for _ in loader],
+    "thread": lambda loader: threads_that_loop(loader),
+}
+
+
+def threads_that_loop(loader):
+    """A thread reads ahead of the program, as a DataLoader's `pin_memory` thread does, while another loop begins."""
+    began, failures = threading.Event(), []
+
+    def read():
+        try:
+            for _ in loader:
+                began.set()
+                until(lambda: second)
+        except RuntimeError as error:
+            failures.append(error)
+
+    second = []
+    thread = threading.Thread(target=read)
+    thread.start()
+    until(began.is_set)
+    batches = iter(loader)
+    second.append(next(batches))
+    thread.join(300)
+    assert [batch.index_in_epoch for batch in second + list(batches)] == list(range(7)), "the second loop is complete"
+    raise failures.pop()
+
+
+@pytest.mark.parametrize("settings", [{}, {"map": lambda batch: batch}], ids=["batches", "map"])
+@pytest.mark.parametrize("program", SECOND_LOOPS.values(), ids=SECOND_LOOPS)
+def test_the_first_of_two_loops_at_a_time_is_an_error(files, pool, program, settings):
+    loader = load(files, pool, **settings)
+    with pytest.raises(RuntimeError, match="another loop over this Loader has begun: create one Loader for each loop"):
+        program(loader)
+    assert [batch.index_in_epoch for batch in loader] == list(range(7)), "a loop after the error is complete"
+    first = iter(loader)
+    next(first)
+    loader.close()
+    assert list(first) == [], "`close` ends a loop without an error"
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -220,7 +265,7 @@ def test_different_numbers_of_batches_per_rank_are_a_warning(tmp_path, pool):
 
 def test_random_numbers_of_a_batch_are_the_same_in_each_run(files, pool):
     def drawn(**settings):
-        return list(load(files, pool, epochs=2, map=lambda batch: batch.rng().random(), **settings))
+        return list(load(files, pool, epochs_per_loop=2, map=lambda batch: batch.rng().random(), **settings))
 
     first = drawn(seed=1, map_threads=1)
     assert len(set(first)) == 14 and drawn(seed=1, map_threads=4, threads=1) == first
@@ -254,9 +299,9 @@ def test_a_state_of_a_different_loader_is_refused(files, pool, settings):
         with pytest.raises(TypeError, match="state must be a result of Loader.state_dict.., not"):
             load(files, pool, state=wrong)
     with pytest.raises(ValueError, match="state is at batch 9 of epoch 0, which has 7"):
-        load(files, pool, state={**state, "batch": 9})
-    with pytest.raises(TypeError, match="batch"):
-        load(files, pool, state={**state, "batch": "2"})
+        load(files, pool, state={**state, "index_in_epoch": 9})
+    with pytest.raises(TypeError, match="index_in_epoch"):
+        load(files, pool, state={**state, "index_in_epoch": "2"})
     path_of(files, 3).write_bytes(b"")
     with pytest.raises(ValueError, match="files='[0-9a-f]{16}' in the state, '[0-9a-f]{16}' here"):
         load(files, pool, state=state)
@@ -278,7 +323,7 @@ def test_a_state_fits_files_that_moved_together_and_not_a_renamed_directory(tmp_
 def test_ranks_with_equal_batches_share_their_states(files, pool):
     first = load(files, pool, world_size=3, rank=0, even=True)
     next(iter(first))
-    assert [batch.index for batch in load(files, pool, world_size=3, rank=2, even=True, state=first.state_dict())] == [1, 2]
+    assert [batch.index_in_epoch for batch in load(files, pool, world_size=3, rank=2, even=True, state=first.state_dict())] == [1, 2]
     with pytest.warns(UserWarning):
         uneven = load(files, pool, world_size=3, rank=1).state_dict()
         with pytest.raises(ValueError, match="rank=1 in the state, 2 here"):
@@ -289,7 +334,7 @@ def test_batches_by_bytes_have_long_samples_in_parts(tmp_path, pool):
     (tmp_path / "a").write_bytes(bytes(range(250)))
     (tmp_path / "b").write_bytes(b"xyz")
     batches = list(pinpool_loader.Loader(tmp_path, batch_bytes="100", pool=pool))
-    assert [(batch.starts, batch.offsets, [batch.is_whole(at) for at in range(len(batch))]) for batch in batches] == [
+    assert [(batch.sample_offsets, batch.buffer_offsets, [batch.is_whole(at) for at in range(len(batch))]) for batch in batches] == [
         ([0], [0], [False]),
         ([100], [0], [False]),
         ([200, 0], [0, 50], [False, True]),
@@ -309,7 +354,7 @@ def test_tensors_are_views(files, pool):
     batch = next(iter(load(files, pool, batch_size=5)))
     tensors = batch.tensors()
     assert [tensor.tolist() for tensor in tensors] == [sample.tolist() for sample in batch]
-    assert tensors[1].data_ptr() == batch.buffer.ptr + batch.offsets[1] and tensors[1].dtype == torch.uint8
+    assert tensors[1].data_ptr() == batch.buffer.ptr + batch.buffer_offsets[1] and tensors[1].dtype == torch.uint8
     del batch
     gc.collect()
     assert tensors[3].tolist() == [6] * 222
@@ -372,7 +417,7 @@ def test_a_pool_that_is_too_small_says_so(tmp_path):
     batches = iter(loader)
     for number in range(4):
         batch = next(batches)
-        assert batch.index == number
+        assert batch.index_in_epoch == number
         del batch
 
 
@@ -388,7 +433,7 @@ def test_the_interpreter_lock_is_released_while_a_loop_waits(tmp_path):
     until(lambda: pool.stats()["requests"]["waiting"] == 1)
     held.clear()
     waits.join(300)
-    assert not waits.is_alive() and taken[0].index == 1
+    assert not waits.is_alive() and taken[0].index_in_epoch == 1
 
 
 def test_a_loader_of_the_parent_is_refused_in_a_child(files, run_in_subprocess):
@@ -455,7 +500,7 @@ def test_every_sample_arrives_once_by_digest_on_two_ranks_and_after_a_resume(tmp
             (path / name).write_bytes(data)
 
     def ranked(rank, **settings):
-        return pinpool_loader.Loader(path, batch_size=7, shuffle=True, seed=9, rank=rank, world_size=2, even=True, epochs=2, pool=pool, **settings)
+        return pinpool_loader.Loader(path, batch_size=7, shuffle=True, seed=9, rank=rank, world_size=2, even=True, epochs_per_loop=2, pool=pool, **settings)
 
     def digests(batches):
         return [(batch.epoch, hashlib.sha256(sample).hexdigest()) for batch in batches for sample in batch]

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 import pinpool
-from conftest import heap, run_threads, until
+from helpers import heap, run_threads, until
 
 
 def test_lines_reach_the_logger_before_the_call_returns(caplog):

@@ -8,7 +8,7 @@ import weakref
 import pinpool
 import pinpool_loader
 import pytest
-from conftest import heap, until
+from helpers import heap, until
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def test_results_come_in_order_from_several_threads(folder):
 
     def function(batch):
         threads.add(threading.current_thread().name)
-        if batch.number < 2:
+        if batch.index_overall < 2:
             both.wait()  # Returns only if two threads run.
-        time.sleep(0.01 if batch.number % 2 else 0)
+        time.sleep(0.01 if batch.index_overall % 2 else 0)
         return first_bytes(batch)
 
     assert sum(loader(folder, function), []) == list(range(40))
@@ -43,7 +43,7 @@ def test_results_come_in_order_from_several_threads(folder):
 
 def test_the_state_follows_the_loop_and_not_the_read_ahead(folder):
     begun = []
-    loading = loader(folder, lambda batch: begun.append(batch.number) or first_bytes(batch), map_threads=3, shuffle=True)
+    loading = loader(folder, lambda batch: begun.append(batch.index_overall) or first_bytes(batch), map_threads=3, shuffle=True)
     plain = [first_bytes(batch) for batch in loader(folder, None, shuffle=True)]
     for number, result in enumerate(loading):
         assert result == plain[number]
@@ -74,9 +74,9 @@ def test_a_state_loaded_in_the_loop_applies_to_the_next_one(folder):
 
 def test_a_failure_keeps_its_position_and_the_state_before_it(folder):
     def function(batch):
-        if batch.number == 3:
+        if batch.index_overall == 3:
             raise KeyError("three")
-        return batch.number
+        return batch.index_overall
 
     loading, seen = loader(folder, function), []
     with pytest.raises(KeyError, match="three"):
@@ -135,7 +135,7 @@ def test_a_break_frees_the_memory_that_the_function_waits_for(folder):
         return pool.stats()["requests"]["served"] >= 4
 
     def function(batch):
-        if batch.number == 0:
+        if batch.index_overall == 0:
             assert has_begun.wait(300)
             return None
         has_begun.set()

@@ -132,6 +132,52 @@ def test_one_call_records_the_stream_for_all_arrays_of_a_batch(with_mock_driver)
     """)
 
 
+def test_to_device_keeps_the_memory_of_each_tensor_until_its_copy_has_completed(with_mock_driver):
+    pytest.importorskip("torch")
+    with_mock_driver("""
+        import contextlib, types
+        import torch
+        import pinpool.torch
+        try: pinpool.torch.to_device(torch.zeros(3))
+        except pinpool.BackendError as error: assert "torch finds none" in str(error)
+        else: assert torch.cuda.is_available()
+        calls, pool = [], pool_of()
+        gpu = types.SimpleNamespace(device=torch.device("cuda", 1), cuda_stream=new_stream())
+        def to(tensor, *target, **options):
+            calls.append((*target, options, torch.cuda.used))
+            if tensor.numel() == 3: raise RuntimeError("out of memory")
+            return tensor.clone()
+        @contextlib.contextmanager
+        def use(stream):
+            torch.cuda.used = stream
+            yield
+        outside, packed = torch.ones(4), torch.nn.utils.rnn.pack_sequence([torch.ones(4, 2)])
+        torch.Tensor.to, torch.cuda.is_available, torch.cuda.stream, torch.cuda.current_stream = to, lambda: True, use, lambda device: gpu
+        def tensor(): return pool.empty(SIZE, "uint8", library="torch").fill_(5)
+        for stream in (None, gpu):
+            batch = {"x": (tensor(), [outside]), "packed": packed, "more": [7, "name", None, np.zeros(3), torch.empty(0)]}
+            hold(gpu.cuda_stream)
+            copy = pinpool.torch.to_device(batch, stream=stream)
+            assert list(copy) == list(batch) and torch.equal(copy["x"][0], batch["x"][0]) and copy["x"][0] is not batch["x"][0]
+            assert type(copy["packed"]) is type(packed) and copy["more"][:4] == batch["more"][:4]
+            assert len(calls) == 4 and all(call == (gpu.device, {"non_blocking": True}, gpu) for call in calls), calls
+            batch = None
+            calls.clear()
+            assert held_back(pool)[:2] == (1, 0), held_back(pool)
+            let_run(gpu.cuda_stream)
+            settled(pool, (0, 0, 1))
+        hold(gpu.cuda_stream)
+        try: pinpool.torch.to_device([tensor(), torch.zeros(3)], "cuda:1")
+        except RuntimeError as error: assert str(error) == "out of memory"
+        assert held_back(pool)[:2] == (1, 0), "the copy before the failure"
+        let_run(gpu.cuda_stream)
+        for batch, device, error, said in (([np.zeros(3), 7], "cuda", TypeError, "no tensor is in this list"), (tensor(), "cuda:0", ValueError, "not on cuda:0")):
+            try: pinpool.torch.to_device(batch, device, stream=gpu)
+            except error as found: assert said in str(found), found
+            else: raise AssertionError(said)
+    """)
+
+
 def test_a_refused_stream_keeps_each_buffer_of_a_batch_from_reuse(with_mock_driver):
     with_mock_driver("""
         pool = pool_of()
@@ -205,7 +251,7 @@ def test_pinned_memory_is_exported_as_cuda_host_on_request(with_mock_driver):
             buf = pool.get(SIZE)
             assert buf.is_pinned and buf.__dlpack_device__() == (1, 0)
             exported = buf.__dlpack__(dl_device=(3, 0))
-            assert buf.views == 1
+            assert buf.num_views == 1
             del exported
             buf.release()
     """)

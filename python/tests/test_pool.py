@@ -4,14 +4,18 @@ import asyncio
 import datetime
 import functools
 import gc
+import inspect
+import pickle
 import re
+import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import pinpool
-from conftest import heap, in_use, run_threads, until
+from helpers import heap, in_use, run_threads, until
 
 MIB = 1 << 20
 
@@ -109,6 +113,7 @@ def test_reserve_trim_clear_and_limit(pool):
     assert pool.stats()["memory"]["reserve_bytes"] == pool.stats()["memory"]["held_bytes"] == 8 * MIB
     pool.get("16MiB").release()
     assert pool.stats()["memory"]["held_bytes"] > 8 * MIB
+    assert inspect.signature(pool.trim).parameters["to_bytes"].default == 0
     pool.trim()
     assert pool.stats()["memory"]["held_bytes"] == 8 * MIB
     pool.get(100).release()
@@ -246,7 +251,7 @@ def test_a_reserve_in_the_background_is_pinned_while_the_program_runs():
     assert before < 1
     by_hand.maintain()
     assert before < by_hand.reserve_fraction < 1
-    assert by_hand.wait_for_reserve(300)
+    assert by_hand.wait_for_reserve(timeout=300)
 
 
 def test_the_module_diagnoses_each_pool():
@@ -259,3 +264,37 @@ def test_the_module_diagnoses_each_pool():
     del other
     gc.collect()
     assert "why-b" not in pinpool.diagnose()
+
+
+def test_pools_may_be_created_while_all_are_diagnosed():
+    pools = [heap(name=f"kept-{number}") for number in range(3)]
+
+    def create(*_event):  # Called before each line of Python, as if a thread had run between two lines.
+        pools.append(heap())
+        return create
+
+    before = sys.gettrace()
+    sys.settrace(create)
+    try:
+        text = pinpool.diagnose()
+    finally:
+        sys.settrace(before)
+    assert text.count("kept-") == 3 and len(pools) > 6
+
+
+def test_a_diagnosis_is_a_text_with_its_cause_and_the_setting():
+    small = heap(preset="tensorflow", max_bytes="4MiB", wait="300s")
+
+    def use():
+        for _ in range(30):
+            with small.get("2MiB"):
+                time.sleep(0.003)
+
+    run_threads(use, use, use, use)
+    for diagnosis in (small.diagnose(), pickle.loads(pickle.dumps(small.diagnose()))):
+        assert isinstance(diagnosis, pinpool.Diagnosis) and diagnosis.startswith("limit_too_small: ")
+        assert diagnosis.cause == "limit_too_small" and diagnosis.is_alarm and diagnosis.seconds_lost > 0
+        name, value = diagnosis.setting
+        assert name == "max_bytes" and int(value) > 4 * MIB and f"PINPOOL_MAX_BYTES={value}" in diagnosis
+    healthy = heap().diagnose()
+    assert healthy.cause in ("healthy", "warming_up") and not healthy.is_alarm and healthy.setting is None

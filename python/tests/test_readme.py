@@ -14,10 +14,11 @@ def test_the_example_of_the_main_readme_runs(run_in_subprocess):
 
 
 STREAM = PRELUDE + """
+import contextlib
 import torch
 torch.Tensor.to = lambda self, *_, **__: self.clone()
-stream = new_stream()
-torch.cuda.current_stream = lambda *_: stream
+stream = type("Stream", (), {"cuda_stream": new_stream(), "device": torch.device("cuda", 0)})
+torch.cuda.is_available, torch.cuda.current_stream, torch.cuda.stream = lambda: True, lambda *_: stream, contextlib.nullcontext
 """
 DATALOADER = STREAM + """
 import warnings
@@ -39,17 +40,17 @@ pool = pinpool.Pool()
 """
 AFTER_LIGHTNING = """
 batch = {"images": pool.empty(9, "uint8", library="torch"), "labels": torch.zeros(9), "masks": (torch.empty(0), "name")}
-hold(stream)
+hold(stream.cuda_stream)
 Model().transfer_batch_to_device(batch, torch.device("cuda"), 0)
 del batch
 print(held_back(pool)[:2])
-let_run(stream)
+let_run(stream.cuda_stream)
 """
 EXAMPLES = examples("python/README.md") + examples("README.md")[1:]
 #: For each of them: the modules that it needs, code before and after it, and the end of the output.
 BLOCKS = [
     ("torch ninja", "", "print(pinpool.torch.uninstall())", "0\n"),
-    ("torch", DATALOADER, "print(seen == [(at, at % 10) for at in range(200)], shared.counts()['held'])", "True 1\n"),
+    ("torch", DATALOADER, "print(seen == [(at, at % 10) for at in range(200)], shared.counts()['received'])", "True 1\n"),
     ("numpy", "", "", ", 1 view> 1536.0\n8192\n"),
     ("PIL torch", LOADER, "print(len(seen), {each[0] for each in seen}, all(each[1] == each[2] for each in seen))", "21 {(7, 224, 224, 3)} True\n"),
     ("lightning torch", LIGHTNING, AFTER_LIGHTNING, "(1, 0)\n"),

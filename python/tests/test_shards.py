@@ -9,7 +9,7 @@ import pytest
 import pinpool
 
 import pinpool_loader
-from conftest import in_use, write_tar
+from helpers import in_use, write_tar
 
 
 def image(shard, number):
@@ -116,6 +116,16 @@ def test_label_function_converts_the_text(tmp_path, pool):
     assert list(loading) == [], "the function may use the loader: this one ends the loop"
 
 
+def test_paths_with_archives_have_no_labels_of_directories(shards, tmp_path, pool):
+    with pytest.raises(ValueError, match="label_function= needs label_field=, because samples in archives"):
+        pinpool_loader.Loader(shards, label_function=str, pool=pool)
+    (tmp_path / "x.bin").write_bytes(b"x")
+    [batch] = pinpool_loader.Loader([shards[0], tmp_path / "x.bin"], pool=pool)
+    for each in (batch, pickle.loads(pickle.dumps(batch))):
+        with pytest.raises(ValueError, match="no label for both archives and plain files: pass label_field="):
+            each.labels
+
+
 def interrupted(_text):
     raise KeyboardInterrupt
 
@@ -125,7 +135,7 @@ def test_a_pickled_batch_is_a_full_copy(shards, pool, labels):
     with pinpool_loader.Loader(shards, batch_size=7, pool=pool, label_field=labels) as loader:
         for batch in loader:
             copied = pickle.loads(pickle.dumps(batch))
-            for name in ("names", "labels", "indices", "starts", "offsets", "epoch", "index", "number", "failures", "nbytes"):
+            for name in ("names", "labels", "sample_indices", "sample_offsets", "buffer_offsets", "epoch", "index_in_epoch", "index_overall", "failures", "nbytes"):
                 assert getattr(copied, name) == getattr(batch, name), name
             assert [bytes(view) for view in copied] == [bytes(view) for view in batch]
             assert [sorted(fields) for fields in copied.samples] == [sorted(fields) for fields in batch.samples]
@@ -145,7 +155,7 @@ def test_compressed_files_are_refused_by_name_and_with_a_remedy(tmp_path, pool, 
         pinpool_loader.Loader(tmp_path / name, pool=pool)
     if name == "a.tar.gz":
         with pytest.raises(ValueError, match="compressed files are not supported"):
-            pinpool_loader.Loader(tmp_path, containers=True, pool=pool)
+            pinpool_loader.Loader(tmp_path, open_archives=True, pool=pool)
 
 
 def test_archives_without_a_member_are_named(tmp_path, pool):

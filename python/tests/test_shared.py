@@ -12,7 +12,7 @@ import pytest
 
 import pinpool
 
-from conftest import heap, until
+from helpers import heap, until
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -61,10 +61,10 @@ def test_a_worker_of_each_start_method_fills_in_place(shared, started, method):
             array = np.frombuffer(buf, np.uint8)
             assert len(buf) == 50_000 and (array == value).all()
             del array
-    assert shared.workers == 1
+    assert shared.num_workers == 1
     ours.send(None)
     process.join(300)
-    assert shared.counts() == {"free": 4, "filling": 0, "sent": 0, "held": 0} and shared.workers == 0
+    assert shared.counts() == {"free": 4, "filling": 0, "sent": 0, "received": 0} and shared.num_workers == 0
 
 
 def test_a_ticket_is_small_and_received_once(shared):
@@ -116,6 +116,13 @@ def test_received_buffers_outlive_the_shared_pool(pool):
     shared.close()
     del shared
     assert array["name"] == "a" and (array["x"] == np.arange(10)).all()
+
+
+def test_required_huge_pages_are_used_or_named(pool):
+    try:
+        assert pinpool.SharedPool("1MiB", 2, pool=pool, hugetlb="2MiB").is_hugetlb
+    except pinpool.SharedError as error:
+        assert "nr_hugepages" in str(error)
 
 
 def test_pack_and_collate_keep_structure_types_and_values(shared):
@@ -185,7 +192,7 @@ def test_a_dying_worker_of_torch_is_an_error_and_leaves_no_buffer(shared):
 
 @pytest.mark.parametrize(
     ("samples", "error", "said"),
-    [([{"label": label} for label in labels], (TypeError, ValueError), "cannot be stacked|64 bits") for labels in
+    [([{"label": label} for label in labels], (TypeError, ValueError), "cannot be stacked|no 64-bit dtype represents all numbers") for labels in
      ([2**64, 2**64 + 1], [1, 2**70], [1, None], [1.5, None], [1, "a"], [-1, 2**63], [2**53 + 1, 0.5])]
     + [([np.int8(1), np.float32(1)], ValueError, "without loss"), ([np.int64(1), np.uint64(1)], ValueError, "without loss"), ([np.True_, np.int8(2)], ValueError, "without loss")]
     + [([np.array("a"), np.array(b"a")], ValueError, "without loss"), ([np.zeros(2), np.zeros(3)], ValueError, "stacked"), ([], ValueError, "no samples")],
@@ -233,7 +240,7 @@ def test_a_closed_shared_pool_does_not_access_another_one(pool):
         for use in (lambda: closed.get(10), closed.fileno, lambda: closed.pack(np.arange(3)), closed.__reduce__):
             with pytest.raises(pinpool.ReleasedError, match="closed"):
                 use()
-        assert other.counts()["free"] == 3 and other.workers == 0
+        assert other.counts()["free"] == 3 and other.num_workers == 0
 
 
 def test_a_close_ends_waits_for_batches(shared):

@@ -9,7 +9,7 @@ import pytest
 
 import pinpool
 import pinpool_loader
-from conftest import in_use
+from helpers import in_use
 
 has_driver = ctypes.util.find_library("cuda") is not None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import run_python
+from helpers import run_python
 
 HERE = Path(__file__).parent
 REQUIRED = os.environ.get("PINPOOL_REQUIRE_TORCH") == "1"
@@ -29,7 +29,7 @@ if not all(FOUND.values()) and not REQUIRED:
     pytest.skip(f"SKIPPED: not installed: {', '.join(name for name, found in FOUND.items() if not found)}", allow_module_level=True)
 
 PREAMBLE = f'''
-import ctypes, sys
+import ctypes, sys, threading
 sys.path.insert(0, {str(HERE)!r})
 from host_probe import Probe
 import pinpool, pinpool.torch
@@ -47,17 +47,21 @@ def run(code, **environment):
 def test_blocks_come_from_the_pool_and_return_to_it():
     run("""
         pool = pinpool.torch.install(max_bytes="64MiB", backend="heap")
-        assert pinpool.torch.pool() is pool and pinpool.torch.is_installed()
+        assert pinpool.torch.installed_pool() is pool
         first = probe.allocate(3 * MIB)
         assert pool.stats()["memory"]["in_use"] == 1
         first_address = first.address
         first.free()
         assert pool.stats()["memory"]["in_use"] == 0
-        assert probe.allocate(3 * MIB).address == first_address, "a hit"
+        second = probe.allocate(3 * MIB)
+        assert second.address == first_address, "a hit"
         assert pool.stats()["requests"]["hits"] == 1
         empty = probe.allocate(0)
         assert empty.address is None
         empty.free()
+        assert pinpool.torch.uninstall() == 1 and pinpool.torch.installed_pool() is None
+        threading.Timer(0.05, second.free).start()
+        assert pinpool.torch.uninstall(timeout=300) == 0
     """)
 
 
@@ -87,13 +91,13 @@ def test_a_request_in_a_forked_child_is_not_an_out_of_memory_error():
 def test_a_refused_install_leaves_no_pool():
     run("""
         import logging
-        from conftest import until
+        from helpers import until
         lines, logger = [], logging.getLogger("pinpool")
         logger.setLevel(logging.INFO)
         logger.addFilter(lambda record: lines.append(record.getMessage()))
         def refused(text):
             try: pinpool.torch.install(name="refused", backend="heap", reserve=MIB)
-            except pinpool.PinpoolError as error: assert text in str(error), error
+            except pinpool.InstalledError as error: assert text in str(error), error
             else: raise SystemExit("accepted")
         pinpool.torch.install(backend="heap")
         block = probe.allocate(8)
@@ -195,7 +199,7 @@ def test_another_allocator_with_a_higher_priority_is_named_each_time():
             try:
                 pinpool.torch.install(backend="heap")
                 raise SystemExit("accepted")
-            except pinpool.PinpoolError as error:
+            except pinpool.InstalledError as error:
                 assert "higher priority" in str(error), error
     """)
 
@@ -292,8 +296,8 @@ def test_the_allocator_of_a_wheel_needs_no_compiler_and_no_new_glibc_and_is_repl
     import torch
 
     minor, include = ".".join(torch.__version__.split(".")[:2]), Path(torch.__file__).parent / "include"
-    subprocess.run([sys.executable, HERE.parent / "build_shims.py", "--only", minor, "--include", include, "--out", tmp_path], check=True)
-    shim = tmp_path / f"torch_{minor.replace('.', '_')}.so"
+    subprocess.run([sys.executable, HERE.parent / "build_allocators.py", "--only", minor, "--include", include, "--out", tmp_path], check=True)
+    prebuilt = tmp_path / f"torch_{minor.replace('.', '_')}.so"
     code = f"""
         import os, pathlib
         if "WITHOUT_COMPILER" in os.environ:
@@ -305,10 +309,10 @@ def test_the_allocator_of_a_wheel_needs_no_compiler_and_no_new_glibc_and_is_repl
         block.free()
         print(pinpool.torch._allocator._name)
     """
-    assert run(code, WITHOUT_COMPILER="1").splitlines()[-1] == str(shim)
+    assert run(code, WITHOUT_COMPILER="1").splitlines()[-1] == str(prebuilt)
     if shutil.which("objdump") is not None:
-        symbols = subprocess.run(["objdump", "-T", shim], check=True, capture_output=True, text=True).stdout
+        symbols = subprocess.run(["objdump", "-T", prebuilt], check=True, capture_output=True, text=True).stdout
         versions = {tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_([0-9.]+)", symbols)}
         assert max(versions) <= (2, 28) and "libtorch_cuda" not in symbols
-    shim.write_bytes(b"no library")
+    prebuilt.write_bytes(b"no library")
     assert "pinpool_torch_" in run(code).splitlines()[-1]

@@ -7,7 +7,7 @@ import pytest
 
 import pinpool
 
-from conftest import heap, until
+from helpers import heap, until
 
 torch = pytest.importorskip("torch")
 
@@ -105,7 +105,7 @@ def test_persistent_workers_free_buffers_after_a_break(shared):
 
 
 def test_persistent_workers_are_not_asked_while_batches_are_kept():
-    shared = pinpool.SharedPool("64KiB", buffers=4, pool=heap())
+    shared = pinpool.SharedPool("64KiB", num_buffers=4, pool=heap())
     loader = DataLoader(Images(), batch_size=4, num_workers=1, persistent_workers=True, collate_fn=shared.collate)
     kept = []
     for batch in shared.batches(loader):
@@ -137,13 +137,13 @@ def test_keeping_too_many_batches_fails_immediately_but_not_at_the_end(shared, w
         return DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=shared.collate)
 
     batches = []
-    with pytest.raises(pinpool.LimitError, match=f"{kept} of 9 shared buffers belong.*set buffers="):
+    with pytest.raises(pinpool.LimitError, match=f"{kept} of 9 shared buffers belong.*set num_buffers="):
         for batch in shared.batches(loader(50)):
             batches.append(batch)
     assert len(batches) == kept
     del batches, batch
     batches = list(shared.batches(loader(36)))
-    assert numbers(batches) == list(range(36)) and shared.counts()["held"] == 9
+    assert numbers(batches) == list(range(36)) and shared.counts()["received"] == 9
     del batches
     assert numbers(shared.batches(loader(50))) == list(range(50))
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 import pinpool_loader
-from conftest import heap
+from helpers import heap
 
 torch = pytest.importorskip("torch")
 
@@ -82,8 +82,8 @@ def test_lightning_stores_the_position_of_the_loader(folder, tmp_path):
     trainer.fit(model, train)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     stored = torch.load(tmp_path / "last.ckpt", weights_only=False)["loops"]["fit_loop"]["state_dict"]["combined_loader"]
-    assert stored[0]["batch"] >= 3 and stored[0]["epoch"] == 0
-    assert next(iter(loader(folder, state=stored[0]))).tolist()[0] == 4 * stored[0]["batch"]
+    assert stored[0]["index_in_epoch"] >= 3 and stored[0]["epoch"] == 0
+    assert next(iter(loader(folder, state=stored[0]))).tolist()[0] == 4 * stored[0]["index_in_epoch"]
 
 
 def test_accelerate_gives_every_sample_of_every_epoch(folder):

@@ -45,7 +45,7 @@ import pinpool.torch
 import pinpool_loader
 
 pool: pinpool.Pool = pinpool.torch.install(max_bytes="1GiB")
-installed: pinpool.Pool | None = pinpool.torch.pool()
+installed: pinpool.Pool | None = pinpool.torch.installed_pool()
 left: int = pinpool.torch.uninstall()
 shared = pinpool.SharedPool("1MiB", 4, library="numpy")
 batches: pinpool.Batches = shared.batches([shared.collate([np.zeros(3)])])
@@ -53,17 +53,18 @@ tensor: torch.Tensor = pool.empty((2, 3), torch.float32, library="torch")
 also_tensor: torch.Tensor = pool.empty((2, 3), torch.float32)
 loader = pinpool_loader.Loader("photos", batch_size=4, decode={"jpg": pinpool_loader.ImageDecoder(8, 8)}, even=True)
 for batch in loader:
-    number: int = batch.index
+    number: int = batch.index_in_epoch
     batch.rng().random()
     pinpool.record_stream(batch.field("jpg"), 7)
 lengths = pinpool_loader.Loader("photos", map=lambda batch: len(batch.labels))
 for length in lengths:
     print(length + 1)
 loader.load_state_dict(loader.state_dict())
+cause: str = pool.diagnose().cause
 print(pinpool.diagnose(), len(batches), tensor.shape)
 """
 #: Each line is a mistake that a type checker finds.
-MISTAKES = ["batch.labls", "batch.feild('jpg')", "batch.index.upper()", "length.upper()", "loader.state()", "tensor.shap", "pinpool.Loader", "pinpool_loader.Loader('x', batchsize=4)", "pinpool.record_stream(tensor, 'main')", "pinpool_loader.ImageDecoder(8)", "pinpool.Pool(max_byts=1)", "pinpool.torch.install(max_byts=1)", "pinpool.torch.install(wait=[])"]
+MISTAKES = ["batch.labls", "batch.feild('jpg')", "batch.index_in_epoch.upper()", "length.upper()", "loader.state()", "tensor.shap", "pinpool.Loader", "pinpool_loader.Loader('x', batchsize=4)", "pinpool.record_stream(tensor, 'main')", "pinpool_loader.ImageDecoder(8)", "pinpool.Pool(max_byts=1)", "pinpool.torch.install(max_byts=1)", "pinpool.torch.install(wait=[])"]
 
 
 def checked(tmp_path, command, files):

@@ -136,9 +136,7 @@ impl ExtentSet {
         let mut last_end = None;
         for hole in self.iter() {
             if hole.start >= hole.end || last_end.is_some_and(|end| end >= hole.start) {
-                return Err(format!(
-                    "extent-set-I2: {hole:?} is empty or touches the extent that ends at {last_end:?}"
-                ));
+                return Err(format!("extent-set-I2: {hole:?} is empty or touches the extent ending at {last_end:?}"));
             }
             last_end = Some(hole.end);
         }

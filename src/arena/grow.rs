@@ -33,8 +33,8 @@ pub(crate) struct GrowthLimits {
     pub(crate) over_bytes: u64,
     /// Whether separate regions may be decommitted now: a decommit does not wait for the device, or nothing else makes room.
     pub(crate) may_decommit_regions: bool,
-    /// The longest step or separate region to commit at once, unless one buffer, or several of `largest_bytes`, need more. Steps
-    /// are short while copies run if a commit delays copies; 0 once the source has refused more than one buffer.
+    /// The longest step or separate region to commit per call, unless one buffer, or several of `largest_bytes`, need more.
+    /// Steps are short while copies run if a commit delays copies; 0 once the source has refused more than one buffer.
     pub(crate) step_bytes: u64,
     /// The size of the largest recent miss, or 0. A region should have room for several such buffers.
     pub(crate) largest_bytes: u64,

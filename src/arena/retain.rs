@@ -129,7 +129,7 @@ impl Default for Retention {
 
 impl Retention {
     /// Returns the retention for granules that have been idle for `idle_timeout_us`: a fifth is decommitted each second, as by
-    /// default, or everything at once if the timeout is below 10 s, which is less than these steps would take.
+    /// default, or everything in one step if the timeout is below 10 s, which is less than these steps would take.
     pub(crate) fn after(idle_timeout_us: Option<u64>) -> Self {
         const BRIEF_US: u64 = 10_000_000;
         let default = Self::default();

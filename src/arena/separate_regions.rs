@@ -32,10 +32,10 @@ const MANY_BYTES_MAX: u64 = 16 << 20;
 const SEVERAL_LARGEST: u64 = 4;
 const SEVERAL_BYTES_MAX: u64 = 44 << 20;
 
-/// Returns the length of the next region for buffers of `class_bytes`, a multiple of `class_bytes`; `None` if no buffer fits. The
-/// other regions of the set have `held_bytes`. At most `limit_bytes` may be committed. At most `step_bytes` should be committed
-/// at once, unless one buffer, or several of `largest_bytes`, need more. A region that replaces empty regions of `replaced_bytes`
-/// has at least that many bytes, and then need not be a multiple of `class_bytes`, if these limits permit it.
+/// Returns the length of the next region for buffers of `class_bytes`, a multiple of `class_bytes`; `None` if no buffer fits.
+/// The other regions of the set have `held_bytes`. At most `limit_bytes` may be committed. At most `step_bytes` should be
+/// committed per call, unless one buffer, or several of `largest_bytes`, need more. A region that replaces empty regions of
+/// `replaced_bytes` has at least that many bytes, and then need not be a multiple of `class_bytes`, if these limits permit it.
 pub(super) fn region_bytes(
     held_bytes: u64,
     class_bytes: u64,

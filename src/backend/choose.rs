@@ -17,7 +17,7 @@ use super::mlock::lock_limit;
 use super::options::PinOptions;
 use super::source::Source;
 use super::trial;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::report::{Finding, Severity};
 use pinpool_os::format::Size;
 use pinpool_os::host;
@@ -99,7 +99,7 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
 /// Chooses a source as [`choose`] does, on Linux or on another system. On systems other than Linux no memory is pinned.
 fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Result<ChosenSource> {
     let options = PinOptions { node: existing_node(options.root, options.node)?, ..options };
-    let unavailable = |why| ErrorKind::Unavailable { what: format!("backend `{}`", backend.name()), why };
+    let unavailable = |why: String| Error::unavailable(format!("backend `{}`", backend.name()), why);
     let mut chosen = match backend {
         Backend::Heap => ChosenSource::new(Arc::new(HeapSource::new().for_pool(&options))),
         Backend::Source(source) => ChosenSource::new(source.clone()),

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! A copy must not cross two registrations, so each region is one registration, and the source has separate regions. A
-//! registration of 8 MiB blocks the enqueues of all other threads for 0.7 to 0.8 ms, so a pool with copies in flight requests no
-//! more than 8 MiB at once, unless a single buffer needs more. `cuMemHostUnregister` waits for all work of the device and blocks all
-//! enqueues meanwhile ([`Source::blocks_on_release`]).
+//! registration of 8 MiB blocks the enqueues of all other threads for 0.7 to 0.8 ms, so a pool with copies in flight requests
+//! no more than 8 MiB per call, unless a single buffer needs more. `cuMemHostUnregister` waits for all work of the device and
+//! blocks all enqueues meanwhile ([`Source::blocks_on_release`]).
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ptr::NonNull;

@@ -239,6 +239,13 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Calls `write`, which writes to a region, unless the memory of this source has ended. It cannot end meanwhile if the source
+    /// is informed of its end, as the source of the preload library is.
+    #[doc(hidden)]
+    fn while_mapped(&self, write: &mut dyn FnMut()) {
+        write();
+    }
+
     /// NUMA node of the pages; `None` if there is only one, or it is unknown.
     fn numa_node(&self) -> Option<u32> {
         None

@@ -27,7 +27,7 @@ pub(super) type Failure = (SourceError, bool);
 /// The first two words are aligned, readable and writable, and belong to the caller alone.
 pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> Result<Option<SourceError>, Failure> {
     let _entered = Device::find(device).and_then(|device| device.enter()).map_err(|error| (error, true))?;
-    let stream = calls::stream_create(calls::NON_BLOCKING).map_err(|failed| (failed.into(), true))?;
+    let stream = calls::stream_create(calls::CU_STREAM_NON_BLOCKING).map_err(|failed| (failed.into(), true))?;
     // SAFETY: the caller's promise, and a live stream.
     let copied = unsafe { check_on(stream, start.cast()) };
     // SAFETY: created above, destroyed once.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::PinnedBuf;
 use super::slice::elements_in;
-use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget};
+use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget, Enqueued};
 use crate::error::{Error, Result};
 use crate::in_flight::{CopyFences, SharedFence};
 
@@ -33,8 +33,8 @@ impl PendingBuf {
         self.copy.completion().is_complete()
     }
 
-    /// Waits up to `timeout` for the copy, and returns whether it has completed. If so, [`wait`](PendingBuf::wait) returns at
-    /// once.
+    /// Waits up to `timeout` for the copy, and returns whether it has completed. If so, [`wait`](PendingBuf::wait) returns
+    /// immediately.
     ///
     /// # Errors
     ///
@@ -55,8 +55,8 @@ impl PendingBuf {
     }
 }
 
-/// Resolves to the buffer when the copy completes, or to the error of [`wait`](PendingBuf::wait). Polled again after
-/// it has resolved to the buffer, the future resolves to a buffer of zero bytes.
+/// Resolves to the buffer when the copy completes, or to the error of [`wait`](PendingBuf::wait). After that, polls and all other
+/// calls panic.
 impl Future for PendingBuf {
     type Output = Result<PinnedBuf>;
 
@@ -145,8 +145,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_copy`], [`Error::is_capture`]: the target is too small or the driver refused the copy, or the stream is
-    ///   capturing a graph; [`CopyError::into_buf`] returns the buffer,
+    /// - [`Error::is_copy_refused`], [`Error::is_capture`]: the target is too small or the driver refused the copy, or the
+    ///   stream is capturing a graph; [`CopyError::into_buf`] returns the buffer,
     /// - [`Error::is_invalid_handle`], [`Error::is_unavailable`]: a raw stream is invalid, or there is no driver; `into_buf`
     ///   returns the buffer,
     /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory returns to the pool when the copy has
@@ -223,7 +223,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`copy_to`](PinnedBuf::copy_to); [`Error::is_copy`] also if the source is too small.
+    /// The errors of [`copy_to`](PinnedBuf::copy_to); [`Error::is_copy_refused`] also if the source is too small.
     /// [`CopyError::into_buf`] returns the buffer unless it is unknown whether a copy is running. Slices of a buffer with a
     /// running copy wait for it.
     pub fn copy_from<S, E, T>(mut self, stream: &S, source: &T) -> Result<PendingBuf, CopyError>
@@ -263,8 +263,8 @@ impl PinnedBuf {
     }
 
     /// Consumes the buffer, which returns to the pool when the work that `event` covers now has completed: all work enqueued
-    /// before the event was last recorded. The caller may record or drop the event at once. An event that was never recorded
-    /// covers nothing. If the driver refuses a fence after the event, the call waits for the event.
+    /// before the event was last recorded. The caller may record or drop the event immediately. An event that was never
+    /// recorded covers nothing. If the driver refuses a fence after the event, the call waits for the event.
     ///
     /// # Errors
     ///
@@ -303,8 +303,8 @@ impl PinnedBuf {
     }
 
     /// Records, as [`record_stream`](PinnedBuf::record_stream) does, the work that another library's event covers now: all work
-    /// enqueued before the event was last recorded. The caller may record or destroy the event at once. An event that was never
-    /// recorded covers nothing. If the work has not completed, a context (the event's or another) must be current on this
+    /// enqueued before the event was last recorded. The caller may record or destroy the event immediately. An event that was
+    /// never recorded covers nothing. If the work has not completed, a context (the event's or another) must be current on this
     /// thread. If the driver refuses a fence after the event, the call waits for the event.
     ///
     /// # Errors
@@ -361,8 +361,8 @@ impl PinnedBuf {
         }
     }
 
-    /// Consumes the buffer. Its memory is reused once the fence that `make_fence` returns is complete, or at once if there is no
-    /// fence.
+    /// Consumes the buffer. Its memory is reused once the fence that `make_fence` returns is complete, or immediately if there
+    /// is no fence.
     fn release_with_fence(mut self, make_fence: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<(), CopyError> {
         // The length is not checked: other code may still use the memory of a buffer that was truncated to zero bytes.
         let Some(block) = &*self.block else { return Ok(()) };
@@ -384,7 +384,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_copy`]: the memory is not mapped for the device of this context, since it was not pinned by CUDA,
+    /// - [`Error::is_unmapped`]: the memory is not mapped for the device of this context, since it was not pinned by CUDA,
     /// - [`Error::is_forked`]: this is a forked child.
     #[cfg(feature = "cuda")]
     pub fn device_ptr(&self, context: &std::sync::Arc<cudarc::driver::CudaContext>) -> Result<u64> {
@@ -393,11 +393,7 @@ impl PinnedBuf {
     }
 
     /// Records an enqueued copy with `record`. If the copy may be running and has no fence, leaks the memory.
-    fn track(
-        &mut self,
-        enqueued: Result<SharedFence, CopyFailure>,
-        record: fn(&mut CopyFences, SharedFence),
-    ) -> Result<Completion> {
+    fn track(&mut self, enqueued: Enqueued, record: fn(&mut CopyFences, SharedFence)) -> Result<Completion> {
         let (fence, failure) = match enqueued {
             Ok(fence) => (fence, None),
             Err(CopyFailure::Failed(error, fence)) => (fence, Some(error)),

@@ -48,7 +48,7 @@ pub use slice::PinnedSlice;
 #[repr(align(4096))]
 struct Aligned;
 
-/// A buffer of a pool. Dropping it returns the memory: at once, or when the last copy that uses it completes.
+/// A buffer of a pool. Dropping it returns the memory: immediately, or when the last copy that uses it completes.
 ///
 /// # Which copies are tracked
 ///
@@ -60,7 +60,8 @@ struct Aligned;
 ///   ─────────────────────────────────────────────────────   ──────────────────────────────────────────────────────
 ///   buf.copy_to(&stream, &mut dst)?                         stream.memcpy_htod(&**buf.wait_slice()?, &mut dst)
 ///   buf.copy_range_to(0..n, &stream, &mut dst)?             Tensor::from_raw_buffer(buf.wait_slice()?, ..)
-///   stream.memcpy_htod(&buf, &mut dst)?                       and drop(buf) before the device is synchronized
+///   // errors: at the context's next call                     and drop(buf) before the device is synchronized
+///   stream.memcpy_htod(&buf, &mut dst)?
 ///   stream.memcpy_htod(&buf.view(..n)?, &mut dst)?
 ///   stream.memcpy_htod(&buf.view_as::<f32>()?, &mut f)?
 ///   stream.memcpy_dtoh(&src, &mut buf)?
@@ -68,11 +69,12 @@ struct Aligned;
 /// ```
 ///
 /// [`wait_slice`](PinnedBuf::wait_slice) and [`wait_slice_mut`](PinnedBuf::wait_slice_mut) return a [`PinnedSlice`], which host
-/// code uses like any other slice, but which cudarc does not accept. It derefs to a plain slice, since host code such as
-/// `read_exact` accepts nothing else, and no type can tell whether a library copies from a plain slice. Some libraries that start
-/// copies accept only `&[u8]`, such as candle with `Tensor::from_raw_buffer`. Pass them
-/// [`wait_slice_untracked`](PinnedBuf::wait_slice_untracked), which is `unsafe`, and keep the buffer until
-/// `device.synchronize()?` has returned. Or [copy](PinnedBuf::copy_to) into the library's device memory, wrapped as `RawMemory`.
+/// code uses like any other slice, but which cudarc does not accept. Methods for writing end in `_mut`, as `split_at_mut` does.
+/// A `PinnedSlice` derefs to a plain slice, since host code such as `read_exact` accepts nothing else, and no type can tell
+/// whether a library copies from a plain slice. Some libraries that start copies accept only `&[u8]`, such as candle with
+/// `Tensor::from_raw_buffer`. Pass them [`wait_slice_untracked`](PinnedBuf::wait_slice_untracked), which is `unsafe`, and keep
+/// the buffer until `device.synchronize()?` has returned. Or [copy](PinnedBuf::copy_to) into the library's device memory,
+/// wrapped as `RawMemory`.
 ///
 /// ```compile_fail,E0133
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
@@ -219,8 +221,8 @@ impl PinnedBuf {
         self.as_ptr().cast_mut()
     }
 
-    /// Waits for all copies that use the buffer, including copies enqueued through cudarc. In a forked child the call returns at
-    /// once, since no device uses the child's copy of the memory.
+    /// Waits for all copies that use the buffer, including copies enqueued through cudarc. In a forked child the call returns
+    /// immediately, since no device uses the child's copy of the memory.
     ///
     /// # Errors
     ///

@@ -80,8 +80,8 @@ impl Variable {
 
 macro_rules! variables {
     ($(group $group:literal; $(
-        #[doc = $doc:literal]
-        $variable:literal = $default:expr, $name:ident $(($argument:ty))?: $type:ty as $format:expr;
+        #[doc = $doc:literal] $(#[doc = $in_code:literal])?
+        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
     )+)+) => {
         /// All variables.
         pub static VARIABLES: &[Variable] = &[

@@ -24,6 +24,7 @@ pub(crate) use self::settings::{Settings, for_each_setting};
 pub use self::text::ParseError;
 pub use crate::policy::Preset;
 pub use crate::shared_limit::SharedLimitName;
+pub use crate::size_class::Rounding;
 
 /// The limit on the bytes that a pool holds, in use and idle.
 ///
@@ -58,7 +59,7 @@ impl From<u64> for Limit {
     }
 }
 
-/// The outcome of a request that finds no room: after its wait, or at once if it exceeds the limit.
+/// The outcome of a request that finds no room: after its wait, or immediately if it exceeds the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnFull {

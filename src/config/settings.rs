@@ -1,17 +1,16 @@
 //! The settings: one row each, from which the fields, the variables, the builder's methods and `docs/settings.md` are made.
 //!
-//! A row has, in this order: the effect of the setting (at most 15 words), its variable, its default, its name, the argument of
-//! its builder method, if any, its type, and the text format of its variable. To add a setting, add a row. If another setting
+//! A row has, in this order: the effect of the setting (at most 15 words), what its Rust values mean if the effect names values as
+//! text, its variable, its default, its name, the argument of its builder method, its type, and the text format of its variable. To add a setting, add a row. If another setting
 //! implies or contradicts the new one, add a line in [`Settings::resolve`] or [`Config::contradictions`].
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::text::*;
-use super::{Backend, ExtraSettings, HugeTlb, Limit, OnFull, Preset, SharedLimitName};
+use super::{Backend, ExtraSettings, HugeTlb, Limit, OnFull, Preset, Rounding, SharedLimitName};
 use crate::backend::PAGE_BYTES;
 use crate::error::{Error, ErrorKind};
-use crate::size_class::Rounding;
 
 /// The default wait of a pool that may return pageable memory: time for a few batches.
 const WAIT_BEFORE_PAGEABLE: Duration = Duration::from_millis(100);
@@ -23,23 +22,28 @@ macro_rules! for_each_setting {
         group "Size and limits";
 
         /// Limit on all bytes held: a size, none, or auto (a quarter of the memory).
+        /// In code, a number of bytes (`u64`) or a [`Limit`].
         "PINPOOL_MAX_BYTES" = Limit::Auto, max_bytes(impl Into<Limit>): Limit as word();
 
         /// Bytes pinned at the start and kept: a size like 2GiB, or none.
+        /// In code, a number of bytes; 0 reserves nothing.
         "PINPOOL_RESERVE" = 0, reserve(u64): u64 as SIZE;
 
         /// Maximum bytes in idle buffers and free memory: a size, or none.
+        /// In code, a number of bytes, or `None` for no maximum.
         "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes(impl Into<Option<u64>>): Option<u64> as SIZE_OR_NONE;
 
         /// Limit shared by all processes that use this name: a name, auto, or none.
-        "PINPOOL_LEDGER" = SharedLimitName::Disabled, ledger: SharedLimitName as word();
+        /// In code, the variant [`Named`](SharedLimitName::Named), `Auto` or `Disabled`.
+        "PINPOOL_LEDGER" = SharedLimitName::Disabled, ledger(SharedLimitName): SharedLimitName as word();
 
         group "Waiting";
 
         // The wait is longer than a training step, so that a loader that is ahead of its device waits for the device. It is short
         // enough that a user does not assume a hang if the program itself holds every buffer: the request then fails. The log says
-        // at once that a request waits.
+        // immediately that a request waits.
         /// How long a request waits at the limit: a time, 0, or none (forever).
+        /// In code, `None` waits forever, and [`Duration::ZERO`] not at all.
         "PINPOOL_WAIT" = Some(Duration::from_secs(30)), wait(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
         // The default is the same with and without a GPU, so that a loader that holds too much fails on its developer's machine.
@@ -47,6 +51,7 @@ macro_rules! for_each_setting {
         "PINPOOL_ON_FULL" = OnFull::Error, on_full(OnFull): OnFull as word();
 
         /// Whether the start waits until the whole reserve is pinned: 0 or 1.
+        /// In code, `false` returns after about 8 MiB, and [`Pool::wait_for_reserve`](crate::Pool::wait_for_reserve) waits for the rest.
         "PINPOOL_RESERVE_WAIT" = true, reserve_wait(bool): bool as SWITCH;
 
         group "Where memory comes from";
@@ -58,21 +63,25 @@ macro_rules! for_each_setting {
         "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL;
 
         /// NUMA node to pin on: a number, or auto for the GPU's node.
+        /// In code, `None` means the GPU's node.
         "PINPOOL_NUMA_NODE" = None, numa_node(impl Into<Option<u32>>): Option<u32> as NODE;
 
         group "Lifetime";
 
         // In measurements with 25 loaders, half or twice this time changed driver time and held memory by less than 5 %.
         /// How long idle memory stays pinned: a time, or none (forever).
+        /// In code, `None` means forever.
         "PINPOOL_IDLE_TIMEOUT" = Some(Duration::from_secs(60)),
             idle_timeout(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
         group "Observation";
 
         /// File to record to: a path (.gz compresses, %p is the process ID), or none.
+        /// In code, `None` records nothing.
         "PINPOOL_TRACE" = None, trace(impl Into<Option<PathBuf>>): Option<PathBuf> as PATH_OR_NONE;
 
         /// Unix socket that serves statistics: a path, 1 (a default path), or none.
+        /// In code, `None` serves no statistics.
         "PINPOOL_SOCKET" = None, socket(impl Into<Option<PathBuf>>): Option<PathBuf> as SOCKET;
 
         group "Policy";
@@ -85,24 +94,27 @@ macro_rules! for_each_setting {
         "PINPOOL_POOL_SIZE_LIMIT" = 100, pool_size_limit(u64): u64 as COUNT;
 
         /// Whether the limit on idle buffers grows with frequent evictions and misses: 0 or 1.
+        /// In code, `true` or `false`.
         "PINPOOL_AUTO_RESIZE" = true, auto_resize(bool): bool as SWITCH;
 
         /// Size classes: eighths (adaptive), pow2 or exact (tensorflow, default pow2).
-        "PINPOOL_ROUNDING" = Rounding::Eighths, rounding: Rounding as word();
+        "PINPOOL_ROUNDING" = Rounding::Eighths, rounding(Rounding): Rounding as word();
 
         // The default is the same as in TensorFlow (`should_log`).
-        /// Logs one in this many rate checks; 1 logs all.
+        /// Logs one in this many checks of the limit on idle buffers; 1 logs all.
         "PINPOOL_LOG_EVERY" = 10, log_every(u64): u64 as AT_LEAST_ONE;
 
         group "Expert";
 
         /// Huge pages set aside by the administrator: off, auto, 2MiB or 1GiB.
-        "PINPOOL_HUGETLB" = HugeTlb::Off, hugetlb: HugeTlb as word();
+        "PINPOOL_HUGETLB" = HugeTlb::Off, hugetlb(HugeTlb): HugeTlb as word();
 
         /// Whether the pool may pin more than its reserve (TensorFlow's allow_growth): 0 or 1.
+        /// In code, `false` means that the pool pins only its reserve.
         "PINPOOL_GROWTH" = true, growth(bool): bool as SWITCH;
 
         /// Whether buffers are zeroed before another user gets them: 0 or 1.
+        /// In code, `true` zeroes buffers.
         "PINPOOL_ZERO" = false, zero(bool): bool as SWITCH;
             }
     };
@@ -111,8 +123,8 @@ pub(crate) use for_each_setting;
 
 macro_rules! fields {
     ($(group $group:literal; $(
-        #[doc = $doc:literal]
-        $variable:literal = $default:expr, $name:ident $(($argument:ty))?: $type:ty as $format:expr;
+        #[doc = $doc:literal] $(#[doc = $in_code:literal])?
+        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
     )+)+) => {
         /// The values that code or the environment sets; `None` for a setting that is not set.
         #[derive(Debug, Clone, Default)]
@@ -127,7 +139,7 @@ macro_rules! fields {
         #[derive(Debug, Clone)]
         #[non_exhaustive]
         pub struct Config {
-            $($(#[doc = $doc] pub $name: $type,)+)+
+            $($(#[doc = $doc] $(#[doc = $in_code])? pub $name: $type,)+)+
             #[doc(hidden)]
             pub extra: ExtraSettings,
         }

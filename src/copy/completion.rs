@@ -51,10 +51,15 @@ pub(crate) trait CopyKeeper: Send + Sync {
 ///
 /// The task is woken by the process's maintenance thread, which is started if there is none. The thread queries the copy every
 /// 0.1 ms at first, and less often once the copy has been running for a while. If the system refuses a thread, the task is woken
-/// at once and polls repeatedly.
+/// immediately and polls repeatedly.
+///
+/// # Panics
+///
+/// If it is polled after completion.
 #[derive(Debug)]
 pub struct CompletionFuture {
-    completion: Completion,
+    /// `None` once the future has completed.
+    completion: Option<Completion>,
     reminder: Option<Reminder>,
 }
 
@@ -124,14 +129,14 @@ impl IntoFuture for Completion {
     type IntoFuture = CompletionFuture;
 
     fn into_future(self) -> CompletionFuture {
-        CompletionFuture { completion: self, reminder: None }
+        CompletionFuture { completion: Some(self), reminder: None }
     }
 }
 
 impl CompletionFuture {
-    /// Returns the handle, for a wait outside a task.
+    /// Returns the handle, for a wait outside a task. Panics if the future has completed.
     pub(crate) fn completion(&self) -> &Completion {
-        &self.completion
+        self.completion.as_ref().expect("the future of a copy was used after completion")
     }
 
     /// Wakes `waker` when the copy completes.
@@ -151,14 +156,12 @@ impl Future for CompletionFuture {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let Some(fence) = self.completion.fence.clone() else { return Poll::Ready(Ok(())) };
-        match fence.is_complete() {
-            Ok(true) => Poll::Ready(Ok(())),
-            Ok(false) => {
-                self.remind(fence, context.waker());
-                Poll::Pending
-            }
-            Err(error) => Poll::Ready(Err(error)),
+        let outcome = self.completion().is_complete();
+        if let (Ok(false), Some(fence)) = (&outcome, self.completion().fence.clone()) {
+            self.remind(fence, context.waker());
+            return Poll::Pending;
         }
+        self.completion = None;
+        Poll::Ready(outcome.map(drop))
     }
 }

@@ -63,7 +63,7 @@ pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
     /// Length of this memory in bytes.
     fn capacity_bytes(&self) -> usize;
 
-    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once, with a fence.
+    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns immediately, with a fence.
     ///
     /// # Errors
     ///
@@ -73,12 +73,7 @@ pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
     ///
     /// The `len` bytes at `source` stay readable and unchanged until the fence returns `Ok(true)`, and `len` is at most
     /// [`capacity_bytes`](CopyTarget::capacity_bytes).
-    unsafe fn enqueue_write(
-        &mut self,
-        stream: &S,
-        source: *const u8,
-        len: usize,
-    ) -> Result<Arc<dyn Fence>, CopyFailure>;
+    unsafe fn enqueue_write(&mut self, stream: &S, source: *const u8, len: usize) -> Enqueued;
 }
 
 /// Memory that can be copied from on a stream `S`; `E` as for [`CopyTarget`].
@@ -91,7 +86,7 @@ pub unsafe trait CopySource<S: ?Sized, E = u8> {
     /// Bytes that can be copied.
     fn available_bytes(&self) -> usize;
 
-    /// Enqueues a copy of `len` bytes from the front of this memory to `target` and returns at once, with a fence.
+    /// Enqueues a copy of `len` bytes from the front of this memory to `target` and returns immediately, with a fence.
     ///
     /// # Errors
     ///
@@ -101,7 +96,7 @@ pub unsafe trait CopySource<S: ?Sized, E = u8> {
     ///
     /// Nothing else touches the `len` bytes at `target` until the fence returns `Ok(true)`, and `len` is at most
     /// [`available_bytes`](CopySource::available_bytes).
-    unsafe fn enqueue_read(&self, stream: &S, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure>;
+    unsafe fn enqueue_read(&self, stream: &S, target: *mut u8, len: usize) -> Enqueued;
 }
 
 /// An in-order queue of work in which a fence can be recorded.
@@ -122,8 +117,12 @@ pub unsafe trait CopyStream {
     fn record_fence(&self) -> Result<Arc<dyn Fence>>;
 }
 
+/// A copy that was enqueued, with its fence.
+pub type Enqueued = Result<Arc<dyn Fence>, CopyFailure>;
+
 /// Why a copy was not enqueued, failed, or cannot be tracked.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum CopyFailure {
     /// Nothing was enqueued: the buffer may be reused.
     Refused(Error),

@@ -15,10 +15,9 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
 
 use super::code::{Code, FailedCall};
 
-/// These three values are `CU_STREAM_NON_BLOCKING`, `CU_EVENT_DISABLE_TIMING` and `CU_STREAM_CAPTURE_STATUS_NONE`.
-pub(crate) const NON_BLOCKING: c_uint = 1;
-pub(crate) const WITHOUT_TIMING: c_uint = 2;
-const CAPTURES_NOTHING: c_int = 0;
+pub(crate) const CU_STREAM_NON_BLOCKING: c_uint = 1;
+pub(crate) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
+const CU_STREAM_CAPTURE_STATUS_NONE: c_int = 0;
 
 /// `CUgreenCtx`, which bindings before CUDA 12.4 lack.
 pub(crate) type GreenContext = *mut c_void;
@@ -165,9 +164,9 @@ pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, FailedCall
 ///
 /// The stream is alive.
 pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, FailedCall> {
-    let mut status = CAPTURES_NOTHING;
+    let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the caller's promise; `status` takes the result.
-    unsafe { is_capturing_call(stream, &raw mut status) }.map(|()| status != CAPTURES_NOTHING)
+    unsafe { is_capturing_call(stream, &raw mut status) }.map(|()| status != CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
 /// Returns the context of a stream, and null. For a stream of a green context, returns the primary context of its device, and the

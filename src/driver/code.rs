@@ -20,6 +20,9 @@ impl Code {
     pub(crate) const OUT_OF_MEMORY: Self = Self(2);
     pub(crate) const NOT_INITIALIZED: Self = Self(3);
     pub(crate) const DEINITIALIZED: Self = Self(4);
+    pub(crate) const STUB_LIBRARY: Self = Self(34);
+    pub(crate) const DEVICE_UNAVAILABLE: Self = Self(46);
+    pub(crate) const NO_DEVICE: Self = Self(100);
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
     pub(crate) const INVALID_HANDLE: Self = Self(400);
     /// Also returned for a function that this driver does not have.
@@ -27,6 +30,9 @@ impl Code {
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
+    pub(crate) const SYSTEM_NOT_READY: Self = Self(802);
+    pub(crate) const SYSTEM_DRIVER_MISMATCH: Self = Self(803);
+    pub(crate) const COMPAT_NOT_SUPPORTED_ON_DEVICE: Self = Self(804);
     /// The legacy default stream was used while a stream that is ordered with it captures a graph.
     pub(crate) const CAPTURE_IMPLICIT: Self = Self(906);
 

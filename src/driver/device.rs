@@ -41,7 +41,7 @@ impl Device {
         if !super::is_present() {
             return Err(SourceError::new("dlopen", "no CUDA driver (libcuda.so.1) on this machine"));
         }
-        super::state::init().map_err(|(what, code)| SourceError::new("cuInit", what).with_code(code.into()))?;
+        super::state::init().map_err(|(what, code)| SourceError::new("cuInit", what).with_code(code.number()))?;
         let devices = calls::device_count()?;
         let number = i32::try_from(ordinal).ok().filter(|&number| number < devices).ok_or_else(|| {
             SourceError::new("cuDeviceGet", format!("no device {ordinal}, the driver sees {devices}"))

@@ -14,55 +14,61 @@ use pinpool_os::host::limits;
 const CHECK: &str = "gpu";
 
 /// Starts the driver (`cuInit`). On failure returns the meaning and the driver's code.
-pub(crate) fn init() -> Result<(), (&'static str, c_int)> {
+pub(crate) fn init() -> Result<(), (&'static str, Code)> {
     // SAFETY: may be called at any time, any number of times; 0 is the only flag there is.
-    unsafe { calls::init(0) }.map_err(|FailedCall { code: Code(code), .. }| (meaning(code), code))
+    unsafe { calls::init(0) }.map_err(|FailedCall { code, .. }| (meaning(code), code))
 }
 
 /// Returns the meaning of an error code of `cuInit`.
-fn meaning(code: c_int) -> &'static str {
+fn meaning(code: Code) -> &'static str {
     match code {
-        3 => "CUDA_ERROR_NOT_INITIALIZED: this process was forked from one that used CUDA: spawn it",
-        34 => "CUDA_ERROR_STUB_LIBRARY: this libcuda is the toolkit's stub for linking, not the driver's",
-        46 => "CUDA_ERROR_DEVICE_UNAVAILABLE: another process uses the device exclusively",
-        100 => "CUDA_ERROR_NO_DEVICE",
-        101 => "CUDA_ERROR_INVALID_DEVICE",
-        304 => "CUDA_ERROR_OPERATING_SYSTEM",
-        500 => "the library has no cuInit",
-        802 => "CUDA_ERROR_SYSTEM_NOT_READY",
-        803 => "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: the driver library and the kernel module have different versions",
-        804 => {
-            "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE: this GPU does not take the driver of a newer CUDA (cuda-compat)"
+        Code::NOT_INITIALIZED => {
+            "CUDA_ERROR_NOT_INITIALIZED: the parent of this forked process used CUDA: spawn the process instead"
         }
-        999 => "CUDA_ERROR_UNKNOWN",
+        Code::STUB_LIBRARY => {
+            "CUDA_ERROR_STUB_LIBRARY: this libcuda is the toolkit's stub for linking, not the driver's"
+        }
+        Code::DEVICE_UNAVAILABLE => "CUDA_ERROR_DEVICE_UNAVAILABLE: another process uses the device exclusively",
+        Code::NO_DEVICE => "CUDA_ERROR_NO_DEVICE",
+        Code(101) => "CUDA_ERROR_INVALID_DEVICE",
+        Code(304) => "CUDA_ERROR_OPERATING_SYSTEM",
+        Code::NOT_FOUND => "the library has no cuInit",
+        Code::SYSTEM_NOT_READY => "CUDA_ERROR_SYSTEM_NOT_READY",
+        Code::SYSTEM_DRIVER_MISMATCH => {
+            "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: the driver library and the kernel module have different versions"
+        }
+        Code::COMPAT_NOT_SUPPORTED_ON_DEVICE => {
+            "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE: this GPU does not support the forward-compatible driver (cuda-compat)"
+        }
+        Code(999) => "CUDA_ERROR_UNKNOWN",
         _ => "the driver refused to start",
     }
 }
 
 /// Returns the remedy for an error code of `cuInit`. `library` is the path of the driver's library, `visible` is the value of
 /// `CUDA_VISIBLE_DEVICES`, and `closed` is a device file that this user may not open.
-fn remedy(code: c_int, library: &str, visible: Option<&str>, closed: Option<&str>) -> String {
+fn remedy(code: Code, library: &str, visible: Option<&str>, closed: Option<&str>) -> String {
     match (code, visible, closed) {
-        (3, ..) => {
+        (Code::NOT_INITIALIZED, ..) => {
             "spawn the process instead of forking it (multiprocessing's method spawn, a DataLoader's multiprocessing_context), or use \
              CUDA in its parent only after the fork"
                 .to_owned()
         }
-        (34, ..) => {
+        (Code::STUB_LIBRARY, ..) => {
             format!(
                 "remove {library} from the library search path (LD_LIBRARY_PATH, ldconfig) and install the driver: the stub hides \
                  the driver of the same name"
             )
         }
-        (46, ..) => "end the other process, or set the device's compute mode to DEFAULT (nvidia-smi -c 0)".to_owned(),
-        (100, Some(visible), _) => {
+        (Code::DEVICE_UNAVAILABLE, ..) => "end the other process, or set the device's compute mode to DEFAULT (nvidia-smi -c 0)".to_owned(),
+        (Code::NO_DEVICE, Some(visible), _) => {
             format!("CUDA_VISIBLE_DEVICES={visible} hides every GPU: unset it, or name an existing GPU")
         }
-        (802, ..) => "start nvidia-fabricmanager and wait until it is ready".to_owned(),
-        (803, ..) => {
+        (Code::SYSTEM_NOT_READY, ..) => "start nvidia-fabricmanager and wait until it is ready".to_owned(),
+        (Code::SYSTEM_DRIVER_MISMATCH, ..) => {
             "reboot, or reload the nvidia kernel modules: the driver was updated while they stayed loaded".to_owned()
         }
-        (804, ..) => format!("take {library} out of LD_LIBRARY_PATH, or update the driver"),
+        (Code::COMPAT_NOT_SUPPORTED_ON_DEVICE, ..) => format!("take {library} out of LD_LIBRARY_PATH, or update the driver"),
         (_, _, Some(closed)) => {
             format!("this user may not open {closed}: allow the user's group, or pass it to the container")
         }
@@ -82,13 +88,13 @@ pub(crate) fn find(ordinal: u32) -> Finding {
     let visible = visible.as_deref();
     if let Err((what, code)) = init() {
         let closed = closed_device(&signs);
-        let found = format!("the driver ({library}) does not start: {what} ({code})");
+        let found = format!("the driver ({library}) does not start: {what} ({})", code.number());
         return Finding::warning(CHECK, found).remedy(remedy(code, &library, visible, closed.as_deref()));
     }
     let devices = calls::device_count().unwrap_or(0);
     if devices == 0 {
         let found = format!("the driver ({library}) lists no device");
-        return Finding::warning(CHECK, found).remedy(remedy(100, &library, visible, None));
+        return Finding::warning(CHECK, found).remedy(remedy(Code::NO_DEVICE, &library, visible, None));
     }
     let version = calls::driver_version().unwrap_or(0);
     let version = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
@@ -139,17 +145,12 @@ fn dlopen_error() -> String {
 
 /// Returns the file of the library that contains this function.
 fn file_of(function: NonNull<c_void>) -> String {
-    let unknown = || "libcuda".to_owned();
-    let mut info = libc::Dl_info {
-        dli_fname: std::ptr::null(),
-        dli_fbase: std::ptr::null_mut(),
-        dli_sname: std::ptr::null(),
-        dli_saddr: std::ptr::null_mut(),
-    };
+    // SAFETY: null is a valid value of its pointers.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
     // SAFETY: an address and a valid out-pointer.
     let known = unsafe { libc::dladdr(function.as_ptr(), &raw mut info) } != 0;
     if !known || info.dli_fname.is_null() {
-        return unknown();
+        return "libcuda".to_owned();
     }
     // SAFETY: the name of a library that is never unloaded.
     unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned()
@@ -200,9 +201,9 @@ mod tests {
             (999, None, None, "nvidia-smi"),
             (12345, None, None, "nvidia-smi"),
         ] {
-            let text = remedy(code, library, visible, closed);
+            let text = remedy(Code(code), library, visible, closed);
             assert!(text.contains(word), "{code}: {text}");
-            assert!(!meaning(code).is_empty());
+            assert!(!meaning(Code(code)).is_empty());
         }
     }
 

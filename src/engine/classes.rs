@@ -7,6 +7,7 @@
 //!
 //! Misses and evictions are counted here, but neither hits nor returns that keep a buffer. The lock is held for one look-up.
 
+use super::block::Block;
 use crate::size_class::Class;
 use crate::stats::{ClassStats, EvictionReason, EvictionReasons, MissReasons, Stats};
 use pinpool_os::sync::unmodeled::Mutex;
@@ -61,13 +62,23 @@ impl Classes {
         table.evictions.count(reason);
     }
 
+    /// Adds `change` to the quarantined buffers of the class of `block`, if the block is pinned. They also count in `buffers`
+    /// here.
+    pub(super) fn count_quarantined<P>(&self, block: &Block<P>, change: i64) {
+        if block.memory().is_from_source() {
+            let mut table = self.0.lock();
+            let row = table.row(block.class_bytes());
+            row.quarantined = row.quarantined.saturating_add_signed(change);
+        }
+    }
+
     pub(super) fn fill(&self, stats: &mut Stats) {
         let table = self.0.lock();
         (stats.requests.miss_reasons, stats.memory.evictions) = (table.misses, table.evictions);
     }
 
-    /// Returns one row for each class, the smallest class first. How many buffers are in flight, idle or in use is not known
-    /// here.
+    /// Returns one row for each class, the smallest class first. Quarantined buffers count in `buffers`. How many are in
+    /// flight, idle or in use is not known here.
     pub(super) fn rows(&self) -> Vec<ClassStats> {
         self.0.lock().rows.clone()
     }

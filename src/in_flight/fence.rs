@@ -169,10 +169,6 @@ enum AccessKind {
 }
 
 impl Access {
-    fn may_write(&self) -> bool {
-        matches!(self.kind, AccessKind::Write | AccessKind::Unfenced(_))
-    }
-
     /// Returns whether the access is on `stream`; `false` if either stream is unknown.
     fn is_on(&self, stream: Option<StreamId>) -> bool {
         stream.is_some() && stream_id_of(&*self.fence) == stream
@@ -269,7 +265,7 @@ impl CopyFences {
     /// all copies if `stream` is unknown. Fails if such a copy failed, because the bytes are then unknown and may still be
     /// written to. A failure of a copy that only reads the buffer does not prevent reading its bytes.
     pub(crate) fn wait_for_writes(&self, stream: Option<StreamId>) -> Result<()> {
-        self.wait_for(|each| each.may_write() && !each.is_on(stream))
+        self.wait_for(|each| matches!(each.kind, AccessKind::Write | AccessKind::Unfenced(_)) && !each.is_on(stream))
     }
 
     /// Waits for every copy that is not on `stream`. Fails if such a copy failed.

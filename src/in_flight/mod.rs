@@ -58,7 +58,7 @@ pub(crate) struct InFlight<T> {
     queues: Mutex<Queues<T>>,
     /// Number of items in the queues or quarantined (in-flight-I4). Like `quarantined`, it is written under the lock and read
     /// without it.
-    held: AtomicU64,
+    unreturned: AtomicU64,
     /// Number of quarantined items.
     quarantined: AtomicU64,
 }
@@ -102,7 +102,7 @@ impl<T> InFlight<T> {
                 quarantined: VecDeque::new(),
                 has_ended: false,
             }),
-            held: AtomicU64::new(0),
+            unreturned: AtomicU64::new(0),
             quarantined: AtomicU64::new(0),
         }
     }
@@ -117,22 +117,22 @@ impl<T> InFlight<T> {
         let copy = PendingCopy { number, item, bytes, fences, stream, since_us: now_us, is_reported_stuck: false };
         // A copy of unknown streams gets its own queue: `!number` exceeds the numbers of all streams.
         queues.enqueue(stream.unwrap_or(!number), copy);
-        // Relaxed, here and below, for the reason given in `held`.
-        self.held.fetch_add(1, Ordering::Relaxed);
+        // Relaxed, here and below, for the reason given in `count_with_quarantined`.
+        self.unreturned.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of items in flight.
     #[inline]
     pub(crate) fn count(&self) -> u64 {
-        self.total().saturating_sub(self.quarantined())
+        self.count_with_quarantined().saturating_sub(self.quarantined())
     }
 
     /// Returns the number of items in flight or quarantined.
     #[inline]
-    pub(crate) fn total(&self) -> u64 {
+    pub(crate) fn count_with_quarantined(&self) -> u64 {
         // Relaxed: a caller that sees an item here and then locks the queues finds the item there, or finds that it has left
         // since.
-        self.held.load(Ordering::Relaxed)
+        self.unreturned.load(Ordering::Relaxed)
     }
 
     /// Returns the number of quarantined items.
@@ -219,7 +219,7 @@ impl<T> InFlight<T> {
                 break;
             }
         }
-        self.held.fetch_sub(swept.completed.len() as u64, Ordering::Relaxed);
+        self.unreturned.fetch_sub(swept.completed.len() as u64, Ordering::Relaxed);
         drop(queues);
         fences.into_iter().for_each(discard);
         for key in pending {
@@ -264,7 +264,7 @@ impl<T> InFlight<T> {
             let Some(queue) = queues.find(key) else { return };
             let copy = queue.remove(number);
             next = queue.head();
-            self.held.fetch_sub(u64::from(copy.is_some()), Ordering::Relaxed);
+            self.unreturned.fetch_sub(u64::from(copy.is_some()), Ordering::Relaxed);
             drop(queues);
             let Some(PendingCopy { item, fences, .. }) = copy else { continue };
             match state {
@@ -289,7 +289,7 @@ impl<T> InFlight<T> {
         let (queues, quarantined) = {
             let mut queues = self.queues.lock();
             queues.has_ended = true;
-            self.held.store(0, Ordering::Relaxed);
+            self.unreturned.store(0, Ordering::Relaxed);
             self.quarantined.store(0, Ordering::Relaxed);
             (std::mem::take(&mut queues.queues), std::mem::take(&mut queues.quarantined))
         };
@@ -323,7 +323,7 @@ impl<T> InFlight<T> {
             return Err(item);
         }
         queues.quarantined.push_back((item, fences));
-        self.held.fetch_add(1, Ordering::Relaxed);
+        self.unreturned.fetch_add(1, Ordering::Relaxed);
         self.quarantined.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -360,7 +360,7 @@ impl<T> InFlight<T> {
             }
         } else {
             let left = (completed.len() + lost.len()) as u64;
-            self.held.fetch_sub(left, Ordering::Relaxed);
+            self.unreturned.fetch_sub(left, Ordering::Relaxed);
             self.quarantined.fetch_sub(left, Ordering::Relaxed);
             queues.quarantined.extend(unknown);
         }
@@ -405,10 +405,17 @@ mod tests {
         assert_eq!((in_flight.quarantined(), in_flight.count()), (3, 0));
         broken[1].finish();
         assert!(in_flight.query_quarantined(1).0.is_empty());
-        assert_eq!((in_flight.query_quarantined(1).0, in_flight.total()), (vec![2], 2), "one after the other");
+        assert_eq!(
+            (in_flight.query_quarantined(1).0, in_flight.count_with_quarantined()),
+            (vec![2], 2),
+            "one after the other"
+        );
         broken[0].finish();
         let FinalSweep { recovered, failed, .. } = in_flight.end();
-        assert_eq!((recovered, failed, in_flight.total(), in_flight.quarantined()), (vec![1], vec![3], 0, 0));
+        assert_eq!(
+            (recovered, failed, in_flight.count_with_quarantined(), in_flight.quarantined()),
+            (vec![1], vec![3], 0, 0)
+        );
         assert_eq!(in_flight.quarantine(4, behind([broken[2].clone()])), Err(4), "the pool has ended");
     }
 

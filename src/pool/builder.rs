@@ -13,7 +13,10 @@ use super::Pool;
 use super::handle::Handle;
 use super::start::PoolStart;
 use crate::backend::{self, Backend};
-use crate::config::{Config, ExtraSettings, Limit, OnFull, Preset, ResolvedSettings, Settings, env, for_each_setting};
+use crate::config::{
+    Config, ExtraSettings, HugeTlb, Limit, OnFull, Preset, ResolvedSettings, Rounding, Settings, SharedLimitName, env,
+    for_each_setting,
+};
 use crate::engine::ManualClock;
 use crate::error::{Error, Result};
 use crate::report::{LogSampler, PoolLog, RateCheckReport};
@@ -21,7 +24,7 @@ use crate::report::{LogSampler, PoolLog, RateCheckReport};
 /// Collects the settings of a new pool. A setting that code does not set takes its value from the environment, or else its
 /// default.
 ///
-/// [`setting`](PoolBuilder::setting) lists all settings. Most also have a typed method.
+/// [`setting`](PoolBuilder::setting) lists all settings. Each also has a typed method.
 #[must_use]
 pub struct PoolBuilder {
     settings: Settings,
@@ -100,10 +103,10 @@ impl PoolBuilder {
         report
     }
 
-    /// Sets whether the process's maintenance thread serves the pool (the default). The thread releases idle memory and keeps
-    /// statistics current while the program makes no calls. Without it, call [`Pool::maintain`] periodically. Async requests,
-    /// awaited copies, a shared limit, pinning (`register`, a reserve) and releases of idle GPU memory start threads in any
-    /// case.
+    /// Sets whether the process's maintenance thread serves the pool; by default it does. The thread releases idle memory
+    /// and keeps statistics current while the program makes no calls. Without it, call [`Pool::maintain`] periodically. Async
+    /// requests, awaited copies, a shared limit, pinning (`register`, a reserve) and releases of idle GPU memory start threads
+    /// in any case.
     pub fn maintenance_thread(mut self, is_enabled: bool) -> Self {
         self.settings.extra.maintenance_thread = Some(is_enabled);
         self
@@ -212,20 +215,18 @@ impl PoolBuilder {
 
 macro_rules! setters {
     ($(group $group:literal; $(
-        #[doc = $doc:literal]
-        $variable:literal = $default:expr, $name:ident $(($argument:ty))?: $type:ty as $format:expr;
+        #[doc = $doc:literal] $(#[doc = $in_code:literal])?
+        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
     )+)+) => {
         impl PoolBuilder {
-            /// Sets the setting `name` from text, as its variable does. Use it for settings without a separate method, and for
-            /// values from a file or another language. The name may be in lower case and without `PINPOOL_`. Empty text sets
-            /// nothing.
+            /// Sets the setting `name` from text, as its variable does. Use it for values from a file or
+            /// another language. The name may be in lower case and without `PINPOOL_`. Empty text sets nothing.
             ///
             /// | variable | meaning |
             /// | --- | --- |
             $($(#[doc = concat!("| `", $variable, "` |", $doc, " |")])+)+
             ///
-            /// Three have no typed method: `PINPOOL_LEDGER` (default `none`), `PINPOOL_ROUNDING` (default `eighths`) and
-            /// `PINPOOL_HUGETLB` (default `off`). The names `maintenance_thread` and `call_stacks` (with the feature `observe`), which have no variable, are
+            /// The names `maintenance_thread` and `call_stacks` (with the feature `observe`), which have no variable, are
             /// accepted too. [`build`](Self::build) fails if there is no such setting, if its value is invalid, or if code sets
             /// two values for one variable. A retired setting is ignored with a warning.
             ///
@@ -240,18 +241,17 @@ macro_rules! setters {
             }
         }
 
-        /// The settings with simple types; [`setting`](Self::setting) has all. In code, `None` means `none`, or `auto`
-        /// for `numa_node`. A value that code sets overrides the variable.
+        /// The settings. A value that code sets overrides the variable.
         impl PoolBuilder {
-            $($($(
-                #[doc = $doc]
+            $($(
+                #[doc = $doc] $(#[doc = $in_code])?
                 ///
-                #[doc = concat!("The variable `", $variable, "` takes these values as text. Default, unless another setting or the process implies one: `", stringify!($default), "`.")]
+                #[doc = concat!("The variable `", $variable, "` takes the values as text. Default, unless another setting or the process implies one: `", stringify!($default), "`.")]
                 pub fn $name(mut self, value: $argument) -> Self {
                     self.settings.$name = Some(value.into());
                     self
                 }
-            )?)+)+
+            )+)+
         }
     };
 }

@@ -25,7 +25,9 @@ use crate::quota::Claim;
 /// queue. A buffer or memory that was already assigned to the request then goes to the next request. Until the wait times out,
 /// the request keeps its place in the queue even if the future is not polled.
 ///
-/// Polling the future again after it was ready begins another request.
+/// # Panics
+///
+/// If it is polled after completion.
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
 pub struct GetFuture {
@@ -44,6 +46,7 @@ enum State {
     /// The request waits for room in its partition.
     InPartition(WaitTicket<PartitionCore>),
     InPool(WaitTicket<PoolCore>),
+    Completed,
 }
 
 impl GetFuture {
@@ -93,7 +96,7 @@ impl GetFuture {
     fn advance(&mut self, context: &mut Context<'_>) -> Poll<Result<PinnedBuf>> {
         loop {
             let served = match &mut self.state {
-                State::New => self.begin()?,
+                State::New | State::Completed => self.begin()?,
                 State::InPartition(ticket) => {
                     self.claim = Some(ready!(ticket.poll_served(context))?);
                     let (request, age) = (ticket.request().clone(), ticket.age());
@@ -115,15 +118,11 @@ impl Future for GetFuture {
     type Output = Result<PinnedBuf>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let served = match self.pool.core().check_open() {
-            Ok(()) => ready!(self.advance(context)),
-            Err(error) => {
-                self.forget_if_forked();
-                Err(error)
-            }
-        };
+        assert!(!matches!(self.state, State::Completed), "a `GetFuture` was polled after completion");
+        let open = self.pool.core().check_open().inspect_err(|_| self.forget_if_forked());
+        let served = if let Err(error) = open { Err(error) } else { ready!(self.advance(context)) };
         // Dropping the ticket removes the request from the queue if it still waits, which is possible after an error.
-        self.state = State::New;
+        self.state = State::Completed;
         self.claim = None;
         Poll::Ready(served)
     }

@@ -8,10 +8,11 @@ use crate::error::{ErrorKind, Result};
 impl Pool {
     /// Pins `bytes` more by the fastest method of the backend, and keeps them pinned until the pool ends. If an earlier reserve was
     /// abandoned, its missing bytes are pinned first. Only memory that was pinned in the background may be released earlier, by a
-    /// [lower limit](Self::set_max_bytes). `register` and usually `vmm`
-    /// pin slices of at most 128 MiB (`PINPOOL_HUGETLB=1GiB`: 1 GiB), and no buffer of the reserve is longer than its slice. If
-    /// the driver refuses further slices, the call succeeds with a shorter reserve and a warning; `reserve_bytes` has its
-    /// length. Logs its progress. Makes slow calls.
+    /// [lower limit](Self::set_max_bytes). Logs its progress. Makes slow calls.
+    ///
+    /// `register` and usually `vmm` pin slices of at most 128 MiB (`PINPOOL_HUGETLB=1GiB`: 1 GiB), and no buffer of the reserve is
+    /// longer than its slice. If the driver refuses further slices, the call succeeds with a shorter reserve and a warning;
+    /// `reserve_bytes` has its length.
     ///
     /// With `PINPOOL_RESERVE_WAIT=0` the call returns after about 8 MiB, and the maintenance thread pins the rest in steps of
     /// about 8 MiB. On `register` and `cuda` a step has 64 MiB while no copy is in flight, and no buffer of the reserve is longer
@@ -37,7 +38,7 @@ impl Pool {
 
     /// Waits up to `timeout` until the whole reserve is pinned, and returns whether the reserve is complete.
     ///
-    /// Returns true at once if nothing was reserved or `PINPOOL_RESERVE_WAIT` is on. With
+    /// Returns true immediately if nothing was reserved or `PINPOOL_RESERVE_WAIT` is on. With
     /// `maintenance_thread(false)` the calling thread pins the reserve.
     ///
     /// # Errors

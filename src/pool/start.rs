@@ -4,6 +4,8 @@
 use std::path::PathBuf;
 use std::process;
 use std::sync::Arc;
+#[cfg(feature = "observe")]
+use std::sync::atomic::Ordering;
 
 use super::config_on_host::pin_options;
 use crate::arena::Retention;
@@ -20,7 +22,7 @@ use crate::shared_limit::SharedLimit;
 use crate::size_class::Rounding;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "observe")]
-use pinpool_observe::record::{self, SET_IN_CODE, Unrecorded, count_failed};
+use pinpool_observe::record::{self, FAILED_RECORDINGS, SET_IN_CODE, Unrecorded};
 use pinpool_os::format::Size;
 use pinpool_os::host::limits;
 
@@ -33,8 +35,9 @@ pub(super) struct PoolStart {
 }
 
 impl PoolStart {
-    /// Returns whether the backend can be chosen at the first use of the pool: no step of the start can fail except the
-    /// reservation of addresses, which has a substitute, nothing is reserved, and the choice would start the driver in this process.
+    /// Returns whether the backend can be chosen at the first use of the pool. This requires that nothing is reserved, that the
+    /// choice would start the driver in this process, and that no step of the start can fail. For the reservation of addresses there
+    /// is a substitute.
     pub(super) fn may_defer_start(&self) -> bool {
         let Config { backend, reserve, trace, numa_node, .. } = &self.settings.config;
         matches!(backend, Backend::Auto)
@@ -146,7 +149,7 @@ impl PoolStart {
                 Err(ErrorKind::Setting { name: "PINPOOL_TRACE", value: path.display().to_string(), why }.into())
             }
             Err(Unrecorded::Taken) => {
-                count_failed();
+                FAILED_RECORDINGS.fetch_add(1, Ordering::Relaxed);
                 log.trace_taken(path);
                 Ok(None)
             }
@@ -167,7 +170,7 @@ impl PoolStart {
         };
         let (what, pressure) = (format!("backend `{}`", source.name()), config.extra.pressure.as_deref());
         let arena = ArenaSupply::new(source, claim, settings, log, pressure)
-            .map_err(|error| ErrorKind::Unavailable { what, why: error.to_string() })?;
+            .map_err(|error| Error::unavailable(what, error))?;
         Ok(Memory::of_arena(arena))
     }
 

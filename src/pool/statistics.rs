@@ -31,9 +31,9 @@ impl Pool {
     /// `PINPOOL_MAX_IDLE_BYTES` or a shared limit. The numbers are exact while no other thread, the maintenance thread included,
     /// uses the pool. Otherwise they may be a few operations apart.
     ///
-    /// A completed copy counts as in flight until the pool detects its end. With timelines (`adaptive`) the pool detects it at
-    /// once, otherwise at the next miss, [`maintain`](Pool::maintain) or [`Completion::wait`](crate::Completion::wait), or within
-    /// 0.1 s.
+    /// A completed copy counts as in flight until the pool detects its end. With timelines (`adaptive`) the pool detects it
+    /// immediately, otherwise at the next miss, [`maintain`](Pool::maintain) or [`Completion::wait`](crate::Completion::wait),
+    /// or within 0.1 s.
     pub fn stats(&self) -> Stats {
         self.unless_forked(|core| core.sweep_by_loads());
         self.core().stats()

@@ -12,13 +12,13 @@
 //! Pageable memory has a separate budget. This module waits only for the lock of a shared limit's file, and calls a source only
 //! through other pools that release idle memory for a claim.
 //!
-//! - quota-I1: `used` is the sum of all live claims, including claims that are kept forever. A claim that would raise it above
-//!   `max` is refused by the first level without room, and claims nothing. So the sum is at most `max`, unless `max` was lowered
-//!   meanwhile.
-//! - quota-I2: a claim is returned exactly once, by its drop.
-//! - quota-I3: a request that waits for a partition misses no return: it joins the queue, executes a fence and claims; a return
-//!   lowers `used`, executes a fence and notifies the owner.
-//! - quota-I4: the `auto` pools of a process together hold at most what the limit of one allows: they claim under one lock.
+//! - **quota-I1**: `used` is the sum of all live claims, including claims that are kept forever. A claim that would raise it
+//!   above `max` is refused by the first level without room, and claims nothing. So the sum is at most `max`, unless `max` was
+//!   lowered meanwhile.
+//! - **quota-I2**: a claim is returned exactly once, by its drop.
+//! - **quota-I3**: a request that waits for a partition misses no return: it joins the queue, executes a fence and claims; a
+//!   return lowers `used`, executes a fence and notifies the owner.
+//! - **quota-I4**: the `auto` pools of a process together hold at most what the limit of one allows: they claim under one lock.
 
 mod process;
 

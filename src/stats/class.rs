@@ -9,15 +9,17 @@
 pub struct ClassStats {
     /// Size of this class's buffers in bytes.
     pub class_bytes: u64,
-    /// Pinned buffers that exist, quarantined buffers included.
+    /// Pinned buffers that exist: in use, in flight or idle.
     pub buffers: u64,
     /// Returned pinned buffers that a device may still be using.
     pub in_flight: u64,
     /// Idle pinned buffers.
     pub idle: u64,
-    /// All other pinned buffers: in use or quarantined.
+    /// Pinned buffers in use.
     pub in_use: u64,
-    /// Highest number of buffers so far.
+    /// Pinned buffers that cannot be reused ([`MemoryStats::quarantined`](super::MemoryStats::quarantined)).
+    pub quarantined: u64,
+    /// Highest number of buffers so far, quarantined buffers included.
     pub peak_buffers: u64,
     /// Requests that missed, including requests that got pageable memory.
     pub misses: u64,

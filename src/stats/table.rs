@@ -51,9 +51,10 @@ impl fmt::Display for Stats {
 /// Writes all statistics of the class on one line.
 impl fmt::Display for ClassStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { class_bytes, buffers, peak_buffers, in_flight, idle, in_use, misses, evictions } = *self;
+        let Self { class_bytes, buffers, peak_buffers, in_flight, idle, in_use, quarantined, misses, evictions } =
+            *self;
         let class = Size(class_bytes);
         write!(f, "class {class:>9}: buffers={buffers} in_use={in_use} in_flight={in_flight} idle={idle} ")?;
-        write!(f, "peak={peak_buffers} misses={misses} evictions={evictions}")
+        write!(f, "quarantined={quarantined} peak={peak_buffers} misses={misses} evictions={evictions}")
     }
 }

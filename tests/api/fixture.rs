@@ -47,7 +47,7 @@ pub(crate) fn over_sim(max_bytes: impl Into<Limit>) -> PoolBuilder {
 /// A pool over simulated memory under either preset, with buffers of exactly the requested size.
 pub(crate) fn both_presets(max_bytes: u64) -> [PoolBuilder; 2] {
     // TensorFlow's header is next to each buffer.
-    let tensorflow = over_sim(max_bytes + (16 << 10)).preset(Preset::TensorFlow).setting("rounding", Rounding::Exact);
+    let tensorflow = over_sim(max_bytes + (16 << 10)).preset(Preset::TensorFlow).rounding(Rounding::Exact);
     [over_sim(max_bytes), tensorflow]
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pinpool::copy::{CopyFailure, CopyTarget, Fence};
+use pinpool::copy::{CopyTarget, Enqueued, Fence};
 
 /// A stream with copies that end, and fences that panic, on command.
 #[derive(Debug, Clone, Default)]
@@ -35,12 +35,7 @@ unsafe impl CopyTarget<ManualStream> for Nowhere {
     fn capacity_bytes(&self) -> usize {
         usize::MAX
     }
-    unsafe fn enqueue_write(
-        &mut self,
-        stream: &ManualStream,
-        _source: *const u8,
-        _len: usize,
-    ) -> Result<Arc<dyn Fence>, CopyFailure> {
+    unsafe fn enqueue_write(&mut self, stream: &ManualStream, _source: *const u8, _len: usize) -> Enqueued {
         Ok(stream.0.clone())
     }
 }

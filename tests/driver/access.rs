@@ -25,7 +25,8 @@ fn one_sick_device_fails_its_own_copies_and_no_growth() {
     copy_arrives(filled(&pool, 3 * MIB, 1), &contexts[0], 1).unwrap();
     let error = copy_arrives(filled(&pool, 3 * MIB, 2), &contexts[1], 2).unwrap_err();
     let text = error.to_string();
-    assert!(error.is_copy() && text.contains("device 1 cannot reach") && text.contains("PINPOOL_DEVICE"), "{text}");
+    assert!(error.is_copy_refused(), "{text}");
+    assert!(text.contains("device 1 cannot reach") && text.contains("PINPOOL_DEVICE"), "{text}");
     assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (0, 0));
     // The pool grows and serves its own device, and the other one once it is well.
     copy_arrives(filled(&pool, 20 * MIB, 3), &contexts[0], 3).unwrap();
@@ -45,7 +46,7 @@ fn the_error_for_memory_without_a_device_address_names_no_copy() {
         let pool = builder(backend).device(0).build().unwrap();
         let error = pool.get(3 * MIB).unwrap().device_ptr(context).unwrap_err();
         let text = error.to_string();
-        assert!(error.is_copy() && text.starts_with("no device address for 3.0MiB of memory: "), "{text}");
+        assert!(error.is_unmapped() && text.starts_with("no device address for 3.0MiB of memory: "), "{text}");
     }
 }
 

@@ -50,7 +50,7 @@ fn every_kind_of_stream_and_target_takes_a_copy() {
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), [vec![2; 1024], vec![3; 1024], vec![1; 2048]].concat());
     }
     let error = pool.get(4097).unwrap().copy_to(&context.default_stream(), &mut memory).unwrap_err();
-    assert!(error.error().is_copy() && error.to_string().contains("4096"), "{error}");
+    assert!(error.error().is_copy_refused() && error.to_string().contains("4096"), "{error}");
     let pageable = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
     filled(&pageable, 4096, 4).copy_to(&context.default_stream(), &mut memory).unwrap().wait().unwrap();
     assert_eq!(context.default_stream().clone_dtoh(&memory).unwrap(), vec![4; 4096]);
@@ -114,8 +114,7 @@ fn a_refused_wait_for_a_copy_from_the_buffer_fails_each_call_that_would_write() 
 
 #[test]
 fn a_copy_that_fails_at_a_step_puts_its_buffer_back_only_if_nothing_was_enqueued() {
-    let refusals = ["cuCtxGetCurrent", "cuStreamIsCapturing", "cuStreamWaitEvent"];
-    for (name, code) in refusals
+    for (name, code) in ["cuCtxGetCurrent", "cuStreamIsCapturing", "cuStreamWaitEvent"]
         .map(|name| (name, Code::UNKNOWN))
         .into_iter()
         .chain([("cuMemcpyHtoDAsync_v2", Code::INVALID_VALUE), ("cuMemcpyHtoDAsync_v2", Code::LAUNCH_FAILED)])
@@ -126,7 +125,7 @@ fn a_copy_that_fails_at_a_step_puts_its_buffer_back_only_if_nothing_was_enqueued
         driver.fail(name, 1, code);
         let error = pinpool::Error::from(buf.copy_to(&stream, &mut memory).unwrap_err());
         let is_of_device = matches!(code, Code::LAUNCH_FAILED | Code::UNKNOWN);
-        assert_eq!((error.is_device(), error.is_copy()), (is_of_device, !is_of_device), "{name}: {error}");
+        assert_eq!((error.is_device(), error.is_copy_refused()), (is_of_device, !is_of_device), "{name}: {error}");
         // The copy may be running: the buffer waits for a fence that was put after it all the same.
         let may_run = code == Code::LAUNCH_FAILED;
         let stats = pool.stats();

@@ -47,7 +47,7 @@ fn a_pool_of_a_child_whose_parent_used_cuda_says_why_it_has_no_gpu() {
             let gpu = pinpool::unstable::backend::gpu_finding(0);
             let own = Pool::builder().without_env().build().unwrap();
             vec![
-                ("cuda", refused.contains("forked from one that used CUDA: spawn it")),
+                ("cuda", refused.contains("the parent of this forked process used CUDA: spawn")),
                 ("gpu", gpu.found.contains("forked") && gpu.remedy.is_some_and(|remedy| remedy.contains("spawn"))),
                 ("auto", !own.stats().backend.is_empty() && own.stats().backend != "vmm"),
             ]

@@ -147,7 +147,7 @@ fn memory_is_lost_if_the_driver_refuses_a_fence_after_work_on_it() {
         lost.push(buf.as_ptr());
         let error = record(&mut buf).unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
-        // SAFETY: the default stream. Its work is other work.
+        // SAFETY: the default stream. Work on it is unrelated.
         unsafe { buf.record_stream(ptr::null_mut()) }.unwrap();
         assert!(buf.wait_slice_mut().unwrap_err().is_device(), "{words}: who writes would overtake the work");
         drop(buf);
@@ -293,7 +293,7 @@ fn the_default_stream_of_a_green_context_is_refused() {
     let mut buf = error.into_buf().expect("for another attempt");
     // SAFETY: as above.
     assert!(unsafe { buf.record_stream(ptr::null_mut()) }.unwrap_err().is_device());
-    // As torch names it: on the primary context's stream, the fence would complete at once.
+    // As torch names it: on the primary context's stream, the fence would complete immediately.
     assert!(default.on_device(0).record_fence().unwrap_err().is_device());
     drop(buf);
     pool.maintain();

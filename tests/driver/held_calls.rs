@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use mock_driver::MockDriver;
+use mock_driver::{Code, MockDriver};
 use pinpool::{Backend, Pool, Preset};
 
 use crate::events_only::EventsOnly;
@@ -84,6 +84,32 @@ fn a_trim_does_not_call_an_unresponsive_driver() {
         });
         assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
     }
+}
+
+#[test]
+fn a_failed_device_has_not_recovered_because_the_driver_is_stuck_in_a_query() {
+    let (driver, stream, mut memory) = on_a_stream(4096);
+    let pool = builder(Backend::Vmm).maintenance_thread(false).build().unwrap();
+    let work = driver.hold(stream.cu_stream());
+    let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
+    // Longer than the device is trusted to be well without a query.
+    thread::sleep(Duration::from_millis(2));
+    driver.fail("cuStreamQuery", 1, Code(719));
+    assert!(copy.is_complete().unwrap_err().is_device());
+    let gate = driver.hold_call("cuStreamQuery");
+    thread::scope(|scope| {
+        thread::sleep(Duration::from_millis(2));
+        let stuck = scope.spawn(|| copy.is_complete());
+        gate.wait_for(1);
+        // Longer than a driver is given to answer.
+        thread::sleep(Duration::from_millis(50));
+        let meanwhile = [(); 2].map(|()| copy.is_complete());
+        drop(gate);
+        assert!(meanwhile.iter().all(Result::is_err), "{meanwhile:?}");
+        assert!(!stuck.join().unwrap().unwrap(), "the driver answers again");
+    });
+    drop(work);
+    copy.wait().unwrap();
 }
 
 #[test]

@@ -162,7 +162,7 @@ fn a_pending_buffer_is_readable_only_when_its_copy_completes() {
     assert_eq!(first_wrong(arriving.wait().unwrap().wait_slice().unwrap(), 7), None);
     poll_until_idle(&pool);
     let error = pool.get(LEN + 1).unwrap().copy_from(&stream, &source).unwrap_err();
-    assert!(error.error().is_copy() && error.to_string().contains("65536"), "{error}");
+    assert!(error.error().is_copy_refused() && error.to_string().contains("65536"), "{error}");
     assert_eq!(error.into_buf().map(|buf| buf.len()), Some(LEN + 1), "nothing was enqueued");
 }
 
@@ -226,7 +226,7 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
     let stream = unsafe { RawStream::new(owner.cu_stream().cast()) };
     // SAFETY: so does the memory, which no other code uses meanwhile.
     let mut raw = unsafe { RawMemory::new(allocated.device_ptr(&owner).0, LEN) };
-    // SAFETY: no context is allowed: the stream's own is taken.
+    // SAFETY: a context need not be current: the stream's own is used.
     unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
     let gate = driver.hold(owner.cu_stream());
     let copy = filled(&pool, 5).copy_to(&stream, &mut raw).unwrap();

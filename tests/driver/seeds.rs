@@ -290,8 +290,7 @@ impl<'a> Run<'a> {
     fn copy_on(&mut self, lane: usize) {
         let Some((buf, byte)) = self.take() else { return };
         let (lane, len) = (&mut self.lanes[lane], buf.len());
-        let copied = buf.copy_to(&lane.stream, &mut lane.memory);
-        lane.expected = copied.is_ok().then_some((byte, len));
+        lane.expected = buf.copy_to(&lane.stream, &mut lane.memory).is_ok().then_some((byte, len));
     }
 
     /// Returns whether untracked copies may read the buffer on the device of this lane. If the driver refused access for the

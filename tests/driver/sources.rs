@@ -241,8 +241,7 @@ fn under_zero_every_backend_of_the_driver_gives_zeros_fresh_and_reused() {
     for (preset, backend) in adaptive.into_iter().chain([(Preset::TensorFlow, Backend::Cuda)]) {
         let _driver = MockDriver::load();
         let (stream, mut memory) = stream_and_memory(&CudaContext::new(0).unwrap(), 10_000);
-        let builder = builder(backend.clone()).preset(preset).zero(true).pool_size_limit(2);
-        let pool = builder.build().unwrap();
+        let pool = builder(backend.clone()).preset(preset).zero(true).pool_size_limit(2).build().unwrap();
         for round in 0..6 {
             for len in [10_000, 100_000 + round * 9_000, 3 * MIB] {
                 let mut buf = pool.get(len).unwrap();

@@ -40,7 +40,7 @@ const CASES: &[Case] = &[
     ("exit_with_copies_in_flight_and_threads_at_work", exit_at_work, 7),
     ("return_from_main_with_pools_in_statics", return_from_main, 0),
     ("panic_in_main_with_buffers_held", panic_in_main, 101),
-    ("exit_while_gets_wait_in_line", exit_in_line, 7),
+    ("exit_while_requests_wait", exit_with_waiters, 7),
     ("exit_handlers_use_the_pool_before_and_after_it_stops", exit_handlers, 7),
     ("exit_called_by_the_maintenance_thread", exit_by_maintenance, 7),
     ("a_thread_dies_with_buffers", thread_death, 0),
@@ -180,7 +180,7 @@ fn panic_in_main() {
     panic!("on purpose");
 }
 
-fn exit_in_line() {
+fn exit_with_waiters() {
     let pool = heap().max_bytes(4 << 20).wait(Duration::from_secs(3600)).build().unwrap();
     let held: Vec<_> =
         std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).timeout(Duration::ZERO)).ok()).collect();
@@ -212,7 +212,7 @@ extern "C" fn use_pool() {
 }
 
 extern "C" fn judge() {
-    // SAFETY: ends the process at once.
+    // SAFETY: ends the process immediately.
     unsafe { libc::_exit(if WORKED.load(Ordering::SeqCst) == 2 { 7 } else { 8 }) }
 }
 

@@ -41,18 +41,18 @@ cc -o "$folder/on_stream" "$stub/on_stream.o" "$folder/libpinpool.so.0" "$stub/l
 rm -r "$stub"
 cc -O1 -o "$folder/steps" crates/preload/tests/programs/steps.c -ldl -lpthread
 
-# The wheel is for the interpreter of this machine. The torch shim is compiled on the machine that has torch.
+# The wheel is for the interpreter of this machine. The allocator for torch is compiled on the machine that has torch.
 MATURIN_PEP517_ARGS="--profile $profile --locked" python3 -m pip wheel -q --no-deps -w "$folder" ./python
 install -m 644 tests/gpu/with_torch.py "$folder/with_torch.py"
 install -m 755 tests/gpu/run.sh "$folder/run.sh"
 install -m 644 tests/gpu/peers.py "$folder/peers.py"
-install -m 644 tests/gpu/shim.py "$folder/shim.py"
+install -m 644 tests/gpu/torch_allocator.py "$folder/torch_allocator.py"
 install -m 644 tests/gpu/libraries.py "$folder/libraries.py"
 install -m 644 tests/gpu/pinned_copies.py "$folder/pinned_copies.py"
 install -m 644 python/examples/workers.py "$folder/workers.py"
 ls -l "$folder"
 
 # What run.sh has a step for, by its file.
-for surface in gpu pinpool pinpool-bench libin_process.so libpinpool.so.0 on_stream libpinpool_preload.so steps "pinpool-*.whl" shim.py libraries.py pinned_copies.py workers.py; do
+for surface in gpu pinpool pinpool-bench libin_process.so libpinpool.so.0 on_stream libpinpool_preload.so steps "pinpool-*.whl" torch_allocator.py libraries.py pinned_copies.py workers.py; do
     compgen -G "$folder/$surface" >/dev/null || { echo "$folder has no $surface" >&2; exit 1; }
 done

@@ -22,7 +22,7 @@
 //! | `kernels.rs` | kernels that run while memory is pinned, moved and released, and that read a buffer in place |
 //! | `ends.rs` | exit with copies in flight, fork after growth: each in its own process |
 //! | `with_torch.py`, `tests/in_process` | a pool in the process of PyTorch |
-//! | `shim.py` | PyTorch with a pool as its pinned memory |
+//! | `torch_allocator.py` | PyTorch with a pool as its pinned memory |
 //! | `pinned_copies.py` | a program of PyTorch for `pinpool run` |
 //! | `libraries.py` | copies of PyTorch, CuPy and JAX from the memory of the wheel's pool |
 //! | `peers.py` | times of the pinned memory of PyTorch and CuPy |

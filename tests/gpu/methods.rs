@@ -36,8 +36,7 @@ fn before_release_after(buf: PinnedBuf, lane: &mut Lane) {
 
 fn before_release_after_event(buf: PinnedBuf, lane: &mut Lane) {
     untracked_copy(&buf, lane);
-    let event = lane.stream.record_event(None).unwrap();
-    buf.release_after_event(&event).unwrap();
+    buf.release_after_event(&lane.stream.record_event(None).unwrap()).unwrap();
 }
 
 /// A copy that the pool does not track.

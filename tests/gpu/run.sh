@@ -11,7 +11,7 @@
 # | variable | default | meaning |
 # | --- | --- | --- |
 # | PINPOOL_GPU_EXCEPT | | backends that this machine need not have: vmm, or vmm,register |
-# | PINPOOL_GPU_STEPS | facts c run run_torch wheel shim libraries shared suite torch copy stall pin load hit peers | the steps, in this order |
+# | PINPOOL_GPU_STEPS | facts c run run_torch wheel allocator libraries shared suite torch copy stall pin load hit peers | the steps, in this order |
 # | PINPOOL_GPU_THREADS | 1 4 8 16 | threads of `pinpool-bench hit` |
 # | PINPOOL_GPU_SUITE_SECONDS | 150 | the longest that the suite may take over one backend |
 # | PINPOOL_GPU_SUITE | | only tests of the suite whose names contain one of these words |
@@ -26,7 +26,7 @@ bin=$(realpath "${1:?usage: run.sh FOLDER}")
 log=${PINPOOL_GPU_LOG:-$bin/log}
 mkdir -p "$log"
 
-steps=${PINPOOL_GPU_STEPS:-facts c run run_torch wheel shim libraries shared suite torch copy stall pin load hit peers}
+steps=${PINPOOL_GPU_STEPS:-facts c run run_torch wheel allocator libraries shared suite torch copy stall pin load hit peers}
 seconds=${PINPOOL_GPU_SECONDS:-2}
 ends=$((SECONDS + ${PINPOOL_GPU_BUDGET:-570}))
 failed=0
@@ -136,9 +136,9 @@ for name in $steps; do
         printf '{"figure":"run_torch","served":%s}\n' "$(quoted "$(grep -shE '^(requests|memory):|not served' "$log/run_torch.log" | tail -n 3)")"
         ;;
     wheel) step wheel 120 bash -c 'wheel && python3 -c "import pinpool; b = pinpool.Pool(env=False).get(1 << 20); assert b.is_pinned"' ;;
-    shim)
-        step shim 120 bash -c 'wheel && python3 "$bin/shim.py"'
-        lines shim
+    allocator)
+        step allocator 120 bash -c 'wheel && python3 "$bin/torch_allocator.py"'
+        lines allocator
         ;;
     libraries)
         step libraries 200 bash -c 'wheel && python3 "$bin/libraries.py"'

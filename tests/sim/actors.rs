@@ -123,8 +123,7 @@ impl Actors {
                 _ => Step::new(Op::GetAsync, &[pool, len, u64::from(len % 3 == 0)]),
             };
         }
-        let align = if draw.once_in(16) { draw.pick(&[8192, 65_536]) } else { 0 };
-        Step::new(Op::Get, &[pool, len, align])
+        Step::new(Op::Get, &[pool, len, if draw.once_in(16) { draw.pick(&[8192, 65_536]) } else { 0 }])
     }
 
     fn put(&mut self, draw: &mut Draw) -> Step {

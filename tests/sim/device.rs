@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, Fence, StreamId};
+use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, Enqueued, Fence, StreamId};
 use pinpool::{Error, Result};
 
 use crate::site::Site;
@@ -74,7 +74,7 @@ impl SimTarget {
         Self { buffer, value, gives_up, gave_up: Cell::new(false) }
     }
 
-    fn enqueue(&self, stream: &SimStream, at: usize, len: usize, writes: bool) -> Result<Arc<dyn Fence>, CopyFailure> {
+    fn enqueue(&self, stream: &SimStream, at: usize, len: usize, writes: bool) -> Enqueued {
         let enqueued = stream.enqueue(at, len, self.value, writes);
         let gives_up = match (self.gives_up, &enqueued) {
             (GivesUp::Always, _) | (_, Err(CopyFailure::Unknown(_))) => true,
@@ -180,7 +180,7 @@ impl SimStream {
         true
     }
 
-    fn enqueue(&self, at: usize, len: usize, value: u64, writes: bool) -> Result<Arc<dyn Fence>, CopyFailure> {
+    fn enqueue(&self, at: usize, len: usize, value: u64, writes: bool) -> Enqueued {
         let is_unknown = {
             let mut device = self.site.device();
             let stream = &mut device.streams[self.index];
@@ -248,12 +248,7 @@ unsafe impl CopyTarget<SimStream> for SimTarget {
         usize::MAX
     }
 
-    unsafe fn enqueue_write(
-        &mut self,
-        stream: &SimStream,
-        source: *const u8,
-        len: usize,
-    ) -> Result<Arc<dyn Fence>, CopyFailure> {
+    unsafe fn enqueue_write(&mut self, stream: &SimStream, source: *const u8, len: usize) -> Enqueued {
         SimTarget::enqueue(self, stream, source.expose_provenance(), len, false)
     }
 }
@@ -264,12 +259,7 @@ unsafe impl CopySource<SimStream> for SimTarget {
         usize::MAX
     }
 
-    unsafe fn enqueue_read(
-        &self,
-        stream: &SimStream,
-        target: *mut u8,
-        len: usize,
-    ) -> Result<Arc<dyn Fence>, CopyFailure> {
+    unsafe fn enqueue_read(&self, stream: &SimStream, target: *mut u8, len: usize) -> Enqueued {
         SimTarget::enqueue(self, stream, target.expose_provenance(), len, true)
     }
 }

@@ -8,7 +8,7 @@
 //!                       └── after each step: checks
 //! ```
 //!
-//! One thread makes all calls, so a seed has one trace: the test of that compares two runs. Calls of other threads are
+//! One thread makes all calls, so a seed has one trace, which a test checks by comparing two runs. Calls of other threads are
 //! simulated where the pool has to expect them: while the source is in a call.
 //!
 //! | command | runs |

@@ -96,7 +96,7 @@ impl Call {
 pub(crate) struct Step {
     pub(crate) op: Op,
     pub(crate) args: [u64; 3],
-    /// Runs inside the next call of this kind, as if another thread made it; else at once.
+    /// Runs inside the next call of this kind, as if another thread made it; else immediately.
     pub(crate) during: Option<Call>,
 }
 

@@ -27,7 +27,7 @@ pub(crate) fn shrink(scenario: &Scenario, fails: impl Fn(&Scenario) -> bool) -> 
     }
 }
 
-/// Steps that need not happen inside a call happen at once.
+/// Steps that need not happen inside a call happen immediately.
 fn simplified(mut smallest: Scenario, fails: impl Fn(&Scenario) -> bool) -> Scenario {
     for at in 0..smallest.steps.len() {
         let mut simpler = smallest.clone();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
-use pinpool::unstable::Rounding;
+use pinpool::Rounding;
 use pinpool::unstable::{LogSampler, ManualClock};
 use pinpool::{
     Backend, Error, GetFuture, Limit, OnFull, Partition, PendingBuf, PinnedBuf, Pool, Preset, Request, Stats,
@@ -206,7 +206,7 @@ impl World {
         builder = match (setup.tensorflow, setup.exact) {
             (0, _) => builder.preset(Preset::Adaptive).reserve(setup.reserve_bytes),
             (_, 0) => builder.preset(Preset::TensorFlow),
-            _ => builder.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact),
+            _ => builder.preset(Preset::TensorFlow).rounding(Rounding::Exact),
         };
         let pool = builder.build().map_err(|error| format!("the pool cannot be built: {error}"))?;
         Ok(Self {
@@ -267,10 +267,7 @@ impl World {
             let of_partition = as_len(stats.map_or(0, |stats| stats.requests.waiting)).min(mine.len());
             let (claimed, claiming) = mine.split_at(mine.len() - of_partition);
             if let Some(first) = claiming.first().filter(|first| sleeps(first)) {
-                return Err(format!(
-                    "a copy begins, and the request of {} B that waits in partition {index} sleeps",
-                    first.len
-                ));
+                return Err(format!("a copy begins while the request of {} B in partition {index} sleeps", first.len));
             }
             in_pool.extend(claimed);
         }

@@ -61,7 +61,8 @@ impl HitArgs {
             let why = format!("{failed} requests failed and {pageable} got pageable memory: the numbers are invalid");
             return Err(BenchError::Failure(why));
         }
-        let [ns_per_pair, array_queue, malloc] = series.map(Series::median_ns);
+        let [ns_per_pair, array_queue, malloc] =
+            series.map(|series| (median(series.ns_per_pair) * 100.0).round() / 100.0);
         Ok(json!({
             "pattern": format!("{pattern:?}").to_lowercase(),
             "threads": threads,
@@ -93,9 +94,5 @@ impl<'a> Series<'a> {
         let took = (self.run)(self.pairs)?;
         self.ns_per_pair.push(took.as_nanos() as f64 / self.pairs as f64);
         Ok(())
-    }
-
-    fn median_ns(self) -> f64 {
-        (median(self.ns_per_pair) * 100.0).round() / 100.0
     }
 }

@@ -98,8 +98,7 @@ impl PinArgs {
         if !self.threads.is_empty() {
             return self.threads.iter().copied().map(usize::from).collect();
         }
-        let fewer = RESERVE_THREADS.into_iter().filter(|&threads| threads < cores);
-        fewer.chain([cores]).collect()
+        RESERVE_THREADS.into_iter().filter(|&threads| threads < cores).chain([cores]).collect()
     }
 }
 

@@ -26,8 +26,8 @@
  * Every function may be called from any thread, concurrently, and from log callbacks, but not from signal handlers or CUDA host
  * functions (cudaLaunchHostFunc). None throws, leaves an error in the CUDA runtime or changes the current context.
  *
- * Lengths are in bytes. Results stored through pointer arguments belong to the caller. Returned `const char *` strings are owned by
- * the library; do not free them.
+ * Lengths are in bytes: of buffers in size_t, limits and totals of a pool in uint64_t. Results stored through pointer arguments
+ * belong to the caller. Returned `const char *` strings are owned by the library; do not free them.
  *
  * A forked child does not inherit pools: each call on a pool of its parent returns PP_FORKED and does nothing. The child opens
  * its own pools. Buffers of `vmm` and `register` are not mapped in the child: reading one raises SIGSEGV.
@@ -51,10 +51,21 @@
 /** Initial values of a pp_get_options. */
 #define PP_GET_OPTIONS_INIT {sizeof(pp_get_options), 1, PP_DEFAULT_WAIT, NULL}
 
+/** The compiler warns if the result is ignored, because the failure would leak a buffer or leave none. */
+#if defined(__GNUC__)
+#define PP_NODISCARD __attribute__((warn_unused_result))
+#else
+#define PP_NODISCARD
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
 /** No limit, for pp_partition_open and pp_set_max_bytes. */
 #define PP_NO_LIMIT UINT64_MAX
 
-/** The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT. */
+/** The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT. UINT64_MAX - 1 waits forever. */
 #define PP_DEFAULT_WAIT UINT64_MAX
 
 /**
@@ -72,16 +83,16 @@ typedef enum {
   PP_INVALID_ARGUMENT = 1,
   /** A setting is unknown, invalid or contradicts another. */
   PP_INVALID_SETTING = 2,
-  /** No buffer in use of this pool begins at this address. */
+  /** The address is not the start of a buffer in use from this pool. */
   PP_UNKNOWN_POINTER = 3,
-  /** The handle is invalid, or its pool was closed. */
+  /** The handle is invalid, or its pool was closed (pp_pool_close). */
   PP_UNKNOWN_POOL = 4,
   /**
    * Over the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or earlier requests are
    * waiting. A later call may succeed.
    */
   PP_LIMIT = 5,
-  /** No buffer of this size is idle. Only from pp_try_get. */
+  /** No buffer of this size is idle. Only from pp_try_get and pp_try_get_with. */
   PP_NONE_IDLE = 6,
   /** The driver or the operating system refused memory, pinned or not. A later call may succeed, but not after a device reset. */
   PP_BACKEND = 7,
@@ -89,7 +100,7 @@ typedef enum {
   PP_DEVICE = 8,
   /** The pool belongs to the parent of this forked process. Nothing was done. */
   PP_FORKED = 9,
-  /** Internal error (a bug in pinpool). The pool remains usable. Any function may return it. */
+  /** Internal error (a bug in pinpool), or malloc failed for a string. The pool remains usable. Any function may return it. */
   PP_INTERNAL = 10,
   /** The backend or the CUDA driver is not available on this machine. Retrying does not help. */
   PP_UNAVAILABLE = 11,
@@ -104,6 +115,8 @@ typedef enum {
   PP_TOO_MANY_POOLS = 14,
   /** The process has already installed a Rust logger. Only from pp_set_log. */
   PP_LOGGER_SET = 15,
+  /** The pool or partition was shut down (pp_pool_shutdown). Later requests fail, too. */
+  PP_SHUT_DOWN = 16,
 } pp_status;
 
 /** Levels of log lines. Each level includes those above it in this list. */
@@ -143,7 +156,7 @@ typedef void (*pp_log_fn)(int level, const char *text, void *user_data);
 /** Options of a request. Initialize them with PP_GET_OPTIONS_INIT, and then set members. */
 typedef struct {
   /** sizeof(pp_get_options), by which the library recognizes the version of the header. */
-  size_t struct_bytes;
+  size_t struct_size;
   /** The address is a multiple of this power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096. */
   size_t alignment;
   /** The longest wait, in milliseconds; 0 does not wait for room. Initially PP_DEFAULT_WAIT. */
@@ -163,10 +176,6 @@ typedef struct {
  * device, it delays the pool.
  */
 typedef void (*pp_release_fn)(void *ptr, void *user_data);
-
-#ifdef __cplusplus
-extern "C" {
-#endif // __cplusplus
 
 /** The version of the library: "0.1.0", as PP_VERSION of the header that belongs to it. Static. */
 const char *pp_version(void);
@@ -222,23 +231,34 @@ pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
  *   PP_INVALID_SETTING.
  * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
  */
-pp_status pp_pool_open(const char *config, pp_pool **pool);
+PP_NODISCARD pp_status pp_pool_open(const char *config, pp_pool **pool);
 
 /**
  * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, and stores its handle in `partition`, for
- * requests that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
- * pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain, pp_partition_open, and pp_get_with with a tag, return
- * PP_INVALID_ARGUMENT for a partition.
+ * requests that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers,
+ * which are returned, recorded and queried with the handle `partition`, not with `pool`. pp_adopt, pp_reserve, pp_trim, pp_clear,
+ * pp_maintain, pp_partition_open, and requests with a tag, return PP_INVALID_ARGUMENT for a partition.
  *
  * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
  * - PP_INVALID_ARGUMENT: `name` is not UTF-8, `max_bytes` is 0, or `pool` is a partition.
  */
-pp_status pp_partition_open(pp_pool *pool, const char *name, uint64_t max_bytes, pp_pool **partition);
+PP_NODISCARD pp_status pp_partition_open(pp_pool *pool, const char *name, uint64_t max_bytes, pp_pool **partition);
+
+/**
+ * Makes waiting requests of the pool and its partitions fail. They and all later requests, pp_adopt, pp_reserve and
+ * pp_partition_open return PP_SHUT_DOWN. The call then releases idle memory except reserves, which under `register` and `cuda`
+ * waits for all work of the device. If `pool` is a partition, nothing is released and only its own requests fail; those
+ * that already wait for memory of its pool are still served.
+ *
+ * Unlike pp_pool_close, this call keeps the handle: buffers in use are not affected, and the other functions work. Join the
+ * threads that make requests, and then call pp_pool_close. (`close` in Rust and Python shuts down, and dropping the pool closes it.)
+ */
+pp_status pp_pool_shutdown(pp_pool *pool);
 
 /**
  * Closes a pool or a partition: later calls with its handle, except returns, pp_record_stream and pp_is_pinned, return
  * PP_UNKNOWN_POOL. Running calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so
- * join such threads first.
+ * call pp_pool_shutdown and join such threads first.
  *
  * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
  * returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the
@@ -278,8 +298,8 @@ pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
 pp_status pp_set_max_bytes(pp_pool *pool, uint64_t max_bytes);
 
 /**
- * Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Touches neither buffers in
- * use nor reserves. A slow call, which under `register` and `cuda` waits for all work of the device.
+ * Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in use
+ * or reserves. The call is slow; under `register` and `cuda` it waits for all work of the device.
  */
 pp_status pp_trim(pp_pool *pool, uint64_t to_bytes);
 
@@ -298,8 +318,6 @@ pp_status pp_maintain(pp_pool *pool);
 /**
  * Stores the statistics of the pool in `json`, as one JSON object on one line. Names that end in `_bytes` are bytes, names that
  * end in `_seconds` are seconds. Later versions may add names. Free the string with pp_string_free.
- *
- * - PP_BACKEND: malloc failed for the string.
  */
 pp_status pp_stats_json(pp_pool *pool, char **json);
 
@@ -318,7 +336,7 @@ void pp_string_free(char *text);
  * - PP_BACKEND: the driver or the kernel refused, or the device was reset. After a reset no request of this pool succeeds.
  * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
  */
-pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
+PP_NODISCARD pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
 
 /**
  * Allocates as pp_get does, with these options:
@@ -327,11 +345,11 @@ pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
  *     options.timeout_ms = 500;
  *     pp_status status = pp_get_with(pool, 1 << 20, &options, &batch);
  *
- * - PP_INVALID_ARGUMENT: an option is invalid, or `struct_bytes` is not its size in this version or an earlier one.
+ * - PP_INVALID_ARGUMENT: an option is invalid, or `struct_size` is not its size in this version or an earlier one.
  * - PP_LIMIT: over the limit after the wait.
  * - The other codes of pp_get.
  */
-pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_get_options *options, void **ptr);
+PP_NODISCARD pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_get_options *options, void **ptr);
 
 /**
  * Allocates as pp_get does if a buffer of this size class is idle. Pins no memory and does not wait for room. The first call on
@@ -340,12 +358,20 @@ pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_get_options *options
  * - PP_NONE_IDLE: no such buffer is idle. This is not an error, so pp_last_error does not change.
  * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
  */
-pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
+PP_NODISCARD pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
+
+/**
+ * Allocates as pp_try_get does, with the alignment and the tag of these options. Ignores their timeout.
+ *
+ * - PP_NONE_IDLE: no such buffer is idle, as for pp_try_get.
+ * - PP_INVALID_ARGUMENT: as pp_get_with.
+ */
+PP_NODISCARD pp_status pp_try_get_with(pp_pool *pool, size_t bytes, const pp_get_options *options, void **ptr);
 
 /**
  * Makes the `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any
- * other buffer. Once device work with the buffer has completed, the pool calls `on_release` with `ptr` and `user_data` (NULL is
- * allowed). pp_is_pinned stores `is_pinned` for the buffer. The bytes do not count towards the limit.
+ * other buffer. Once device work with the buffer has completed, the pool calls `on_release` with `ptr` and `user_data`; only
+ * `user_data` may be NULL. pp_is_pinned stores `is_pinned` for the buffer. The bytes do not count towards the limit.
  *
  * `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_release` is called.
  *
@@ -353,14 +379,14 @@ pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
  *
  * `on_release` is not called after a failure, nor if the end of the work stays unknown (see pp_put_after_stream).
  */
-pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_pinned, pp_release_fn on_release, void *user_data);
+PP_NODISCARD pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_pinned, pp_release_fn on_release, void *user_data);
 
 /**
  * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
  * If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one
  * of these has failed, pp_put is still allowed, but unless a later call with the same stream or event has succeeded, the memory
- * is never reused. After PP_UNAVAILABLE it is reused immediately. Any thread may call this function. It waits
- * while another thread records work on the buffer, so do not call it from a host function of a stream (cuLaunchHostFunc).
+ * is never reused. After PP_UNAVAILABLE it is reused immediately. Any thread may call this function. It waits while another thread
+ * records work on the buffer.
  *
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, another thread is returning it, it belongs to another pool, or it points
  *   into the middle of a buffer; see pp_last_error. Once the address is handed out again, a second return is not detected, and
@@ -382,42 +408,45 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  *   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. If the driver only
  *   refuses to record an event, the call succeeds: it waits up to 0.5 s for the stream (not for a default stream), and if that
  *   is not enough, the pool waits for all work of the context.
- * - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
+ * - PP_CAPTURING: the stream is capturing a graph.
  * - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
  *   on this thread. Passing a destroyed handle is undefined behavior.
  * - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
  * - PP_UNKNOWN_POINTER: as pp_put.
  *
- * NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer, and pp_put returns it. After
- * PP_CAPTURING, after a NULL event, and after a default stream without a current context, the end of the work stays unknown,
- * so the pool never reuses the memory. After PP_DEVICE, and after PP_INVALID_HANDLE for another reason, the pool reuses the
- * memory only if a second call with the same stream or event succeeds. After PP_INTERNAL the buffer may be gone; its memory is
- * never reused.
+ * NULL for `ptr` is allowed and does nothing. After a failure of this function, pp_put_after_event or pp_record_stream, the caller
+ * still has the buffer, and pp_put returns it. Its memory is then:
+ *
+ * - after PP_UNAVAILABLE: reused immediately.
+ * - after PP_CAPTURING, a NULL event, or a default stream without a current context: never reused.
+ * - after PP_DEVICE, or PP_INVALID_HANDLE for another reason: never reused, unless a second call with the same stream or event
+ *   has succeeded first.
+ * - after PP_INTERNAL: never reused; the buffer may be gone.
  */
-pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
+PP_NODISCARD pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
  * `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
  * recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread,
  * and the call creates an internal stream that waits for the event, so pp_put_after_stream makes fewer driver calls. If the
- * driver refuses that stream, the call itself waits until the work has completed.
+ * driver refuses that stream, the call itself waits until the work has completed. NULL for `ptr` is allowed and does nothing.
  *
  * - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
  * - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
  *   The event must not be recorded again before a second call.
  */
-pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *event);
+PP_NODISCARD pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *event);
 
 /**
  * Records that the work enqueued so far on `stream` uses the buffer at `ptr`, which stays with the caller. Once the buffer is
  * returned, the pool reuses the memory when this work, too, has completed. For a buffer that several streams use, call this
  * function for each stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long
- * the context must live.
+ * the context must live. NULL for `ptr` is allowed and does nothing.
  *
  * - PP_DEVICE, PP_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
  */
-pp_status pp_record_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
+PP_NODISCARD pp_status pp_record_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 
 /**
  * Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. It is 0 with

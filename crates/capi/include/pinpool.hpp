@@ -13,7 +13,7 @@
  *
  * Each function that returns memory takes the stream of its copies, or `pinpool::host_only` if only host code uses it.
  *
- * Functions that fail throw pinpool::error, but pinned_memory_resource throws std::bad_alloc, and put() and destructors throw
+ * Functions that fail throw pinpool::error, but pinned_memory_resource throws pinpool::bad_alloc, and put() and destructors throw
  * nothing. A pool may be used by several threads concurrently; a buffer by one thread at a time.
  */
 #ifndef PINPOOL_HPP
@@ -46,30 +46,36 @@ struct host_only_t {
  */
 inline constexpr host_only_t host_only{0};
 
+/** The legacy default stream (CU_STREAM_LEGACY, cudaStreamLegacy) of the current context. */
+inline CUstream_st *const legacy_stream = reinterpret_cast<CUstream_st *>(1);
+
 /**
- * The stream (CUstream or cudaStream_t) whose enqueued work must complete before the memory of a destroyed buffer is reused, or
- * host_only. nullptr is the legacy default stream. Not constructible from {}: a forgotten stream must not mean host_only.
+ * When the memory of a destroyed buffer is reused: after the work enqueued so far on a stream (CUstream or cudaStream_t), or with
+ * host_only immediately. A null CUstream is the legacy default stream. Not constructible from {}, nullptr or 0: a forgotten stream
+ * must mean neither host_only nor the legacy stream.
  */
-class release_stream {
+class stream_or_host {
 public:
-    constexpr release_stream(CUstream_st *stream) noexcept : stream_(stream) {}
-    constexpr release_stream(host_only_t) noexcept {}
+    constexpr stream_or_host(CUstream_st *stream) noexcept : stream_(stream) {}
+    constexpr stream_or_host(host_only_t) noexcept {}
+    stream_or_host(std::nullptr_t) = delete; /**< Pass legacy_stream. */
+    stream_or_host(int) = delete;            /**< Pass legacy_stream. */
 
     /** A stream class of a library, such as c10::cuda::CUDAStream. */
     template <typename Stream,
               typename = std::enable_if_t<std::is_class_v<Stream> && std::is_convertible_v<const Stream &, CUstream_st *>>>
-    constexpr release_stream(const Stream &stream) : stream_(static_cast<CUstream_st *>(stream))
+    constexpr stream_or_host(const Stream &stream) : stream_(static_cast<CUstream_st *>(stream))
     {
     }
 
     /** The stream; empty for host_only. */
-    constexpr const std::optional<CUstream_st *> &stream() const noexcept { return stream_; }
+    constexpr const std::optional<CUstream_st *> &handle() const noexcept { return stream_; }
 
 private:
     std::optional<CUstream_st *> stream_;
 };
 
-/** A call that failed. */
+/** A call that failed: the last one of this thread, with its status and text. */
 class error : public std::runtime_error {
 public:
     explicit error(pp_status status) : std::runtime_error(pp_last_error(nullptr)), status_(status) {}
@@ -80,6 +86,20 @@ private:
     pp_status status_;
 };
 
+/** A failed allocation of a pinned_memory_resource. */
+class bad_alloc : public std::bad_alloc {
+public:
+    explicit bad_alloc(pp_status status) : error_(status) {}
+
+    const char *what() const noexcept override { return error_.what(); }
+    pp_status status() const noexcept { return error_.status(); }
+
+private:
+    error error_;
+};
+
+class pool_base;
+
 namespace detail {
 
 inline void check(pp_status status)
@@ -89,23 +109,23 @@ inline void check(pp_status status)
 }
 
 /** Returns a buffer. If the end of the work is unknown, the memory is never reused; see pp_put_after_stream. */
-inline void put(pp_pool *pool, void *data, release_stream after) noexcept
+inline void put(pp_pool *pool, void *data, stream_or_host after) noexcept
 {
-    if (!after.stream() || pp_put_after_stream(pool, data, *after.stream()) != PP_OK)
+    if (!after.handle() || pp_put_after_stream(pool, data, *after.handle()) != PP_OK)
         pp_put(pool, data);
 }
 
-/** A handle, closed when its last user is destroyed. */
-struct handle {
-    pp_pool *pool = nullptr;
+/** A pool or a partition, closed when its last user is destroyed. */
+struct shared_pool {
+    pp_pool *handle = nullptr;
 
-    handle() = default;
-    handle(const handle &) = delete;
-    handle &operator=(const handle &) = delete;
-    ~handle()
+    shared_pool() = default;
+    shared_pool(const shared_pool &) = delete;
+    shared_pool &operator=(const shared_pool &) = delete;
+    ~shared_pool()
     {
-        if (pool != nullptr)
-            pp_pool_close(pool);
+        if (handle != nullptr)
+            pp_pool_close(handle);
     }
 };
 
@@ -129,7 +149,7 @@ public:
     ~buffer()
     {
         if (data_ != nullptr)
-            detail::put(pool_->pool, data_, stream_);
+            detail::put(pool_->handle, data_, after_);
     }
 
     std::byte *data() const noexcept { return static_cast<std::byte *>(data_); }
@@ -141,29 +161,34 @@ public:
     {
         int is_pinned = 0;
         if (data_ != nullptr)
-            detail::check(pp_is_pinned(pool_->pool, data_, &is_pinned));
+            detail::check(pp_is_pinned(pool_->handle, data_, &is_pinned));
         return is_pinned != 0;
     }
 
+    /** The stream after whose work the memory is reused, or host_only. */
+    stream_or_host stream() const noexcept { return after_; }
+
     /**
-     * Replaces the stream after whose work the destructor returns the buffer, also during stack unwinding. First record work that
-     * is enqueued on the earlier stream (record_stream). The stream must not be destroyed before the destructor has run. For a
-     * default stream, destroy the buffer on the thread that enqueued the work, with the same device current.
+     * Replaces the stream after whose work the memory is reused, also if the destructor runs during stack unwinding. First record
+     * work that is enqueued on the earlier stream (record_stream). The stream must not be destroyed before the destructor has run.
+     * For a default stream, destroy the buffer on the thread that enqueued the work, with the same device current.
      */
-    void set_stream(release_stream stream) noexcept { stream_ = stream; }
+    void set_stream(stream_or_host after) noexcept { after_ = after; }
 
     /** Records that the work enqueued so far on `stream` uses the buffer, which is kept; see pp_record_stream. */
     void record_stream(CUstream_st *stream)
     {
         if (data_ != nullptr)
-            detail::check(pp_record_stream(pool_->pool, data_, stream));
+            detail::check(pp_record_stream(pool_->handle, data_, stream));
     }
+    void record_stream(std::nullptr_t) = delete; /**< Pass legacy_stream. */
+    void record_stream(int) = delete;            /**< Pass legacy_stream. */
 
     /** Returns the buffer to its pool immediately, and ignores its stream. Only recorded device work may still use it. */
     void put() noexcept
     {
         if (data_ != nullptr)
-            pp_put(pool_->pool, data_);
+            pp_put(pool_->handle, data_);
         forget();
     }
 
@@ -176,6 +201,8 @@ public:
     {
         put_with([&](pp_pool *pool, void *data) { return pp_put_after_stream(pool, data, stream); });
     }
+    void put_after_stream(std::nullptr_t) = delete; /**< Pass legacy_stream. */
+    void put_after_stream(int) = delete;            /**< Pass legacy_stream. */
 
     /** As put_after_stream, for the work before the last record of `event` (CUevent or cudaEvent_t). */
     void put_after_event(CUevent_st *event)
@@ -188,13 +215,14 @@ public:
         std::swap(pool_, other.pool_);
         std::swap(data_, other.data_);
         std::swap(size_, other.size_);
-        std::swap(stream_, other.stream_);
+        std::swap(after_, other.after_);
     }
 
 private:
     friend class pool;
-    buffer(std::shared_ptr<detail::handle> pool, void *data, std::size_t size, release_stream stream) noexcept
-        : pool_(std::move(pool)), data_(data), size_(size), stream_(stream)
+    friend class pool_base;
+    buffer(std::shared_ptr<detail::shared_pool> pool, void *data, std::size_t size, stream_or_host after) noexcept
+        : pool_(std::move(pool)), data_(data), size_(size), after_(after)
     {
     }
 
@@ -202,7 +230,7 @@ private:
     {
         if (data_ == nullptr)
             return;
-        detail::check(put(pool_->pool, data_));
+        detail::check(put(pool_->handle, data_));
         forget();
     }
 
@@ -211,13 +239,13 @@ private:
         pool_.reset();
         data_ = nullptr;
         size_ = 0;
-        stream_ = host_only;
+        after_ = host_only;
     }
 
-    std::shared_ptr<detail::handle> pool_;
+    std::shared_ptr<detail::shared_pool> pool_;
     void *data_ = nullptr;
     std::size_t size_ = 0;
-    release_stream stream_ = host_only;
+    stream_or_host after_ = host_only;
 };
 
 /** Options of a request; see pp_get_options. */
@@ -227,75 +255,42 @@ struct get_options {
     std::string tag = {};                                  /**< Empty: no tag. */
 };
 
-/**
- * A pool, shared by its copies. Destroying the last copy, buffer or pinned_memory_resource closes it and may wait: see
- * pp_pool_close. A moved-from pool or pinned_memory_resource may only be destroyed or assigned to.
- */
-class pool {
+/** The functions of pools and partitions. The object is a handle: const members may change the pool. */
+class pool_base {
 public:
-    /** Opens a pool with the settings of the environment. */
-    explicit pool() : pool(std::string()) {}
-
-    /** Opens a pool with these settings and those of the environment; see pp_pool_open. */
-    explicit pool(const std::string &config) : handle_(std::make_shared<detail::handle>())
-    {
-        detail::check(pp_pool_open(config.c_str(), &handle_->pool));
-    }
-
-    /** Returns a buffer for copies on `stream`, which must not be destroyed before the buffer; see pp_get. */
-    buffer get(std::size_t bytes, release_stream stream) const
+    /** Returns a buffer for copies on the stream `after`, which must not be destroyed before the buffer; see pp_get. */
+    buffer get(std::size_t bytes, stream_or_host after) const
     {
         void *data = nullptr;
         detail::check(pp_get(handle(), bytes, &data));
-        return buffer(handle_, data, bytes, stream);
+        return buffer(pool_, data, bytes, after);
     }
 
     /** As above, with options. C++20: pool.get(bytes, stream, {.alignment = 1 << 16, .tag = "decode"}) */
-    buffer get(std::size_t bytes, release_stream stream, const get_options &options) const
+    buffer get(std::size_t bytes, stream_or_host after, const get_options &options) const
     {
-        pp_get_options all = PP_GET_OPTIONS_INIT;
-        all.alignment = options.alignment;
-        if (options.timeout)
-            all.timeout_ms = options.timeout->count() < 0 ? 0 : static_cast<std::uint64_t>(options.timeout->count());
-        if (!options.tag.empty())
-            all.tag = options.tag.c_str();
+        const pp_get_options c_options = to_c(options);
         void *data = nullptr;
-        detail::check(pp_get_with(handle(), bytes, &all, &data));
-        return buffer(handle_, data, bytes, stream);
+        detail::check(pp_get_with(handle(), bytes, &c_options, &data));
+        return buffer(pool_, data, bytes, after);
     }
 
-    /** Returns an idle buffer, if there is one; see pp_try_get. */
-    std::optional<buffer> try_get(std::size_t bytes, release_stream stream) const
+    /** Returns an idle buffer, if there is one; see pp_try_get_with, which ignores the timeout. */
+    std::optional<buffer> try_get(std::size_t bytes, stream_or_host after, const get_options &options = {}) const
     {
+        const pp_get_options c_options = to_c(options);
         void *data = nullptr;
-        const pp_status status = pp_try_get(handle(), bytes, &data);
+        const pp_status status = pp_try_get_with(handle(), bytes, &c_options, &data);
         if (status == PP_NONE_IDLE)
             return std::nullopt;
         detail::check(status);
-        return buffer(handle_, data, bytes, stream);
+        return buffer(pool_, data, bytes, after);
     }
 
-    /** Makes memory that is already pinned a buffer; `on_release` releases it. See pp_adopt. */
-    buffer adopt(void *data, std::size_t bytes, bool is_pinned, pp_release_fn on_release, void *user_data,
-                 release_stream stream) const
-    {
-        detail::check(pp_adopt(handle(), data, bytes, is_pinned, on_release, user_data));
-        return buffer(handle_, data, bytes, stream);
-    }
-
-    /** Opens a part of the pool with its own limit and wait queue; see pp_partition_open. */
-    pool partition(const std::string &name, std::uint64_t max_bytes) const
-    {
-        auto partition = std::make_shared<detail::handle>();
-        detail::check(pp_partition_open(handle(), name.c_str(), max_bytes, &partition->pool));
-        return pool(std::move(partition));
-    }
+    /** Makes waiting and later requests fail with PP_SHUT_DOWN; see pp_pool_shutdown. */
+    void shutdown() const { detail::check(pp_pool_shutdown(handle())); }
 
     void set_max_bytes(std::uint64_t max_bytes) const { detail::check(pp_set_max_bytes(handle(), max_bytes)); }
-    void reserve(std::uint64_t bytes) const { detail::check(pp_reserve(handle(), bytes)); }
-    void trim(std::uint64_t to_bytes) const { detail::check(pp_trim(handle(), to_bytes)); }
-    void clear() const { detail::check(pp_clear(handle())); }
-    void maintain() const { detail::check(pp_maintain(handle())); }
 
     /** The statistics as a JSON object. */
     std::string stats_json() const
@@ -307,26 +302,85 @@ public:
     }
 
     /** The handle, for the functions of pinpool.h. Valid for the lifetime of this object; do not close it. */
-    pp_pool *handle() const noexcept { return handle_->pool; }
+    pp_pool *handle() const noexcept { return pool_->handle; }
+
+protected:
+    pool_base() : pool_(std::make_shared<detail::shared_pool>()) {}
+
+    std::shared_ptr<detail::shared_pool> pool_;
 
 private:
-    explicit pool(std::shared_ptr<detail::handle> handle) : handle_(std::move(handle)) {}
-
-    std::shared_ptr<detail::handle> handle_;
+    /** The tag of the result is a pointer into `options`. */
+    static pp_get_options to_c(const get_options &options)
+    {
+        pp_get_options c_options = PP_GET_OPTIONS_INIT;
+        c_options.alignment = options.alignment;
+        if (options.timeout)
+            c_options.timeout_ms = options.timeout->count() < 0 ? 0 : static_cast<std::uint64_t>(options.timeout->count());
+        if (!options.tag.empty())
+            c_options.tag = options.tag.c_str();
+        return c_options;
+    }
 };
 
 /**
- * Pinned memory for std::pmr containers. Throws std::bad_alloc on failure (see pp_last_error). Deallocated memory is reused once
- * the work enqueued on `stream` has completed, and never if the driver refuses the stream. With host_only it is reused
- * immediately: before a container frees memory, grows or is destroyed, synchronize every copy that uses its memory. The stream
- * must not be destroyed before the last memory of the resource is deallocated.
+ * A part of a pool with its own limit and wait queue, shared by its copies; see pp_partition_open. Destroying the last copy,
+ * buffer or pinned_memory_resource closes it. A request with a tag fails, since its name is the tag of its buffers.
+ */
+class partition : public pool_base {
+private:
+    friend class pool;
+    explicit partition(pp_pool *pool, const std::string &name, std::uint64_t max_bytes)
+    {
+        detail::check(pp_partition_open(pool, name.c_str(), max_bytes, &pool_->handle));
+    }
+};
+
+/**
+ * A pool, shared by its copies. Destroying the last copy, buffer or pinned_memory_resource closes it and may wait: see
+ * pp_pool_close. A moved-from pool, partition or pinned_memory_resource may only be destroyed or assigned to.
+ */
+class pool : public pool_base {
+public:
+    /** Opens a pool with the settings of the environment. */
+    explicit pool() : pool(std::string()) {}
+
+    /** Opens a pool with these settings and those of the environment; see pp_pool_open. */
+    explicit pool(const std::string &config) { detail::check(pp_pool_open(config.c_str(), &pool_->handle)); }
+
+    /** Makes memory that is already pinned a buffer; `on_release` releases it. See pp_adopt. */
+    buffer adopt(void *data, std::size_t bytes, bool is_pinned, pp_release_fn on_release, void *user_data,
+                 stream_or_host after) const
+    {
+        detail::check(pp_adopt(handle(), data, bytes, is_pinned, on_release, user_data));
+        return buffer(pool_, data, bytes, after);
+    }
+
+    /** Opens a part of the pool with its own limit and wait queue; see pp_partition_open. */
+    partition open_partition(const std::string &name, std::uint64_t max_bytes) const
+    {
+        return partition(handle(), name, max_bytes);
+    }
+
+    void reserve(std::uint64_t bytes) const { detail::check(pp_reserve(handle(), bytes)); }
+    void trim(std::uint64_t to_bytes) const { detail::check(pp_trim(handle(), to_bytes)); }
+    void clear() const { detail::check(pp_clear(handle())); }
+    void maintain() const { detail::check(pp_maintain(handle())); }
+};
+
+/**
+ * Pinned memory of a pool or a partition for std::pmr containers. Throws pinpool::bad_alloc, which is a std::bad_alloc, on failure.
+ * Deallocated memory is reused once the work enqueued on the stream `after` has completed, and never if the driver refuses the
+ * stream. With host_only it is reused immediately: before a container frees memory, grows or is destroyed, synchronize every copy
+ * that uses its memory. The stream must not be destroyed before the last memory of the resource is deallocated.
  *
  * Each allocation is a separate buffer of at least 4 KiB: suitable for vectors and arenas, not for lists of small nodes (put a
  * std::pmr::unsynchronized_pool_resource in between). Two resources are equal if they use the same pool and stream.
  */
 class pinned_memory_resource : public std::pmr::memory_resource {
 public:
-    pinned_memory_resource(const pool &pool, release_stream stream) : pool_(pool), stream_(stream) {}
+    pinned_memory_resource(const pool &pool, stream_or_host after) : source_(pool), after_(after) {}
+    pinned_memory_resource(const partition &partition, stream_or_host after) : source_(partition), after_(after) {}
 
 private:
     void *do_allocate(std::size_t bytes, std::size_t alignment) override
@@ -335,24 +389,26 @@ private:
         options.alignment = alignment;
         void *data = nullptr;
         // An allocation of no bytes has an address too.
-        if (pp_get_with(pool_.handle(), bytes == 0 ? 1 : bytes, &options, &data) != PP_OK)
-            throw std::bad_alloc();
+        const pp_status status = pp_get_with(source_.handle(), bytes == 0 ? 1 : bytes, &options, &data);
+        if (status != PP_OK)
+            throw bad_alloc(status);
         return data;
     }
 
     void do_deallocate(void *data, std::size_t, std::size_t) override
     {
-        detail::put(pool_.handle(), data, stream_);
+        detail::put(source_.handle(), data, after_);
     }
 
     bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override
     {
-        const auto *same = dynamic_cast<const pinned_memory_resource *>(&other);
-        return same != nullptr && same->pool_.handle() == pool_.handle() && same->stream_.stream() == stream_.stream();
+        const auto *resource = dynamic_cast<const pinned_memory_resource *>(&other);
+        return resource != nullptr && resource->source_.handle() == source_.handle() &&
+               resource->after_.handle() == after_.handle();
     }
 
-    pool pool_;
-    release_stream stream_;
+    pool_base source_;
+    stream_or_host after_;
 };
 
 } // namespace pinpool

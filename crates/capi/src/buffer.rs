@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
-use pinpool::{PinnedBuf, PinnedBy, Request};
+use pinpool::{PinnedBuf, PinnedBy, Pool, Request};
 
 use crate::call::{Failure, guarded, non_null, store};
 use crate::handle::pp_pool;
@@ -60,11 +60,12 @@ fn get(
 ///
 /// capi-P1.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
     get(pool, ptr, |guard| Ok(Some(guard.requester()?.get(bytes)?)))
 }
 
-/// The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT.
+/// The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT. UINT64_MAX - 1 waits forever.
 pub const PP_DEFAULT_WAIT: u64 = u64::MAX;
 
 /// Options of a request. Initialize them with PP_GET_OPTIONS_INIT, and then set members.
@@ -72,7 +73,7 @@ pub const PP_DEFAULT_WAIT: u64 = u64::MAX;
 #[derive(Debug, Clone, Copy)]
 pub struct pp_get_options {
     /// sizeof(pp_get_options), by which the library recognizes the version of the header.
-    pub struct_bytes: usize,
+    pub struct_size: usize,
     /// The address is a multiple of this power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096.
     pub alignment: usize,
     /// The longest wait, in milliseconds; 0 does not wait for room. Initially PP_DEFAULT_WAIT.
@@ -91,7 +92,7 @@ const KNOWN_SIZES: [usize; 1] = [size_of::<pp_get_options>()];
 ///     options.timeout_ms = 500;
 ///     pp_status status = pp_get_with(pool, 1 << 20, &options, &batch);
 ///
-/// - PP_INVALID_ARGUMENT: an option is invalid, or `struct_bytes` is not its size in this version or an earlier one.
+/// - PP_INVALID_ARGUMENT: an option is invalid, or `struct_size` is not its size in this version or an earlier one.
 /// - PP_LIMIT: over the limit after the wait.
 /// - The other codes of pp_get.
 ///
@@ -99,32 +100,46 @@ const KNOWN_SIZES: [usize; 1] = [size_of::<pp_get_options>()];
 ///
 /// capi-P1; the tag ends in 0.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn pp_get_with(
     pool: *mut pp_pool,
     bytes: usize,
     options: *const pp_get_options,
     ptr: *mut *mut c_void,
 ) -> pp_status {
-    get(pool, ptr, |guard| {
-        let options = non_null(options.cast_mut(), "options")?;
-        // SAFETY: capi-P1: the size comes first in every version.
-        let struct_bytes = unsafe { options.cast::<usize>().read() };
-        if !KNOWN_SIZES.contains(&struct_bytes) {
-            return Err(Failure::argument(format!("struct_bytes={struct_bytes}: initialize with PP_GET_OPTIONS_INIT")));
-        }
-        // SAFETY: capi-P1.
-        let pp_get_options { alignment, timeout_ms, tag, .. } = unsafe { options.read() };
-        let mut request = Request::new(bytes).align(alignment);
-        if timeout_ms != PP_DEFAULT_WAIT {
-            request = request.timeout(Duration::from_millis(timeout_ms));
-        }
-        if tag.is_null() {
-            return Ok(Some(guard.requester()?.get_with(request)?));
-        }
-        // SAFETY: capi-P1.
-        let tag = unsafe { str_from_c(tag, "tag") }?;
-        Ok(Some(guard.pool()?.tagged(tag).get_with(request)?))
-    })
+    // SAFETY: the caller's promise.
+    get(pool, ptr, |guard| unsafe { request(guard, bytes, options, |pool, request| pool.get_with(request).map(Some)) })
+}
+
+/// Returns the result of `take` for a request with these options, and for a pool that adds their tag.
+///
+/// # Safety
+///
+/// capi-P1; the tag ends in 0.
+unsafe fn request(
+    guard: &CallGuard,
+    bytes: usize,
+    options: *const pp_get_options,
+    take: impl FnOnce(&Pool, Request) -> pinpool::Result<Option<PinnedBuf>>,
+) -> Result<Option<PinnedBuf>, Failure> {
+    let options = non_null(options.cast_mut(), "options")?;
+    // SAFETY: capi-P1: the size comes first in every version.
+    let struct_size = unsafe { options.cast::<usize>().read() };
+    if !KNOWN_SIZES.contains(&struct_size) {
+        return Err(Failure::argument(format!("struct_size={struct_size}: initialize with PP_GET_OPTIONS_INIT")));
+    }
+    // SAFETY: capi-P1.
+    let pp_get_options { alignment, timeout_ms, tag, .. } = unsafe { options.read() };
+    let mut request = Request::new(bytes).align(alignment);
+    if timeout_ms != PP_DEFAULT_WAIT {
+        request = request.timeout(Duration::from_millis(timeout_ms));
+    }
+    if tag.is_null() {
+        return Ok(take(guard.requester()?, request)?);
+    }
+    // SAFETY: capi-P1.
+    let tag = unsafe { str_from_c(tag, "tag") }?;
+    Ok(take(&guard.pool()?.tagged(tag), request)?)
 }
 
 /// Allocates as pp_get does if a buffer of this size class is idle. Pins no memory and does not wait for room. The first call on
@@ -137,8 +152,29 @@ pub unsafe extern "C" fn pp_get_with(
 ///
 /// capi-P1.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
     get(pool, ptr, |guard| Ok(guard.requester()?.try_get(bytes)?))
+}
+
+/// Allocates as pp_try_get does, with the alignment and the tag of these options. Ignores their timeout.
+///
+/// - PP_NONE_IDLE: no such buffer is idle, as for pp_try_get.
+/// - PP_INVALID_ARGUMENT: as pp_get_with.
+///
+/// # Safety
+///
+/// capi-P1; the tag ends in 0.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn pp_try_get_with(
+    pool: *mut pp_pool,
+    bytes: usize,
+    options: *const pp_get_options,
+    ptr: *mut *mut c_void,
+) -> pp_status {
+    // SAFETY: the caller's promise.
+    get(pool, ptr, |guard| unsafe { request(guard, bytes, options, |pool, request| pool.try_get(request)) })
 }
 
 /// Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
@@ -166,8 +202,8 @@ impl Adopted {
 }
 
 /// Makes the `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any
-/// other buffer. Once device work with the buffer has completed, the pool calls `on_release` with `ptr` and `user_data` (NULL is
-/// allowed). pp_is_pinned stores `is_pinned` for the buffer. The bytes do not count towards the limit.
+/// other buffer. Once device work with the buffer has completed, the pool calls `on_release` with `ptr` and `user_data`; only
+/// `user_data` may be NULL. pp_is_pinned stores `is_pinned` for the buffer. The bytes do not count towards the limit.
 ///
 /// `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_release` is called.
 ///
@@ -179,6 +215,7 @@ impl Adopted {
 ///
 /// The memory is initialized and nothing but the buffer's user uses it until `on_release` is called, which may be from any thread.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn pp_adopt(
     pool: *mut pp_pool,
     ptr: *mut c_void,
@@ -210,8 +247,8 @@ pub unsafe extern "C" fn pp_adopt(
 /// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
 /// If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one
 /// of these has failed, pp_put is still allowed, but unless a later call with the same stream or event has succeeded, the memory
-/// is never reused. After PP_UNAVAILABLE it is reused immediately. Any thread may call this function. It waits
-/// while another thread records work on the buffer, so do not call it from a host function of a stream (cuLaunchHostFunc).
+/// is never reused. After PP_UNAVAILABLE it is reused immediately. Any thread may call this function. It waits while another thread
+/// records work on the buffer.
 ///
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, another thread is returning it, it belongs to another pool, or it points
 ///   into the middle of a buffer; see pp_last_error. Once the address is handed out again, a second return is not detected, and
@@ -221,7 +258,8 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
     guarded(|| {
         let buffers = slots::buffers_of(pool)?;
         if !ptr.is_null() {
-            drop(buffers.find(ptr.addr(), |table| table.remove(ptr.addr()))?);
+            let address = ptr.addr();
+            drop(buffers.table().remove(address).map_err(|why| buffers.refusal(address, &why))?);
         }
         Ok(pp_status::PP_OK)
     })
@@ -240,22 +278,26 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 ///   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. If the driver only
 ///   refuses to record an event, the call succeeds: it waits up to 0.5 s for the stream (not for a default stream), and if that
 ///   is not enough, the pool waits for all work of the context.
-/// - PP_CAPTURING: the stream is capturing a graph. A second call does not help.
+/// - PP_CAPTURING: the stream is capturing a graph.
 /// - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
 ///   on this thread. Passing a destroyed handle is undefined behavior.
 /// - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
 /// - PP_UNKNOWN_POINTER: as pp_put.
 ///
-/// NULL for `ptr` is allowed and does nothing. After a failure the caller still has the buffer, and pp_put returns it. After
-/// PP_CAPTURING, after a NULL event, and after a default stream without a current context, the end of the work stays unknown,
-/// so the pool never reuses the memory. After PP_DEVICE, and after PP_INVALID_HANDLE for another reason, the pool reuses the
-/// memory only if a second call with the same stream or event succeeds. After PP_INTERNAL the buffer may be gone; its memory is
-/// never reused.
+/// NULL for `ptr` is allowed and does nothing. After a failure of this function, pp_put_after_event or pp_record_stream, the caller
+/// still has the buffer, and pp_put returns it. Its memory is then:
+///
+/// - after PP_UNAVAILABLE: reused immediately.
+/// - after PP_CAPTURING, a NULL event, or a default stream without a current context: never reused.
+/// - after PP_DEVICE, or PP_INVALID_HANDLE for another reason: never reused, unless a second call with the same stream or event
+///   has succeeded first.
+/// - after PP_INTERNAL: never reused; the buffer may be gone.
 ///
 /// # Safety
 ///
 /// The stream is alive.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn pp_put_after_stream(
     pool: *mut pp_pool,
     ptr: *mut c_void,
@@ -269,7 +311,7 @@ pub unsafe extern "C" fn pp_put_after_stream(
 /// `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
 /// recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread,
 /// and the call creates an internal stream that waits for the event, so pp_put_after_stream makes fewer driver calls. If the
-/// driver refuses that stream, the call itself waits until the work has completed.
+/// driver refuses that stream, the call itself waits until the work has completed. NULL for `ptr` is allowed and does nothing.
 ///
 /// - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
 /// - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
@@ -279,6 +321,7 @@ pub unsafe extern "C" fn pp_put_after_stream(
 ///
 /// The event is alive.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
     // SAFETY: the caller promises that the event is alive.
     record(pool, ptr, true, |buf| unsafe { buf.record_event(event.cast()) })
@@ -287,7 +330,7 @@ pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void
 /// Records that the work enqueued so far on `stream` uses the buffer at `ptr`, which stays with the caller. Once the buffer is
 /// returned, the pool reuses the memory when this work, too, has completed. For a buffer that several streams use, call this
 /// function for each stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long
-/// the context must live.
+/// the context must live. NULL for `ptr` is allowed and does nothing.
 ///
 /// - PP_DEVICE, PP_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
 ///
@@ -295,6 +338,7 @@ pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void
 ///
 /// The stream is alive.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn pp_record_stream(pool: *mut pp_pool, ptr: *mut c_void, stream: *mut CUstream_st) -> pp_status {
     // SAFETY: the caller promises that the stream is alive.
     record(pool, ptr, false, |buf| unsafe { buf.record_stream(stream.cast()) })
@@ -314,7 +358,7 @@ fn record(
             return Ok(pp_status::PP_OK);
         }
         let (table, address) = (buffers.table(), ptr.addr());
-        let mut buf = buffers.find(address, |table| table.take(address, returns))?;
+        let mut buf = table.take(address, returns).map_err(|why| buffers.refusal(address, &why))?;
         let recorded = catch_unwind(AssertUnwindSafe(|| record_work(&mut buf))).unwrap_or_else(|panic| {
             // It is unknown which work uses the buffer, so its memory is never reused.
             std::mem::forget(std::mem::take(&mut buf));
@@ -347,7 +391,8 @@ pub unsafe extern "C" fn pp_is_pinned(pool: *mut pp_pool, ptr: *const c_void, is
         store(out, 0);
         let buffers = slots::buffers_of(pool)?;
         let address = non_null(ptr.cast_mut(), "ptr")?.addr().get();
-        store(out, buffers.find(address, |table| table.is_pinned(address).map(Some))?.into());
+        let found = buffers.table().is_pinned(address).map_err(|why| buffers.refusal(address, &why))?;
+        store(out, found.into());
         Ok(pp_status::PP_OK)
     })
 }

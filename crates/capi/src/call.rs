@@ -65,8 +65,7 @@ fn set_last_error(failure: Failure) -> pp_status {
 
 /// Returns the text as a C string, without its NUL bytes.
 pub(crate) fn text_for_c(text: &str) -> CString {
-    let bytes: Vec<u8> = text.bytes().filter(|&byte| byte != 0).collect();
-    CString::new(bytes).unwrap_or_default()
+    CString::new(text.bytes().filter(|&byte| byte != 0).collect::<Vec<_>>()).unwrap_or_default()
 }
 
 /// The error text of the last failed call on this thread (UTF-8, one or more lines), or "" if none has failed. Successful calls

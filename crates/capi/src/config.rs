@@ -14,8 +14,7 @@ pub(crate) fn builder(config: &str) -> Result<PoolBuilder, Failure> {
             Some((name, value)) => builder.setting(name.trim(), value.trim()),
             None if !is_prefix(item) => {
                 return Err(Failure::argument(format!(
-                    "config: `{item}` is neither NAME=VALUE nor a prefix of variables, which has the letters A to Z, digits and `_`, \
-                     and ends in `_`"
+                    "config: `{item}` is neither NAME=VALUE nor a variable prefix (A to Z, digits and `_`, ending in `_`)"
                 )));
             }
             None => {

@@ -44,14 +44,14 @@ mod version;
 
 pub use buffer::{
     CUevent_st, CUstream_st, PP_DEFAULT_WAIT, pp_adopt, pp_get, pp_get_options, pp_get_with, pp_is_pinned, pp_put,
-    pp_put_after_event, pp_put_after_stream, pp_record_stream, pp_release_fn, pp_try_get,
+    pp_put_after_event, pp_put_after_stream, pp_record_stream, pp_release_fn, pp_try_get, pp_try_get_with,
 };
 pub use call::pp_last_error;
 pub use handle::pp_pool;
 pub use log::{pp_log_fn, pp_log_level, pp_set_log};
 pub use pool::{
-    PP_NO_LIMIT, pp_clear, pp_maintain, pp_partition_open, pp_pool_close, pp_pool_open, pp_reserve, pp_set_max_bytes,
-    pp_stats_json, pp_string_free, pp_trim,
+    PP_NO_LIMIT, pp_clear, pp_maintain, pp_partition_open, pp_pool_close, pp_pool_open, pp_pool_shutdown, pp_reserve,
+    pp_set_max_bytes, pp_stats_json, pp_string_free, pp_trim,
 };
 pub use status::{pp_status, pp_status_name};
 pub use version::pp_version;

@@ -54,7 +54,7 @@ struct Sink {
     user_data: *mut c_void,
     level: AtomicI32,
     running: AtomicUsize,
-    process: u32,
+    process_id: u32,
     /// The sink created before this one.
     earlier: AtomicPtr<Sink>,
 }
@@ -159,19 +159,19 @@ fn install() -> Result<(), Failure> {
 
 /// Returns the sink of this callback and data, with this level, and creates it at the first call in this process.
 fn sink_of(callback: Callback, user_data: *mut c_void, level: c_int) -> *mut Sink {
-    let process = std::process::id();
+    let process_id = std::process::id();
     let mut next = NEWEST.load(Ordering::SeqCst);
     // SAFETY: null or never freed (log-I1).
     while let Some(sink) = unsafe { next.as_ref() } {
         let is_same = ptr::fn_addr_eq(sink.callback, callback) && sink.user_data == user_data;
-        if is_same && sink.process == process {
+        if is_same && sink.process_id == process_id {
             sink.level.store(level, Ordering::SeqCst);
             return next;
         }
         next = sink.earlier.load(Ordering::SeqCst);
     }
     let (level, running, earlier) = (AtomicI32::new(level), AtomicUsize::new(0), AtomicPtr::new(ptr::null_mut()));
-    let sink = Box::leak(Box::new(Sink { callback, user_data, level, running, process, earlier }));
+    let sink = Box::leak(Box::new(Sink { callback, user_data, level, running, process_id, earlier }));
     let sink: *mut Sink = sink;
     let earlier = NEWEST.swap(sink, Ordering::SeqCst);
     // SAFETY: the sink was created above and is never freed. A thread that finds it before this store sees the list end
@@ -208,7 +208,7 @@ fn replace(sink: *mut Sink) {
     let Some(before) = (unsafe { before.as_ref() }) else { return };
     let is_inside = DEPTH.try_with(Cell::get).unwrap_or(1) > 0;
     // The threads that were running the previous callback before a fork do not exist in the child.
-    let is_this_process = before.process == std::process::id();
+    let is_this_process = before.process_id == std::process::id();
     while !is_inside && is_this_process && before.running.load(Ordering::SeqCst) > 0 {
         thread::sleep(Duration::from_micros(50));
     }

@@ -41,6 +41,7 @@ use crate::status::pp_status;
 ///
 /// capi-P1; `config` is null or ends in 0.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_pool) -> pp_status {
     guarded(|| {
         let out = non_null(pool, "pool")?;
@@ -55,9 +56,9 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 }
 
 /// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, and stores its handle in `partition`, for
-/// requests that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers.
-/// pp_adopt, pp_reserve, pp_trim, pp_clear, pp_maintain, pp_partition_open, and pp_get_with with a tag, return
-/// PP_INVALID_ARGUMENT for a partition.
+/// requests that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers,
+/// which are returned, recorded and queried with the handle `partition`, not with `pool`. pp_adopt, pp_reserve, pp_trim, pp_clear,
+/// pp_maintain, pp_partition_open, and requests with a tag, return PP_INVALID_ARGUMENT for a partition.
 ///
 /// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
 /// - PP_INVALID_ARGUMENT: `name` is not UTF-8, `max_bytes` is 0, or `pool` is a partition.
@@ -66,6 +67,7 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 ///
 /// capi-P1; `name` ends in 0.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn pp_partition_open(
     pool: *mut pp_pool,
     name: *const c_char,
@@ -107,9 +109,27 @@ pub(crate) unsafe fn str_from_c<'a>(text: *const c_char, name: &str) -> Result<&
     text.to_str().map_err(|error| Failure::argument(format!("the argument `{name}` is not UTF-8: {error}")))
 }
 
+/// Makes waiting requests of the pool and its partitions fail. They and all later requests, pp_adopt, pp_reserve and
+/// pp_partition_open return PP_SHUT_DOWN. The call then releases idle memory except reserves, which under `register` and `cuda`
+/// waits for all work of the device. If `pool` is a partition, nothing is released and only its own requests fail; those
+/// that already wait for memory of its pool are still served.
+///
+/// Unlike pp_pool_close, this call keeps the handle: buffers in use are not affected, and the other functions work. Join the
+/// threads that make requests, and then call pp_pool_close. (`close` in Rust and Python shuts down, and dropping the pool closes it.)
+#[unsafe(no_mangle)]
+pub extern "C" fn pp_pool_shutdown(pool: *mut pp_pool) -> pp_status {
+    guarded(|| {
+        match slots::enter(pool)?.opened()? {
+            PoolOrPartition::Pool(pool) => pool.close(),
+            PoolOrPartition::Partition(partition) => partition.close(),
+        }
+        Ok(pp_status::PP_OK)
+    })
+}
+
 /// Closes a pool or a partition: later calls with its handle, except returns, pp_record_stream and pp_is_pinned, return
 /// PP_UNKNOWN_POOL. Running calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so
-/// join such threads first.
+/// call pp_pool_shutdown and join such threads first.
 ///
 /// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
 /// returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the
@@ -171,8 +191,8 @@ fn with_pool(pool: *mut pp_pool, call: impl FnOnce(&Pool)) -> pp_status {
     })
 }
 
-/// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Touches neither buffers in
-/// use nor reserves. A slow call, which under `register` and `cuda` waits for all work of the device.
+/// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in use
+/// or reserves. The call is slow; under `register` and `cuda` it waits for all work of the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
     with_pool(pool, |pool| pool.trim(to_bytes))
@@ -194,8 +214,6 @@ pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
 
 /// Stores the statistics of the pool in `json`, as one JSON object on one line. Names that end in `_bytes` are bytes, names that
 /// end in `_seconds` are seconds. Later versions may add names. Free the string with pp_string_free.
-///
-/// - PP_BACKEND: malloc failed for the string.
 ///
 /// # Safety
 ///
@@ -221,7 +239,7 @@ fn duplicate(text: &CStr) -> Result<*mut c_char, Failure> {
     // SAFETY: the text ends in 0.
     let copy = unsafe { libc::strdup(text.as_ptr()) };
     let no_memory = || format!("no memory for a string of {} bytes", text.count_bytes());
-    if copy.is_null() { Err(Failure::new(pp_status::PP_BACKEND, no_memory())) } else { Ok(copy) }
+    if copy.is_null() { Err(Failure::new(pp_status::PP_INTERNAL, no_memory())) } else { Ok(copy) }
 }
 
 /// Frees a string of pp_stats_json, as free() does. NULL is allowed.

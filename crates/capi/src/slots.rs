@@ -19,8 +19,6 @@
 use std::cell::UnsafeCell;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-use std::thread;
-use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 use pinpool::{Partition, Pool};
@@ -30,7 +28,7 @@ use crate::call::Failure;
 use crate::handle::pp_pool;
 use crate::state::{Phase, State};
 use crate::status::pp_status;
-use crate::table::{Found, LookupError, Table};
+use crate::table::{LookupError, Table};
 
 /// Number of low bits of a handle that contain the number of its slot.
 const NUMBER_BITS: u32 = 12;
@@ -144,7 +142,9 @@ fn resolve(handle: *const pp_pool) -> Result<(&'static Slot, usize), Failure> {
 
 #[cold]
 fn unknown_pool(handle: *const pp_pool) -> Failure {
-    let text = format!("pool {handle:p}: closed already, or not a handle; pp_pool_open returns one");
+    let text = format!(
+        "pool {handle:p}: the pool is already closed, or this is not a handle of pp_pool_open or pp_partition_open"
+    );
     Failure::new(pp_status::PP_UNKNOWN_POOL, text)
 }
 
@@ -178,21 +178,9 @@ impl Buffers {
         &self.slot.table
     }
 
-    /// Returns what `find` finds in the table for `address`. Waits while it finds `None`: another call records work on the buffer.
-    /// A return that failed instead would lose its stream, and the memory could be reused during a copy.
-    #[inline]
-    pub(crate) fn find<T>(&self, address: usize, find: impl Fn(&Table) -> Found<T>) -> Result<T, Failure> {
-        loop {
-            match find(self.table()).map_err(|why| self.refusal(address, &why))? {
-                Some(found) => return Ok(found),
-                None => thread::sleep(Duration::from_micros(20)),
-            }
-        }
-    }
-
     /// Returns the failure of a call that passed `address`, for which the table returned `why`.
     #[cold]
-    fn refusal(&self, address: usize, why: &LookupError) -> Failure {
+    pub(crate) fn refusal(&self, address: usize, why: &LookupError) -> Failure {
         let why = match why {
             LookupError::Busy => "another call is returning or adopting this buffer",
             LookupError::Inside(start, len) => &format!("inside the buffer at {start:#x} of {len}B; pass that address"),

@@ -19,14 +19,14 @@ pub enum pp_status {
     PP_INVALID_ARGUMENT = 1,
     /// A setting is unknown, invalid or contradicts another.
     PP_INVALID_SETTING = 2,
-    /// No buffer in use of this pool begins at this address.
+    /// The address is not the start of a buffer in use from this pool.
     PP_UNKNOWN_POINTER = 3,
-    /// The handle is invalid, or its pool was closed.
+    /// The handle is invalid, or its pool was closed (pp_pool_close).
     PP_UNKNOWN_POOL = 4,
     /// Over the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or earlier requests are
     /// waiting. A later call may succeed.
     PP_LIMIT = 5,
-    /// No buffer of this size is idle. Only from pp_try_get.
+    /// No buffer of this size is idle. Only from pp_try_get and pp_try_get_with.
     PP_NONE_IDLE = 6,
     /// The driver or the operating system refused memory, pinned or not. A later call may succeed, but not after a device reset.
     PP_BACKEND = 7,
@@ -34,7 +34,7 @@ pub enum pp_status {
     PP_DEVICE = 8,
     /// The pool belongs to the parent of this forked process. Nothing was done.
     PP_FORKED = 9,
-    /// Internal error (a bug in pinpool). The pool remains usable. Any function may return it.
+    /// Internal error (a bug in pinpool), or malloc failed for a string. The pool remains usable. Any function may return it.
     PP_INTERNAL = 10,
     /// The backend or the CUDA driver is not available on this machine. Retrying does not help.
     PP_UNAVAILABLE = 11,
@@ -47,10 +47,12 @@ pub enum pp_status {
     PP_TOO_MANY_POOLS = 14,
     /// The process has already installed a Rust logger. Only from pp_set_log.
     PP_LOGGER_SET = 15,
+    /// The pool or partition was shut down (pp_pool_shutdown). Later requests fail, too.
+    PP_SHUT_DOWN = 16,
 }
 
 /// The names of the codes, by number.
-const NAMES: [&CStr; 16] = [
+const NAMES: [&CStr; 17] = [
     c"PP_OK",
     c"PP_INVALID_ARGUMENT",
     c"PP_INVALID_SETTING",
@@ -67,6 +69,7 @@ const NAMES: [&CStr; 16] = [
     c"PP_INVALID_HANDLE",
     c"PP_TOO_MANY_POOLS",
     c"PP_LOGGER_SET",
+    c"PP_SHUT_DOWN",
 ];
 
 /// The name of a status: "PP_LIMIT"; "unknown" if it is not a status. Static, never NULL.
@@ -87,9 +90,9 @@ pub(crate) fn status_of(error: &Error) -> pp_status {
         () if error.is_unavailable() => pp_status::PP_UNAVAILABLE,
         () if error.is_backend() => pp_status::PP_BACKEND,
         () if error.is_capture() => pp_status::PP_CAPTURING,
-        () if error.is_device() || error.is_copy() => pp_status::PP_DEVICE,
+        () if error.is_device() || error.is_copy_refused() || error.is_unmapped() => pp_status::PP_DEVICE,
         () if error.is_forked() => pp_status::PP_FORKED,
-        () if error.is_closed() => pp_status::PP_UNKNOWN_POOL,
+        () if error.is_closed() => pp_status::PP_SHUT_DOWN,
         () => pp_status::PP_INTERNAL,
     }
 }

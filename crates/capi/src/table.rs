@@ -2,12 +2,15 @@
 //!
 //! The table is sharded by address, so that threads with different buffers rarely share a lock. A lock is held for one
 //! look-up; buffers are dropped and fences are created without it.
+//!
+//! While a call records work on a buffer, another call that needs the buffer waits. If a return failed instead, its stream would
+//! be lost, and the memory could be reused during a copy.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::hash_map::{Entry, OccupiedEntry};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
 use pinpool::{PinnedBuf, PinnedBy};
@@ -16,7 +19,7 @@ use crate::asan;
 
 const SHARDS: usize = 64;
 
-type Shard = HashMap<usize, InUse, ByAddress>;
+type Entries = HashMap<usize, InUse, ByAddress>;
 
 /// The entry of a buffer in use.
 #[derive(Debug)]
@@ -26,15 +29,31 @@ struct InUse {
     buf: Option<PinnedBuf>,
     /// Whether a buffer that a thread has taken out of the entry stays with its user.
     is_recording: bool,
+    /// Whether a thread waits for the buffer that another thread has taken out of the entry.
+    is_awaited: bool,
     owner: Owner,
     /// Whether the driver pinned a buffer that a thread has taken out of the entry.
     is_pinned: Option<bool>,
 }
 
 impl InUse {
-    /// Returns the result of a call that needs the buffer while another call has taken it.
-    fn without_buffer(&self) -> Found<PinnedBuf> {
-        if self.is_recording { Ok(None) } else { Err(LookupError::Busy) }
+    fn new(buf: Option<PinnedBuf>, owner: Owner) -> Self {
+        Self { buf, is_recording: false, is_awaited: false, owner, is_pinned: None }
+    }
+}
+
+/// A part of the buffers in use, by their addresses.
+#[derive(Debug, Default)]
+struct Shard {
+    entries: Mutex<Entries>,
+    /// Notified when an awaited buffer is back in its entry, or its entry is removed.
+    changed: Condvar,
+}
+
+impl Shard {
+    /// Locks the entries. Ignores poisoning, since they are valid at every point at which a thread may panic.
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -56,13 +75,10 @@ pub(crate) enum LookupError {
     Nowhere,
 }
 
-/// What a look-up finds: `None` while another call records work on the buffer.
-pub(crate) type Found<T> = Result<Option<T>, LookupError>;
-
 /// Buffers by the address of their first byte.
 #[derive(Debug)]
 pub(crate) struct Table {
-    shards: Box<[CachePadded<Mutex<Shard>>]>,
+    shards: Box<[CachePadded<Shard>]>,
     /// True if AddressSanitizer is informed of the buffers in use.
     uses_sanitizer: AtomicBool,
 }
@@ -84,7 +100,7 @@ impl Table {
     }
 
     #[inline]
-    fn shard(&self, address: usize) -> &Mutex<Shard> {
+    fn shard(&self, address: usize) -> &Shard {
         // These bits of the hash differ from the bits that the map uses.
         &self.shards[(mixed(address as u64) >> 40) as usize % SHARDS]
     }
@@ -96,86 +112,110 @@ impl Table {
             asan::unpoison(&buf);
         }
         let start = buf.as_mut_ptr();
-        let entry = InUse { buf: Some(buf), is_recording: false, owner: Owner::Pool, is_pinned: None };
-        let replaced = locked(self.shard(start.addr())).insert(start.addr(), entry);
+        let replaced = self.shard(start.addr()).lock().insert(start.addr(), InUse::new(Some(buf), Owner::Pool));
         // Two buffers in use never share an address.
         debug_assert!(replaced.is_none(), "{replaced:?}");
         start
     }
 
-    /// Removes the buffer at this address.
+    /// Takes the buffer at this address out of its entry, and returns the result of `act`. Waits while another call records work
+    /// on the buffer.
     #[inline]
-    pub(crate) fn remove(&self, address: usize) -> Found<PinnedBuf> {
-        let mut shard = locked(self.shard(address));
-        let Entry::Occupied(mut entry) = shard.entry(address) else {
-            drop(shard);
-            return Err(self.inside(address));
-        };
-        let Some(buf) = entry.get_mut().buf.take() else { return entry.get().without_buffer() };
-        if self.marks(entry.remove().owner) {
-            asan::poison(&buf);
+    fn with_entry(
+        &self,
+        address: usize,
+        act: impl FnOnce(OccupiedEntry<'_, usize, InUse>, &PinnedBuf),
+    ) -> Result<PinnedBuf, LookupError> {
+        let shard = self.shard(address);
+        let mut entries = shard.lock();
+        loop {
+            let Entry::Occupied(mut entry) = entries.entry(address) else {
+                drop(entries);
+                return Err(self.inside(address));
+            };
+            let in_use = entry.get_mut();
+            if let Some(buf) = in_use.buf.take() {
+                act(entry, &buf);
+                return Ok(buf);
+            }
+            if !in_use.is_recording {
+                return Err(LookupError::Busy);
+            }
+            in_use.is_awaited = true;
+            entries = shard.changed.wait(entries).unwrap_or_else(PoisonError::into_inner);
         }
-        Ok(Some(buf))
+    }
+
+    /// Removes the buffer at this address. Waits while another call records work on it.
+    #[inline]
+    pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, LookupError> {
+        self.with_entry(address, |entry, buf| {
+            if self.marks(entry.remove().owner) {
+                asan::poison(buf);
+            }
+        })
     }
 
     /// Reserves the entry for memory that is being adopted. Returns whether no buffer in use begins at this address.
     /// Afterwards the caller calls `put_back` if the adoption succeeds, or `remove_entry` if it fails.
     pub(crate) fn reserve_entry(&self, address: usize) -> bool {
-        let mut shard = locked(self.shard(address));
-        let Entry::Vacant(entry) = shard.entry(address) else { return false };
-        entry.insert(InUse { buf: None, is_recording: false, owner: Owner::Program, is_pinned: None });
+        let mut entries = self.shard(address).lock();
+        let Entry::Vacant(entry) = entries.entry(address) else { return false };
+        entry.insert(InUse::new(None, Owner::Program));
         true
     }
 
-    /// Takes the buffer at this address and leaves its entry. Afterwards the caller calls `remove_entry` or `put_back`. Until then
-    /// AddressSanitizer reports accesses if this `is_return`.
-    pub(crate) fn take(&self, address: usize, is_return: bool) -> Found<PinnedBuf> {
-        let mut shard = locked(self.shard(address));
-        let Some(entry) = shard.get_mut(&address) else {
-            drop(shard);
-            return Err(self.inside(address));
-        };
-        let Some(buf) = entry.buf.take() else { return entry.without_buffer() };
-        (entry.is_recording, entry.is_pinned) = (!is_return, Some(is_pinned(&buf)));
-        if is_return && self.marks(entry.owner) {
-            asan::poison(&buf);
-        }
-        Ok(Some(buf))
+    /// Takes the buffer at this address and leaves its entry. Waits while another call records work on it. Afterwards the caller
+    /// calls `remove_entry` or `put_back`. Until then AddressSanitizer reports accesses if this `is_return`.
+    pub(crate) fn take(&self, address: usize, is_return: bool) -> Result<PinnedBuf, LookupError> {
+        self.with_entry(address, |mut entry, buf| {
+            let entry = entry.get_mut();
+            (entry.is_recording, entry.is_pinned) = (!is_return, Some(is_pinned(buf)));
+            if is_return && self.marks(entry.owner) {
+                asan::poison(buf);
+            }
+        })
     }
 
     /// Removes the entry that `take` or `reserve_entry` left.
     pub(crate) fn remove_entry(&self, address: usize) {
-        locked(self.shard(address)).remove(&address);
+        let shard = self.shard(address);
+        if shard.lock().remove(&address).is_some_and(|entry| entry.is_awaited) {
+            shard.changed.notify_all();
+        }
     }
 
     /// Puts the buffer into the entry that `take` or `reserve_entry` left: it is in use.
     pub(crate) fn put_back(&self, buf: PinnedBuf) {
         let address = buf.as_ptr().addr();
-        let mut shard = locked(self.shard(address));
-        if let Some(entry) = shard.get_mut(&address) {
+        let shard = self.shard(address);
+        if let Some(entry) = shard.lock().get_mut(&address) {
             if self.marks(entry.owner) {
                 asan::unpoison(&buf);
             }
             entry.buf = Some(buf);
+            if std::mem::take(&mut entry.is_awaited) {
+                shard.changed.notify_all();
+            }
         }
     }
 
     /// Returns whether the driver pinned the buffer at this address, also while another call uses the buffer.
     pub(crate) fn is_pinned(&self, address: usize) -> Result<bool, LookupError> {
-        let shard = locked(self.shard(address));
-        let found = shard.get(&address).and_then(|entry| entry.buf.as_ref().map(is_pinned).or(entry.is_pinned));
-        drop(shard);
+        let entries = self.shard(address).lock();
+        let found = entries.get(&address).and_then(|entry| entry.buf.as_ref().map(is_pinned).or(entry.is_pinned));
+        drop(entries);
         found.ok_or_else(|| self.inside(address))
     }
 
     /// Returns whether no buffer is in use.
     pub(crate) fn is_empty(&self) -> bool {
-        self.shards.iter().all(|shard| locked(shard).is_empty())
+        self.shards.iter().all(|shard| shard.lock().is_empty())
     }
 
     /// Frees the unused memory of the maps.
     pub(crate) fn shrink(&self) {
-        self.shards.iter().for_each(|shard| locked(shard).shrink_to_fit());
+        self.shards.iter().for_each(|shard| shard.lock().shrink_to_fit());
     }
 
     /// Returns the buffer that contains an address at which no buffer begins. Searches all buffers, so only error texts use it.
@@ -185,18 +225,13 @@ impl Table {
             let len = entry.buf.as_ref()?.len();
             (start <= address && address - start < len).then_some(LookupError::Inside(start, len))
         };
-        let found = self.shards.iter().find_map(|shard| locked(shard).iter().find_map(holds));
+        let found = self.shards.iter().find_map(|shard| shard.lock().iter().find_map(holds));
         found.unwrap_or(LookupError::Nowhere)
     }
 }
 
 fn is_pinned(buf: &PinnedBuf) -> bool {
     buf.pinned_by() == Some(PinnedBy::Driver)
-}
-
-/// Locks a shard. Ignores poisoning, since a shard is valid at every point at which a thread may panic.
-fn locked(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Hashes an address by one multiplication.
@@ -248,21 +283,35 @@ mod tests {
         let address = table.insert(pool.get(5000).unwrap()).addr();
         assert_eq!(table.remove(address + 4999).unwrap_err(), LookupError::Inside(address, 5000));
         assert_eq!(table.remove(address + 5000).unwrap_err(), LookupError::Nowhere);
-        for is_return in [false, true] {
-            let buf = table.take(address, is_return).unwrap().unwrap();
-            for second in [table.remove(address), table.take(address, true), table.take(address, false)] {
-                assert!(matches!(second, Err(LookupError::Busy)) == is_return && !matches!(second, Ok(Some(_))));
-            }
-            assert!(!table.is_empty());
-            assert_eq!(table.is_pinned(address), Ok(false), "a query does not fail during a call");
-            table.put_back(buf);
+        let buf = table.take(address, true).unwrap();
+        for second in [table.remove(address), table.take(address, true), table.take(address, false)] {
+            assert_eq!(second.unwrap_err(), LookupError::Busy);
         }
+        assert_eq!((table.is_empty(), table.is_pinned(address)), (false, Ok(false)), "a query does not fail meanwhile");
+        table.put_back(buf);
         assert_eq!((table.is_pinned(address), table.inside(address)), (Ok(false), LookupError::Inside(address, 5000)));
         assert!(table.reserve_entry(1) && table.is_pinned(1) == Err(LookupError::Nowhere), "not adopted yet");
         table.remove_entry(1);
         drop(table.remove(address).unwrap());
-        assert_eq!(table.remove(address).unwrap_err(), LookupError::Nowhere);
-        assert!(table.is_empty());
+        for (uses_take, succeeds) in [(false, true), (true, true), (false, false), (true, false)] {
+            let address = table.insert(pool.get(5000).unwrap()).addr();
+            let buf = table.take(address, false).unwrap();
+            assert_eq!((table.is_empty(), table.is_pinned(address)), (false, Ok(false)), "a query does not wait");
+            let take = || table.take(address, true).map(|_buf| table.remove_entry(address));
+            let call = || if uses_take { take() } else { table.remove(address).map(drop) };
+            let results = std::thread::scope(|scope| {
+                // Both wait for the recording. If it succeeds, one gets the buffer.
+                let calls = [(); 2].map(|()| scope.spawn(call));
+                while !table.shard(address).lock()[&address].is_awaited {
+                    std::thread::yield_now();
+                }
+                succeeds.then_some(buf).map_or_else(|| table.remove_entry(address), |buf| table.put_back(buf));
+                calls.map(|call| call.join().unwrap())
+            });
+            let is_busy = uses_take && succeeds && results.contains(&Err(LookupError::Busy));
+            assert!(is_busy || results.contains(&Err(LookupError::Nowhere)), "{results:?}");
+            assert!(results.contains(&Ok(())) == succeeds && table.is_empty(), "{results:?}");
+        }
     }
 
     #[test]

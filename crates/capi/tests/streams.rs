@@ -136,7 +136,7 @@ fn a_return_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
     for (number, put_after) in [(1, &after_event as &dyn Fn(_) -> _), (2, &after_stream)] {
         let held = get(pool, LEN).unwrap();
         assert_eq!(put_after(held), pp_status::PP_INVALID_HANDLE, "{:?}", last_error());
-        // The driver counts it as a wrong use.
+        // The driver counts it as a misuse.
         driver.reset();
         assert_eq!(context.check_err(), Ok(()));
         stream.synchronize().unwrap();
@@ -214,16 +214,14 @@ fn programs_in_c_and_cpp_copy_through_the_driver() {
         let output = command.env("MOCK_DRIVER_REPORT", "stderr").output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success() && out.contains("200 batches arrived whole"), "{backend}: {out}{err}");
-        assert!(err.contains("0 frees with work in flight, 0 wrong uses"), "{backend}: {err}");
+        assert!(err.contains("0 frees with work in flight, 0 misuses"), "{backend}: {err}");
     };
-    for example in [
+    let examples = [
         ("cc", "-std=c99", "examples/on_stream.c"),
         ("c++", "-std=c++17", "examples/on_stream.cpp"),
         ("c++", "-std=c++17", "tests/programs/streams.cpp"),
-    ] {
-        if !is_installed(example.0) {
-            continue;
-        }
+    ];
+    for example in examples.into_iter().filter(|example| is_installed(example.0)) {
         compile(example, None);
         ["vmm", "register", "cuda"].into_iter().for_each(run);
         if has_sanitizers(example.0) {

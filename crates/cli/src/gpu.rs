@@ -5,8 +5,7 @@ use pinpool_loader::Destination;
 /// Opens the GPU with this ordinal and this number of streams. An error says why it is not available.
 #[cfg(feature = "cuda")]
 pub fn open(ordinal: u32, lanes: usize) -> Result<Box<dyn Destination>, String> {
-    let device = pinpool_loader::CudaDestination::new(ordinal, lanes);
-    Ok(Box::new(device.map_err(|why| why.to_string())?))
+    Ok(Box::new(pinpool_loader::CudaDestination::new(ordinal, lanes).map_err(|why| why.to_string())?))
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -24,8 +24,7 @@ pub(crate) fn open(path: &Path) -> Result<Input, String> {
 /// If the file is not a recording or cannot be read.
 pub(crate) fn read_recording(path: &Path, input: Input) -> Result<Recording, String> {
     if !Recording::is_begun_by(input.first()) {
-        let why = "not a recording (PINPOOL_TRACE and `pinpool load --record` write one)";
-        return Err(named(path, &why));
+        return Err(named(path, &"not a recording (PINPOOL_TRACE and `pinpool load --record` write one)"));
     }
     let mut recording = Recording::read(input.into_reader()).map_err(|error| in_file(path, &error))?;
     let mut taken = HashSet::new();

@@ -21,6 +21,7 @@ mod why;
 use std::error::Error;
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::atomic::Ordering;
 
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
@@ -164,7 +165,7 @@ fn run_command(terminal: &Terminal) -> Result<(), Box<dyn Error>> {
         Command::Man(args) => pages::man(&args, Cli::command()),
     };
     // The pools have been dropped, so their recordings are complete.
-    match pinpool_observe::record::failed_recordings() {
+    match pinpool_observe::record::FAILED_RECORDINGS.load(Ordering::Relaxed) {
         0 => result,
         _ => {
             let printed = terminal.report(result);

@@ -94,7 +94,7 @@ pub struct LoadedBatch {
 pub struct LoadedPart {
     /// Index into [`Catalog::samples`].
     pub sample: usize,
-    /// Range of the part's bytes in the batch, without the decoded fields (see [`kept_fields`](super::decode::kept_fields)).
+    /// Range of the part's bytes in the batch, without the decoded fields (see [`Sample::kept_fields`]).
     pub range: Range<usize>,
     /// Offset of the first byte in the sample: 0 unless the sample began in an earlier batch.
     pub sample_offset: u64,
@@ -378,10 +378,7 @@ mod tests {
             for world in 1..=3 {
                 for (even, drop_last) in [(true, false), (false, true), (true, true)] {
                     let ranks = counts(samples, world, even, drop_last);
-                    assert!(
-                        ranks.iter().all(|rank| *rank == ranks[0]),
-                        "{samples} {world} {even} {drop_last}: {ranks:?}"
-                    );
+                    assert!(ranks.iter().all(|one| *one == ranks[0]), "{samples} {world} {even} {drop_last} {ranks:?}");
                     assert!(!drop_last || ranks[0].iter().all(|len| *len == 10), "{ranks:?}");
                 }
             }

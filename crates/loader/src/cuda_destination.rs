@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError};
 
+use super::batch_plan::LoadedBatch;
 use super::destination::Destination;
 use pinpool::{Completion, Error, PinnedBuf};
 
@@ -51,20 +52,19 @@ impl Destination for CudaDestination {
         self.lanes.len()
     }
 
-    fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
+    fn send(&mut self, lane: usize, _: &LoadedBatch, buffer: PinnedBuf) -> Result<Completion, Error> {
         let (stream, memory) = &mut self.lanes[lane];
-        if batch.len() > memory.len() {
-            *memory = stream.alloc_zeros(batch.len()).map_err(|error| {
-                Error::copy_refused(batch.len(), format!("no device memory for it: {}", error_name(error)))
+        if buffer.len() > memory.len() {
+            *memory = stream.alloc_zeros(buffer.len()).map_err(|error| {
+                Error::copy_refused(buffer.len(), format!("no device memory for it: {}", error_name(error)))
             })?;
         }
-        Ok(batch.copy_to(stream, memory)?)
+        Ok(buffer.copy_to(stream, memory)?)
     }
 
     fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
         let (stream, memory) = &self.lanes[lane];
-        let len = memory.len();
-        self.host.resize(len, 0);
+        self.host.resize(memory.len(), 0);
         stream
             .memcpy_dtoh(memory, &mut self.host)
             .and_then(|_| stream.synchronize())

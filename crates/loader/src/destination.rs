@@ -6,25 +6,29 @@
 //! - **lane-I1**: a lane gets its next batch only after its previous copy is done, so its memory may be read back and
 //!   replaced in between.
 
+use super::batch_plan::LoadedBatch;
 use pinpool::copy::CopyTarget;
 use pinpool::{Completion, Error, PinnedBuf};
 use pinpool_testing::{SinkMemory, SinkStream};
 
 /// A device with several lanes. Each lane copies one batch at a time.
 pub trait Destination {
-    /// Returns the name for reports, such as the name of the device.
-    fn name(&self) -> String;
+    /// Returns the name for reports, such as the name of the device. Default: `custom destination`.
+    fn name(&self) -> String {
+        "custom destination".to_string()
+    }
 
     /// Returns the number of batches that may be in flight at once.
     fn lanes(&self) -> usize;
 
-    /// Starts the copy of `batch` on `lane`, which is below [`Destination::lanes`] and idle.
+    /// Starts the copy of `buffer` on `lane`, which is below [`Destination::lanes`] and idle. `batch` describes the bytes of
+    /// the buffer: samples, ranges and arrays. Its own buffer is empty.
     ///
     /// # Errors
     ///
     /// If the copy cannot be started or the device has no memory for it. The buffer has returned to its pool then, unless the
     /// device failed ([`Error::is_device`]) and the copy may be running.
-    fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error>;
+    fn send(&mut self, lane: usize, batch: &LoadedBatch, buffer: PinnedBuf) -> Result<Completion, Error>;
 
     /// Calls `read` with the device memory of `lane`, which begins with the bytes of the last copy and may be longer. That copy must
     /// be complete.
@@ -62,12 +66,12 @@ impl Destination for SinkDestination {
         self.lanes.len()
     }
 
-    fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
+    fn send(&mut self, lane: usize, _: &LoadedBatch, buffer: PinnedBuf) -> Result<Completion, Error> {
         let (stream, memory) = &mut self.lanes[lane];
-        if batch.len() > memory.capacity_bytes() {
-            *memory = SinkMemory::new(batch.len());
+        if buffer.len() > memory.capacity_bytes() {
+            *memory = SinkMemory::new(buffer.len());
         }
-        Ok(batch.copy_to(stream, memory)?)
+        Ok(buffer.copy_to(stream, memory)?)
     }
 
     fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error> {

@@ -24,7 +24,7 @@
 //!
 //! ```
 //! use pinpool::Pool;
-//! use pinpool_loader::{Catalog, Failure, LoadOptions, Loader, Observer, SinkDestination, StopFlag};
+//! use pinpool_loader::{Catalog, Failure, LoadOptions, Loader, Observer, SinkDestination};
 //!
 //! struct PrintFailures;
 //!
@@ -36,7 +36,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let pool = Pool::builder().build()?;
-//! let catalog = Catalog::from_paths(&["src"], false, &StopFlag::new());
+//! let catalog = Catalog::from_paths(&["src"]);
 //! let mut options = LoadOptions::default();
 //! options.verify = true;
 //! // With the feature `cuda` and a GPU: `CudaDestination::new(0, 2)?`.
@@ -53,10 +53,10 @@
 //!
 //! ```
 //! use pinpool::Pool;
-//! use pinpool_loader::{Catalog, LoadOptions, Loader, StopFlag};
+//! use pinpool_loader::{Catalog, LoadOptions, Loader};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let catalog = Catalog::from_paths(&["src"], false, &StopFlag::new());
+//! let catalog = Catalog::from_paths(&["src"]);
 //! let loader = Loader::new(&Pool::builder().build()?, &catalog, LoadOptions::default());
 //! let mut batches = loader.batches()?;
 //! while let Some(batch) = batches.next() {
@@ -102,11 +102,12 @@ pub use self::catalog::{Catalog, DataFile, DataOrigin, FileRange, Sample};
 pub use self::compressed::Compression;
 #[cfg(feature = "cuda")]
 pub use self::cuda_destination::CudaDestination;
-pub use self::decode::{Decode, DecodedField, first_undecodable, kept_fields};
+pub use self::decode::{Decode, DecodedField};
 #[cfg(feature = "decode")]
 pub use self::decode::{Fit, ImageDecoder, Layout, MAX_PIXELS};
 pub use self::destination::{Destination, SinkDestination};
 pub use self::failure::{Failure, FailureCause};
+pub use self::listing::ListOptions;
 pub use self::reader_threads::{BatchReader, TimedOut};
 pub use self::run::{LoadOptions, Loader, Rank};
 pub use self::state::{LoadState, StateError};
@@ -124,7 +125,7 @@ impl Loader {
     /// in [`LoadSummary::outcome`]. The failures of the catalog are reported first.
     pub fn run(&self, destination: &mut dyn Destination, observer: &mut dyn Observer) -> LoadSummary {
         let unlisted = self.catalog.failures();
-        let is_refused = self.options.strict && !unlisted.is_empty();
+        let is_refused = self.options.stop_at_failure && !unlisted.is_empty();
         let unlisted = if is_refused { &unlisted[..1] } else { unlisted };
         unlisted.iter().for_each(|failure| observer.on_failure(failure));
         let refused = is_refused.then_some(LoadOutcome::StoppedAtFailure);

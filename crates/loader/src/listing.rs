@@ -38,18 +38,36 @@ struct FoundFile {
     is_opened: bool,
 }
 
+/// How files are listed. [`Catalog::from_paths`] uses the default.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct ListOptions {
+    /// Open all containers and compressed files. Default: `false`.
+    pub open_containers: bool,
+    /// End the list early when this flag is raised.
+    pub stop: StopFlag,
+}
+
 impl Catalog {
     /// Lists the regular files under `paths`, each a file or a directory, in the order of `paths` and by name within each.
     ///
-    /// A `.tar` or `.safetensors` file is opened as a container, and its samples are listed separately, if `paths` names the file
-    /// or a directory that contains only containers, or if `open_containers` is set; otherwise it is one plain sample. The same
-    /// applies to compressed files: the samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed, and the
-    /// decompressed data of any other `.gz` or `.zst` file is one sample. These files are decompressed once, on several threads.
-    /// Files that cannot be listed are in [`Catalog::failures`]. The list ends early when `stop` is raised.
-    pub fn from_paths<P: AsRef<Path>>(paths: &[P], open_containers: bool, stop: &StopFlag) -> Catalog {
+    /// A `.tar` or `.safetensors` file is opened as a container, and its samples are listed separately, if `paths` names the
+    /// file or a directory that contains only containers, or with [`ListOptions::open_containers`]; otherwise it is one plain
+    /// sample. The same applies to compressed files: the samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed,
+    /// and the decompressed data of any other `.gz` or `.zst` file is one sample. These files are decompressed once, on several
+    /// threads. Files that cannot be listed are in [`Catalog::failures`].
+    pub fn from_paths<P: AsRef<Path>>(paths: &[P]) -> Catalog {
+        ListOptions::default().from_paths(paths)
+    }
+}
+
+impl ListOptions {
+    /// Lists files as [`Catalog::from_paths`] does, with these options.
+    pub fn from_paths<P: AsRef<Path>>(&self, paths: &[P]) -> Catalog {
+        let stop = &self.stop;
         let mut lists = CatalogLists::default();
         let found = lists.walk(paths, stop);
-        let opened = open_all(&found, open_containers, stop);
+        let opened = open_all(&found, self.open_containers, stop);
         for (file, opened) in found.into_iter().zip(opened) {
             // After a stop the opened files may be incomplete.
             if stop.is_raised() {

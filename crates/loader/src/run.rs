@@ -45,7 +45,7 @@ pub struct LoadOptions {
     /// Reads each sample back from the destination and compares its checksum. Default: no.
     pub verify: bool,
     /// Ends a [`Loader::run`](Loader::run) at the first failure. Default: no.
-    pub strict: bool,
+    pub stop_at_failure: bool,
     /// The fields to decode, each into an array of the batch. Then each sample lies in one batch, `verify` checks nothing, and
     /// `batch_bytes` limits the encoded bytes of a batch, unless the batch has only one sample. Default: none, and a batch has
     /// the bytes of its samples.
@@ -65,7 +65,7 @@ impl Default for LoadOptions {
             even: false,
             drop_last: false,
             verify: false,
-            strict: false,
+            stop_at_failure: false,
             decode: Vec::new(),
         }
     }

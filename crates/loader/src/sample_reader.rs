@@ -24,7 +24,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::batch_plan::{LoadedBatch, LoadedPart, PlannedBatch, SamplePart};
 use super::catalog::{Catalog, DataOrigin, FileRange, Sample};
 use super::compressed::{Decompressor, Turn};
-use super::decode::{DecodedField, kept_fields, undecoded_fields};
+use super::decode::{DecodedField, undecoded_fields};
 use super::failure::FailureCause;
 use super::run::{LoadOptions, Loader};
 use super::stop::StopFlag;
@@ -56,7 +56,7 @@ pub(super) fn batch_bytes(decode: &[DecodedField], batch: &PlannedBatch, catalog
         return bytes(batch.len_bytes);
     }
     let kept = |part: &SamplePart| {
-        let last = kept_fields(decode, &catalog.samples()[part.sample]).last();
+        let last = catalog.samples()[part.sample].kept_fields(decode).last();
         last.map_or(0, |(_, range)| bytes(range.end))
     };
     let kept = batch.parts.iter().map(kept).fold(0, usize::saturating_add);

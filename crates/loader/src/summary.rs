@@ -64,7 +64,7 @@ pub enum LoadOutcome {
     Complete,
     /// The [`StopFlag`](super::StopFlag) was raised.
     Stopped,
-    /// The run ended at the first failure, because [`LoadOptions::strict`](super::LoadOptions::strict) is set.
+    /// The run ended at the first failure, because [`LoadOptions::stop_at_failure`](super::LoadOptions::stop_at_failure) is set.
     StoppedAtFailure,
     /// The run ended at an error after which no batch can be loaded.
     Failed(LoadError),

@@ -137,7 +137,7 @@ impl<'a> Transfer<'a> {
     fn send_or_skip(&mut self, mut batch: LoadedBatch) {
         self.summary.epochs = batch.epoch;
         mem::take(&mut batch.failures).into_iter().for_each(|failure| self.report_failure(failure));
-        // A strict run ends with the failure, so the other samples of the batch are not sent.
+        // A run with `stop_at_failure` ends with the failure, so the other samples of the batch are not sent.
         let mut is_in_flight = false;
         if !self.has_ended() && batch.buffer.is_empty() {
             // Empty samples have arrived without a copy.
@@ -155,7 +155,8 @@ impl<'a> Transfer<'a> {
     fn send(&mut self, mut batch: LoadedBatch) -> bool {
         // `next` returns a batch only if a lane is idle.
         let Some(lane) = self.idle_lanes.pop() else { return false };
-        match self.destination.send(lane, mem::take(&mut batch.buffer)) {
+        let buffer = mem::take(&mut batch.buffer);
+        match self.destination.send(lane, &batch, buffer) {
             Ok(completion) => {
                 self.running.push_back(RunningCopy { lane, batch, completion });
                 let in_flight = self.running.len() as u64;
@@ -280,7 +281,7 @@ impl<'a> Transfer<'a> {
         if newly_failed > 0 {
             self.observer.on_failure(&failure);
         }
-        if self.loader.options.strict {
+        if self.loader.options.stop_at_failure {
             self.end_early(LoadOutcome::StoppedAtFailure);
         }
     }
@@ -305,21 +306,17 @@ mod tests {
     use super::*;
     use pinpool::{Backend, PinnedBuf, Pool};
 
-    /// A sink that records the first byte of each batch.
-    struct FirstBytes(SinkDestination, Vec<u8>);
+    /// A sink that records the first byte, number and first sample of each batch.
+    struct SentBatches(SinkDestination, Vec<(u8, u64, usize)>);
 
-    impl Destination for FirstBytes {
-        fn name(&self) -> String {
-            self.0.name()
-        }
-
+    impl Destination for SentBatches {
         fn lanes(&self) -> usize {
             self.0.lanes()
         }
 
-        fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
-            self.1.push(batch.wait_slice()?[0]);
-            self.0.send(lane, batch)
+        fn send(&mut self, lane: usize, batch: &LoadedBatch, buffer: PinnedBuf) -> Result<Completion, Error> {
+            self.1.push((buffer.wait_slice()?[0], batch.number, batch.parts[0].sample));
+            self.0.send(lane, batch, buffer)
         }
 
         fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
@@ -344,10 +341,10 @@ mod tests {
         }
         drop(send);
         let loader = Loader::new(&pool, &catalog, LoadOptions::default());
-        let mut destination = FirstBytes(SinkDestination::new(2).unwrap(), Vec::new());
+        let mut destination = SentBatches(SinkDestination::new(2).unwrap(), Vec::new());
         let reading = ReaderThreads::from_channel(&loader, 6, filled);
         let summary = Transfer::new(&loader, reading, &mut destination, &mut ()).run();
-        assert_eq!(destination.1, [0, 1, 2, 3, 4, 5]);
+        assert_eq!(destination.1, [0, 1, 2, 3, 4, 5].map(|number| (number, number.into(), number.into())));
         assert_eq!((summary.batches, summary.files), (6, 6));
     }
 }

@@ -11,8 +11,7 @@ fn decoding_a_png_takes_three_bytes_per_pixel() {
     let mut file = Vec::new();
     let mut encoder = png::Encoder::new(&mut file, SIDE, SIDE);
     encoder.set_color(png::ColorType::Rgba);
-    let pixels = vec![7; (SIDE * SIDE * 4) as usize];
-    encoder.write_header().unwrap().write_image_data(&pixels).unwrap();
+    encoder.write_header().unwrap().write_image_data(&vec![7; (SIDE * SIDE * 4) as usize]).unwrap();
     let image = ImageDecoder::new(4, 4, Layout::Hwc, Fit::Stretch).unwrap();
     let mut into = vec![0; image.len_bytes()];
     let before = allocated::start();

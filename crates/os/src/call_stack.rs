@@ -1,4 +1,4 @@
-//! Call stacks: return addresses are collected at once, names are resolved on request.
+//! Call stacks: return addresses are collected immediately, names are resolved on request.
 //!
 //! Collecting addresses takes microseconds and waits for no thread that resolves names. Resolving names reads the debug
 //! information of files, which may take a second the first time, so no request waits for it.

@@ -5,7 +5,7 @@
 //! so the work of any context may use it, and a free records an event in each context.
 //!
 //! A context ends when it is destroyed or, if it is a primary context, when it is reset or released for the last time. Calls
-//! that use a context enter [`Alive`]. The end waits for these calls, and later calls wait while the driver ends the context.
+//! that use a context enter its [`Lifetime`]. The end waits for these calls, and later calls wait while the driver ends the context.
 
 use std::ffi::c_int;
 use std::mem;
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use pinpool::Pool;
 
-use crate::alive::{Alive, Ending};
 use crate::driver::{Code, Driver};
+use crate::lifetime::{ExclusiveUse, Lifetime};
 use crate::{captures, log, process};
 use pinpool_os::sync::unmodeled::Mutex;
 
@@ -34,7 +34,7 @@ pub(crate) struct Context {
     /// Whether the program made the context, so that it is not a primary context. All others are assumed to be primary, since
     /// the runtime also retains primary contexts through a separate table.
     created_by_program: AtomicBool,
-    alive: Alive,
+    lifetime: Lifetime,
     spare_events: Mutex<Vec<usize>>,
     pool: Mutex<PoolState>,
     /// Time at which the last wait for memory timed out.
@@ -65,7 +65,7 @@ impl Context {
 
     /// Runs `call` with the handle. The context cannot end meanwhile. Returns `None` if the context is gone.
     pub(crate) fn while_alive<R>(&self, call: impl FnOnce(usize) -> R) -> Option<R> {
-        let _used = self.alive.enter()?;
+        let _used = self.lifetime.enter()?;
         Some(call(self.handle))
     }
 
@@ -128,14 +128,14 @@ impl Context {
 
 /// Returns all contexts that exist.
 pub(crate) fn all() -> Vec<Arc<Context>> {
-    CONTEXTS.lock().iter().filter(|context| !context.alive.is_gone()).cloned().collect()
+    CONTEXTS.lock().iter().filter(|context| !context.lifetime.is_gone()).cloned().collect()
 }
 
 /// Returns the context with this handle, and records it if it is new.
 pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
     // Set before the first lock is taken, so that a child that is forked while another thread holds a lock takes no lock.
     process::record_owner();
-    let has_handle = |context: &&Arc<Context>| context.handle == handle && !context.alive.is_gone();
+    let has_handle = |context: &&Arc<Context>| context.handle == handle && !context.lifetime.is_gone();
     if let Some(known) = CONTEXTS.lock().iter().find(has_handle) {
         return known.clone();
     }
@@ -148,7 +148,7 @@ pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             device,
             created_by_program: AtomicBool::new(false),
-            alive: Alive::default(),
+            lifetime: Lifetime::default(),
             spare_events: Mutex::default(),
             pool: Mutex::new(PoolState::NotYet),
             timed_out_at: Mutex::default(),
@@ -179,22 +179,22 @@ pub(crate) fn number_of(stream: usize) -> Option<u64> {
     handle.ok().filter(|&handle| handle != 0).map(|handle| find_or_add(handle).number())
 }
 
-/// Calls `end`, which ends the contexts for which `ends` returns true. Returns its code, and these contexts if `is_gone`
-/// confirms for the code that they are gone.
-pub(crate) fn end_by(
-    ends: impl Fn(&Context) -> bool,
-    end: impl FnOnce() -> Code,
-    is_gone: impl FnOnce(Code) -> bool,
+/// Makes `driver_call`, which may end the contexts for which `is_affected` returns true. Returns its code, and these contexts if
+/// `was_ended` confirms for the code that they have ended.
+pub(crate) fn end_matching(
+    is_affected: impl Fn(&Context) -> bool,
+    driver_call: impl FnOnce() -> Code,
+    was_ended: impl FnOnce(Code) -> bool,
 ) -> (Code, Vec<Arc<Context>>) {
-    let found: Vec<_> = all().into_iter().filter(|context| ends(context)).collect();
+    let affected: Vec<_> = all().into_iter().filter(|context| is_affected(context)).collect();
     // Usually at most one. Several match if they were made unseen by the hooks, or if the driver did not report their devices.
-    let endings: Vec<_> = found.iter().map(|context| context.alive.begin_end()).collect();
-    let code = end();
-    if !is_gone(code) {
+    let uses: Vec<_> = affected.iter().map(|context| context.lifetime.begin_exclusive()).collect();
+    let code = driver_call();
+    if !was_ended(code) {
         return (code, Vec::new());
     }
-    endings.iter().for_each(Ending::end);
-    drop(endings);
-    CONTEXTS.lock().retain(|context| !context.alive.is_gone());
-    (code, found)
+    uses.iter().for_each(ExclusiveUse::mark_gone);
+    drop(uses);
+    CONTEXTS.lock().retain(|context| !context.lifetime.is_gone());
+    (code, affected)
 }

@@ -28,7 +28,7 @@ pub(crate) const WRITE_COMBINED: c_uint = 4;
 /// The handle that names the legacy default stream explicitly.
 const LEGACY_STREAM: usize = 1;
 const RELAXED: c_int = 2;
-const DISABLE_TIMING: c_uint = 2;
+const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $field:ident = $name:literal fn($($type:ty),*);)*) => {
@@ -174,7 +174,7 @@ impl Driver {
     /// Creates an event in the current context.
     pub(crate) fn create_event(&self) -> Result<usize, Code> {
         // SAFETY: a valid out-pointer.
-        value(|event| unsafe { (self.0.event_create)(event, DISABLE_TIMING) })
+        value(|event| unsafe { (self.0.event_create)(event, CU_EVENT_DISABLE_TIMING) })
     }
 
     /// Records `event`, which belongs to `context`, after all work of that context. Fails if a stream of the context
@@ -202,7 +202,7 @@ impl Driver {
 
     /// Returns whether a stream captures that is ordered with the default stream of the current context. The query does not
     /// invalidate the capture.
-    pub(crate) fn is_default_stream_blocked(&self) -> bool {
+    pub(crate) fn captures_with_legacy_stream(&self) -> bool {
         let mut status = 0;
         // SAFETY: a stream that always exists, and a valid out-pointer.
         let code = unsafe { (self.0.is_capturing)(LEGACY_STREAM, &raw mut status) };

@@ -32,7 +32,7 @@ impl DriverBlocks {
     }
 
     /// Returns the block of this context that contains the `bytes` bytes at `start`, with the address of its first byte.
-    pub(crate) fn holding(&self, start: usize, bytes: usize, context: u64) -> Option<(usize, DriverBlock)> {
+    pub(crate) fn find_containing(&self, start: usize, bytes: usize, context: u64) -> Option<(usize, DriverBlock)> {
         let (&at, &block) = self.0.range(..=start).next_back()?;
         (block.context == context && start - at + bytes <= block.bytes).then_some((at, block))
     }

@@ -89,7 +89,7 @@ impl State {
             for context in contexts.iter() {
                 let event = context.while_alive(|handle| {
                     let _entered = driver.enter(handle)?;
-                    if driver.is_default_stream_blocked() {
+                    if driver.captures_with_legacy_stream() {
                         return Ok(None);
                     }
                     let event = context.take_event(driver)?;
@@ -153,7 +153,7 @@ impl State {
 
 // SAFETY: `is_complete` returns true only once all work before the free has completed: in each context an event after that
 // work has completed, or the context is gone. All fences have one stream ID, since a later fence covers all work that an
-// earlier fence covers.
+// earlier fence covers. A fence that waits for a capture completes late, which only delays the fences after it.
 unsafe impl Fence for ProcessFence {
     fn stream_id(&self) -> Option<StreamId> {
         static ALL: LazyLock<StreamId> = LazyLock::new(StreamId::unique);

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::buffers::{self, FreeOutcome};
 use crate::driver::{Code, NOT_FOUND, UNKNOWN};
 use crate::log::{self, Reason};
-use crate::{captures, contexts, ends, lookup, process, registrations};
+use crate::{captures, context_end, contexts, lookup, process, registrations};
 
 /// The first CUDA version with unknown types.
 const UNKNOWN_FROM: c_int = 14000;
@@ -48,8 +48,8 @@ pub(crate) struct Hook {
 }
 
 impl Hook {
-    pub(crate) fn function(&self) -> NonNull<c_void> {
-        NonNull::new((self.address)()).unwrap_or(NonNull::dangling())
+    pub(crate) fn function(&self) -> Option<NonNull<c_void>> {
+        NonNull::new((self.address)())
     }
 
     /// Records the driver's function.
@@ -147,37 +147,39 @@ hooks! {
         (out: *mut usize, flags: c_uint, priority: c_int)
         real => call_and_record_current_context(|| real(out, flags, priority));
     cuStreamDestroy_v2 = c"cuStreamDestroy" 4000..UNKNOWN_FROM Any (stream: usize)
-        real => destroy_stream(real, stream);
+        real => if_served(|| real(stream), |real| captures::destroy(stream, real));
     cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" 10010..UNKNOWN_FROM Legacy
         (stream: usize, mode: c_int)
-        real => begin_capture(stream, || real(stream, mode));
+        real => if_served(|| real(stream, mode), |real| captures::begin(stream, contexts::number_of(stream), real));
     cuStreamBeginCapture_v2_ptsz = c"cuStreamBeginCapture" 10010..UNKNOWN_FROM PerThread
         (stream: usize, mode: c_int)
-        real => begin_capture(stream, || real(stream, mode));
+        real => if_served(|| real(stream, mode), |real| captures::begin(stream, contexts::number_of(stream), real));
     cuStreamBeginCaptureToGraph = c"cuStreamBeginCaptureToGraph" 12030..UNKNOWN_FROM Legacy
         (stream: usize, graph: usize, nodes: usize, data: usize, count: usize, mode: c_int)
-        real => begin_capture(stream, || real(stream, graph, nodes, data, count, mode));
+        real => if_served(|| real(stream, graph, nodes, data, count, mode),
+            |real| captures::begin(stream, contexts::number_of(stream), real));
     cuStreamBeginCaptureToGraph_ptsz = c"cuStreamBeginCaptureToGraph" 12030..UNKNOWN_FROM PerThread
         (stream: usize, graph: usize, nodes: usize, data: usize, count: usize, mode: c_int)
-        real => begin_capture(stream, || real(stream, graph, nodes, data, count, mode));
+        real => if_served(|| real(stream, graph, nodes, data, count, mode),
+            |real| captures::begin(stream, contexts::number_of(stream), real));
     cuStreamEndCapture = c"cuStreamEndCapture" 10000..UNKNOWN_FROM Legacy
         (stream: usize, graph: *mut usize)
-        real => end_capture(stream, || real(stream, graph));
+        real => if_served(|| real(stream, graph), |real| captures::end(stream, real));
     cuStreamEndCapture_ptsz = c"cuStreamEndCapture" 10000..UNKNOWN_FROM PerThread
         (stream: usize, graph: *mut usize)
-        real => end_capture(stream, || real(stream, graph));
+        real => if_served(|| real(stream, graph), |real| captures::end(stream, real));
 
     cuDevicePrimaryCtxRetain = c"cuDevicePrimaryCtxRetain" 7000..UNKNOWN_FROM Any
         (out: *mut usize, device: c_int)
         real => call_and_record_result(out, contexts::find_or_add, || real(out, device));
     cuDevicePrimaryCtxRelease_v2 = c"cuDevicePrimaryCtxRelease" 11000..UNKNOWN_FROM Any (device: c_int)
-        real => release_primary(real, device);
+        real => if_served(|| real(device), |real| context_end::release(device, real));
     cuDevicePrimaryCtxRelease = c"cuDevicePrimaryCtxRelease" 7000..11000 Any (device: c_int)
-        real => release_primary(real, device);
+        real => if_served(|| real(device), |real| context_end::release(device, real));
     cuDevicePrimaryCtxReset_v2 = c"cuDevicePrimaryCtxReset" 11000..UNKNOWN_FROM Any (device: c_int)
-        real => reset_primary(real, device);
+        real => if_served(|| real(device), |real| context_end::reset(device, real));
     cuDevicePrimaryCtxReset = c"cuDevicePrimaryCtxReset" 7000..11000 Any (device: c_int)
-        real => reset_primary(real, device);
+        real => if_served(|| real(device), |real| context_end::reset(device, real));
     cuCtxSetCurrent = c"cuCtxSetCurrent" 4000..UNKNOWN_FROM Any
         (context: usize)
         real => call_and_record_context(context, || real(context));
@@ -196,7 +198,7 @@ hooks! {
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
         real => call_and_record_result(out, contexts::record_created, || real(out, a, b, c, d));
     cuCtxDestroy_v2 = c"cuCtxDestroy" 4000..UNKNOWN_FROM Any (context: usize)
-        real => destroy_context(real, context);
+        real => if_served(|| real(context), |real| context_end::destroy(context, real));
 
     cuGetProcAddress_v2 = c"cuGetProcAddress" 12000..UNKNOWN_FROM Any
         (name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
@@ -267,28 +269,9 @@ fn call_and_record_result<R>(out: *mut usize, record: fn(usize) -> R, real: impl
     code
 }
 
-fn release_primary(real: impl FnOnce(c_int) -> Code, device: c_int) -> Code {
-    if process::may_be_served() { ends::release(device, || real(device)) } else { real(device) }
-}
-
-fn reset_primary(real: impl FnOnce(c_int) -> Code, device: c_int) -> Code {
-    if process::may_be_served() { ends::reset(device, || real(device)) } else { real(device) }
-}
-
-fn destroy_context(real: impl FnOnce(usize) -> Code, context: usize) -> Code {
-    if process::may_be_served() { ends::destroy(context, || real(context)) } else { real(context) }
-}
-
-fn destroy_stream(real: impl FnOnce(usize) -> Code, stream: usize) -> Code {
-    if process::may_be_served() { captures::destroy(stream, || real(stream)) } else { real(stream) }
-}
-
-fn begin_capture(stream: usize, real: impl FnOnce() -> Code) -> Code {
-    if process::may_be_served() { captures::begin(stream, contexts::number_of(stream), real) } else { real() }
-}
-
-fn end_capture(stream: usize, real: impl FnOnce() -> Code) -> Code {
-    if process::may_be_served() { captures::end(stream, real) } else { real() }
+/// Calls `hook` with the driver's function `real`, but in a forked child that may not be served only `real`.
+fn if_served<R: Fn() -> Code>(real: R, hook: impl FnOnce(R) -> Code) -> Code {
+    if process::may_be_served() { hook(real) } else { real() }
 }
 
 /// Replaces the function that the driver returned for `name` by the hook for it, if there is one.
@@ -311,7 +294,7 @@ fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version:
         lookup::record_driver(found);
         hook.learn(found);
         // SAFETY: as above.
-        unsafe { out.write(hook.function().as_ptr()) };
+        unsafe { out.write((hook.address)()) };
     } else if version >= UNKNOWN_FROM {
         log::passed_through(&Reason::Version(version));
     }

@@ -18,7 +18,7 @@
 //! | --- | --- |
 //! | `symbols` | how programs find the functions of `hooks` |
 //! | `hooks` | the functions that replace the driver's functions, one table |
-//! | `ends` | the end of a context |
+//! | `context_end` | the end of a context |
 //! | `buffers` | allocation and free, the buffers in use by address |
 //! | `registrations` | how much memory the program pins itself |
 //! | `fence` | an event after all work of each recorded context |
@@ -27,7 +27,7 @@
 //! | `captures` | the captures in progress, and the lock that keeps event records apart from them |
 //! | `driver` | the driver's functions that this library calls |
 //! | `lookup` | how the driver's functions are found |
-//! | `alive`, `driver_blocks`, `process` | whether a context exists; the driver's blocks of the pools; forks |
+//! | `lifetime`, `driver_blocks`, `process` | whether a context exists; the driver's blocks of the pools; forks |
 //! | `log` | the log lines |
 //!
 //! Imports point down in this table.
@@ -47,15 +47,15 @@
 //!   buffers are leaked, and another pool serves later requests.
 #![allow(unsafe_code)] // Sits between a program and the driver's C interface.
 
-mod alive;
 mod buffers;
 mod captures;
+mod context_end;
 mod contexts;
 mod driver;
 mod driver_blocks;
-mod ends;
 mod fence;
 mod hooks;
+mod lifetime;
 mod log;
 mod lookup;
 mod process;

@@ -66,17 +66,17 @@ impl fmt::Display for Reason {
 
 /// Logs that memory comes from the driver itself, once for each reason.
 pub(crate) fn passed_through(reason: &Reason) {
-    static TOLD: Mutex<Vec<Discriminant<Reason>>> = Mutex::new(Vec::new());
-    // The first two are logged elsewhere, and the driver refuses a call without a context. A forked child does not log, since
+    static LOGGED_REASONS: Mutex<Vec<Discriminant<Reason>>> = Mutex::new(Vec::new());
+    // `NoPool` and `MissedCapture` are logged elsewhere, and the driver refuses a call without a context. A forked child does not log, since
     // a thread of its parent may have held a lock.
     if matches!(reason, Reason::NoPool | Reason::MissedCapture | Reason::NoContext | Reason::Forked) {
         return;
     }
     init();
-    let (kind, mut told) = (mem::discriminant(reason), TOLD.lock());
-    if !told.contains(&kind) {
-        told.push(kind);
-        drop(told);
+    let (kind, mut logged) = (mem::discriminant(reason), LOGGED_REASONS.lock());
+    if !logged.contains(&kind) {
+        logged.push(kind);
+        drop(logged);
         warn!("not served, the driver's own function is called: {reason}");
     }
 }

@@ -99,20 +99,16 @@ unsafe impl Source for HostSource {
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         let released = self.context.while_alive(|handle| {
             let start = region.start().addr().get();
-            let block = BLOCKS.lock().holding(start, region.len_bytes(), self.context.number());
-            let Some((at, block)) = block else {
-                return Err(SourceError::new("cuMemFreeHost", format!("no block of the pool holds {start:#x}")));
-            };
+            let block = BLOCKS.lock().find_containing(start, region.len_bytes(), self.context.number());
+            let missing = || SourceError::new("cuMemFreeHost", format!("no block of the pool holds {start:#x}"));
+            let (at, block) = block.ok_or_else(missing)?;
             let _entered = self.driver.enter(handle).map_err(|code| self.error("cuCtxPushCurrent", code))?;
             // The block is removed before the call, since another thread may receive its address right after the free.
             BLOCKS.lock().remove(at);
             let block_start = region.start().cast::<c_void>().map_addr(|start| NonZero::new(at).unwrap_or(start));
             // SAFETY: `block_start` is the start of this region's block, which nothing uses any more, as the caller promises.
             let freed = unsafe { self.driver.free_host(block_start) };
-            if freed.is_err() {
-                BLOCKS.lock().insert(at, block);
-            }
-            freed.map_err(|code| self.error("cuMemFreeHost", code))
+            freed.inspect_err(|_| BLOCKS.lock().insert(at, block)).map_err(|code| self.error("cuMemFreeHost", code))
         });
         // If the context is gone, its memory is gone with it.
         released.unwrap_or(Ok(()))
@@ -120,6 +116,10 @@ unsafe impl Source for HostSource {
 
     fn device_lost(&self) -> Option<SourceError> {
         self.context.while_alive(|_| ()).is_none().then(Self::gone)
+    }
+
+    fn while_mapped(&self, write: &mut dyn FnMut()) {
+        let _gone = self.context.while_alive(|_| write());
     }
 
     fn blocks_on_release(&self) -> bool {

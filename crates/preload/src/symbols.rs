@@ -54,12 +54,12 @@ extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: *const c_
         Some(found) if !is_own(found.as_ptr()) => {
             hook.learn(found);
             record_driver(found);
-            Decision::answer(Some(hook.function()))
+            Decision::answer(hook.function())
         }
         None if !is_default => Decision::answer(None),
         // The real look-up would find the export of this library, so this searches for a driver's function behind it. If
         // there is none, a look-up that fails sets the text for `dlerror`.
-        _ => Decision::answer(real_function(name).map(|_| hook.function()).or_else(|| look_up(libc::RTLD_NEXT, name))),
+        _ => Decision::answer(real_function(name).map_or_else(|| look_up(libc::RTLD_NEXT, name), |_| hook.function())),
     }
 }
 

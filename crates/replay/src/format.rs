@@ -28,7 +28,7 @@ use std::io::{self, BufRead, Read};
 use std::path::Path;
 
 use super::input::Input;
-use pinpool::unstable::Rounding;
+use pinpool::Rounding;
 use pinpool_observe::record::{Event, Record};
 
 /// The alignment of a request that names none.
@@ -141,10 +141,8 @@ impl Trace {
             let text = String::from_utf8_lossy(&bytes);
             let text = text.trim_end();
             parser.line += 1;
-            parser.add(&bytes, text).map_err(|why| {
-                let text = text.chars().take(60).collect();
-                TraceError::Line { line: parser.line, text, why }
-            })?;
+            let begin = text.chars().take(60).collect();
+            parser.add(&bytes, text).map_err(|why| TraceError::Line { line: parser.line, text: begin, why })?;
         }
     }
 }

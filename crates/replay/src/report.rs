@@ -24,11 +24,14 @@ pub struct ReplayReport {
     /// Kind of memory.
     pub source: SourceKind,
     /// Pin calls.
-    pub page_locks: u64,
+    #[serde(rename = "page_locks")]
+    pub pin_calls: u64,
     /// Pin calls after the first half of the requests.
-    pub late_page_locks: u64,
+    #[serde(rename = "late_page_locks")]
+    pub late_pin_calls: u64,
     /// Bytes pinned by those calls.
-    pub bytes_locked: u64,
+    #[serde(rename = "bytes_locked")]
+    pub pinned_bytes_total: u64,
     /// Peak of the bytes pinned.
     pub peak_pinned_bytes: u64,
     /// Peak of the bytes requested and not returned.
@@ -40,25 +43,28 @@ pub struct ReplayReport {
     /// Requests of more than zero bytes, served or not.
     pub gets: u64,
     /// Requests served by an idle buffer.
-    pub front_hits: u64,
-    /// Idle buffers evicted by returns over the limit of buffers.
+    #[serde(rename = "front_hits")]
+    pub hits: u64,
+    /// Idle buffers evicted by returns because of the limit on idle buffers.
     pub evicted: u64,
     /// Idle buffers reclaimed for a request at the limit or after the idle timeout.
     pub reclaimed: u64,
-    /// Times the limit of idle buffers was raised.
+    /// How often the limit on idle buffers was raised.
     pub raises: u64,
-    /// Times the limit of idle buffers was lowered.
+    /// How often the limit on idle buffers was lowered.
     pub lowers: u64,
     /// Requests that waited at the limit.
     pub waits: u64,
     /// Requests that timed out.
-    pub fallbacks: u64,
-    /// Limit of idle buffers at the end.
+    #[serde(rename = "fallbacks")]
+    pub timeouts: u64,
+    /// Limit on idle buffers at the end.
     pub pool_size_limit: u64,
     /// Limit in bytes.
     pub max_bytes: Option<u64>,
     /// Requests after the first second that pinned nothing, with remaps that would take over half a millisecond.
-    pub slow_gets: u64,
+    #[serde(rename = "slow_gets")]
+    pub slow_requests: u64,
     /// Time of the remaps of the slowest such request, in microseconds.
     pub worst_moves_us: u64,
     /// Bytes of the granules that requests remapped.
@@ -86,7 +92,7 @@ pub struct ReplayReport {
 impl ReplayReport {
     /// Returns the seconds in the backend, if remaps take `move_scale` times as long as the replay assumes.
     pub fn driver_seconds(&self, pin: CallCost, unpin: CallCost, move_scale: f64) -> f64 {
-        pin.seconds(self.page_locks, self.bytes_locked)
+        pin.seconds(self.pin_calls, self.pinned_bytes_total)
             + unpin.seconds(self.releases, self.released_bytes)
             + self.moving_ns as f64 / 1e9 * move_scale
     }
@@ -96,7 +102,7 @@ impl Workload {
     /// Returns the reason why a recording cannot be replayed faithfully, if a replay under the recorded settings shows one.
     pub fn doubt(&self, as_recorded: &ReplayReport) -> Option<String> {
         let (recorded_us, replayed_us) = (self.ended_us, as_recorded.ended_us);
-        let late = as_recorded.fallbacks.saturating_sub(self.failed_gets);
+        let late = as_recorded.timeouts.saturating_sub(self.failed_gets);
         let why = if self.is_closed && late > 0 {
             let late = counted(late, "request");
             format!("with the recorded settings {late} of the replay time out, but not in the recording")

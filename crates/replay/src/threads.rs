@@ -170,8 +170,7 @@ impl Threads {
     /// do not count.
     fn waited(&mut self, thread: usize, took_ns: u64) -> u64 {
         let thread = self.thread(thread);
-        let is_queued = mem::take(&mut thread.is_queued);
-        let waited_ns = if is_queued { took_ns.saturating_sub(thread.called_ns) } else { 0 };
+        let waited_ns = if mem::take(&mut thread.is_queued) { took_ns.saturating_sub(thread.called_ns) } else { 0 };
         self.has_waited |= waited_ns > 0;
         waited_ns
     }

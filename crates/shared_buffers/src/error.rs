@@ -24,6 +24,8 @@ pub(crate) enum ErrorKind {
         "cannot allocate {len} bytes: a shared buffer holds at most {buffer_bytes} bytes; request fewer or create larger buffers"
     )]
     TooLong { len: usize, buffer_bytes: usize },
+    #[error("shared buffers: {0}")]
+    Numbers(String),
     #[error("ticket of buffer {index}, generation {generation}: {why}")]
     Ticket { index: u32, generation: u64, why: String },
     #[error("shared buffers: {0}")]
@@ -43,9 +45,10 @@ impl Error {
         }
     }
 
-    /// Returns whether the length of the request exceeds a shared buffer, or is invalid for the pool.
+    /// Returns whether the length of the request exceeds a shared buffer or is invalid for the pool, or the number or size of
+    /// the buffers is out of range.
     pub fn is_invalid_request(&self) -> bool {
-        matches!(*self.0, ErrorKind::TooLong { .. })
+        matches!(*self.0, ErrorKind::TooLong { .. } | ErrorKind::Numbers(_))
             || self.pool_error().is_some_and(pinpool::Error::is_invalid_request)
     }
 
@@ -103,7 +106,7 @@ impl From<Error> for io::Error {
         let kind = match *error.0 {
             ErrorKind::Pool(error) => return error.into(),
             ErrorKind::NoBuffer { .. } => io::ErrorKind::TimedOut,
-            ErrorKind::TooLong { .. } | ErrorKind::Ticket { .. } => io::ErrorKind::InvalidInput,
+            ErrorKind::TooLong { .. } | ErrorKind::Numbers(_) | ErrorKind::Ticket { .. } => io::ErrorKind::InvalidInput,
             ErrorKind::Peer(_) => io::ErrorKind::ConnectionReset,
             ErrorKind::Shared(_) => io::ErrorKind::InvalidData,
             ErrorKind::Forked(_) => io::ErrorKind::Other,

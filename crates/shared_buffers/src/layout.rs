@@ -180,17 +180,14 @@ fn new_id() -> u64 {
 impl SharedFile {
     /// Creates and maps a file with `buffers` buffers.
     pub(super) fn new(buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<(MemoryFile, Self)> {
+        let out_of_range = |why| ErrorKind::Numbers(format!("{buffers} buffers of {buffer_bytes} bytes{why}"));
         if buffer_bytes == 0 || buffers == 0 || buffers > BUFFERS_MAX {
-            let why =
-                format!("{buffers} buffers of {buffer_bytes} bytes: create 1 to {BUFFERS_MAX} of at least 1 byte");
-            return Err(wrong(why));
+            return Err(out_of_range(format!(": create 1 to {BUFFERS_MAX} of at least 1 byte")).into());
         }
         let planned = Geometry::new(new_id(), buffer_bytes, buffers);
         let planned = planned.and_then(|geometry| Some((geometry, geometry.file_bytes()?)));
-        let (geometry, bytes) = planned.ok_or_else(|| {
-            let why = "exceed the address space: create fewer or smaller ones";
-            wrong(format!("{buffers} buffers of {buffer_bytes} bytes {why}"))
-        })?;
+        let why = || out_of_range(" exceed the address space: create fewer or smaller ones".to_owned());
+        let (geometry, bytes) = planned.ok_or_else(why)?;
         // A file that is smaller than a huge page would waste the rest of the page.
         let hugetlb = hugetlb.or((bytes < GRANULE_BYTES).then_some(false));
         let file = MemoryFile::new(c"pinpool-shared", bytes, hugetlb)?;

@@ -7,7 +7,7 @@
 //! Once the lender is dropped and every lent part has been returned, the memory is unpinned and unmapped, and its bytes return to
 //! the limit. If the end of a part's copies cannot be determined, the part is never returned and keeps the mapping.
 //!
-//! - lend-I1: a part is lent once at a time. The caller of [`Lender::lend`] is its only user until `returned`.
+//! - **lend-I1**: a part is lent once at a time. The caller of [`Lender::lend`] is its only user until `returned`.
 #![allow(unsafe_code)] // Lends memory to a pool.
 
 use std::fmt;

@@ -126,15 +126,12 @@ impl MemoryFile {
         let seals = checked("fcntl", unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) })
             .map_err(|_| SourceError::new("fcntl", "the descriptor is not a memory file (memfd)"))?;
         if seals & NOT_SHORTENED == 0 {
-            return Err(SourceError::new(
-                "fcntl",
-                "the file could be truncated while it is in use: seal it with F_SEAL_SHRINK",
-            ));
+            return Err(SourceError::new("fcntl", "it could be truncated while in use: seal it with F_SEAL_SHRINK"));
         }
         if seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0 {
             return Err(SourceError::new(
                 "fcntl",
-                "the file is sealed against writes (F_SEAL_WRITE), so no buffer can be filled",
+                "it is sealed against writes (F_SEAL_WRITE): no buffer can be filled",
             ));
         }
         let descriptor = File::from(descriptor);

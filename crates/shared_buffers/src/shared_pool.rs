@@ -40,7 +40,8 @@ impl SharedPool {
     /// # Errors
     ///
     /// - [`is_limit`](crate::Error::is_limit): they do not fit within the limit,
-    /// - [`is_backend`](crate::Error::is_backend): the kernel or the driver refused, or the numbers are out of range,
+    /// - [`is_invalid_request`](crate::Error::is_invalid_request): the numbers are out of range,
+    /// - [`is_backend`](crate::Error::is_backend): the kernel or the driver refused,
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked,
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Pool::close).
     pub fn new(pool: &Pool, buffer_bytes: usize, buffers: usize) -> Result<Self> {
@@ -91,9 +92,7 @@ impl SharedPool {
         let sent = entry.state.read().ok_or_else(|| ticket.error("the state of the buffer is damaged"))?;
         if sent.generation != ticket.generation {
             let now = sent.generation;
-            return Err(
-                ticket.error(format!("the buffer has generation {now}: it was received before, or its worker died"))
-            );
+            return Err(ticket.error(format!("the buffer has generation {now}: received before, or its worker died")));
         }
         let why = match sent.usage {
             Usage::Sent(_) if entry.len.load(Ordering::Relaxed) == ticket.len => "",

@@ -10,8 +10,8 @@
 //! each take. Each step compares the whole word, so only one of two concurrent processes succeeds, and a ticket of an earlier use
 //! never matches. A process that dies between two steps leaves a valid state.
 //!
-//! - state-I1: a word is changed only by the compare-and-exchange of [`StateWord::change`], so a buffer has one user at a time:
-//!   the worker that set it to `Filling`, then the trainer that set it to `Held`.
+//! - **state-I1**: a word is changed only by the compare-and-exchange of [`StateWord::change`], so a buffer has one user at a
+//!   time: the worker that set it to `Filling`, then the trainer that set it to `Held`.
 
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
@@ -149,8 +149,7 @@ mod tests {
         let again = word.take(3).unwrap();
         assert_eq!(again.generation, filling.generation + 1);
         assert!(!word.step(filling, Usage::Free) && !word.step(sent, Usage::Held), "of an earlier use");
-        let last = State { usage: Usage::Free, generation: GENERATION_MAX };
-        assert_eq!(last.taken_by(1).generation, 1);
+        assert_eq!(State { usage: Usage::Free, generation: GENERATION_MAX }.taken_by(1).generation, 1);
     }
 
     #[test]
@@ -180,8 +179,7 @@ mod models {
             let other = word.clone();
             let taken = loom::thread::spawn(move || other.take(1));
             let own = word.take(2);
-            let other = taken.join().unwrap();
-            assert_eq!(usize::from(own.is_some()) + usize::from(other.is_some()), 1);
+            assert_eq!(usize::from(own.is_some()) + usize::from(taken.join().unwrap().is_some()), 1);
         });
     }
 
@@ -194,8 +192,7 @@ mod models {
             let recovered = loom::thread::spawn(move || other.recover(filling, 1));
             let is_sent = word.step(filling, Usage::Sent(1));
             assert_ne!(is_sent, recovered.join().unwrap());
-            let usage = word.read().unwrap().usage;
-            assert_eq!(usage, if is_sent { Usage::Sent(1) } else { Usage::Free });
+            assert_eq!(word.read().unwrap().usage, if is_sent { Usage::Sent(1) } else { Usage::Free });
         });
     }
 

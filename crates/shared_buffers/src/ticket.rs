@@ -71,10 +71,9 @@ impl Ticket {
             ))
         })?;
         if bytes[..4] != MAGIC {
-            return Err(wrong(
-                "these bytes are not a ticket: pass the bytes of the ticket that `send` returned".to_owned(),
-            )
-            .into());
+            return Err(
+                wrong("these bytes are not a ticket: pass the bytes of the ticket from `send`".to_owned()).into()
+            );
         }
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
         let index = u32::from_le_bytes(std::array::from_fn(|byte| bytes[4 + byte]));

@@ -277,14 +277,24 @@ impl SharedBuf {
     }
 
     /// The bytes.
+    ///
+    /// # Panics
+    ///
+    /// In a forked child, since its parent has the buffer.
     pub fn as_slice(&self) -> &[u8] {
+        assert!(!self.attached.generation.is_stale(), "a forked child has no shared buffers: attach again");
         // SAFETY: the bytes are inside the mapping (memory-file-I1), and belong to this worker alone while it fills the buffer
-        // (state-I1).
+        // (state-I1): it was attached by this process.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
     /// The bytes to fill.
+    ///
+    /// # Panics
+    ///
+    /// As [`as_slice`](Self::as_slice).
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        assert!(!self.attached.generation.is_stale(), "a forked child has no shared buffers: attach again");
         // SAFETY: as in `as_slice`; `&mut self` makes it the only slice.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }

@@ -218,6 +218,10 @@ unsafe impl Source for FaultSource {
         self.script.enter(SourceCall::DeviceLost).map_or_else(|error| Some(error.into()), |()| self.inner.device_lost())
     }
 
+    fn while_mapped(&self, write: &mut dyn FnMut()) {
+        self.inner.while_mapped(write);
+    }
+
     fn findings(&self) -> Vec<pinpool::unstable::Finding> {
         self.inner.findings()
     }

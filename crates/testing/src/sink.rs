@@ -13,7 +13,7 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, Fence, StreamId};
+use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, Enqueued, Fence, StreamId};
 use pinpool::{Error, Result};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::unmodeled::{AtomicU64, Condvar, Mutex, Ordering};
@@ -21,14 +21,12 @@ use pinpool_os::threads;
 
 /// An in-order queue of copies, run by a dedicated thread.
 ///
-/// Dropping it lets the copies that are queued run to their end and returns at once.
+/// Dropping it lets the copies that are queued run to their end and returns immediately.
 #[derive(Debug)]
 pub struct SinkStream {
     queue: Sender<QueuedCopy>,
     progress: Arc<Progress>,
 }
-
-type Enqueued = Result<Arc<dyn Fence>, CopyFailure>;
 
 /// The progress of a stream.
 #[derive(Debug)]
@@ -133,12 +131,12 @@ impl SinkStream {
         self.progress.changed.notify_all();
     }
 
-    fn enqueue(&self, run: impl FnOnce() + Send + 'static, earlier: Vec<Arc<dyn Fence>>) -> Enqueued {
+    fn enqueue(&self, run: impl FnOnce() + Send + 'static, earlier: Vec<Arc<dyn Fence>>) -> Result<Arc<dyn Fence>> {
         // With this lock, the number of a copy is its place in the queue even if several threads share a stream.
         let _in_order = self.progress.state.lock();
         self.queue
             .send(QueuedCopy { run: Box::new(run), earlier })
-            .map_err(|_| CopyFailure::Refused(Error::device_failed("the worker of the sink stream has ended")))?;
+            .map_err(|_| Error::device_failed("the worker of the sink stream has ended"))?;
         // Relaxed: the counter changes only under the lock.
         let number = self.progress.enqueued.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(SinkFence { progress: self.progress.clone(), number }))
@@ -259,7 +257,7 @@ impl SinkMemory {
         copies.retain(|copy| matches!(copy.is_complete(), Ok(false)));
         let is_elsewhere = |copy: &&Arc<dyn Fence>| copy.stream_id() != Some(stream.progress.id);
         let earlier = copies.iter().filter(is_elsewhere).cloned().collect();
-        let fence = stream.enqueue(run, earlier)?;
+        let fence = stream.enqueue(run, earlier).map_err(CopyFailure::Refused)?;
         copies.push(fence.clone());
         Ok(fence)
     }
@@ -315,9 +313,7 @@ unsafe impl CopySource<SinkStream> for SinkMemory {
 // SAFETY: the worker counts operations in the order in which they were enqueued, and this empty operation is one of them.
 unsafe impl CopyStream for SinkStream {
     fn record_fence(&self) -> Result<Arc<dyn Fence>> {
-        self.enqueue(|| (), Vec::new()).map_err(|failure| match failure {
-            CopyFailure::Refused(error) | CopyFailure::Failed(error, _) | CopyFailure::Unknown(error) => error,
-        })
+        self.enqueue(|| (), Vec::new())
     }
 }
 

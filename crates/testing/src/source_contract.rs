@@ -37,8 +37,7 @@ fn bytes(region: &mut Region) -> &mut [u8] {
 
 /// Returns whether every byte can be read: reading an unmapped byte ends the process, and an uninitialized byte fails under Miri.
 fn can_be_read(bytes: &mut [u8]) -> bool {
-    let sum: u64 = bytes.iter().map(|&byte| u64::from(byte)).sum();
-    sum <= u64::from(u8::MAX) * bytes.len() as u64
+    bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>() <= u64::from(u8::MAX) * bytes.len() as u64
 }
 
 fn release(source: &dyn Source, region: Region) {

@@ -11,10 +11,12 @@ package `pinpool_loader` reads files. Log lines go to the logger `pinpool`.
 from typing import TYPE_CHECKING
 
 from ._arrays import record_stream
+from ._diagnosis import Diagnosis
 from ._errors import (
     BackendError,
     DeviceError,
     ForkError,
+    InstalledError,
     LimitError,
     LoadError,
     PeerError,
@@ -36,7 +38,9 @@ __all__ = [
     "Batches",
     "Buffer",
     "DeviceError",
+    "Diagnosis",
     "ForkError",
+    "InstalledError",
     "LimitError",
     "LoadError",
     "Packed",
@@ -56,7 +60,7 @@ __all__ = [
 ]
 
 _WORKERS = "torch.utils.data.DataLoader with collate_fn=shared.collate of a pinpool.SharedPool, and shared.batches(loader)"
-_COPY = "copy with torch: images.to('cuda', non_blocking=True), then pinpool.record_stream(images, torch.cuda.current_stream())"
+_COPY = "pinpool.torch.to_device(images), which copies and records"
 _KEPT = "a pool (pinpool.Pool), with PINPOOL_RESERVE"
 #: Names that were removed, and what to use instead.
 _REMOVED = {

@@ -34,7 +34,7 @@ def checked_bool(name: str, value: Any) -> bool:
 def setting_text(name: str, value: Any) -> str | None:
     """Returns the value of a setting as text, as its variable would contain it, or None if the setting counts as omitted."""
     # "cuda" without an index counts as omitted: by default a pool uses the current GPU, as torch does.
-    if value is None or name == "device" and str(value) == "cuda":
+    if value is None or (name == "device" and str(value) == "cuda"):
         return None
     if isinstance(value, bool):
         # A bool is not converted to 1 or 0, because settings other than switches must refuse bools.
@@ -43,11 +43,13 @@ def setting_text(name: str, value: Any) -> str | None:
         value = value.total_seconds()
     if isinstance(value, float):
         # Sizes and times have no exponent.
-        return "none" if value == float("inf") else str(int(value)) if value.is_integer() else f"{Decimal(repr(float(value))):f}"
+        if value == float("inf"):
+            return "none"
+        return str(int(value)) if value.is_integer() else f"{Decimal(repr(float(value))):f}"
     with contextlib.suppress(TypeError):  # NumPy integers have `__index__`, floats do not.
         value = operator.index(value)
     # The type of a device is identified by its module, because torch may not be installed.
-    if isinstance(value, (str, int)) or name == "device" and type(value).__module__ == "torch":
+    if isinstance(value, (str, int)) or (name == "device" and type(value).__module__ == "torch"):
         return str(value).removeprefix("cuda:") if name == "device" else str(value)
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)

@@ -17,7 +17,7 @@ def record_stream(arrays: Any, stream: "_Stream", *, missing_ok: bool = False) -
 
     Call it after each asynchronous copy and before the arrays are dropped, with the stream of the copy. Unlike torch's
     `Tensor.record_stream`, it covers only the work that is already enqueued, so a call before the copy does not protect the
-    memory.
+    memory. `pinpool.torch.to_device` copies and records tensors in one call.
 
         inputs = images.to("cuda", non_blocking=True)
         pinpool.record_stream(images, torch.cuda.current_stream())
@@ -46,7 +46,7 @@ def record_stream(arrays: Any, stream: "_Stream", *, missing_ok: bool = False) -
     missing = [arrays] if not values and not missing_ok else []
     # The address of the buffer that contains each address, or None outside pools. An empty array has the address 0.
     buffers: dict[int, int | None] = {}
-    failure = []
+    failures = []
     for value in values:
         is_array = is_tensor(value) or isinstance(value, (np.ndarray, memoryview, _pinpool.Buffer))
         try:
@@ -54,13 +54,13 @@ def record_stream(arrays: Any, stream: "_Stream", *, missing_ok: bool = False) -
             address = _address(value) if is_array or is_single else None
             if address and address not in buffers:
                 buffers[address] = _pinpool._record_stream(address, stream)
-            if address is None or address and buffers[address] is None and not (is_array and missing_ok):
+            if address is None or (address and buffers[address] is None and not (is_array and missing_ok)):
                 missing.append(value)
         except Exception as error:
             # Raised after the loop: each other buffer needs its fence, or its quarantine.
-            failure = failure or [error]
-    if failure:
-        raise failure.pop()  # No variable may keep it: its traceback refers to this frame, and so to the arrays.
+            failures = failures or [error]
+    if failures:
+        raise failures.pop(0)  # No variable may keep it: its traceback refers to this frame, and so to the arrays.
     recorded = set(buffers.values()) - {None}
     if missing and not recorded:
         raise _not_in_a_pool(missing[0])

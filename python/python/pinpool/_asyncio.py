@@ -14,8 +14,8 @@ async def get(pool, nbytes, timeout):
         if buf is not None:
             return buf
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
-        socket = waiting.fileno()
-        loop.add_reader(socket, ready.set)
+        descriptor = waiting.fileno()
+        loop.add_reader(descriptor, ready.set)
         try:
             while True:
                 await ready.wait()
@@ -24,7 +24,7 @@ async def get(pool, nbytes, timeout):
                 if buf is not None:
                     return buf
         finally:
-            loop.remove_reader(socket)
+            loop.remove_reader(descriptor)
     finally:
         # A cancelled request leaves the wait queue. If it has already received a buffer, the next request gets this buffer.
         waiting.close()

@@ -29,12 +29,16 @@ class BackendError(PinpoolError, RuntimeError):
     """The driver or the kernel refused a call, or the requested backend is not available."""
 
 
+class InstalledError(PinpoolError, RuntimeError):
+    """A pool or another allocator serves torch's pinned memory already, or tensors still use the pool that did so before."""
+
+
 class DeviceError(PinpoolError, RuntimeError):
     """The device failed, or the stream is capturing a graph. The pool cannot tell when the work completes, so it never reuses the memory."""
 
 
 class ForkError(PinpoolError, RuntimeError):
-    """The pool belongs to another process, such as the parent of this forked one: create a pool in the process that uses it."""
+    """The pool or shared pool belongs to another process, the parent of this forked or spawned one: create a pool in this process."""
 
 
 class LoadError(PinpoolError, OSError):

@@ -47,7 +47,7 @@ def _forward():
 
 
 def _run():
-    while _pinpool._next_lines():
+    while _pinpool._wait_for_lines():
         with _forwarding:
             _forward()
 
@@ -64,7 +64,7 @@ def format_bytes(nbytes: float) -> str:
 def start():
     """Starts forwarding. Every new pool calls it."""
     global _thread
-    _pinpool._want_trace(logger.getEffectiveLevel() <= TRACE)
+    _pinpool._set_keeps_trace(logger.getEffectiveLevel() <= TRACE)
     if _thread is None and not _is_stopped:
         thread = threading.Thread(target=_run, name="pinpool-log", daemon=True)
         # This raises an error in a sub-interpreter. `_thread` then stays None, so no thread is joined at exit.

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ._diagnosis import Diagnosis
 from ._errors import PinpoolError
 
 __version__: str
@@ -90,7 +91,7 @@ class Buffer:
     @property
     def is_pinned(self) -> bool:
         """True if the driver pinned the memory, so that copies can be asynchronous. True on the backends vmm, register and cuda,
-        except for empty and pageable buffers (`on_full="pageable"`). torch's `tensor.is_pinned()` returns the same value.
+        except for empty and pageable buffers (`on_full="pageable"`). torch's method `is_pinned()` returns the same value.
         """
     @property
     def numa_node(self) -> int | None:
@@ -99,7 +100,7 @@ class Buffer:
     def is_released(self) -> bool:
         """True if the buffer was released and can no longer be used."""
     @property
-    def views(self) -> int:
+    def num_views(self) -> int:
         """Number of existing memoryviews, arrays and tensors that were made directly from the buffer, by the buffer protocol or
         DLPack.
         """
@@ -186,7 +187,7 @@ class Pool:
         backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
         device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
             the process uses when the pool starts, or else the GPU of the local rank if a launcher has set LOCAL_RANK, or else 0.
-            Call `torch.cuda.set_device` first, because the pool mostly starts in the constructor (with backend "auto" at its first
+            Call `torch.cuda.set_device` first, because the pool usually starts in the constructor (with backend "auto" at its first
             use, unless CUDA has started or there is a reserve, a trace, a shared limit or a `numa_node`).
         numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
         idle_timeout: how long idle memory stays pinned (default 60 s). On register and cuda, and under "tensorflow", time alone
@@ -217,7 +218,7 @@ class Pool:
 
         Args:
             nbytes: length in bytes, or text such as "64MiB".
-            timeout: maximum wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait for room (default: `wait`).
+            timeout: maximum wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait. Overrides `wait`.
 
         Raises:
             TimeoutError: the pool was full until the timeout.
@@ -305,8 +306,11 @@ class Pool:
 
         `src/stats/list.rs` in the repository and the help lines of `pinpool metrics` explain all of them.
         """
-    def diagnose(self) -> str:
-        """Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy."""
+    def diagnose(self) -> Diagnosis:
+        """Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy.
+
+        The result is a str with the attributes `cause`, `is_alarm`, `seconds_lost` and `setting`: see `pinpool.Diagnosis`.
+        """
     def dump(self) -> str:
         """Returns a report of the pool's memory: the largest holders by tag, the bytes by state, the limit, and, if memory is
         short, the likely cause.
@@ -321,7 +325,7 @@ class Pool:
             BackendError: the driver or the kernel refused to pin any of them.
             ForkError, ReleasedError: as for `get`.
         """
-    def wait_for_reserve(self, timeout: _Time | None = None) -> bool:
+    def wait_for_reserve(self, *, timeout: _Time | None = None) -> bool:
         """Waits until the whole reserve is pinned, for a pool with `reserve_wait=False`.
 
         Args:
@@ -336,9 +340,9 @@ class Pool:
     @property
     def reserve_fraction(self) -> float:
         """Fraction of the reserve that is pinned, from 0.0 to 1.0."""
-    def trim(self, to_bytes: _Size | None = None) -> None:
-        """Releases idle memory to the system until at most `to_bytes` (default 0) are held or nothing is idle. Keeps reserves. On
-        register and cuda, waits for all work on the device.
+    def trim(self, to_bytes: _Size = 0) -> None:
+        """Releases idle memory to the system until at most `to_bytes` are held or nothing is idle. Keeps reserves. On register and
+        cuda, waits for all work on the device.
         """
     def clear(self) -> None:
         """Releases all idle memory to the system, as `trim(0)` does, and restarts the counters of the preset "tensorflow"."""
@@ -388,7 +392,7 @@ class SharedBuffer:
         """Passes the buffer to the trainer and returns its ticket: 40 bytes, for `SharedPool.receive`.
 
         Args:
-            number: an int from 0 to 2**64 - 1; `SharedPool.receive_next` returns it with the buffer.
+            number: an int from 0 to 2**64 - 1 with any meaning; `SharedPool.receive_next` returns it with the buffer.
 
         Raises:
             BufferError: the buffer has views, which could change what the trainer reads.
@@ -406,11 +410,11 @@ class SharedWorker:
     def __new__(cls, descriptor: int) -> Self: ...
     def get(self, n: _Size, timeout: _Time | None = None) -> SharedBuffer: ...
     def buffer_bytes(self) -> int: ...
-    def buffers(self) -> int: ...
+    def num_buffers(self) -> int: ...
 
 @final
 class SharedPoolCore:
-    def __new__(cls, pool: Pool, buffer_bytes: _Size, buffers: int, never_hugetlb: bool) -> Self: ...
+    def __new__(cls, pool: Pool, buffer_bytes: _Size, num_buffers: int, hugetlb: bool | None) -> Self: ...
     def fileno(self) -> int: ...
     def receive(self, ticket: bytes) -> Buffer: ...
     def receive_next(self, timeout: _Time | None = None) -> tuple[int, Buffer] | None: ...
@@ -418,9 +422,9 @@ class SharedPoolCore:
     def recover(self) -> int: ...
     def set_refusing_workers(self, is_refusing: bool) -> None: ...
     def counts(self) -> tuple[int, int, int, int, int]: ...
-    def workers(self) -> int: ...
+    def num_workers(self) -> int: ...
     def buffer_bytes(self) -> int: ...
-    def buffers(self) -> int: ...
+    def num_buffers(self) -> int: ...
     def pinned_by(self) -> str | None: ...
     def is_hugetlb(self) -> bool: ...
     def close(self) -> None: ...
@@ -446,7 +450,7 @@ class Files:
         cls,
         pool: Pool,
         paths: list[str],
-        containers: bool,
+        open_archives: bool,
         batch_size: int,
         batch_bytes: int,
         threads: int,
@@ -464,7 +468,7 @@ class Files:
     def files(self) -> int: ...
     def first_compressed(self) -> str | None: ...
     def undecodable(self) -> str | None: ...
-    def classes(self) -> list[str] | None: ...
+    def classes(self) -> tuple[list[str], bool]: ...
     def fingerprint(self) -> str: ...
     def nbytes(self) -> int: ...
     def sample_bytes(self, sample: int) -> int | None: ...
@@ -472,7 +476,7 @@ class Files:
     def labels(self, samples: list[int]) -> list[str]: ...
     def fields(self, samples: list[int]) -> list[list[tuple[str, int, int]]]: ...
     def batches(self, epoch: int) -> int: ...
-    def begin(self, epochs: int, epoch: int, batch: int, number: int) -> Reader: ...
+    def begin(self, epochs: int, position: tuple[int, int, int]) -> Reader: ...
 
 @final
 class Reader:

@@ -5,23 +5,26 @@ import json
 import weakref
 
 from . import _arrays, _asyncio, _log
+from ._diagnosis import Diagnosis
 from ._pinpool import Pool as Pool
 
-#: The pools of this process.
-_pools = weakref.WeakSet()
+#: References to the pools of this process.
+_pools = set()
 
 
 def _init(self, *, name=None, env=True, **settings):
     _log.start()
-    _pools.add(self)
+    _pools.add(weakref.ref(self, _pools.discard))
 
 
 def diagnose() -> str:
     """Returns the diagnosis of each pool of this process (see `Pool.diagnose`).
 
-    A pool is left out if only handles from `tagged` still refer to it.
+    Pools of which only handles from `tagged` exist are left out.
     """
-    pools = sorted(_pools, key=lambda pool: pool.name or "")
+    # A copy, because other threads create and drop pools meanwhile.
+    pools = [pool for reference in _pools.copy() if (pool := reference()) is not None]
+    pools.sort(key=lambda pool: pool.name or "")
     return "\n".join((f"{pool.name}: " if pool.name else "") + pool.diagnose() for pool in pools)
 
 
@@ -78,6 +81,14 @@ def stats(self):
     return json.loads(self._stats_json())
 
 
+def diagnose_pool(self):
+    """Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy.
+
+    The result is a str with the attributes `cause`, `is_alarm`, `seconds_lost` and `setting`: see `pinpool.Diagnosis`.
+    """
+    return Diagnosis(*self._diagnosis())
+
+
 def _enter(self):
     return self
 
@@ -108,7 +119,8 @@ Pool.__init__ = _init
 Pool.__enter__, Pool.__exit__ = _enter, _exit
 Pool.__signature__ = _signature()
 Pool.__getattr__ = _removed
-for _method in (aget, empty, stats):
+diagnose_pool.__name__ = "diagnose"
+for _method in (aget, diagnose_pool, empty, stats):
     _method.__qualname__ = f"Pool.{_method.__name__}"
     _method.__module__ = "pinpool"
     setattr(Pool, _method.__name__, _method)

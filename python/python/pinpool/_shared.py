@@ -16,9 +16,9 @@ from typing import Any, Literal
 from . import _log, _pinpool
 from ._arguments import checked_int
 from ._errors import ForkError, LimitError, PinpoolError, ReleasedError
+from ._layout import BatchLayout, Views, choose_library
 from ._packed import Batches, Packed, live_pools
 from ._pool import Pool
-from ._tree import Plan, Views, choose_library
 
 __all__ = ["SharedPool"]
 
@@ -36,7 +36,7 @@ _attaching = threading.Lock()
 class SharedPool:
     """Pinned buffers of one size that worker processes fill and the trainer receives in place.
 
-        shared = pinpool.SharedPool(buffer_bytes="40MiB", buffers=10)
+        shared = pinpool.SharedPool(buffer_bytes="40MiB", num_buffers=10)
         loader = DataLoader(dataset, 64, num_workers=4, collate_fn=shared.collate)
         for images, labels in shared.batches(loader):
             ...
@@ -50,15 +50,17 @@ class SharedPool:
 
     Args:
         buffer_bytes: length of each buffer: bytes, or text such as "40MiB". A larger batch is pickled and copied, with a warning.
-        buffers: number of buffers: `num_workers * prefetch_factor + 2`, and one more for each batch beyond two that the loop keeps.
+        num_buffers: number of buffers: `num_workers * prefetch_factor + 2`, and one more for each batch beyond two that the loop keeps.
         pool: the pool whose limit and GPU apply, by default a new `Pool(name="shared")`.
-        hugetlb: huge pages set aside by the administrator: "auto" (the default: if enough are free) or "off".
+        hugetlb: huge pages set aside by the administrator, as for `Pool` except "1GiB": "auto" (the default: if enough are free), "2MiB"
+            (required) or "off".
         library: what `collate` creates in every process: tensors ("torch") or arrays ("numpy"). The default is "torch" if it is
             installed.
 
     Raises:
         LimitError: the buffers exceed the limit of the pool (`max_bytes`).
-        SharedError, BackendError: the memory cannot be created or pinned.
+        RequestError: the number or the length of the buffers is out of range.
+        SharedError, BackendError: the memory cannot be created (as without free huge pages for "2MiB") or pinned.
     """
 
     library: Literal["numpy", "torch"]
@@ -66,19 +68,19 @@ class SharedPool:
     def __init__(
         self,
         buffer_bytes: int | str,
-        buffers: int,
+        num_buffers: int,
         *,
         pool: Pool | None = None,
-        hugetlb: Literal["off", "auto"] = "auto",
+        hugetlb: Literal["off", "auto", "2MiB"] = "auto",
         library: Literal["numpy", "torch"] | None = None,
     ) -> None:
         _log.start()
-        buffers = checked_int("buffers", buffers, 1)
-        if hugetlb not in ("off", "auto"):
-            raise ValueError(f"hugetlb must be 'off' or 'auto', not {hugetlb!r}")
+        num_buffers = checked_int("num_buffers", num_buffers, 1)
+        if hugetlb not in ("off", "auto", "2MiB"):
+            raise ValueError(f"hugetlb must be 'off', 'auto' or '2MiB', not {hugetlb!r}")
         library = choose_library(library)
         self._pool = Pool(name="shared") if pool is None else pool
-        self._core = _pinpool.SharedPoolCore(self._pool, buffer_bytes, buffers, hugetlb == "off")
+        self._core = _pinpool.SharedPoolCore(self._pool, buffer_bytes, num_buffers, {"off": False, "auto": None, "2MiB": True}[hugetlb])
         self._begin(self._core.fileno(), library)
         live_pools[self._identity] = self
 
@@ -128,15 +130,15 @@ class SharedPool:
         Args:
             batch: any nesting of dicts, lists and tuples. NumPy scalars become arrays of shape (). Values other than arrays, tensors
                 and NumPy scalars are pickled.
-            number: an int from 0 to 2**64 - 1; `receive_next` returns it with the buffer.
+            number: an int from 0 to 2**64 - 1 with any meaning; `receive_next` returns it with the buffer.
             timeout: as for `get`.
 
         Raises:
             TypeError: a tensor is sparse, nested or quantized.
             TimeoutError, PeerError: as for `get`.
         """
-        plan = Plan()
-        return self._send(plan, plan.visit(batch), number, timeout)
+        layout = BatchLayout()
+        return self._send(layout, layout.visit(batch), number, timeout)
 
     def collate(self, samples: list[Any], *, number: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
         """Stacks samples in one shared buffer and sends it: the `collate_fn` of a DataLoader.
@@ -153,16 +155,16 @@ class SharedPool:
             KeyError: a sample lacks a key of the first sample.
             TimeoutError, PeerError: as for `get`.
         """
-        plan = Plan()
-        return self._send(plan, plan.collate(samples, self.library), number, timeout)
+        layout = BatchLayout()
+        return self._send(layout, layout.collate(samples, self.library), number, timeout)
 
-    def _send(self, plan, tree, number, timeout):
-        if plan.nbytes > self.buffer_bytes:
-            oversized = bytearray(plan.nbytes)
-            plan.fill(oversized)
+    def _send(self, layout, tree, number, timeout):
+        if layout.nbytes > self.buffer_bytes:
+            oversized = bytearray(layout.nbytes)
+            layout.fill(oversized)
             return Packed(b"", tree, oversized)
-        buf = self.get(plan.nbytes, timeout=timeout)
-        plan.fill(buf)
+        buf = self.get(layout.nbytes, timeout=timeout)
+        layout.fill(buf)
         return Packed(buf.send(number), tree, None, self._identity)
 
     # Methods for the trainer.
@@ -173,7 +175,7 @@ class SharedPool:
         return self._core
 
     def _open_pool(self):
-        self._trainer_core().buffers()  # Raises ReleasedError after `close`.
+        self._trainer_core().num_buffers()  # Raises ReleasedError after `close`.
         return self._pool
 
     def receive(self, ticket: bytes | Packed) -> _pinpool.Buffer:
@@ -207,7 +209,7 @@ class SharedPool:
             target[:] = oversized
         return buf
 
-    def receive_next(self, timeout: float | str | timedelta | None = None) -> tuple[int, _pinpool.Buffer] | None:
+    def receive_next(self, *, timeout: float | str | timedelta | None = None) -> tuple[int, _pinpool.Buffer] | None:
         """Returns the oldest unreceived buffer and its number, without a ticket, or None after `timeout` seconds (default: no limit)."""
         return self._trainer_core().receive_next(timeout)
 
@@ -238,24 +240,24 @@ class SharedPool:
 
     def _refuse_too_many_kept(self, needed):
         """Raises LimitError if the program keeps so many batches that fewer than `needed` buffers are left for the workers."""
-        if self.counts()["held"] + needed <= self.buffers:
+        if self.counts()["received"] + needed <= self.num_buffers:
             return
         generations = iter(range(3))
-        while (kept := self._kept()) + needed > self.buffers:
+        while (kept := self._received_and_kept()) + needed > self.num_buffers:
             generation = next(generations, None)
             if generation is None:
                 raise LimitError(
-                    f"{kept} of {self.buffers} shared buffers belong to batches that the program keeps, and {needed} are needed to read "
-                    f"ahead: drop batches (del), keep copies, or set buffers={kept + needed}"
+                    f"{kept} of {self.num_buffers} shared buffers belong to batches that the program keeps, and {needed} are needed to read "
+                    f"ahead: drop batches (del), keep copies, or set num_buffers={kept + needed}"
                 )
             gc.collect(generation)  # Frees batches in reference cycles.
 
-    def _kept(self):
+    def _received_and_kept(self):
         """Returns the number of received buffers, without buffers that only copies still read."""
         self.maintain()
-        *_, held, unreturned = self._trainer_core().counts()
+        *_, received, unreturned = self._trainer_core().counts()
         # A returned buffer whose copies never end is not in flight either, so it counts as kept.
-        return held - min(max(held - unreturned, 0), self.stats()["copies"]["in_flight"])
+        return received - min(max(received - unreturned, 0), self.stats()["copies"]["in_flight"])
 
     @contextlib.contextmanager
     def _refusing_waits(self):
@@ -283,13 +285,13 @@ class SharedPool:
         return self._trainer_core().recover()
 
     def counts(self) -> dict[str, int]:
-        """Returns the numbers of buffers: "free", "filling" (by workers), "sent" (not received) and "held" (received, or in flight)."""
-        return dict(zip(("free", "filling", "sent", "held"), self._trainer_core().counts()[:4], strict=True))
+        """Returns the numbers of buffers: "free", "filling" (by workers), "sent" (not received) and "received" (or in flight)."""
+        return dict(zip(("free", "filling", "sent", "received"), self._trainer_core().counts()[:4], strict=True))
 
     @property
-    def workers(self) -> int:
+    def num_workers(self) -> int:
         """Number of attached workers that are alive."""
-        return self._trainer_core().workers()
+        return self._trainer_core().num_workers()
 
     @property
     def buffer_bytes(self) -> int:
@@ -297,9 +299,9 @@ class SharedPool:
         return self._attach().buffer_bytes() if self._core is None else self._core.buffer_bytes()
 
     @property
-    def buffers(self) -> int:
+    def num_buffers(self) -> int:
         """Number of buffers."""
-        return self._attach().buffers() if self._core is None else self._core.buffers()
+        return self._attach().num_buffers() if self._core is None else self._core.num_buffers()
 
     @property
     def pinned_by(self) -> str | None:
@@ -348,7 +350,7 @@ class SharedPool:
 
     def __repr__(self) -> str:
         try:
-            text = f"{self.buffers} buffers of {self.buffer_bytes} bytes"
+            text = f"{self.num_buffers} buffers of {self.buffer_bytes} bytes"
             return f"<pinpool.SharedPool of {text}, {'attached' if self._core is None else 'pinned by ' + (self.pinned_by or 'nothing')}>"
         except PinpoolError:
             return "<pinpool.SharedPool, closed>"

@@ -6,9 +6,19 @@
 CuPy keeps the memory of its own copies until they have completed. For other copies, keep the array until then, as with CuPy's own pool.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Unpack
+
 import cupy
 
 from . import Pool
+
+if TYPE_CHECKING:
+    from ._pinpool import _PoolSettings
+
+_installed: Pool | None = None
 
 
 class _Memory:
@@ -18,7 +28,7 @@ class _Memory:
         self.buf, self.ptr, self.size = buf, buf.ptr, len(buf)
 
 
-def allocator(pool: Pool):
+def allocator(pool: Pool) -> Callable[[int], cupy.cuda.PinnedMemoryPointer]:
     """Returns an allocator for `cupy.cuda.set_pinned_memory_allocator`."""
 
     def allocate(size):
@@ -27,11 +37,27 @@ def allocator(pool: Pool):
     return allocate
 
 
-def install(pool: Pool) -> None:
-    """Makes CuPy allocate pinned memory from `pool`. Existing memory stays valid."""
+def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> Pool:
+    """Makes CuPy allocate pinned memory from `pool`, by default a new `Pool` with these settings, and returns the pool.
+
+    Existing memory stays valid. Raises TypeError if both a pool and settings are given.
+    """
+    global _installed
+    if pool is not None and settings:
+        raise TypeError(f"install accepts a pool or settings of a new pool, not both: {', '.join(sorted(settings))}")
+    pool = Pool(**{"name": "cupy", **settings}) if pool is None else pool
     cupy.cuda.set_pinned_memory_allocator(allocator(pool))
+    _installed = pool
+    return pool
+
+
+def installed_pool() -> Pool | None:
+    """Returns the pool that serves CuPy's pinned memory, or None."""
+    return _installed
 
 
 def uninstall() -> None:
     """Makes CuPy allocate pinned memory from its default pool. Existing memory stays valid."""
+    global _installed
+    _installed = None
     cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)

@@ -22,13 +22,26 @@ _MISSING = object()
 _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
+class Part(NamedTuple):
+    """The bytes of one sample in a batch."""
+
+    #: Index in the order of the files.
+    sample: int
+    #: Offset in the buffer.
+    begin: int
+    length: int
+    #: Offset in the sample.
+    sample_offset: int
+
+
 class RawBatch(NamedTuple):
     """A batch as `_pinpool.Reader` returns it."""
 
-    number: int
+    index_overall: int
     epoch: int
-    index: int
+    index_in_epoch: int
     buffer: Any
+    #: As in `Part`.
     parts: list[tuple[int, int, int, int]]
     #: Offset of each decoded field in the buffer; empty if there are no samples.
     field_offsets: list[int]
@@ -40,7 +53,7 @@ class RawBatch(NamedTuple):
 class BatchSource(NamedTuple):
     """Data shared by all batches of a loader."""
 
-    files: _pinpool.Files | _FileList
+    samples: _pinpool.Files | _SampleTable
     #: Shape and dtype of each decoded field, by its names.
     decoded: dict[tuple[str, ...], tuple[tuple[int, ...], str]]
     seed: int
@@ -59,34 +72,31 @@ class Batch:
     Attributes:
         buffer: the memory, a `pinpool.Buffer`.
         epoch: number of the epoch, from 0.
-        index: index of the batch in the epoch, from 0.
-        number: index of the batch since the first one of the loader, from 0.
-        labels: label of each sample: the text of the field `label_field`, converted by `label_function`. Without `label_field`, the
-            index of the directory in `Loader.classes`, or its name converted by `label_function`. If any sample is in an archive,
-            the unconverted name of the directory or member instead (tar: up to the first dot).
+        index_in_epoch: index of the batch in the epoch, from 0.
+        index_overall: index of the batch since the first one of the loader, from 0.
         failures: descriptions of the samples that were left out, with `on_error="skip"`.
     """
 
-    __slots__ = ("__weakref__", "_arrays", "_source", "_parts", "buffer", "epoch", "failures", "index", "labels", "number")
+    __slots__ = ("__weakref__", "_arrays", "_labels", "_parts", "_source", "buffer", "epoch", "failures", "index_in_epoch", "index_overall")
 
     buffer: Buffer
     epoch: int
-    index: int
-    number: int
-    labels: list[Any]
+    index_in_epoch: int
+    index_overall: int
     failures: list[str]
 
-    def __init__(self, raw: RawBatch, labels: list[Any], failures: list[str], source: BatchSource) -> None:
-        self.number, self.epoch, self.index, self.buffer, self._parts = raw.number, raw.epoch, raw.index, raw.buffer, raw.parts
-        self._source, self.labels, self.failures = source, labels, failures
+    def __init__(self, raw: RawBatch, labels: list[Any] | None, failures: list[str], source: BatchSource) -> None:
+        self.index_overall, self.epoch, self.index_in_epoch = raw.index_overall, raw.epoch, raw.index_in_epoch
+        self.buffer, self._parts = raw.buffer, [Part._make(part) for part in raw.parts]
+        self._source, self._labels, self.failures = source, labels, failures
         self._arrays = dict(zip(source.decoded, raw.field_offsets or [0] * len(source.decoded)))
 
     def rng(self) -> np.random.Generator:
         """Returns a random number generator seeded by the loader's seed, the epoch, the index of the batch and the rank.
 
-        Its numbers are the same in every run and with any number of threads.
+        Its numbers are the same in every run and with any number of threads. Each call starts again, so call it once per batch.
         """
-        return np.random.default_rng((self._source.seed, self.epoch, self.index, self._source.rank))
+        return np.random.default_rng((self._source.seed, self.epoch, self.index_in_epoch, self._source.rank))
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -100,12 +110,12 @@ class Batch:
             raise TypeError(f"samples are indexed by position: use batch.field({index!r}) for that field of each sample")
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
-        sample, begin, length, _ = self._part(index)
+        part = self._part(index)
         if self._arrays:
-            return self._fields_of(range(len(self))[index], self._source.files.fields([sample])[0])
-        return self._view(begin, length)
+            return self._fields_of(range(len(self))[index], self._source.samples.fields([part.sample])[0])
+        return self._view(part.begin, part.length)
 
-    def _part(self, index: SupportsIndex) -> tuple[int, int, int, int]:
+    def _part(self, index: SupportsIndex) -> Part:
         at = operator.index(index)
         if not -len(self) <= at < len(self):
             raise IndexError(f"sample {at} is out of range: the batch has {len(self)}")
@@ -137,7 +147,7 @@ class Batch:
         if not self.nbytes:
             return [torch.empty(0, dtype=torch.uint8) for _ in self._parts]
         whole = torch.frombuffer(memoryview(self.buffer), dtype=torch.uint8)
-        return [whole[begin : begin + length] for _, begin, length, _ in self._parts]
+        return [whole[part.begin : part.begin + part.length] for part in self._parts]
 
     @property
     def samples(self) -> list[dict[str, Any]]:
@@ -147,11 +157,11 @@ class Batch:
         fields. A field that is decoded under several names ("jpg;png") has an entry for each name. Raises ValueError if a sample is in
         several batches, or has two members of the same name.
         """
-        fields = self._source.files.fields([part[0] for part in self._parts])
+        fields = self._source.samples.fields(self.sample_indices)
         return [self._fields_of(index, fields[index]) for index in range(len(self))]
 
     def _fields_of(self, index: int, fields: list[tuple[str, int, int]]) -> dict[str, Any]:
-        begin = self._parts[index][1]
+        begin = self._parts[index].begin
         if fields and not self.is_whole(index):
             raise ValueError(
                 f"{self.names[index]} is longer than batch_bytes, so its fields are in several batches: raise batch_bytes, "
@@ -190,55 +200,66 @@ class Batch:
         return found
 
     @property
+    def labels(self) -> list[Any]:
+        """Label of each sample: the text of the field `label_field`, converted by `label_function`.
+
+        Without `label_field`: for plain files the index of the directory in `Loader.classes`, or its name converted by
+        `label_function`; for members of archives the name (tar: up to the first dot). Raises ValueError if the loader has both.
+        """
+        if self._labels is None:
+            raise ValueError("there is no label for both archives and plain files: pass label_field=, or load them separately")
+        return self._labels
+
+    @property
     def nbytes(self) -> int:
         """Size of all samples in bytes."""
         decoded = sum(self._array(names).nbytes for names in self._arrays)
-        return decoded + sum(length for _, _, length, _ in self._parts)
+        return decoded + sum(part.length for part in self._parts)
 
     @property
     def names(self) -> list[str]:
         """Name of each sample: its path, or `path!member` in an archive."""
-        return self._source.files.names([sample for sample, *_ in self._parts])
+        return self._source.samples.names(self.sample_indices)
 
     @property
-    def indices(self) -> list[int]:
-        """Number of each sample in the order of the files. It is the same in each epoch."""
-        return [sample for sample, *_ in self._parts]
+    def sample_indices(self) -> list[int]:
+        """Index of each sample in the order of the files, from 0. It is the same in each epoch."""
+        return [part.sample for part in self._parts]
 
     @property
-    def offsets(self) -> list[int]:
+    def buffer_offsets(self) -> list[int]:
         """Offset of each sample in the buffer, in bytes."""
-        return [begin for _, begin, _, _ in self._parts]
+        return [part.begin for part in self._parts]
 
     @property
-    def starts(self) -> list[int]:
-        """Bytes of each sample that were in earlier batches: 0, unless the sample is longer than `batch_bytes`."""
-        return [start for *_, start in self._parts]
+    def sample_offsets(self) -> list[int]:
+        """Offset in each sample at which this batch begins, in bytes: 0, unless the sample is longer than `batch_bytes`."""
+        return [part.sample_offset for part in self._parts]
 
     def is_whole(self, index: SupportsIndex) -> bool:
         """Returns whether all bytes of sample `index` are in this batch."""
-        sample, _, length, start = self._part(index)
-        return bool(self._arrays) or start == 0 and length == self._source.files.sample_bytes(sample)
+        part = self._part(index)
+        return bool(self._arrays) or (part.sample_offset == 0 and part.length == self._source.samples.sample_bytes(part.sample))
 
     def __reduce__(self) -> Any:
         copied = bytearray(memoryview(self.buffer))
-        raw = RawBatch(self.number, self.epoch, self.index, copied, self._parts, list(self._arrays.values()), None, [])
-        source = self._source._replace(files=_FileList.of(self._source.files, self.indices))
-        return Batch, (raw, self.labels, self.failures, source)
+        raw = RawBatch(self.index_overall, self.epoch, self.index_in_epoch, copied, self._parts, list(self._arrays.values()), None, [])
+        source = self._source._replace(samples=_SampleTable.of(self._source.samples, self.sample_indices))
+        return Batch, (raw, self._labels, self.failures, source)
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failures" if self.failures else ""
-        return f"<pinpool_loader.Batch {self.index} of epoch {self.epoch}: {len(self)} samples, {self.nbytes} bytes{failed}>"
+        return f"<pinpool_loader.Batch {self.index_in_epoch} of epoch {self.epoch}: {len(self)} samples, {self.nbytes} bytes{failed}>"
 
 
-class _FileList(NamedTuple):
+class _SampleTable(NamedTuple):
     """Names, fields and lengths of the samples of a pickled batch, by number."""
 
     of_samples: dict[int, tuple[str, list[tuple[str, int, int]], int | None]]
 
     @classmethod
-    def of(cls, files: _pinpool.Files | _FileList, samples: list[int]) -> _FileList:
-        return cls(dict(zip(samples, zip(files.names(samples), files.fields(samples), map(files.sample_bytes, samples)))))
+    def of(cls, table: _pinpool.Files | _SampleTable, samples: list[int]) -> _SampleTable:
+        return cls(dict(zip(samples, zip(table.names(samples), table.fields(samples), map(table.sample_bytes, samples)))))
 
     def names(self, samples: list[int]) -> list[str]:
         return [self.of_samples[sample][0] for sample in samples]

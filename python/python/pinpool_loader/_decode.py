@@ -48,7 +48,7 @@ class ImageDecoder:
     ) -> None:
         if others:
             remedy = ": images are uint8; convert batches in map=" if "dtype" in others else ""
-            raise TypeError(f"an ImageDecoder has no argument {next(iter(others))}={remedy}")
+            raise TypeError(f"ImageDecoder has no argument {next(iter(others))!r}{remedy}")
         if layout not in ("HWC", "CHW"):
             raise ValueError(f"layout must be 'HWC' or 'CHW', not {layout!r}")
         if fit not in ("stretch", "crop"):
@@ -68,22 +68,24 @@ class ImageDecoder:
         return f"pinpool_loader.ImageDecoder({self.height}, {self.width}, {self.layout!r}, {self.fit!r})"
 
 
-def decoders(decode: Mapping[str, ImageDecoder] | None) -> dict[tuple[str, ...], DecoderSpec]:
-    """Returns the decoder of each field by its names: "jpg;jpeg" is one field with two names."""
+def decoder_specs(decode: Mapping[str, ImageDecoder] | None) -> dict[tuple[str, ...], DecoderSpec]:
+    """Returns the decoder and result of each field by its names: "jpg;jpeg" is one field with two names."""
     if decode is None:
         return {}
     example = "such as {'jpg': pinpool_loader.ImageDecoder(224, 224)}"
-    if not isinstance(decode, Mapping) or not decode:
-        raise TypeError(f"decode must be a dict from fields to images, {example}, not {decode!r}")
+    if not isinstance(decode, Mapping):
+        raise TypeError(f"decode must be a dict from field names to decoders, {example}, not {decode!r}")
+    if not decode:
+        raise ValueError(f"decode has no field: pass None, or a dict {example}")
     found: dict[tuple[str, ...], DecoderSpec] = {}
-    for key, image in decode.items():
-        if not isinstance(image, ImageDecoder):
-            raise TypeError(f"decode[{key!r}] must be a pinpool_loader.ImageDecoder, not {image!r}; map= decodes other formats")
+    for key, decoder in decode.items():
+        if not isinstance(decoder, ImageDecoder):
+            raise TypeError(f"decode[{key!r}] must be a pinpool_loader.ImageDecoder, not {decoder!r}; map= decodes other formats")
         names = tuple(name.strip().removeprefix(".").lower() for name in str(key).split(";"))
         if not isinstance(key, str) or not all(names):
             raise TypeError(f"decode must have field names as keys, such as 'jpg' or 'jpg;jpeg;png', not {key!r}")
         taken = [name for earlier in found for name in earlier if name in names]
         if taken:
             raise ValueError(f"decode names the field {taken[0]!r} twice")
-        found[names] = image._spec()
+        found[names] = decoder._spec()
     return found

@@ -20,8 +20,9 @@ __all__ = ["Loader"]
 
 T = TypeVar("T")
 _Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
-#: The epoch, the index in the epoch, and the number of the next batch.
+#: Of the next batch: the epoch, `index_in_epoch` and `index_overall`.
 _Position: TypeAlias = tuple[int, int, int]
+_POSITION = ("epoch", "index_in_epoch", "index_overall")
 
 _ORDER = "shuffle=, seed=, rank= and world_size= choose the order"
 _MAP = "map= takes a function of a batch"
@@ -50,13 +51,14 @@ _HINTS = {
     "world": _WORLD,
     "timeout": "PINPOOL_WAIT bounds the wait for memory",
     "in_order": "batches always come in order",
-    "device": "copy each tensor with .to(device, non_blocking=True), then call pinpool.record_stream(tensor, stream)",
+    "device": "pinpool.torch.to_device(tensors, device) copies without blocking",
     "progress": "for batch in tqdm.tqdm(loader)",
+    "epochs": "epochs_per_loop= is the number of epochs of one loop",
 }
 
 
 def _threads_of_rank() -> int:
-    """Returns this process's share of the cores if a launcher says how many processes use all of them, else 0."""
+    """Returns this process's share of the cores if `LOCAL_WORLD_SIZE` is above 1 and the process may use all cores, else 0 (the default)."""
     ranks, cores = os.environ.get("LOCAL_WORLD_SIZE", ""), len(os.sched_getaffinity(0))
     return max(cores // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 and cores == os.cpu_count() else 0
 
@@ -86,10 +88,10 @@ class _Settings(TypedDict, total=False):
     world_size: int | None
     drop_last: bool
     even: bool
-    epochs: int
+    epochs_per_loop: int
     state: Mapping[str, Any] | None
     pool: Pool | None
-    containers: bool
+    open_archives: bool
     decode: Mapping[str, ImageDecoder] | None
     label_field: str | None
     label_function: Callable[[str], Any] | None
@@ -105,7 +107,8 @@ class Loader(Generic[T]):
             train(batch.field("jpg"), batch.labels)
 
     Each file is a sample. In a `.tar` file, consecutive members with the same path up to the first dot of the file name are one
-    sample (WebDataset). Each loop is a new pass over `epochs` epochs, also after a `break`.
+    sample (WebDataset). Each loop begins at a new epoch, even after a `break`, and covers `epochs_per_loop` epochs. One loop at a time:
+    after a second loop has begun, also a nested one, the first raises RuntimeError.
 
     Args:
         paths: a file or directory, or several, also with patterns and braces: "shards/*.tar", "train-{000..146}.tar". A `.tar` or
@@ -127,16 +130,16 @@ class Loader(Generic[T]):
         even: whether to repeat a few samples, as DistributedSampler does, so that all ranks have the same number of batches. In validation,
             repeated samples count twice in metrics. With neither `drop_last` nor `even`, ranks may have different numbers of
             batches, which makes DDP hang.
-        epochs: number of epochs of one loop.
+        epochs_per_loop: number of epochs of one loop (default 1).
         state: a result of `state_dict()`. The first loop continues after that position.
         pool: pool of the batches, by default a new `pinpool.Pool(name="loader")`.
-        containers: whether to open all `.tar` and `.safetensors` files in directories.
-        decode: images by field name (the suffix of a plain file): `{"jpg;png": pinpool_loader.ImageDecoder(224, 224)}` makes
+        open_archives: whether to open all `.tar` and `.safetensors` files in directories.
+        decode: decoders by field name (the suffix of a plain file): `{"jpg;png": pinpool_loader.ImageDecoder(224, 224)}` makes
             `batch.field("jpg")` one uint8 array of shape (n, 224, 224, 3). Needs `batch_size`.
-        label_field: field with the label, such as "cls". By default the label of a plain file is the index of its directory in `classes`, or,
-            if there are archives too, the name of the directory.
+        label_field: field with the label, such as "cls". By default the label of a plain file is the index of its directory in `classes`,
+            the label of a member of an archive is its name, and samples of both kinds have no labels.
         label_function: function from the text of the field, or the name of the directory, to the label (default for `label_field`: int).
-            Ignored if a sample is in an archive and `label_field` is not given.
+            If a sample is in an archive, it needs `label_field`.
         map: function that takes a batch. The loop yields its results, in order, instead of batches. The function should take
             random numbers from `batch.rng()`.
         map_threads: number of threads that run `map` ahead of the loop. With a GIL, they run one at a time, except in calls that
@@ -146,6 +149,7 @@ class Loader(Generic[T]):
     Raises:
         TypeError, ValueError: an argument is invalid, or `paths` has no samples.
         LoadError: a file cannot be listed, or, during iteration, cannot be read or decoded.
+        RuntimeError: during iteration, if another loop over the loader has begun.
         TimeoutError, LimitError, BackendError, ForkError, ReleasedError: during iteration, as for `Pool.get`.
     """
 
@@ -154,13 +158,16 @@ class Loader(Generic[T]):
     @overload
     def __init__(self, paths: _Paths, *, map: Callable[[Batch], T], **settings: Unpack[_Settings]) -> None: ...
     def __init__(
-        self, paths: Any, *, batch_size: Any = None, batch_bytes: Any = None, threads: Any = None, prefetch: Any = None,
-        shuffle: Any = False, seed: Any = 0, rank: Any = 0, world_size: Any = None, drop_last: Any = False, even: Any = False, epochs: Any = 1,
-        state: Any = None, pool: Any = None, containers: Any = False, decode: Any = None, label_field: Any = None,
-        label_function: Any = None, map: Any = None, map_threads: Any = 2, on_error: Any = "raise", **others: Any,
+        self, paths: _Paths, *, batch_size: int | None = None, batch_bytes: int | str | None = None, threads: int | None = None,
+        prefetch: int | None = None, shuffle: bool = False, seed: int = 0, rank: int = 0, world_size: int | None = None,
+        drop_last: bool = False, even: bool = False, epochs_per_loop: int = 1, state: Mapping[str, Any] | None = None,
+        pool: Pool | None = None, open_archives: bool = False, decode: Mapping[str, ImageDecoder] | None = None,
+        label_field: str | None = None, label_function: Callable[[str], Any] | None = None, map: Callable[[Batch], Any] | None = None,
+        map_threads: int = 2, on_error: Literal["raise", "skip"] = "raise", **others: Any,
     ) -> None:  # fmt: skip
-        for name in others:
-            raise TypeError(f"Loader has no argument {name}=" + (f"; {_HINTS[name]}" if name in _HINTS else ""))
+        if others:
+            name = next(iter(others))
+            raise TypeError(f"Loader has no argument {name!r}" + (f"; {_HINTS[name]}" if name in _HINTS else ""))
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
         if label_field is not None and not (isinstance(label_field, str) and label_field):
@@ -172,11 +179,11 @@ class Loader(Generic[T]):
         if pool is not None and not isinstance(pool, Pool):
             raise TypeError(f"pool must be a pinpool.Pool, not {pool!r}")
         self._map, self._map_threads = map, checked_int("map_threads", map_threads, 1, 1024)
-        decoded = _decode.decoders(decode)
+        decoded = _decode.decoder_specs(decode)
         drop_last, even = checked_bool("drop_last", drop_last), checked_bool("even", even)
-        needs_size = "decode=" if decoded else "drop_last=" if drop_last else "even=" if even else None
-        if needs_size and (batch_size is None or batch_bytes is not None):
-            raise ValueError(f"{needs_size} needs batch_size=, without batch_bytes=")
+        for name, is_given in (("decode", bool(decoded)), ("drop_last", drop_last), ("even", even)):
+            if is_given and (batch_size is None or batch_bytes is not None):
+                raise ValueError(f"{name}= needs batch_size=, without batch_bytes=")
         if batch_size is None and batch_bytes is None:
             batch_bytes = 16 << 20
         batch_size = 0 if batch_size is None else checked_int("batch_size", batch_size, 1)
@@ -186,12 +193,12 @@ class Loader(Generic[T]):
         shuffle, seed = checked_bool("shuffle", shuffle), checked_int("seed", seed, 0)
         world_size = _default_world_size() if world_size is None else checked_int("world_size", world_size, 1)
         rank = checked_int("rank", rank, 0)
-        self._epochs, self._skips_errors = checked_int("epochs", epochs, 1), on_error == "skip"
+        self._epochs_per_loop, self._skips_errors = checked_int("epochs_per_loop", epochs_per_loop, 1), on_error == "skip"
         listed = _paths.expand(paths)
         _check_uncompressed(_paths.find_compressed(listed))
         self._pool = Pool(name="loader") if pool is None else pool
         self._files = _pinpool.Files(
-            self._pool, listed, checked_bool("containers", containers), batch_size=batch_size, batch_bytes=batch_bytes,
+            self._pool, listed, checked_bool("open_archives", open_archives), batch_size=batch_size, batch_bytes=batch_bytes,
             threads=_threads_of_rank() if threads is None else checked_int("threads", threads, 1, 1024),
             prefetch=0 if prefetch is None else checked_int("prefetch", prefetch, 1, 65536),
             seed=seed if shuffle else None,
@@ -200,7 +207,7 @@ class Loader(Generic[T]):
             decode=[(list(names), each.decoder) for names, each in decoded.items()],
         )  # fmt: skip
         # All arguments that determine the batches.
-        self._plan = {
+        self._batch_arguments = {
             "samples": len(self._files), "batch_size": batch_size, "batch_bytes": batch_bytes, "shuffle": shuffle,
             "seed": seed, "world_size": world_size, "rank": rank, "drop_last": drop_last, "even": even,
         }
@@ -208,12 +215,20 @@ class Loader(Generic[T]):
         # A dict serves as an ordered set of the texts.
         self._failed = dict.fromkeys(self._files.failures())
         self._check(listed)
-        classes = None if label_field is not None else self._files.classes()
-        self._label_of = None if classes is None else {name: _label(label_function, name, at) for at, name in enumerate(classes)}
+        self._has_labels = True
+        self._label_of: dict[str, Any] | None = None
+        if label_field is None:
+            classes, has_archives = self._files.classes()
+            if label_function is not None and has_archives:
+                raise ValueError("label_function= needs label_field=, because samples in archives have no directory as a label")
+            self._has_labels = not (classes and has_archives)
+            if not has_archives:
+                self._label_of = {name: _label(label_function, name, at) for at, name in enumerate(classes)}
         self._reader: _pinpool.Reader | None = None
-        # The position after the last batch of the loop, and the first epoch of the current pass.
+        self._num_loops = 0
+        # The position after the last batch of the loop, and the first epoch of the current loop.
         self._position: _Position = (0, 0, 0)
-        self._pass_start: int | None = None
+        self._loop_first_epoch: int | None = None
         self._is_resumed = False
         # The number of batches of each counted epoch.
         self._counted: dict[int, int] = {}
@@ -235,17 +250,17 @@ class Loader(Generic[T]):
             elif self._files.files():
                 why = "have only archives without a member"
             raise ValueError(f"cannot load anything: paths [{named}] {why}")
-        plan = self._plan
-        samples, world_size, batch_size = plan["samples"], plan["world_size"], plan["batch_size"]
+        given = self._batch_arguments
+        samples, world_size, batch_size = given["samples"], given["world_size"], given["batch_size"]
         if not self._files.batches(0):
-            parts = f"{samples} samples of world_size={world_size}, batch_size={batch_size}, drop_last={plan['drop_last']}"
-            raise ValueError(f"rank={plan['rank']} has no batch of {parts}; use a smaller batch_size or world_size")
-        if world_size == 1 or plan["drop_last"] or plan["even"]:
+            parts = f"{samples} samples of world_size={world_size}, batch_size={batch_size}, drop_last={given['drop_last']}"
+            raise ValueError(f"rank={given['rank']} has no batch of {parts}; use a smaller batch_size or world_size")
+        if world_size == 1 or given["drop_last"] or given["even"]:
             return
         most, fewest = -(-samples // world_size), samples // world_size
         batches = [-(-each // batch_size) if batch_size else 0 for each in (most, fewest)]
-        if plan["batch_bytes"] or batches[0] != batches[1]:
-            counts = f"{batches[0]} and {batches[1]}" if not plan["batch_bytes"] else "different numbers of"
+        if given["batch_bytes"] or batches[0] != batches[1]:
+            counts = f"{batches[0]} and {batches[1]}" if not given["batch_bytes"] else "different numbers of"
             warnings.warn(
                 f"the ranks get {counts} batches an epoch ({samples} samples, world_size={world_size}), and training that synchronizes ranks "
                 "(DDP) hangs at the end of an epoch: give batch_size with even=True (repeats samples) or drop_last=True (leaves some out)",
@@ -280,24 +295,28 @@ class Loader(Generic[T]):
 
     def __len__(self) -> int:
         """Number of batches of the current or next loop. A resumed loop counts all batches of its epochs, also those before the state."""
-        first, end = self._epochs_of_pass()
+        first, end = self._epochs_of_loop()
         return sum(self._batches(epoch) for epoch in range(first, end))
 
-    def _epochs_of_pass(self) -> tuple[int, int]:
-        epoch = self._pass_start if self._pass_start is not None else self._position[0] if self._is_resumed else self._next_epoch()
-        return epoch // self._epochs * self._epochs, (epoch // self._epochs + 1) * self._epochs
+    def _epochs_of_loop(self) -> tuple[int, int]:
+        epoch = self._loop_first_epoch
+        if epoch is None:
+            epoch = self._position[0] if self._is_resumed else self._next_epoch()
+        return epoch // self._epochs_per_loop * self._epochs_per_loop, (epoch // self._epochs_per_loop + 1) * self._epochs_per_loop
 
     def _next_epoch(self) -> int:
-        """Returns the first epoch of the pass after the current or unfinished pass."""
-        epoch, batch, _ = self._position
-        return -(-(epoch + (batch > 0)) // self._epochs) * self._epochs
+        """Returns the first epoch of the loop after the current or unfinished loop."""
+        epoch, index_in_epoch, _ = self._position
+        return -(-(epoch + (index_in_epoch > 0)) // self._epochs_per_loop) * self._epochs_per_loop
 
     def __iter__(self) -> Iterator[T]:
         self.close()
-        epoch, batch, number = self._position if self._is_resumed else (self._next_epoch(), 0, self._position[2])
-        end = (epoch // self._epochs + 1) * self._epochs
-        self._is_resumed, self._pass_start, self._position = False, epoch, (epoch, batch, number)
-        self._reader = reader = self._files.begin(end, epoch, batch, number)
+        if not self._is_resumed:
+            self._position = (self._next_epoch(), 0, self._position[2])
+        self._is_resumed, self._loop_first_epoch = False, (epoch := self._position[0])
+        end = (epoch // self._epochs_per_loop + 1) * self._epochs_per_loop
+        self._num_loops = loop = self._num_loops + 1
+        self._reader = reader = self._files.begin(end, self._position)
         batches: Iterator[tuple[Any, _Position]] = iter(lambda: self._take(reader), None)  # type: ignore[arg-type]
         runner = None
         if (function := self._map) is not None:
@@ -309,13 +328,15 @@ class Loader(Generic[T]):
         def advance(taken: tuple[Any, _Position]) -> Any:
             result, self._position = taken
             if self._position[0] >= end:
-                self._pass_start = None
+                self._loop_first_epoch = None
             return result
 
         try:
             # `map` keeps no reference to a batch, so its memory returns when the user drops it. The loop ends after
-            # `load_state_dict` or `close`, or when another loop has begun.
+            # `load_state_dict` or `close`.
             yield from map(advance, takewhile(lambda _: self._reader is reader, batches))
+            if self._num_loops != loop:
+                raise RuntimeError("another loop over this Loader has begun: create one Loader for each loop")
         finally:
             # This also runs after `break`, an exception or Ctrl-C. The reader is stopped first, because the batches that it has read ahead
             # occupy memory for which `map` may wait.
@@ -323,7 +344,7 @@ class Loader(Generic[T]):
             if runner is not None:
                 runner.close()
             if self._reader is reader:
-                self._reader = self._pass_start = None
+                self._reader = self._loop_first_epoch = None
 
     def _take(self, reader: _pinpool.Reader, timeout: float | None = None) -> tuple[Batch, _Position] | None:
         if not (taken := reader.next(timeout)):
@@ -331,20 +352,20 @@ class Loader(Generic[T]):
         raw = RawBatch._make(taken)
         failures = [text for text, _ in raw.failures]
         pool_errors = [error for _, error in raw.failures if error is not None]
-        if pool_errors or failures and not self._skips_errors:
+        if pool_errors or (failures and not self._skips_errors):
             del taken, raw  # Otherwise the traceback would keep the buffer.
             if pool_errors:
                 raise _with_remedy(pool_errors.pop(0))  # No variable may keep it, because its traceback refers to this frame.
             raise LoadError(_failure_text(failures))
         self._failed.update(dict.fromkeys(failures))
         labels = raw.labels
-        if labels is None:
+        if labels is None and self._has_labels:
             labels = self._files.labels([sample for sample, *_ in raw.parts])
             if self._label_of is not None:
                 labels = [self._label_of[name] for name in labels]
-        is_last = raw.index + 1 == self._batches(raw.epoch)
-        position = (raw.epoch + 1, 0, raw.number + 1) if is_last else (raw.epoch, raw.index + 1, raw.number + 1)
-        return Batch(raw, labels, failures, self._source), position
+        is_last = raw.index_in_epoch + 1 == self._batches(raw.epoch)
+        following = (raw.epoch + 1, 0) if is_last else (raw.epoch, raw.index_in_epoch + 1)
+        return Batch(raw, labels, failures, self._source), (*following, raw.index_overall + 1)
 
     def _batches(self, epoch: int) -> int:
         """Returns the number of batches of `epoch`, cached."""
@@ -357,8 +378,7 @@ class Loader(Generic[T]):
 
         After the last batch of an epoch, it is the start of the next epoch.
         """
-        epoch, batch, number = self._position
-        return {"epoch": epoch, "batch": batch, "number": number, "files": self._files.fingerprint(), **self._plan}
+        return {**dict(zip(_POSITION, self._position)), "files": self._files.fingerprint(), **self._batch_arguments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next loop continue after the batch at which `state` was taken, and ends a running loop.
@@ -372,21 +392,22 @@ class Loader(Generic[T]):
         own = self.state_dict()
         if not isinstance(state, Mapping) or own.keys() - state.keys():
             raise TypeError(f"state must be a result of Loader.state_dict(), not {state!r}")
-        ignored = {"epoch", "batch", "number"}
-        if own["drop_last"] or own["even"] or not own["samples"] % own["world_size"] and own["batch_size"] and not own["batch_bytes"]:
+        ignored = set(_POSITION)
+        ranks_are_equal = own["samples"] % own["world_size"] == 0 and own["batch_size"] and not own["batch_bytes"]
+        if own["drop_last"] or own["even"] or ranks_are_equal:
             ignored.add("rank")
         differ = [f"{name}={state[name]!r} in the state, {own[name]!r} here" for name in own if name not in ignored and state[name] != own[name]]
         if differ:
             raise ValueError(f"state belongs to a loader with different batches: {'; '.join(differ)}")
-        epoch, batch, number = (checked_int(f"state[{name!r}]", state[name], 0) for name in ("epoch", "batch", "number"))
-        if batch >= (batches := self._batches(epoch)):
-            raise ValueError(f"state is at batch {batch} of epoch {epoch}, which has {batches}")
+        epoch, index_in_epoch, index_overall = (checked_int(f"state[{name!r}]", state[name], 0) for name in _POSITION)
+        if index_in_epoch >= (batches := self._batches(epoch)):
+            raise ValueError(f"state is at batch {index_in_epoch} of epoch {epoch}, which has {batches}")
         self.close()
-        self._position, self._is_resumed = (epoch, batch, number), True
+        self._position, self._is_resumed = (epoch, index_in_epoch, index_overall), True
 
     def close(self) -> None:
-        """Ends a running loop and its reading threads. Batches stay valid. The next loop is a new pass, or begins at a loaded state."""
-        reader, self._reader, self._pass_start = self._reader, None, None
+        """Ends a running loop and its reading threads. Batches stay valid. The next loop begins at a new epoch, or at a loaded state."""
+        reader, self._reader, self._loop_first_epoch = self._reader, None, None
         if reader is not None:
             reader.stop()
 

@@ -19,7 +19,8 @@ TIMED_OUT: Any = object()
 class MapRunner(Generic[T, R]):
     """Yields `function(item)` for each item of `take(timeout)`, computed at most one item per thread ahead.
 
-    `take` returns `TIMED_OUT` after the timeout and None at the end. Not a generator, because a generator keeps a reference to the last yielded value.
+    `take` returns `TIMED_OUT` after the timeout and None at the end. Not a generator, because a generator keeps a reference to the last
+    yielded value.
     """
 
     def __init__(self, function: Callable[[T], R], take: Callable[[float | None], T | None], threads: int) -> None:
@@ -37,7 +38,8 @@ class MapRunner(Generic[T, R]):
                 # If there is a result, `take` does not wait: reading the next item may need memory that the loop keeps until it gets the
                 # result.
                 has_result = bool(self._running) and self._running[0].done()
-                item = self._take(0 if has_result else POLL_SECONDS if self._running else None)
+                wait = POLL_SECONDS if self._running else None
+                item = self._take(0 if has_result else wait)
                 if item is None:
                     self._failure = StopIteration()
                 elif item is not TIMED_OUT:

@@ -7,9 +7,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Backend, HugeTlb, Limit, OnFull, Preset, SharedLimitName};
+use super::{Backend, HugeTlb, Limit, OnFull, Preset, Rounding, SharedLimitName};
 use crate::shared_limit;
-use crate::size_class::Rounding;
 
 mod quantities;
 

@@ -1,4 +1,4 @@
-//! The state that the copies of one context share: [`ContextWork`] for queries and waits, the [`TimelinePages`] that streams
+//! The state that the copies of one context share: [`ContextWaits`] for queries and waits, the [`TimelinePages`] that streams
 //! write, and the [`OwnContext`] by which slices are lent to cudarc.
 //!
 //! **context-I1**: a `ContextState` is never freed, so its address identifies only this context. It keeps a context object or a
@@ -17,7 +17,7 @@ use std::thread;
 use cudarc::driver::{CudaContext, sys};
 use smallvec::SmallVec;
 
-use super::context_fence::{CAPTURE_PAUSE, ContextWork};
+use super::context_fence::{CAPTURE_PAUSE, ContextWaits};
 use super::own_context::OwnContext;
 use super::stream::id_number;
 use super::timeline::TimelinePages;
@@ -32,7 +32,7 @@ static CONTEXTS: PerProcess<Mutex<SmallVec<[&'static ContextState; 8]>>> = PerPr
 
 /// The state that the copies of one context share.
 pub(super) struct ContextState {
-    pub(super) work: ContextWork,
+    pub(super) work: ContextWaits,
     /// Keeps the context alive as long as this state exists; `None` if the context was found by its handle alone.
     _object: Option<Arc<CudaContext>>,
     device: sys::CUdevice,
@@ -96,7 +96,7 @@ impl ContextState {
         let known = states.iter().rev().copied().find(is_same);
         Ok(known.unwrap_or_else(|| {
             let state: &'static Self = Box::leak(Box::new(Self {
-                work: ContextWork::new(context),
+                work: ContextWaits::new(context),
                 _object: object,
                 device,
                 own: OnceLock::new(),
@@ -116,7 +116,7 @@ impl ContextState {
     /// successor counts too. Otherwise a program that continues to use the ended context would create a state at each call, and
     /// those calls fail.
     fn is_of(&self, handle: sys::CUcontext) -> bool {
-        let Self { work: ContextWork { context, .. }, .. } = self;
+        let Self { work: ContextWaits { context, .. }, .. } = self;
         context.handle() == handle && !context.is_replaced()
     }
 

@@ -53,15 +53,15 @@ pub(super) fn wait_for(stream: sys::CUstream) -> Result<(), FailedCall> {
 
 /// The queries and waits for the work of a context. All of them fail once the context has ended.
 #[derive(Debug)]
-pub(super) struct ContextWork {
+pub(super) struct ContextWaits {
     pub(super) context: Context,
     idle_stream: OnceLock<OwnStream>,
     /// The waits for all work of the context. Queries of fences start them on a dedicated thread, since a wait has no upper
     /// bound.
-    waits: Mutex<Waits>,
+    waits: Mutex<WaitNumbers>,
 }
 
-impl ContextWork {
+impl ContextWaits {
     /// Returns the state of a context that is never destroyed, except by a reset (context-I1).
     pub(super) fn new(context: Context) -> Self {
         Self { context, idle_stream: OnceLock::new(), waits: Mutex::default() }
@@ -78,8 +78,8 @@ impl ContextWork {
         StreamId::of_driver(ptr::from_ref(self).addr(), number)
     }
 
-    /// Returns a stream on which no work ever runs, so that a query of the stream shows at once whether the device works. At the
-    /// first call, the context must be current.
+    /// Returns a stream on which no work ever runs, so that a query of the stream shows immediately whether the device works.
+    /// At the first call, the context must be current.
     pub(super) fn idle_stream(&self) -> Result<OwnStream, FailedCall> {
         if let Some(stream) = self.idle_stream.get() {
             return Ok(*stream);
@@ -129,7 +129,7 @@ impl ContextWork {
 }
 
 #[derive(Debug, Default)]
-struct Waits {
+struct WaitNumbers {
     last_begun: u64,
     /// The number of the last wait that has ended without an error.
     last_ended: u64,
@@ -144,7 +144,7 @@ struct Waits {
 pub(super) struct ContextFence {
     /// The reason why the work has no other fence.
     reason: String,
-    context: &'static ContextWork,
+    context: &'static ContextWaits,
     /// The number of the first wait that begins after the work was enqueued; 0 if the work had completed before.
     first: u64,
 }
@@ -152,7 +152,7 @@ pub(super) struct ContextFence {
 impl ContextFence {
     /// Returns a fence for all work so far on a stream of this context. If `was_complete`, that work has already completed.
     /// `reason` says why there is no other fence.
-    pub(super) fn new(context: &'static ContextWork, reason: String, was_complete: bool) -> Self {
+    pub(super) fn new(context: &'static ContextWaits, reason: String, was_complete: bool) -> Self {
         let first = if was_complete { 0 } else { context.waits.lock().last_begun + 1 };
         Self { reason, context, first }
     }

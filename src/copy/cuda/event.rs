@@ -42,7 +42,7 @@ impl EventFence {
     /// Creates a fence with a new event, which is not recorded yet. `stream_id` is the id of its stream, if known. The stream's
     /// context must be current.
     pub(super) fn new(stream_id: Option<StreamId>, context: &'static ContextState) -> Result<Self, FailedCall> {
-        Ok(Self::of(calls::event_create(calls::WITHOUT_TIMING)?, stream_id, context))
+        Ok(Self::of(calls::event_create(calls::CU_EVENT_DISABLE_TIMING)?, stream_id, context))
     }
 
     /// Creates a fence with an event of this context. The fence destroys the event.

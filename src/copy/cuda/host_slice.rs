@@ -35,7 +35,7 @@ use super::stream::SavedError;
 use crate::copy::UnknownEnd;
 use crate::driver::code::{Code, FailedCall};
 use crate::driver::{Handle, RelaxedCapture, calls, with_one_retry};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
 /// The fence of one copy that cudarc makes.
@@ -52,7 +52,7 @@ impl HostSliceFence {
         let _saved = SavedError::take(stream.context());
         match with_one_retry(|| TrackedCopy::new(stream)).ok()?.map(Arc::new) {
             Some(tracked) => Some(Self { shared: tracked.clone(), tracked: Some(tracked) }),
-            None => Some(Self { shared: Arc::new(UnknownEnd(ErrorKind::Capture.to_string())), tracked: None }),
+            None => Some(Self { shared: Arc::new(UnknownEnd(Error::capturing_stream().to_string())), tracked: None }),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Streams and device memory of code without cudarc objects, by handle and address.
+//! Streams and device memory by raw handle, for code that has no cudarc objects.
 //!
 //! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`. Without a context object,
 //! [`RawStream`], [`RawMemory`] and [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) take the handle.
@@ -38,7 +38,7 @@ use self::context::ContextState;
 use self::context_fence::ContextFence;
 use self::event::EventFence;
 use self::stream::SavedError;
-use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
+use super::{CopyFailure, CopySource, CopyStream, CopyTarget, Enqueued};
 use crate::backend;
 use crate::driver::code::{Code, FailedCall};
 use crate::driver::{calls, with_one_retry};
@@ -69,7 +69,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
         self.num_bytes()
     }
 
-    unsafe fn enqueue_write(&mut self, stream: &S, source: *const u8, len: usize) -> Result<SharedFence, CopyFailure> {
+    unsafe fn enqueue_write(&mut self, stream: &S, source: *const u8, len: usize) -> Enqueued {
         let (stream, may_wait) = (stream.borrow(), self.stream().context().is_managing_stream_synchronization());
         // SAFETY: the caller's promise; `len` bytes fit.
         unsafe { copy_on(stream, HostSide::Source(source), len, may_wait, || self.device_ptr_mut(stream)) }
@@ -82,7 +82,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
         self.num_bytes()
     }
 
-    unsafe fn enqueue_read(&self, stream: &S, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
+    unsafe fn enqueue_read(&self, stream: &S, target: *mut u8, len: usize) -> Enqueued {
         let (stream, may_wait) = (stream.borrow(), self.stream().context().is_managing_stream_synchronization());
         // SAFETY: the caller's promise; there are `len` bytes.
         unsafe { copy_on(stream, HostSide::Target(target), len, may_wait, || self.device_ptr(stream)) }
@@ -103,7 +103,7 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
 fn fence_after_work(stream: sys::CUstream, context: &'static ContextState) -> Result<SharedFence> {
     // SAFETY: the stream is alive.
     if with_one_retry(|| unsafe { calls::is_capturing(stream) })? {
-        return Err(ErrorKind::Capture.into());
+        return Err(Error::capturing_stream());
     }
     Ok(enqueue_fence(stream, context))
 }
@@ -147,7 +147,7 @@ unsafe fn copy_on<'a>(
     len: usize,
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, SyncOnDrop<'a>),
-) -> Result<SharedFence, CopyFailure> {
+) -> Enqueued {
     let _saved = SavedError::take(stream.context());
     let entered = ContextState::enter_of(stream.context());
     let (context, _current) = entered.map_err(|failed| refused(len, failed))?;
@@ -178,12 +178,12 @@ unsafe fn copy_with_fence<R>(
     len: usize,
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, R, Result<(), FailedCall>),
-) -> Result<SharedFence, CopyFailure> {
+) -> Enqueued {
     let refused = |failed| refused(len, failed);
     // SAFETY: the stream is alive.
     let refuse_capturing = || match unsafe { calls::is_capturing(stream) }.map_err(refused)? {
         false => Ok(()),
-        true => Err(CopyFailure::Refused(ErrorKind::Capture.into())),
+        true => Err(CopyFailure::Refused(Error::capturing_stream())),
     };
     let start = match host {
         HostSide::Source(start) => start,

@@ -20,11 +20,11 @@ use super::event::after_event;
 use super::stream::{id_number, is_default};
 use super::timeline::Timeline;
 use super::{HostSide, copy_with_fence, fence_after_work, refused};
-use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
+use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, Enqueued};
 use crate::driver::code::FailedCall;
 use crate::driver::device::Device;
 use crate::driver::{self, CurrentContext, RelaxedCapture, calls, with_one_retry};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::in_flight::SharedFence;
 
 /// A stream of other code, without a cudarc object.
@@ -83,7 +83,7 @@ impl RawStream {
             return Ok(None);
         }
         let entered = Device::find(ordinal).and_then(|device| device.enter());
-        entered.map(|(context, _relaxed)| Some(context)).map_err(unusable)
+        entered.map(|(context, _relaxed)| Some(context)).map_err(Error::invalid_handle)
     }
 }
 
@@ -136,12 +136,7 @@ unsafe impl CopyTarget<RawStream> for RawMemory {
         self.len
     }
 
-    unsafe fn enqueue_write(
-        &mut self,
-        stream: &RawStream,
-        source: *const u8,
-        len: usize,
-    ) -> Result<SharedFence, CopyFailure> {
+    unsafe fn enqueue_write(&mut self, stream: &RawStream, source: *const u8, len: usize) -> Enqueued {
         // SAFETY: the caller promises the source, `new` the target; `len` bytes fit.
         unsafe { copy_on(*stream, self.address, HostSide::Source(source), len) }
     }
@@ -153,7 +148,7 @@ unsafe impl CopySource<RawStream> for RawMemory {
         self.len
     }
 
-    unsafe fn enqueue_read(&self, stream: &RawStream, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
+    unsafe fn enqueue_read(&self, stream: &RawStream, target: *mut u8, len: usize) -> Enqueued {
         // SAFETY: the caller promises the target, `new` the source; there are `len` bytes.
         unsafe { copy_on(*stream, self.address, HostSide::Target(target), len) }
     }
@@ -164,12 +159,7 @@ unsafe impl CopySource<RawStream> for RawMemory {
 /// # Safety
 ///
 /// The contract of [`CopyTarget::enqueue_write`] or [`CopySource::enqueue_read`]; there are `len` bytes at `address`.
-unsafe fn copy_on(
-    raw: RawStream,
-    address: sys::CUdeviceptr,
-    host: HostSide,
-    len: usize,
-) -> Result<SharedFence, CopyFailure> {
+unsafe fn copy_on(raw: RawStream, address: sys::CUdeviceptr, host: HostSide, len: usize) -> Enqueued {
     let _entered = raw.enter().map_err(CopyFailure::Refused)?;
     // SAFETY: alive (`RawStream::new`).
     let context = unsafe { context_of(raw.handle) }.map_err(CopyFailure::Refused)?;
@@ -217,15 +207,13 @@ unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
 unsafe fn context_of(stream: sys::CUstream) -> Result<&'static ContextState> {
     require_driver()?;
     // SAFETY: the caller's promise.
-    let (handle, green) = unsafe { calls::stream_context(stream) }.map_err(unusable)?;
+    let (handle, green) = unsafe { calls::stream_context(stream) }.map_err(Error::invalid_handle)?;
     if is_default(stream.addr()) && !green.is_null() {
         // This is not an error of the handle, because callers retry such errors on the device's primary context.
-        return Err(Error::device_failed(
-            "a default stream of a green context has no fence: pass another of its streams",
-        ));
+        return Err(Error::device_failed("a default stream of a green context has no fence: pass another stream"));
     }
     // SAFETY: the context of a live stream.
-    unsafe { ContextState::for_handle(handle) }.map_err(unusable)
+    unsafe { ContextState::for_handle(handle) }.map_err(Error::invalid_handle)
 }
 
 /// Returns a fence after all work before the last record of `event`, or `None` if that work has completed.
@@ -236,19 +224,20 @@ unsafe fn context_of(stream: sys::CUstream) -> Result<&'static ContextState> {
 pub(crate) unsafe fn fence_after_event_handle(event: sys::CUevent) -> Result<Option<SharedFence>> {
     require_driver()?;
     if event.is_null() {
-        return Err(unusable("the event is null"));
+        return Err(Error::invalid_handle("the event is null"));
     }
-    if calls::current_context().map_err(unusable)?.is_null() {
+    if calls::current_context().map_err(Error::invalid_handle)?.is_null() {
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: the caller's promise. A query needs no context.
         let completed = unsafe { calls::event_query(event) }.map(|()| None);
-        return completed.map_err(|_| unusable("no CUDA context is current, so nothing can wait for the event"));
+        return completed
+            .map_err(|_| Error::invalid_handle("no CUDA context is current, so nothing can wait for the event"));
     }
     // SAFETY: the default stream of the current context. The context of that stream may be another context: a green context
     // refers to the primary context.
-    let (handle, _) = unsafe { calls::stream_context(ptr::null_mut()) }.map_err(unusable)?;
+    let (handle, _) = unsafe { calls::stream_context(ptr::null_mut()) }.map_err(Error::invalid_handle)?;
     // SAFETY: the context of a live stream.
-    let context = unsafe { ContextState::for_handle(handle) }.map_err(unusable)?;
+    let context = unsafe { ContextState::for_handle(handle) }.map_err(Error::invalid_handle)?;
     // SAFETY: the caller's promise.
     unsafe { after_event(event, context) }
 }
@@ -259,14 +248,8 @@ pub(crate) unsafe fn fence_after_event_handle(event: sys::CUevent) -> Result<Opt
 ///
 /// This machine has no CUDA driver, or the driver does not start.
 fn require_driver() -> Result<()> {
-    let unavailable = |why| Error::from(ErrorKind::Unavailable { what: "the CUDA driver".to_owned(), why });
     if !driver::is_present() {
-        return Err(unavailable("no libcuda.so.1 on this machine".to_owned()));
+        return Err(Error::unavailable("the CUDA driver", "no libcuda.so.1 on this machine"));
     }
-    driver::state::init().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
-}
-
-/// Returns the error for a stream or event that cannot be used.
-fn unusable(why: impl ToString) -> Error {
-    ErrorKind::Handle { why: why.to_string() }.into()
+    driver::state::init().map_err(|(why, _)| Error::unavailable("the CUDA driver", format!("cuInit failed: {why}")))
 }

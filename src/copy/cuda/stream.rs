@@ -38,7 +38,7 @@ pub(super) type OwnStream = Handle<sys::CUstream_st>;
 impl OwnStream {
     /// Creates a stream in the current context.
     pub(super) fn new() -> Result<Self, FailedCall> {
-        calls::stream_create(calls::NON_BLOCKING).map(Self)
+        calls::stream_create(calls::CU_STREAM_NON_BLOCKING).map(Self)
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! One structure cannot serve both: TensorFlow's order needs one list for the whole pool, and each return must take a lock that
 //! all threads share to maintain it. `tensorflow` enforces the limit on idle buffers at each return, `adaptive` at the next
-//! miss, slow return or tick.
+//! miss, slow return or maintenance tick.
 //!
 //! This module is generic over the buffer, so that tests use integers. It owns the counts of hits, returns and evictions, and
 //! the limit. It never releases memory, waits for a buffer or logs: it returns evicted buffers to the caller, which releases
@@ -27,7 +27,7 @@ use pinpool_os::sync::unmodeled::Mutex;
 pub(super) type Victims<T> = Vec<Box<Entry<T>>>;
 
 /// The idle buffers of one pool.
-pub(super) struct Idle<T> {
+pub(super) struct IdleBuffers<T> {
     /// The idle buffers under `adaptive`; `None` under `tensorflow`.
     pub(super) cache: Option<ThreadCache<T>>,
     state: Mutex<State<T>>,
@@ -59,7 +59,7 @@ impl<T> Eviction<T> {
     }
 }
 
-impl<T> Idle<T> {
+impl<T> IdleBuffers<T> {
     /// Creates an empty cache that keeps up to `limit` buffers. Under `adaptive`, buffers idle for `idle_us` return to the
     /// arena.
     pub(super) fn new(is_adaptive: bool, limit: u64, auto_resize: bool, idle_us: u64) -> Self {
@@ -249,26 +249,26 @@ fn saturating_usize(limit: u64) -> usize {
 
 #[cfg(all(test, not(pinpool_loom)))]
 mod tests {
-    use super::thread_cache::RETURN_TICK_US;
+    use super::thread_cache::RETURN_AGE_US;
     use super::*;
     use crate::policy::IDLE_BUFFER_US;
 
     #[test]
-    fn puts_that_carried_into_later_ticks_grow_old_like_others() {
-        let idle = Idle::new(true, 10, false, IDLE_BUFFER_US);
+    fn puts_that_carried_into_later_ages_grow_old_like_others() {
+        let idle = IdleBuffers::new(true, 10, false, IDLE_BUFFER_US);
         let class = Class { bytes: 10, index: 0 };
         let (second, cache) = (1_000_000, idle.cache.as_ref().unwrap());
-        cache.tick(0, 0);
-        // A cache reaches a tick this far ahead if more than 2^24 puts are made in each tick.
-        cache.begin_tick(50_000);
+        cache.advance_age(0, 0);
+        // A cache reaches an age this far ahead if more than 2^24 puts are made in each age.
+        cache.begin_age(50_000);
         assert!(idle.put(Entry::new(0, 10, 7), class).is_none());
-        cache.tick(second, second);
-        assert!(idle.expire(second + IDLE_BUFFER_US - RETURN_TICK_US).is_empty());
+        cache.advance_age(second, second);
+        assert!(idle.expire(second + IDLE_BUFFER_US - RETURN_AGE_US).is_empty());
         assert_eq!(idle.expire(second + IDLE_BUFFER_US).len(), 1);
         // A later put is younger.
         assert!(idle.put(Entry::new(0, 10, 8), class).is_none());
-        cache.tick(60 * second, 60 * second);
-        assert!(idle.expire(60 * second + IDLE_BUFFER_US - RETURN_TICK_US).is_empty());
+        cache.advance_age(60 * second, 60 * second);
+        assert!(idle.expire(60 * second + IDLE_BUFFER_US - RETURN_AGE_US).is_empty());
         assert_eq!(idle.expire(60 * second + IDLE_BUFFER_US).len(), 1);
     }
 }

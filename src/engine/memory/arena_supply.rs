@@ -117,7 +117,7 @@ impl Supply for ArenaSupply {
             }
             if search.to_release > 0 && idle_bytes > 0 && books.could_cover(bytes, idle_bytes) {
                 drop(books);
-                search.release_oldest();
+                search.give_oldest();
                 continue;
             }
             let limits = self.limits(&books, &search);

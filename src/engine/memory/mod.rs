@@ -141,7 +141,7 @@ impl Memory {
 
     /// Returns the memory of a block to the supply, the system or its user. Makes slow calls, and waits for copies only if
     /// `may_wait`.
-    pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64, may_wait: bool) {
+    pub(in crate::engine) fn give(&self, memory: BlockMemory, now_us: u64, may_wait: bool) {
         match (memory, &self.pageable) {
             (memory @ BlockMemory::Region { is_pageable: true, .. }, Some(pageable)) => {
                 pageable.give(memory, now_us, true)
@@ -212,8 +212,9 @@ pub(crate) trait PoolView: Send + Sync {
     fn idle_bytes(&self) -> u64;
     /// Returns the number of idle blocks.
     fn idle_buffers(&self) -> u64;
-    /// Releases the block that has been idle longest, and counts `why` as the reason. Returns whether a block was idle.
-    fn release_oldest(&self, why: EvictionReason) -> bool;
+    /// Gives the block that has been idle longest to the supply, and counts `why` as the reason. Returns whether a block was
+    /// idle.
+    fn give_oldest(&self, why: EvictionReason) -> bool;
     /// Makes the blocks with completed copies available again.
     fn sweep_in_flight(&self);
     /// Returns whether a copy is in flight.
@@ -226,11 +227,11 @@ pub(crate) trait PoolView: Send + Sync {
     fn on_room_made(&self);
 }
 
-/// Releases idle blocks of `pool`, the oldest first, while `is_wanted` returns true. Releases no more blocks than were idle at
-/// the start, so it ends although other threads return blocks meanwhile.
-pub(crate) fn release_while(pool: &dyn PoolView, why: EvictionReason, mut is_wanted: impl FnMut() -> bool) {
+/// Gives idle blocks of `pool` to the supply, the oldest first, while `is_wanted` returns true. Gives no more blocks than were
+/// idle at the start, so it ends although other threads return blocks meanwhile.
+pub(crate) fn give_while(pool: &dyn PoolView, why: EvictionReason, mut is_wanted: impl FnMut() -> bool) {
     for _ in 0..pool.idle_buffers() {
-        if !is_wanted() || !pool.release_oldest(why) {
+        if !is_wanted() || !pool.give_oldest(why) {
             return;
         }
     }

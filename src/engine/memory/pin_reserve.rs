@@ -1,5 +1,5 @@
-//! Pins a reserve: in steps of a few granules or one region while the pool is in use, or all at once in slices. Two threads pin
-//! the slices: while one thread registers its slice, the threads that the other has started touch the next slice.
+//! Pins a reserve: in steps of a few granules or one region while the pool is in use, or without pauses in slices. Two threads
+//! pin the slices: while one thread registers its slice, the threads that the other has started touch the next slice.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ impl ArenaSupply {
     pub(in crate::engine) fn reserve_now(&self, bytes: u64, pool: &dyn PoolView) -> Result<(), Refusal> {
         let len = self.claim_reserve(bytes, pool)?;
         let mut books = self.books();
-        books.requested_bytes += len;
+        books.requested_reserve_bytes += len;
         // A new reserve is reported from its beginning.
         books.progress.reported = 0;
         drop(books);

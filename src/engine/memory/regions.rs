@@ -125,7 +125,7 @@ impl Supply for RegionSupply {
             if calls == SlowCalls::None && *left > 0 {
                 return Err(AttemptError::NeedsCall);
             }
-            if *left == 0 || !pool.release_oldest(EvictionReason::Reclaimed) {
+            if *left == 0 || !pool.give_oldest(EvictionReason::Reclaimed) {
                 return Err(refusal.into());
             }
             *left -= 1;

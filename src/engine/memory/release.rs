@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::arena_supply::ArenaSupply;
 use super::books::Books;
 use super::shape::Mappings;
-use super::{Memory, PoolView, release_while};
+use super::{Memory, PoolView, give_while};
 use crate::arena::Plan;
 use crate::backend::{AddressRange, Region, SourceError};
 use crate::maintenance_thread::MaintenanceThread;
@@ -26,7 +26,7 @@ impl Memory {
     pub(in crate::engine) fn trim(&self, to_bytes: u64, pool: &dyn PoolView, now_us: u64) {
         let plan =
             |books: &mut Books| books.arena.release_down_to(to_bytes.saturating_sub(books.reserve_overhead_bytes));
-        release_while(pool, EvictionReason::Released, || {
+        give_while(pool, EvictionReason::Released, || {
             self.release_free(now_us, plan);
             self.supply.held_bytes() > to_bytes
         });
@@ -45,7 +45,7 @@ impl Memory {
             }
             self.lacks_free(excess_bytes())
         };
-        release_while(pool, EvictionReason::Reclaimed, must_evict);
+        give_while(pool, EvictionReason::Reclaimed, must_evict);
         must_evict();
     }
 
@@ -55,7 +55,7 @@ impl Memory {
         let before_bytes = self.supply.held_bytes();
         let released_bytes = || before_bytes.saturating_sub(self.supply.held_bytes());
         pool.sweep_in_flight();
-        release_while(pool, EvictionReason::Reclaimed, || self.lacks_free(bytes.saturating_sub(released_bytes())));
+        give_while(pool, EvictionReason::Reclaimed, || self.lacks_free(bytes.saturating_sub(released_bytes())));
         self.release_free(now_us, |books| books.plan_release_of(bytes));
         released_bytes()
     }
@@ -84,7 +84,7 @@ impl ArenaSupply {
             if pressure == Pressure::Calm { self.log.pressure_ended() } else { self.log.memory_pressure() }
         }
         if watch.pressure == Pressure::Severe {
-            release_while(pool, EvictionReason::Reclaimed, || true);
+            give_while(pool, EvictionReason::Reclaimed, || true);
             trim_all();
         }
         self.refresh_is_varied(now_us);

@@ -1,9 +1,10 @@
 //! The steps of one request's search for memory in the arena: growing, making room, computing what the limits permit, and
 //! finding the reason for a refusal. [`ArenaSupply::find`](super::Supply::find) runs them in a loop.
 //!
-//! - search-I1: until its first sweep of copies, a search releases no more idle blocks than were idle at its start; afterwards,
-//!   no more than were idle after that sweep. So a search ends although other threads return blocks meanwhile.
-//! - search-I2: a request is refused for lack of room only after a sweep, and only if no idle block is left that would help.
+//! - **search-I1**: until its first sweep of copies, a search releases no more idle blocks than were idle at its start;
+//!   afterwards, no more than were idle after that sweep. So a search ends although other threads return blocks meanwhile.
+//! - **search-I2**: a request is refused for lack of room only after a sweep, and only if no idle block is left that would
+//!   help.
 
 use std::time::Instant;
 
@@ -128,7 +129,7 @@ impl ArenaSupply {
             search.to_release = search.pool.idle_buffers();
         }
         if search.to_release > 0 && idle_bytes > 0 && idle_bytes >= lacking_bytes {
-            search.release_oldest();
+            search.give_oldest();
             return true;
         }
         could_release_regions && !std::mem::replace(&mut search.may_release_regions, true)
@@ -155,7 +156,7 @@ impl ArenaSupply {
         let (step_bytes, largest_bytes) = match search.commit {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
             CommitSize::Ample => {
-                // Registering much at once delays enqueues.
+                // A long registration delays enqueues.
                 let in_short_steps = self.source.blocks_on_release() && search.pool.has_copies();
                 let step_bytes = if in_short_steps { STEP_DURING_COPIES_BYTES } else { u64::MAX };
                 (step_bytes, books.sizes.missed.largest(search.now_us))
@@ -254,8 +255,8 @@ impl ArenaSupply {
 
 impl Search<'_> {
     /// Releases the block that has been idle longest, unless another thread was faster.
-    pub(super) fn release_oldest(&mut self) {
+    pub(super) fn give_oldest(&mut self) {
         self.to_release -= 1;
-        self.pool.release_oldest(EvictionReason::Reclaimed);
+        self.pool.give_oldest(EvictionReason::Reclaimed);
     }
 }

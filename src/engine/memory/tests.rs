@@ -71,7 +71,7 @@ impl PoolView for NoBlocks {
     fn idle_buffers(&self) -> u64 {
         0
     }
-    fn release_oldest(&self, _: EvictionReason) -> bool {
+    fn give_oldest(&self, _: EvictionReason) -> bool {
         false
     }
     fn sweep_in_flight(&self) {}

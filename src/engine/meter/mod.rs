@@ -28,7 +28,7 @@ use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU64, Mutex, Ordering};
 pub(super) mod clock;
 pub(super) mod owners;
 
-/// A shortage of memory ends when every request has found room at once for this long. At the limit, successful and blocked
+/// A shortage of memory ends when every request has found room immediately for this long. At the limit, successful and blocked
 /// requests alternate, so ending at the first success would log two lines per request.
 const CALM_US: u64 = 1_000_000;
 

@@ -109,7 +109,7 @@ impl PoolCore {
 
     /// Returns a block for a request of `len` bytes that the first cached shard did not serve: from this pool's shard if this
     /// is the second cached pool, or a block that another thread has returned to this thread's shard.
-    pub(crate) fn take_remote_or_second(&self, len: usize) -> Option<Block<PoolCore>> {
+    pub(crate) fn take_from_second_pool_or_remote(&self, len: usize) -> Option<Block<PoolCore>> {
         let take_remote =
             |shard: CachedShard<'_>| shard.0.take_remote_fast(plain_eighths_index(len)).map(Block::from_entry);
         match self.cached_shard() {
@@ -170,9 +170,9 @@ impl Block<PoolCore> {
     /// the buffer. If the shard is not free or the return has more to do, calls [`put_slow`](Self::put_slow).
     #[inline(always)]
     pub(crate) fn put(self) {
-        // `put_remote_or_second` is a tail call, so this function need not save registers for it.
+        // `put_to_second_pool_or_remote` is a tail call, so this function need not save registers for it.
         // SAFETY: the shard is used by `put` alone, which changes no entry.
-        let Some(shard) = (unsafe { shard_for(&self, 0) }) else { return put_remote_or_second(self) };
+        let Some(shard) = (unsafe { shard_for(&self, 0) }) else { return put_to_second_pool_or_remote(self) };
         // SAFETY: the block is open to the shard that `shard_for` returns.
         if let Err(block) = unsafe { shard.put(self) } {
             block.put_slow();
@@ -183,7 +183,7 @@ impl Block<PoolCore> {
 /// Returns `block`, which is not open to the first cached shard: to the second one, to another thread's shard, or by the slow
 /// path.
 #[inline(never)]
-fn put_remote_or_second(block: Block<PoolCore>) {
+fn put_to_second_pool_or_remote(block: Block<PoolCore>) {
     // SAFETY: as in `Block::put`.
     let kept = match unsafe { shard_for(&block, 1) } {
         // SAFETY: the block is open to the shard that `shard_for` returns.

@@ -47,19 +47,18 @@ impl PoolCore {
             return Ok(FirstAttempt::Served(block));
         }
         let begun = Instant::now();
-        let calls = if keep_alive.is_some() {
-            SlowCalls::None
-        } else {
-            SlowCalls::All(deadline(begun, wait.max(CALL_PATIENCE)))
-        };
+        let all_calls = SlowCalls::All(deadline(begun, wait.max(CALL_PATIENCE)));
+        let calls = if keep_alive.is_some() { SlowCalls::None } else { all_calls };
         let served = match self.attempt(request, calls) {
             Ok(block) => Ok(block),
-            Err(AttemptError::Refused(refusal)) if !self.may_wait(request, wait, &refusal) => {
-                self.fall_back_or_fail(request, Some(refusal), wait)
-            }
             Err(error) => {
-                let waiter = Waiter::new(request.clone(), request.class, (begun, wait), keep_alive);
-                return Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, error.refusal())));
+                let refusal = error.refusal();
+                let may_wait = refusal.as_ref().is_none_or(|refusal| self.admit_refused(request, wait, refusal));
+                if may_wait {
+                    let waiter = Waiter::new(request.clone(), request.class, (begun, wait), keep_alive);
+                    return Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, refusal)));
+                }
+                self.fall_back_or_fail(request, refusal, wait)
             }
         };
         self.record_outcome(&served, request, Some(begun));
@@ -150,7 +149,7 @@ impl PoolCore {
             let mut block = self.new_block(memory, class);
             if self.config.zero {
                 // The memory may contain data of an earlier use by this process.
-                block.zero();
+                self.memory.source().while_mapped(&mut || block.zero());
             }
             block.start_timing(self.time.read_us());
             block
@@ -193,9 +192,9 @@ impl PoolCore {
         }
     }
 
-    /// Returns whether a refused request may wait. Counts the request towards a shortage if pinned or pageable memory could ever
-    /// serve it.
-    pub(super) fn may_wait(&self, request: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
+    /// Counts a refused request towards a shortage if pinned or pageable memory could ever serve it, and logs the shortage.
+    /// Returns whether the request may wait.
+    pub(super) fn admit_refused(&self, request: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
         let &BlockRequest { len, class, .. } = request;
         let could_hold = self.memory.supply.could_hold(class);
         // A request that can never be served is not a sign of a shortage.

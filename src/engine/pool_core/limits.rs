@@ -250,9 +250,9 @@ impl PoolCore {
             .for_each(|host| host.publish_idle(self.memory.supply.idle_bytes(self)));
     }
 
-    /// Releases a returned `block`, which is a slow call, if other owners want memory and have priority. Otherwise returns
-    /// `block`.
-    pub(super) fn release_block_for_others(&self, block: Block) -> Option<Block> {
+    /// Gives a returned `block` to the supply, which is a slow call, if other owners want memory and have priority. Otherwise
+    /// returns `block`.
+    pub(super) fn give_block_for_others(&self, block: Block) -> Option<Block> {
         if !self.slow_path_flag.is_for_shared_limit() {
             return Some(block);
         }

@@ -1,6 +1,8 @@
 //! The order of the steps of requests, returns, ticks and the end of a pool. Each module decides under its own lock. Slow calls
-//! are made outside these locks, with three exceptions: under locks that other threads skip, for claims under a shared limit,
-//! which wait for the lock of its file, and for the kernel's files that the limit `auto` is computed from.
+//! are made outside these locks, except
+//! - under locks that other threads skip,
+//! - for claims under a shared limit, which wait for the lock of its file,
+//! - for the kernel's files that the limit `auto` is computed from.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -35,16 +37,17 @@
 //! This module connects the other modules: `policy` decides, `cache` keeps idle blocks, `memory` pins and unpins, `meter`
 //! counts.
 //!
-//! - core-I1: a block is released only if it was idle, its return is complete, or no user ever had it. Then no reference and no
-//!   copy uses its memory: a return with copies goes through `in_flight`, which returns the block only after its fences.
-//! - core-I2: memory is leaked, never released, if it cannot be known whether its copies have completed.
-//! - core-I3: the pool is torn down once, after `seal`, when every buffer handed out was returned, is in flight or was leaked.
+//! - **core-I1**: a block is released only if it was idle, its return is complete, or no user ever had it. Then no reference
+//!   and no copy uses its memory: a return with copies goes through `in_flight`, which returns the block only after its fences.
+//! - **core-I2**: memory is leaked, never released, if it cannot be known whether its copies have completed.
+//! - **core-I3**: the pool is torn down once, after `seal`, when every buffer handed out was returned, is in flight or was
+//!   leaked.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use super::block::{self, BlockBody};
-use super::cache::Idle;
+use super::cache::IdleBuffers;
 use super::cache::thread_cache::{Shard, SpareEntries};
 use super::classes::Classes;
 use super::memory::{Adopted, BlockMemory, Memory, PoolView, Refusal};
@@ -96,7 +99,7 @@ pub(crate) struct PoolCore {
     process: u32,
     config: Config,
     log: Arc<PoolLog>,
-    idle: Idle<BlockBody<Self>>,
+    idle: IdleBuffers<BlockBody<Self>>,
     spare: SpareEntries<BlockBody<Self>>,
     /// The number of existing blocks, and the end of the pool.
     lifetime: Lifetime,
@@ -148,7 +151,7 @@ impl PoolCore {
             generation: ForkGeneration::now(),
             process: std::process::id(),
             ticks: Ticks::new(memory.source()),
-            idle: Idle::new(memory.arena().is_some(), config.pool_size_limit, config.auto_resize, idle_us),
+            idle: IdleBuffers::new(memory.arena().is_some(), config.pool_size_limit, config.auto_resize, idle_us),
             spare: SpareEntries::default(),
             lifetime: Lifetime::default(),
             classes: Classes::default(),
@@ -218,6 +221,8 @@ impl PoolCore {
         self.generation.is_stale()
     }
 
+    /// Checks that this is not a forked child.
+    ///
     /// # Errors
     ///
     /// Fails in a forked child of the process that made the pool.
@@ -226,6 +231,8 @@ impl PoolCore {
         if self.is_forked() { Err(self.forked_error()) } else { Ok(()) }
     }
 
+    /// Checks that the pool accepts requests.
+    ///
     /// # Errors
     ///
     /// Fails in a forked child of the process that made the pool, and after [`Pool::close`](crate::Pool::close).

@@ -242,8 +242,8 @@ impl Server for PartitionCore {
         })
     }
 
-    fn patience(&self, since: Instant) -> Duration {
-        self.core.patience(since)
+    fn longest_sleep(&self, since: Instant) -> Duration {
+        self.core.longest_sleep(since)
     }
 
     fn is_hopeless(&self, refusal: Option<&Refusal>) -> bool {

@@ -14,7 +14,7 @@ impl PoolView for PoolCore {
         self.idle.count()
     }
 
-    fn release_oldest(&self, why: EvictionReason) -> bool {
+    fn give_oldest(&self, why: EvictionReason) -> bool {
         let evicted = self.idle.reclaim().map(|entry| self.evict(Block::from_entry(entry), why));
         self.tear_down_if_unused();
         evicted.is_some()

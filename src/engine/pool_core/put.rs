@@ -96,7 +96,7 @@ impl PoolCore {
             // If the device was reset, the memory may no longer be mapped.
             self.watch_device();
             if self.end_reason.get().is_none() {
-                block.zero();
+                self.memory.source().while_mapped(&mut || block.zero());
             }
         }
         if !block.memory().is_from_source() {
@@ -107,7 +107,7 @@ impl PoolCore {
             self.mark_return_during_wait();
             self.waiters.end_pass(block.passed_head(), self.memory.supply.bytes_to_pass(block.class()));
         }
-        let Some(block) = self.release_block_for_others(block).and_then(|block| self.offer_to_head(block)) else {
+        let Some(block) = self.give_block_for_others(block).and_then(|block| self.offer_to_head(block)) else {
             return;
         };
         let class = block.class();
@@ -131,7 +131,7 @@ impl PoolCore {
     /// Announces that a copy has begun. Requests that wait for memory, here or in a partition, poll immediately and at short
     /// intervals from now on, since the end of the copy wakes no request.
     fn announce_copy(&self) {
-        // Pairs with the fence in `patience`.
+        // Pairs with the fence in `longest_sleep`.
         fence(Ordering::SeqCst);
         self.wake_waiters();
         self.wake_partitions();
@@ -157,7 +157,7 @@ impl PoolCore {
         } else {
             self.counters.pageable_returns.add(1);
         }
-        self.release_block(block);
+        self.give_block(block);
         self.tear_down_if_unused();
         self.wake_waiters();
     }
@@ -207,6 +207,7 @@ impl PoolCore {
         self.record_of(&block, |id| Event::Leaked { id });
         let bytes = self.counters.quarantined_bytes.add(block.memory().held_bytes());
         let buffers = self.memory.quarantined.add(1);
+        self.classes.count_quarantined(&block, 1);
         let keeps_all = self.memory.arena().is_some_and(|arena| arena.may_never_release());
         let leaked = match fences {
             Some(fences) => self.in_flight.quarantine(block, fences).err(),
@@ -257,6 +258,7 @@ impl PoolCore {
         self.counters.quarantined_bytes.subtract(bytes);
         self.log.quarantine_ended(buffers, bytes);
         for block in blocks {
+            self.classes.count_quarantined(&block, -1);
             self.record_new(&block);
             self.finish_put(block);
         }
@@ -265,19 +267,20 @@ impl PoolCore {
     /// Evicts a pinned block, and counts `why`. Makes slow calls.
     pub(super) fn evict(&self, block: Block, why: EvictionReason) {
         self.classes.count_eviction(block.class(), why);
-        self.release_block(block);
+        self.give_block(block);
     }
 
     pub(super) fn evict_all(&self, entries: Victims<BlockBody<Self>>, why: EvictionReason) {
         entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
     }
 
-    /// Releases a block. While a release would wait for copies, postpones the release until the pool closes. Makes slow calls.
-    fn release_block(&self, block: Block) {
+    /// Gives the memory of a block to the supply. If that would wait for copies, it is postponed until the pool closes. Makes
+    /// slow calls.
+    fn give_block(&self, block: Block) {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.
         let (_pool, memory) = block.into_parts(&self.spare);
-        self.memory.release(memory, self.time.coarse_us(), !self.would_release_wait());
+        self.memory.give(memory, self.time.coarse_us(), !self.would_release_wait());
         // After the release, because the pool may close once its last block is removed.
         self.lifetime.remove_block();
     }
@@ -341,8 +344,8 @@ impl PoolCore {
         let (idle, begun) = (self.idle.seal(), Instant::now());
         // A release that waits for the device would wait for a stuck copy, so this thread first waits for the copies in flight.
         let is_stuck = self.memory.source().blocks_on_release() && !self.await_copies();
-        idle.into_iter().for_each(|entry| self.release_block(Block::from_entry(entry)));
-        if self.lifetime.begin_tear_down(|| self.in_flight.total()) {
+        idle.into_iter().for_each(|entry| self.give_block(Block::from_entry(entry)));
+        if self.lifetime.begin_tear_down(|| self.in_flight.count_with_quarantined()) {
             self.tear_down(begun, is_stuck);
         }
     }
@@ -362,7 +365,7 @@ impl PoolCore {
     /// Tears down a sealed pool once every block is in flight, released or leaked.
     pub(super) fn tear_down_if_unused(&self) {
         // Blocks in flight do not delay this: `tear_down` waits for their copies.
-        if self.lifetime.begin_tear_down(|| self.in_flight.total()) {
+        if self.lifetime.begin_tear_down(|| self.in_flight.count_with_quarantined()) {
             self.tear_down(Instant::now(), false);
         }
     }
@@ -401,6 +404,7 @@ impl PoolCore {
         let FinalSweep { swept, abandoned, recovered, failed } = self.in_flight.end();
         // Counted first, so that no release waits for the abandoned copies.
         self.memory.quarantined.add(abandoned.len() as u64);
+        abandoned.iter().for_each(|block| self.classes.count_quarantined(block, 1));
         self.complete(swept);
         self.recover(recovered);
         failed.into_iter().for_each(leaked::leak);

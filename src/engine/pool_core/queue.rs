@@ -16,7 +16,7 @@ use pinpool_os::sync::unmodeled::{AtomicBool, Mutex, Ordering, fence};
 
 /// Shortest sleep of the head while no copy is in flight. The head does not sleep until its deadline, since other pools and
 /// processes may also make room.
-const IDLE_PATIENCE: Duration = Duration::from_millis(5);
+const SHORTEST_IDLE_PAUSE: Duration = Duration::from_millis(5);
 
 impl Server for PoolCore {
     type Request = BlockRequest;
@@ -76,8 +76,8 @@ impl Server for PoolCore {
         acquired
     }
 
-    fn admits(self: &Arc<Self>, waiter: &Waiter<Self>, refusal: &Refusal) -> bool {
-        self.may_wait(&waiter.request, waiter.wait, refusal)
+    fn admit(self: &Arc<Self>, waiter: &Waiter<Self>, refusal: &Refusal) -> bool {
+        self.admit_refused(&waiter.request, waiter.wait, refusal)
     }
 
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
@@ -101,12 +101,12 @@ impl Server for PoolCore {
         self.finish_put(block);
     }
 
-    fn patience(&self, since: Instant) -> Duration {
+    fn longest_sleep(&self, since: Instant) -> Duration {
         // Pairs with the fence in `announce_copy`: the request sees the copy, or the copy sees the request and wakes it.
         fence(Ordering::SeqCst);
         let has_copies = self.in_flight.count() > 0;
         let pause = pause_for_copies(since);
-        if has_copies { pause } else { pause.max(IDLE_PATIENCE) }
+        if has_copies { pause } else { pause.max(SHORTEST_IDLE_PAUSE) }
     }
 
     fn is_hopeless(&self, refusal: Option<&Refusal>) -> bool {

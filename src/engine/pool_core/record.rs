@@ -5,11 +5,12 @@
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{Block, BlockRequest, PoolCore};
 use crate::engine::meter::nanos;
-use pinpool_observe::record::{Event, Name, Recorder, count_failed};
+use pinpool_observe::record::{Event, FAILED_RECORDINGS, Name, Recorder};
 use pinpool_os::call_stack::CallStack;
 
 impl PoolCore {
@@ -70,13 +71,21 @@ impl PoolCore {
         self.record_of(block, |id| Event::Put { id, in_flight });
     }
 
+    /// Logs the failure of the recording, unless it `is_logged`. The end of the pool logs the final counts.
+    pub(super) fn report_recording(&self, is_logged: &mut bool) {
+        if let Some(recorder) = self.recorder().filter(|it| !*is_logged && it.recorded().failure.is_some()) {
+            *is_logged = true;
+            self.log.recorded(recorder.path(), &recorder.recorded());
+        }
+    }
+
     /// Completes the recording, since the pool has ended, and logs the result.
     pub(super) fn end_recording(&self) {
         if let Some(recorder) = self.recorder()
             && let Some(recorded) = recorder.end()
         {
             if recorded.failure.is_some() {
-                count_failed();
+                FAILED_RECORDINGS.fetch_add(1, Ordering::Relaxed);
             }
             self.log.recorded(recorder.path(), &recorded);
         }

@@ -74,6 +74,8 @@ impl PoolCore {
         // In a forked child, further locks may be held by threads that do not exist there.
         let forked = self.is_forked();
         let arena = self.memory.arena().filter(|_| !forked);
+        // `None` if no window has ended, or another thread is evaluating the diagnosis now.
+        let latest = || self.diagnosis.monitor.try_lock()?.latest().cloned();
         Dump {
             device: if source.needs_gpu() { format!("GPU {}", self.config.device) } else { "host".to_owned() },
             owners: self.owners_of(stats),
@@ -81,7 +83,7 @@ impl PoolCore {
             longest_free_bytes: arena.map_or(0, |arena| arena.longest_free_bytes()),
             host: if forked { None } else { self.host_limit.memory(self.time.to_process_us(self.time.coarse_us())) },
             request,
-            diagnosis: if forked { None } else { self.latest_diagnosis() },
+            diagnosis: if forked { None } else { latest() },
             limit: if forked { "PINPOOL_MAX_BYTES" } else { self.memory.limit_name(LimitLevel::Pool) },
         }
     }
@@ -118,8 +120,9 @@ impl PoolCore {
             let in_flight = in_flight.remove(&bytes).unwrap_or(0);
             let idle = self.idle.count_of(Class { bytes, index: plain_eighths_index(bytes) });
             // Saturating: buffers come and go between the readings.
-            let in_use = counted.buffers.saturating_sub(in_flight + idle);
-            ClassStats { in_flight, idle, in_use, ..counted }
+            let buffers = counted.buffers.saturating_sub(counted.quarantined);
+            let in_use = buffers.saturating_sub(in_flight + idle);
+            ClassStats { buffers, in_flight, idle, in_use, ..counted }
         };
         counted.map(row).collect()
     }
@@ -215,11 +218,6 @@ impl PoolCore {
         // In a forked child, the lock may be held by a thread that does not exist there.
         let monitor = if self.is_forked() { None } else { self.diagnosis.monitor.try_lock() };
         monitor.as_deref().unwrap_or(&Monitor::default()).why(now_us, &snapshot)
-    }
-
-    /// Returns the diagnosis of the last window, if a window has ended and no other thread is evaluating the diagnosis now.
-    pub(super) fn latest_diagnosis(&self) -> Option<WindowDiagnosis> {
-        self.diagnosis.monitor.try_lock()?.latest().cloned()
     }
 
     /// Returns the input of the diagnosis.

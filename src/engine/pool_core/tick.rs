@@ -47,6 +47,8 @@ struct TickState {
     stopped_us: u64,
     /// Whether the last tick was run because the maintenance thread was late.
     was_late: bool,
+    /// Whether the log says that the recording has failed.
+    is_failure_logged: bool,
     /// The bytes held, and the calls of the source, when growth was last logged.
     held_bytes: u64,
     calls: SourceCalls,
@@ -119,7 +121,7 @@ impl PoolCore {
     fn tick_after(&self, patience_us: u64) -> u64 {
         let now_us = self.time.now_us();
         if let Some(cache) = &self.idle.cache {
-            cache.tick(now_us, self.time.latest_put_us(now_us));
+            cache.advance_age(now_us, self.time.latest_put_us(now_us));
         }
         let Some(mut state) = self.ticks.begin(now_us, patience_us) else { return now_us };
         // A log sink may call the pool, so log lines are delivered after the tick.
@@ -152,6 +154,7 @@ impl PoolCore {
             arena.tick(self, now_us, || self.trim(0));
         }
         self.report_growth(&mut state);
+        self.report_recording(&mut state.is_failure_logged);
         drop(state);
         if may_report {
             self.report_diagnosis(now_us);
@@ -277,7 +280,7 @@ impl MaintenanceTask for PoolCore {
     }
 
     fn pace(&self) -> Pace {
-        let of_copies = if self.in_flight.total() > 0 { self.pace_of_copies() } else { Pace::Never };
+        let of_copies = if self.in_flight.count_with_quarantined() > 0 { self.pace_of_copies() } else { Pace::Never };
         let of_reserve = self.memory.arena().map_or(Pace::Never, |arena| arena.reserve_pace());
         // A return that keeps its buffer does not notify the other owners, so the thread checks for idle memory often.
         let is_wanted = self.memory.supply.held_bytes() > 0 && self.memory.budget.is_wanted();

@@ -13,7 +13,7 @@
 //!   bytes that have passed the head and are not yet returned must fit into the room that the limit leaves next to the head's
 //!   request. So the head is served, at the latest, when all buffers that were in use or idle when it became the head have been
 //!   returned,
-//! - only the head of the queue searches for memory, so small requests cannot overtake a large request forever.
+//! - of the waiting requests, only the head searches for memory, so small requests cannot overtake a large request forever.
 //!
 //! A waiting thread searches for memory itself. The thread `pinpool-get` searches for tasks: the first waiting task starts it,
 //! and it ends when no task waits. A task whose first attempt needs a driver call is *deferred*: the thread makes the first
@@ -25,13 +25,13 @@
 //! another, in which requests wait for their claim before they join the queue of the pool. This module owns the order. It never
 //! acquires memory, which is the task of the [`Server`].
 //!
-//! - waiters-I1: no wake-up is lost. A return after a request has joined finds the request, or the request's next search finds
-//!   the buffer. `has_waiters` describes the exception, and `patience` bounds each sleep. The end of a copy wakes no request,
-//!   so the start of a copy wakes the head of the queue, which polls at short intervals while copies are in flight.
-//! - waiters-I2: a request that leaves the queue, for any reason, wakes the next head, and passes on an item that it was
+//! - **waiters-I1**: no wake-up is lost. A return after a request has joined finds the request, or the request's next search
+//!   finds the buffer. `has_waiters` describes the exception, and `longest_sleep` bounds each sleep. The end of a copy wakes no
+//!   request, so the start of a copy wakes the head of the queue, which polls at short intervals while copies are in flight.
+//! - **waiters-I2**: a request that leaves the queue, for any reason, wakes the next head, and passes on an item that it was
 //!   handed.
-//! - waiters-I3: nothing is handed to a request that has left the queue: both happen under the lock of the queue.
-//! - waiters-I4: the slow path is required while the queue has a request: [`WaitQueue::change`] notifies the pool.
+//! - **waiters-I3**: nothing is handed to a request that has left the queue: both happen under the lock of the queue.
+//! - **waiters-I4**: the slow path is required while the queue has a request: [`WaitQueue::change`] notifies the pool.
 
 mod waiter;
 
@@ -71,8 +71,8 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     /// Serves the head, or a deferred request, which has no refusal yet. Waits for driver calls of other threads until `until`.
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> Result<Self::Item, Self::Refusal>;
 
-    /// Returns whether a deferred request that was refused may wait.
-    fn admits(self: &Arc<Self>, _waiter: &Waiter<Self>, _refusal: &Self::Refusal) -> bool {
+    /// Records the refusal of a deferred request, and returns whether the request may wait.
+    fn admit(self: &Arc<Self>, _waiter: &Waiter<Self>, _refusal: &Self::Refusal) -> bool {
         true
     }
 
@@ -83,8 +83,9 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     /// Takes back an item that its request cannot use any more: the request was dropped, or another item serves it.
     fn return_unused(&self, _item: Self::Item) {}
 
-    /// Returns the longest sleep of the head, which joined or was last woken at `since`: memory may return without a wake-up.
-    fn patience(&self, since: Instant) -> Duration;
+    /// Returns the longest sleep of the head, because memory may return without a wake-up. The head joined or was last woken at
+    /// `since`.
+    fn longest_sleep(&self, since: Instant) -> Duration;
 
     /// Returns whether waiting cannot help any request. With the `refusal` of its last search: whether waiting cannot help the
     /// head.
@@ -144,7 +145,7 @@ impl<S: Server> WaitQueue<S> {
     pub(super) fn has_waiters(&self) -> bool {
         // SeqCst, with the store in `change`: a waiter that this load misses joined after the load, so its search sees the
         // return that came before the load. The exception: the store of that return may still be in a store buffer, unless the
-        // return took a lock that the search also takes. The waiter's patience covers this rare case, which is cheaper than a
+        // return took a lock that the search also takes. The longest sleep covers this rare case, which is cheaper than a
         // barrier in every return.
         self.waiting.load(Ordering::SeqCst) > 0
     }
@@ -257,12 +258,12 @@ impl<S: Server> WaitQueue<S> {
         let searched = is_deferred || self.is_head(server, waiter);
         if searched {
             // A short time, so that the request soon finds an item that it is handed meanwhile.
-            let patience = server.patience(waiter.polls_since()).max(MIN_SEARCH_TIME);
-            match server.serve(waiter, waiter.deadline.min(Instant::now() + patience)) {
+            let longest = server.longest_sleep(waiter.polls_since()).max(MIN_SEARCH_TIME);
+            match server.serve(waiter, waiter.deadline.min(Instant::now() + longest)) {
                 Ok(item) => return self.end(server, waiter, Some(item)),
                 Err(refusal) if !is_deferred => waiter.state.lock().refusal = Some(refusal),
                 Err(refusal) => {
-                    let admitted = !waiter.has_ended() && server.admits(waiter, &refusal);
+                    let admitted = !waiter.has_ended() && server.admit(waiter, &refusal);
                     waiter.state.lock().refusal = Some(refusal);
                     if admitted {
                         self.join(server, waiter);
@@ -290,7 +291,7 @@ impl<S: Server> WaitQueue<S> {
     /// Returns when to search for `waiter` again if it is not woken. For the head that is soon, since room may appear without a
     /// wake-up. For another request it is the deadline of the head, since the searches of other requests remove late tasks.
     fn next_search(&self, server: &S, waiter: &Arc<Waiter<S>>) -> Instant {
-        let soon = Instant::now() + server.patience(waiter.polls_since());
+        let soon = Instant::now() + server.longest_sleep(waiter.polls_since());
         let state = self.state.lock();
         let head = state.head().filter(|head| !Arc::ptr_eq(head, waiter)).map(|head| head.deadline);
         // A head that is a late thread is about to leave, so search soon.
@@ -354,7 +355,7 @@ impl<S: Server> WaitQueue<S> {
         }
     }
 
-    /// Sleeps until `until`, or until the thread is woken. Returns at once if it was woken since it began its last search.
+    /// Sleeps until `until`, or until the thread is woken. Returns immediately if it was woken since it began its last search.
     fn sleep(&self, until: Option<Instant>) {
         let mut state = self.state.lock();
         while !state.is_woken && until.is_none_or(|until| Instant::now() < until) {

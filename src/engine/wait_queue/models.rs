@@ -87,7 +87,7 @@ impl Server for ModelPool {
         self.put(CLASS);
     }
 
-    fn patience(&self, _since: Instant) -> Duration {
+    fn longest_sleep(&self, _since: Instant) -> Duration {
         fence(Ordering::SeqCst);
         if self.in_flight.load(Ordering::Relaxed) > 0 { Duration::ZERO } else { FOREVER }
     }
@@ -360,7 +360,7 @@ fn loom_a_task_is_woken() {
 }
 
 #[test]
-fn loom_a_task_and_a_thread_are_served_from_one_line() {
+fn loom_a_task_and_a_thread_are_served_from_one_queue() {
     model_of_three(0, |pool| {
         let putting = spawn(pool, |pool| {
             pool.put(CLASS);

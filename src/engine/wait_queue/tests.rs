@@ -77,7 +77,7 @@ impl Server for TestPool {
         self.put(item, CLASS);
     }
 
-    fn patience(&self, _since: Instant) -> Duration {
+    fn longest_sleep(&self, _since: Instant) -> Duration {
         LONG
     }
 

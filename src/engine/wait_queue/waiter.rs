@@ -141,7 +141,7 @@ impl<S: Server> Waiter<S> {
         }
     }
 
-    /// Sleeps until `until`, or until the request is woken. Returns at once if it was woken since the last sleep.
+    /// Sleeps until `until`, or until the request is woken. Returns immediately if it was woken since the last sleep.
     pub(super) fn sleep(&self, until: Instant) {
         let mut state = self.state.lock();
         while !state.is_woken && Instant::now() < until {

@@ -238,7 +238,7 @@ lines! {
     Warn(trace) trace_records_lost(path: &Path as shown, records: u64, lost: u64)
         "records came faster than they could be written, path={path} records={records} lost={lost}";
 
-    /// The recording is truncated. To do: fix the logged reason, such as a full disk.
+    /// The recording is truncated; the end of the pool logs it again. To do: fix the logged reason, such as a full disk.
     Error(trace) trace_incomplete(path: &Path as shown, records: u64, lost: u64, why: &str)
         "path={path} records={records} lost={lost}: {why}";
 

@@ -22,7 +22,7 @@ use pinpool_testing::{SinkMemory, SinkStream};
 
 const BYTES: usize = 10_000;
 
-/// Memory of a user, and how often it came back.
+/// User memory, and how often it was released.
 #[derive(Default)]
 struct Frames {
     returned: Arc<AtomicU32>,

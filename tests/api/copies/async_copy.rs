@@ -1,16 +1,12 @@
 //! Copies that tasks await, and waits with a time limit.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use pinpool::Pool;
 use pinpool_testing::{SinkMemory, SinkStream};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::fixture::{filled, heap};
-
-fn pool() -> Pool {
-    heap().build().unwrap()
-}
+use crate::fixture::{filled, heap, run};
 
 /// Tasks that share one thread: one that blocks stops the other.
 fn one_worker() -> Runtime {
@@ -19,7 +15,7 @@ fn one_worker() -> Runtime {
 
 #[test]
 fn a_task_awaits_a_copy_that_another_task_on_its_thread_lets_run() {
-    let (pool, stream, mut device) = (pool(), SinkStream::new().unwrap(), SinkMemory::new(4096));
+    let (pool, stream, mut device) = (heap().build().unwrap(), SinkStream::new().unwrap(), SinkMemory::new(4096));
     let gate = stream.hold();
     let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut device).unwrap();
     let runtime = one_worker();
@@ -42,7 +38,7 @@ fn a_task_awaits_a_copy_that_another_task_on_its_thread_lets_run() {
 
 #[test]
 fn a_pending_buffer_is_awaited_and_brings_its_bytes() {
-    let (pool, stream, mut device) = (pool(), SinkStream::new().unwrap(), SinkMemory::new(4096));
+    let (pool, stream, mut device) = (heap().build().unwrap(), SinkStream::new().unwrap(), SinkMemory::new(4096));
     filled(&pool, 4096, 9).copy_to(&stream, &mut device).unwrap();
     let gate = stream.hold();
     let pending = pool.get(4096).unwrap().copy_from(&stream, &device).unwrap();
@@ -55,7 +51,7 @@ fn a_pending_buffer_is_awaited_and_brings_its_bytes() {
 
 #[test]
 fn a_failed_copy_ends_what_awaits_it_with_its_error() {
-    let (pool, stream, mut device) = (pool(), SinkStream::new().unwrap(), SinkMemory::new(100));
+    let (pool, stream, mut device) = (heap().build().unwrap(), SinkStream::new().unwrap(), SinkMemory::new(100));
     let _gate = stream.hold();
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
     let runtime = one_worker();
@@ -67,14 +63,11 @@ fn a_failed_copy_ends_what_awaits_it_with_its_error() {
 
 #[test]
 fn a_future_that_is_dropped_or_of_no_bytes_needs_no_wake() {
-    let (pool, stream, mut device) = (pool(), SinkStream::new().unwrap(), SinkMemory::new(100));
+    let (pool, stream, mut device) = (heap().build().unwrap(), SinkStream::new().unwrap(), SinkMemory::new(100));
     let gate = stream.hold();
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
     let runtime = one_worker();
-    let awaiting = runtime.spawn({
-        let copy = copy.clone();
-        async move { copy.await }
-    });
+    let awaiting = runtime.spawn(copy.clone().into_future());
     awaiting.abort();
     assert!(runtime.block_on(awaiting).unwrap_err().is_cancelled());
     runtime.block_on(async { pool.get(0).unwrap().copy_to(&stream, &mut device).unwrap().await }).unwrap();
@@ -82,4 +75,20 @@ fn a_future_that_is_dropped_or_of_no_bytes_needs_no_wake() {
     drop(gate);
     assert!(copy.wait_timeout(Duration::from_secs(60)).unwrap());
     assert_eq!(device.read(), vec![1; 100]);
+}
+
+#[test]
+fn the_future_of_a_copy_panics_if_it_is_used_after_completion() {
+    fn panics<T>(call: impl FnOnce() -> T) -> bool {
+        catch_unwind(AssertUnwindSafe(call)).is_err()
+    }
+    let (pool, stream, mut device) = (heap().build().unwrap(), SinkStream::new().unwrap(), SinkMemory::new(100));
+    for len in [0, 100] {
+        let mut copied = filled(&pool, len, 1).copy_to(&stream, &mut device).unwrap().into_future();
+        run(&mut copied).unwrap();
+        assert!(panics(|| run(&mut copied)));
+        let mut pending = pool.get(len).unwrap().copy_from(&stream, &device).unwrap();
+        assert_eq!(run(&mut pending).unwrap().len(), len);
+        assert!(panics(|| run(&mut pending)) && panics(|| pending.wait()));
+    }
 }

@@ -13,7 +13,8 @@ use crate::fixture::{MIB, heap};
 use crate::until::in_time;
 use crate::valid_stats::valid_stats;
 use pinpool::copy::{CopyStream, Fence};
-use pinpool::{PoolBuilder, Result, Stats};
+use pinpool::stats::ClassStats;
+use pinpool::{Error, PoolBuilder, Result, Stats};
 
 /// Pools with fences that only the tests' calls query.
 fn builder() -> PoolBuilder {
@@ -54,19 +55,19 @@ impl Drop for ActingFence {
     }
 }
 
-/// Marks its work with the fence that it was given, and panics without one.
-struct Marking(Option<Arc<dyn Fence>>);
+/// Returns the fence or error that it was given, and panics without one.
+struct Marking(Option<Result<Arc<dyn Fence>>>);
 
 // SAFETY: there is no work.
 unsafe impl CopyStream for Marking {
     fn record_fence(&self) -> Result<Arc<dyn Fence>> {
-        Ok(self.0.clone().expect("a stream of the user"))
+        self.0.clone().expect("a stream of the user")
     }
 }
 
 /// A fence that answers by `answer`.
 fn answering(answer: impl Fn() -> Result<bool> + Send + Sync + 'static) -> Marking {
-    Marking(Some(Arc::new(ActingFence { answer: Box::new(answer), on_drop: Box::new(|| ()) })))
+    Marking(Some(Ok(Arc::new(ActingFence { answer: Box::new(answer), on_drop: Box::new(|| ()) }))))
 }
 
 /// Returns a stream with a fence that blocks until the sender is dropped. The receiver learns when a thread enters the fence.
@@ -127,7 +128,11 @@ fn the_end_of_a_pool_does_not_wait_for_a_thread_in_a_fence() {
 fn a_fence_that_fails_takes_its_own_buffer_out_of_use_and_no_other() {
     listen();
     let pool = builder().build().unwrap();
-    let failing = || answering(|| heap().build()?.get(usize::MAX).map(|_| true));
+    let has_failed = Arc::new(AtomicBool::new(true));
+    let failing = || {
+        let has_failed = has_failed.clone();
+        answering(move || if has_failed.load(Ordering::SeqCst) { Err(Error::device_failed("busy")) } else { Ok(true) })
+    };
     (0..2).for_each(|_| pool.get(MIB).unwrap().release_after(&failing()).unwrap());
     pool.maintain();
     assert!(pool.get(MIB).unwrap().release_after(&Marking(None)).unwrap_err().error().is_device());
@@ -139,6 +144,33 @@ fn a_fence_that_fails_takes_its_own_buffer_out_of_use_and_no_other() {
     in_time(move || other.maintain());
     let Stats { memory, copies, .. } = valid_stats(&pool);
     assert_eq!((memory.quarantined, copies.in_flight, memory.in_use, memory.idle), (4, 0, 0, 1));
+    let columns = |row: ClassStats| [row.buffers, row.in_use, row.in_flight, row.idle, row.quarantined];
+    assert_eq!(columns(pool.class_stats()[0]), [1, 0, 0, 1, 4]);
+    has_failed.store(false, Ordering::SeqCst);
+    pool.maintain();
+    assert_eq!(columns(pool.class_stats()[0]), [3, 0, 0, 3, 2]);
+}
+
+#[test]
+fn a_custom_stream_can_return_each_documented_error() {
+    type Predicate = fn(&Error) -> bool;
+    let pool = builder().build().unwrap();
+    let errors: [(Error, Predicate, &str); 4] = [
+        (Error::capturing_stream(), Error::is_capture, "the stream is capturing a graph"),
+        (Error::invalid_handle("no stream 7"), Error::is_invalid_handle, "invalid stream or event: no stream 7"),
+        (Error::unavailable("the driver", "no card"), Error::is_unavailable, "the driver is unavailable: no card"),
+        (Error::device_failed("reset"), Error::is_device, "device failure: reset"),
+    ];
+    for (leaked, (error, is_documented, text)) in (1..).zip(errors) {
+        let stream = Marking(Some(Err(error)));
+        let refused = pool.get(MIB).unwrap().release_after(&stream).unwrap_err();
+        assert!(is_documented(refused.error()) && refused.to_string().starts_with(text), "{refused:?}");
+        drop(refused.into_buf().expect("for another attempt"));
+        assert_eq!(pool.stats().memory.idle, 1, "{text}");
+        drop(pool.get(MIB).unwrap().release_after(&stream).unwrap_err());
+        assert_eq!((pool.stats().memory.idle, pool.stats().memory.quarantined), (0, leaked), "{text}");
+    }
+    assert_eq!((pool.class_stats()[0].buffers, pool.class_stats()[0].quarantined), (0, 4), "leaked ones, too");
 }
 
 #[test]
@@ -167,7 +199,7 @@ fn a_fence_may_use_its_pool() {
         dropping.store(true, Ordering::SeqCst);
     };
     let fence = Arc::new(ActingFence { answer: Box::new(act), on_drop: Box::new(on_drop) });
-    pool.get(MIB).unwrap().release_after(&Marking(Some(fence))).unwrap();
+    pool.get(MIB).unwrap().release_after(&Marking(Some(Ok(fence)))).unwrap();
     let other = pool.clone();
     in_time(move || other.maintain());
     pool.maintain();

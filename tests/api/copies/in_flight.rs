@@ -135,7 +135,7 @@ fn a_refused_copy_gives_its_buffer_back() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(10));
     let error = filled(&pool, 11, 5).copy_to(&stream, &mut device).unwrap_err();
-    assert!(error.error().is_copy(), "{error}");
+    assert!(error.error().is_copy_refused(), "{error}");
     assert_eq!(format!("{error:?}"), format!("Copy: {error}"));
     for part in ["copy 11B", "only 10B"] {
         assert!(error.to_string().contains(part), "{error}");
@@ -146,7 +146,7 @@ fn a_refused_copy_gives_its_buffer_back() {
     error.into_buf().unwrap().copy_to(&stream, &mut larger).unwrap().wait().unwrap();
     assert_eq!(larger.read(), [5; 11]);
     // Otherwise the buffer returns with the error.
-    assert!(pinpool::Error::from(pool.get(11).unwrap().copy_to(&stream, &mut device).unwrap_err()).is_copy());
+    assert!(pinpool::Error::from(pool.get(11).unwrap().copy_to(&stream, &mut device).unwrap_err()).is_copy_refused());
     assert_eq!((pool.stats().memory.idle, pool.stats().memory.in_use), (1, 0));
     let mut buffer = pool.get(8).unwrap();
     #[allow(clippy::reversed_empty_ranges)] // A mistake of the caller.

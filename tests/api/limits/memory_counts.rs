@@ -51,14 +51,15 @@ fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() 
     let copy = pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
     let Stats { copies, memory, .. } = valid_stats(&pool);
     assert_eq!((copies.in_flight_bytes, memory.in_use_bytes, memory.pageable_bytes), (1 << 20, 1 << 20, 1 << 20));
-    let pinned = pool.class_stats();
-    assert_eq!((pinned[0].buffers, pinned[0].in_flight, pinned[0].in_use), (1, 0, 1));
+    let columns = |row: pinpool::stats::ClassStats| [row.buffers, row.in_flight, row.in_use, row.quarantined];
+    assert_eq!(columns(pool.class_stats()[0]), [1, 0, 1, 0]);
     stream.fail();
     drop(gate);
     assert!(copy.wait().is_err());
     pool.maintain();
     let Stats { copies, memory, .. } = valid_stats(&pool);
     assert_eq!((copies.in_flight_bytes, memory.quarantined_bytes, memory.pageable_bytes), (0, 1 << 20, 1 << 20));
+    assert_eq!(columns(pool.class_stats()[0]), [1, 0, 1, 0]);
     assert!(pool.get(MIB).is_err(), "lost bytes count under the limit");
     drop(held);
 }

@@ -111,8 +111,7 @@ fn the_limit_of_memory_that_is_not_pinned_changes_with_the_limit() {
 fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
     for limit in [0, 5 << 20, 1 << 30] {
         for pool in every_kind(|builder| builder.max_bytes(Limit::Unlimited).max_idle_bytes(limit)) {
-            let held = fill(&pool, 2 * MIB - 4096, 8);
-            drop(held);
+            drop(fill(&pool, 2 * MIB - 4096, 8));
             let free = valid_stats(&pool);
             pool.maintain();
             let stats = valid_stats(&pool);

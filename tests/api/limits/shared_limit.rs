@@ -181,8 +181,7 @@ impl Cycling {
     }
 
     fn counts(&self) -> String {
-        let counts: Vec<_> = self.counts.iter().map(|count| count.load(Ordering::Relaxed).to_string()).collect();
-        counts.join(" ")
+        self.counts.iter().map(|count| count.load(Ordering::Relaxed).to_string()).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -464,8 +463,7 @@ fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
                 workers.push(worker);
             }
             std::thread::sleep(Duration::from_micros(draw.below(12_000)));
-            let at = usize::try_from(draw.below(3)).unwrap();
-            let victim = workers.swap_remove(at);
+            let victim = workers.swap_remove(usize::try_from(draw.below(3)).unwrap());
             gone.push(victim.pid());
             victim.kill();
             let report = named.report();
@@ -480,7 +478,7 @@ fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
                 let (report, stats) = (named.report(), pool.stats());
                 assert_eq!(report.owners.len(), 1, "{report:?}");
                 assert_eq!(report.held_bytes, stats.memory.held_bytes, "{report:?}");
-                // All that the dead held is free at once.
+                // All that the dead held is free immediately.
                 drop(pool.get_with(Request::new(60 * MIB).timeout(Duration::ZERO)).unwrap());
                 pool.trim(0);
                 assert_eq!(named.report().held_bytes, 0);

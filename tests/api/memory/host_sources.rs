@@ -96,7 +96,7 @@ fn memory_comes_with_a_touch_and_goes_with_the_decommit() {
 }
 
 #[test]
-fn a_commit_that_fails_half_way_leaves_the_first_half_uncommitted() {
+fn a_commit_that_fails_half_way_commits_nothing_and_a_decommit_leaves_all_committed() {
     let source = HeapSource::new();
     let pages = Pages::reserve(&source, 4);
     // A page of a read-only file: the kernel makes the pages before it writable, then fails.
@@ -109,11 +109,7 @@ fn a_commit_that_fails_half_way_leaves_the_first_half_uncommitted() {
     pages.commit(0, 2).unwrap();
     assert_eq!(pages.kib()[0], 8);
     pages.unreserve();
-}
 
-#[test]
-fn a_decommit_that_fails_half_way_leaves_all_committed() {
-    let source = HeapSource::new();
     let pages = Pages::reserve(&source, 4);
     pages.commit(0, 4).unwrap();
     let locked = pages.start(2).as_ptr().cast();

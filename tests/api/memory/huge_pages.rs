@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use pinpool::unstable::config::HugeTlb;
+use pinpool::HugeTlb;
 use pinpool::{Backend, Pool};
 
 use crate::captured_log::{lines_with_levels, listen};
@@ -80,7 +80,7 @@ fn a_lack_of_requested_huge_pages_is_a_warning_with_a_remedy_unless_the_setting_
 fn a_length_that_is_no_whole_huge_page_takes_other_pages() {
     alone(|| {
         let bytes = (4 << 20) - 4096;
-        let pool = heap().setting("hugetlb", HugeTlb::Auto).max_bytes(bytes).reserve(bytes).build().unwrap();
+        let pool = heap().hugetlb(HugeTlb::Auto).max_bytes(bytes).reserve(bytes).build().unwrap();
         assert_eq!((pool.stats().memory.reserve_bytes, hugetlb_bytes()), (bytes, 0));
     });
 }

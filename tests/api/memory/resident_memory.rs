@@ -53,10 +53,7 @@ fn check_resident_memory(backend: Backend) {
     let name = backend.name();
     let (pool, clock) = with_manual_clock(builder(backend.clone()));
     if pool.stats().limits.max_bytes < Some(MAX_BYTES) {
-        println!(
-            "skipped {name}: this process may lock {:?} bytes, the test needs {MAX_BYTES}",
-            pool.stats().limits.max_bytes
-        );
+        println!("skipped {name}: this process may lock {:?} bytes, not {MAX_BYTES}", pool.stats().limits.max_bytes);
         return;
     }
     let before = resident_bytes();
@@ -86,7 +83,7 @@ fn check_resident_memory(backend: Backend) {
     let mut last = pool.get(2 * MIB).unwrap();
     last.wait_slice_mut().unwrap().fill(1);
     let full = resident_bytes();
-    assert!(full + NOISE >= before + 4 * MIB, "{name}: a reserve is resident at once: {before} B before, {full} B");
+    assert!(full + NOISE >= before + 4 * MIB, "{name}: a reserve is resident immediately: {before} B before, {full} B");
     drop(pool);
     drop(last);
     assert!(resident_bytes() + 4 * MIB <= full + NOISE, "{name}: {full} B full, {} B at the end", resident_bytes());

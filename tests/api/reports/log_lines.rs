@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use log::{Level, LevelFilter};
-use pinpool::unstable::Rounding;
+use pinpool::Rounding;
 use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset};
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
@@ -15,7 +15,7 @@ fn evicting_pool() -> PoolBuilder {
         .without_env()
         .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 30))))
         .preset(Preset::TensorFlow)
-        .setting("rounding", Rounding::Exact)
+        .rounding(Rounding::Exact)
 }
 
 /// Ever new sizes: after `limit` puts each one evicts.

@@ -12,9 +12,11 @@ use pinpool::{Error, Limit, Pool};
 use pinpool_os::file_id::this_user;
 use pinpool_testing::SourceCall;
 
+use crate::captured_log;
 use crate::fixture::{faulty_heap, over, recorded};
 use crate::recordings::read_recording;
 use crate::scratch::scratch;
+use crate::until::until;
 
 fn record(path: &Path, name: &str) {
     let pool: Pool = recorded(path).name(name).build().unwrap();
@@ -144,4 +146,21 @@ fn the_recording_of_an_earlier_process_is_overwritten_once_a_pool_is_built() {
         record(&path, "second");
         assert_eq!((name_in(&path), fs::read_dir(dir.path()).unwrap().count()), ("second".to_owned(), 1));
     }
+}
+
+#[test]
+fn a_full_disk_is_logged_while_the_pool_lives_and_at_its_end() {
+    captured_log::listen();
+    let pool = recorded(Path::new("/dev/full")).maintenance_thread(false).build().unwrap();
+    let mut failures = Vec::new();
+    until("the failure is logged", || {
+        drop(pool.get(4096).unwrap());
+        pool.maintain();
+        failures.extend(captured_log::lines().into_iter().filter(|line| line.contains("trace_incomplete: ")));
+        !failures.is_empty()
+    });
+    assert_eq!(failures.len(), 1, "{failures:?}");
+    assert!(failures[0].contains("path=/dev/full records=0 ") && failures[0].contains("No space left"), "{failures:?}");
+    drop(pool);
+    assert_eq!(captured_log::count(&captured_log::lines(), "trace_incomplete: path=/dev/full"), 1);
 }

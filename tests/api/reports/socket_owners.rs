@@ -1,4 +1,4 @@
-//! The socket of the statistics: who holds what, and for whom it is.
+//! The statistics socket: who holds what, and who may read it.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

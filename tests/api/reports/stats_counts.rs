@@ -89,8 +89,7 @@ fn a_wait_that_ends_without_room_is_timed_and_counted_as_timed_out() {
 
 #[test]
 fn evictions_are_counted_by_reason() {
-    let builder = over(faulty_sim(), 16 << 20).pool_size_limit(3).auto_resize(false);
-    let (pool, clock) = with_manual_clock(builder);
+    let (pool, clock) = with_manual_clock(over(faulty_sim(), 16 << 20).pool_size_limit(3).auto_resize(false));
     drop((0..4).map(|_| pool.get(MIB).unwrap()).collect::<Vec<_>>());
     assert_eq!(left(&pool), [1, 0, 0, 0]);
     pool.trim(0);

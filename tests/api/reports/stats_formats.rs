@@ -37,7 +37,7 @@ fn the_table_shows_what_is_not_zero() {
     assert!(line("requests.wait_time").split_whitespace().nth(1) == Some("1"), "{text}");
     assert!(!text.contains("remap") && !text.ends_with('\n'), "{text}");
     let row = pool.class_stats()[0].to_string();
-    assert_eq!(row, "class    1.0MiB: buffers=1 in_use=0 in_flight=1 idle=0 peak=1 misses=1 evictions=0");
+    assert_eq!(row, "class    1.0MiB: buffers=1 in_use=0 in_flight=1 idle=0 quarantined=0 peak=1 misses=1 evictions=0");
     assert_eq!(Stats::default().to_string(), "pool: adaptive on , not pinned, 0.0% hits");
 }
 

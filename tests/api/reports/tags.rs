@@ -4,7 +4,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use log::Level;
-use pinpool::unstable::Rounding;
+use pinpool::Rounding;
 use pinpool::{Pool, PoolBuilder, Preset, Request};
 use pinpool_testing::{SinkMemory, SinkStream};
 

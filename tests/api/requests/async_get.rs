@@ -125,18 +125,19 @@ fn a_waker_that_panics_reaches_neither_the_return_nor_the_next_request() {
     assert_eq!(valid_stats(&pool).memory.in_use, 0);
 }
 
-/// A pool that calls `source` for each size of its first get, under either preset.
-fn over_both_presets(source: &Arc<FaultSource>) -> [Pool; 2] {
-    let tensorflow = Pool::builder().without_env().preset(Preset::TensorFlow).backend(Backend::Source(source.clone()));
-    [over(source.clone(), 64 << 20).build().unwrap(), tensorflow.build().unwrap()]
+/// Returns a source and a new pool over it: the first request of each size calls the source.
+fn over_preset(preset: Preset) -> (Arc<FaultSource>, Pool) {
+    let source = faulty_sim();
+    let tensorflow = Pool::builder().without_env().preset(preset).backend(Backend::Source(source.clone()));
+    let pool = if preset == Preset::Adaptive { over(source.clone(), 64 << 20) } else { tensorflow };
+    (source, pool.build().unwrap())
 }
 
 #[test]
 fn a_miss_pins_memory_on_another_thread_while_the_runtime_continues() {
     const BEATS: usize = 1000;
-    for preset in 0..2 {
-        let source = faulty_sim();
-        let pool = over_both_presets(&source)[preset].clone();
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+        let (source, pool) = over_preset(preset);
         let held = Arc::new(Mutex::new(Some(source.hold(SourceCall::Acquire))));
         // Opens the gate of a blocked runtime: the test fails then, and does not hang.
         let (is_over, over) = mpsc::channel::<()>();
@@ -174,9 +175,8 @@ fn a_miss_pins_memory_on_another_thread_while_the_runtime_continues() {
 
 #[test]
 fn pinned_memory_for_a_future_that_is_dropped_serves_the_next_request() {
-    for preset in 0..2 {
-        let source = faulty_sim();
-        let pool = over_both_presets(&source)[preset].clone();
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+        let (source, pool) = over_preset(preset);
         let held = source.hold(SourceCall::Acquire);
         let mut get = Box::pin(pool.get_async(4 * MIB));
         let mut behind = Box::pin(pool.get_async(8 * MIB));
@@ -224,9 +224,8 @@ fn a_pool_that_ends_while_its_thread_pins_memory_releases_that_memory() {
 }
 
 /// Two tasks fail after `wait`, one in a hanging driver call and one behind it. Returns false if they were late before that.
-fn fail_at_their_deadline(preset: usize, wait: Duration) -> bool {
-    let source = faulty_sim();
-    let pool = over_both_presets(&source)[preset].clone();
+fn fail_at_their_deadline(preset: Preset, wait: Duration) -> bool {
+    let (source, pool) = over_preset(preset);
     let gate = source.hold(SourceCall::Acquire);
     let mut own = pin!(pool.get_async(Request::new(4 * MIB).timeout(wait)));
     let mut behind = pin!(pool.get_async(Request::new(8 * MIB).timeout(wait)));
@@ -254,7 +253,7 @@ fn fail_at_their_deadline(preset: usize, wait: Duration) -> bool {
 
 #[test]
 fn a_task_fails_at_its_deadline_though_the_call_of_another_task_or_its_own_does_not_return() {
-    for preset in 0..2 {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let mut waits = [30, 300, 3_000, 30_000].map(Duration::from_millis).into_iter();
         assert!(waits.any(|wait| fail_at_their_deadline(preset, wait)), "late before the first call");
     }

@@ -67,20 +67,20 @@ fn polls(pool: &impl Requests, wait: Duration) -> u128 {
 #[test]
 fn a_waiting_request_checks_rarely_and_backs_off_during_a_long_copy() {
     let all = over_sim(1 << 30).build().unwrap();
-    looks_rarely(&over_sim(1 << 20).build().unwrap());
-    looks_rarely(&all.partition("part", 1 << 20).unwrap());
+    polls_rarely(&over_sim(1 << 20).build().unwrap());
+    polls_rarely(&all.partition("part", 1 << 20).unwrap());
 }
 
-fn looks_rarely(pool: &impl Requests) {
+fn polls_rarely(pool: &impl Requests) {
     let held = pool.get(MIB).unwrap();
     let wait = Duration::from_millis(200);
     let idle = polls(pool, wait);
-    assert!(idle <= wait.as_millis() / 5 + 3, "{idle} looks for nothing");
+    assert!(idle <= wait.as_millis() / 5 + 3, "{idle} polls for nothing");
     let (stream, mut device, gate) = held_sink(MIB);
     let copy = held.copy_to(&stream, &mut device).unwrap();
-    // At most 128 looks until each pause exceeds 40 us, and then at most 128 each time that the wait has grown e-fold.
-    let looks = polls(pool, wait);
-    assert!(looks <= 128 * 6, "{looks} queries of one copy");
+    // At most 128 polls until each pause exceeds 40 us, and then at most 128 each time that the wait has grown e-fold.
+    let queries = polls(pool, wait);
+    assert!(queries <= 128 * 6, "{queries} queries of one copy");
     drop(gate);
     copy.wait().unwrap();
 }

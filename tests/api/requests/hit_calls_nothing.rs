@@ -95,7 +95,7 @@ fn run_without_a_call<const N: usize>(patterns: [Hits; N], lasts: Duration) -> b
                 }
             }
             DONE.fetch_add(1, Ordering::SeqCst);
-            // SAFETY: ends this thread at once. Its stack and thread-locals leak, which is harmless in a dedicated process.
+            // SAFETY: ends this thread immediately. Its stack and thread-locals leak, which is harmless in a dedicated process.
             unsafe { libc::syscall(libc::SYS_exit, 0) };
         });
     }

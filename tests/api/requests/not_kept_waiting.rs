@@ -123,8 +123,7 @@ fn a_close_wakes_tasks_while_their_thread_is_in_a_driver_call() {
 #[test]
 fn requests_that_pass_the_head_return_their_room_although_no_buffer_is_reused() {
     for preset in [Preset::TensorFlow, Preset::Adaptive] {
-        let builder = over_sim((20 << 20) + (64 << 10)).preset(preset).pool_size_limit(0);
-        let pool = builder.build().unwrap();
+        let pool = over_sim((20 << 20) + (64 << 10)).preset(preset).pool_size_limit(0).build().unwrap();
         let held = pool.get(12 * MIB).unwrap();
         thread::scope(|scope| {
             let head = scope.spawn(|| pool.get(10 * MIB).map(drop));

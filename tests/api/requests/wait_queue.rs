@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use pinpool::unstable::Rounding;
+use pinpool::Rounding;
 use pinpool::{PoolBuilder, Preset, Request, Stats};
 
 use crate::fixture::{LONG, MIB, over_sim, until_waits};
@@ -14,7 +14,7 @@ const KIB: usize = 1 << 10;
 const WHILE_ASLEEP: Duration = Duration::from_millis(30);
 
 fn tensorflow(max_bytes: u64) -> PoolBuilder {
-    over_sim(max_bytes).preset(Preset::TensorFlow).setting("rounding", Rounding::Exact)
+    over_sim(max_bytes).preset(Preset::TensorFlow).rounding(Rounding::Exact)
 }
 
 #[test]

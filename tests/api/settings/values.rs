@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pinpool::unstable::Rounding;
+use pinpool::Rounding;
 use pinpool::unstable::config::Config;
 use pinpool::unstable::config::env::{VARIABLES, VariableReport, report, report_of};
 use pinpool::{Backend, Error, Limit, OnFull, Pool, PoolBuilder, Preset, Result};
@@ -304,8 +304,8 @@ fn a_rounding_belongs_to_one_preset() {
     assert_eq!((tensorflow.max_bytes, tensorflow.wait), (Limit::Unlimited, Some(Duration::ZERO)));
     let exact = resolved(|pool| pool.preset(Preset::TensorFlow).setting("rounding", "noop")).unwrap();
     assert_eq!((tensorflow.rounding, exact.rounding), (Rounding::Pow2, Rounding::Exact));
-    let implied = refused(|pool| pool.setting("rounding", Rounding::Exact));
-    let other = refused(|pool| pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Eighths));
+    let implied = refused(|pool| pool.rounding(Rounding::Exact));
+    let other = refused(|pool| pool.preset(Preset::TensorFlow).rounding(Rounding::Eighths));
     for text in [implied, other].map(|error| error.to_string()) {
         assert!(text.contains("PINPOOL_ROUNDING") && text.contains("PINPOOL_PRESET"), "{text}");
     }

@@ -10,8 +10,8 @@
 //! As on a real device, copies, records, launches, pinning and freeing share one lock: a free that waits for the device
 //! holds it, so the enqueues of all threads wait too. Virtual memory, event queries and waits do not take the lock.
 //!
-//! - call-I1: a non-null [`Out`] points to space for a value and a non-null [`In`] to a value, as the real driver requires of its
-//!   callers.
+//! - **call-I1**: a non-null [`Out`] points to space for a value and a non-null [`In`] to a value, as the real driver requires
+//!   of its callers.
 
 use std::ffi::c_int;
 use std::sync::Mutex;

@@ -5,7 +5,7 @@
 //!
 //! | from | to | what the call does |
 //! | --- | --- | --- |
-//! | pinned or device | pinned or device | returns at once |
+//! | pinned or device | pinned or device | returns immediately |
 //! | pageable | device | reads the source before it returns |
 //! | device | pageable | returns when the bytes are there |
 

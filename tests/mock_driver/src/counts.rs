@@ -112,7 +112,7 @@ pub(crate) fn report_at_exit() {
 extern "C" fn report() {
     let Counts { frees_with_work_in_flight, peak_pinned_bytes, .. } = recorded();
     let mut text = format!(
-        "mock driver: {frees_with_work_in_flight} frees with work in flight, {} wrong uses, \
+        "mock driver: {frees_with_work_in_flight} frees with work in flight, {} misuses, \
          {peak_pinned_bytes} bytes pinned at most; calls:",
         wrong_uses().len()
     );

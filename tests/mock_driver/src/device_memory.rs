@@ -32,7 +32,7 @@ fn allocate(bytes: usize) -> Result<u64, Code> {
     Ok(address)
 }
 
-/// Frees a block at once.
+/// Frees a block immediately.
 pub(crate) fn release(address: u64) -> Outcome {
     let Some(range) = address_space::remove(address, |owner| matches!(owner, Owner::Device { .. })) else {
         counts::misused(format!("free of device memory at {address:#x}, which is not the start of a block"));

@@ -37,7 +37,7 @@
 //! | --- | --- | --- |
 //! | `MOCK_DRIVER_COPY_DELAY` | `5` | each copy begins this many milliseconds late, so that it is still running after its enqueue |
 //! | `MOCK_DRIVER_FAIL` | `cuMemMap:3=2,cuMemCreate:1+=801` | the third `cuMemMap` fails with code 2, every `cuMemCreate` with 801 |
-//! | `MOCK_DRIVER_REPORT` | `stderr` | at the end of the process: frees with work in flight, wrong uses, calls by name |
+//! | `MOCK_DRIVER_REPORT` | `stderr` | at the end of the process: frees with work in flight, misuses, calls by name |
 //! | `MOCK_DRIVER_ABORT` | the name of a call | that call ends the process by SIGABRT |
 //! | `MOCK_DRIVER_HANG` | the name of a call | that call never returns |
 //! | `MOCK_DRIVER_ADVERSARIAL` | `ResetUnmaps,NoRegistering` | switches of [`Deviation`]: behavior that a driver may have and the mock driver lacks by default |

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crossbeam::queue::ArrayQueue;
 use crossbeam::utils::CachePadded;
 use pinpool::{Completion, PinnedBuf, Pool};
-use pinpool_loader::{Destination, StopFlag};
+use pinpool_loader::{Destination, LoadedBatch, StopFlag};
 use serde::Serialize;
 
 use super::content;
@@ -181,8 +181,7 @@ impl<'a> Worker<'a> {
             let filled = self.get_any(random >> 1)?;
             self.held.push(filled);
         } else if !self.held.is_empty() {
-            let at = (random >> 1) as usize % self.held.len();
-            let filled = self.held.swap_remove(at);
+            let filled = self.held.swap_remove((random >> 1) as usize % self.held.len());
             self.counts.put(filled)?;
         }
         Ok(())
@@ -223,7 +222,7 @@ impl<'a> Worker<'a> {
         // The copy returns the buffer.
         self.counts.copies += 1;
         self.counts.puts += 1;
-        let completion = self.destination.send(0, buffer)?;
+        let completion = self.destination.send(0, &LoadedBatch::default(), buffer)?;
         self.copy = Some(RunningCopy { completion, seed, len });
         Ok(())
     }

@@ -21,7 +21,7 @@ fn buffers_in_use_stay_valid_and_are_returned_after_the_close() {
     bytes(second, 4096).fill(2);
     put(pool, second).unwrap();
     let after = put(pool, second).unwrap_err();
-    assert!(after.0 == pp_status::PP_UNKNOWN_POOL && after.1.contains("closed already"), "{after:?}");
+    assert!(after.0 == pp_status::PP_UNKNOWN_POOL && after.1.contains("already closed"), "{after:?}");
 }
 
 #[test]
@@ -51,26 +51,23 @@ fn a_pool_may_be_closed_while_threads_get_and_put() {
         let served: usize = thread::scope(|scope| {
             let work = || {
                 start.wait();
-                let mut served = 0;
-                loop {
-                    match get(pool, 64 << 10) {
-                        Ok(held) => {
-                            bytes(held, 64 << 10)[served % 100] = 1;
-                            put(pool, held).unwrap();
-                            served += 1;
-                        }
-                        Err((status, text)) => {
-                            assert_eq!(status, pp_status::PP_UNKNOWN_POOL, "{text}");
-                            return served;
-                        }
+                (0..).find(|served: &usize| match get(pool, 64 << 10) {
+                    Ok(held) => {
+                        bytes(held, 64 << 10)[served % 100] = 1;
+                        put(pool, held).unwrap();
+                        false
                     }
-                }
+                    Err((status, text)) => {
+                        assert_eq!(status, pp_status::PP_UNKNOWN_POOL, "{text}");
+                        true
+                    }
+                })
             };
             let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
             start.wait();
             thread::yield_now();
             close(pool);
-            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+            threads.into_iter().filter_map(|thread| thread.join().unwrap()).sum()
         });
         assert!(outcome(pp_maintain(pool.0), ()).is_err(), "closed after {served} gets");
     }
@@ -87,8 +84,7 @@ fn a_close_does_not_wait_for_a_request_that_waits() {
         }
         close(pool);
         put(pool, held).unwrap();
-        let served = waiting.join().unwrap().unwrap();
-        put(pool, served).unwrap();
+        put(pool, waiting.join().unwrap().unwrap()).unwrap();
     });
     assert_eq!(get(pool, 1).unwrap_err().0, pp_status::PP_UNKNOWN_POOL);
 }

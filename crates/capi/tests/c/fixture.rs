@@ -58,7 +58,7 @@ pub(crate) fn get(pool: Handle, bytes: usize) -> Result<Address, (pp_status, Str
 
 /// The options of PP_GET_OPTIONS_INIT.
 pub(crate) const OPTIONS: pp_get_options = pp_get_options {
-    struct_bytes: size_of::<pp_get_options>(),
+    struct_size: size_of::<pp_get_options>(),
     alignment: 1,
     timeout_ms: PP_DEFAULT_WAIT,
     tag: ptr::null(),

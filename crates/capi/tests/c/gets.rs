@@ -1,6 +1,6 @@
-//! What requests and returns give, and what a config string sets.
+//! Requests, returns, and what a config string sets.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::ptr;
 
 use pinpool_c::*;
@@ -57,21 +57,6 @@ fn a_request_at_the_limit_waits_for_its_time_and_then_says_what_is_held() {
 }
 
 #[test]
-fn a_reserve_is_held_and_a_trim_gives_the_rest_back() {
-    let pool = open(HEAP);
-    assert_eq!(pp_reserve(pool.0, 8 << 20), pp_status::PP_OK, "{:?}", last_error());
-    let held = || stats(pool)["memory"]["held_bytes"].as_u64().unwrap();
-    assert_eq!(held(), 8 << 20);
-    put(pool, get(pool, 16 << 20).unwrap()).unwrap();
-    assert!(held() > 8 << 20);
-    assert_eq!(pp_trim(pool.0, 0), pp_status::PP_OK);
-    assert_eq!(held(), 8 << 20);
-    assert_eq!(pp_reserve(pool.0, 1 << 40), pp_status::PP_LIMIT);
-    assert_eq!((pp_clear(pool.0), pp_maintain(pool.0)), (pp_status::PP_OK, pp_status::PP_OK));
-    close(pool);
-}
-
-#[test]
 fn a_buffer_that_the_kernel_pins_is_not_pinned_by_the_driver() {
     let pool = open("backend=mlock; max_bytes=4MiB");
     if stats(pool)["limits"]["max_bytes"].as_u64() < Some(4 << 20) {
@@ -101,9 +86,9 @@ fn a_config_that_cannot_be_read_is_named() {
         ("backend=heap; reserve=2GiB; max_bytes=1GiB", pp_status::PP_INVALID_SETTING, "PINPOOL_RESERVE"),
         ("backend=cuda; device=99", pp_status::PP_UNAVAILABLE, "cuda"),
         ("A_ ; B_", pp_status::PP_INVALID_ARGUMENT, "two prefixes, `A_` and `B_`"),
-        ("hello world", pp_status::PP_INVALID_ARGUMENT, "`hello world` is neither NAME=VALUE nor a prefix"),
+        ("hello world", pp_status::PP_INVALID_ARGUMENT, "`hello world` is neither NAME=VALUE nor a variable prefix"),
         ("backend=heap; max_bytes 4GiB", pp_status::PP_INVALID_ARGUMENT, "`max_bytes 4GiB` is neither"),
-        ("max_bytes", pp_status::PP_INVALID_ARGUMENT, "ends in `_`"),
+        ("max_bytes", pp_status::PP_INVALID_ARGUMENT, "ending in `_`"),
     ] {
         let (found, text) = try_open(config).map(close).unwrap_err();
         assert_eq!(found, status, "{config}: {text}");
@@ -122,38 +107,6 @@ fn a_limit_changes_while_the_pool_runs() {
     assert_eq!(stats(pool)["limits"]["max_bytes"], 8 << 20);
     outcome(pp_set_max_bytes(pool.0, PP_NO_LIMIT), ()).unwrap();
     assert!(stats(pool)["limits"]["max_bytes"].is_null());
-    close(pool);
-}
-
-#[test]
-fn adopted_memory_is_returned_as_a_buffer_once() {
-    unsafe extern "C" fn count(_ptr: *mut c_void, counter: *mut c_void) {
-        // SAFETY: the counter below.
-        unsafe { *counter.cast::<u32>() += 1 };
-    }
-    let (pool, mut memory, mut returned) = (open(HEAP), [7_u8; 100], 0_u32);
-    let (ptr, counter) = (memory.as_mut_ptr().cast::<c_void>(), (&raw mut returned).cast::<c_void>());
-    let adopt = |ptr, bytes, on_release| {
-        // SAFETY: nothing else uses the memory and the counter while the buffer is out.
-        outcome(unsafe { pp_adopt(pool.0, ptr, bytes, 1, on_release, counter) }, ())
-    };
-    assert!(adopt(ptr, usize::MAX, Some(count)).is_err(), "and leaves the address free");
-    adopt(ptr, 100, Some(count)).unwrap();
-    for (result, word) in [
-        (adopt(ptr, 100, Some(count)), "is in use"),
-        (adopt(ptr::null_mut(), 100, Some(count)), "`ptr` is NULL"),
-        (adopt(ptr, 0, Some(count)), "`bytes` is 0"),
-        (adopt(ptr, 100, None), "`on_release` is NULL"),
-    ] {
-        let (status, text) = result.unwrap_err();
-        assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains(word), "{text}");
-    }
-    assert_eq!((&stats(pool)["requests"]["adopted"], &stats(pool)["memory"]["held_bytes"]), (&1.into(), &0.into()));
-    assert_eq!(is_pinned(pool, Address(ptr)), Ok(1));
-    assert_eq!(pp_put(pool.0, ptr), pp_status::PP_OK);
-    assert_eq!(pp_put(pool.0, ptr), pp_status::PP_UNKNOWN_POINTER);
-    // SAFETY: nobody else has the counter now.
-    assert_eq!(unsafe { counter.cast::<u32>().read() }, 1);
     close(pool);
 }
 
@@ -206,7 +159,7 @@ fn an_alignment_is_honored_options_work_together_and_a_tag_says_who_holds_what()
     put(pool, held).unwrap();
     for (options, words) in [
         (pp_get_options { tag: c"\xff".as_ptr(), ..OPTIONS }, "`tag` is not UTF-8"),
-        (pp_get_options { struct_bytes: 24, ..OPTIONS }, "struct_bytes=24"),
+        (pp_get_options { struct_size: 24, ..OPTIONS }, "struct_size=24"),
     ] {
         let (status, text) = get_with(pool, 4096, options).unwrap_err();
         assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains(words), "{text}");
@@ -224,12 +177,12 @@ fn every_status_has_its_name() {
     let all = all! {
         PP_OK PP_INVALID_ARGUMENT PP_INVALID_SETTING PP_UNKNOWN_POINTER PP_UNKNOWN_POOL PP_LIMIT PP_NONE_IDLE
         PP_BACKEND PP_DEVICE PP_FORKED PP_INTERNAL PP_UNAVAILABLE PP_CAPTURING PP_INVALID_HANDLE PP_TOO_MANY_POOLS
-        PP_LOGGER_SET
+        PP_LOGGER_SET PP_SHUT_DOWN
     };
     for (number, (status, text)) in (0..).zip(all) {
         assert_eq!((status as i32, format!("{status:?}").as_str(), name(number)), (number, text, text));
     }
-    assert_eq!((name(16), name(-1)), ("unknown", "unknown"));
+    assert_eq!((name(17), name(-1)), ("unknown", "unknown"));
     // SAFETY: a static text.
     assert_eq!(unsafe { CStr::from_ptr(pp_version()) }.to_str(), Ok(env!("CARGO_PKG_VERSION")));
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cbindgen::{Builder, Config, DocumentationStyle, ExportConfig, Language, Style};
+use cbindgen::{Builder, Config, DocumentationStyle, ExportConfig, FunctionConfig, Language, Style};
 
 /// The order of the header.
 const SOURCES: [&str; 7] = ["version", "status", "call", "log", "handle", "pool", "buffer"];
@@ -37,8 +37,8 @@ const TOP: &str = "\
  * Every function may be called from any thread, concurrently, and from log callbacks, but not from signal handlers or CUDA host
  * functions (cudaLaunchHostFunc). None throws, leaves an error in the CUDA runtime or changes the current context.
  *
- * Lengths are in bytes. Results stored through pointer arguments belong to the caller. Returned `const char *` strings are owned by
- * the library; do not free them.
+ * Lengths are in bytes: of buffers in size_t, limits and totals of a pool in uint64_t. Results stored through pointer arguments
+ * belong to the caller. Returned `const char *` strings are owned by the library; do not free them.
  *
  * A forked child does not inherit pools: each call on a pool of its parent returns PP_FORKED and does nothing. The child opens
  * its own pools. Buffers of `vmm` and `register` are not mapped in the child: reading one raises SIGSEGV.
@@ -64,12 +64,24 @@ fn functions_with_codes_of_their_own_list_them() {
     let header = generated();
     let comment_of = |at: usize| header[..at].rsplit("/**").next().unwrap();
     let undocumented: Vec<_> = header
-        .match_indices("\npp_status pp_")
+        .match_indices("pp_status pp_")
         .filter(|(at, _)| !comment_of(*at).contains("- PP_"))
-        .map(|(at, _)| header[at + 11..].split('(').next().unwrap())
+        .map(|(at, _)| header[at + 10..].split('(').next().unwrap())
         .collect();
-    assert_eq!(undocumented, ["pp_pool_close", "pp_trim", "pp_clear", "pp_maintain"]);
+    let expected = ["pp_pool_shutdown", "pp_pool_close", "pp_trim", "pp_clear", "pp_maintain", "pp_stats_json"];
+    assert_eq!(undocumented, expected);
 }
+
+/// In C++, also the types of the callbacks are C functions.
+#[test]
+fn everything_is_declared_within_extern_c() {
+    let header = generated();
+    let (before, rest) = header.split_once(EXTERN_C).unwrap();
+    assert!(!before.contains("typedef") && !rest.contains(EXTERN_C) && rest.contains("}  // extern \"C\""), "{before}");
+}
+
+/// cbindgen puts this before the functions.
+const EXTERN_C: &str = "#ifdef __cplusplus\nextern \"C\" {\n#endif // __cplusplus";
 
 /// The header of these sources.
 fn generated() -> String {
@@ -87,14 +99,17 @@ fn generated() -> String {
         header: Some(TOP.to_owned()),
         after_includes: Some(versions()),
         export: ExportConfig { include: vec!["pp_log_level".to_owned()], ..ExportConfig::default() },
+        function: FunctionConfig { must_use: Some("PP_NODISCARD".to_owned()), ..FunctionConfig::default() },
         // The lines of a function's comment count, too.
-        line_length: 140,
+        line_length: 150,
         ..Config::default()
     };
     let builder = sources.iter().fold(Builder::new().with_config(config), |builder, source| builder.with_src(source));
     let mut text = Vec::new();
     builder.generate().unwrap().write(&mut text);
-    shortened(&without_safety(&String::from_utf8(text).unwrap()))
+    let text = String::from_utf8(text).unwrap();
+    let (types, functions) = text.rsplit_once(EXTERN_C).unwrap();
+    shortened(&without_safety(&format!("{types}{}", functions.trim_start())))
 }
 
 fn versions() -> String {
@@ -104,42 +119,30 @@ fn versions() -> String {
         "\n/* The version of this header; pp_version returns the library version. */\n#define PP_VERSION \"{version}\"\n\
          #define PP_VERSION_MAJOR {}\n#define PP_VERSION_MINOR {}\n#define PP_VERSION_PATCH {}\n\n\
          /** Initial values of a pp_get_options. */\n\
-         #define PP_GET_OPTIONS_INIT {{sizeof(pp_get_options), 1, PP_DEFAULT_WAIT, NULL}}",
+         #define PP_GET_OPTIONS_INIT {{sizeof(pp_get_options), 1, PP_DEFAULT_WAIT, NULL}}\n\n\
+         /** The compiler warns if the result is ignored, because the failure would leak a buffer or leave none. */\n\
+         #if defined(__GNUC__)\n#define PP_NODISCARD __attribute__((warn_unused_result))\n\
+         #else\n#define PP_NODISCARD\n#endif\n\n{EXTERN_C}",
         parts[0], parts[1], parts[2]
     )
 }
 
 /// Removes the `# Safety` sections.
 fn without_safety(text: &str) -> String {
-    let mut lines: Vec<&str> = Vec::new();
-    let mut is_safety = false;
-    for line in text.lines() {
-        match line.trim() {
-            "* # Safety" => {
-                is_safety = true;
-                // The empty line before it.
-                lines.pop_if(|line| line.trim() == "*");
-            }
-            "*/" => is_safety = false,
-            _ => {}
-        }
-        if !is_safety {
-            lines.push(line);
-        }
-    }
-    lines.join("\n") + "\n"
+    let mut parts = text.split("\n *\n * # Safety\n");
+    let first = parts.next().unwrap().to_owned();
+    parts.fold(first, |text, part| text + &part[part.find("\n */").unwrap()..])
 }
 
 /// Puts each comment that has one line of text on one line.
 fn shortened(text: &str) -> String {
-    let mut lines: Vec<String> = Vec::new();
-    for line in text.lines() {
-        let is_one = line.trim() == "*/" && lines.len() > 1 && lines[lines.len() - 2].trim() == "/**";
-        if is_one && let (Some(text), Some(opening)) = (lines.pop(), lines.pop()) {
-            lines.push(format!("{} {} */", opening, text.trim().trim_start_matches("* ")));
-        } else {
-            lines.push(line.to_owned());
+    let mut parts = text.split("/**\n");
+    let first = parts.next().unwrap().to_owned();
+    parts.fold(first, |text, part| {
+        let (line, rest) = part.split_once('\n').unwrap();
+        match rest.trim_start().strip_prefix("*/") {
+            Some(rest) => format!("{text}/** {} */{rest}", line.trim().trim_start_matches("* ")),
+            None => format!("{text}/**\n{part}"),
         }
-    }
-    lines.join("\n") + "\n"
+    })
 }

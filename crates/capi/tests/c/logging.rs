@@ -100,8 +100,7 @@ fn a_callback_may_use_pools_and_set_the_callback() {
     let _turn = turn();
     let listener = Listener::new("[outer]", || {
         let pool = open(HEAP);
-        let held = get(pool, 4096).unwrap();
-        put(pool, held).unwrap();
+        put(pool, get(pool, 4096).unwrap()).unwrap();
         close(pool);
         if MADE.fetch_add(1, Ordering::SeqCst) == 2 {
             unset();

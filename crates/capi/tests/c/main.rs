@@ -2,8 +2,8 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `gets` | what requests and returns give, and what a config string sets |
-//! | `misuse` | what is no handle, no buffer, no argument |
+//! | `gets` | requests, returns, and what a config string sets |
+//! | `misuse` | invalid handles, buffers and arguments |
 //! | `closing` | pools that are closed with calls running and buffers out |
 //! | `threads` | many threads at once, on one pool and on many |
 //! | `logging` | the log callback |

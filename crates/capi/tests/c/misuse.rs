@@ -1,6 +1,5 @@
 //! Invalid handles, buffers and arguments.
 
-use std::ffi::CString;
 use std::ptr;
 use std::thread;
 
@@ -106,16 +105,6 @@ fn what_is_no_handle_is_never_followed() {
         refused(pp_put(no_pool.0, ptr), pp_status::PP_UNKNOWN_POOL, "not a handle");
         refused(pp_pool_close(no_pool.0), pp_status::PP_UNKNOWN_POOL, "not a handle");
     }
-}
-
-#[test]
-fn a_config_that_is_not_utf8_is_refused() {
-    let config = CString::new(b"name=\xff\xfe".to_vec()).unwrap();
-    let mut pool = ptr::dangling_mut();
-    // SAFETY: a C string and a place for the handle.
-    let status = unsafe { pp_pool_open(config.as_ptr(), &raw mut pool) };
-    refused(status, pp_status::PP_INVALID_ARGUMENT, "`config` is not UTF-8");
-    assert!(pool.is_null());
 }
 
 #[test]

@@ -25,7 +25,9 @@ fn install(folder: &Path, libdir: &str) -> PathBuf {
     // Without these links, the programs would silently be linked with the static library.
     let shared = moved.join(libdir).join("libpinpool.so").canonicalize().unwrap();
     assert_eq!(shared.file_name().unwrap().to_str(), Some(concat!("libpinpool.so.", env!("CARGO_PKG_VERSION"))));
-    assert!(moved.join(libdir).join("libpinpool.so.0").exists());
+    let expected =
+        [&format!("{libdir}/libpinpool.so.0"), "share/doc/pinpool/LICENSE-MIT", "share/doc/pinpool/LICENSE-APACHE"];
+    assert!(expected.iter().all(|file| moved.join(file).exists()));
     moved
 }
 
@@ -50,7 +52,13 @@ fn run(program: &Path) -> Command {
 }
 
 /// Compiles and runs a program below `capi`, plainly and if `is_sanitized` with the sanitizers. Returns what each run printed.
-fn compiled_and_run(name: &str, standard: &str, source: &str, is_sanitized: bool) -> Vec<String> {
+fn compiled_and_run(
+    name: &str,
+    standard: &str,
+    source: &str,
+    is_sanitized: bool,
+    argument: Option<&str>,
+) -> Vec<String> {
     if !is_installed(name) {
         return Vec::new();
     }
@@ -58,7 +66,7 @@ fn compiled_and_run(name: &str, standard: &str, source: &str, is_sanitized: bool
     let program = folder.path().join("program");
     let print = |options| {
         compile(&program, name, standard, source, options);
-        ran(&mut run(&program))
+        ran(run(&program).args(argument))
     };
     let sanitized = (is_sanitized && has_sanitizers(name)).then_some(Some(SANITIZERS));
     [Some(None), sanitized].into_iter().flatten().map(print).collect()
@@ -66,39 +74,46 @@ fn compiled_and_run(name: &str, standard: &str, source: &str, is_sanitized: bool
 
 #[test]
 fn the_loader_in_c_requests_fills_and_returns_in_eight_threads() {
-    for printed in compiled_and_run("cc", "-std=c99", "examples/loader.c", true) {
+    for printed in compiled_and_run("cc", "-std=c99", "examples/loader.c", true, None) {
         assert!(printed.contains("8 threads, 8000 batches") && printed.contains("\"returned\":8000"), "{printed}");
     }
 }
 
 #[test]
 fn the_classes_for_cpp_put_their_buffers_and_serve_containers() {
-    for printed in compiled_and_run("c++", "-std=c++17", "tests/programs/classes.cpp", true) {
+    for printed in compiled_and_run("c++", "-std=c++17", "tests/programs/classes.cpp", true, None) {
         assert!(printed.contains("sum 499500"), "{printed}");
     }
 }
 
 #[test]
-fn misuse_in_c_is_a_status_and_no_crash() {
-    compiled_and_run("cc", "-std=c99", "tests/programs/misuse.c", true);
+fn misuse_in_c_is_a_status_and_no_crash_and_a_shutdown_ends_waits() {
+    compiled_and_run("cc", "-std=c99", "tests/programs/misuse.c", true, None);
+    compiled_and_run("cc", "-std=c99", "tests/programs/shutdown.c", true, None);
+}
+
+#[test]
+fn the_benchmark_of_a_hit_in_c_runs() {
+    let printed = compiled_and_run("cc", "-std=c99", "benches/cost.c", false, Some("1000"));
+    assert!(printed.iter().all(|printed| printed.contains("4 threads: ")), "{printed:?}");
 }
 
 #[test]
 fn a_forked_child_is_refused_and_opens_pools_of_its_own() {
     // The locks of AddressSanitizer's own allocator stay locked in a child if another thread of the parent held them (GCC 12:
     // in one of 20 runs).
-    compiled_and_run("cc", "-std=c99", "tests/programs/fork.c", false);
+    compiled_and_run("cc", "-std=c99", "tests/programs/fork.c", false, None);
 }
 
 #[test]
 fn a_process_may_end_without_a_close() {
-    for printed in compiled_and_run("cc", "-std=c99", "tests/programs/exit.c", true) {
+    for printed in compiled_and_run("cc", "-std=c99", "tests/programs/exit.c", true, None) {
         assert_eq!(printed, "ends\n");
     }
 }
 
 #[test]
-fn address_sanitizer_sees_a_use_after_the_return_and_behind_the_length() {
+fn address_sanitizer_sees_a_use_after_the_return_and_past_the_length() {
     if !is_installed("cc") || !has_sanitizers("cc") {
         return;
     }
@@ -110,7 +125,7 @@ fn address_sanitizer_sees_a_use_after_the_return_and_behind_the_length() {
         let output = run(mode);
         assert!(output.status.success(), "{mode}: {}", String::from_utf8_lossy(&output.stderr));
     }
-    for mode in ["after put", "behind the length", "behind a shorter one"] {
+    for mode in ["after put", "past the length", "past a shorter length"] {
         let output = run(mode);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains("use-after-poison"), "{mode}: {said}");

@@ -73,16 +73,13 @@ fn of_many_threads_that_adopt_or_return_one_buffer_one_succeeds() {
 
 #[test]
 fn pools_open_and_close_in_many_threads() {
-    thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                for _ in 0..ROUNDS / 2 {
-                    let pool = open("backend=heap; maintenance_thread=0");
-                    let held = get(pool, 1 << 20).unwrap();
-                    close(pool);
-                    put(pool, held).unwrap();
-                }
-            });
+    let open_and_close = || {
+        for _ in 0..ROUNDS / 2 {
+            let pool = open("backend=heap; maintenance_thread=0");
+            let held = get(pool, 1 << 20).unwrap();
+            close(pool);
+            put(pool, held).unwrap();
         }
-    });
+    };
+    thread::scope(|scope| drop([(); 4].map(|()| scope.spawn(open_and_close))));
 }

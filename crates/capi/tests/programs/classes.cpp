@@ -22,14 +22,57 @@ static_assert(!gets_with_braces<pinpool::pool>::value);
 struct stream_of_a_library {
     operator CUstream_st *() const { return nullptr; }
 };
-static_assert(!std::is_default_constructible_v<pinpool::release_stream>);
-static_assert(std::is_convertible_v<stream_of_a_library, pinpool::release_stream>);
+template <typename From> constexpr bool is_stream = std::is_convertible_v<From, pinpool::stream_or_host>;
+static_assert(!std::is_default_constructible_v<pinpool::stream_or_host>);
+static_assert(is_stream<stream_of_a_library> && is_stream<CUstream_st *> && is_stream<pinpool::host_only_t>);
+static_assert(!is_stream<std::nullptr_t> && !is_stream<int> && !is_stream<long>);
 static_assert(!std::is_constructible_v<pinpool::pinned_memory_resource, pinpool::pool>);
+template <typename From, typename = void> struct is_recorded : std::false_type {};
+template <typename From>
+struct is_recorded<From, std::void_t<decltype(std::declval<pinpool::buffer &>().record_stream(std::declval<From>()))>>
+    : std::true_type {};
+template <typename From, typename = void> struct is_put_after : std::false_type {};
+template <typename From>
+struct is_put_after<From, std::void_t<decltype(std::declval<pinpool::buffer &>().put_after_stream(std::declval<From>()))>>
+    : std::true_type {};
+static_assert(is_recorded<CUstream_st *>::value && is_recorded<stream_of_a_library>::value);
+static_assert(is_put_after<CUstream_st *>::value && is_put_after<stream_of_a_library>::value);
+static_assert(!is_recorded<std::nullptr_t>::value && !is_recorded<int>::value);
+static_assert(!is_put_after<std::nullptr_t>::value && !is_put_after<int>::value);
+
+// A partition has no calls that only a pool can make.
+template <typename Pool, typename = void> struct trims : std::false_type {};
+template <typename Pool> struct trims<Pool, std::void_t<decltype(std::declval<Pool>().trim(0))>> : std::true_type {};
+static_assert(trims<pinpool::pool>::value && !trims<pinpool::partition>::value);
+static_assert(!std::is_convertible_v<pinpool::partition, pinpool::pool>);
 
 static void count(void *, void *counter) { ++*static_cast<int *>(counter); }
 
+// A reserve is kept, and a trim releases the rest.
+static bool keeps_its_reserve()
+{
+    pinpool::pool pool("backend=heap; max_bytes=64MiB");
+    const auto holds_8_mib = [&] { return pool.stats_json().find("\"held_bytes\":8388608,") != std::string::npos; };
+    pool.reserve(8 << 20);
+    bool is_right = holds_8_mib();
+    pool.get(16 << 20, pinpool::host_only).put();
+    is_right = is_right && !holds_8_mib();
+    pool.trim(0);
+    is_right = is_right && holds_8_mib();
+    pool.clear();
+    pool.maintain();
+    try {
+        pool.reserve(std::uint64_t{1} << 40);
+        return false;
+    } catch (const pinpool::error &error) {
+        return is_right && error.status() == PP_LIMIT;
+    }
+}
+
 int main()
 {
+    if (!keeps_its_reserve())
+        return 23;
     pinpool::buffer outlives;
     {
         pinpool::pool pool("max_bytes=64MiB; on_full=error; wait=0s; name=containers");
@@ -55,12 +98,12 @@ int main()
         if (copy != values || !pinned.is_equal(pinpool::pinned_memory_resource(pool, pinpool::host_only)))
             return 3;
         // Without a driver, the stream is refused and the memory is returned at once.
-        pinpool::pinned_memory_resource on_stream(pool, nullptr);
+        pinpool::pinned_memory_resource on_stream(pool, stream_of_a_library{});
         if (std::pmr::vector<long>(values, &on_stream) != values || pinned.is_equal(on_stream))
             return 10;
 
         try {
-            (void)pool.get(std::size_t{1} << 30, 0); // the legacy stream, as in CUDA
+            (void)pool.get(std::size_t{1} << 30, pinpool::legacy_stream);
             return 4;
         } catch (const pinpool::error &error) {
             if (error.status() != PP_LIMIT)
@@ -70,7 +113,10 @@ int main()
         try {
             std::pmr::vector<char> large(std::size_t{1} << 30, &pinned);
             return 6;
-        } catch (const std::bad_alloc &) {
+        } catch (const std::bad_alloc &error) {
+            const auto *failure = dynamic_cast<const pinpool::bad_alloc *>(&error);
+            if (failure == nullptr || failure->status() != PP_LIMIT || !std::strstr(failure->what(), "PINPOOL_MAX_BYTES"))
+                return 16;
         }
         try {
             pinpool::pool bad("max_bytes=lots");
@@ -83,8 +129,9 @@ int main()
         options.alignment = 1 << 16;
         options.timeout = std::chrono::milliseconds(-1);
         options.tag = "decode";
-        pinpool::buffer tagged = pool.get(32 << 20, pinpool::host_only, options);
-        if (reinterpret_cast<std::uintptr_t>(tagged.data()) % options.alignment != 0)
+        pool.get(32 << 20, pinpool::host_only, options).put();
+        std::optional<pinpool::buffer> tagged = pool.try_get(32 << 20, pinpool::host_only, options);
+        if (!tagged || reinterpret_cast<std::uintptr_t>(tagged->data()) % options.alignment != 0)
             return 11;
         try {
             (void)pool.get(48 << 20, pinpool::host_only, options);
@@ -97,7 +144,7 @@ int main()
         pinpool::buffer kept = pool.get(4096, pinpool::host_only);
         address = kept.data();
         try {
-            kept.put_after_stream(nullptr);
+            kept.put_after_stream(pinpool::legacy_stream);
         } catch (const pinpool::error &error) {
             if (kept.data() != address || kept.size() != 4096)
                 return 9;
@@ -109,7 +156,12 @@ int main()
         int released = 0;
         {
             // Put by the destructors, also if there is no such stream.
-            pinpool::buffer on_default = pool.get(8 << 20, nullptr);
+            pinpool::buffer on_default = pool.get(8 << 20, pinpool::host_only);
+            if (on_default.stream().handle())
+                return 17;
+            on_default.set_stream(static_cast<CUstream_st *>(nullptr));
+            if (on_default.stream().handle() != nullptr)
+                return 18;
             pinpool::buffer adopted = pool.adopt(own, sizeof own, true, count, &released, pinpool::host_only);
             if (!adopted.is_pinned() || adopted.data() != reinterpret_cast<std::byte *>(own))
                 return 14;
@@ -118,7 +170,24 @@ int main()
             return 15;
 
         std::cout << pool.stats_json() << '\n';
-        outlives = pool.partition("eval", 1 << 20).get(4096, pinpool::host_only);
+        pinpool::partition eval = pool.open_partition("eval", 1 << 20);
+        outlives = eval.get(4096, pinpool::host_only);
+        pinpool::pinned_memory_resource of_eval(eval, pinpool::host_only);
+        if (std::pmr::vector<char>(4096, &of_eval).size() != 4096 || of_eval.is_equal(pinned))
+            return 19;
+        try {
+            std::pmr::vector<char> large(2 << 20, &of_eval);
+            return 20;
+        } catch (const pinpool::bad_alloc &) {
+        }
+        pool.shutdown();
+        try {
+            (void)eval.get(4096, pinpool::host_only);
+            return 21;
+        } catch (const pinpool::error &error) {
+            if (error.status() != PP_SHUT_DOWN)
+                return 22;
+        }
     }
     std::memset(outlives.data(), 1, outlives.size()); // the pool ends after its last buffer
     return 0;

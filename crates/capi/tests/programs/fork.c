@@ -34,7 +34,7 @@ static int in_child(pp_pool *pool, void *held)
 
 static atomic_int is_over;
 
-/* Gets of which the limit serves two at once. */
+/* Requests; the limit has room for two at a time. */
 static void *use(void *pool)
 {
     void *ptr;

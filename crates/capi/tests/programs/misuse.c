@@ -17,6 +17,34 @@ static void expect(int line, pp_status found, pp_status wanted, const char *word
 }
 #define EXPECT(call, wanted, word) expect(__LINE__, (call), (wanted), (word))
 
+static void count(void *ptr, void *counter)
+{
+    (void)ptr;
+    ++*(int *)counter;
+}
+
+/* Adopted memory is returned like a buffer, and released once. */
+static void adopt(pp_pool *pool)
+{
+    char memory[100], *json;
+    int released = 0, is_pinned = 0;
+    EXPECT(pp_adopt(pool, memory, SIZE_MAX, 1, count, &released), PP_INVALID_ARGUMENT, NULL); /* leaves the address free */
+    EXPECT(pp_adopt(pool, memory, 100, 1, count, &released), PP_OK, NULL);
+    EXPECT(pp_adopt(pool, memory, 100, 1, count, &released), PP_INVALID_ARGUMENT, "is in use");
+    EXPECT(pp_adopt(pool, NULL, 100, 1, count, &released), PP_INVALID_ARGUMENT, "`ptr` is NULL");
+    EXPECT(pp_adopt(pool, memory, 0, 1, count, &released), PP_INVALID_ARGUMENT, "`bytes` is 0");
+    EXPECT(pp_adopt(pool, memory, 100, 1, NULL, &released), PP_INVALID_ARGUMENT, "`on_release` is NULL");
+    EXPECT(pp_stats_json(pool, &json), PP_OK, NULL);
+    if (strstr(json, "\"adopted\":1,") == NULL || strstr(json, "\"held_bytes\":0,") == NULL)
+        exit(4);
+    pp_string_free(json);
+    EXPECT(pp_is_pinned(pool, memory, &is_pinned), PP_OK, NULL);
+    EXPECT(pp_put(pool, memory), PP_OK, NULL);
+    EXPECT(pp_put(pool, memory), PP_UNKNOWN_POINTER, NULL);
+    if (is_pinned != 1 || released != 1)
+        exit(5);
+}
+
 int main(void)
 {
     pp_pool *pool = NULL, *other = NULL;
@@ -33,12 +61,19 @@ int main(void)
     EXPECT(pp_pool_open("max_bytes=1GiB; MAX_BYTES=2GiB", &pool), PP_INVALID_SETTING,
            "PINPOOL_MAX_BYTES=2GiB: already set to 1GiB; leave one of the two out");
     EXPECT(pp_pool_open("backend=heap", NULL), PP_INVALID_ARGUMENT, "`pool` is NULL");
+    pool = (pp_pool *)(void *)&local;
+    EXPECT(pp_pool_open("name=\xff\xfe", &pool), PP_INVALID_ARGUMENT, "`config` is not UTF-8");
+    if (pool != NULL)
+        return 7;
     EXPECT(pp_get(NULL, 1, &ptr), PP_INVALID_ARGUMENT, "`pool` is NULL");
     EXPECT(pp_get((pp_pool *)(void *)&local, 1, &ptr), PP_UNKNOWN_POOL, "not a handle");
 
     EXPECT(pp_pool_open("backend=heap; max_bytes=8MiB; on_full=error", &pool), PP_OK, NULL);
     EXPECT(pp_pool_open("backend=heap; max_bytes=8MiB", &other), PP_OK, NULL);
+    adopt(pool);
+    EXPECT(pp_pool_shutdown(NULL), PP_INVALID_ARGUMENT, "`pool` is NULL");
     EXPECT(pp_get(pool, 100, NULL), PP_INVALID_ARGUMENT, "`ptr` is NULL");
+    EXPECT(pp_try_get_with(pool, 100, NULL, &ptr), PP_INVALID_ARGUMENT, "`options` is NULL");
     EXPECT(pp_get(pool, SIZE_MAX, &ptr), PP_INVALID_ARGUMENT, "a buffer holds at most");
     options.timeout_ms = 0;
     EXPECT(pp_get_with(pool, 16 << 20, &options, &ptr), PP_LIMIT, "PINPOOL_MAX_BYTES");
@@ -48,6 +83,20 @@ int main(void)
     if (ptr != NULL)
         return 2;
     EXPECT(pp_put(pool, NULL), PP_OK, NULL);
+    EXPECT(pp_put_after_stream(pool, NULL, NULL), PP_OK, NULL);
+    EXPECT(pp_put_after_event(pool, NULL, NULL), PP_OK, NULL);
+    EXPECT(pp_record_stream(pool, NULL, NULL), PP_OK, NULL);
+    options.tag = "decode";
+    options.alignment = 1 << 16;
+    EXPECT(pp_try_get_with(pool, 3 << 20, &options, &ptr), PP_NONE_IDLE, NULL);
+    EXPECT(pp_get_with(pool, 3 << 20, &options, &ptr), PP_OK, NULL);
+    EXPECT(pp_put(pool, ptr), PP_OK, NULL);
+    EXPECT(pp_try_get_with(pool, 3 << 20, &options, &ptr), PP_OK, NULL);
+    if ((uintptr_t)ptr % options.alignment != 0)
+        return 6;
+    options.tag = NULL;
+    EXPECT(pp_get_with(pool, 7 << 20, &options, &again), PP_LIMIT, "decode");
+    EXPECT(pp_put(pool, ptr), PP_OK, NULL);
 
     EXPECT(pp_get(pool, 100000, &ptr), PP_OK, NULL);
     memset(ptr, 1, 100000);
@@ -62,10 +111,10 @@ int main(void)
 
     EXPECT(pp_pool_close(pool), PP_OK, NULL);
     memset(again, 2, 100000);
-    EXPECT(pp_get(pool, 1, &ptr), PP_UNKNOWN_POOL, "closed already");
+    EXPECT(pp_get(pool, 1, &ptr), PP_UNKNOWN_POOL, "already closed");
     EXPECT(pp_put(pool, again), PP_OK, NULL);
-    EXPECT(pp_put(pool, again), PP_UNKNOWN_POOL, "closed already");
-    EXPECT(pp_pool_close(pool), PP_UNKNOWN_POOL, "closed already");
+    EXPECT(pp_put(pool, again), PP_UNKNOWN_POOL, "already closed");
+    EXPECT(pp_pool_close(pool), PP_UNKNOWN_POOL, "already closed");
     EXPECT(pp_pool_close(other), PP_OK, NULL);
     return 0;
 }

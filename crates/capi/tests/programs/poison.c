@@ -35,14 +35,14 @@ int main(int count, char **arguments)
     OK(pp_get(pool, 5000, &data));
     bytes = data;
     bytes[4999] = 1;
-    if (strcmp(mode, "behind the length") == 0)
+    if (strcmp(mode, "past the length") == 0)
         bytes[5000] = 1;
     OK(pp_put(pool, data));
     if (strcmp(mode, "after put") == 0)
         bytes[0] = 1;
     OK(pp_get(pool, 4990, &data));
     bytes = data;
-    if (strcmp(mode, "behind a shorter one") == 0)
+    if (strcmp(mode, "past a shorter length") == 0)
         bytes[4999] = 1;
     OK(pp_put(pool, data));
     if (strcmp(mode, "adopted") == 0) {

@@ -76,8 +76,8 @@ impl Column {
         let driver_seconds = outcome.driver_seconds(costs.pin, costs.unpin, costs.move_scale);
         Ok(Self {
             set: set.to_owned(),
-            misses: outcome.gets.saturating_sub(outcome.front_hits),
-            driver_calls: outcome.page_locks + outcome.releases,
+            misses: outcome.gets.saturating_sub(outcome.hits),
+            driver_calls: outcome.pin_calls + outcome.releases,
             driver_seconds,
             lost_seconds: driver_seconds + outcome.waited_us as f64 / 1e6,
             waste_bytes: outcome.peak_pinned_bytes.saturating_sub(outcome.asked_at_peak_bytes),
@@ -100,9 +100,9 @@ const ROWS: [(&str, Cell); 12] = [
     ("ends after seconds", |c| format!("{:.1}", c.outcome.ended_us as f64 / 1e6)),
     ("requests", |c| grouped(c.outcome.gets)),
     ("misses", |c| grouped(c.misses)),
-    ("pins", |c| grouped(c.outcome.page_locks)),
+    ("pins", |c| grouped(c.outcome.pin_calls)),
     ("waits", |c| grouped(c.outcome.waits)),
-    ("not served in time", |c| grouped(c.outcome.fallbacks)),
+    ("not served in time", |c| grouped(c.outcome.timeouts)),
     ("most held", |c| size(c.outcome.peak_pinned_bytes)),
     ("mean held", |c| size(c.outcome.mean_pinned_bytes)),
     ("limit", |c| c.outcome.max_bytes.map_or("none".to_owned(), size)),

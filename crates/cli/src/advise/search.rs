@@ -178,8 +178,7 @@ impl<'a> Search<'a> {
 
     /// Returns whether `cost` is no worse than the cost of the given settings.
     fn is_better(&self, cost: &Column, as_given: &Column) -> bool {
-        let loses_more =
-            cost.lost_seconds > as_given.lost_seconds || cost.outcome.fallbacks > as_given.outcome.fallbacks;
+        let loses_more = cost.lost_seconds > as_given.lost_seconds || cost.outcome.timeouts > as_given.outcome.timeouts;
         // Waits depend on how threads meet. A program without waits is given no settings with waits.
         if loses_more || (as_given.outcome.waits == 0 && cost.outcome.waits > 0) {
             return false;

@@ -292,7 +292,7 @@ fn memory_repinned_for_each_evaluation_gets_a_reserve() {
     let workload = Workload::from_recording(&recording).unwrap();
     let better = super::search(&workload, &[], &ProgressBar::hidden()).unwrap().advised.unwrap();
     assert!(better.settings.iter().any(|(name, _)| *name == "PINPOOL_RESERVE"), "{better:?}");
-    assert_eq!(better.cost.outcome.page_locks, 1, "{better:?}");
+    assert_eq!(better.cost.outcome.pin_calls, 1, "{better:?}");
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn is_advised(what: &str, workload: &Workload) -> bool {
     };
     let (given, advised) = (play(&[]), play(&set));
     let [peak, peak_given] = [&advised, &given].map(|cost| cost.outcome.peak_pinned_bytes);
-    let [late, late_given] = [&advised, &given].map(|cost| cost.outcome.fallbacks);
+    let [late, late_given] = [&advised, &given].map(|cost| cost.outcome.timeouts);
     let is_larger = peak as f64 > peak_given as f64 * 1.02;
     let costs_more = advised.lost_seconds > given.lost_seconds || late > late_given;
     let is_exact =

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use pinpool::{Backend, Completion, Error, Limit, Pool, Preset};
-use pinpool_loader::{Destination, SinkDestination};
+use pinpool_loader::{Destination, LoadedBatch, SinkDestination};
 use pinpool_os::format::Size;
 use serde_json::{Value, json};
 
@@ -131,7 +131,7 @@ fn copies(pool: &Pool, len: usize, to: &mut dyn Destination) -> Result<f64> {
     while begun.elapsed() < COPYING {
         for (lane, running) in running.iter_mut().enumerate() {
             running.take().as_ref().map_or(Ok(()), Completion::wait)?;
-            *running = Some(to.send(lane, pool.get(len)?)?);
+            *running = Some(to.send(lane, &LoadedBatch::default(), pool.get(len)?)?);
             copied += len as u64;
         }
     }

@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 
 use pinpool::unstable::config::text::{ParseError, parse_bytes, parse_duration};
 use pinpool::{PinnedBy, Pool};
-use pinpool_loader::{Catalog, Destination, LoadOptions, LoadOutcome, LoadSummary, Loader, SinkDestination, StopFlag};
+use pinpool_loader::{
+    Catalog, Destination, ListOptions, LoadOptions, LoadOutcome, LoadSummary, Loader, SinkDestination, StopFlag,
+};
 use serde_json::json;
 
 use self::failures::Reporter;
@@ -206,7 +208,9 @@ impl LoadArgs {
         if self.paths.is_empty() {
             Catalog::synthetic(self.synthetic.unwrap_or(SYNTHETIC_FILES), 0)
         } else {
-            Catalog::from_paths(&self.paths, self.containers, stop)
+            let mut options = ListOptions::default();
+            (options.open_containers, options.stop) = (self.containers, stop.clone());
+            options.from_paths(&self.paths)
         }
     }
 
@@ -222,7 +226,7 @@ impl LoadArgs {
         options.epochs = self.epochs;
         options.shuffle_seed = self.shuffle;
         options.verify = self.verify;
-        options.strict = self.strict;
+        options.stop_at_failure = self.strict;
         options
     }
 

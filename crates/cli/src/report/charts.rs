@@ -39,9 +39,9 @@ fn sum((_, pools): &Sample<'_>, value: impl Fn(&Snapshot) -> u64) -> u64 {
     pools.iter().map(|(_, of)| value(of)).fold(0, u64::saturating_add)
 }
 
-/// Returns the sum of the limits, or `None` if a pool has no limit.
+/// Returns the sum of the limits, or `None` if a pool has no limit or all pools have ended.
 fn limit((_, pools): &Sample<'_>) -> Option<u64> {
-    pools.iter().try_fold(0_u64, |sum, (_, of)| Some(sum.saturating_add(of.max_bytes?)))
+    pools.iter().try_fold(0_u64, |sum, (_, of)| Some(sum.saturating_add(of.max_bytes?))).filter(|&sum| sum > 0)
 }
 
 fn in_use(of: &Snapshot) -> u64 {
@@ -139,7 +139,7 @@ impl<'a> Charts<'a> {
             self.line("free", "area", |now| now.free_bytes),
         ];
         // Pools that have not started or have ended add nothing to the sum, so the maximum is the limit of all pools.
-        let max = self.samples.iter().filter_map(limit).max().filter(|&max| max > 0);
+        let max = self.samples.iter().filter_map(limit).max();
         // A limit far above the held bytes would make the areas flat.
         if max.is_some_and(|max| max / 4 <= held) {
             let limits = self.samples.iter().filter_map(|sample| Some((sample.0, limit(sample)? as f64)));
@@ -165,14 +165,16 @@ impl<'a> Charts<'a> {
         type Part = (&'static str, fn(&Snapshot) -> u64);
         let parts: [Part; 3] =
             [("waiting", |now| now.waiting_ns), ("pinning", |now| now.pinning_ns), ("remapping", |now| now.moving_ns)];
-        let parts = parts.into_iter().filter(|(_, ns)| sum(last, ns) > 0);
-        let words: Vec<_> = parts.clone().map(|(name, ns)| format!("{name} {}", seconds(sum(last, ns)))).collect();
+        let is_lost = |&(_, ns): &Part| sum(last, ns) > 0;
+        let total = |(name, ns): &Part| format!("{name} {}", seconds(sum(last, ns)));
+        let words: Vec<_> = parts.iter().filter(|part| is_lost(part)).map(total).collect();
         let sums: Vec<_> = self.samples.iter().step_by(LOST_PARTS).collect();
-        let grown = |(name, ns): Part| {
+        // A part without a loss has no points, and keeps its color free.
+        let grown = |part @ (name, ns): Part| {
             let seconds = |pair: &[&Sample<'_>]| sum(pair[1], ns).saturating_sub(sum(pair[0], ns)) as f64 * 1e-9;
-            line(name, "area", sums.windows(2).map(|pair| (pair[0].0, seconds(pair))))
+            line(name, "area", sums.windows(2).filter(|_| is_lost(&part)).map(|pair| (pair[0].0, seconds(pair))))
         };
-        let series: Vec<_> = parts.map(grown).collect();
+        let series = parts.map(grown);
         let words = format!("All threads together lost {}: {}.", seconds(lost_ns), words.join(", "));
         let name = format!("lost in each {}th of the time", PARTS / LOST_PARTS);
         Some(self.figure("lost", "Time lost", words, vec![panel(&name, "seconds", &series, false)]))
@@ -185,7 +187,7 @@ impl<'a> Charts<'a> {
             let limit = |(x, of): &(f64, Snapshot)| Some((*x, of.pool_size_limit? as f64));
             let points: Vec<_> = pool.points.iter().filter_map(limit).collect();
             let (Some((_, first)), Some((_, last))) = (points.first(), points.last()) else { continue };
-            words += &format!("The limit of {} is {first} at first and {last} at the end. ", pool.name);
+            words += &format!("The limit on idle buffers of {} is {first} at first and {last} at the end. ", pool.name);
             raises.extend(points.windows(2).filter(|pair| pair[1].1 > pair[0].1).map(|pair| pair[1]));
             lines.push(line(&format!("limit of {}", pool.name), "steps", points));
         }
@@ -198,7 +200,8 @@ impl<'a> Charts<'a> {
             panel("limit on idle buffers", "count", &lines, false),
             panel("evictions so far", "count", &[self.line("evictions", "steps", |now| now.evicted)], false),
         ];
-        Some(self.figure("limit", "Limit and evictions", format!("{words}{} evictions.", grouped(evicted)), panels))
+        words += &format!("{} evictions.", grouped(evicted));
+        Some(self.figure("limit", "Limit on idle buffers, and evictions", words, panels))
     }
 
     /// Returns a chart with a panel for each of the largest owners, the largest first.
@@ -235,10 +238,12 @@ impl<'a> Charts<'a> {
 
     fn facts(&self) -> Vec<(&'static str, String)> {
         let Some(last) = self.samples.last() else { return Vec::new() };
-        let (requests, misses) = (sum(last, |now| now.requests), sum(last, |now| now.misses + now.failed_requests));
+        let (requests, misses) = (sum(last, |now| now.requests), sum(last, |now| now.misses));
+        // As in the statistics, the hit rate is over the requests that were served.
+        let served = requests.saturating_sub(sum(last, |now| now.failed_requests));
         let mut facts = vec![("requests", grouped(requests)), ("evictions", grouped(sum(last, |now| now.evicted)))];
-        if requests > 0 {
-            facts.insert(1, ("hit rate", percent(requests.saturating_sub(misses), requests)));
+        if served > 0 {
+            facts.insert(1, ("hit rate", percent(served.saturating_sub(misses), served)));
         }
         let held = self.peak(|now| now.held_bytes);
         if held > 0 {
@@ -264,8 +269,5 @@ fn diagnoses(all: &[DiagnosisText]) -> Vec<Value> {
         json!({ "name": name, "lines": lines, "is_alarm": one.is_alarm })
     };
     let shown: Vec<_> = all.iter().take(alarms.clamp(1, ALARMS_MAX)).map(diagnosis).collect();
-    match shown.is_empty() {
-        true => vec![json!({ "name": "unknown", "lines": [TOO_SHORT], "is_alarm": false })],
-        false => shown,
-    }
+    if shown.is_empty() { vec![json!({ "name": "unknown", "lines": [TOO_SHORT], "is_alarm": false })] } else { shown }
 }

@@ -109,7 +109,7 @@ function draw(figure, panel, parent) {
   const at = order.map((one, index) => (one.shape === "area" ? last - index : index));
   const series = at.map((index, row) => {
     const one = order[index];
-    const color = isMark(one) ? alarm : COLORS[mode][index % 6];
+    const color = isMark(one) ? alarm : COLORS[mode][panel.series.indexOf(one) % 6];
     return {
       label: one.name,
       stroke: color,
@@ -132,12 +132,13 @@ function draw(figure, panel, parent) {
     title: panel.y.name,
     tzDate: (time) => uPlot.tzDate(new Date(time * 1e3), "UTC"),
     cursor: { y: false, sync: { key: figure.id } },
+    legend: { markers: { fill: (_, row) => series[row - 1].points.fill ?? series[row - 1].fill } },
     scales: {
       x: { time: isClock },
       y: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] },
     },
     axes: [
-      { stroke: ink, grid, ticks: grid, ...(isClock ? {} : { incrs: TICKS[x.unit], values: (_, all) => all.map((value) => (value == null ? "" : text(x.unit, value))) }) },
+      { stroke: ink, grid, ticks: grid, ...(isClock ? { space: 90 } : { incrs: TICKS[x.unit], values: (_, all) => all.map((value) => (value == null ? "" : text(x.unit, value))) }) },
       { stroke: ink, grid, ticks: grid, size: 76, incrs: TICKS[panel.y.unit], values: (_, all) => all.map((value) => text(panel.y.unit, value)) },
     ],
     series: [{ label: isClock ? `${x.name} (UTC)` : x.name, ...(isClock ? {} : { value: (_, value) => text(x.unit, value) }) }, ...series],

@@ -57,8 +57,7 @@ fn text(report: &SharedLimitReport) -> String {
         [vec![pool.to_owned(), format!("{}{away}", owner.pid)], bytes.to_vec()].concat()
     };
     let rows: Vec<_> = std::iter::once(title).chain(report.owners.iter().map(row)).collect();
-    let head = format!("shared limit {}: {limit}, held {}\n", report.name, Size(report.held_bytes));
-    head + &columns(&rows)
+    format!("shared limit {}: {limit}, held {}\n", report.name, Size(report.held_bytes)) + &columns(&rows)
 }
 
 fn row(series: &Series, of: &DiagnosisText) -> Option<Vec<String>> {

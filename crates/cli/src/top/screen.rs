@@ -161,9 +161,10 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snapsh
         row("evictions", |now| now.evicted),
         row("delayed", |now| now.delayed_requests),
     ];
-    let hit_rate = |hits: f64, requests: f64| percent((requests > 0.0).then(|| (hits / requests * 100.0).min(100.0)));
-    let recent = hit_rate(pool.rate(hits), pool.rate(|now| now.requests));
-    let all = hit_rate(hits(now) as f64, now.requests as f64);
+    let served = |now: &Snapshot| now.requests.saturating_sub(now.failed_requests);
+    let hit_rate = |hits: f64, served: f64| percent((served > 0.0).then(|| (hits / served * 100.0).min(100.0)));
+    let recent = hit_rate(pool.rate(hits), pool.rate(served));
+    let all = hit_rate(hits(now) as f64, served(now) as f64);
     let limit = now.pool_size_limit.map_or_else(|| "none".to_owned(), |limit| format!("{} buffers", grouped(limit)));
     let right = [
         format!("hit rate   {recent}, all {all}"),
@@ -229,8 +230,9 @@ mod tests {
             idle_bytes: 200 << 20,
             free_bytes: 124 << 20,
             max_bytes: Some(2 << 30),
-            requests: 4100,
+            requests: 4200,
             misses: 90,
+            failed_requests: 100,
             pin_calls: 12,
             pinning_ns: 250_000_000,
             pool_size_limit: Some(110),
@@ -272,7 +274,7 @@ mod tests {
                 "0 to 250.0ms",
                 "Held: 1.0GiB",
                 "0 to 1.0GiB",
-                "requests      4,000 /s         4,100 total",
+                "requests      4,100 /s         4,200 total",
                 "max idle   110 buffers",
                 "pins           12.0 /s",
                 "oldest copy: 1.2s on stream_id=48879",

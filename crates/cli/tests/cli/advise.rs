@@ -152,8 +152,7 @@ fn the_advice_costs_no_more_when_replayed_and_less_memory_costs_more() {
     let limits: Vec<_> = points.iter().map(|point| point["max_bytes"].as_u64().unwrap()).collect();
     assert!(limits.is_sorted() && limits.contains(&max_bytes), "{limits:?}");
 
-    let less = format!("MAX_BYTES={}", peak * 4 / 5);
-    let played = on("replay", &path, &["--json", "--set", &less]).figures();
+    let played = on("replay", &path, &["--json", "--set", &format!("MAX_BYTES={}", peak * 4 / 5)]).figures();
     assert!(played["waits"].as_u64().unwrap() > 1000, "{played}");
 
     let text = on("advise", &path, &["--set", "idle_timeout=5min"]).stdout;

@@ -33,7 +33,7 @@ fn leaking(path: &Path) -> Recording {
         clock.advance_us(600_000_000 / GETS as u64);
         run_due_work(&pool);
     }
-    // A pool with buffers out has no end, and a new file has no head.
+    // The recording has no end record while buffers are in use, and a new file has no header yet.
     let is_get = |event: &Event| matches!(event, Event::Get { .. });
     let gets = |read: Recording| read.records.iter().filter(|record| is_get(&record.event)).count();
     until("the gets are in the file", || read_recording(path).map_or(0, gets) == GETS);
@@ -71,8 +71,7 @@ fn a_leak_is_named_by_the_function_that_got_it() {
 fn load_keeps_call_stacks_if_asked_and_a_retired_setting_is_a_warning() {
     let (_dir, path) = scratch("t.trace");
     let load = ["load", "--synthetic", "2", "--call-stacks", "1", "--set", "CALL_STACKS=7,BACKEND=heap", "--record"];
-    let ran = finish(pinpool(&load).arg(&path)).exits(0);
-    ran.check_stderr(
+    finish(pinpool(&load).arg(&path)).exits(0).check_stderr(
         "PINPOOL_CALL_STACKS=7: retired and ignored; set call_stacks in Rust or C, or use `pinpool load --call-stacks`",
     );
     let sampled = |event: &Event| matches!(event, Event::Sampled { .. });

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::load::mock_driver;
 use crate::tool::{Ran, finish, number, pinpool};
 
-/// `load --verify` to the mock device, which reports wrong uses at the end.
+/// `load --verify` to the mock device, which reports misuses at the end.
 fn load(lib: &Path, backend: &str, args: &[&str]) -> Ran {
     let mut command = pinpool(&["load", "--json", "--verify", "--require-gpu", "--set", &format!("BACKEND={backend}")]);
     command.args(args).env("LD_LIBRARY_PATH", lib).env("MOCK_DRIVER_REPORT", "stderr");
@@ -22,7 +22,7 @@ fn check(ran: &Ran, backend: &str, files: u64) {
     assert!(printed["failed_files"] == 0 && printed["stats"]["requests"]["pageable"] == 0, "{printed}");
     assert_eq!(printed["verified_batches"], printed["batches"]);
     assert_eq!(printed["ended"], "complete");
-    ran.check_stderr(" 0 wrong uses");
+    ran.check_stderr(" 0 misuses");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -9,7 +10,7 @@ use tempfile::TempDir;
 use crate::TREND;
 use crate::record::recorded_load;
 use crate::tf_lines::{AFTER, RAISE, after, public_rows};
-use crate::tool::{Ran, finish, pinpool, recorded_pools, run, scratch, written};
+use crate::tool::{Ran, finish, heap, pinpool, recorded_pools, run, scratch, written};
 
 pub(crate) fn report(input: &Path, output: &Path) -> Ran {
     finish(pinpool(&["report"]).arg(input).arg("-o").arg(output))
@@ -67,7 +68,7 @@ fn two_pools_have_series_of_different_names() {
         assert!(points(&page, "limit", name) > 0, "{name}");
     }
     assert_eq!(points(&page, "limit", "raise"), 2);
-    assert!(page.contains("The limit of pool 1 is 100 at first and 110 at the end. "), "{page}");
+    assert!(page.contains("The limit on idle buffers of pool 1 is 100 at first and 110 at the end. "), "{page}");
 }
 
 #[test]
@@ -101,6 +102,17 @@ fn a_recording_has_its_bytes_and_its_pin_times() {
         assert!(points(&page, id, name) > 0, "{id}: {name}");
     }
     assert!(page.contains("backend heap, recorded by pinpool") && page.contains(" held; no limit."), "{page}");
+}
+
+#[test]
+fn the_hit_rate_is_over_the_requests_that_were_served() {
+    let (_dir, path) = scratch("t.gz");
+    let pool = heap().max_bytes(1 << 20).wait(Duration::ZERO).trace(path.clone()).build().unwrap();
+    drop(pool.get(1 << 20).unwrap());
+    let held = pool.get(1 << 20).unwrap();
+    assert!(pool.get(1 << 20).is_err());
+    drop((held, pool));
+    assert_eq!(data(&page(&path))["facts"][1], serde_json::json!(["hit rate", "50 %"]));
 }
 
 #[test]

@@ -96,11 +96,26 @@ impl DecodedField {
     }
 }
 
-/// Returns the failure of the first file that lacks a field of `decode`. Members of containers are not checked.
-pub fn first_undecodable(decode: &[DecodedField], catalog: &Catalog) -> Option<Failure> {
-    let files = catalog.samples().iter().enumerate().filter(|(_, sample)| sample.member.is_none());
-    let cause = |sample| decode.iter().find_map(|field| field.of(catalog, sample).err());
-    files.into_iter().find_map(|(number, sample)| Some(catalog.failure(number, cause(sample)?)))
+impl Catalog {
+    /// Returns the failure of the first file that lacks a field of `decode`. Members of containers are not checked.
+    pub fn first_undecodable(&self, decode: &[DecodedField]) -> Option<Failure> {
+        let files = self.samples().iter().enumerate().filter(|(_, sample)| sample.member.is_none());
+        let cause = |sample| decode.iter().find_map(|field| field.of(self, sample).err());
+        files.into_iter().find_map(|(number, sample)| Some(self.failure(number, cause(sample)?)))
+    }
+}
+
+impl Sample {
+    /// Returns the undecoded fields: their names, and their bytes within the sample's part of a batch. Returns all fields if
+    /// nothing is decoded.
+    pub fn kept_fields<'a>(&'a self, decode: &'a [DecodedField]) -> impl Iterator<Item = (&'a str, Range<u64>)> {
+        let mut end = 0;
+        undecoded_fields(decode, self).map(move |(name, bytes)| {
+            let start = end;
+            end += bytes.end - bytes.start;
+            (name, start..end)
+        })
+    }
 }
 
 /// Returns the undecoded fields of a sample: their names, and their bytes in the sample.
@@ -112,16 +127,5 @@ pub(super) fn undecoded_fields<'a>(
     sample.fields().filter(move |(name, _)| {
         let decoder = decode.iter().zip(&mut taken).find(|(field, is_taken)| !**is_taken && field.has_name(name));
         decoder.map(|(_, is_taken)| *is_taken = true).is_none()
-    })
-}
-
-/// Returns the undecoded fields of a sample: their names, and their bytes within the sample's part of a batch. Returns all
-/// fields if nothing is decoded.
-pub fn kept_fields<'a>(decode: &'a [DecodedField], sample: &'a Sample) -> impl Iterator<Item = (&'a str, Range<u64>)> {
-    let mut end = 0;
-    undecoded_fields(decode, sample).map(move |(name, bytes)| {
-        let start = end;
-        end += bytes.end - bytes.start;
-        (name, start..end)
     })
 }

@@ -38,12 +38,9 @@ fn batches_come_in_order_with_their_samples_and_bytes() {
         assert_eq!(batch.parts.len(), if number % 3 == 2 { 1 } else { 4 });
         let mut end = 0;
         for (at, part) in batch.parts.iter().enumerate() {
-            let (sample, len) = (first + at, catalog.samples()[first + at].len_bytes);
-            assert_eq!(
-                (part.sample, part.sample_offset, part.range.len() as u64, part.range.start),
-                (sample, 0, len, end)
-            );
-            assert!(bytes[part.range.clone()].iter().all(|byte| usize::from(*byte) == sample));
+            let (id, len) = (first + at, catalog.samples()[first + at].len_bytes);
+            assert_eq!((part.sample, part.sample_offset, part.range.len() as u64, part.range.start), (id, 0, len, end));
+            assert!(bytes[part.range.clone()].iter().all(|byte| usize::from(*byte) == id));
             assert_eq!(part.checksum, Some(xxhash_rust::xxh3::xxh3_64(&bytes[part.range.clone()])));
             end = part.range.end;
         }
@@ -57,9 +54,7 @@ fn batches_come_in_order_with_their_samples_and_bytes() {
 fn the_iterator_and_a_run_have_the_same_batches() {
     let catalog = Catalog::synthetic(40, 3);
     let options = options(|o| {
-        o.batch_samples = None;
-        o.batch_bytes = NonZeroU64::new(90_000);
-        (o.shuffle_seed, o.epochs) = (Some(4), 2);
+        (o.batch_samples, o.batch_bytes, o.shuffle_seed, o.epochs) = (None, NonZeroU64::new(90_000), Some(4), 2);
     });
     let mut destination = FaultyDestination::new();
     let (summary, _) = run(&catalog, options.clone(), &mut destination);
@@ -79,9 +74,7 @@ fn shards_are_disjoint_and_together_each_epoch() {
         for world in [1, 2, 3, 8, 23, 40] {
             let mut epochs = vec![Vec::new(); 3];
             for rank in 0..world {
-                let options = options(|o| {
-                    (o.epochs, o.shuffle_seed, o.rank) = (3, seed, Rank::new(rank, world));
-                });
+                let options = options(|o| (o.epochs, o.shuffle_seed, o.rank) = (3, seed, Rank::new(rank, world)));
                 let mut lens = [0; 3];
                 for batch in reader(&pool, &catalog, options) {
                     let epoch = usize::try_from(batch.epoch).unwrap();

@@ -82,11 +82,7 @@ fn samples_of_compressed_archives_arrive_in_order() {
     assert_eq!(catalog.samples()[0].fields().collect::<Vec<_>>(), [("jpg", 0..47), ("cls", 47..50)]);
     let expected = whole(&numbers).into_iter().collect::<Vec<_>>();
     for (samples, bytes) in [(4, None), (1, None), (100, None), (4, NonZeroU64::new(100))] {
-        let options = options(|options| {
-            options.batch_samples = NonZeroU64::new(samples);
-            options.batch_bytes = bytes;
-            options.epochs = 2;
-        });
+        let options = options(|o| (o.batch_samples, o.batch_bytes, o.epochs) = (NonZeroU64::new(samples), bytes, 2));
         let (batches, failures) = batches_of(&pool(1 << 30), &catalog, options);
         assert!(failures.is_empty(), "{failures:?}");
         let mut arrived: Vec<(String, Vec<u8>)> = Vec::new();
@@ -126,10 +122,8 @@ fn shuffled_shards_are_mixed_and_each_keeps_its_order() {
     let (_dir, paths) = shards(&numbers);
     let catalog = listed(&paths, false);
     let load = |seed, epochs, workers| {
-        let options = options(|options| {
-            options.shuffle_seed = Some(seed);
-            options.epochs = epochs;
-            options.workers = NonZeroUsize::new(workers).unwrap();
+        let options = options(|o| {
+            (o.shuffle_seed, o.epochs, o.workers) = (Some(seed), epochs, NonZeroUsize::new(workers).unwrap());
         });
         let (batches, failures) = batches_of(&pool(1 << 30), &catalog, options);
         assert!(failures.is_empty(), "{failures:?}");
@@ -158,10 +152,7 @@ fn ranks_share_compressed_shards_whole() {
     let catalog = listed(&paths, false);
     let mut arrived = Vec::new();
     for rank in 0..2 {
-        let options = options(|options| {
-            options.rank = pinpool_loader::Rank::new(rank, 2);
-            options.shuffle_seed = Some(5);
-        });
+        let options = options(|o| (o.rank, o.shuffle_seed) = (pinpool_loader::Rank::new(rank, 2), Some(5)));
         let (batches, _) = batches_of(&pool(1 << 30), &catalog, options);
         let names: Vec<_> = batches.into_iter().flatten().map(|(name, _)| name).collect();
         let shards: std::collections::BTreeSet<_> = names.iter().map(|name| name.split('/').next().unwrap()).collect();
@@ -283,8 +274,8 @@ fn data_far_longer_than_the_pool_passes_through_it() {
 #[test]
 fn a_stop_ends_the_listing() {
     let (_dir, paths) = shards(&[3]);
-    let stop = StopFlag::new();
-    stop.raise();
-    let catalog = Catalog::from_paths(&paths, false, &stop);
+    let options = ListOptions::default();
+    options.stop.raise();
+    let catalog = options.from_paths(&paths);
     assert!(catalog.samples().is_empty() && catalog.failures().is_empty());
 }

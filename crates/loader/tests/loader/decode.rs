@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pinpool::{Backend, Pool};
-use pinpool_loader::{Catalog, Decode, DecodedField, LoadOptions, LoadedBatch, Loader, StopFlag, kept_fields};
+use pinpool_loader::{Catalog, Decode, DecodedField, LoadOptions, LoadedBatch, Loader};
 
 /// The first `0` bytes of a field, backwards; a shorter one is damaged.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ fn field(names: &str, len: usize) -> DecodedField {
 }
 
 fn loaded(paths: &[&Path], decode: Vec<DecodedField>, batch_samples: u64) -> (Catalog, Vec<LoadedBatch>) {
-    let catalog = Catalog::from_paths(paths, false, &StopFlag::new());
+    let catalog = Catalog::from_paths(paths);
     assert!(catalog.failures().is_empty());
     let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
     let mut options = LoadOptions::default();
@@ -65,10 +65,10 @@ fn decoded_fields_are_arrays_followed_by_the_other_fields() {
     assert_eq!(batches[0].arrays, [0..4, 64..66]);
     assert_eq!((&first[..4], &first[64..66]), (&b"dcba"[..], &b"vu"[..]));
     assert_eq!(&first[batches[0].parts[0].range.clone()], b"10first");
-    assert_eq!(kept_fields(&decode, &catalog.samples()[0]).collect::<Vec<_>>(), [("cls", 0..2), ("txt", 2..7)]);
+    assert_eq!(catalog.samples()[0].kept_fields(&decode).collect::<Vec<_>>(), [("cls", 0..2), ("txt", 2..7)]);
     let second = bytes(&batches[1]);
     assert_eq!((&second[..4], &second[batches[1].parts[0].range.clone()]), (&b"jihg"[..], &b"2"[..]));
-    let all: Vec<_> = kept_fields(&[], &catalog.samples()[0]).map(|(name, bytes)| (name.to_owned(), bytes)).collect();
+    let all: Vec<_> = catalog.samples()[0].kept_fields(&[]).map(|(name, bytes)| (name.to_owned(), bytes)).collect();
     assert_eq!(all, catalog.samples()[0].fields().map(|(name, bytes)| (name.to_owned(), bytes)).collect::<Vec<_>>());
 }
 
@@ -78,7 +78,7 @@ fn a_failed_sample_is_named_and_leaves_no_row() {
     for (name, bytes) in [("a.bin", "abc"), ("b.bin", "d"), ("c.txt", "efg"), ("d.BIN", "hij")] {
         fs::write(folder.path().join(name), bytes).unwrap();
     }
-    let catalog = Catalog::from_paths(&[folder.path()], false, &StopFlag::new());
+    let catalog = Catalog::from_paths(&[folder.path()]);
     let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
     let mut options = LoadOptions::default();
     options.decode = vec![field("bin", 2)];

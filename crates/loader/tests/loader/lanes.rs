@@ -9,17 +9,13 @@ use super::*;
 struct TwoLanes([(SinkStream, SinkMemory); 2]);
 
 impl Destination for TwoLanes {
-    fn name(&self) -> String {
-        "two lanes".to_string()
-    }
-
     fn lanes(&self) -> usize {
         2
     }
 
-    fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
+    fn send(&mut self, lane: usize, _: &LoadedBatch, buffer: PinnedBuf) -> Result<Completion, Error> {
         let (stream, memory) = &mut self.0[lane];
-        Ok(batch.copy_to(stream, memory)?)
+        Ok(buffer.copy_to(stream, memory)?)
     }
 
     fn read_back(&mut self, _: usize, _: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
@@ -36,10 +32,7 @@ fn two_lanes() -> TwoLanes {
 /// Loads files of one byte, each in its own batch.
 fn load(files: usize, verify: bool, destination: &mut TwoLanes, observer: &mut RecordingObserver) -> LoadSummary {
     let (_dir, catalog) = numbered_files(&vec![1; files]);
-    let options = options(|options| {
-        one_by_one(options);
-        options.verify = verify;
-    });
+    let options = options(|o| (o.batch_samples, o.verify) = (NonZeroU64::new(1), verify));
     Loader::new(&pool(1 << 30), &catalog, options).run(destination, observer)
 }
 
@@ -63,10 +56,9 @@ fn a_destination_that_reads_nothing_back_verifies_nothing() {
 
 #[test]
 fn a_lane_that_fails_ends_the_run_and_its_batch_is_named() {
-    let mut destination = two_lanes();
+    let (mut destination, mut observer) = (two_lanes(), RecordingObserver::default());
     let gate = destination.0[0].0.hold();
     destination.0[0].0.fail();
-    let mut observer = RecordingObserver::default();
     let summary = load(4, false, &mut destination, &mut observer);
     drop(gate);
     assert!(matches!(summary.outcome, LoadOutcome::Failed(_)), "{summary:?}");

@@ -31,7 +31,8 @@ use std::time::Duration;
 
 use pinpool::{Backend, Completion, Error, PinnedBuf, Pool, Request};
 use pinpool_loader::{
-    ArrivedBatch, Catalog, Destination, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination, StopFlag,
+    ArrivedBatch, Catalog, Destination, Failure, ListOptions, LoadOptions, LoadSummary, LoadedBatch, Loader, Observer,
+    SinkDestination, StopFlag,
 };
 use tempfile::TempDir;
 
@@ -54,21 +55,17 @@ impl FaultyDestination {
 }
 
 impl Destination for FaultyDestination {
-    fn name(&self) -> String {
-        "faulty".to_string()
-    }
-
     fn lanes(&self) -> usize {
         self.sink.lanes()
     }
 
-    fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
+    fn send(&mut self, lane: usize, batch: &LoadedBatch, buffer: PinnedBuf) -> Result<Completion, Error> {
         self.on_lane[lane] = self.sent.len();
-        self.sent.push(batch.wait_slice()?.to_vec());
+        self.sent.push(buffer.wait_slice()?.to_vec());
         if self.refuse == Some(self.on_lane[lane]) {
             return Err(Error::device_failed("the device is gone"));
         }
-        self.sink.send(lane, batch)
+        self.sink.send(lane, batch, buffer)
     }
 
     fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
@@ -131,11 +128,8 @@ fn impatient_pool() -> Pool {
 /// Three workers, batches of four samples, verified; then `change`.
 fn options(change: impl FnOnce(&mut LoadOptions)) -> LoadOptions {
     let mut options = LoadOptions::default();
-    options.workers = NonZeroUsize::new(3).unwrap();
-    options.prefetch = NonZeroUsize::new(4);
-    options.batch_samples = NonZeroU64::new(4);
-    options.batch_bytes = None;
-    options.verify = true;
+    (options.workers, options.prefetch) = (NonZeroUsize::new(3).unwrap(), NonZeroUsize::new(4));
+    (options.batch_samples, options.batch_bytes, options.verify) = (NonZeroU64::new(4), None, true);
     change(&mut options);
     options
 }
@@ -170,7 +164,9 @@ fn put(dir: &Path, name: &str, bytes: impl AsRef<[u8]>) {
 }
 
 fn listed<P: AsRef<Path>>(paths: &[P], open_containers: bool) -> Catalog {
-    Catalog::from_paths(paths, open_containers, &StopFlag::new())
+    let mut options = ListOptions::default();
+    options.open_containers = open_containers;
+    options.from_paths(paths)
 }
 
 /// A directory of files of these lengths, each filled with its number, and its catalog.

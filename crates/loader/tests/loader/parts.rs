@@ -16,10 +16,7 @@ fn sparse_file(dir: &Path, name: &str, len: u64) {
 }
 
 fn in_parts(bytes: u64) -> impl FnOnce(&mut LoadOptions) {
-    move |options| {
-        options.batch_samples = None;
-        options.batch_bytes = NonZeroU64::new(bytes);
-    }
+    move |o| (o.batch_samples, o.batch_bytes) = (None, NonZeroU64::new(bytes))
 }
 
 #[test]
@@ -32,10 +29,8 @@ fn every_byte_of_a_long_file_arrives_in_order_and_is_checked() {
     let catalog = listed(&[dir.path()], false);
     for bytes in [4096, 65_536, 333_335, 1_000_002] {
         let mut destination = FaultyDestination::new();
-        let options = options(|options| {
-            in_parts(bytes)(options);
-            options.epochs = 2;
-        });
+        let mut options = options(in_parts(bytes));
+        options.epochs = 2;
         let (summary, mut observer) = run(&catalog, options, &mut destination);
         assert!(summary.is_complete(), "{summary:?} {:?}", observer.failed);
         let sent = destination.sent.concat();
@@ -90,10 +85,8 @@ fn a_file_larger_than_the_limit_loads_within_the_memory_of_its_batches() {
     sparse_file(dir.path(), "large", len);
     let catalog = listed(&[dir.path()], false);
     let pool = pool(16 << 20);
-    let options = options(|options| {
-        in_parts(1 << 20)(options);
-        options.verify = false;
-    });
+    let mut options = options(in_parts(1 << 20));
+    options.verify = false;
     let mut observer = RecordingObserver::default();
     let mut destination = SinkDestination::new(2).unwrap();
     let summary = Loader::new(&pool, &catalog, options).run(&mut destination, &mut observer);

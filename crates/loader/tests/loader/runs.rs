@@ -78,7 +78,7 @@ fn a_strict_run_ends_at_the_first_failure() {
     for number in 12..40 {
         put(dir.path(), &format!("{number:02}"), b"short");
     }
-    let options = options(|o| o.strict = true);
+    let options = options(|o| o.stop_at_failure = true);
     let (summary, observer) = run(&catalog, options.clone(), &mut FaultyDestination::new());
     assert!(matches!(summary.outcome, LoadOutcome::StoppedAtFailure), "{summary:?}");
     assert_eq!((summary.batches, summary.files), (3, 12), "what came before has arrived");

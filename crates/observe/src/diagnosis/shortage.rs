@@ -286,8 +286,7 @@ mod tests {
             aged: 0,
             place: None,
         };
-        let holders = vec![holder];
-        let tagged = Shortage { now: Snapshot { holders, ..held(4 * GIB, 0) }, ..in_use.clone() };
+        let tagged = Shortage { now: Snapshot { holders: vec![holder], ..held(4 * GIB, 0) }, ..in_use.clone() };
         says(&tagged, "the oldest is 90.0s old (tag a)", "PINPOOL_MAX_BYTES");
 
         let idle = Shortage { now: held(GIB, 3 * GIB), ..in_use.clone() };

@@ -94,7 +94,9 @@ impl<'a> Window<'a> {
         let (held, buffers) = (Size(now.held_bytes), counted(now.used, "buffer"));
         let evidence = vec![
             format!("this window: {requests}, {} missed; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
-            format!("{held} held{max}: {used} in {buffers} ({in_flight} in flight), {idle} idle, {free} free"),
+            format!(
+                "at its end: {held} held{max}: {used} in {buffers} ({in_flight} in flight), {idle} idle, {free} free"
+            ),
         ];
         let (remedy, setting, is_in_code) = (None, None, false);
         WindowDiagnosis { cause, is_alarm: false, found, evidence, remedy, setting, is_in_code, lost: *lost, size: 0 }
@@ -131,7 +133,7 @@ impl<'a> Window<'a> {
         let age = holder.oldest.map_or_else(String::new, |age| format!(", the oldest for {}", Time(age)));
         let ago = seconds(over_us.saturating_mul(1000));
         let place = holder.place.as_ref().map(|place| format!(" (most were allocated at {place})")).unwrap_or_default();
-        let more = format!("{more_buffers} more than {ago} ago, and none was returned{place}");
+        let more = format!("{more_buffers} more than it held {ago} ago, and none was returned{place}");
         let found = format!("tag {tag} holds {buffers} ({size}){age}, {more}");
         let over_ms = (over_us / 1000).max(1);
         let more_bytes = holder.bytes / holder.buffers.max(1) * more_buffers;
@@ -142,7 +144,7 @@ impl<'a> Window<'a> {
             }
             None => "the machine runs out of memory".to_owned(),
         };
-        let hint = if place.is_empty() { "; use tags or set call_stacks(100) (Rust, C) to find them" } else { "" };
+        let hint = if place.is_empty() { "; finer tags or call_stacks(100) (Rust, C) show where" } else { "" };
         let remedy = format!("return these buffers or drop their owner; a higher limit only delays the failure{hint}");
         let mut diagnosis = self.alarm(Cause::Leak, found, remedy);
         let per_minute = counted(more_buffers.saturating_mul(60_000) / over_ms, "buffer");

@@ -138,7 +138,7 @@ impl WindowDiagnosis {
         let mut lines = vec![format!("{}: {}", self.cause.name(), self.found), format!("  {}", self.lost)];
         lines.extend(self.evidence.iter().map(|line| format!("  {line}")));
         lines.extend(self.remedy.iter().map(|remedy| format!("  to do: {remedy}")));
-        let place = if self.is_in_code { "set in the program:" } else { "export" };
+        let place = if self.is_in_code { "in the program, set" } else { "export" };
         lines.extend(self.setting.iter().map(|(name, value)| format!("  {place} {name}={value}")));
         lines
     }

@@ -100,7 +100,7 @@ use std::sync::Arc;
 
 use crate::diagnosis::Snapshot;
 use pinpool_os::call_stack::CallStack;
-use pinpool_os::sync::unmodeled::{AtomicU64, Ordering};
+use pinpool_os::sync::unmodeled::AtomicU64;
 
 mod event;
 pub use event::{Event, PoolDescription, Record, SET_IN_CODE};
@@ -137,21 +137,15 @@ pub trait Recorder: Debug + Send + Sync {
 
     fn path(&self) -> &Path;
 
+    /// Returns the state of the file after the last write.
+    fn recorded(&self) -> Recorded;
+
     /// Ends the pool and waits up to 10 s until its records are in the file. Returns `None` if the pool had ended before.
     fn end(&self) -> Option<Recorded>;
 }
 
-/// Requested recordings of this process that are missing or incomplete.
-static FAILED: AtomicU64 = AtomicU64::new(0);
-
-/// Returns the number of pools with a requested recording that is missing or incomplete.
-pub fn failed_recordings() -> u64 {
-    FAILED.load(Ordering::Relaxed)
-}
-
-pub fn count_failed() {
-    FAILED.fetch_add(1, Ordering::Relaxed);
-}
+/// Number of pools with a requested recording that is missing or incomplete. Relaxed: a statistic.
+pub static FAILED_RECORDINGS: AtomicU64 = AtomicU64::new(0);
 
 /// The result of a pool's recording.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -114,8 +114,8 @@ static void hold(handle stream, int held) {
     ((size_t(*)(handle, int))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "mock_driver_hold_stream"))(stream, held);
 }
 
-/* With HOLD in its environment, a program frees memory of copies that run for certain. The driver's own free would wait for
-   them without an end. */
+/* With HOLD in its environment, a program frees memory of copies that are certainly still running. The driver's own free would
+   wait for them forever. */
 static void hold_if_asked(handle stream) {
     if (getenv("HOLD")) hold(stream, 1);
 }
@@ -220,7 +220,8 @@ static void misuse(void) {
     printf("flags %d\n", host_alloc((void **)&buffer, 4096, 0xF0));
     printf("too much %d\n", host_alloc((void **)&buffer, (size_t)1 << 60, 0));
 #ifdef RUNTIME
-    printf("last error %d, then %d\n", cudaGetLastError(), cudaGetLastError());
+    const int last = cudaGetLastError();
+    printf("last error %d, then %d\n", last, cudaGetLastError());
 #endif
     unsigned flags = 9;
     MUST(host_alloc((void **)&buffer, 1 << 16, 4));
@@ -296,7 +297,8 @@ static void child_of_fork(void) {
     }
     int status = 1;
     waitpid(child, &status, 0);
-    printf("child %d, then %016lx, free %d\n", status, (unsigned long)steps(5), host_free(before));
+    const unsigned long sum = steps(5);
+    printf("child %d, then %016lx, free %d\n", status, sum, host_free(before));
 }
 
 /* All memory of the context goes with it; what comes after is served again. */
@@ -315,6 +317,20 @@ static void zero_reset(void) {
     MUST(host_free(b));
     MUST(p_cuDevicePrimaryCtxReset_v2(0));
     usleep(2200000);
+    puts("alive");
+}
+
+/* Resets the device while another thread is zeroing a freed buffer. */
+static void reset_while_zeroing(void) {
+    const size_t bytes = 256 << 20;
+    unsigned char *b;
+    MUST(host_alloc((void **)&b, bytes, 0));
+    memset(b, 1, bytes);
+    MUST(host_free(b));
+    while (*(volatile unsigned char *)b != 0) {
+    }
+    MUST(p_cuDevicePrimaryCtxReset_v2(0));
+    usleep(200000);
     puts("alive");
 }
 
@@ -475,6 +491,7 @@ int main(int count, char **arguments) {
     else if (strcmp(what, "fork") == 0) child_of_fork();
     else if (strcmp(what, "reset") == 0) reset();
     else if (strcmp(what, "zero-reset") == 0) zero_reset();
+    else if (strcmp(what, "reset-while-zeroing") == 0) reset_while_zeroing();
     else if (strcmp(what, "reset-by-table") == 0) reset_by_table();
     else if (strcmp(what, "ends-capturing") == 0) ends_capturing();
     else if (strcmp(what, "over-captured") == 0) over_the_limit(1);

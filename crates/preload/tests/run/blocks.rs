@@ -10,7 +10,7 @@ fn a_region_is_released_only_as_a_part_of_a_block_of_its_own_context() {
     let mut blocks = DriverBlocks::new();
     let block = |context| DriverBlock { bytes: 0x3000, context };
     [(0x1000, 1), (0x5000, 1), (0x9000, 2)].into_iter().for_each(|(at, context)| blocks.insert(at, block(context)));
-    assert_eq!(blocks.holding(0x2000, 0x2000, 1), Some((0x1000, block(1))));
+    assert_eq!(blocks.find_containing(0x2000, 0x2000, 1), Some((0x1000, block(1))));
     blocks.remove(0x5000);
     for (why, at, bytes, context) in [
         ("its block was forgotten, and the block before belongs to another region", 0x5000, 0x1000, 1),
@@ -18,7 +18,7 @@ fn a_region_is_released_only_as_a_part_of_a_block_of_its_own_context() {
         ("the block is of another context of the same handle", 0x9000, 0x1000, 1),
         ("there is no block before it", 0x500, 0x100, 1),
     ] {
-        assert_eq!(blocks.holding(at, bytes, context), None, "{why}");
+        assert_eq!(blocks.find_containing(at, bytes, context), None, "{why}");
     }
     blocks.forget(1);
     assert!(!blocks.contains(0x1000) && blocks.contains(0x9000), "a context forgets its own blocks alone");

@@ -29,9 +29,8 @@ pub(crate) fn tool() -> Option<PathBuf> {
     let tool = built_folder().parent()?.join("pinpool");
     if !tool.exists() {
         skipped("the tool is not built: cargo build --workspace --all-features");
-        return None;
     }
-    Some(tool)
+    tool.exists().then_some(tool)
 }
 
 /// Reports a skipped check on stderr, even if the output of tests is captured.
@@ -41,14 +40,14 @@ pub(crate) fn skipped(why: &str) {
 
 /// How a program finds the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Lookup {
     Linked,
     Dlsym,
     ProcAddress,
     Runtime,
 }
 
-pub(crate) const WAYS: [Way; 4] = [Way::Linked, Way::Dlsym, Way::ProcAddress, Way::Runtime];
+pub(crate) const LOOKUPS: [Lookup; 4] = [Lookup::Linked, Lookup::Dlsym, Lookup::ProcAddress, Lookup::Runtime];
 
 /// A folder with the mock driver under the names of the driver, and the programs.
 pub(crate) struct Built {
@@ -98,12 +97,12 @@ impl Built {
     }
 
     /// A program that finds the driver in this way and does `what`.
-    pub(crate) fn command(&self, way: Way, what: &str) -> Command {
-        let (program, argument) = match way {
-            Way::Linked => ("linked", "linked"),
-            Way::Dlsym => ("steps", "dlsym"),
-            Way::ProcAddress => ("steps", "query"),
-            Way::Runtime => ("runtime", "dlsym"),
+    pub(crate) fn command(&self, lookup: Lookup, what: &str) -> Command {
+        let (program, argument) = match lookup {
+            Lookup::Linked => ("linked", "linked"),
+            Lookup::Dlsym => ("steps", "dlsym"),
+            Lookup::ProcAddress => ("steps", "query"),
+            Lookup::Runtime => ("runtime", "dlsym"),
         };
         let mut command = Command::new(self.path().join(program));
         command.args([argument, what]);
@@ -129,12 +128,12 @@ pub(crate) fn served(mut command: Command, log: &Path) -> Command {
 
 /// What a program wrote.
 #[derive(Debug)]
-pub(crate) struct Ran {
+pub(crate) struct ProgramRun {
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-impl Ran {
+impl ProgramRun {
     /// How often the driver's function was called, by the mock driver's report.
     pub(crate) fn calls(&self, name: &str) -> u64 {
         let calls = self.err.split_once("calls: ").unwrap_or_else(|| panic!("no report: {self:?}")).1;
@@ -152,12 +151,10 @@ impl Ran {
 }
 
 /// Runs a command, which ends in time and succeeds.
-pub(crate) fn ran(command: &mut Command) -> Ran {
+pub(crate) fn ran(command: &mut Command) -> ProgramRun {
     let (output, timed_out) = ended(command);
-    let ran = Ran {
-        out: String::from_utf8_lossy(&output.stdout).into_owned(),
-        err: String::from_utf8_lossy(&output.stderr).into_owned(),
-    };
+    let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let ran = ProgramRun { out, err };
     assert!(!timed_out && output.status.success(), "{command:?}: {}, timed out: {timed_out}\n{ran:?}", output.status);
     ran
 }

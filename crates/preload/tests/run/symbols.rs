@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::fixture::{Way, built, library, ran, skipped};
+use crate::fixture::{Lookup, built, library, ran, skipped};
 
 #[test]
 fn look_ups_without_a_driver_and_by_the_next_of_a_name_are_as_they_were() {
@@ -24,9 +24,9 @@ fn look_ups_without_a_driver_and_by_the_next_of_a_name_are_as_they_were() {
 #[test]
 fn another_library_before_the_driver_is_passed_once_and_not_in_a_circle() {
     let Some(built) = built() else { return };
-    let alone = ran(&mut built.command(Way::Linked, "steps"));
+    let alone = ran(&mut built.command(Lookup::Linked, "steps"));
     let paths = [library(), built.path().join("libwrapper.so")].map(|path| path.display().to_string());
-    let run = |preload: String| ran(built.command(Way::Linked, "steps").env("LD_PRELOAD", preload));
+    let run = |preload: String| ran(built.command(Lookup::Linked, "steps").env("LD_PRELOAD", preload));
     let ours_first = run(format!("{}:{}", paths[0], paths[1]));
     assert_eq!(ours_first.out, alone.out, "{ours_first:?}");
     assert!(ours_first.pin_calls() <= 8, "{ours_first:?}");

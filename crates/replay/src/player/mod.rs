@@ -10,7 +10,7 @@
 //!  serve    retry the head of the queue until it must wait; a request that timed out becomes a fallback
 //! ```
 //!
-//! Owns the queue of waiting requests, and counts waits and fallbacks as a program with blocking requests would. All numbers
+//! Owns the queue of waiting requests, and counts waits and timeouts as a program with blocking requests would. All numbers
 //! about memory come from the pool. A trace of requests is replayed open-loop: it continues while requests wait. A recording
 //! contains the program's threads: if requests waited, or may wait at the limit of the replay, their threads block (`steps.rs`).
 
@@ -165,7 +165,7 @@ impl<'a> Player<'a> {
         }
         if self.schedule.is_closed {
             // Without a timeout, requests may be left that no return will serve.
-            self.report.fallbacks += self.queue.len() as u64;
+            self.report.timeouts += self.queue.len() as u64;
             self.queue.clear();
         } else {
             self.advance_to(self.workload.duration_us)?;
@@ -192,7 +192,7 @@ impl<'a> Player<'a> {
         }
         let report = &mut self.report;
         let Some(buffer) = buffer else {
-            report.fallbacks += 1;
+            report.timeouts += 1;
             return;
         };
         self.requested_bytes += ticket.bytes as u64;
@@ -211,7 +211,7 @@ impl<'a> Player<'a> {
         report.moved_bytes += calls.moved_bytes;
         report.moving_ns += calls.moving_ns;
         if now_us >= STARTED_US && calls.pins == 0 {
-            report.slow_gets += u64::from(calls.waited_ns > SLOW_NS);
+            report.slow_requests += u64::from(calls.waited_ns > SLOW_NS);
             report.worst_moves_us = report.worst_moves_us.max(calls.waited_ns / 1_000);
         }
     }
@@ -236,7 +236,7 @@ impl<'a> Player<'a> {
         self.count_calls(ticket.since_us);
         self.report.gets += 1;
         if self.report.gets == self.workload.gets / 2 {
-            self.report.page_locks = self.pool.stats().memory.pin.count;
+            self.report.pin_calls = self.pool.stats().memory.pin.count;
         }
         // A request that an empty pool could not serve under the limit does not wait.
         let class_bytes = self.pool.config().rounding.class_bytes(bytes, DEFAULT_ALIGN)? as u64;
@@ -332,19 +332,19 @@ impl<'a> Player<'a> {
         let mean_pinned_bytes = self.pinned_byte_us.checked_div(lasted_us.into()).unwrap_or(held_bytes.into());
         self.advance_to(self.report.ended_us + SETTLING_US)?;
         let stats = self.pool.stats();
-        let page_locks = stats.memory.pin.count;
+        let pin_calls = stats.memory.pin.count;
         let checks = self.checks.lock();
         Ok(ReplayReport {
             preset: stats.preset,
             rounding: self.pool.config().rounding.to_string(),
-            page_locks,
+            pin_calls,
             // So far the report contains the pin calls of the first half.
-            late_page_locks: page_locks - self.report.page_locks,
-            bytes_locked: stats.memory.pin.bytes,
+            late_pin_calls: pin_calls - self.report.pin_calls,
+            pinned_bytes_total: stats.memory.pin.bytes,
             peak_pinned_bytes: stats.memory.peak_held_bytes,
             peak_requested_bytes: self.workload.peak_requested_bytes(),
             mean_pinned_bytes: u64::try_from(mean_pinned_bytes).unwrap_or(u64::MAX),
-            front_hits: stats.requests.hits,
+            hits: stats.requests.hits,
             evicted: stats.memory.evictions.over_limit,
             reclaimed: stats.memory.evictions.reclaimed,
             raises: stats.limits.raises,

@@ -124,8 +124,7 @@ impl<'a> Schedule<'a> {
     /// Schedules the time at which the buffer of a return is filled.
     fn plan_ready(&mut self, step: StepId, now_ns: u64) {
         if let Some(ready_ns) = self.followed_ns(step) {
-            let line = self.threads[step.0].steps[step.1].line;
-            self.due.push(Reverse((ready_ns.max(now_ns), line, Due::Ready(step))));
+            self.due.push(Reverse((ready_ns.max(now_ns), self.threads[step.0].steps[step.1].line, Due::Ready(step))));
         }
     }
 

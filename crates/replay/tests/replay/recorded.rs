@@ -142,13 +142,14 @@ fn time_in_pin_calls_does_not_delay_the_threads_that_return_its_buffers() {
     let workload = written(1000, &(1..200).flat_map(round).collect::<Vec<_>>());
     assert!(workload.is_closed && !workload.has_waited);
     let (open, closed) = (under(None).play(&workload).unwrap(), under(Some(1000)).play(&workload).unwrap());
-    assert_eq!(closed.page_locks, open.page_locks);
+    assert_eq!(closed.pin_calls, open.pin_calls);
     assert_eq!((closed.peak_pinned_bytes, closed.waits), (open.peak_pinned_bytes, 0));
 }
 
 #[test]
 fn a_thread_that_returns_the_buffer_of_another_waits_only_as_long() {
-    // Thread 0 holds all memory for 60 of 100 ms. Thread 1 waits for it, and thread 2 returns the buffer of thread 1 at once.
+    // Thread 0 holds all memory for 60 of 100 ms. Thread 1 waits for it, and thread 2 returns the buffer of thread 1
+    // immediately.
     let round = |n: u64| {
         let (at_ms, held, passed) = (n * 100, 2 * n, 2 * n + 1);
         [
@@ -200,7 +201,7 @@ fn a_consumer_takes_a_ready_buffer_and_no_request_times_out() {
     let workload = served_out_of_order();
     let replay = Replay { wait: Some(Duration::from_secs(30)), ..under(Some(4)) };
     let outcome = replay.play(&workload).unwrap();
-    assert_eq!((outcome.fallbacks, workload.doubt(&outcome)), (0, None), "{outcome:?}");
+    assert_eq!((outcome.timeouts, workload.doubt(&outcome)), (0, None), "{outcome:?}");
     assert!((1_140_000..1_260_000).contains(&outcome.ended_us), "{}", outcome.ended_us);
 }
 
@@ -213,7 +214,7 @@ fn a_thread_that_waits_for_a_buffer_returns_its_own_if_all_threads_wait() {
     let puts = [(45, 0, put_of(41)), (46, 0, put_of(40)), (47, 0, put_of(42))];
     let workload = written(8, &alone.chain(gets).chain(puts).collect::<Vec<_>>());
     let outcome = Replay { wait: Some(Duration::from_secs(30)), ..under(Some(8)) }.play(&workload).unwrap();
-    assert_eq!((outcome.fallbacks, workload.doubt(&outcome)), (0, None), "{outcome:?}");
+    assert_eq!((outcome.timeouts, workload.doubt(&outcome)), (0, None), "{outcome:?}");
 }
 
 #[test]
@@ -276,8 +277,7 @@ fn use_grows_only_if_each_eighth_has_more() {
         written(1000, &events.collect::<Vec<_>>())
     };
     assert!(!run(|_| false).grows() && !run(|n| n < 20).grows());
-    let leak = (1..100).flat_map(|n| [(n * 10, 0, get_of(n, 0))]).collect::<Vec<_>>();
-    assert!(written(1000, &leak).grows());
+    assert!(written(1000, &(1..100).flat_map(|n| [(n * 10, 0, get_of(n, 0))]).collect::<Vec<_>>()).grows());
     // Four sizes, one after the other, with equal numbers of buffers.
     let by_steps = (1..400).flat_map(|n| {
         let bytes = (1 + n / 100) << 20;
@@ -297,7 +297,7 @@ fn idle_memory_is_released_at_the_pace_of_the_maintenance_thread() {
     let workload = written(1000, &bursts.collect::<Vec<_>>());
     let pins = |timeout: &str| {
         let replay = Replay::under(&[("PINPOOL_IDLE_TIMEOUT".to_owned(), timeout.to_owned())]).unwrap();
-        replay.play(&workload).unwrap().page_locks
+        replay.play(&workload).unwrap().pin_calls
     };
     assert_eq!(pins("200ms"), pins("none"));
 }

@@ -1,6 +1,6 @@
 //! Traces as text: the operations, the counts of a workload, and line numbers in errors.
 
-use pinpool::unstable::Rounding;
+use pinpool::Rounding;
 use pinpool_replay::{Event, Record, Trace, TraceError, TraceHeader, Workload};
 
 fn read(text: &str) -> Result<(TraceHeader, Vec<Record>), TraceError> {

@@ -131,11 +131,11 @@ fn check_targets(name: &str, target: &[f64], report: &ReplayReport) {
         SourceKind::Separate => (separate_locks, None, separate_peak),
     };
     let most = |target: f64| (target * 1.1).max(target + 3.0);
-    assert!(report.page_locks as f64 <= most(locks), "{name}: {report:?}");
-    assert!(late.is_none_or(|late| report.late_page_locks as f64 <= most(late)), "{name}: {report:?}");
+    assert!(report.pin_calls as f64 <= most(locks), "{name}: {report:?}");
+    assert!(late.is_none_or(|late| report.late_pin_calls as f64 <= most(late)), "{name}: {report:?}");
     assert!(ratio(report) <= peak * 1.03, "{name}: {} {report:?}", ratio(report));
-    assert!(report.slow_gets as f64 <= slow_gets, "{name}: {report:?}");
-    assert_eq!(report.fallbacks, 0, "{name}");
+    assert!(report.slow_requests as f64 <= slow_gets, "{name}: {report:?}");
+    assert_eq!(report.timeouts, 0, "{name}");
 }
 
 /// Plays `workload`; also returns the alarms of the pool, which is diagnosed at about 250 of its steps: an alarm lasts longer.
@@ -178,18 +178,18 @@ fn a_replay_under_tensorflows_policy_costs_as_much_as_tensorflows_pool() {
     let seed = read("conformance/seed.trace");
     let report = with("PRESET=tensorflow,ROUNDING=exact").play(&seed).unwrap();
     // The statistics match seed.expected, recorded from TensorFlow's pool.
-    assert_eq!((report.preset, report.page_locks, report.bytes_locked), (Preset::TensorFlow, 11_256, 507_645_600));
+    assert_eq!((report.preset, report.pin_calls, report.pinned_bytes_total), (Preset::TensorFlow, 11_256, 507_645_600));
     assert_eq!((report.evicted, report.pool_size_limit, report.raises), (11_000, 281, 11));
     let adaptive = Replay::default().play(&seed).unwrap();
     assert_eq!((adaptive.gets, adaptive.preset), (report.gets, Preset::Adaptive));
-    assert!(adaptive.page_locks < 100, "{adaptive:?}");
+    assert!(adaptive.pin_calls < 100, "{adaptive:?}");
 }
 
 #[test]
 fn a_request_at_the_limit_is_served_by_the_next_return() {
     let report = play("a 1 3145728\na 2 3145728\nt 99950\nf 1\nt 50\nf 2\n", &under(4 * MIB));
-    assert_eq!((report.gets, report.waits, report.fallbacks), (2, 1, 0));
-    assert_eq!(report.front_hits, 1, "by the returned buffer");
+    assert_eq!((report.gets, report.waits, report.timeouts), (2, 1, 0));
+    assert_eq!(report.hits, 1, "by the returned buffer");
 }
 
 #[test]
@@ -197,29 +197,29 @@ fn a_timed_out_request_is_a_fallback_and_the_next_one_is_tried() {
     // The third request would fit, but waits behind the second until the second times out.
     let text = "a 1 3145728\na 2 3145728\na 3 1048576\nt 100000\nf 1\nf 2\nf 3\n";
     let report = play(text, &under(4 * MIB));
-    assert_eq!((report.waits, report.fallbacks), (2, 1));
+    assert_eq!((report.waits, report.timeouts), (2, 1));
     assert_eq!(report.gets, 3);
     // A wait ends on time within a long `t` too.
     let report = play("a 1 3145728\na 2 3145728\nt 600000\na 3 1048576\nf 1\nf 2\nf 3\n", &under(4 * MIB));
-    assert_eq!((report.waits, report.fallbacks), (1, 1), "nothing waits at the third request");
+    assert_eq!((report.waits, report.timeouts), (1, 1), "nothing waits at the third request");
 }
 
 #[test]
 fn the_return_of_a_buffer_ends_the_wait_for_it() {
     let report = play("a 1 3145728\na 2 3145728\na 3 1048576\nf 2\nt 50\nf 1\nf 3\nt 200000\n", &under(4 * MIB));
-    assert_eq!((report.waits, report.fallbacks), (2, 0));
+    assert_eq!((report.waits, report.timeouts), (2, 0));
 }
 
 #[test]
 fn a_wait_of_zero_is_an_immediate_fallback() {
     let report = play("a 1 3145728\na 2 3145728\nf 2\nf 1\n", &Replay { wait: Some(Duration::ZERO), ..under(4 * MIB) });
-    assert_eq!((report.waits, report.fallbacks), (0, 1));
+    assert_eq!((report.waits, report.timeouts), (0, 1));
 }
 
 #[test]
 fn a_request_above_the_limit_delays_no_other() {
     let report = play("a 1 5242880\na 2 1048576\nt 50\nf 1\nf 2\n", &under(4 * MIB));
-    assert_eq!((report.waits, report.fallbacks, report.gets), (0, 1, 2));
+    assert_eq!((report.waits, report.timeouts, report.gets), (0, 1, 2));
     assert!(report.peak_pinned_bytes >= MIB && report.peak_pinned_bytes <= 4 * MIB, "{report:?}");
 }
 
@@ -229,7 +229,7 @@ fn a_limit_below_a_granule_is_kept() {
         let replay = Replay { source, ..under(MIB) };
         let report = play("a 1 600000\na 2 100000\nf 1\na 3 700000\na 4 900000\nt 50\nf 2\nf 3\nt 50\nf 4\n", &replay);
         assert!(report.peak_pinned_bytes <= MIB, "{report:?}");
-        assert_eq!((report.gets, report.fallbacks, report.waits), (4, 0, 1), "{report:?}");
+        assert_eq!((report.gets, report.timeouts, report.waits), (4, 0, 1), "{report:?}");
     }
 }
 
@@ -237,8 +237,8 @@ fn a_limit_below_a_granule_is_kept() {
 fn late_pin_calls_come_after_half_of_the_requests() {
     let replay = with("PRESET=tensorflow,ROUNDING=exact");
     let report = play("a 1 10\na 2 20\na 3 30\na 4 40\na 5 0\nf 1\na 1 10\nf 1\nf 2\nf 3\nf 4\nf 5\n", &replay);
-    assert_eq!((report.gets, report.front_hits), (5, 1));
-    assert_eq!((report.page_locks, report.late_page_locks), (4, 2));
+    assert_eq!((report.gets, report.hits), (5, 1));
+    assert_eq!((report.pin_calls, report.late_pin_calls), (4, 2));
 }
 
 #[test]

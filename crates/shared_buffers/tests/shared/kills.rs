@@ -6,6 +6,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use pinpool::{Backend, Pool};
+use pinpool_os::unwind::catch_panic;
 use pinpool_shared_buffers::{SharedPool, SharedWorker};
 
 use super::child::{Child, alone};
@@ -66,8 +67,7 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
             while Instant::now() < until {
                 receive(Duration::ZERO);
             }
-            let at = usize::try_from(draw.below(3)).unwrap();
-            drop(std::mem::replace(&mut workers[at], begin()));
+            drop(std::mem::replace(&mut workers[usize::try_from(draw.below(3)).unwrap()], begin()));
             shared.recover().unwrap();
             let counts = shared.counts();
             assert!(counts.filling <= 3 && counts.held == 0, "kill {kill}: {counts:?}");
@@ -178,7 +178,8 @@ fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
         let mut child = Child::new(|| {
             assert!(worker.get(1, Duration::ZERO).is_err_and(|error| error.is_forked()));
             // SAFETY: the child's copy, which it uses no more; the parent's is dropped by the parent.
-            let buf = unsafe { ptr::read(&raw const buf) };
+            let mut buf = unsafe { ptr::read(&raw const buf) };
+            assert_eq!(catch_panic(|| buf.as_slice().len()).or(catch_panic(|| buf.as_mut_slice().len())), None);
             // SAFETY: as above.
             let held = unsafe { ptr::read(&raw const held) };
             // SAFETY: as above.

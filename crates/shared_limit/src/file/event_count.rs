@@ -23,8 +23,8 @@ impl EventCount {
         }
     }
 
-    /// Calls `found` at once, and again after each change or when `slice` has passed, until `found` returns a value or an error,
-    /// or `is_late` returns true. No change is missed: a change during or after a call of `found` ends the next sleep.
+    /// Calls `found` immediately, and again after each change or when `slice` has passed, until `found` returns a value or an
+    /// error, or `is_late` returns true. No change is missed: a change during or after a call of `found` ends the next sleep.
     pub fn wait<T, E>(
         &self,
         slice: Duration,

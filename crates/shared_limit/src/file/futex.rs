@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use pinpool_os::sync::unmodeled::{AtomicU64, Ordering};
 
-/// Sleeps until another thread changes `word` and wakes the threads that sleep on it, but at most for `limit`. Returns at once if
-/// `word` differs from `seen`. If `word` changes after that comparison, the kernel compares only its lower half.
+/// Sleeps until another thread changes `word` and wakes the threads that sleep on it, but at most for `limit`. Returns
+/// immediately if `word` differs from `seen`. If `word` changes after that comparison, the kernel compares only its lower half.
 pub(crate) fn sleep_while(word: &AtomicU64, seen: u64, limit: Duration) {
     if word.load(Ordering::SeqCst) == seen {
         wait(word, seen, limit);

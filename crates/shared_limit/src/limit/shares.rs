@@ -139,8 +139,7 @@ mod tests {
         assert!(!owes(&wants(22, 7, 3), &others, 64), "another would have as much as this one has");
         assert!(owes(&wants(30, 7, 3), &others, 64));
         // Four owners have one buffer each, and there is no room for a fifth: they take turns.
-        let four = [holds(14); 3].into_iter().chain([wants(0, 14, 1)]).collect::<Vec<_>>();
-        assert!(owes(&holds(14), &four, 64));
+        assert!(owes(&holds(14), &[holds(14); 3].into_iter().chain([wants(0, 14, 1)]).collect::<Vec<_>>(), 64));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-"""Serves torch's pinned memory from a pool.
+"""Serves torch's pinned memory from a pool, and copies batches of other pools to a GPU (`to_device`).
 
     import pinpool.torch
     pinpool.torch.install(max_bytes="8GiB")
@@ -10,8 +10,8 @@ from torch 2.15 on memory snapshots show its blocks in use and their history.
 The C++ interface of torch's host allocator differs between versions of torch; `host_allocator.cpp` implements it. Wheels contain
 this file compiled for the versions known when `build_wheels.sh` built them. For other versions, and after an installation from a
 clone, the first call compiles the file (about 10 s) and keeps the result in torch's extension cache (`TORCH_EXTENSIONS_DIR`).
-This needs a C++ compiler and `pip install ninja setuptools` (the extra `torch`), but no CUDA toolkit. If a compilation was
-killed, delete the file `lock` in its folder of the cache, because torch waits for that file to disappear.
+This needs a C++ compiler and `pip install ninja setuptools` (the extra `torch`), but no CUDA toolkit. If a compilation is killed,
+torch waits for its lock file to disappear: delete the file `lock` in that extension's folder of the cache.
 
 The pool does not serve memory requested while a CUDA graph is captured (torch keeps it with the graph), memory pinned before `install`,
 and memory that other libraries register with `cudaHostRegister`.
@@ -28,26 +28,30 @@ import shutil
 import subprocess
 import sysconfig
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from .. import _device, _pinpool
-from .._errors import BackendError, PinpoolError
+from .. import _arrays, _device, _pinpool
+from .._errors import BackendError, InstalledError, PinpoolError
+from .._layout import map_items
 from .._pool import Pool
 from . import _limit
 
 if TYPE_CHECKING:
+    import torch
+
     from .._pinpool import _PoolSettings
 
-__all__ = ["install", "is_installed", "pool", "uninstall"]
+__all__ = ["install", "installed_pool", "to_device", "uninstall"]
 
 #: The oldest version of torch with the interface that host_allocator.cpp implements.
-OLDEST = (2, 11)
+_OLDEST_TORCH = (2, 11)
 
 _logger = logging.getLogger("pinpool")
 _SOURCE = Path(__file__).with_name("host_allocator.cpp")
 #: Allocators compiled for the versions of torch known when the wheel was built.
-_PREBUILT = Path(__file__).with_name("shims")
+_PREBUILT = Path(__file__).with_name("prebuilt")
 _lock = threading.Lock()
 _allocator: ctypes.CDLL | None = None
 _installed: Pool | None = None
@@ -70,9 +74,9 @@ def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> P
 
     Raises:
         ImportError: torch cannot be imported.
-        PinpoolError: torch is older than 2.11, built for ROCm or without a CUDA allocator; a pool is already installed; or
-            tensors still use the last pool.
-        BackendError: no GPU backend works, or the allocator does not compile.
+        BackendError: torch is older than 2.11, built for ROCm or without a CUDA allocator; no GPU backend works; or the allocator does
+            not compile.
+        InstalledError: a pool is already installed, tensors still use the last pool, or another library's allocator has priority.
         TypeError, SettingError: both a pool and settings are given, or a setting is unknown or invalid.
     """
     global _installed
@@ -80,7 +84,7 @@ def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> P
         raise TypeError(f"install accepts a pool or settings of a new pool, not both: {', '.join(sorted(settings))}")
     with _lock:
         if _installed is not None:
-            raise PinpoolError("a pool serves torch's pinned memory already: call pinpool.torch.uninstall() first")
+            raise InstalledError("a pool serves torch's pinned memory already: call pinpool.torch.uninstall() first")
         allocator = _load()
         _checked(allocator.pinpool_torch_check)  # Before a pool pins its reserve.
         if pool is None:
@@ -98,35 +102,74 @@ def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> P
 
 def _checked(function: Any, *arguments: Any) -> None:
     error = ctypes.create_string_buffer(1024)
-    if function(*arguments, error, ctypes.c_size_t(len(error))) != 0:
-        raise PinpoolError(f"torch's allocator was not replaced: {error.value.decode(errors='replace')}")
+    status = function(*arguments, error, ctypes.c_size_t(len(error)))
+    if status != 0:
+        kind = InstalledError if status == 2 else BackendError
+        raise kind(f"torch's allocator was not replaced: {error.value.decode(errors='replace')}")
 
 
-def uninstall() -> int:
+def uninstall(*, timeout: float = 0) -> int:
     """Makes torch's own allocator serve later requests. Returns the number of blocks of the pool that are still in use.
 
     While there are such blocks, pinpool's allocator stays installed and forwards requests to torch's allocator, because it tracks
-    the copies of the blocks. Call `uninstall` again later to remove it. The result is 0 once no block of a pool is left.
+    the copies of the blocks. Call `uninstall` again to remove it before another `install`; at exit no call is needed. The result is 0
+    once no block of a pool is left; the call waits for that for up to `timeout` seconds.
     The pool itself exists until the process ends. Its reserve stays pinned. On register and cuda, its idle memory stays pinned, too,
     until a call of `pool.trim()`.
     """
     global _installed
-    with _lock:
-        if _allocator is None:
-            return 0
-        left: int = _allocator.pinpool_torch_uninstall()
-        _installed = None
-        return left
+    end = time.monotonic() + timeout
+    while True:
+        with _lock:
+            left: int = 0 if _allocator is None else _allocator.pinpool_torch_uninstall()
+            _installed = None
+        if not left or time.monotonic() >= end:
+            return left
+        time.sleep(0.01)
 
 
-def is_installed() -> bool:
-    """Returns whether a pool serves torch's pinned memory."""
-    return _installed is not None
-
-
-def pool() -> Pool | None:
+def installed_pool() -> Pool | None:
     """Returns the pool that serves torch's pinned memory, or None."""
     return _installed
+
+
+def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | None = None) -> Any:
+    """Copies the tensors of `batch`, a nesting of dicts, lists and tuples, to a GPU without blocking. Other values stay as they are.
+
+        inputs, targets = pinpool.torch.to_device(batch)
+
+    The copies run on `stream`, by default the current stream of `device`. Other streams must wait for it (`wait_stream`). Pool memory
+    is not reused before its copy has completed, so `batch` may be dropped immediately.
+
+    Raises:
+        TypeError, ValueError: `batch` has no tensor; `device` is not a GPU, or not the GPU of `stream`.
+        BackendError, DeviceError: torch finds no GPU, or as for `pinpool.record_stream`.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BackendError("the tensors cannot be copied to a GPU: torch finds none")
+    stream = torch.cuda.current_stream(device) if stream is None else stream
+    if torch.device(device) not in (torch.device("cuda"), stream.device):
+        raise ValueError(f"the stream is on {stream.device}, and not on {device}: pass device=stream.device")
+    copied: list[Any] = []
+    try:
+        with torch.cuda.stream(stream):
+            result = _copy(batch, stream.device, copied)
+    finally:  # If a copy fails, the earlier ones still run.
+        _arrays.record_stream([value for value in copied if not value.is_cuda], stream, missing_ok=True)
+    if not copied:
+        raise TypeError(f"no tensor is in this {type(batch).__name__}: pass tensors, as from torch.from_numpy(array)")
+    return result
+
+
+def _copy(value: Any, device: torch.device, copied: list[Any]) -> Any:
+    import torch
+
+    if not isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
+        return map_items(value, lambda items: [_copy(item, device, copied) for item in items])
+    copied.append(value)
+    return value.to(device, non_blocking=True)
 
 
 def _new_pool(**settings: Any) -> Pool:
@@ -159,15 +202,15 @@ def _load() -> ctypes.CDLL:
     try:
         import torch
     except ImportError as error:
-        raise ImportError(f"torch cannot be imported ({error}): pip install 'torch>={_dotted(OLDEST)}'") from error
-    found = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
-    if found < OLDEST:
-        raise PinpoolError(
-            f"torch {torch.__version__} is too old to use a pool for its pinned memory: {_dotted(OLDEST)} or newer is needed. "
+        raise ImportError(f"torch cannot be imported ({error}): pip install 'torch>={_dotted(_OLDEST_TORCH)}'") from error
+    torch_version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    if torch_version < _OLDEST_TORCH:
+        raise BackendError(
+            f"torch {torch.__version__} is too old to use a pool for its pinned memory: {_dotted(_OLDEST_TORCH)} or newer is needed. "
             "pinpool.Pool, pool.empty(library='torch') and SharedPool work with it"
         )
     if torch.version.hip is not None:
-        raise PinpoolError(f"torch {torch.__version__} is built for ROCm, and pinpool pins memory with CUDA: install a CUDA build of torch")
+        raise BackendError(f"torch {torch.__version__} is built for ROCm, and pinpool pins memory with CUDA: install a CUDA build of torch")
     _allocator = _prebuilt_allocator(torch.__version__) or ctypes.CDLL(_compile_allocator(torch.__version__))
     _allocator.pinpool_torch_uninstall.restype = ctypes.c_size_t
     if not torch.cuda.is_available():
@@ -194,9 +237,9 @@ def _compile_allocator(version: str) -> str:
     global _failures
     # torch keeps one library per name. With one name, it would not repeat a failed build, and two versions of pinpool would load the same
     # library.
-    again = f"_{_failures}" if _failures else ""
-    source = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
-    search = os.environ.get("PATH")
+    retry_suffix = f"_{_failures}" if _failures else ""
+    source_digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
+    path_before = os.environ.get("PATH")
     _logger.info("torch compiling: compiling the allocator for torch %s once, which takes about ten seconds", version)
     try:
         from torch.utils import cpp_extension
@@ -204,9 +247,9 @@ def _compile_allocator(version: str) -> str:
         if shutil.which("ninja") is None:
             # pip installs ninja in this folder, whether or not the environment of this interpreter is activated. Other threads see
             # this variable until the compilation ends.
-            os.environ["PATH"] = os.pathsep.join([search or os.defpath, sysconfig.get_path("scripts")])
+            os.environ["PATH"] = os.pathsep.join([path_before or os.defpath, sysconfig.get_path("scripts")])
         library: str = cpp_extension.load(
-            name=f"pinpool_torch_{re.sub(r'[^0-9A-Za-z_]', '_', version)}_{source}{again}",
+            name=f"pinpool_torch_{re.sub(r'[^0-9A-Za-z_]', '_', version)}_{source_digest}{retry_suffix}",
             sources=[os.fspath(_SOURCE)],
             extra_cflags=["-O2"],
             is_python_module=False,
@@ -219,10 +262,10 @@ def _compile_allocator(version: str) -> str:
             f"(pip install ninja setuptools; CXX names the compiler), or a newer wheel of pinpool. {error}"
         ) from error
     finally:
-        if search is None:
+        if path_before is None:
             os.environ.pop("PATH", None)
         else:
-            os.environ["PATH"] = search
+            os.environ["PATH"] = path_before
 
 
 def _dotted(version: tuple[int, ...]) -> str:

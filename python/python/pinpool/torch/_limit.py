@@ -34,9 +34,9 @@ def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str
         return None
     total, origin = memory
     ranks = environ.get("LOCAL_WORLD_SIZE", "")
-    pools = max(int(ranks), 1) if ranks.isdecimal() else 1
-    share = max(total * _NUMERATOR // _DENOMINATOR // pools // _GRANULE, 1) * _GRANULE
-    among = f", divided by {pools} (LOCAL_WORLD_SIZE)" if pools > 1 else ""
+    rank_count = max(int(ranks), 1) if ranks.isdecimal() else 1
+    share = max(total * _NUMERATOR // _DENOMINATOR // rank_count // _GRANULE, 1) * _GRANULE
+    among = f", divided by {rank_count} (LOCAL_WORLD_SIZE)" if rank_count > 1 else ""
     return share, (
         f"torch limit: max={format_bytes(share)}: three quarters of {format_bytes(total)} ({origin}){among}; "
         "to change it, set PINPOOL_MAX_BYTES or install(max_bytes=...)"

@@ -174,9 +174,9 @@ class History {
 };
 #endif
 
-class HostAllocator final : public at::HostAllocator {
+class PoolHostAllocator final : public at::HostAllocator {
  public:
-  HostAllocator(const pinpool_torch_functions& functions, at::HostAllocator* torch_allocator)
+  PoolHostAllocator(const pinpool_torch_functions& functions, at::HostAllocator* torch_allocator)
       : functions_(functions), torch_allocator_(torch_allocator) {}
 
   at::HostAllocator* torch_allocator() const {
@@ -539,7 +539,7 @@ class HostAllocator final : public at::HostAllocator {
 };
 
 // Deleted only if torch refused it, because tensors may free blocks until the process exits. Set before the first allocation.
-std::atomic<HostAllocator*> installed{nullptr};
+std::atomic<PoolHostAllocator*> installed{nullptr};
 
 void free_block(void* address) {
   if (address != nullptr) {
@@ -547,51 +547,55 @@ void free_block(void* address) {
   }
 }
 
-// Returns why no allocator may be installed, or null.
-const char* refusal() {
+// Why no allocator may be installed.
+struct Refusal {
+  // 0: none, 1: this torch is not suitable, 2: an allocator is in use.
+  int status = 0;
+  const char* text = "";
+};
+
+Refusal refusal() {
   auto* allocator = installed.load(std::memory_order_acquire);
   if (at::getHostAllocator(kDevice) == nullptr) {
-    return "this torch has no allocator of pinned memory: it was built without CUDA";
+    return {1, "this torch has no allocator of pinned memory: it was built without CUDA"};
   }
   if (allocator != nullptr && !allocator->is_disabled()) {
-    return "installed already: call uninstall first";
+    return {2, "installed already: call uninstall first"};
   }
   if (allocator != nullptr && allocator->outstanding_blocks() > 0) {
-    return "tensors still use memory of the pool that was installed before: drop them first";
+    return {2, "tensors still use memory of the pool that was installed before: drop them first"};
   }
-  return nullptr;
+  return {};
 }
 
-// Returns 0 if `call` returns null. Otherwise writes the text that it returns or throws.
+// Returns the status of the refusal that `call` returns, or 1 if it throws, and writes the text.
 template <typename Call>
 int report(char* error, size_t error_bytes, Call call) {
   try {
-    const char* why = call();
-    if (why == nullptr) {
-      return 0;
-    }
-    std::snprintf(error, error_bytes, "%s", why);
+    const Refusal refusal = call();
+    std::snprintf(error, error_bytes, "%s", refusal.text);
+    return refusal.status;
   } catch (const std::exception& failure) {
     std::snprintf(error, error_bytes, "%s", failure.what());
+    return 1;
   }
-  return 1;
 }
 
 } // namespace
 
 extern "C" {
 
-// Returns 0 if an allocator may be installed, or writes an error text.
+// Returns 0 if an allocator may be installed, or the status of a `Refusal` with its text.
 int pinpool_torch_check(char* error, size_t error_bytes) {
   return report(error, error_bytes, refusal);
 }
 
-// Returns 0, or writes an error text and no longer uses `functions`. Called by one thread, before others request pinned memory
+// Returns 0, or the status and text of a `Refusal` and no longer uses `functions`. Called by one thread, before others request pinned memory
 // from torch.
 int pinpool_torch_install(const pinpool_torch_functions* functions, char* error, size_t error_bytes) {
-  return report(error, error_bytes, [&]() -> const char* {
-    if (const char* why = refusal()) {
-      return why;
+  return report(error, error_bytes, [&]() -> Refusal {
+    if (const Refusal refused = refusal(); refused.status != 0) {
+      return refused;
     }
     auto* torch_allocator = at::getHostAllocator(kDevice);
     auto* previous = installed.load(std::memory_order_acquire);
@@ -599,15 +603,15 @@ int pinpool_torch_install(const pinpool_torch_functions* functions, char* error,
       torch_allocator = previous->torch_allocator();
     }
     // The previous one is not deleted, because threads may still use it.
-    auto* allocator = new HostAllocator(*functions, torch_allocator);
+    auto* allocator = new PoolHostAllocator(*functions, torch_allocator);
     installed.store(allocator, std::memory_order_release);
     at::setHostAllocator(kDevice, allocator, kPriority);
     if (at::getHostAllocator(kDevice) == allocator) {
-      return nullptr;
+      return {};
     }
     installed.store(previous, std::memory_order_release);
     delete allocator; // torch never had it.
-    return "another allocator of pinned memory with a higher priority is installed";
+    return {2, "another allocator of pinned memory with a higher priority is installed"};
   });
 }
 

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 
-use super::context_fence::ContextWork;
+use super::context_fence::ContextWaits;
 use crate::backend;
 use crate::driver::code::{Code, FailedCall};
 use crate::driver::{self, RelaxedCapture, calls, watchdog};
@@ -109,7 +109,7 @@ pub(super) struct Timeline {
     /// The last number enqueued for writing.
     last: Mutex<u64>,
     pages: &'static TimelinePages,
-    context: &'static ContextWork,
+    context: &'static ContextWaits,
 }
 
 impl Timeline {
@@ -163,7 +163,7 @@ impl TimelinePages {
     /// Returns the timeline of the stream with this id, which must belong to the context of these words. Creates the timeline if
     /// necessary. Returns `None` if there is no memory for a timeline, or if the driver writes no words. The context must be
     /// current.
-    pub(super) fn timeline(&'static self, id: StreamId, context: &'static ContextWork) -> Option<&'static Timeline> {
+    pub(super) fn timeline(&'static self, id: StreamId, context: &'static ContextWaits) -> Option<&'static Timeline> {
         let is_own = |timeline: &&Timeline| std::ptr::eq(timeline.pages, self);
         if let Some(known) = Timeline::find(id.number()) {
             return Some(known).filter(is_own);
@@ -190,7 +190,7 @@ impl TimelinePages {
 
     /// Returns a timeline without a stream: a spare timeline, the timeline of a stream that has written all of its numbers, or a
     /// timeline on a new page.
-    fn take_free(&'static self, context: &'static ContextWork) -> Option<&'static Timeline> {
+    fn take_free(&'static self, context: &'static ContextWaits) -> Option<&'static Timeline> {
         let mut free = self.free.lock();
         if free.is_empty() {
             TIMELINES.get().lock().retain(|_, timeline| {
@@ -211,7 +211,7 @@ impl TimelinePages {
     /// Creates timelines over a page of pinned and mapped memory, which is never freed. The memory belongs to this process and
     /// not to the driver, so a fence may read its word even after a device reset has ended the registration. A refused page stays
     /// mapped: there is at most one in each context.
-    fn new_page(&'static self, context: &'static ContextWork) -> Option<Vec<&'static Timeline>> {
+    fn new_page(&'static self, context: &'static ContextWaits) -> Option<Vec<&'static Timeline>> {
         let _relaxed = RelaxedCapture::enter();
         let page = backend::page_of_this_process(WORDS_BYTES)?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -241,24 +241,24 @@ impl TimelinePages {
 }
 
 impl DeviceHealth {
-    /// Queries the device if a query is due, and returns the answer. Otherwise fails if the last query found a permanent failure
-    /// (timeline-I3).
-    fn check(&self, context: &ContextWork) -> Result<(), FailedCall> {
+    /// Queries the device if a query is due, and returns the answer. Otherwise, or if the driver is stuck in a query of another
+    /// thread, fails if the last query found a permanent failure (timeline-I3).
+    fn check(&self, context: &ContextWaits) -> Result<(), FailedCall> {
         // Relaxed, here and below: the exchange only elects one caller, and the code comes with no other data.
         let (now_us, queried_us) = (monotonic_ns() / 1000, self.queried_us.load(Ordering::Relaxed));
         let due = now_us >= queried_us.saturating_add(HEALTH_EVERY_US);
         let elect = || self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed);
-        if !due || elect().is_err() {
+        let answer = if due && elect().is_ok() { watchdog::query(|| Self::query(context)) } else { None };
+        let Some(answer) = answer else {
             let last = Code::check(self.failure.load(Ordering::Relaxed).cast_signed());
             return last.map_err(|code| FailedCall { call: "cuStreamQuery", code });
-        }
-        let answer = watchdog::query(|| Self::query(context)).unwrap_or(Ok(()));
+        };
         let failed = answer.err().filter(|failed| failed.code.is_permanent());
         self.failure.store(failed.map_or(0, |FailedCall { code, .. }| code.0.cast_unsigned()), Ordering::Relaxed);
         answer
     }
 
-    fn query(context: &ContextWork) -> Result<(), FailedCall> {
+    fn query(context: &ContextWaits) -> Result<(), FailedCall> {
         let idle_stream = context.idle_stream()?;
         // SAFETY: the stream is destroyed only with its context, which still exists (context-I2).
         match context.query(|| unsafe { calls::stream_query(idle_stream.0) }) {

@@ -38,7 +38,7 @@ impl Links {
 #[repr(C, align(64))]
 pub(in crate::engine) struct Entry<T> {
     pub(super) links: Links,
-    /// Order of the last put in its shard; the tick is in the upper bits (`free_list`).
+    /// Order of the last put in its shard; the age is in the upper bits (`free_list`).
     pub(super) order: u64,
     /// Address of the shard that may keep the entry by the fast path (the shard of the thread that took the entry last), or
     /// null. Compared, never dereferenced.

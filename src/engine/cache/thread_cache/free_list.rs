@@ -4,15 +4,15 @@
 //!   class 3: head ──▶ C ⇄ A             head.below: the newest        head.above: the oldest
 //!   class 7: head ──▶ B                 each entry knows the order of its put
 //!
-//!   order = tick (40 bits) | sequence (24 bits)
+//!   order = age (40 bits) | sequence (24 bits)
 //! ```
 //!
 //! A push writes three links and the order, and a take writes one link. These writes are few because the lock's next atomic
 //! exchange waits until they have reached the cache. Each push increments the order, so the number of puts is the order less
-//! the orders that ticks have skipped. There is no list of all entries: the oldest entry is the oldest of some class, so an
-//! eviction compares a lower bound for each class. Only evictions raise the bounds of marked classes. With ticks of 10 ms the
-//! order lasts for 348 years. If more than 2^24 puts come between two ticks, the order carries into the next tick: the entries
-//! put from then on seem a tick younger than they are, until a later tick begins.
+//! the orders that ages have skipped. There is no list of all entries: the oldest entry is the oldest of some class, so an
+//! eviction compares a lower bound for each class. Only evictions raise the bounds of marked classes. With ages of 10 ms the
+//! order lasts for 348 years. If more than 2^24 puts come between two ages, the order carries into the next age: the entries
+//! put from then on seem an age younger than they are, until a later age begins.
 //!
 //! The links are in the entries, so a list allocates only once after its creation: its first mark makes the heads, the marks
 //! and the bounds. Until then the list uses heads that all lists share, so that a shard that no thread uses has no heads. The
@@ -34,13 +34,13 @@ use crate::size_class::EIGHTHS_CLASSES;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-/// The bits of an order below its tick.
+/// The bits of an order below its age.
 const SEQUENCE_BITS: u32 = 24;
-/// The last tick that fits into an order; it is 348 years away.
-const TICK_MAX: u64 = u64::MAX >> SEQUENCE_BITS;
+/// The last age that fits into an order; it is 348 years away.
+const AGE_MAX: u64 = u64::MAX >> SEQUENCE_BITS;
 
-/// Returns the tick of `order`.
-pub(super) const fn tick_of(order: u64) -> u64 {
+/// Returns the age of `order`.
+pub(super) const fn age_of(order: u64) -> u64 {
     order >> SEQUENCE_BITS
 }
 
@@ -55,7 +55,7 @@ const _: () = assert!(size_of::<[usize; 2]>() == size_of::<Links>() && align_of:
 pub(super) struct FreeList<T> {
     /// One head per class, in an allocation that only this pointer refers to. The shared heads until a class is marked.
     heads: NonNull<Links>,
-    /// The order of the newest put, or the last order before the current tick if that tick has no put yet.
+    /// The order of the newest put, or the last order before the current age if that age has no put yet.
     order: u64,
     idle_bytes: usize,
     cold: Box<Cold>,
@@ -65,7 +65,7 @@ pub(super) struct FreeList<T> {
 /// Fields that no hit uses.
 struct Cold {
     classes: usize,
-    /// Number of orders that ticks have skipped.
+    /// Number of orders that ages have skipped.
     skipped: u64,
     /// Number of entries that [`FreeList::take_oldest`] took.
     evicted: u64,
@@ -88,11 +88,11 @@ impl<T> FreeList<T> {
         Self { heads, order: 0, idle_bytes: 0, cold, entries: PhantomData }
     }
 
-    /// Makes later puts belong to `tick`, or to a later tick if the order has already carried into one. Returns the highest
-    /// tick that an earlier put may belong to.
-    pub(super) fn begin_tick(&mut self, tick: u64) -> u64 {
-        let newest = tick_of(self.order);
-        let skipped = (tick.min(TICK_MAX) << SEQUENCE_BITS).saturating_sub(self.order + 1);
+    /// Makes later puts belong to `age`, or to a later age if the order has already carried into one. Returns the highest
+    /// age that an earlier put may belong to.
+    pub(super) fn begin_age(&mut self, age: u64) -> u64 {
+        let newest = age_of(self.order);
+        let skipped = (age.min(AGE_MAX) << SEQUENCE_BITS).saturating_sub(self.order + 1);
         self.order += skipped;
         self.cold.skipped += skipped;
         newest
@@ -200,11 +200,11 @@ impl<T> FreeList<T> {
         Some(entry)
     }
 
-    /// Takes the oldest entry of all classes if it was put by the end of tick `until`. Otherwise returns the order of the
+    /// Takes the oldest entry of all classes if it was put by the end of age `until`. Otherwise returns the order of the
     /// oldest entry, or 0 if there is no entry, as the error.
     pub(super) fn take_oldest(&mut self, until: u64) -> Result<Box<Entry<T>>, u64> {
         let (at, order) = self.oldest();
-        if order > self.order || tick_of(order) > until {
+        if order > self.order || age_of(order) > until {
             return Err(if order > self.order { 0 } else { order });
         }
         let head = self.head(at);
@@ -355,23 +355,23 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_leaves_only_if_its_tick_has_ended_by_then() {
+    fn the_oldest_leaves_only_if_its_age_has_ended_by_then() {
         let mut list = FreeList::new(1);
-        for (tick, value) in [(7, 1), (5, 2), (9, 3)] {
-            list.begin_tick(tick);
+        for (age, value) in [(7, 1), (5, 2), (9, 3)] {
+            list.begin_age(age);
             push(&mut list, 0, value);
         }
-        assert_eq!(list.take_oldest(6).map_err(tick_of).err(), Some(7));
+        assert_eq!(list.take_oldest(6).map_err(age_of).err(), Some(7));
         assert_eq!([(); 2].map(|()| list.take_oldest(7).map(|entry| **entry).ok()), [Some(1), Some(2)]);
-        assert_eq!(list.take_oldest(8).map_err(tick_of).err(), Some(9));
+        assert_eq!(list.take_oldest(8).map_err(age_of).err(), Some(9));
         assert_eq!((take_oldest(&mut list), list.take_oldest(u64::MAX).err()), (Some(3), Some(0)));
     }
 
     #[test]
-    fn ticks_keep_their_order_up_to_the_last_one_that_fits() {
+    fn ages_keep_their_order_up_to_the_last_one_that_fits() {
         let mut list = FreeList::new(2);
-        for (tick, value) in [(TICK_MAX - 1, 1), (TICK_MAX, 2), (TICK_MAX + 1, 3), (u64::MAX, 4)] {
-            list.begin_tick(tick);
+        for (age, value) in [(AGE_MAX - 1, 1), (AGE_MAX, 2), (AGE_MAX + 1, 3), (u64::MAX, 4)] {
+            list.begin_age(age);
             push(&mut list, value % 2, value);
         }
         assert!(list.validate().is_ok());

@@ -16,7 +16,7 @@ use pinpool_os::sync::atomic::{AtomicU8, Ordering};
 use pinpool_os::sync::{Backoff, UnsafeCell};
 
 /// Pause between two attempts of a thread that has waited longer than any section takes, because the holder was preempted.
-const PATIENCE: Duration = Duration::from_micros(50);
+const PAUSE: Duration = Duration::from_micros(50);
 
 const FREE: u8 = 0;
 const HELD: u8 = 1;
@@ -122,7 +122,7 @@ impl<T> Lock<T> {
         let backoff = Backoff::new();
         loop {
             if backoff.is_completed() {
-                std::thread::sleep(PATIENCE);
+                std::thread::sleep(PAUSE);
             } else {
                 backoff.snooze();
             }

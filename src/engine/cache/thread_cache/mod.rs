@@ -14,9 +14,9 @@
 //!   free list if that shard is the caller's own, and otherwise into the remote list. Loader threads take buffers and the
 //!   copying thread returns them, so each buffer circulates between one loader's shard and the copying thread over a single
 //!   cache line, and loader threads do not contend.
-//! - **Limit**: a return only counts its buffer. A miss, a slow return or a tick calls [`ThreadCache::evict_over_limit`] until
-//!   the cache is back at its limit.
-//! - **Ages** are counted in *ticks*: a return belongs to the last tick that the user of the cache began before it.
+//! - **Limit**: a return only counts its buffer. A miss, a slow return or a maintenance tick calls
+//!   [`ThreadCache::evict_over_limit`] until the cache is back at its limit.
+//! - **Ages** are numbered: a return belongs to the last age that the user of the cache began before it.
 //!
 //! A thread that has cached its shard uses the *fast path* to take and return buffers: one atomic exchange and one store. The
 //! fast path is closed while a request waits for a buffer or another owner of the shared limit wants memory, and once the cache
@@ -32,7 +32,7 @@
 //! - **cache-I2**: If [`ThreadCache::evict_over_limit`] is called until it returns `None`, and no other operation runs
 //!   meanwhile, no more buffers are idle than the limit allows. Buffers in remote lists do not count until they are collected.
 //! - **cache-I3**: An eviction removes the buffer that was returned longest ago. This is exact on one thread. Between threads,
-//!   ages are compared by ticks.
+//!   buffers are compared by their ages.
 //! - **cache-I4**: After [`ThreadCache::seal`] no put keeps a buffer, so one drain leaves the cache empty forever.
 //! - **cache-I5**: A hit in the thread's own shard writes no cache line that hits of other threads write.
 //! - **cache-I6**: While no operation runs, all counters are exact. Other threads find the buffers of a thread that has ended.
@@ -79,7 +79,7 @@ pub(in crate::engine) struct ThreadCache<T> {
     shards: Box<[Shard<T>]>,
     occupancy: Arc<Occupancy>,
     limit: AtomicUsize,
-    ticks: Mutex<ReturnTicks>,
+    ages: Mutex<ReturnAges>,
 }
 
 /// The counters of a cache.
@@ -107,7 +107,7 @@ impl<T> ThreadCache<T> {
             shards: (0..shards).zip(0u16..).map(|(_, at)| Shard::new(classes, at, occupancy.clone())).collect(),
             occupancy,
             limit: AtomicUsize::new(limit),
-            ticks: Mutex::default(),
+            ages: Mutex::default(),
         }
     }
 
@@ -116,28 +116,28 @@ impl<T> ThreadCache<T> {
         &self.shards[self.shard_of(current_slot())]
     }
 
-    /// Begins `tick` and returns it: from now on puts belong to it. Begins a later tick instead, and returns that, if earlier
-    /// puts already belong to `tick` or a later tick: more puts came in one tick than an order can count, so the order has
+    /// Begins `age` and returns it: from now on puts belong to it. Begins a later age instead, and returns that, if earlier
+    /// puts already belong to `age` or a later age: more puts came in one age than an order can count, so the order has
     /// carried.
-    pub(in crate::engine) fn begin_tick(&self, tick: u64) -> u64 {
-        // All shards, also unused ones: the first puts of a shard must not belong to an earlier tick.
-        let newest = self.shards.iter().map(|shard| shard.begin_tick(tick)).max().unwrap_or(0);
-        if newest < tick { tick } else { self.begin_tick(newest + 1) }
+    pub(in crate::engine) fn begin_age(&self, age: u64) -> u64 {
+        // All shards, also unused ones: the first puts of a shard must not belong to an earlier age.
+        let newest = self.shards.iter().map(|shard| shard.begin_age(age)).max().unwrap_or(0);
+        if newest < age { age } else { self.begin_age(newest + 1) }
     }
 
-    /// Reports a reading of the clock: the time is `now_us`, and all puts so far were made at `put_by_us` or earlier. Begins a
-    /// tick, unless one began in the same interval of [`RETURN_TICK_US`] or later.
-    pub(in crate::engine) fn tick(&self, now_us: u64, put_by_us: u64) {
-        // If another thread is beginning a tick, this reading need not begin one.
-        if let Some(mut ticks) = self.ticks.try_lock() {
-            ticks.begin(now_us, put_by_us, |tick| self.begin_tick(tick));
+    /// Reports a reading of the clock: the time is `now_us`, and all puts so far were made at `put_by_us` or earlier. Begins an
+    /// age, unless one began in the same interval of [`RETURN_AGE_US`] or later.
+    pub(in crate::engine) fn advance_age(&self, now_us: u64, put_by_us: u64) {
+        // If another thread is beginning an age, this reading need not begin one.
+        if let Some(mut ages) = self.ages.try_lock() {
+            ages.begin(now_us, put_by_us, |age| self.begin_age(age));
         }
     }
 
     /// Removes every buffer that is known to have been put at `us` or earlier, and passes it to `sink` outside every lock.
-    /// Compares times in units of [`RETURN_TICK_US`], so it may include puts up to one unit later.
+    /// Compares times in units of [`RETURN_AGE_US`], so it may include puts up to one unit later.
     pub(in crate::engine) fn drain_old(&self, us: u64, sink: impl FnMut(Box<Entry<T>>)) {
-        let old = self.ticks.lock().all_put_by(us);
+        let old = self.ages.lock().all_put_by(us);
         if let Some(last) = old.checked_sub(1) {
             self.drain(last, sink);
         }
@@ -178,16 +178,16 @@ impl<T> ThreadCache<T> {
         idle > self.limit() as u64
     }
 
-    /// Removes the buffer returned longest ago. The tick that a shard publishes is a lower bound: if it was not exact, the shard
+    /// Removes the buffer returned longest ago. The age that a shard publishes is a lower bound: if it was not exact, the shard
     /// corrects it and the search begins again.
     pub(in crate::engine) fn evict_oldest(&self) -> Option<Box<Entry<T>>> {
         let own = self.shard_of(current_slot());
         loop {
             let used = self.occupancy.used();
-            let ticks = bits_from(own, used).filter_map(|at| Some((self.shards[at].oldest_tick()?, at)));
-            // If ticks are equal, the thread's own shard comes first.
-            let (tick, at) = ticks.reduce(|a, b| if b.0 < a.0 { b } else { a })?;
-            let until = if used.is_power_of_two() { u64::MAX } else { tick };
+            let ages = bits_from(own, used).filter_map(|at| Some((self.shards[at].oldest_age()?, at)));
+            // If ages are equal, the thread's own shard comes first.
+            let (age, at) = ages.reduce(|a, b| if b.0 < a.0 { b } else { a })?;
+            let until = if used.is_power_of_two() { u64::MAX } else { age };
             let victim = self.shards[at].evict(until);
             if victim.is_some() {
                 return victim;
@@ -195,12 +195,12 @@ impl<T> ThreadCache<T> {
         }
     }
 
-    /// Removes every buffer that was put by the end of tick `until`, and passes it to `sink` outside every lock.
+    /// Removes every buffer that was put by the end of age `until`, and passes it to `sink` outside every lock.
     pub(in crate::engine) fn drain(&self, until: u64, mut sink: impl FnMut(Box<Entry<T>>)) {
         // All shards, not only the shards marked as used: the first put of a shard may be under way, and after `seal` no later
         // drain would find its buffer (cache-I4).
         for shard in &self.shards {
-            while shard.oldest_tick().is_some_and(|tick| tick <= until) {
+            while shard.oldest_age().is_some_and(|age| age <= until) {
                 let Some(entry) = shard.evict(until) else { break };
                 sink(entry);
             }
@@ -273,43 +273,43 @@ impl<T> ThreadCache<T> {
     }
 }
 
-/// The unit of the times of ticks: at most one tick begins in each interval of this length.
-pub(in crate::engine) const RETURN_TICK_US: u64 = 10_000;
+/// The unit of the times of ages: at most one age begins in each interval of this length.
+pub(in crate::engine) const RETURN_AGE_US: u64 = 10_000;
 
-/// The number of the current tick, and the times of the ticks before it.
+/// The number of the current age, and the times of the ages before it.
 ///
-/// A return on the fast path reads no clock. It belongs to the tick that is current at the return, so all that is known about
-/// its time is that it precedes the beginning of the next tick. So a buffer is old enough only if the tick *after* its own tick
+/// A return on the fast path reads no clock. It belongs to the age that is current at the return, so all that is known about
+/// its time is that it precedes the beginning of the next age. So a buffer is old enough only if the age *after* its own age
 /// is.
 #[derive(Debug, Default)]
-struct ReturnTicks {
+struct ReturnAges {
     current: u64,
-    /// When the current tick began, in units of [`RETURN_TICK_US`].
+    /// When the current age began, in units of [`RETURN_AGE_US`].
     since: u64,
-    /// Pairs of a time in units of [`RETURN_TICK_US`] and a tick, the oldest first: all buffers of earlier ticks were returned
+    /// Pairs of a time in units of [`RETURN_AGE_US`] and an age, the oldest first: all buffers of earlier ages were returned
     /// by that time.
     put_by: VecDeque<(u64, u64)>,
-    /// The last result of [`all_put_by`](Self::all_put_by): buffers of earlier ticks are old.
+    /// The last result of [`all_put_by`](Self::all_put_by): buffers of earlier ages are old.
     old: u64,
 }
 
-impl ReturnTicks {
-    /// Begins a tick at `now_us`, unless the current tick began in the same unit of time or later. All buffers of ticks before
-    /// the new one were returned by `put_by_us`. `begin` receives the next number and returns the number of the tick that it
+impl ReturnAges {
+    /// Begins an age at `now_us`, unless the current age began in the same unit of time or later. All buffers of ages before
+    /// the new one were returned by `put_by_us`. `begin` receives the next number and returns the number of the age that it
     /// began, which may be higher.
     fn begin(&mut self, now_us: u64, put_by_us: u64, begin: impl FnOnce(u64) -> u64) {
-        let now = now_us / RETURN_TICK_US;
+        let now = now_us / RETURN_AGE_US;
         if self.current == 0 || now > self.since {
             self.since = now;
             self.current = begin(self.current + 1);
-            self.put_by.push_back((put_by_us / RETURN_TICK_US, self.current));
+            self.put_by.push_back((put_by_us / RETURN_AGE_US, self.current));
         }
     }
 
-    /// Returns the latest tick for which all buffers of earlier ticks are known to have been returned at `us` or earlier.
+    /// Returns the latest age for which all buffers of earlier ages are known to have been returned at `us` or earlier.
     fn all_put_by(&mut self, us: u64) -> u64 {
-        while let Some(&(_, tick)) = self.put_by.front().filter(|(put_by, _)| *put_by <= us / RETURN_TICK_US) {
-            self.old = tick;
+        while let Some(&(_, age)) = self.put_by.front().filter(|(put_by, _)| *put_by <= us / RETURN_AGE_US) {
+            self.old = age;
             self.put_by.pop_front();
         }
         self.old

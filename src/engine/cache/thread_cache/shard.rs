@@ -23,7 +23,7 @@
 
 use super::Counts;
 use super::entry::Entry;
-use super::free_list::{FreeList, tick_of};
+use super::free_list::{FreeList, age_of};
 use super::lock::Lock;
 use super::occupancy::Occupancy;
 use pinpool_os::sync::CachePadded;
@@ -148,12 +148,12 @@ impl<T> Shard<T> {
         });
     }
 
-    /// Makes later puts belong to `tick`. Puts that are already in the remote list belong to an earlier tick. Returns the
-    /// highest tick that an earlier put may belong to.
-    pub(super) fn begin_tick(&self, tick: u64) -> u64 {
+    /// Makes later puts belong to `age`. Puts that are already in the remote list belong to an earlier age. Returns the
+    /// highest age that an earlier put may belong to.
+    pub(super) fn begin_age(&self, age: u64) -> u64 {
         self.own.free_list.with(|list| {
             self.collect(list);
-            list.begin_tick(tick)
+            list.begin_age(age)
         })
     }
 
@@ -232,16 +232,16 @@ impl<T> Shard<T> {
         self.own.idle.load(Ordering::Relaxed)
     }
 
-    /// Returns a lower bound of the tick of the oldest entry, or `None` if the shard seems empty. A hint.
-    pub(super) fn oldest_tick(&self) -> Option<u64> {
+    /// Returns a lower bound of the age of the oldest entry, or `None` if the shard seems empty. A hint.
+    pub(super) fn oldest_age(&self) -> Option<u64> {
         if self.remote.has_entries() {
             return Some(0);
         }
         // Relaxed: (shard-I1).
-        (self.idle() > 0).then(|| tick_of(self.own.oldest.load(Ordering::Relaxed)))
+        (self.idle() > 0).then(|| age_of(self.own.oldest.load(Ordering::Relaxed)))
     }
 
-    /// Removes the oldest entry if it was put by the end of tick `until`.
+    /// Removes the oldest entry if it was put by the end of age `until`.
     pub(super) fn evict(&self, until: u64) -> Option<Box<Entry<T>>> {
         self.own.free_list.with(|list| {
             self.collect(list);

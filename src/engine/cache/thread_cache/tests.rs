@@ -14,15 +14,15 @@ fn kept(put: Result<(), Box<Entry<u32>>>) {
 }
 
 #[test]
-fn between_threads_the_tick_decides_which_buffer_is_oldest() {
+fn between_threads_the_age_decides_which_buffer_is_oldest() {
     let cache = ThreadCache::new(2, 4, 4);
-    for (at, value, tick) in [(1, 1, 5), (2, 3, 6), (1, 2, 7), (2, 4, 8)] {
-        cache.begin_tick(tick);
+    for (at, value, age) in [(1, 1, 5), (2, 3, 6), (1, 2, 7), (2, 4, 8)] {
+        cache.begin_age(age);
         kept(cache.put(at, Entry::new_at(at, 0, 10, value)));
     }
     let victims = (9..13).map(|value| {
         assert!(cache.evict_over_limit().is_none());
-        cache.begin_tick(u64::from(value));
+        cache.begin_age(u64::from(value));
         kept(cache.put(2, Entry::new_at(2, 1, 10, value)));
         **cache.evict_over_limit().unwrap()
     });
@@ -64,44 +64,44 @@ fn dropping_the_cache_drops_its_idle_buffers() {
 }
 
 #[test]
-fn a_return_of_another_thread_belongs_to_the_tick_in_which_it_was_made() {
+fn a_return_of_another_thread_belongs_to_the_age_in_which_it_was_made() {
     let cache = ThreadCache::new(1, 10, 2);
-    for tick in 1..4 {
-        cache.begin_tick(tick);
-        kept(cache.put(0, Entry::new_at(1, 0, 10, u32::try_from(tick).unwrap())));
+    for age in 1..4 {
+        cache.begin_age(age);
+        kept(cache.put(0, Entry::new_at(1, 0, 10, u32::try_from(age).unwrap())));
     }
-    for tick in 1..4 {
+    for age in 1..4 {
         let mut drained = Vec::new();
-        cache.drain(tick, |entry| drained.push(**entry));
-        assert_eq!(drained, [u32::try_from(tick).unwrap()]);
+        cache.drain(age, |entry| drained.push(**entry));
+        assert_eq!(drained, [u32::try_from(age).unwrap()]);
     }
     cache.validate().unwrap();
 }
 
-/// Begins a tick; returns its number.
-fn begin(ticks: &mut ReturnTicks, now_us: u64) -> Option<u64> {
+/// Begins an age; returns its number.
+fn begin(ages: &mut ReturnAges, now_us: u64) -> Option<u64> {
     let mut begun = None;
-    ticks.begin(now_us, now_us, |tick| *begun.insert(tick));
+    ages.begin(now_us, now_us, |age| *begun.insert(age));
     begun
 }
 
 #[test]
-fn a_tick_ages_only_what_the_next_tick_proves_to_be_old() {
-    let mut ticks = ReturnTicks::default();
-    assert_eq!(begin(&mut ticks, 0), Some(1));
-    assert_eq!(ticks.all_put_by(0), 1, "buffers of tick 0 were put by then");
-    // Puts of tick 1 may have come at any time up to the next reading of the clock.
-    assert_eq!(begin(&mut ticks, 60_000_000), Some(2));
-    assert_eq!(ticks.all_put_by(50_000_000), 1);
-    assert_eq!(ticks.all_put_by(60_000_000), 2);
+fn only_the_next_age_proves_that_a_buffer_is_old() {
+    let mut ages = ReturnAges::default();
+    assert_eq!(begin(&mut ages, 0), Some(1));
+    assert_eq!(ages.all_put_by(0), 1, "buffers of age 0 were put by then");
+    // Puts of age 1 may have come at any time up to the next reading of the clock.
+    assert_eq!(begin(&mut ages, 60_000_000), Some(2));
+    assert_eq!(ages.all_put_by(50_000_000), 1);
+    assert_eq!(ages.all_put_by(60_000_000), 2);
 }
 
 #[test]
-fn ticks_are_some_time_apart_and_a_late_reading_begins_none() {
-    let mut ticks = ReturnTicks::default();
-    let begun = [70, 80, 2 * RETURN_TICK_US, RETURN_TICK_US].map(|now| begin(&mut ticks, now));
+fn ages_are_some_time_apart_and_a_late_reading_begins_none() {
+    let mut ages = ReturnAges::default();
+    let begun = [70, 80, 2 * RETURN_AGE_US, RETURN_AGE_US].map(|now| begin(&mut ages, now));
     assert_eq!(begun, [Some(1), None, Some(2), None]);
-    assert_eq!((ticks.all_put_by(RETURN_TICK_US), ticks.all_put_by(u64::MAX)), (1, 2));
+    assert_eq!((ages.all_put_by(RETURN_AGE_US), ages.all_put_by(u64::MAX)), (1, 2));
 }
 
 fn put(cache: &ThreadCache<u32>, class: u32, value: u32) {
@@ -122,7 +122,7 @@ fn drained(cache: &ThreadCache<u32>, until: u64) -> Vec<u32> {
 /// The naive model of the cache on one thread.
 struct Model {
     limit: usize,
-    /// Oldest first: class, value, tick.
+    /// Oldest first: class, value, age.
     idle: VecDeque<(u32, u32, u64)>,
     hits: u64,
     puts: u64,
@@ -135,9 +135,9 @@ impl Model {
         self.idle.remove(at).map(|entry| entry.1)
     }
 
-    fn put(&mut self, class: u32, value: u32, tick: u64) {
+    fn put(&mut self, class: u32, value: u32, age: u64) {
         self.puts += 1;
-        self.idle.push_back((class, value, tick));
+        self.idle.push_back((class, value, age));
     }
 
     fn remove_oldest(&mut self, keep: usize) -> Vec<u32> {
@@ -185,7 +185,7 @@ proptest! {
         for (id, step) in (0u32..).zip(steps) {
             let now = u64::from(id / 16) + 1;
             if id % 16 == 0 {
-                prop_assert_eq!(cache.begin_tick(now), now);
+                prop_assert_eq!(cache.begin_age(now), now);
             }
             match step {
                 Step::Take(class) => {
@@ -281,7 +281,7 @@ fn work(
     for step in 0..STEPS {
         let now = step / 64;
         if thread == 0 && step % 64 == 0 {
-            cache.begin_tick(now);
+            cache.begin_age(now);
         }
         let class = u32::try_from(draw.below(u64::from(CLASSES))).unwrap();
         match draw.below(16) {

@@ -10,7 +10,7 @@
 //! This module is sequential: arithmetic and tables. It never calls the source or logs, and waits only for the lock of a shared
 //! limit's file.
 //!
-//! - books-I1: a region leaves the mappings before it is released, and returns to them if the release fails.
+//! - **books-I1**: a region leaves the mappings before it is released, and returns to them if the release fails.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ pub(in crate::engine) struct Books {
     pub(super) reserve_overhead_bytes: u64,
     largest_reserve_bytes: u64,
     /// The bytes of all requested reserves.
-    pub(super) requested_bytes: u64,
+    pub(super) requested_reserve_bytes: u64,
     /// The progress of pinning reserves.
     pub(super) progress: Progress,
     peak_bytes: u64,
@@ -73,7 +73,7 @@ impl Books {
             pending_bytes: 0,
             reserve_overhead_bytes: 0,
             largest_reserve_bytes: 0,
-            requested_bytes: 0,
+            requested_reserve_bytes: 0,
             progress: Progress::default(),
             peak_bytes: 0,
             next_id: 0,
@@ -255,7 +255,7 @@ impl Books {
 
     /// Plans the release of everything that is free, including memory that is kept for the reserve.
     pub(in crate::engine) fn plan_release_all(&mut self) -> Option<Plan> {
-        self.requested_bytes = self.arena.stats().reserve_bytes;
+        self.requested_reserve_bytes = self.arena.stats().reserve_bytes;
         self.arena.release_idle_of_kept(u64::MAX)
     }
 

@@ -63,22 +63,22 @@ impl Books {
     pub(in crate::engine) fn request_reserve(&mut self, bytes: u64) -> Result<(), Refusal> {
         self.check_length(bytes)?;
         let lacking_bytes = self.progress.stopped.as_ref().map_or(0, |_| self.reserve_to_come());
-        let requested_bytes = self.requested_bytes.saturating_add(bytes - bytes.min(lacking_bytes));
+        let requested_bytes = self.requested_reserve_bytes.saturating_add(bytes - bytes.min(lacking_bytes));
         if self.budget.max_bytes().is_some_and(|max_bytes| requested_bytes > max_bytes) {
             return Err(self.budget.own_refusal(bytes).into());
         }
-        self.requested_bytes = requested_bytes;
+        self.requested_reserve_bytes = requested_bytes;
         Ok(())
     }
 
     /// Requests `bytes` less, but at most the bytes that are neither pinned nor being pinned.
     pub(in crate::engine) fn request_less(&mut self, bytes: u64) {
-        self.requested_bytes -= bytes.min(self.reserve_to_come());
+        self.requested_reserve_bytes -= bytes.min(self.reserve_to_come());
     }
 
     /// Returns the pinned bytes and the requested bytes of all reserves.
     pub(in crate::engine) fn reserve_progress(&self) -> (u64, u64) {
-        (self.arena.stats().reserve_bytes + self.arena.kept_bytes(), self.requested_bytes)
+        (self.arena.stats().reserve_bytes + self.arena.kept_bytes(), self.requested_reserve_bytes)
     }
 
     /// Returns the time until the reserve is complete, at the rate so far; `None` if no reserve is in progress or the rate is
@@ -100,7 +100,7 @@ impl Books {
 
     /// Returns the length of the longest buffer that the granules of the complete reserve could hold.
     pub(in crate::engine) fn reserve_in_granules(&self) -> u64 {
-        self.requested_bytes.saturating_sub(self.arena.stats().reserve_bytes + self.pending_bytes)
+        self.requested_reserve_bytes.saturating_sub(self.arena.stats().reserve_bytes + self.pending_bytes)
     }
 
     /// Plans the next step, of about `step_bytes`.
@@ -160,7 +160,7 @@ impl Books {
         self.pending_bytes -= held_bytes;
         self.mappings.regions.insert(range, region);
         // The region may be longer than was requested, since its length is rounded up.
-        self.requested_bytes = self.requested_bytes.max(self.reserve_progress().0);
+        self.requested_reserve_bytes = self.requested_reserve_bytes.max(self.reserve_progress().0);
         self.reserve_overhead_bytes += held_bytes - bytes;
         self.lower_claim();
         self.record_peak();

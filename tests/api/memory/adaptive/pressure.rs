@@ -19,7 +19,7 @@ fn pressure_shortens_the_idle_timeout_and_severe_pressure_releases_all_idle_memo
     let used = pool.get(2 * MIB).unwrap();
     file.write(20.0, 20.0);
     let stats = after_seconds(&clock, &pool, 1);
-    assert_eq!((stats.memory.held_bytes, stats.memory.idle), (2 << 20, 0), "at once, except for what is in use");
+    assert_eq!((stats.memory.held_bytes, stats.memory.idle), (2 << 20, 0), "immediately, except for what is in use");
     drop(used);
     assert_eq!(after_seconds(&clock, &pool, 1).memory.held_bytes, 0, "while the pressure lasts");
     file.write(0.0, 0.0);

@@ -7,8 +7,8 @@
 //! One lock guards all streams and their handles, the gates, the captures, and the loss of the device. Operations run outside the
 //! lock. A destroyed stream first finishes its work, as a real stream does.
 //!
-//! Handles are reused as in a real driver: the handle of a destroyed stream is free at once, even while its work runs. Internally a
-//! stream has a unique number.
+//! Handles are reused as in a real driver: the handle of a destroyed stream is free immediately, even while its work runs.
+//! Internally a stream has a unique number.
 //!
 //! | invariant | |
 //! | --- | --- |

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pinpool::unstable::Rounding;
+use pinpool::Rounding;
 use pinpool::{Backend, PinnedBuf, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::{SinkMemory, SinkStream};
@@ -19,8 +19,7 @@ fn a_program_that_begins_ever_more_workers_warms_up() {
     let mut held = VecDeque::new();
     program.run(60, |program, step| {
         held.push_back(program.must_get("images", 4 * MIB));
-        let workers = 4 + 8 * (step / (10 * STEPS_IN_A_SECOND));
-        while held.len() as u64 > workers {
+        while held.len() as u64 > 4 + 8 * (step / (10 * STEPS_IN_A_SECOND)) {
             drop(held.pop_front());
         }
     });
@@ -48,7 +47,7 @@ fn threads_that_wait_for_each_other_need_a_higher_limit() {
     let held = throttled(&mut program);
     // A variable would have no effect: the program sets the limit.
     let (said, dump) = (program.pools[0].diagnose().to_string(), program.pools[0].dump().to_string());
-    assert!(said.ends_with("set in the program: PINPOOL_MAX_BYTES=100663296"), "{said}");
+    assert!(said.ends_with("in the program, set PINPOOL_MAX_BYTES=100663296"), "{said}");
     assert!(dump.ends_with("to do: raise PINPOOL_MAX_BYTES to 96.0MiB"), "{dump}");
     program.diagnosed(held).check("limit_too_small", true);
 }
@@ -113,7 +112,7 @@ fn lengths_of_chance_never_recur_and_cost_nothing_under_adaptive() {
 #[test]
 fn lengths_of_chance_pin_each_time_under_tensorflow() {
     let exact = |pool: pinpool::PoolBuilder| {
-        pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact).max_bytes(pinpool::Limit::Unlimited)
+        pool.preset(Preset::TensorFlow).rounding(Rounding::Exact).max_bytes(pinpool::Limit::Unlimited)
     };
     let mut program = Program::one(|pool| exact(pool).pool_size_limit(20));
     program.load(60, 3, |program, _| MIB + program.below(31 * MIB));
@@ -152,7 +151,7 @@ fn memory_that_is_pinned_for_each_burst_and_released_after_it_is_thrashing() {
 fn idle_memory_of_other_sizes_is_a_hoard_where_no_limit_releases_it() {
     let small = Arc::new(SimSource::new(512 << 20));
     let mut program = Program::one(|pool| {
-        let pool = pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact).pool_size_limit(1 << 20);
+        let pool = pool.preset(Preset::TensorFlow).rounding(Rounding::Exact).pool_size_limit(1 << 20);
         pool.backend(Backend::Source(small.clone())).max_bytes(pinpool::Limit::Unlimited)
     });
     program.load(60, 2, |program, _| MIB + program.below(MIB));

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use pinpool::unstable::Rounding;
+use pinpool::Rounding;
 use pinpool::{PoolBuilder, Preset};
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};
@@ -13,7 +13,7 @@ type Load = (&'static str, u64, usize, fn(PoolBuilder) -> PoolBuilder, fn(u64) -
 #[test]
 fn steady_loads_are_healthy() {
     const SIXTEEN: fn(u64) -> usize = |step| MIB + usize::try_from(step % 16).unwrap() * 2 * MIB;
-    let exact = |pool: PoolBuilder| pool.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact);
+    let exact = |pool: PoolBuilder| pool.preset(Preset::TensorFlow).rounding(Rounding::Exact);
     let loads: [Load; 4] = [
         ("warming up, but all is taken at once", 11, 3, |pool| pool, |_| 4 * MIB),
         ("sizes that never recur, but sixteen recur", 80, 3, |pool| pool, SIXTEEN),

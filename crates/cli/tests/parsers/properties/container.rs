@@ -1,6 +1,6 @@
 //! Files that hold many samples: what is listed lies in the file, and agrees with the crates that define the formats.
 
-use pinpool_loader::{Catalog, StopFlag};
+use pinpool_loader::ListOptions;
 use safetensors::SafeTensors;
 
 use super::written;
@@ -9,7 +9,9 @@ use super::written;
 type Listed = Result<Vec<(String, Vec<(u64, u64)>)>, String>;
 
 fn listed(name: &str, data: &[u8]) -> Listed {
-    let list = Catalog::from_paths(&[&written(name, data)], true, &StopFlag::new());
+    let mut options = ListOptions::default();
+    options.open_containers = true;
+    let list = options.from_paths(&[&written(name, data)]);
     assert_eq!(list.files().len() + list.failures().len(), 1, "listed once, or refused once");
     if let Some(failure) = list.failures().first() {
         assert!(failure.to_string().contains(name), "{failure} does not name the file");

@@ -3,7 +3,7 @@
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
-use pinpool::unstable::Rounding;
+use pinpool::Rounding;
 use pinpool::unstable::config::env::{self, ResolvedSettings};
 use pinpool::unstable::config::text::{ParseError, format_bytes, parse_bytes, parse_duration};
 use pinpool::{Backend, Limit, OnFull, Preset};

@@ -27,7 +27,7 @@ fn a_leak_is_reported_within_a_minute_with_tag_rate_age_and_forecast() {
         if n == 6 {
             assert!(diagnosis.is_alarm, "{diagnosis}");
             assert!(diagnosis.found.starts_with("tag loader/labels holds 396 buffers"), "{diagnosis}");
-            assert!(diagnosis.found.contains("the oldest for 60.0s, 198 more than 30.0s ago"), "{diagnosis}");
+            assert!(diagnosis.found.contains("the oldest for 60.0s, 198 more than it held 30.0s ago"), "{diagnosis}");
             let evidence = "396 buffers more per minute; at this rate the limit is reached in 9.3min";
             assert_eq!(diagnosis.evidence[0], evidence);
         }

@@ -16,7 +16,7 @@ fn a_limit_too_small_names_the_need_rounded_up() {
     assert_eq!(diagnosis.setting, Some((LIMIT, 6 * GIB + 200 * MIB)));
     assert_eq!(diagnosis.lines().last().unwrap(), "  export PINPOOL_MAX_BYTES=6652166144");
     run.now.set_in_code = "PINPOOL_NAME PINPOOL_MAX_BYTES".to_owned();
-    assert_eq!(run.window(short).lines()[5], "  set in the program: PINPOOL_MAX_BYTES=6652166144");
+    assert_eq!(run.window(short).lines()[5], "  in the program, set PINPOOL_MAX_BYTES=6652166144");
     assert_eq!(run.logged(short), None);
     let more = |of: &mut Snapshot| {
         short(of);

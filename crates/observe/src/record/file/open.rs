@@ -59,8 +59,7 @@ pub(super) fn open_locked(path: &Path, left: Option<(FileId, u64)>) -> Result<Op
     let (id, bytes) = (FileId::from_metadata(&metadata), metadata.len());
     check_content(&file, bytes)?;
     // Content from another process is kept until the first write overwrites it, because the build of the pool may still fail.
-    let kept = if left == Some((id, bytes)) { bytes } else { 0 };
-    Ok(Opened { file, bytes: Some(kept) })
+    Ok(Opened { file, bytes: Some(if left == Some((id, bytes)) { bytes } else { 0 }) })
 }
 
 /// Returns the error with the text that follows the name of the setting.

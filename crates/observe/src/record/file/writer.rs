@@ -183,13 +183,17 @@ impl Recorder for RecordedPool {
         &self.writer.path
     }
 
+    fn recorded(&self) -> Recorded {
+        self.writer.recorded.lock().clone()
+    }
+
     fn end(&self) -> Option<Recorded> {
         // Relaxed: the swap lets only one caller end the pool.
         if self.is_ended.swap(true, Ordering::Relaxed) {
             return None;
         }
         let answer = self.writer.flush(Some(self.pool)).recv_timeout(PATIENCE);
-        let mut recorded = self.writer.recorded.lock().clone();
+        let mut recorded = self.recorded();
         if answer.is_err() {
             recorded.failure = Some(format!("the last records were not written within {PATIENCE:?}"));
             // Include records that are neither written nor counted as lost.

@@ -2,8 +2,8 @@
 """Compiles host_allocator.cpp for each minor version of torch that is supported, so that wheels need no compiler. Called by
 build_wheels.sh; needs a C++ compiler, pip and PyPI.
 
-    python build_shims.py                                             # all versions; downloads torch's wheels, keeps the headers
-    python build_shims.py --only 2.11 --include .../torch/include     # one version, with existing headers
+    python build_allocators.py                                             # all versions; downloads torch's wheels, keeps the headers
+    python build_allocators.py --only 2.11 --include .../torch/include     # one version, with existing headers
 """
 
 import argparse
@@ -15,12 +15,12 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-HERE = Path(__file__).parent / "python/pinpool/torch"
-SOURCE, OUT = HERE / "host_allocator.cpp", HERE / "shims"
-#: The libraries of torch that a shim uses. torch has loaded them at run time.
+PACKAGE = Path(__file__).parent / "python/pinpool/torch"
+SOURCE, OUT = PACKAGE / "host_allocator.cpp", PACKAGE / "prebuilt"
+#: The libraries of torch that an allocator uses. torch has loaded them at run time.
 LIBRARIES = ("c10", "torch_cpu")
 #: A variable that newer libstdc++ headers read, and that glibc 2.28 lacks.
-SINGLE = "__libc_single_threaded"
+SINGLE_THREADED_SYMBOL = "__libc_single_threaded"
 
 
 def run(*command):
@@ -47,7 +47,7 @@ def headers(release, folder):
     return include
 
 
-def compile_shim(minor, include, out):
+def compile_allocator(minor, include, out):
     compiler = os.environ.get("CXX", "c++")
     with tempfile.TemporaryDirectory() as scratch:
         for library in LIBRARIES:  # Empty libraries of the same names suffice for linking.
@@ -56,7 +56,7 @@ def compile_shim(minor, include, out):
         single.write_text("extern char pinpool_is_single_threaded;\nchar pinpool_is_single_threaded = 0;\n")
         target = out / f"torch_{minor[0]}_{minor[1]}.so"
         run(
-            compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-s", f"-D{SINGLE}=pinpool_is_single_threaded",
+            compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-s", f"-D{SINGLE_THREADED_SYMBOL}=pinpool_is_single_threaded",
             "-isystem", include, "-isystem", include / "torch/csrc/api/include", SOURCE, single,
             f"-L{scratch}", "-Wl,--no-as-needed", *(f"-l{library}" for library in LIBRARIES), "-o", target,
         )  # fmt: skip
@@ -72,12 +72,12 @@ def main():
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.include is not None:
-        return compile_shim(tuple(map(int, arguments.only.split("."))), arguments.include, arguments.out)
+        return compile_allocator(tuple(map(int, arguments.only.split("."))), arguments.include, arguments.out)
     arguments.headers.mkdir(parents=True, exist_ok=True)
-    oldest = tuple(map(int, re.search(r"^OLDEST = \((\d+), (\d+)\)$", (HERE / "__init__.py").read_text(), re.M).groups()))
+    oldest = tuple(map(int, re.search(r"^_OLDEST_TORCH = \((\d+), (\d+)\)$", (PACKAGE / "__init__.py").read_text(), re.M).groups()))
     for minor, release in versions(oldest).items():
         if arguments.only in (None, "{}.{}".format(*minor)):
-            compile_shim(minor, headers(release, arguments.headers), arguments.out)
+            compile_allocator(minor, headers(release, arguments.headers), arguments.out)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Leaf(NamedTuple):
     is_torch: bool
 
 
-class Plan:
+class BatchLayout:
     """The positions of the arrays of a batch within a buffer."""
 
     def __init__(self):
@@ -231,7 +231,7 @@ def _numbers(samples):
     is_exact = is_exact and (array.dtype.kind != "f" or any(isinstance(number, float) for number in numbers))
     if is_exact and all(not isinstance(number, int) or number == got for number, got in zip(numbers, array.tolist(), strict=True)):
         return array
-    raise ValueError(f"the ints from {min(numbers)} to {max(numbers)} have no common type of 64 bits: pass them as str")
+    raise ValueError(f"no 64-bit dtype represents all numbers from {min(numbers)} to {max(numbers)} exactly: pass them as str")
 
 
 def map_items(value: Any, visit: Callable[[list[Any]], list[Any]]) -> Any:

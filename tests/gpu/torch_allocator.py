@@ -100,7 +100,7 @@ def main():
     assert pinpool.torch.uninstall() == 0
     after = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
     assert after.is_pinned() and pool.stats()["memory"]["in_use"] == 0
-    print(json.dumps({"figure": "shim", **figures, "served": stats["requests"]["served"]}))
+    print(json.dumps({"figure": "torch_allocator", **figures, "served": stats["requests"]["served"]}))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ use pinpool_os::sync::unmodeled::{Condvar, Mutex};
 
 /// The uses of a context, and whether it has ended.
 #[derive(Debug, Default)]
-pub(crate) struct Alive {
+pub(crate) struct Lifetime {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -12,24 +12,24 @@ pub(crate) struct Alive {
 #[derive(Debug, Default)]
 struct State {
     users: usize,
-    is_ending: bool,
+    is_exclusive: bool,
     is_gone: bool,
 }
 
 /// A use of a context. The use ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Use<'context>(&'context Alive);
+pub(crate) struct Use<'context>(&'context Lifetime);
 
-/// While this exists, the context is ending: nothing uses it, and new uses wait.
+/// The use of a context by the thread that ends it. While this exists, nothing else uses the context, and new uses wait.
 #[derive(Debug)]
-pub(crate) struct Ending<'context>(&'context Alive);
+pub(crate) struct ExclusiveUse<'context>(&'context Lifetime);
 
-impl Alive {
+impl Lifetime {
     /// Begins a use of the context. Returns `None` if the context is gone. A thread that uses the context may enter again
     /// while another thread waits to end it, since a driver call may call a hook.
     pub(crate) fn enter(&self) -> Option<Use<'_>> {
         let mut state = self.state.lock();
-        while state.is_ending {
+        while state.is_exclusive {
             state = self.changed.wait(state);
         }
         if state.is_gone {
@@ -40,13 +40,13 @@ impl Alive {
     }
 
     /// Waits until no call uses the context and no other thread is ending it. Then new uses wait until the result is dropped.
-    pub(crate) fn begin_end(&self) -> Ending<'_> {
+    pub(crate) fn begin_exclusive(&self) -> ExclusiveUse<'_> {
         let mut state = self.state.lock();
-        while state.users > 0 || state.is_ending {
+        while state.users > 0 || state.is_exclusive {
             state = self.changed.wait(state);
         }
-        state.is_ending = true;
-        Ending(self)
+        state.is_exclusive = true;
+        ExclusiveUse(self)
     }
 
     pub(crate) fn is_gone(&self) -> bool {
@@ -54,9 +54,9 @@ impl Alive {
     }
 }
 
-impl Ending<'_> {
+impl ExclusiveUse<'_> {
     /// Records that the context has ended.
-    pub(crate) fn end(&self) {
+    pub(crate) fn mark_gone(&self) {
         self.0.state.lock().is_gone = true;
     }
 }
@@ -68,9 +68,9 @@ impl Drop for Use<'_> {
     }
 }
 
-impl Drop for Ending<'_> {
+impl Drop for ExclusiveUse<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().is_ending = false;
+        self.0.state.lock().is_exclusive = false;
         self.0.changed.notify_all();
     }
 }

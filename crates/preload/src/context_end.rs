@@ -1,0 +1,46 @@
+//! The end of a context: its memory ends with it, and its pool is not used any more (preload-I4).
+
+use std::ffi::c_int;
+
+use crate::contexts::{self, Context};
+use crate::driver::{Code, Driver};
+use crate::{buffers, captures, log, source};
+
+/// Destroys the context with this handle by `destroy`.
+pub(crate) fn destroy(handle: usize, destroy: impl FnOnce() -> Code) -> Code {
+    end_contexts(|context| context.handle() == handle, destroy, |code| code == 0)
+}
+
+/// Resets a device by `reset`. Its primary context ends, and a later context with the same handle counts as a new context.
+pub(crate) fn reset(device: c_int, reset: impl FnOnce() -> Code) -> Code {
+    end_contexts(|context| context.may_be_primary_of(device), reset, |code| code == 0)
+}
+
+/// Releases the primary context of a device by `release`. The context ends with its last release.
+pub(crate) fn release(device: c_int, release: impl FnOnce() -> Code) -> Code {
+    let was_ended = |code| code == 0 && Driver::get().is_ok_and(|driver| !driver.has_primary(device));
+    end_contexts(|context| context.may_be_primary_of(device), release, was_ended)
+}
+
+fn end_contexts(
+    is_affected: impl Fn(&Context) -> bool,
+    driver_call: impl FnOnce() -> Code,
+    was_ended: impl FnOnce(Code) -> bool,
+) -> Code {
+    let (code, ended) = contexts::end_matching(is_affected, driver_call, was_ended);
+    for context in &ended {
+        let pool = context.take_pool();
+        // Before the log lines, since the driver may already return these addresses and handles to other threads.
+        captures::forget(context.number());
+        buffers::forget(context);
+        source::forget_blocks(context.number());
+        if let Some(pool) = pool {
+            log::context_ended(context.handle());
+            log::statistics(&pool);
+            // The pool is not dropped, since that would release its memory, but closed, so that it does not also log the loss.
+            pool.close();
+            std::mem::forget(pool);
+        }
+    }
+    code
+}
