@@ -15,14 +15,14 @@ mod count;
 /// lowers another by more.
 const CODE_LINES: &[(&str, usize)] = &[
     ("benches", 181),
-    ("crates/bench", 1492),
+    ("crates/bench", 1491),
     ("crates/capi", 1176),
-    ("crates/cli", 4999),
-    ("crates/loader", 2394),
-    ("crates/metrics", 364),
-    ("crates/observe", 1798),
+    ("crates/cli", 4996),
+    ("crates/loader", 2395),
+    ("crates/metrics", 363),
+    ("crates/observe", 1796),
     ("crates/os", 1350),
-    ("crates/preload", 1394),
+    ("crates/preload", 1395),
     ("crates/replay", 1299),
     ("crates/shared_buffers", 1048),
     ("crates/shared_limit", 899),
@@ -49,8 +49,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 503),
     ("src/unstable", 53),
-    ("tests", 37165),
-    ("sum of code and tests", 75958),
+    ("tests", 37168),
+    ("sum of code and tests", 75956),
 ];
 
 /// Bytes of all Markdown files.

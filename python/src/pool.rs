@@ -185,7 +185,8 @@ impl Pool {
     ///
     /// Args:
     ///     nbytes: length in bytes, or text such as "64MiB".
-    ///     timeout: maximum wait in seconds, a timedelta, or text such as "500ms"; 0 does not wait. Overrides `wait`.
+    ///     timeout: maximum wait for memory, in seconds, a timedelta, or text such as "500ms". With 0 the call may still wait for
+    ///         driver calls of other threads (up to 0.1 s). Overrides `wait`.
     ///
     /// Raises:
     ///     TimeoutError: the pool was full until the timeout.

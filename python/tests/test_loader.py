@@ -228,7 +228,11 @@ def test_the_first_of_two_loops_at_a_time_is_an_error(files, pool, program, sett
     first = iter(loader)
     next(first)
     loader.close()
-    assert list(first) == [], "`close` ends a loop without an error"
+    later = iter(loader)
+    next(later)
+    assert list(first) == [], "`close` ends a loop without an error, also if another loop begins"
+    assert len([next(later) for _ in range(6)]) == 6 and len(list(loader)) == 7
+    assert list(later) == [], "nor is a loop an error that has delivered all batches"
 
 
 @pytest.mark.parametrize("world", [2, 3])

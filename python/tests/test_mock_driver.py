@@ -155,23 +155,24 @@ def test_to_device_keeps_the_memory_of_each_tensor_until_its_copy_has_completed(
         torch.Tensor.to, torch.cuda.is_available, torch.cuda.stream, torch.cuda.current_stream = to, lambda: True, use, lambda device: gpu
         def tensor(): return pool.empty(SIZE, "uint8", library="torch").fill_(5)
         for stream in (None, gpu):
-            batch = {"x": (tensor(), [outside]), "packed": packed, "more": [7, "name", None, np.zeros(3), torch.empty(0)]}
+            batch = {"x": (tensor(), [outside]), "packed": packed, "more": [7, "name", None, np.array(["text"]), torch.empty(0)]}
+            batch["array"] = tensor().numpy()
             hold(gpu.cuda_stream)
             copy = pinpool.torch.to_device(batch, stream=stream)
             assert list(copy) == list(batch) and torch.equal(copy["x"][0], batch["x"][0]) and copy["x"][0] is not batch["x"][0]
             assert type(copy["packed"]) is type(packed) and copy["more"][:4] == batch["more"][:4]
-            assert len(calls) == 4 and all(call == (gpu.device, {"non_blocking": True}, gpu) for call in calls), calls
+            assert len(calls) == 5 and all(call == (gpu.device, {"non_blocking": True}, gpu) for call in calls), calls
             batch = None
             calls.clear()
-            assert held_back(pool)[:2] == (1, 0), held_back(pool)
+            assert held_back(pool)[:2] == (2, 0) and torch.equal(copy["array"], copy["x"][0]), held_back(pool)
             let_run(gpu.cuda_stream)
-            settled(pool, (0, 0, 1))
+            settled(pool, (0, 0, 2))
         hold(gpu.cuda_stream)
         try: pinpool.torch.to_device([tensor(), torch.zeros(3)], "cuda:1")
         except RuntimeError as error: assert str(error) == "out of memory"
         assert held_back(pool)[:2] == (1, 0), "the copy before the failure"
         let_run(gpu.cuda_stream)
-        for batch, device, error, said in (([np.zeros(3), 7], "cuda", TypeError, "no tensor is in this list"), (tensor(), "cuda:0", ValueError, "not on cuda:0")):
+        for batch, device, error, said in (([np.array(["text"]), 7], "cuda", TypeError, "no tensor is in this list"), (tensor(), "cuda:0", ValueError, "not on cuda:0")):
             try: pinpool.torch.to_device(batch, device, stream=gpu)
             except error as found: assert said in str(found), found
             else: raise AssertionError(said)

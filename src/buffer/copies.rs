@@ -29,6 +29,10 @@ impl PendingBuf {
     /// # Errors
     ///
     /// [`Error::is_device`] if the device failed, so it is unknown whether the copy has completed.
+    ///
+    /// # Panics
+    ///
+    /// If the future has completed.
     pub fn is_complete(&self) -> Result<bool> {
         self.copy.completion().is_complete()
     }
@@ -39,6 +43,10 @@ impl PendingBuf {
     /// # Errors
     ///
     /// The errors of [`is_complete`](PendingBuf::is_complete).
+    ///
+    /// # Panics
+    ///
+    /// If the future has completed.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
         self.copy.completion().wait_timeout(timeout)
     }
@@ -49,14 +57,21 @@ impl PendingBuf {
     ///
     /// The errors of [`is_complete`](PendingBuf::is_complete); the memory is then quarantined until its fence confirms that
     /// the copy has completed.
+    ///
+    /// # Panics
+    ///
+    /// If the future has completed.
     pub fn wait(self) -> Result<PinnedBuf> {
         self.copy.completion().wait()?;
         Ok(self.buf)
     }
 }
 
-/// Resolves to the buffer when the copy completes, or to the error of [`wait`](PendingBuf::wait). After that, polls and all other
-/// calls panic.
+/// Resolves to the buffer when the copy completes, or to the error of [`wait`](PendingBuf::wait).
+///
+/// # Panics
+///
+/// Each later poll or call of a method.
 impl Future for PendingBuf {
     type Output = Result<PinnedBuf>;
 

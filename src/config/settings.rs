@@ -1,8 +1,9 @@
 //! The settings: one row each, from which the fields, the variables, the builder's methods and `docs/settings.md` are made.
 //!
 //! A row has, in this order: the effect of the setting (at most 15 words), what its Rust values mean if the effect names values as
-//! text, its variable, its default, its name, the argument of its builder method, its type, and the text format of its variable. To add a setting, add a row. If another setting
-//! implies or contradicts the new one, add a line in [`Settings::resolve`] or [`Config::contradictions`].
+//! text, its variable, its default, its name, the argument of its builder method, its type, and the text format of its variable.
+//! To add a setting, add a row. If another setting implies or contradicts the new one, add a line in [`Settings::resolve`] or
+//! [`Config::contradictions`].
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -27,8 +27,7 @@ pub(crate) fn alone_with<F: FnOnce()>(vars: impl IntoIterator<Item = (&'static s
 }
 
 fn alone_in<F: FnOnce()>(mut command: Command, test: F) {
-    let path = type_name::<F>().trim_end_matches("::{{closure}}");
-    let (_crate, name) = path.split_once("::").unwrap();
+    let (_crate, name) = type_name::<F>().trim_end_matches("::{{closure}}").split_once("::").unwrap();
     if env::var(ALONE).is_ok_and(|alone| alone == name) {
         return test();
     }

@@ -107,8 +107,7 @@ fn a_copy_stays_in_one_registration(context: &Arc<CudaContext>) {
         let stream = context.new_stream().unwrap();
         let device = stream.alloc_zeros::<u8>(3 * half).unwrap();
         let mut pages = vec![1_u8; 3 * half + PAGE];
-        let skip = pages.as_ptr().align_offset(PAGE);
-        let first = pages.as_mut_ptr().wrapping_add(skip);
+        let first = pages.as_mut_ptr().wrapping_add(pages.as_ptr().align_offset(PAGE));
         for number in [0, 1] {
             // SAFETY: pages of the vector, unregistered below.
             let registered = unsafe { sys::cuMemHostRegister_v2(first.wrapping_add(number * half).cast(), half, 1) };
@@ -174,8 +173,7 @@ fn pinning_during_a_global_capture_needs_relaxing_too(context: &Arc<CudaContext>
             relax();
             unpin(pin(PAGE).unwrap()).unwrap();
             let mut pages = vec![1_u8; 2 * PAGE];
-            let skip = pages.as_ptr().align_offset(PAGE);
-            let page = pages.as_mut_ptr().wrapping_add(skip).cast();
+            let page = pages.as_mut_ptr().wrapping_add(pages.as_ptr().align_offset(PAGE)).cast();
             // SAFETY: a page of the vector, unregistered below; no copy uses it.
             unsafe { sys::cuMemHostRegister_v2(page, PAGE, 0) }.result().unwrap();
             // SAFETY: registered above.

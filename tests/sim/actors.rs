@@ -13,8 +13,7 @@ pub(crate) fn scenario(seed: u64) -> Scenario {
     let mut draw = Draw::of(seed);
     let setup = setup(&mut draw);
     let mut actors = Actors::new(&mut draw, &setup);
-    let count = draw.between(STEPS / 2, STEPS * 3 / 2);
-    let steps = (0..count).map(|_| actors.step(&mut draw)).collect();
+    let steps = (0..draw.between(STEPS / 2, STEPS * 3 / 2)).map(|_| actors.step(&mut draw)).collect();
     Scenario { setup, steps }
 }
 

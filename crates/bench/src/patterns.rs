@@ -51,8 +51,7 @@ pub(super) fn run<B: Baseline>(baseline: &B, pattern: Pattern, threads: usize, p
     };
     std::thread::scope(|scope| {
         let running = spawn_all(scope, threads, &one)?;
-        let times = running.into_iter().filter_map(|thread| thread.join().ok().flatten());
-        Ok(times.max().unwrap_or_default())
+        Ok(running.into_iter().filter_map(|thread| thread.join().ok().flatten()).max().unwrap_or_default())
     })
 }
 

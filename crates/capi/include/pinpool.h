@@ -72,9 +72,10 @@ extern "C" {
  * The result of a function. The numbers never change; later versions may add codes.
  *
  * Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument unless its
- * comment says otherwise. The comment of each function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE,
- * pp_last_error returns its text: one or more lines, mostly with a remedy. Unless the comment of a function says otherwise, such
- * a call has changed nothing, and its results are stored as NULL or 0.
+ * comment says otherwise. Requests, pp_adopt, pp_reserve and pp_partition_open may return PP_SHUT_DOWN. The comment of each
+ * function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns its text: one or more
+ * lines, usually with a remedy. Unless the comment of a function says otherwise, such a call has changed nothing, and its results
+ * are stored as NULL or 0.
  */
 typedef enum {
   /** Success. */
@@ -159,7 +160,10 @@ typedef struct {
   size_t struct_size;
   /** The address is a multiple of this power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096. */
   size_t alignment;
-  /** The longest wait, in milliseconds; 0 does not wait for room. Initially PP_DEFAULT_WAIT. */
+  /**
+   * The longest wait for room, in milliseconds. With 0 to 100 the call may wait up to 100 ms for driver calls of other
+   * threads. Initially PP_DEFAULT_WAIT.
+   */
   uint64_t timeout_ms;
   /**
    * The buffer is counted under this tag (UTF-8). Errors, the log and `pinpool top` show how much each tag holds, and since

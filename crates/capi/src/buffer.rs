@@ -76,7 +76,8 @@ pub struct pp_get_options {
     pub struct_size: usize,
     /// The address is a multiple of this power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096.
     pub alignment: usize,
-    /// The longest wait, in milliseconds; 0 does not wait for room. Initially PP_DEFAULT_WAIT.
+    /// The longest wait for room, in milliseconds. With 0 to 100 the call may wait up to 100 ms for driver calls of other
+    /// threads. Initially PP_DEFAULT_WAIT.
     pub timeout_ms: u64,
     /// The buffer is counted under this tag (UTF-8). Errors, the log and `pinpool top` show how much each tag holds, and since
     /// when. Use few tags: one per part of the program, not one per buffer. Initially NULL: no tag. Not for a partition.

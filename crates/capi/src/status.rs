@@ -7,9 +7,10 @@ use pinpool::Error;
 /// The result of a function. The numbers never change; later versions may add codes.
 ///
 /// Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument unless its
-/// comment says otherwise. The comment of each function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE,
-/// pp_last_error returns its text: one or more lines, mostly with a remedy. Unless the comment of a function says otherwise, such
-/// a call has changed nothing, and its results are stored as NULL or 0.
+/// comment says otherwise. Requests, pp_adopt, pp_reserve and pp_partition_open may return PP_SHUT_DOWN. The comment of each
+/// function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns its text: one or more
+/// lines, usually with a remedy. Unless the comment of a function says otherwise, such a call has changed nothing, and its results
+/// are stored as NULL or 0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum pp_status {

@@ -24,6 +24,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::panic::resume_unwind;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -262,7 +263,11 @@ impl ReaderThreads {
             match filled.recv_timeout(wait) {
                 Ok(batch) => drop(self.early.insert(batch.number, batch)),
                 Err(RecvTimeoutError::Timeout) => return Err(TimedOut),
-                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                // A thread that panicked has left a batch out, so the load must not end as if it were complete.
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.threads.drain(..).try_for_each(JoinHandle::join).unwrap_or_else(|panic| resume_unwind(panic));
+                    return Ok(None);
+                }
             }
         }
     }
@@ -279,7 +284,7 @@ impl ReaderThreads {
         self.filled = None;
         self.early.clear();
         for thread in self.threads.drain(..) {
-            // A worker that panicked has closed the read-ahead, and its batch is missing.
+            // A panic is passed on where its batch is missing, in `next`.
             let _ = thread.join();
         }
     }
@@ -356,6 +361,10 @@ impl Iterator for BatchReader {
 
     /// Waits until the next batch in order is filled and returns it. Returns `None` at the end of the load, or once its
     /// [`StopFlag`](super::StopFlag) was raised.
+    ///
+    /// # Panics
+    ///
+    /// If a reading thread has panicked, for example in [`Decode::len_bytes`](crate::Decode::len_bytes).
     fn next(&mut self) -> Option<LoadedBatch> {
         loop {
             if let Ok(batch) = self.next_timeout(Duration::MAX) {

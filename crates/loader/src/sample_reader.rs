@@ -130,8 +130,7 @@ impl<'a> SampleReader<'a> {
             let filled = if decode.is_empty() {
                 // The buffer has the sum of these lengths, so each part fits into the rest of the buffer.
                 let len_bytes = usize::try_from(part.len_bytes).unwrap_or(usize::MAX).min(rest.len() - end);
-                let read = self.read(part, turns, &mut rest[end..end + len_bytes]);
-                read.map(|checksum| (len_bytes, checksum))
+                self.read(part, turns, &mut rest[end..end + len_bytes]).map(|checksum| (len_bytes, checksum))
             } else {
                 self.read_whole(part, turns, &mut encoded).and_then(|()| {
                     let sample = &catalog.samples()[part.sample];

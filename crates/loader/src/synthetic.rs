@@ -22,8 +22,7 @@ impl Catalog {
     pub fn synthetic(files: u64, seed: u64) -> Catalog {
         let mut lengths = stream_of(seed, LENGTHS_STREAM);
         // The mean of a log-normal is exp(mu + sigma^2 / 2).
-        let mu = MEAN_BYTES.ln() - SIGMA * SIGMA / 2.0;
-        let distribution = LogNormal::new(mu, SIGMA).ok();
+        let distribution = LogNormal::new(MEAN_BYTES.ln() - SIGMA * SIGMA / 2.0, SIGMA).ok();
         let mut lists = CatalogLists::default();
         for stream in 0..files {
             let length = distribution.map_or(MEAN_BYTES, |distribution| lengths.sample(distribution));

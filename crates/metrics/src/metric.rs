@@ -157,8 +157,7 @@ impl Durations {
         for bucket in value["buckets"].as_array()? {
             // A bound that was printed and parsed may differ in its last digit.
             let is_bound = |bound: &f64| bucket[0].as_f64().is_some_and(|read| (read / bound - 1.0).abs() < 0.1);
-            let at = bounds.iter().position(is_bound).unwrap_or(bounds.len());
-            buckets[at] = bucket[1].as_u64()?;
+            buckets[bounds.iter().position(is_bound).unwrap_or(bounds.len())] = bucket[1].as_u64()?;
         }
         let (count, seconds) = (value["count"].as_u64()?, |name: &str| value[name].as_f64());
         Some(Self { count, total_seconds: seconds("total_seconds")?, max_seconds: seconds("max_seconds")?, buckets })

@@ -65,8 +65,7 @@ pub struct ServedPool(Weak<dyn StatisticsSource>);
 /// Returns the path of the socket of a process that was started with `PINPOOL_SOCKET=1`: in `$XDG_RUNTIME_DIR`, else in `/tmp`.
 pub fn path_of(process: u32) -> PathBuf {
     let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    let dir = runtime_dir.map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
-    dir.join(format!("pinpool-{process}.sock"))
+    runtime_dir.map_or_else(|| PathBuf::from("/tmp"), PathBuf::from).join(format!("pinpool-{process}.sock"))
 }
 
 /// Connects to the socket at `path`, which a process of this user or of root serves.

@@ -66,9 +66,11 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     let pool = context.pool(|context| make_pool(driver, context)).ok_or(Reason::NoPool)?;
     let mut buf = request_pinned(&context, &pool, bytes)?;
     let start = buf.as_mut_ptr();
-    let stale = BUFFERS.lock().insert(start.addr(), ServedBuffer { buf, context });
+    let stale = BUFFERS.lock().insert(start.addr(), ServedBuffer { buf, context: context.clone() });
     // A buffer of a context that has ended is leaked (preload-I4).
     std::mem::forget(stale.map(|served| served.buf));
+    // The context may have ended during the request, before the insert.
+    context.while_alive(|_| ()).ok_or_else(|| forget(&context)).map_err(|()| Reason::NoPool)?;
     Ok(start.cast())
 }
 

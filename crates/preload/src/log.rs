@@ -34,7 +34,7 @@ pub(crate) enum Reason {
     Driver(String),
     NoContextEvents,
     NoContext,
-    /// There is no pool, which was logged when the pool could not be made.
+    /// There is no pool, which was logged when the pool could not be made, or the context has ended.
     NoPool,
     /// A capture was missed, which was logged when it was detected.
     MissedCapture,
@@ -67,8 +67,8 @@ impl fmt::Display for Reason {
 /// Logs that memory comes from the driver itself, once for each reason.
 pub(crate) fn passed_through(reason: &Reason) {
     static LOGGED_REASONS: Mutex<Vec<Discriminant<Reason>>> = Mutex::new(Vec::new());
-    // `NoPool` and `MissedCapture` are logged elsewhere, and the driver refuses a call without a context. A forked child does not log, since
-    // a thread of its parent may have held a lock.
+    // `NoPool` and `MissedCapture` are logged elsewhere, and the driver refuses a call without a context. A forked child does not
+    // log, since a thread of its parent may have held a lock.
     if matches!(reason, Reason::NoPool | Reason::MissedCapture | Reason::NoContext | Reason::Forked) {
         return;
     }

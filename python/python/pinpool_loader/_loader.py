@@ -226,6 +226,7 @@ class Loader(Generic[T]):
                 self._label_of = {name: _label(label_function, name, at) for at, name in enumerate(classes)}
         self._reader: _pinpool.Reader | None = None
         self._num_loops = 0
+        self._interrupted: set[int] = set()  # Numbers of the loops that another loop has cut short.
         # The position after the last batch of the loop, and the first epoch of the current loop.
         self._position: _Position = (0, 0, 0)
         self._loop_first_epoch: int | None = None
@@ -310,6 +311,8 @@ class Loader(Generic[T]):
         return -(-(epoch + (index_in_epoch > 0)) // self._epochs_per_loop) * self._epochs_per_loop
 
     def __iter__(self) -> Iterator[T]:
+        if self._reader is not None and self._loop_first_epoch is not None:
+            self._interrupted.add(self._num_loops)
         self.close()
         if not self._is_resumed:
             self._position = (self._next_epoch(), 0, self._position[2])
@@ -335,11 +338,12 @@ class Loader(Generic[T]):
             # `map` keeps no reference to a batch, so its memory returns when the user drops it. The loop ends after
             # `load_state_dict` or `close`.
             yield from map(advance, takewhile(lambda _: self._reader is reader, batches))
-            if self._num_loops != loop:
+            if loop in self._interrupted:
                 raise RuntimeError("another loop over this Loader has begun: create one Loader for each loop")
         finally:
             # This also runs after `break`, an exception or Ctrl-C. The reader is stopped first, because the batches that it has read ahead
             # occupy memory for which `map` may wait.
+            self._interrupted.discard(loop)
             reader.stop()
             if runner is not None:
                 runner.close()

@@ -4,8 +4,7 @@ use crate::fixture::heap;
 
 #[test]
 fn a_cast_that_does_not_fit_names_length_size_and_alignment() {
-    let pool = heap().build().unwrap();
-    let mut buf = pool.get(10).unwrap();
+    let mut buf = heap().build().unwrap().get(10).unwrap();
     assert_eq!(buf.wait_slice_as_mut::<u16>().unwrap().len(), 5);
     let error = buf.wait_slice_as_mut::<f64>().unwrap_err();
     assert!(error.is_invalid_request(), "{error}");
@@ -19,8 +18,7 @@ fn a_cast_that_does_not_fit_names_length_size_and_alignment() {
 
 #[test]
 fn a_pinned_slice_is_indexed_as_a_plain_one() {
-    let pool = heap().build().unwrap();
-    let mut buf = pool.get(4).unwrap();
+    let mut buf = heap().build().unwrap().get(4).unwrap();
     let bytes = buf.wait_slice_mut().unwrap();
     bytes.copy_from_slice(&[1, 2, 3, 4]);
     bytes[1] = 9;

@@ -150,8 +150,7 @@ impl Drop for HeldCall<'_> {
 /// Returns the places at which the library may be, relative to a test, a bench, an example or a binary. The layout of cargo's
 /// folders differs between versions and targets, so all libraries in the folder of the profile follow, the newest first.
 fn candidates() -> impl Iterator<Item = PathBuf> {
-    let here = env::current_exe().unwrap_or_default();
-    let folder = here.parent().map(PathBuf::from).unwrap_or_default();
+    let folder = env::current_exe().unwrap_or_default().parent().map(PathBuf::from).unwrap_or_default();
     let usual = [folder.join(FILE), folder.join("deps").join(FILE), folder.join("../deps").join(FILE)];
     // Cargo locks the folder of a profile by a file in it.
     let profile = folder.ancestors().find(|folder| folder.join(".cargo-lock").exists()).map(Path::to_owned);
@@ -173,8 +172,7 @@ fn found_below(folder: &Path) -> Vec<PathBuf> {
             if is_folder && depth < DEPTH {
                 folders.push((entry.path(), depth + 1));
             } else if !is_folder && entry.file_name().to_str().is_some_and(is_library) {
-                let made = entry.metadata().and_then(|file| file.modified()).ok();
-                found.push((made, entry.path()));
+                found.push((entry.metadata().and_then(|file| file.modified()).ok(), entry.path()));
             }
         }
     }

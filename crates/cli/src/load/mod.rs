@@ -151,8 +151,7 @@ pub(crate) fn run(args: &LoadArgs, verbosity: Verbosity, terminal: &Terminal) ->
     }
 
     let options = args.options();
-    let all_bytes = catalog.len_bytes().saturating_mul(options.epochs);
-    let mut reporter = Reporter::new(terminal, all_bytes, verbosity);
+    let mut reporter = Reporter::new(terminal, catalog.len_bytes().saturating_mul(options.epochs), verbosity);
     let summary = Loader::new(&pool, &catalog, options).stop_on(&stop).run(destination.as_mut(), &mut reporter);
     let failures = reporter.end();
 

@@ -32,8 +32,7 @@ pub(crate) fn notes(catalog: &Catalog) -> Vec<String> {
 fn plain_container(file: &DataFile) -> Option<&Path> {
     let DataOrigin::File(path) = &file.origin else { return None };
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();
-    let is_plain = OPENED.contains(&&*extension) && !file.is_container && file.compression.is_none();
-    is_plain.then_some(path)
+    (OPENED.contains(&&*extension) && !file.is_container && file.compression.is_none()).then_some(path)
 }
 
 fn names<'a>(paths: impl ExactSizeIterator<Item = &'a Path>) -> String {

@@ -139,8 +139,7 @@ fn draw_curves(frame: &mut Frame<'_>, area: Rect, pool: &PoolSeries, now: &Snaps
 }
 
 fn draw_curve(frame: &mut Frame<'_>, area: Rect, title: &str, mut values: Vec<u64>, text: impl Fn(u64) -> String) {
-    let room = usize::from(Block::bordered().inner(area).width);
-    values.drain(..values.len().saturating_sub(room));
+    values.drain(..values.len().saturating_sub(usize::from(Block::bordered().inner(area).width)));
     let most = values.iter().max().copied().unwrap_or(0).max(1);
     let block = Block::bordered().title(format!(" {title} ")).title_bottom(format!(" 0 to {} ", text(most)));
     frame.render_widget(Sparkline::default().block(block).data(values).max(most), area);

@@ -35,8 +35,7 @@ fn the_text_of_a_recording_is_replayed_like_the_recording() {
         fs::write(&text, &ran.stdout).unwrap();
         let play = |path: &Path| {
             // A text has no limit.
-            let ran = on("replay", path, &["--json", "--set", "MAX_BYTES=none"]).exits(0);
-            let mut printed = ran.figures();
+            let mut printed = on("replay", path, &["--json", "--set", "MAX_BYTES=none"]).exits(0).figures();
             // A text has no pin calls to fit the costs to.
             for key in ["workload", "costs", "driver_seconds", "lost_seconds"] {
                 printed.as_object_mut().unwrap().remove(key).unwrap();

@@ -128,8 +128,7 @@ fn a_target_without_diagnosis_is_refused_with_the_reason() {
     fs::write(&path, "hello\n").unwrap();
     on("why", &path, &[]).exits(1).check_stderr("no complete message of the pool in 1 line:");
     on("top", &path, &[]).check_stderr("few.log: a file, not a process: `pinpool why`");
-    let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();
-    fs::write(dir.path().join("cut.trace"), &whole[..40]).unwrap();
+    fs::write(dir.path().join("cut.trace"), &fs::read(recorded(dir.path(), "t.trace")).unwrap()[..40]).unwrap();
     let ran = on("why", dir.path().join("cut.trace"), &[]).exits(1);
     ran.check_stderr(
         "too short for a diagnosis: at least 20 requests and 0.1 s are needed; the recording is truncated",

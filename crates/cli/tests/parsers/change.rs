@@ -72,8 +72,7 @@ impl Changes {
                 }
                 4 => {
                     let part = self.part(&input, 4);
-                    let token = TOKENS[self.below(TOKENS.len())];
-                    input.splice(part, token.iter().copied());
+                    input.splice(part, TOKENS[self.below(TOKENS.len())].iter().copied());
                 }
                 5 => {
                     let other = self.seed();

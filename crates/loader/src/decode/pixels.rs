@@ -31,8 +31,7 @@ pub(super) fn decode(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Resul
 }
 
 fn check((width, height): Size, most: usize) -> Result<Size, DecodeError> {
-    let is_small = width.checked_mul(height).is_some_and(|pixels| pixels <= most);
-    if is_small {
+    if width.checked_mul(height).is_some_and(|pixels| pixels <= most) {
         return Ok((width, height));
     }
     let limit = format!("{most} (max_pixels, up to {MAX_PIXELS}); raise it, or leave the file out");

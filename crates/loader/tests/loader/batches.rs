@@ -204,8 +204,7 @@ fn a_limit_of_one_batch_hands_out_one_after_the_other() {
 fn a_consumer_that_holds_the_whole_limit_gets_a_failure_and_continues() {
     let (_dir, catalog) = numbered_files(&[50_000; 12]);
     for timeout in [Duration::MAX, Duration::from_millis(10)] {
-        let pool = impatient_pool();
-        let mut reader = reader(&pool, &catalog, options(|_| ()));
+        let mut reader = reader(&impatient_pool(), &catalog, options(|_| ()));
         let held = reader.next().unwrap();
         // Busy for longer than an attempt, which therefore ends meanwhile.
         let busy = |_| std::thread::sleep(Duration::from_millis(200));
@@ -256,8 +255,7 @@ fn a_stop_ends_the_reader_from_any_thread() {
 #[test]
 fn a_timeout_loses_no_batch() {
     let catalog = Catalog::synthetic(50, 5);
-    let pool = pool(1 << 30);
-    let mut reader = reader(&pool, &catalog, options(one_by_one));
+    let mut reader = reader(&pool(1 << 30), &catalog, options(one_by_one));
     let mut numbers = Vec::new();
     loop {
         match reader.next_timeout(Duration::ZERO) {

@@ -5,6 +5,7 @@ use std::fs;
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pinpool::{Backend, Pool};
 use pinpool_loader::{Catalog, Decode, DecodedField, LoadOptions, LoadedBatch, Loader};
@@ -113,4 +114,27 @@ fn a_decoder_that_panics_fails_its_sample_alone() {
     let (_, batches) = loaded(&[folder.path()], vec![field("x", 5)], 2);
     assert_eq!(batches.iter().map(|batch| batch.parts.len()).collect::<Vec<_>>(), [1, 0, 1]);
     assert!(batches[1].failures[0].to_string().contains("b.x: its x cannot be decoded: the decoder panicked"));
+}
+
+/// A decoder that breaks its contract: the length grows with each call.
+#[derive(Debug)]
+struct Grows(AtomicUsize);
+
+impl Decode for Grows {
+    fn len_bytes(&self) -> usize {
+        self.0.fetch_add(4096, Ordering::Relaxed)
+    }
+
+    fn decode(&self, _: &[u8], _: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(())
+    }
+}
+
+#[test]
+#[should_panic(expected = "mid > len")]
+fn a_panic_of_a_reading_thread_does_not_end_the_load_as_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("0.jpg"), b"abc").unwrap();
+    let grows = DecodedField::new(vec!["jpg".to_owned()], Arc::new(Grows(AtomicUsize::new(1))));
+    loaded(&[folder.path()], vec![grows], 8);
 }

@@ -58,8 +58,7 @@ fn is_high(part: u64, whole: u64) -> bool {
 impl<'a> Window<'a> {
     pub(super) fn between(before: &'a Snapshot, now: &'a Snapshot, window_us: u64, most_held_bytes: u64) -> Self {
         let delta = now.since(before);
-        let lost = delta.lost(window_us);
-        Self { before, now, delta, most_held_bytes, lost }
+        Self { lost: delta.lost(window_us), before, now, delta, most_held_bytes }
     }
 
     /// Returns whether the window both pinned and unpinned at least as much memory as was held at either end.

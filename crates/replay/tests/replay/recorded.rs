@@ -199,8 +199,7 @@ fn served_out_of_order() -> Workload {
 #[test]
 fn a_consumer_takes_a_ready_buffer_and_no_request_times_out() {
     let workload = served_out_of_order();
-    let replay = Replay { wait: Some(Duration::from_secs(30)), ..under(Some(4)) };
-    let outcome = replay.play(&workload).unwrap();
+    let outcome = Replay { wait: Some(Duration::from_secs(30)), ..under(Some(4)) }.play(&workload).unwrap();
     assert_eq!((outcome.timeouts, workload.doubt(&outcome)), (0, None), "{outcome:?}");
     assert!((1_140_000..1_260_000).contains(&outcome.ended_us), "{}", outcome.ended_us);
 }

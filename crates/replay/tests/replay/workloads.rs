@@ -195,8 +195,7 @@ fn a_request_at_the_limit_is_served_by_the_next_return() {
 #[test]
 fn a_timed_out_request_is_a_fallback_and_the_next_one_is_tried() {
     // The third request would fit, but waits behind the second until the second times out.
-    let text = "a 1 3145728\na 2 3145728\na 3 1048576\nt 100000\nf 1\nf 2\nf 3\n";
-    let report = play(text, &under(4 * MIB));
+    let report = play("a 1 3145728\na 2 3145728\na 3 1048576\nt 100000\nf 1\nf 2\nf 3\n", &under(4 * MIB));
     assert_eq!((report.waits, report.timeouts), (2, 1));
     assert_eq!(report.gets, 3);
     // A wait ends on time within a long `t` too.

@@ -32,6 +32,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
+
 from .. import _arrays, _device, _pinpool
 from .._errors import BackendError, InstalledError, PinpoolError
 from .._layout import map_items
@@ -70,7 +72,7 @@ def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> P
             or machine, divided by `LOCAL_WORLD_SIZE`; a log line states it. If a launcher starts several processes without this
             variable, set `max_bytes`. With a `ledger` or the preset `tensorflow`, `max_bytes` has the default of `Pool`. `backend`
             is "gpu"; memory is not pinned for the GPU if you name mlock or heap, or if a pool with `on_full="pageable"` is full.
-            `device` is torch's current GPU if torch has started CUDA.
+            `device` is torch's current GPU if torch has started CUDA, and `name` is "torch".
 
     Raises:
         ImportError: torch cannot be imported.
@@ -118,14 +120,19 @@ def uninstall(*, timeout: float = 0) -> int:
     until a call of `pool.trim()`.
     """
     global _installed
+    if not timeout >= 0:
+        raise ValueError(f"timeout must be 0 s or more, not {timeout}")
     end = time.monotonic() + timeout
-    while True:
-        with _lock:
-            left: int = 0 if _allocator is None else _allocator.pinpool_torch_uninstall()
-            _installed = None
-        if not left or time.monotonic() >= end:
-            return left
+    with _lock:
+        _installed = None
+        left: int = 0 if _allocator is None else _allocator.pinpool_torch_uninstall()
+    while left and _allocator is not None and time.monotonic() < end:
         time.sleep(0.01)
+        with _lock:
+            if _installed is not None:  # Another thread could install a pool, so no block of this one was left.
+                return 0
+            left = _allocator.pinpool_torch_uninstall()
+    return left
 
 
 def installed_pool() -> Pool | None:
@@ -134,7 +141,9 @@ def installed_pool() -> Pool | None:
 
 
 def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | None = None) -> Any:
-    """Copies the tensors of `batch`, a nesting of dicts, lists and tuples, to a GPU without blocking. Other values stay as they are.
+    """Copies the tensors and numeric NumPy arrays of `batch`, a nesting of dicts, lists and tuples, to a GPU without blocking.
+
+    Arrays become tensors. Other values stay as they are.
 
         inputs, targets = pinpool.torch.to_device(batch)
 
@@ -142,7 +151,7 @@ def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | N
     is not reused before its copy has completed, so `batch` may be dropped immediately.
 
     Raises:
-        TypeError, ValueError: `batch` has no tensor; `device` is not a GPU, or not the GPU of `stream`.
+        TypeError, ValueError: `batch` has neither a tensor nor a numeric array; `device` is not a GPU, or not the GPU of `stream`.
         BackendError, DeviceError: torch finds no GPU, or as for `pinpool.record_stream`.
     """
     import torch
@@ -157,7 +166,9 @@ def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | N
         with torch.cuda.stream(stream):
             result = _copy(batch, stream.device, copied)
     finally:  # If a copy fails, the earlier ones still run.
-        _arrays.record_stream([value for value in copied if not value.is_cuda], stream, missing_ok=True)
+        # The memory of a pool is always strided.
+        sources = [value for value in copied if not value.is_cuda and getattr(value, "layout", torch.strided) == torch.strided]
+        _arrays.record_stream(sources, stream, missing_ok=True)
     if not copied:
         raise TypeError(f"no tensor is in this {type(batch).__name__}: pass tensors, as from torch.from_numpy(array)")
     return result
@@ -166,6 +177,8 @@ def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | N
 def _copy(value: Any, device: torch.device, copied: list[Any]) -> Any:
     import torch
 
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        value = torch.from_numpy(value)
     if not isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
         return map_items(value, lambda items: [_copy(item, device, copied) for item in items])
     copied.append(value)
