@@ -40,7 +40,7 @@ const NAMED: usize = 8;
 /// message.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool why t.gz
-  leak: tag labels holds 60 buffers (60.0MiB), 30 more than it held 30.0s ago, ...
+  leak: tag jpeg holds 60 buffers (60.0MiB), 30 more than it held 30.0s ago, ...
     all threads lost 0s in 10.0s
     to do: return them")]
 pub(crate) struct WhyArgs {

@@ -49,8 +49,8 @@ fn each_setting_has_a_column() {
     let dir = tempfile::tempdir().unwrap();
     let path = written(dir.path(), "w.trace", batches(400, 8, &[1 << 20, 300_000]));
     let replay = |args: &[&str]| on("replay", &path, args);
-    let sets = ["PRESET=tensorflow", "pinpool_preset=tensorflow,POOL_SIZE_LIMIT=4", "MAX_BYTES=6MiB"];
-    let ran = replay(&sets.map(|set| ["--set", set]).concat()).exits(0);
+    let sets = ["--set=PRESET=tensorflow", "--set=pinpool_preset=tensorflow,POOL_SIZE_LIMIT=4", "--set=MAX_BYTES=6MiB"];
+    let ran = replay(&sets).exits(0);
     for row in ["misses", "driver seconds", "most held", "waits"] {
         assert!(ran.stdout.contains(row), "no {row} in\n{}", ran.stdout);
     }
