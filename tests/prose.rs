@@ -37,7 +37,7 @@ const PHRASES: &[(&str, &str, usize, usize)] = &[
     ("in line", "waiting, in the wait queue", 0, 0),
     ("the line", "the wait queue", 1, 6),
     ("of its own", "separate, dedicated", 1, 0),
-    ("at once", "immediately, at the same time", 0, 31),
+    ("at once", "immediately, at the same time", 0, 30),
 ];
 
 /// Counts each phrase as whole words, in upper and lower case, once per place.

@@ -233,8 +233,7 @@ fn sweep(case: &Case, driver: &MockDriver, current: &Mutex<String>) -> (Vec<Stri
         let what = format!("{case:?}: {faults:?}");
         current.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&what);
         let script = || faults.iter().for_each(|fault| driver.fail(&fault.name, fault.nth, fault.code));
-        let outcome = panic::catch_unwind(AssertUnwindSafe(|| run(driver, case, is_well_at_end, script)));
-        if let Err(why) = outcome {
+        if let Err(why) = panic::catch_unwind(AssertUnwindSafe(|| run(driver, case, is_well_at_end, script))) {
             let text = why.downcast_ref::<String>().cloned();
             let text = text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned()));
             wrong.push(format!("{what}: {}", text.unwrap_or_default()));

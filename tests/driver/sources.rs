@@ -31,8 +31,7 @@ pub(crate) struct VmmRange {
 impl VmmRange {
     pub(crate) fn committed(granules: usize) -> Self {
         let source = VmmSource::new(0, None).unwrap();
-        let range = source.reserve(RANGE_GRANULES * GRANULE).unwrap();
-        let vmm = Self { source, range };
+        let vmm = Self { range: source.reserve(RANGE_GRANULES * GRANULE).unwrap(), source };
         vmm.commit(0, granules).unwrap();
         (0..granules).for_each(|granule| vmm.bytes(granule).fill(u8::try_from(granule).unwrap() + 1));
         vmm

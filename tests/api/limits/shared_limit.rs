@@ -269,10 +269,9 @@ fn worker() {
                                 Request::new(usize::try_from(len).unwrap()).timeout(Duration::from_millis(2)),
                             ));
                         }
-                        at => drop((!held.is_empty()).then(|| {
-                            let at = usize::try_from(at).unwrap() % held.len();
-                            held.swap_remove(at)
-                        })),
+                        at => drop(
+                            (!held.is_empty()).then(|| held.swap_remove(usize::try_from(at).unwrap() % held.len())),
+                        ),
                     }
                 }
                 println!("> done");

@@ -202,8 +202,7 @@ fn pool_with_everything(dir: &Path, ledger: &str) -> Pool {
 
 #[cfg(all(feature = "observe", target_os = "linux"))]
 fn use_everything(pool: &Pool) {
-    let tagged = pool.tagged("fork");
-    let mut held = tagged.get(3 << 20).unwrap();
+    let mut held = pool.tagged("fork").get(3 << 20).unwrap();
     held.wait_slice_mut().unwrap()[0] = 1;
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(3 << 20));
     held.copy_to(&stream, &mut device).unwrap().wait().unwrap();

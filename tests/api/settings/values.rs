@@ -314,8 +314,7 @@ fn a_rounding_belongs_to_one_preset() {
 #[test]
 fn a_reserve_needs_an_arena_and_fits_under_the_limit() {
     let tight = refused(|pool| pool.reserve(2 << 30).max_bytes(1 << 30));
-    let plain = refused(|pool| pool.reserve(2 << 30).preset(Preset::TensorFlow));
-    for error in [tight, plain] {
+    for error in [tight, refused(|pool| pool.reserve(2 << 30).preset(Preset::TensorFlow))] {
         assert!(error.to_string().contains("PINPOOL_RESERVE"), "{error}");
     }
 }

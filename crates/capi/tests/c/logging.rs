@@ -54,8 +54,7 @@ unsafe extern "C" fn listen(level: c_int, text: *const c_char, user_data: *mut c
     let text = unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("no UTF-8").to_owned();
     // SAFETY: the listener, which lives until it is unset.
     let listener = unsafe { &*user_data.cast::<Listener>() };
-    let is_ours = text.contains(listener.name);
-    if is_ours {
+    if text.contains(listener.name) {
         listener.lines.lock().unwrap().push((level, text));
         (listener.at_each)();
     }

@@ -30,6 +30,8 @@ const GAIN_OF_TIME: f64 = 0.0002;
 /// A reserve must gain this share of the seconds lost, or this share of the recorded time.
 const RESERVE_GAIN: f64 = 0.5;
 const RESERVE_GAIN_OF_TIME: f64 = 0.02;
+/// A program that loses more than this share of the time spends it in calls.
+const IN_CALLS: f64 = 0.1;
 /// A limit below the given one must save at least this much memory.
 const LESS_MEMORY: f64 = 0.9;
 const LESS_BYTES: u64 = 16 << 20;
@@ -111,12 +113,13 @@ impl<'a> Search<'a> {
         }
         bases.sort_by(|one, other| rank(one).total_cmp(&rank(other)));
         // A full pool needs a higher limit first. If no other setting saves time in a pool that is not full, a lower limit
-        // saves memory.
-        let (at, limit_alone) = match as_given.outcome.waits > 0 && self.workload.is_closed {
-            true => (0, self.play(self.workload, &Replay { max_bytes: None, ..given.clone() })?),
-            false => (bases.len(), as_given.clone()),
-        };
-        bases.insert(at, (None, limit_alone));
+        // saves memory, but requests make the calls that returns made: a program that spends its time in calls loses more.
+        if as_given.outcome.waits > 0 && self.workload.is_closed {
+            let unlimited = self.play(self.workload, &Replay { max_bytes: None, ..given.clone() })?;
+            bases.insert(0, (None, unlimited));
+        } else if as_given.lost_seconds <= self.workload.duration_us as f64 / 1e6 * IN_CALLS {
+            bases.push((None, as_given.clone()));
+        }
         let (mut advised, mut frontier) = (None, Vec::new());
         for (setting, base) in bases {
             advised = match grows {

@@ -139,9 +139,10 @@ impl Run {
                 Some((thread, Op::Put(copies_ns))) => {
                     let in_flight = copies_ns > 0;
                     self.record(now_ns, thread, Event::Put { id: name, in_flight });
-                    match in_flight {
-                        true => self.due.push(Reverse((now_ns + copies_ns, name, None))),
-                        false => self.free(name),
+                    if in_flight {
+                        self.due.push(Reverse((now_ns + copies_ns, name, None)))
+                    } else {
+                        self.free(name)
                     }
                     self.end_step(thread, now_ns);
                 }

@@ -201,6 +201,15 @@ fn the_given_settings_are_those_of_the_recording() {
 }
 
 #[test]
+fn no_limit_moves_calls_into_the_requests_of_a_program_that_waits_for_calls() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = written(dir.path(), "w.trace", batches(400, 8, &[8 << 20, 5 << 20]));
+    let advised = |set: &str| on("advise", &path, &["--json", "--set", set]).figures()["advised"].clone();
+    assert!(advised("PRESET=tensorflow,POOL_SIZE_LIMIT=1,AUTO_RESIZE=0").is_null());
+    assert!(advised("PRESET=tensorflow")["settings"].is_array(), "few calls");
+}
+
+#[test]
 fn a_recording_names_the_settings_made_in_code() {
     let (_dir, path) = scratch("run.gz");
     drop(heap().preset(Preset::TensorFlow).trace(path.clone()).build().unwrap().get(8 << 20).unwrap());

@@ -73,8 +73,7 @@ fn two_pools_have_series_of_different_names() {
 
 #[test]
 fn the_page_needs_no_network_and_serves_both_color_schemes_phones_and_paper() {
-    let dir = tempfile::tempdir().unwrap();
-    let page = page(&written(dir.path(), "train.log", format!("{AFTER}\n{RAISE}\n")));
+    let page = page(&written(tempfile::tempdir().unwrap().path(), "train.log", format!("{AFTER}\n{RAISE}\n")));
     for part in
         ["prefers-color-scheme:dark", "@media print", "name=\"viewport\"", "<html lang=\"en\">", "default-src 'none'"]
     {
@@ -86,17 +85,13 @@ fn the_page_needs_no_network_and_serves_both_color_schemes_phones_and_paper() {
 
 /// A recording with requests that pin memory.
 fn recorded(dir: &TempDir, name: &str) -> PathBuf {
-    recorded_load(
-        dir.path(),
-        name,
-        &["--synthetic", "60", "--batch-files", "4", "--set", "POOL_SIZE_LIMIT=1,MAX_BYTES=none"],
-    )
+    let args = ["--synthetic", "60", "--batch-files", "4", "--set", "POOL_SIZE_LIMIT=1,MAX_BYTES=none"];
+    recorded_load(dir.path(), name, &args)
 }
 
 #[test]
 fn a_recording_has_its_bytes_and_its_pin_times() {
-    let dir = tempfile::tempdir().unwrap();
-    let page = page(&recorded(&dir, "trace.gz"));
+    let page = page(&recorded(&tempfile::tempdir().unwrap(), "trace.gz"));
     assert!(data(&page)["charts"][0]["x"]["clock"].as_f64() > Some(1e9));
     for (id, name) in [("bytes", "in use"), ("bytes", "in flight"), ("bytes", "pin or unpin")] {
         assert!(points(&page, id, name) > 0, "{id}: {name}");

@@ -34,8 +34,7 @@ fn all_inspected(texts: &[String]) -> Vec<(Vec<Value>, Value)> {
         path
     };
     // Two logs at least, so that each object names its log.
-    let paths: Vec<_> = texts.iter().enumerate().map(path).collect();
-    let ran = finish(pinpool(&["inspect", "--json"]).args(&paths));
+    let ran = finish(pinpool(&["inspect", "--json"]).args(texts.iter().enumerate().map(path)));
     let (mut found, mut messages) = (Vec::new(), Vec::new());
     for object in ran.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
         if object["kind"] == "summary" {

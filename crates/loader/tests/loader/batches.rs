@@ -254,8 +254,7 @@ fn a_stop_ends_the_reader_from_any_thread() {
 
 #[test]
 fn a_timeout_loses_no_batch() {
-    let catalog = Catalog::synthetic(50, 5);
-    let mut reader = reader(&pool(1 << 30), &catalog, options(one_by_one));
+    let mut reader = reader(&pool(1 << 30), &Catalog::synthetic(50, 5), options(one_by_one));
     let mut numbers = Vec::new();
     loop {
         match reader.next_timeout(Duration::ZERO) {

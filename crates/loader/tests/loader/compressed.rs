@@ -147,8 +147,7 @@ fn shuffled_shards_are_mixed_and_each_keeps_its_order() {
 
 #[test]
 fn ranks_share_compressed_shards_whole() {
-    let numbers = [3, 5, 2, 4, 6];
-    let (_dir, paths) = shards(&numbers);
+    let (_dir, paths) = shards(&[3, 5, 2, 4, 6]);
     let catalog = listed(&paths, false);
     let mut arrived = Vec::new();
     for rank in 0..2 {

@@ -13,14 +13,16 @@ const TIMES_MIN: u64 = 2;
 pub(super) fn repinned<'a>(windows: impl Iterator<Item = &'a Snapshot>, window_us: u64) -> Option<(String, u64)> {
     let (mut released, mut most_released, mut again, mut was_again) = (0_u64, 0, 0_u64, false);
     let (mut times, mut cost_ns) = (0, 0_u64);
-    for Snapshot { pinned_bytes, unpinned_bytes, pinning_ns, .. } in windows {
-        let bytes = released.min(*pinned_bytes);
-        times += u64::from(bytes > 0 && !was_again);
+    for Snapshot { pinned_bytes, unpinned_bytes, pinning_ns, most_held_bytes: grown_bytes, .. } in windows {
+        // What was pinned although the peak did not grow had been pinned before, maybe in the same window.
+        let bytes = pinned_bytes.saturating_sub(*grown_bytes);
+        // Two windows may share a cycle unless the second also unpinned some of the bytes.
+        times += u64::from(bytes > 0 && (!was_again || bytes > released));
         (was_again, again) = (bytes > 0, again + bytes);
         // A window that pins mostly memory that was not pinned before is growth.
         cost_ns += if bytes > pinned_bytes / 2 { *pinning_ns } else { 0 };
-        released = released - bytes + unpinned_bytes;
-        most_released = most_released.max(released);
+        most_released = most_released.max(released + unpinned_bytes);
+        released = (released + unpinned_bytes).saturating_sub(bytes);
     }
     // If a cycle is shorter than a window, each window pins memory again, so the bytes show the number of cycles.
     times = times.max(again / most_released.max(1));

@@ -44,14 +44,19 @@ impl Growth {
         if self.ends.is_empty() {
             self.ends.push(Default::default());
         }
+        let window_us = now_us - self.ends[self.ends.len() - 1].0;
         self.ends.push((now_us, now.clone()));
         self.ends.drain(..self.ends.len().saturating_sub(ENDS_MAX));
         let leak = |holder| self.leak_of(holder, now.held_bytes).or_else(|| self.creeping_leak_of(holder));
         let fresh = now.holders.iter().filter_map(leak).max_by_key(|leak| leak.holder.bytes);
         let kept = self.found.take().and_then(|found| {
-            let holder = now.holder(&found.holder.tag)?;
-            let is_there = holder.buffers >= found.holder.buffers && holder.oldest >= found.holder.oldest;
-            is_there.then(|| Leak { holder: holder.clone(), ..found })
+            let holder = now.holder(&found.holder.tag).filter(|now| now.oldest >= found.holder.oldest)?.clone();
+            // Fewer buffers may be the end of a burst: the others still leak if more of them have become old.
+            let aged = holder.aged.saturating_sub(found.holder.aged);
+            match holder.buffers >= found.holder.buffers {
+                true => Some(Leak { holder, ..found }),
+                false => (aged > 0).then_some(Leak { holder, more_buffers: aged, over_us: window_us }),
+            }
         });
         self.found = fresh.or(kept);
         self.found.clone()

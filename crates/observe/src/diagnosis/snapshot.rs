@@ -121,6 +121,6 @@ impl Snapshot {
         }
         counted!(
             requests misses new_lengths returns evicted delayed_requests own_waits failed_requests waiting_ns pin_calls
-            pinned_bytes unpinned_bytes pinning_ns moving_ns)
+            pinned_bytes unpinned_bytes pinning_ns moving_ns most_held_bytes)
     }
 }

@@ -15,8 +15,7 @@ fn run_alone_and_served(built: &Built, lookup: Lookup, what: &str) -> (ProgramRu
 fn run_served(built: &Built, lookup: Lookup, what: &str, variables: &[(&str, &str)]) -> (ProgramRun, String) {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
-    let ran = ran(served(built.command(lookup, what), &log).envs(variables.iter().copied()));
-    (ran, log_of(&log))
+    (ran(served(built.command(lookup, what), &log).envs(variables.iter().copied())), log_of(&log))
 }
 
 #[test]

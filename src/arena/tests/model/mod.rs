@@ -38,8 +38,7 @@ struct RangeModel {
 
 impl RangeModel {
     fn new(kind: RangeKind, set: HoleSet, granule_pages: usize, pages: usize, page: Page) -> Self {
-        let idle_since = vec![None; pages / granule_pages];
-        Self { kind, set, granule_pages, pages: vec![page; pages], idle_since }
+        Self { kind, set, granule_pages, pages: vec![page; pages], idle_since: vec![None; pages / granule_pages] }
     }
 
     fn granule(&self, granule: usize) -> &[Page] {

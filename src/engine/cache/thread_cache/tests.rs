@@ -141,8 +141,7 @@ impl Model {
     }
 
     fn remove_oldest(&mut self, keep: usize) -> Vec<u32> {
-        let gone = self.idle.len().saturating_sub(keep);
-        self.idle.drain(..gone).map(|entry| entry.1).collect()
+        self.idle.drain(..self.idle.len().saturating_sub(keep)).map(|entry| entry.1).collect()
     }
 }
 

@@ -13,18 +13,13 @@ type Load = (&'static str, u64, usize, fn(PoolBuilder) -> PoolBuilder, fn(u64) -
 #[test]
 fn steady_loads_are_healthy() {
     const SIXTEEN: fn(u64) -> usize = |step| MIB + usize::try_from(step % 16).unwrap() * 2 * MIB;
+    const DRIFTING: fn(u64) -> usize = |step| 8 * MIB + usize::try_from(step / STEPS_IN_A_SECOND).unwrap() * 65_536;
     let exact = |pool: PoolBuilder| pool.preset(Preset::TensorFlow).rounding(Rounding::Exact);
     let loads: [Load; 4] = [
         ("warming up, but all is taken at once", 11, 3, |pool| pool, |_| 4 * MIB),
         ("sizes that never recur, but sixteen recur", 80, 3, |pool| pool, SIXTEEN),
         ("thrashing, but sixteen sizes are within the limit", 80, 3, exact, SIXTEEN),
-        (
-            "sizes that drift, but what is there serves them",
-            120,
-            3,
-            |pool| pool,
-            |step| 8 * MIB + usize::try_from(step / STEPS_IN_A_SECOND).unwrap() * 65_536,
-        ),
+        ("sizes that drift, but what is there serves them", 120, 3, |pool| pool, DRIFTING),
     ];
     for (name, seconds, held, set, len) in loads {
         let mut program = Program::new(&[name], set);

@@ -45,8 +45,7 @@ pub(crate) fn tar(data: &[u8]) {
 
 /// A safetensors file. It is accepted, with the same tensors, if the `safetensors` crate accepts the whole file.
 pub(crate) fn safetensors(data: &[u8]) {
-    let ours = listed("weights.safetensors", data);
-    let (samples, tensors) = match (ours, SafeTensors::deserialize(data)) {
+    let (samples, tensors) = match (listed("weights.safetensors", data), SafeTensors::deserialize(data)) {
         (Ok(samples), Ok(tensors)) => (samples, tensors),
         (Err(_), Err(_)) => return,
         (Ok(_), Err(error)) => panic!("accepted, but the crate says {error}"),

@@ -73,17 +73,25 @@ fn buffers_without_ages_are_a_leak_after_longer_growth() {
 #[test]
 fn a_slow_leak_below_bursts_is_found_by_buffers_older_than_a_minute() {
     // Bursts of up to 40 buffers fall on the ends of the windows. In addition, `kept(n)` buffers remain after `n` windows.
+    let leaks = |run: &mut Run, (buffers, oldest_s, aged)| {
+        run.cause(|of| {
+            held(of, "labels", buffers, oldest_s);
+            of.holders[0].aged = aged;
+        }) == Cause::Leak
+    };
     let found = |kept: fn(u64) -> u64| {
         let mut run = Run::new();
         (1..=20_u64).any(|n| {
-            let (aged, burst) = (kept(n.saturating_sub(6)), [40, 3, 17, 0, 25][usize::try_from(n % 5).unwrap()]);
-            run.cause(|of| {
-                held(of, "labels", kept(n) + burst, 10 * n);
-                of.holders[0].aged = aged;
-            }) == Cause::Leak
+            let burst = [40, 3, 17, 0, 25][usize::try_from(n % 5).unwrap()];
+            leaks(&mut run, (kept(n) + burst, 10 * n, kept(n.saturating_sub(6))))
         })
     };
     assert!(found(|windows| 4 * windows), "one that stays in every window");
     assert!(!found(|windows| 4 * windows.min(5)), "a cache that is full after a minute");
     assert!(!found(|_| 0), "bursts alone");
+
+    // A burst made the leak visible and ends. The leak is reported as long as more of its buffers become old.
+    let mut run = Run::new();
+    let ends = [(4, 10, 0), (9, 20, 0), (20, 30, 0), (42, 40, 2), (25, 50, 5), (22, 60, 8), (20, 70, 8)];
+    assert_eq!(ends.map(|end| leaks(&mut run, end)), [false, false, true, true, true, true, false]);
 }
