@@ -1,4 +1,4 @@
-//! Measures the delay of a single-threaded runtime by a miss of 1 GiB. One task repeatedly sleeps for 1 ms and records its longest
+//! Measures how long a miss of 1 GiB delays a single-threaded runtime. One task repeatedly sleeps for 1 ms and records its longest
 //! interval: once while another task awaits the request, and once while that task sleeps equally long. On a machine with a GPU,
 //! the first line also contains the choice of the backend, which the first poll makes.
 

@@ -339,9 +339,19 @@ impl SourceError {
         (self.to_string(), remedy)
     }
 
+    /// The call that failed.
+    pub fn call(&self) -> &'static str {
+        self.call
+    }
+
     /// The error number of the driver or the kernel, if known.
     pub fn code(&self) -> Option<i64> {
         self.code
+    }
+
+    /// When the same call may succeed.
+    pub fn retry(&self) -> Retry {
+        self.retry
     }
 }
 

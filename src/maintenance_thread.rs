@@ -288,8 +288,7 @@ impl MaintenanceThread {
         waker: &Waker,
     ) -> io::Result<Reminder> {
         let reminded = Arc::new(ReminderState { deadline, condition, waker: Mutex::new(Some(waker.clone())) });
-        let checked: Weak<ReminderState> = Arc::downgrade(&reminded);
-        self.schedule.lock().reminders.push(checked);
+        self.schedule.lock().reminders.push(Arc::<ReminderState>::downgrade(&reminded));
         self.wake(true)?;
         Ok(reminded)
     }
@@ -388,8 +387,7 @@ impl MaintenanceThread {
     pub(crate) fn enter(&self) -> Option<EnteredCall<'_>> {
         // SeqCst, as the store and load in `stop`: either this thread sees `is_exiting`, or `stop` sees this call.
         self.calling.fetch_add(1, Ordering::SeqCst);
-        let entered = EnteredCall(self);
-        (!self.is_exiting.load(Ordering::SeqCst)).then_some(entered)
+        (!self.is_exiting.load(Ordering::SeqCst)).then_some(EnteredCall(self))
     }
 
     /// Prevents all further calls, and waits up to [`EXIT_PATIENCE`] for the calls in progress.
@@ -458,29 +456,29 @@ mod tests {
     }
 
     /// Returns a separate record, so that these tests do not share a thread.
-    fn record() -> &'static MaintenanceThread {
+    fn new_thread() -> &'static MaintenanceThread {
         Box::leak(Box::new(MaintenanceThread::default()))
     }
 
     struct FakePool {
         pace: AtomicU32,
-        looks: AtomicUsize,
+        checks: AtomicUsize,
         panics: bool,
     }
 
     impl FakePool {
         fn at(pace: Pace) -> Arc<Self> {
-            Arc::new(Self { pace: AtomicU32::new(pace as u32), looks: AtomicUsize::new(0), panics: false })
+            Arc::new(Self { pace: AtomicU32::new(pace as u32), checks: AtomicUsize::new(0), panics: false })
         }
 
-        fn looks(&self) -> usize {
-            self.looks.load(Ordering::SeqCst)
+        fn checks(&self) -> usize {
+            self.checks.load(Ordering::SeqCst)
         }
     }
 
     impl MaintenanceTask for FakePool {
         fn maintain(&self) {
-            self.looks.fetch_add(1, Ordering::SeqCst);
+            self.checks.fetch_add(1, Ordering::SeqCst);
             assert!(!self.panics, "on purpose");
         }
 
@@ -500,7 +498,7 @@ mod tests {
 
     #[test]
     fn a_reminder_wakes_once_at_its_deadline_or_when_its_condition_holds() {
-        let thread = record();
+        let thread = new_thread();
         let (late, never, asked) = <[Arc<CountingWaker>; 3]>::default().into();
         let holds = Arc::new(AtomicBool::new(false));
         let seen = holds.clone();
@@ -520,8 +518,8 @@ mod tests {
     }
 
     #[test]
-    fn a_reminder_that_was_dropped_wakes_nobody() {
-        let thread = record();
+    fn a_dropped_reminder_wakes_no_task() {
+        let thread = new_thread();
         let (dropped, kept) = <[Arc<CountingWaker>; 2]>::default().into();
         let is_over = Arc::new(AtomicBool::new(false));
         let remind = |waker: &Arc<CountingWaker>| {
@@ -537,35 +535,35 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_looks_as_often_as_its_pools_need_and_sleeps_while_they_need_nothing() {
-        let thread = record();
+    fn the_thread_checks_as_often_as_its_pools_need_and_sleeps_while_they_need_nothing() {
+        let thread = new_thread();
         let pool = FakePool::at(Pace::Active);
         added(thread, &pool);
-        assert!(!thread.schedule.lock().is_running, "nothing was noticed yet");
+        assert!(!thread.schedule.lock().is_running, "not started yet");
         thread.request_pace(Pace::Quiet).unwrap();
-        wait_until("looks again and again", || pool.looks() >= 3);
+        wait_until("checks again and again", || pool.checks() >= 3);
         pool.pace.store(Pace::Never as u32, Ordering::SeqCst);
         wait_until("sleeps", || thread.pace.load(Ordering::SeqCst) == Pace::Never as u32);
-        let looks = pool.looks();
+        let checks = pool.checks();
         thread::sleep(Duration::from_millis(250));
-        assert_eq!(pool.looks(), looks);
+        assert_eq!(pool.checks(), checks);
         // A miss requests a pace in the same way.
         pool.pace.store(Pace::Quiet as u32, Ordering::SeqCst);
         thread.request_pace(Pace::Quiet).unwrap();
-        wait_until("woken", || pool.looks() > looks);
+        wait_until("woken", || pool.checks() > checks);
         thread.remove(Arc::as_ptr(&pool).cast());
         wait_until("ends after the last pool", || !thread.schedule.lock().is_running);
     }
 
     #[test]
     fn a_pool_that_panics_stops_no_other() {
-        let thread = record();
+        let thread = new_thread();
         let broken = Arc::new(FakePool { panics: true, ..Arc::into_inner(FakePool::at(Pace::Active)).unwrap() });
         let sound = FakePool::at(Pace::Active);
         added(thread, &sound);
         added(thread, &broken);
         thread.request_pace(Pace::Active).unwrap();
-        wait_until("both again and again", || broken.looks() >= 2 && sound.looks() >= 2);
+        wait_until("both again and again", || broken.checks() >= 2 && sound.checks() >= 2);
     }
 
     #[test]
@@ -579,7 +577,7 @@ mod tests {
                 panic!("on purpose");
             }
         }
-        let thread = record();
+        let thread = new_thread();
         let kept = Arc::new(Mutex::new(None::<Reminder>));
         let of_condition = kept.clone();
         // Drops the reminder while the thread checks it, so the thread has the last reference.
@@ -624,7 +622,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_is_stuck_in_one_pool_is_replaced_and_that_pool_is_left_out_meanwhile() {
-        let thread = record();
+        let thread = new_thread();
         let hanging = Arc::new(HangingPool(Mutex::new(false), Condvar::default(), AtomicUsize::new(0)));
         let pool: Weak<HangingPool> = Arc::downgrade(&hanging);
         thread.add(pool, false);
@@ -636,7 +634,7 @@ mod tests {
         wait_until("a task's reminder starts another thread", || {
             let _ended = thread.remind(Some(Instant::now()), None, &waker.clone().into()).unwrap();
             thread::sleep(Duration::from_millis(20));
-            waker.count() > 0 && sound.looks() > 3
+            waker.count() > 0 && sound.checks() > 3
         });
         assert_eq!(hanging.2.load(Ordering::SeqCst), 1, "left out");
         *hanging.0.lock() = true;
@@ -648,14 +646,14 @@ mod tests {
 
     #[test]
     fn no_wake_up_is_lost_while_the_thread_falls_asleep() {
-        let thread = record();
+        let thread = new_thread();
         let pool = FakePool::at(Pace::Never);
         added(thread, &pool);
         for round in 0..500 {
-            let looks = pool.looks();
+            let checks = pool.checks();
             pool.pace.store(Pace::Copies as u32, Ordering::SeqCst);
             thread.request_pace(Pace::Copies).unwrap();
-            wait_until("polled", || pool.looks() > looks);
+            wait_until("polled", || pool.checks() > checks);
             pool.pace.store(Pace::Never as u32, Ordering::SeqCst);
             (0..round % 64).for_each(|_| std::hint::spin_loop());
         }
@@ -663,15 +661,15 @@ mod tests {
 
     #[test]
     fn after_the_exit_has_begun_nothing_is_called() {
-        let thread = record();
+        let thread = new_thread();
         let pool = FakePool::at(Pace::Active);
         added(thread, &pool);
         thread.request_pace(Pace::Active).unwrap();
-        wait_until("it looks", || pool.looks() > 0);
+        wait_until("it checks", || pool.checks() > 0);
         thread.stop();
-        let looks = pool.looks();
+        let checks = pool.checks();
         thread.request_pace(Pace::Copies).unwrap();
         thread::sleep(Duration::from_millis(250));
-        assert_eq!(pool.looks(), looks);
+        assert_eq!(pool.checks(), checks);
     }
 }

@@ -134,8 +134,7 @@ fn raised(limit: u64) -> u64 {
 /// down to whole granules, and at least one granule.
 pub(crate) fn default_limit(total_bytes: u64, available_bytes: u64) -> u64 {
     let granule_bytes = GRANULE_BYTES as u64;
-    let share_bytes = (total_bytes / LIMIT_DIVISOR).min(available_bytes);
-    (share_bytes / granule_bytes).max(1) * granule_bytes
+    ((total_bytes / LIMIT_DIVISOR).min(available_bytes) / granule_bytes).max(1) * granule_bytes
 }
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ class Photos:
         return pillow(self.paths[index])
 
 
-# Each yields a function that makes an iterable of the batches of one epoch.
+# Each returns a function that returns the batches of one epoch.
 
 
 def torch_loader(root, workers, collate=None):

@@ -103,8 +103,7 @@ def main() -> int:
     twice = [key for key, times in delivered.items() if times > 1]
     print(f"{len(delivered)} samples of {len(shards)} shards from {len(workers)} worker processes", end="")
     print(f", one of them killed ({killed})" if killed else "")
-    stats = pool.stats()
-    print(f"pinned by {stats['backend']}, {stats['memory']['in_use']} buffers in use")
+    print(f"pinned by {pool.backend}, {pool.stats()['memory']['in_use']} buffers in use")
     if twice:
         print(f"{len(twice)} samples came more than once, the first: {twice[0]}", file=sys.stderr)
         return 1

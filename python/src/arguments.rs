@@ -49,6 +49,12 @@ pub(crate) fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     index.extract().map_err(|_| too_many())
 }
 
+/// The seconds of a time.
+#[pyfunction]
+pub(crate) fn _seconds(time: &Bound<'_, PyAny>) -> PyResult<f64> {
+    seconds(time).map(|time| time.as_secs_f64())
+}
+
 /// Parses a time: seconds, a timedelta, or text such as "500ms".
 pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
     if let Ok(text) = value.cast::<PyString>() {

@@ -38,7 +38,7 @@ fn record(py: Python<'_>, memory: &Memory, stream: &Bound<'_, PyAny>) -> PyResul
     let stream = stream::Stream::of(stream)?;
     py.detach(|| {
         stream
-            .fence(memory.buffer_pool.device)
+            .fence(memory.traits.device)
             .or_else(|unfenced| memory.quarantine(unfenced))
             .and_then(|fence| memory.record(fence))
     })

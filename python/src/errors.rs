@@ -11,9 +11,9 @@ mod python {
         ($($name:ident)+) => { $(import_exception!(pinpool._errors, $name);)+ };
     }
     import! { PinpoolError BackendError DeviceError ForkError LimitError ReleasedError RequestError SettingError SharedError }
-    import! { TicketError PeerError TimeoutError }
+    import! { ClosedError TicketError PeerError TimeoutError }
 }
-pub(crate) use python::{BackendError, DeviceError, ForkError, ReleasedError, RequestError, TimeoutError};
+pub(crate) use python::{BackendError, ClosedError, DeviceError, ForkError, ReleasedError, RequestError, TimeoutError};
 
 /// A constructor of exceptions.
 type NewErr<T> = fn(T) -> PyErr;
@@ -33,7 +33,7 @@ pub(crate) fn with_text<T: PyErrArguments + 'static>(error: &Error, text: T) -> 
         (error.is_invalid_request() || error.is_copy_refused() || error.is_unmapped(), python::RequestError::new_err),
         (error.is_setting(), python::SettingError::new_err),
         (error.is_forked(), python::ForkError::new_err),
-        (error.is_closed(), python::ReleasedError::new_err),
+        (error.is_closed(), python::ClosedError::new_err),
         (error.is_device() || error.is_capture(), python::DeviceError::new_err),
     ];
     let kind = kinds.into_iter().find_map(|(applies, new_err)| applies.then_some(new_err));

@@ -7,8 +7,8 @@ use pyo3::PyResult;
 use pyo3::exceptions::PyRuntimeError;
 
 use crate::buffer::Buffer;
-use crate::memory::{BufferPool, Memory};
-use crate::unlocked::unlocked;
+use crate::memory::{Memory, PoolTraits};
+use crate::without_gil::without_gil;
 
 /// A pool that several Python objects share. It is closed when the last of them is dropped.
 #[derive(Debug)]
@@ -16,26 +16,26 @@ pub(crate) struct PoolHandle {
     /// `None` only during the drop.
     pool: Option<Pool>,
     /// Set at the first use of the pool.
-    pub(crate) buffer_pool: OnceLock<Arc<BufferPool>>,
+    pub(crate) traits: OnceLock<Arc<PoolTraits>>,
 }
 
 impl Drop for PoolHandle {
     fn drop(&mut self) {
-        if let (Some(pool), buffer_pool) = (self.pool.take(), self.buffer_pool.take()) {
-            unlocked(move || buffer_pool.into_iter().for_each(|buffer_pool| buffer_pool.close(pool.clone())));
+        if let (Some(pool), traits) = (self.pool.take(), self.traits.take()) {
+            without_gil(move || traits.into_iter().for_each(|traits| traits.close(pool.clone())));
         }
     }
 }
 
 impl PoolHandle {
     pub(crate) fn new(pool: Pool) -> Self {
-        Self { pool: Some(pool), buffer_pool: OnceLock::new() }
+        Self { pool: Some(pool), traits: OnceLock::new() }
     }
 
-    pub(crate) fn buffer_pool(&self) -> &Arc<BufferPool> {
+    pub(crate) fn traits(&self) -> &Arc<PoolTraits> {
         // The backend first: it starts the pool, which chooses the device of its settings.
-        let of = |pool: &Pool| Arc::new(BufferPool::of(pool.stats().backend, pool.config()));
-        self.buffer_pool.get_or_init(|| self.pool.as_ref().map_or_else(|| unreachable!("it is dropped"), of))
+        let of = |pool: &Pool| Arc::new(PoolTraits::of(pool.stats().backend, pool.config()));
+        self.traits.get_or_init(|| self.pool.as_ref().map_or_else(|| unreachable!("it is dropped"), of))
     }
 
     pub(crate) fn pool(&self) -> PyResult<&Pool> {
@@ -45,5 +45,5 @@ impl PoolHandle {
 
 /// Returns the Python object for a buffer of the crate.
 pub(crate) fn buffer(buf: PinnedBuf, handle: &PoolHandle) -> Buffer {
-    Buffer::over(Memory::of(buf, handle.buffer_pool().clone()))
+    Buffer::over(Memory::of(buf, handle.traits().clone()))
 }

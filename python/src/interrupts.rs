@@ -7,7 +7,7 @@ use pyo3::{PyResult, Python};
 use crate::lines;
 
 /// Longest wait without a check for signals.
-pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(100);
+pub(crate) const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Calls `step` without the GIL, each time with a part of `timeout`, until it returns a value or the timeout expires. Between
 /// the calls, forwards log lines and checks for signals.
@@ -18,8 +18,8 @@ pub(crate) fn wait_interruptibly<T: Send, E: Send>(
 ) -> PyResult<Result<Option<T>, E>> {
     let begun = Instant::now();
     loop {
-        let left = timeout.map_or(UNINTERRUPTED, |timeout| timeout.saturating_sub(begun.elapsed()));
-        let found = py.detach(|| step(left.min(UNINTERRUPTED)));
+        let left = timeout.map_or(SIGNAL_CHECK_INTERVAL, |timeout| timeout.saturating_sub(begun.elapsed()));
+        let found = py.detach(|| step(left.min(SIGNAL_CHECK_INTERVAL)));
         lines::flush(py)?;
         match found {
             Ok(None) if timeout.is_none_or(|timeout| begun.elapsed() < timeout) => py.check_signals()?,

@@ -15,7 +15,7 @@ pub(crate) struct Labels {
 impl Labels {
     /// Returns the labels of `parts`. A part without a label becomes a failure, and its rows are removed from the arrays.
     #[allow(clippy::too_many_arguments)] // All parts of a batch.
-    pub(crate) fn of(
+    pub(crate) fn take_labels(
         &self,
         py: Python<'_>,
         catalog: &Catalog,
@@ -72,7 +72,7 @@ impl Labels {
         if !is_whole && decode.is_empty() {
             return Err(format!(
                 "its label, the field {field:?}, needs the whole sample, whose {} bytes are more than a batch may have: raise \
-                 batch_bytes, or give batch_size alone",
+                 batch_bytes, or pass only batch_size",
                 sample.len_bytes
             ));
         }

@@ -24,7 +24,7 @@
 //! | `lines` | log lines forwarded to Python's `logging` |
 //! | `errors` | exceptions for errors of the crate |
 //! | `interrupts` | waits that signals interrupt |
-//! | `unlocked` | calls without the interpreter's lock (the GIL) |
+//! | `without_gil` | calls without the interpreter's lock (the GIL) |
 //!
 //! Methods pin, wait and make room for other pools without the GIL; calls from torch's allocator may hold the GIL. The pool
 //! never calls Python (log lines are queued, wakers write to a socket), so none of its locks is held while a thread waits for
@@ -50,11 +50,13 @@ mod pool;
 mod shared;
 mod stream;
 mod torch;
-mod unlocked;
 mod wait;
+mod without_gil;
 
 #[pymodule(gil_used = false)]
 mod _pinpool {
+    #[pymodule_export]
+    use super::arguments::_seconds;
     #[pymodule_export]
     use super::buffer::{_record_stream, Buffer};
     #[pymodule_export]

@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use pyo3::prelude::*;
 
-use crate::unlocked::{is_ending, set_ending};
+use crate::without_gil::{is_ending, set_ending};
 
 /// Capacity of the queue. Lines that do not fit are dropped and counted.
 const LINES_MAX: usize = 4096;

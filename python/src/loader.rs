@@ -29,13 +29,13 @@ use crate::handle::{self, PoolHandle};
 use crate::interrupts::wait_interruptibly;
 use crate::labels::Labels;
 use crate::pool::Pool;
-use crate::unlocked::unlocked;
+use crate::without_gil::without_gil;
 
 /// The text of a failure, and the exception if the pool had no memory.
 type Failed = (String, Option<Py<PyAny>>);
 /// Number of the sample, first byte in the buffer, length, and first byte in the sample.
 type Part = (usize, usize, usize, u64);
-/// Number, epoch, index in the epoch, buffer, parts, the first byte of each array, labels if a field has them, and failures.
+/// Index overall, epoch, index in the epoch, buffer, parts, first byte of each array, labels if a field has them, failures.
 type RawBatch = (u64, u64, u64, Buffer, Vec<Part>, Vec<usize>, Option<Vec<Py<PyAny>>>, Vec<Failed>);
 
 /// The files, their samples and the options.
@@ -126,7 +126,7 @@ impl Files {
         let mut options = LoadOptions::default();
         options.batch_samples = NonZeroU64::new(batch_size);
         options.batch_bytes = NonZeroU64::new(batch_bytes);
-        options.workers = NonZeroUsize::new(threads).unwrap_or(options.workers);
+        options.threads = NonZeroUsize::new(threads).unwrap_or(options.threads);
         options.prefetch = NonZeroUsize::new(prefetch);
         options.shuffle_seed = seed;
         options.rank = Some(this_rank);
@@ -156,9 +156,13 @@ impl Files {
 
     /// The first compressed file that was opened.
     fn first_compressed(&self) -> Option<String> {
-        let samples = self.catalog.samples().iter();
-        let found = samples.enumerate().find(|(_, sample)| self.catalog.files()[sample.file].compression.is_some());
-        found.map(|(sample, _)| self.catalog.name(sample))
+        let found = self.catalog.files().iter().find(|file| file.compression.is_some());
+        found.map(|file| file.origin.to_string())
+    }
+
+    /// The archives and compressed files that were listed as plain files.
+    fn unopened(&self) -> Vec<String> {
+        self.catalog.unopened_files().map(|path| path.display().to_string()).collect()
     }
 
     /// Why the first file that lacks a field to decode cannot be decoded. Members of archives are not checked.
@@ -177,7 +181,7 @@ impl Files {
     /// A hash of the names and lengths of all samples, independent of the loader's settings.
     fn fingerprint(&self, py: Python<'_>) -> String {
         let loader = Loader::new(&self.pool, &self.catalog, LoadOptions::default());
-        py.detach(|| format!("{:016x}", loader.start_state().plan))
+        py.detach(|| format!("{:016x}", loader.start_state().plan_hash))
     }
 
     /// Bytes of all samples.
@@ -219,7 +223,7 @@ impl Files {
         let loader = self.loader(epochs);
         let reader = py.detach(|| {
             let mut start = loader.start_state();
-            (start.epoch, start.index, start.number) = position;
+            (start.epoch, start.index_in_epoch, start.index_overall) = position;
             let loader = loader.resume_at(start).map_err(|error| PyValueError::new_err(error.to_string()))?;
             loader.batches().map_err(|error| PyRuntimeError::new_err(error.to_string()))
         })?;
@@ -248,16 +252,17 @@ impl Reader {
     }
 
     fn raw_batch(&self, py: Python<'_>, batch: LoadedBatch) -> PyResult<RawBatch> {
-        let LoadedBatch { number, epoch, index, mut buffer, arrays, mut parts, failures, .. } = batch;
+        let LoadedBatch { index_overall, epoch, index_in_epoch, mut buffer, arrays, mut parts, failures, .. } = batch;
         let mut failures: Vec<_> = failures.iter().map(|failure| failed_of(py, failure)).collect();
         let labels = self.labels.as_ref().map(|labels| {
             let bytes = buffer.wait_slice_mut().map_err(|error| errors::exception(&error))?;
-            labels.of(py, &self.catalog, &self.decode, bytes, &arrays, &mut parts, &mut failures)
+            labels.take_labels(py, &self.catalog, &self.decode, bytes, &arrays, &mut parts, &mut failures)
         });
         let labels = labels.transpose()?;
         let parts = parts.into_iter().map(|part| (part.sample, part.range.start, part.range.len(), part.sample_offset));
         let arrays = arrays.into_iter().map(|array| array.start).collect();
-        Ok((number, epoch, index, handle::buffer(buffer, &self.handle), parts.collect(), arrays, labels, failures))
+        let buffer = handle::buffer(buffer, &self.handle);
+        Ok((index_overall, epoch, index_in_epoch, buffer, parts.collect(), arrays, labels, failures))
     }
 }
 
@@ -289,6 +294,6 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         let reader = self.reader.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        unlocked(move || drop(reader));
+        without_gil(move || drop(reader));
     }
 }

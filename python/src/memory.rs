@@ -24,17 +24,17 @@ use pyo3::{PyErr, PyResult};
 
 use crate::errors::{ReleasedError, exception};
 use crate::stream::Unfenced;
-use crate::unlocked::unlocked;
+use crate::without_gil::without_gil;
 
-/// The pool of a Python buffer: its properties, and how many buffers the program has.
+/// The properties of the pool of a Python buffer, and how many of its buffers the program has.
 #[derive(Debug)]
-pub(crate) struct BufferPool {
+pub(crate) struct PoolTraits {
     /// Ordinal of the GPU that receives copies.
     pub(crate) device: u32,
     /// Whether CUDA pins the memory of the pool.
     pub(crate) is_cuda_pinned: bool,
     /// Whether a hit and a return only move the buffer between lists, unless another pool wants memory.
-    is_short: bool,
+    moves_lists_only: bool,
     may_fall_back: bool,
     /// Whether a stream was recorded on a buffer of this pool. From then on, requests and returns may call the driver.
     /// Copies of torch and of a `SharedPool` over the same pool do not set it, so a request may query them with the GIL.
@@ -46,21 +46,21 @@ pub(crate) struct BufferPool {
     pool: Mutex<Option<pinpool::Pool>>,
 }
 
-impl Drop for BufferPool {
+impl Drop for PoolTraits {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-            unlocked(move || drop(pool));
+            without_gil(move || drop(pool));
         }
     }
 }
 
-impl BufferPool {
+impl PoolTraits {
     pub(crate) fn of(backend: &str, config: &Config) -> Self {
         Self {
             device: config.device,
             is_cuda_pinned: matches!(backend, "vmm" | "register" | "cuda"),
             // With other settings, a return may zero the buffer or release memory. With these, it releases only for other pools.
-            is_short: config.preset == Preset::Adaptive && !config.zero && config.max_idle_bytes.is_none(),
+            moves_lists_only: config.preset == Preset::Adaptive && !config.zero && config.max_idle_bytes.is_none(),
             may_fall_back: config.on_full == OnFull::Pageable,
             has_streams: AtomicBool::new(false),
             unreturned: AtomicUsize::new(0),
@@ -70,16 +70,16 @@ impl BufferPool {
 
     /// Returns the properties for buffers of `pool` in shared memory.
     pub(crate) fn of_shared(pool: pinpool::Pool, is_cuda_pinned: bool) -> Self {
-        let mut buffer_pool = Self::of("", pool.config());
-        (buffer_pool.is_cuda_pinned, buffer_pool.is_short) = (is_cuda_pinned, false);
-        buffer_pool.pool = Mutex::new(Some(pool));
-        buffer_pool
+        let mut traits = Self::of("", pool.config());
+        (traits.is_cuda_pinned, traits.moves_lists_only) = (is_cuda_pinned, false);
+        traits.pool = Mutex::new(Some(pool));
+        traits
     }
 
     /// Returns whether a hit is short enough to keep the GIL.
     pub(crate) fn keeps_gil_on_hit(&self) -> bool {
         // Relaxed: the flag guards no other memory.
-        self.is_short && !self.has_streams.load(Ordering::Relaxed)
+        self.moves_lists_only && !self.has_streams.load(Ordering::Relaxed)
     }
 
     /// Returns whether a return of `buf` is short enough to keep the GIL. The return of a pageable buffer releases memory, and
@@ -112,13 +112,13 @@ struct State {
 ///
 /// Locked only by threads that are attached to the interpreter, and never during a call to Python, so no other thread holds the
 /// lock when the process forks.
-static VIEWED: Mutex<Viewed> = Mutex::new(Viewed { buffers: BTreeMap::new(), most: 64 });
+static VIEWED: Mutex<Viewed> = Mutex::new(Viewed { buffers: BTreeMap::new(), sweep_above: 64 });
 
 /// Buffers that have or had views.
 struct Viewed {
-    /// Length and buffer, by the address of the first byte. If there are more than `most`, dropped buffers are removed.
+    /// Length and buffer, by the address of the first byte. If there are more than `sweep_above`, dropped buffers are removed.
     buffers: BTreeMap<usize, (usize, Weak<Memory>)>,
-    most: usize,
+    sweep_above: usize,
 }
 
 impl Viewed {
@@ -128,9 +128,9 @@ impl Viewed {
 
     fn insert(&mut self, memory: &Arc<Memory>) {
         self.buffers.insert(memory.address, (memory.len, Arc::downgrade(memory)));
-        if self.buffers.len() > self.most {
+        if self.buffers.len() > self.sweep_above {
             self.buffers.retain(|_, (_, memory)| memory.strong_count() > 0);
-            self.most = 64.max(2 * self.buffers.len());
+            self.sweep_above = 64.max(2 * self.buffers.len());
         }
     }
 
@@ -148,7 +148,7 @@ pub(crate) struct Memory {
     pub(crate) len: usize,
     pub(crate) is_pinned: bool,
     pub(crate) numa_node: Option<u32>,
-    pub(crate) buffer_pool: Arc<BufferPool>,
+    pub(crate) traits: Arc<PoolTraits>,
     state: Mutex<State>,
 }
 
@@ -174,14 +174,14 @@ impl State {
 }
 
 impl Memory {
-    pub(crate) fn of(buf: PinnedBuf, buffer_pool: Arc<BufferPool>) -> Self {
-        buffer_pool.unreturned.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn of(buf: PinnedBuf, traits: Arc<PoolTraits>) -> Self {
+        traits.unreturned.fetch_add(1, Ordering::Relaxed);
         Self {
             address: buf.as_ptr().expose_provenance(),
             len: buf.len(),
             is_pinned: buf.pinned_by() == Some(PinnedBy::Driver),
             numa_node: buf.numa_node(),
-            buffer_pool,
+            traits,
             state: Mutex::new(State {
                 buf: Some(buf),
                 views: 0,
@@ -274,7 +274,7 @@ impl Memory {
     /// Delays the return until the work before `fence` has completed.
     pub(crate) fn record(&self, fence: Arc<dyn Fence>) -> PyResult<()> {
         let mut state = self.unreturned()?;
-        self.buffer_pool.has_streams.store(true, Ordering::Relaxed);
+        self.traits.has_streams.store(true, Ordering::Relaxed);
         if state.streams.len() >= STREAMS_UNCHECKED {
             // A failed fence is kept, because its work may still run.
             state.streams.retain(|earlier| !matches!(earlier.is_complete(), Ok(true)));
@@ -320,28 +320,28 @@ impl Memory {
         }
         let (buf, streams) = (state.buf.take(), std::mem::take(&mut state.streams));
         drop(state);
-        put(buf, streams, &self.buffer_pool);
+        put(buf, streams, &self.traits);
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        put(state.buf.take(), std::mem::take(&mut state.streams), &self.buffer_pool);
+        put(state.buf.take(), std::mem::take(&mut state.streams), &self.traits);
     }
 }
 
 /// Returns a buffer to its pool after the work on `streams`.
-fn put(buf: Option<PinnedBuf>, mut streams: Vec<Arc<dyn Fence>>, buffer_pool: &BufferPool) {
+fn put(buf: Option<PinnedBuf>, mut streams: Vec<Arc<dyn Fence>>, traits: &PoolTraits) {
     let Some(buf) = buf else { return };
     // Relaxed: the count guards no other memory.
-    buffer_pool.unreturned.fetch_sub(1, Ordering::Relaxed);
+    traits.unreturned.fetch_sub(1, Ordering::Relaxed);
     let last = streams.pop();
     match last {
-        None if buffer_pool.keeps_gil_on_return(&buf) => drop(buf),
-        None => unlocked(move || drop(buf)),
+        None if traits.keeps_gil_on_return(&buf) => drop(buf),
+        None => without_gil(move || drop(buf)),
         // The pool logs a failure and does not reuse the memory.
-        Some(last) => unlocked(move || drop(buf.release_after(&AllFences { last, others: streams }))),
+        Some(last) => without_gil(move || drop(buf.release_after(&AllFences { last, others: streams }))),
     }
 }
 

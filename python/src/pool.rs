@@ -17,7 +17,7 @@ use crate::arguments::{LONGEST_WAIT, seconds, size, text};
 use crate::buffer::Buffer;
 use crate::errors::exception;
 use crate::handle::{PoolHandle, buffer};
-use crate::interrupts::{UNINTERRUPTED, wait_interruptibly};
+use crate::interrupts::{SIGNAL_CHECK_INTERVAL, wait_interruptibly};
 use crate::lines;
 use crate::wait::PendingRequest;
 
@@ -112,8 +112,8 @@ impl Pool {
 
     /// Returns an idle buffer, if a hit is short enough to keep the GIL.
     fn get_idle(&self, len: usize) -> PyResult<Option<Buffer>> {
-        let is_short = self.handle.buffer_pool.get().is_some_and(|buffer_pool| buffer_pool.keeps_gil_on_hit());
-        if !is_short || !pinpool::unstable::fast_path::is_open(self.pool()?) {
+        let keeps_gil = self.handle.traits.get().is_some_and(|traits| traits.keeps_gil_on_hit());
+        if !keeps_gil || !pinpool::unstable::fast_path::is_open(self.pool()?) {
             return Ok(None);
         }
         self.idle(len)
@@ -195,7 +195,7 @@ impl Pool {
     ///     TypeError: `nbytes` or `timeout` has a wrong type.
     ///     BackendError: the driver or the kernel refused to pin memory.
     ///     ForkError: the pool belongs to the parent of this process.
-    ///     ReleasedError: the pool was closed.
+    ///     ClosedError: the pool was closed.
     #[pyo3(signature = (nbytes, *, timeout=None))]
     fn get(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Buffer> {
         let (len, pool) = (size("nbytes", nbytes)?, self.pool()?);
@@ -204,7 +204,7 @@ impl Pool {
             return Ok(idle);
         }
         let request = Request::new(len).timeout(wait);
-        let served = if wait > UNINTERRUPTED {
+        let served = if wait > SIGNAL_CHECK_INTERVAL {
             self.get_interruptibly(py, request)?
         } else {
             let requester = self.requester()?;
@@ -216,7 +216,7 @@ impl Pool {
     }
 
     /// Returns an idle buffer of `nbytes` bytes, or None if there is none. Pins nothing and does not wait for room. Raises
-    /// RequestError, TypeError, ForkError and ReleasedError as `get` does.
+    /// RequestError, TypeError, ForkError and ClosedError as `get` does.
     fn try_get(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>) -> PyResult<Option<Buffer>> {
         let len = size("nbytes", nbytes)?;
         py.detach(|| self.idle(len))
@@ -267,7 +267,7 @@ impl Pool {
     ///     SettingError: the preset is "tensorflow".
     ///     LimitError: the bytes exceed the limit (`max_bytes`), or leave no room for a waiting request.
     ///     BackendError: the driver or the kernel refused to pin any of them.
-    ///     ForkError, ReleasedError: as for `get`.
+    ///     ForkError, ClosedError: as for `get`.
     fn reserve(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>) -> PyResult<()> {
         let bytes = size("nbytes", nbytes)? as u64;
         self.call(py, |pool| pool.reserve(bytes))?.map_err(|error| exception(&error))
@@ -312,7 +312,7 @@ impl Pool {
         self.call(py, |pool| pool.clear())
     }
 
-    /// Makes waiting and later requests fail with ReleasedError, and releases idle memory except reserves. Buffers in use stay
+    /// Makes waiting and later requests fail with ClosedError, and releases idle memory except reserves. Buffers in use stay
     /// valid; after their release, `trim()` releases their memory. On register and cuda, waits for all work on the device. A `with`
     /// block closes the pool at its end.
     fn close(&self, py: Python<'_>) -> PyResult<()> {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pinpool::PinnedBy;
+use pinpool::{HugeTlb, PinnedBy};
 use pinpool_shared_buffers::{self as buffers, Error, SharedBuf, SharedPool, Ticket};
 use pyo3::exceptions::{PyBufferError, PyOSError};
 use pyo3::ffi;
@@ -16,19 +16,19 @@ use pyo3::types::PyBytes;
 
 use crate::arguments::{seconds, size};
 use crate::buffer::Buffer;
-use crate::errors::{ReleasedError, TimeoutError, for_shared};
+use crate::errors::{ClosedError, ReleasedError, TimeoutError, for_shared};
 use crate::interrupts::wait_interruptibly;
 use crate::lines;
-use crate::memory::{BufferPool, Memory};
+use crate::memory::{Memory, PoolTraits};
 use crate::pool::Pool;
-use crate::unlocked::unlocked;
+use crate::without_gil::without_gil;
 
 /// The shared buffers in the trainer.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct SharedPoolCore {
     /// `None` after `close`.
     shared: Mutex<Option<Arc<SharedPool>>>,
-    buffer_pool: Arc<BufferPool>,
+    traits: Arc<PoolTraits>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -37,11 +37,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl SharedPoolCore {
     fn shared(&self) -> PyResult<Arc<SharedPool>> {
-        locked(&self.shared).clone().ok_or_else(|| ReleasedError::new_err("the shared pool was closed"))
+        locked(&self.shared).clone().ok_or_else(|| ClosedError::new_err("the shared pool was closed"))
     }
 
     fn received(&self, buf: pinpool::PinnedBuf) -> Buffer {
-        Buffer::over(Memory::of(buf, self.buffer_pool.clone()))
+        Buffer::over(Memory::of(buf, self.traits.clone()))
     }
 
     fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&SharedPool) -> Result<T, Error> + Send) -> PyResult<T> {
@@ -67,11 +67,12 @@ impl SharedPoolCore {
         hugetlb: Option<bool>,
     ) -> PyResult<Self> {
         let (pool, buffer_bytes) = (pool.pool()?.clone(), size("buffer_bytes", buffer_bytes)?);
+        let hugetlb = hugetlb.map_or(HugeTlb::Auto, |is_on| if is_on { HugeTlb::Of2MiB } else { HugeTlb::Off });
         let made = py.detach(move || SharedPool::with_hugetlb(&pool, buffer_bytes, num_buffers, hugetlb));
         lines::flush(py)?;
         let shared = made.map_err(|error| for_shared(&error))?;
-        let buffer_pool = Arc::new(BufferPool::of_shared(shared.pool(), shared.pinned_by() == Some(PinnedBy::Driver)));
-        Ok(Self { shared: Mutex::new(Some(Arc::new(shared))), buffer_pool })
+        let traits = Arc::new(PoolTraits::of_shared(shared.pool(), shared.pinned_by() == Some(PinnedBy::Driver)));
+        Ok(Self { shared: Mutex::new(Some(Arc::new(shared))), traits })
     }
 
     fn fileno(&self) -> PyResult<RawFd> {
@@ -108,7 +109,7 @@ impl SharedPoolCore {
 
     /// Buffers that are free, being filled, sent, received or in flight, and kept by the program.
     fn counts(&self) -> PyResult<(usize, usize, usize, usize, usize)> {
-        let (counts, unreturned) = (self.shared()?.counts(), self.buffer_pool.unreturned.load(Ordering::Relaxed));
+        let (counts, unreturned) = (self.shared()?.counts(), self.traits.unreturned.load(Ordering::Relaxed));
         Ok((counts.free, counts.filling, counts.sent, counts.held, unreturned))
     }
 
@@ -134,7 +135,7 @@ impl SharedPoolCore {
 
     fn close(&self) {
         let shared = locked(&self.shared).take();
-        unlocked(move || drop(shared));
+        without_gil(move || drop(shared));
     }
 }
 

@@ -19,9 +19,6 @@ pub(crate) struct Unfenced {
     pub(crate) may_run: bool,
 }
 
-/// Handles up to this one denote the default streams of the current context or thread.
-const PER_THREAD: usize = 2;
-
 /// A stream that the caller has passed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stream {
@@ -71,18 +68,11 @@ impl Stream {
     pub(crate) fn fence(self, pool_device: u32) -> Result<Arc<dyn Fence>, Unfenced> {
         // SAFETY: the documentation of the Python methods requires a live stream.
         let stream = unsafe { raw(self.handle) };
-        let fence = match self.device {
-            Some(device) => stream.on_device(device).record_fence(),
-            // The handle may be a default stream, and the thread may have no current context.
-            None => stream.record_fence().or_else(|error| {
-                if error.is_invalid_handle() && self.handle <= PER_THREAD {
-                    stream.on_device(pool_device).record_fence()
-                } else {
-                    Err(error)
-                }
-            }),
+        let stream = match self.device {
+            Some(device) => stream.on_device(device),
+            None => stream.on_device_without_context(pool_device),
         };
-        fence.map_err(|error| {
+        stream.record_fence().map_err(|error| {
             let may_run = !error.is_backend();
             let remedy = if !may_run {
                 "; no copy can run on a stream: release the buffer without one"

@@ -19,6 +19,11 @@ use pyo3::prelude::*;
 use crate::errors::BackendError;
 use crate::memory::AllFences;
 
+/// `PINPOOL_TORCH_NO_MEMORY` in that file.
+const NO_MEMORY: c_int = 1;
+/// `PINPOOL_TORCH_FAILED` in that file.
+const FAILED: c_int = 2;
+
 #[repr(C)]
 struct Totals {
     held_bytes: i64,
@@ -80,8 +85,7 @@ pub(crate) fn _host_memory() -> Option<(u64, String)> {
 #[pyfunction]
 pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<usize> {
     let handle = pool.get().handle();
-    let (is_cuda_pinned, pool) =
-        (pool.py().detach(|| handle.buffer_pool().is_cuda_pinned), pool.get().requester()?.clone());
+    let (is_cuda_pinned, pool) = (pool.py().detach(|| handle.traits().is_cuda_pinned), pool.get().requester()?.clone());
     if !is_cuda_pinned && pool.config().backend.name() == "auto" {
         let why = "torch's pinned memory needs the backend vmm, register or cuda: Pool(backend=\"gpu\") says why none works here";
         return Err(BackendError::new_err(why));
@@ -99,8 +103,8 @@ pub(crate) fn _free_torch_functions(address: usize) {
     drop(unsafe { Box::from_raw(functions.pool.cast_mut()) });
 }
 
-/// Returns 0, or writes a text and returns 1 if there is no memory within the limit or the driver refused, or 2 after another
-/// failure.
+/// Returns 0, or writes a text and returns [`NO_MEMORY`] if there is no memory within the limit or the driver refused, or else
+/// [`FAILED`].
 ///
 /// # Safety
 ///
@@ -123,8 +127,8 @@ unsafe extern "C" fn get(
             unsafe { block.write(Box::into_raw(Box::new(buf))) };
             return 0;
         }
-        Ok(Err(why)) => (if why.is_limit() || why.is_backend() { 1 } else { 2 }, why.report()),
-        Err(_) => (2, "internal error of pinpool: please report it with the message on standard error".to_owned()),
+        Ok(Err(why)) => (if why.is_limit() || why.is_backend() { NO_MEMORY } else { FAILED }, why.report()),
+        Err(_) => (FAILED, "internal error of pinpool: please report it with the message on standard error".to_owned()),
     };
     // The text is cut between characters, because torch decodes it.
     if let Some(end) = (0..error_bytes).rev().find(|&at| why.is_char_boundary(at)) {

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
 use crate::handle::{PoolHandle, buffer};
-use crate::unlocked::unlocked;
+use crate::without_gil::without_gil;
 use crate::{errors, lines};
 
 /// Wakes the event loop by writing a byte to its socket, without the GIL.
@@ -91,7 +91,7 @@ impl PendingRequest {
     /// Leaves the queue. A buffer that was handed over already is passed on to the next request.
     fn close(&self) {
         let future = self.future().take();
-        unlocked(move || drop(future));
+        without_gil(move || drop(future));
     }
 }
 

@@ -1,7 +1,6 @@
 """CuPy and JAX with buffers of a pool."""
 
 import gc
-import importlib
 import sys
 import types
 
@@ -37,8 +36,8 @@ def test_install_for_cupy_makes_a_pool_from_settings(pool, monkeypatch):
     cupy = types.SimpleNamespace(cuda=fake, get_default_pinned_memory_pool=lambda: types.SimpleNamespace(malloc="default"))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.delitem(sys.modules, "pinpool.cupy", raising=False)
-    monkeypatch.delattr(pinpool, "cupy", raising=False)
-    module = importlib.import_module("pinpool.cupy")
+    vars(pinpool).pop("cupy", None)
+    module = pinpool.cupy  # Imported at its first use.
     made = module.install(backend="heap", max_bytes="1MiB", env=False)
     assert made.name == "cupy" and module.installed_pool() is made
     memory = allocators[-1](1000)

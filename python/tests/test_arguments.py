@@ -80,6 +80,10 @@ def decode(pool, images):
         (lambda pool: load(pool, progress=True), TypeError, "no argument 'progress'; .*tqdm"),
         (lambda pool: load(pool, epochs=2), TypeError, "no argument 'epochs'; epochs_per_loop= is"),
         (lambda pool: load(pool, even=1.5), TypeError, "even must be True or False, not 1.5"),
+        (lambda pool: load(pool, open_archives="yes"), TypeError, "open_archives must be True or False, not 'yes'"),
+        (lambda pool: pinpool.torch.uninstall(timeout="soon"), pinpool.RequestError, "timeout: `soon` is not a time"),
+        (lambda pool: pinpool.torch.uninstall(timeout=-1), pinpool.RequestError, "timeout must be 0 or more seconds, not -1"),
+        (lambda pool: pinpool.torch.uninstall(timeout=[]), TypeError, "timeout must be a number of seconds, a timedelta or text"),
         (lambda pool: load(pool, drop_last="no"), TypeError, "drop_last must be True or False, not 'no'"),
         (lambda pool: load(pool, even=True), ValueError, "even= needs batch_size=, without"),
         (lambda pool: load(pool, rank="0"), TypeError, "rank must be an int, not '0'"),
@@ -147,6 +151,13 @@ def test_a_removed_name_says_what_to_use(name):
     with pytest.raises(AttributeError, match=f"pinpool.{name} was removed: use "):
         getattr(pinpool, name)
     assert name not in pinpool.__all__
+
+
+def test_submodules_are_imported_at_their_first_use(run_in_subprocess):
+    run_in_subprocess("""
+        import sys, pinpool
+        assert "pinpool.torch" not in sys.modules and pinpool.torch.uninstall(timeout="10ms") == 0
+    """)
 
 
 def test_each_argument_of_torchs_loaders_is_answered(tmp_path, pool):

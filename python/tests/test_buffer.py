@@ -86,8 +86,9 @@ def test_release_returns_the_memory_and_ends_every_use(pool):
     buf.release()
     assert in_use(pool) == 0 and pool.stats()["requests"]["returned"] == 1 and buf.is_released
     for use in (memoryview, np.frombuffer, np.from_dlpack, lambda b: b.ptr, lambda b: b.__enter__(), lambda b: b.__array_interface__):
-        with pytest.raises(pinpool.ReleasedError, match="100 bytes was released"):
+        with pytest.raises(pinpool.ReleasedError, match="100 bytes was released") as caught:
             use(buf)
+        assert not isinstance(caught.value, pinpool.ClosedError)
     with pytest.raises(ValueError):
         buf.record_stream(0)
     assert pool.get(100).ptr == address, "the memory has the next user"

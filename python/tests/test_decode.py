@@ -164,23 +164,23 @@ def test_braces_and_patterns_name_files_in_order(tmp_path):
         write_tar(tmp_path / f"train-{number:03}.tar", [(f"{number}.txt", b"%d" % number)])
     (tmp_path / "literal{1,2}.txt").write_bytes(b"")
 
-    def keys(*paths):
+    def names(*paths):
         loader = pinpool_loader.Loader([str(tmp_path / path) for path in paths], batch_size=100, pool=heap())
         return [name.rpartition("/")[2] for batch in loader for name in batch.names]
 
-    assert keys("train-{008..011}.tar") == [f"train-{number:03}.tar!{number}" for number in (8, 9, 10, 11)]
-    assert keys("train-0{10..11}.tar") == keys("train-{010..011}.tar")
-    assert keys("train-00{0..9}.tar") == [f"train-{number:03}.tar!{number}" for number in range(10)]
-    assert keys("train-00{5..3}.tar") == [f"train-{number:03}.tar!{number}" for number in (5, 4, 3)]
+    assert names("train-{008..011}.tar") == [f"train-{number:03}.tar!{number}" for number in (8, 9, 10, 11)]
+    assert names("train-0{10..11}.tar") == names("train-{010..011}.tar")
+    assert names("train-00{0..9}.tar") == [f"train-{number:03}.tar!{number}" for number in range(10)]
+    assert names("train-00{5..3}.tar") == [f"train-{number:03}.tar!{number}" for number in (5, 4, 3)]
     assert _paths.expand([str(tmp_path / "none-{0..10}.bin")])[-2:] == [str(tmp_path / f"none-{number}.bin") for number in (9, 10)]
-    assert keys("train-00{3,1}.tar") == ["train-003.tar!3", "train-001.tar!1"]
-    assert len(keys("train-*.tar")) == 12 and keys("train-00[01].tar") == keys("train-{000..001}.tar")
-    assert keys("literal{1,2}.txt") == ["literal{1,2}.txt"]
+    assert names("train-00{3,1}.tar") == ["train-003.tar!3", "train-001.tar!1"]
+    assert len(names("train-*.tar")) == 12 and names("train-00[01].tar") == names("train-{000..001}.tar")
+    assert names("literal{1,2}.txt") == ["literal{1,2}.txt"]
     for path, words in [("none-*.tar", "no file matches"), ("train-{0..9999999}.tar", "more than"), ("{0..2000}{0..2000}", "more than")]:
         with pytest.raises(ValueError, match=words):
-            keys(path)
+            names(path)
     with pytest.raises(pinpool.LoadError, match=r"train-012\.tar"):
-        keys("train-{011..012}.tar")
+        names("train-{011..012}.tar")
     for url in ("https://host/train.tar", "s3://bucket/{0..3}.tar", "pipe:cat a.tar"):
         with pytest.raises(ValueError, match="is a URL: the loader reads files"):
             pinpool_loader.Loader(url, batch_size=1)
@@ -191,5 +191,16 @@ def test_a_directory_of_only_shards_is_opened(tmp_path):
         write_tar(tmp_path / f"{number}.tar", [(f"{number}{sample}.txt", b"x") for sample in range(4)])
     assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap()).num_samples == 12
     (tmp_path / "README").write_bytes(b"about the shards")
-    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap()).num_samples == 4
-    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap(), open_archives=True).num_samples == 13
+    said = r"0\.tar \(and 2 more\) is in a directory with other files: name the archives, as in '.*/\*\.tar', pass open_archives=True .*=False"
+    with pytest.raises(ValueError, match=said):
+        pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap())
+    for open_archives, samples in ((False, 4), (True, 13)):
+        assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap(), open_archives=open_archives).num_samples == samples
+    assert pinpool_loader.Loader(f"{tmp_path}/*.tar", batch_size=1, pool=heap()).num_samples == 12
+    (tmp_path / "texts").mkdir()
+    for name in ("a.json.gz", "b.txt"):
+        (tmp_path / "texts" / name).write_bytes(b"x")
+    assert pinpool_loader.Loader(tmp_path / "texts", batch_size=1, pool=heap()).num_samples == 2, "no archive"
+    (tmp_path / "texts" / "c.TAR.GZ").write_bytes(b"x")
+    with pytest.raises(ValueError, match="c.TAR.GZ: compressed files are not supported"):
+        pinpool_loader.Loader(tmp_path / "texts", batch_size=1, pool=heap())

@@ -46,7 +46,7 @@ def contents(batches):
     return [(batch.epoch, batch.index_in_epoch, batch.names, [bytes(sample) for sample in batch]) for batch in batches]
 
 
-def test_batches_have_the_samples_their_keys_and_their_labels(files, pool):
+def test_batches_have_the_samples_their_names_and_their_labels(files, pool):
     loader = load(files, pool)
     seen = 0
     for number, batch in enumerate(loader):
@@ -119,7 +119,7 @@ def test_each_for_iterates_over_the_next_epochs_in_a_new_order(files, pool):
     loader = load(files, pool, shuffle=True, seed=5, epochs_per_loop=2)
     first, second = contents(loader), contents(loader)
     assert [batch[0] for batch in first] == [0] * 7 + [1] * 7 and [batch[0] for batch in second] == [2] * 7 + [3] * 7
-    orders = [[key for epoch, _, keys, _ in first + second if epoch == wanted for key in keys] for wanted in range(4)]
+    orders = [[name for epoch, _, names, _ in first + second if epoch == wanted for name in names] for wanted in range(4)]
     assert all(sorted(order) == sorted(orders[0]) for order in orders) and len(set(map(tuple, orders))) == 4
     assert contents(load(files, pool, shuffle=True, seed=5, epochs_per_loop=2)) == first
     assert contents(load(files, pool, shuffle=True, seed=6, epochs_per_loop=2)) != first
@@ -246,12 +246,12 @@ def test_ranks_have_the_same_number_of_batches(tmp_path, pool, world, settings, 
         seen.append([batch.names for batch in loader])
         assert len(loader) == len(seen[-1])
     assert len({tuple(map(len, batches)) for batches in seen}) == 1 and not recwarn.list
-    keys = [key for batches in seen for batch in batches for key in batch]
+    names = [name for batches in seen for batch in batches for name in batch]
     expected = samples // (10 * world) * 10 * world if settings == {"drop_last": True} else None
     if settings == {"even": True}:
         expected = -(-samples // world) * world
-        assert len(set(keys)) == samples, "no sample is left out"
-    assert expected in (None, len(keys))
+        assert len(set(names)) == samples, "no sample is left out"
+    assert expected in (None, len(names))
     assert "drop_last" not in settings or all(len(batch) == 10 for batches in seen for batch in batches)
 
 
@@ -415,7 +415,7 @@ def test_a_pool_that_is_too_small_says_so(tmp_path):
         assert refused.type is error and "usage on host" in refused.value.report()
     loader = pinpool_loader.Loader(tmp_path, batch_size=1, pool=short)
     short.close()
-    with pytest.raises(pinpool.ReleasedError, match="closed"):
+    with pytest.raises(pinpool.ClosedError, match="closed"):
         next(iter(loader))
     loader = pinpool_loader.Loader(tmp_path, batch_size=1, pool=long)
     batches = iter(loader)

@@ -1,5 +1,6 @@
 """`Loader(map=)`: order, threads, states, failures and memory."""
 
+import contextlib
 import gc
 import threading
 import time
@@ -106,6 +107,19 @@ def test_memory_returns_with_the_result(folder):
     results.close()
     gc.collect()
     assert pool.stats()["memory"]["in_use"] == 0
+
+
+def test_a_failure_keeps_no_batch(folder):
+    loading = loader(folder, first_bytes, threads=1)
+    (folder / "06.bin").unlink()
+    gc.collect()
+    gc.disable()  # The memory must return without a collection of reference cycles.
+    try:
+        with contextlib.suppress(pinpool.LoadError):
+            list(loading)
+        assert loading.pool.stats()["requests"]["served"] > 1 and loading.pool.stats()["memory"]["in_use"] == 0
+    finally:
+        gc.enable()
 
 
 def test_a_function_that_raises_stop_iteration_fails_and_does_not_end_the_epoch(folder):

@@ -132,12 +132,17 @@ def test_one_call_records_the_stream_for_all_arrays_of_a_batch(with_mock_driver)
     """)
 
 
-def test_to_device_keeps_the_memory_of_each_tensor_until_its_copy_has_completed(with_mock_driver):
+def test_to_device_keeps_the_memory_of_each_tensor_until_its_copy_has_completed(with_mock_driver, tmp_path, monkeypatch):
     pytest.importorskip("torch")
+    (tmp_path / "images").mkdir()
+    for name in ("a.jpg", "b.png"):
+        pytest.importorskip("PIL.Image").new("RGB", (8, 8), (9, 9, 9)).save(tmp_path / "images" / name)
+    monkeypatch.chdir(tmp_path)
     with_mock_driver("""
         import contextlib, types
         import torch
         import pinpool.torch
+        import pinpool_loader
         try: pinpool.torch.to_device(torch.zeros(3))
         except pinpool.BackendError as error: assert "torch finds none" in str(error)
         else: assert torch.cuda.is_available()
@@ -167,12 +172,26 @@ def test_to_device_keeps_the_memory_of_each_tensor_until_its_copy_has_completed(
             assert held_back(pool)[:2] == (2, 0) and torch.equal(copy["array"], copy["x"][0]), held_back(pool)
             let_run(gpu.cuda_stream)
             settled(pool, (0, 0, 2))
+        for settings in ({}, {"decode": {"jpg;png": pinpool_loader.ImageDecoder(4, 4)}}):
+            loader_pool = pool_of()
+            [batch] = pinpool_loader.Loader("images", batch_size=2, pool=loader_pool, **settings)
+            hold(gpu.cuda_stream)
+            for given, said in ((batch, "no field of this Batch is decoded"), ([batch], "neither a tensor nor a numeric array is in this list")):
+                try: copy = pinpool.torch.to_device(given, stream=gpu)
+                except TypeError as error: assert not settings and said in str(error), error
+                else: assert settings
+            if settings:
+                assert list(copy[0]) == ["jpg", "png"] and copy[0]["jpg"] is copy[0]["png"]
+                assert torch.equal(copy[0]["jpg"], torch.from_numpy(batch.field("jpg")))
+                batch = given = None
+                assert held_back(loader_pool)[:2] == (1, 0)
+            let_run(gpu.cuda_stream)
         hold(gpu.cuda_stream)
         try: pinpool.torch.to_device([tensor(), torch.zeros(3)], "cuda:1")
         except RuntimeError as error: assert str(error) == "out of memory"
         assert held_back(pool)[:2] == (1, 0), "the copy before the failure"
         let_run(gpu.cuda_stream)
-        for batch, device, error, said in (([np.array(["text"]), 7], "cuda", TypeError, "no tensor is in this list"), (tensor(), "cuda:0", ValueError, "not on cuda:0")):
+        for batch, device, error, said in (([np.array(["text"]), 7], "cuda", TypeError, "neither a tensor nor a numeric array is in this list"), (tensor(), "cuda:0", ValueError, "not on cuda:0")):
             try: pinpool.torch.to_device(batch, device, stream=gpu)
             except error as found: assert said in str(found), found
             else: raise AssertionError(said)

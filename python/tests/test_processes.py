@@ -41,6 +41,29 @@ def test_the_interpreter_ends_while_threads_wait_and_use_the_pool(run_in_subproc
     assert out == "ended\n"
 
 
+def test_a_fork_while_another_thread_attaches_a_shared_pool_does_not_block_the_child(run_in_subprocess):
+    run_in_subprocess("""
+        import os, signal, threading, pinpool
+        from pinpool import _shared
+        shared = pinpool.SharedPool(1000, 2, pool=pinpool.Pool(env=False, backend="heap"))
+        is_locked, may_end = threading.Event(), threading.Event()
+        def attach():
+            with _shared._attaching:
+                is_locked.set()
+                may_end.wait()
+        threading.Thread(target=attach).start()
+        is_locked.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # Only bounds a hang.
+            shared.get(10).release()
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        may_end.set()
+        assert status == 0, status
+    """)
+
+
 FORK = """
     import logging, multiprocessing, os, sys, warnings, pinpool
     warnings.simplefilter("ignore")

@@ -29,16 +29,16 @@ def shards(tmp_path):
     return [write_tar(tmp_path / f"{shard}.tar", members(shard, 5)) for shard in range(4)]
 
 
-def keys_of(shard):
+def names_of(shard):
     return [f"train/{shard}-{number:03}" for number in range(5)]
 
 
-def test_samples_of_shards_have_keys_fields_and_labels_in_order(shards, pool):
+def test_samples_of_shards_have_names_fields_and_labels_in_order(shards, pool):
     for shard, path in enumerate(shards):
         batches = list(pinpool_loader.Loader(path, batch_size=3, label_field="cls", pool=pool))
         assert [len(batch) for batch in batches] == [3, 2]
         assert [label for batch in batches for label in batch.labels] == [shard + 10 * number for number in range(5)]
-        assert [name for batch in batches for name in batch.names] == [f"{path}!{name}" for name in keys_of(shard)]
+        assert [name for batch in batches for name in batch.names] == [f"{path}!{name}" for name in names_of(shard)]
         fields = [fields for batch in batches for fields in batch.samples]
         for number, sample in enumerate(fields):
             assert list(sample) == ["jpg", "seg.png", "cls"]
@@ -52,7 +52,7 @@ def test_samples_of_shards_have_keys_fields_and_labels_in_order(shards, pool):
 
 def test_missing_fields_are_named(shards, tmp_path, pool):
     [batch] = pinpool_loader.Loader(shards[0], pool=pool)
-    assert batch.labels == keys_of(0), "without label_field= the label is the name"
+    assert batch.labels == names_of(0), "without label_field= the label is the name"
     assert [field.tobytes() for field in batch.field(".JPG")] == [field.tobytes() for field in batch.field("jpg")]
     with pytest.raises(TypeError, match=r"a field name must be a str, such as 'jpg', not 3"):
         batch.field(3)
@@ -66,14 +66,23 @@ def test_missing_fields_are_named(shards, tmp_path, pool):
     twice = write_tar(tmp_path / "twice.tar", [("a.jpg", b"1"), ("a.JPG", b"2")])
     [batch] = pinpool_loader.Loader(twice, pool=pool)
     assert batch[0].tobytes() == b"12"
-    with pytest.raises(ValueError, match="twice.tar!a has two members named 'jpg'"):
-        batch.samples
+    for read in (lambda: batch.samples, lambda: batch.field("jpg")):
+        with pytest.raises(ValueError, match="twice.tar!a has two members named 'jpg'"):
+            read()
+
+
+def test_a_field_makes_no_views_of_other_fields(shards, pool, monkeypatch):
+    made, view = [], pinpool_loader.Batch._view
+    monkeypatch.setattr(pinpool_loader.Batch, "_view", lambda batch, *span: made.append(span) or view(batch, *span))
+    [batch] = pinpool_loader.Loader(shards[0], pool=pool)
+    assert [bytes(text) for text in batch.field("cls")] == [b" %d\n" % (number * 10) for number in range(5)] and len(made) == 5
 
 
 def test_fields_of_a_sample_in_parts_are_refused(shards, pool):
     [first, *_] = pinpool_loader.Loader(shards[0], batch_bytes=12, pool=pool)
-    with pytest.raises(ValueError, match="longer than batch_bytes"):
-        first.samples
+    for read in (lambda: first.samples, lambda: first.field("jpg")):
+        with pytest.raises(ValueError, match="longer than batch_bytes"):
+            read()
     with pytest.raises(pinpool.LoadError, match="needs the whole sample"):
         list(pinpool_loader.Loader(shards[0], batch_bytes=12, label_field="cls", pool=pool))
 
@@ -156,6 +165,9 @@ def test_compressed_files_are_refused_by_name_and_with_a_remedy(tmp_path, pool, 
     if name == "a.tar.gz":
         with pytest.raises(ValueError, match="compressed files are not supported"):
             pinpool_loader.Loader(tmp_path, open_archives=True, pool=pool)
+        (tmp_path / "README").write_text("an ordinary file")
+        with pytest.raises(ValueError, match=f"{name}: compressed files are not supported"):
+            pinpool_loader.Loader(tmp_path, pool=pool)
 
 
 def test_archives_without_a_member_are_named(tmp_path, pool):

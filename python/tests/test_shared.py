@@ -6,6 +6,7 @@ import pickle
 import signal
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import pinpool
 
 from helpers import heap, until
+from pinpool import _packed
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -106,8 +108,24 @@ def test_refused_calls_name_the_reason(shared):
     shared.close()
     with pytest.raises(pinpool.PeerError, match="closed"):
         waiting.send()
-    with pytest.raises(pinpool.ReleasedError):
+    with pytest.raises(pinpool.ClosedError):
         shared.counts()
+
+
+def ignore_the_request_to_end(connection):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection.send("ready")
+    time.sleep(30)
+
+
+def test_a_worker_that_ignores_the_request_to_end_is_killed(shared, started, monkeypatch):
+    monkeypatch.setattr(_packed, "_JOIN_SECONDS", 0.1)
+    ours, theirs = multiprocessing.Pipe()
+    worker = started("fork", ignore_the_request_to_end, theirs)
+    assert ours.poll(300)
+    _packed._end_workers(shared, types.SimpleNamespace(_workers=[worker], _shutdown_workers=worker.terminate))
+    worker.join(300)
+    assert worker.exitcode == -signal.SIGKILL
 
 
 def test_received_buffers_outlive_the_shared_pool(pool):
@@ -238,7 +256,7 @@ def test_a_closed_shared_pool_does_not_access_another_one(pool):
     closed.close()
     with pinpool.SharedPool("32KiB", 3, pool=pool) as other:
         for use in (lambda: closed.get(10), closed.fileno, lambda: closed.pack(np.arange(3)), closed.__reduce__):
-            with pytest.raises(pinpool.ReleasedError, match="closed"):
+            with pytest.raises(pinpool.ClosedError, match="closed"):
                 use()
         assert other.counts()["free"] == 3 and other.num_workers == 0
 
@@ -249,7 +267,7 @@ def test_a_close_ends_waits_for_batches(shared):
     def receive():
         try:
             shared.receive_next()
-        except pinpool.ReleasedError as error:
+        except pinpool.ClosedError as error:
             errors.append(error)
 
     waiting = threading.Thread(target=receive)

@@ -61,7 +61,7 @@ def test_blocks_come_from_the_pool_and_return_to_it():
         empty.free()
         assert pinpool.torch.uninstall() == 1 and pinpool.torch.installed_pool() is None
         threading.Timer(0.05, second.free).start()
-        assert pinpool.torch.uninstall(timeout=300) == 0
+        assert pinpool.torch.uninstall(timeout="300s") == 0
     """)
 
 

@@ -42,11 +42,9 @@ impl Arena {
         let (of_size, granule_bytes) = self.all_of_size(*targets.first()?);
         let target_bytes: u64 = targets.iter().map(|target| target.bytes()).sum();
         let granules = self.stats.committed_bytes / TRANSIT_SHARE / granule_bytes;
-        let granules = granules.clamp(STEP_GRANULES, LONG_STEP_GRANULES);
-        let step_bytes = target_bytes.min(granules * granule_bytes);
+        let step_bytes = target_bytes.min(granules.clamp(STEP_GRANULES, LONG_STEP_GRANULES) * granule_bytes);
         let sources = self.idle_outside(kept, of_size, step_bytes, granule_bytes);
-        let moved_bytes: u64 = sources.iter().map(|source| source.bytes()).sum();
-        let targets = self.next_to_holes(targets, moved_bytes);
+        let targets = self.next_to_holes(targets, sources.iter().map(|source| source.bytes()).sum());
         let mut idle_before = Vec::new();
         targets.iter().for_each(|&target| self.take_target(target));
         sources.iter().for_each(|&source| self.take_idle(source, &mut idle_before));
@@ -74,8 +72,7 @@ impl Arena {
             }
             let kept = holes.joined_with(hull);
             let in_place = of_size.common(kept).map_or(0, |kept| self.idle.bytes_within(kept));
-            let elsewhere = self.idle.bytes_within(of_size) - in_place;
-            let short_bytes = fit.missing_bytes.saturating_sub(elsewhere);
+            let short_bytes = fit.missing_bytes.saturating_sub(self.idle.bytes_within(of_size) - in_place);
             if short_bytes == 0 {
                 return Some((targets, kept));
             }
@@ -89,8 +86,7 @@ impl Arena {
     fn idle_outside(&self, kept: Extent, of_size: Extent, bytes: u64, granule_bytes: u64) -> Vec<Extent> {
         let holes = self.holes[HoleSet::Shared as usize].of_at_least(granule_bytes);
         let idle = holes.filter(|&hole| !kept.contains(hole)).flat_map(|hole| self.idle.within(hole));
-        let of_size = idle.filter_map(|run| run.extent.common(of_size));
-        let mut found = first_bytes(of_size, bytes, |_, end| end);
+        let mut found = first_bytes(idle.filter_map(|run| run.extent.common(of_size)), bytes, |_, end| end);
         found.sort_unstable();
         found
     }
@@ -131,7 +127,8 @@ mod tests {
     fn with_free_of(granules: u64, free: &[u64]) -> Arena {
         let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
         arena.add_virtual_range(4 * granules * GRANULE).unwrap();
-        let plan = arena.grow(granules * GRANULE, GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED }).unwrap();
+        let plan =
+            arena.plan_growth(granules * GRANULE, GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED }).unwrap();
         assert!(arena.finish_made(plan, 0));
         for (second, &granule) in (0..).zip(free) {
             arena.free(at(granule), second * 1_000_000);
@@ -214,12 +211,12 @@ mod tests {
         // The same for a plan in which a region replaces a smaller one.
         let mut regions = Arena::new(GrowthMode::Regions, Retention::default());
         let limits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
-        let plan = regions.grow(4 * GRANULE, limits).unwrap();
+        let plan = regions.plan_growth(4 * GRANULE, limits).unwrap();
         let buffer = plan.buffer().unwrap();
         assert!(regions.finish_made(plan, 0));
         regions.free(buffer, 3_000_000);
         let before = (regions.stats(), ages(&regions));
-        let plan = regions.grow(8 * GRANULE, limits).unwrap();
+        let plan = regions.plan_growth(8 * GRANULE, limits).unwrap();
         assert!(plan.steps().first().is_some_and(|step| step.decommitted().is_some()), "{plan:?}");
         assert!(!regions.finish_plan(plan, &[], 0));
         assert_eq!((regions.stats(), ages(&regions)), before);

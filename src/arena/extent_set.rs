@@ -47,8 +47,8 @@ impl ExtentSet {
     /// Returns `extent` extended by the extents that overlap or touch it.
     pub(super) fn joined_with(&self, extent: Extent) -> Extent {
         let behind = self.start_by_end.range(extent.start..).map(|(&end, &start)| Extent { start, end });
-        let touching = behind.take_while(|other| other.start <= extent.end);
-        touching
+        behind
+            .take_while(|other| other.start <= extent.end)
             .fold(extent, |whole, other| Extent { start: whole.start.min(other.start), end: whole.end.max(other.end) })
     }
 

@@ -56,7 +56,7 @@ impl GrowthLimits {
 }
 
 impl Arena {
-    /// Returns the bytes that [`Arena::grow`] would commit or remap for a buffer: 0 if [`Arena::carve`] succeeds, `None` if no
+    /// Returns the bytes that [`Arena::plan_growth`] would commit or remap for a buffer: 0 if [`Arena::carve`] succeeds, `None` if no
     /// range has enough free address space.
     pub(crate) fn missing_bytes(&self, bytes: u64) -> Option<u64> {
         let own = self.own_set(bytes);
@@ -73,7 +73,7 @@ impl Arena {
     /// first. Once this call has returned a plan, the bytes belong to the buffer, and the granules are in transit. Returns `None`
     /// if the plan would exceed the limits, even if all idle granules were remapped or decommitted as far as the limits permit,
     /// or if there is no address.
-    pub(crate) fn grow(&mut self, bytes: u64, limits: GrowthLimits) -> Option<Plan> {
+    pub(crate) fn plan_growth(&mut self, bytes: u64, limits: GrowthLimits) -> Option<Plan> {
         let plan = match self.growth {
             GrowthMode::Granules(_) => self.grow_granules(bytes, limits),
             GrowthMode::Regions => self.grow_region(bytes, limits),
@@ -131,8 +131,7 @@ impl Arena {
     /// Returns the bytes to commit in addition to the missing bytes of the buffer, behind the last of its granules (policy-R7).
     fn surplus(&self, origins: &GranuleOrigins, limits: GrowthLimits) -> u64 {
         let to_commit = |group: &SizeGroup| {
-            let bytes = group.targets.iter().map(|target| target.bytes()).sum::<u64>();
-            bytes.saturating_sub(group.remapped_bytes)
+            group.targets.iter().map(|target| target.bytes()).sum::<u64>().saturating_sub(group.remapped_bytes)
         };
         let commit: u64 = origins.by_size.iter().map(to_commit).sum();
         let Some(group) = origins.by_size.last().filter(|&group| to_commit(group) > 0 && origins.decommitted == 0)
@@ -167,8 +166,7 @@ impl Arena {
     fn source_granules(&self, hull: Extent, targets: &[Extent], limits: GrowthLimits) -> Option<GranuleOrigins> {
         let grid = Grid::around(hull, self.sizes);
         let missing: u64 = targets.iter().map(|target| target.bytes()).sum();
-        let idle_within: u64 = self.idle.within(hull).map(|run| run.extent.bytes()).sum();
-        let mut idle_elsewhere = self.idle.bytes() - idle_within;
+        let mut idle_elsewhere = self.idle.bytes() - self.idle.within(hull).map(|run| run.extent.bytes()).sum::<u64>();
         // policy-R7: remap the free bytes in excess of a tenth of the bytes in use. policy-R8: at the limit, remap the bytes that
         // would exceed the limit.
         let hole_bytes = self.holes[HoleSet::Shared as usize].bytes();
@@ -250,8 +248,7 @@ impl Arena {
         }
         steps.push(Step::Commit { extent });
         self.stats.transit_bytes += region;
-        let plan = self.plan(Some(extent.first(bytes)), steps, idle_before);
-        Some(Plan { surplus_bytes: region - bytes, ..plan })
+        Some(Plan { surplus_bytes: region - bytes, ..self.plan(Some(extent.first(bytes)), steps, idle_before) })
     }
 
     /// Returns the largest region that `size` computes for some number of bytes, such that the system holds at most `limit_bytes`

@@ -242,8 +242,7 @@ impl Arena {
         self.next_range = (id + 1) % RANGES_MAX;
         let extent = Extent::new(id, 0, bytes);
         let sizes = if kind == RangeKind::Virtual { self.sizes } else { GranuleSizes::uniform(bytes) };
-        let grid = Grid { origin: extent.start, sizes };
-        self.ranges.insert(id, ArenaRange { kind, extent, set, grid });
+        self.ranges.insert(id, ArenaRange { kind, extent, set, grid: Grid { origin: extent.start, sizes } });
         Some(id)
     }
 
@@ -292,10 +291,10 @@ impl Arena {
 
     /// Returns the hole that policy-R11 chooses: a hole of exactly `bytes`, else a hole in the oldest region in use, else the
     /// tightest empty region.
-    fn best_in_regions(&self, own: HoleSet, bytes: u64) -> Option<Extent> {
+    fn best_in_regions(&self, set: HoleSet, bytes: u64) -> Option<Extent> {
         // If no region in use has a hole that fits, this hole is an empty region.
-        let tightest = self.holes[own as usize].tightest(bytes)?;
-        let in_use = if tightest.bytes() == bytes { None } else { self.regions[own as usize].best(bytes) };
+        let tightest = self.holes[set as usize].tightest(bytes)?;
+        let in_use = if tightest.bytes() == bytes { None } else { self.regions[set as usize].best(bytes) };
         Some(in_use.unwrap_or(tightest))
     }
 

@@ -1,9 +1,9 @@
 //! Plans: the slow calls that the pool makes for the arena, and their outcomes.
 //!
 //! ```text
-//!   under the lock        no lock held                 under the lock
-//!   arena.grow() -------> step 1, step 2, ... -------> arena.finish_plan(plan, outcomes)
-//!        |                  (stops at the first that fails)
+//!   under the lock               no lock held                 under the lock
+//!   arena.plan_growth() -------> step 1, step 2, ... -------> arena.finish_plan(plan, outcomes)
+//!        |                         (stops at the first that fails)
 //!        +-- from here on the bytes belong to the buffer and the granules are in transit: in no index, so no other
 //!            call can carve, commit, remap or decommit them
 //! ```

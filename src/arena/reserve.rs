@@ -106,7 +106,7 @@ mod tests {
         assert!(arena.release_down_to(0).is_none() && arena.release_idle(GRANULE).is_none());
         assert!(arena.release_due(3_600_000_000).is_none() && arena.releasable_bytes() == 0);
         // Only the bytes above the floor are released.
-        let plan = arena.grow(12 * GRANULE, GrowthLimits::UNLIMITED).unwrap();
+        let plan = arena.plan_growth(12 * GRANULE, GrowthLimits::UNLIMITED).unwrap();
         let buffer = plan.buffer().unwrap();
         assert!(arena.finish_made(plan, 0));
         arena.free(buffer, 0);

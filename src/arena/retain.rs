@@ -151,8 +151,7 @@ impl Retention {
     /// each run is a region, which is decommitted as a whole and counts as 1.
     pub(super) fn select(&self, idle: &IdleGranules, sizes: Option<GranuleSizes>, now_us: u64) -> Vec<Extent> {
         let weight = |extent: Extent| if sizes.is_some() { extent.bytes() } else { 1 };
-        let due: u64 = self.due(idle, now_us).map(|run| weight(run.extent)).sum();
-        let share = due.div_ceil(self.share.max(1));
+        let share = self.due(idle, now_us).map(|run| weight(run.extent)).sum::<u64>().div_ceil(self.share.max(1));
         let longest_idle = idle.longest_idle().map(|run| run.extent);
         match sizes {
             Some(sizes) => {

@@ -33,8 +33,7 @@ impl Arena {
 
     /// Returns the bytes of the idle granules that are due at `now_us`, without the bytes that the floor keeps.
     pub(crate) fn due_bytes(&self, now_us: u64) -> u64 {
-        let due: u64 = self.retention.due(&self.idle, now_us).map(|run| run.extent.bytes()).sum();
-        due.min(self.releasable_bytes())
+        self.retention.due(&self.idle, now_us).map(|run| run.extent.bytes()).sum::<u64>().min(self.releasable_bytes())
     }
 
     /// Plans to decommit idle granules, the longest idle first, until `bytes` are decommitted or a further decommit would go

@@ -13,8 +13,8 @@
 //! a ghost of its size, keeping the buffer would have made the miss a hit. If a miss finds no ghost although free and idle bytes
 //! suffice, then keeping buffers of other sizes does not help, and merging them does.
 //!
-//! A growth commits more than its buffer needs. If this surplus would have served a later miss, the miss does not count, because
-//! a program that is starting has not returned buffers of its sizes yet.
+//! A plan that grows the arena commits more than its buffer needs. If this surplus would have served a later miss, the miss does
+//! not count, because a program that is starting has not returned buffers of its sizes yet.
 //!
 //! The sizes of a program that changes from some fixed sizes to others can count as varied as well. Its large buffers are then
 //! merged when they are returned, so each of its requests misses and finds a ghost. Many such misses in a row show that its sizes
@@ -73,8 +73,7 @@ impl<const LONG_US: u64> RecentPeriods<LONG_US> {
         // A thread may pass an earlier time than another thread did before it. Its number then counts for the current period.
         let period = (now_us / LONG_US).max(self.period);
         if period > self.period {
-            let before = if period == self.period + 1 { self.now } else { 0 };
-            self = Self { period, now: 0, before };
+            self = Self { period, now: 0, before: if period == self.period + 1 { self.now } else { 0 } };
         }
         self
     }
@@ -111,12 +110,12 @@ impl SizeHistory {
         }
     }
 
-    /// Records that a growth committed `bytes` beyond what its buffer needs. These bytes are for the next misses.
+    /// Records that a growth plan committed `bytes` beyond what its buffer needs. These bytes are for the next misses.
     pub(crate) fn add_growth(&mut self, bytes: u64) {
         self.surplus_bytes += bytes;
     }
 
-    /// Records that a request for `bytes` missed while `held_bytes` were committed. Returns whether the miss is no sign of varied
+    /// Records that a request for `bytes` missed while `held_bytes` were committed. Returns whether the miss is not a sign of varied
     /// sizes: a buffer of this size has returned, or a growth committed the bytes in advance.
     pub(crate) fn add_miss(&mut self, bytes: u64, held_bytes: u64, now_us: u64) -> bool {
         self.missed.record_largest(bytes, now_us);

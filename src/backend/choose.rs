@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::heap::HeapSource;
 use super::mlock::lock_limit;
 use super::options::PinOptions;
-use super::source::Source;
+use super::source::{BuiltInSource, Source};
 use super::trial;
 use crate::error::{Error, ErrorKind, Result};
 use crate::report::{Finding, Severity};

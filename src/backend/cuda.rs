@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::source::{PinnedBy, Region, RegionIds, Source};
+use super::source::{BuiltInSource, PinnedBy, Region, RegionIds, Source};
 use crate::driver::calls;
 use crate::driver::device::Device;
 use crate::error::SourceError;
@@ -86,11 +86,17 @@ unsafe impl Source for CudaSource {
         Ok(unsafe { calls::host_free(block.cast()) }?)
     }
 
-    fn device_lost(&self) -> Option<SourceError> {
-        self.device.loss()
-    }
-
     fn blocks_on_release(&self) -> bool {
         true
+    }
+
+    fn built_in(&self) -> Option<&dyn BuiltInSource> {
+        Some(self)
+    }
+}
+
+impl BuiltInSource for CudaSource {
+    fn device_lost(&self) -> Option<SourceError> {
+        self.device.loss()
     }
 }

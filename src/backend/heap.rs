@@ -9,7 +9,7 @@ use super::mapping;
 use super::mlock::{lock, lock_on_fault, unlock};
 use super::options::PinOptions;
 use super::populate::{one_of_several, place};
-use super::source::{PinnedBy, Region, RegionIds, Source};
+use super::source::{BuiltInSource, PinnedBy, Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, VirtualMemory};
 use crate::error::SourceError;
 
@@ -70,6 +70,16 @@ unsafe impl Source for HeapSource {
         unsafe { mapping::unmap(region) }
     }
 
+    fn numa_node(&self) -> Option<u32> {
+        self.node
+    }
+
+    fn built_in(&self) -> Option<&dyn BuiltInSource> {
+        Some(self)
+    }
+}
+
+impl BuiltInSource for HeapSource {
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         // This first lock fails at the limit before a page is touched. The second lock, below, covers pages that are then present.
         let lock_first = |region: &Region| self.if_locked(|| lock_on_fault(region));
@@ -79,10 +89,6 @@ unsafe impl Source for HeapSource {
         let locked = if is_set_aside { Ok(()) } else { self.if_locked(|| lock(region.start(), len_bytes)) };
         // SAFETY: mapped above, no reference into it was made.
         unsafe { mapping::keep_if(locked, region) }
-    }
-
-    fn numa_node(&self) -> Option<u32> {
-        self.node
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {

@@ -31,6 +31,8 @@ mod populate;
 #[cfg(feature = "cuda")]
 mod register;
 mod source;
+#[cfg(test)]
+pub(crate) mod tests;
 mod trial;
 mod user_pin;
 mod virtual_memory;
@@ -55,7 +57,7 @@ pub(crate) use options::PinOptions;
 pub use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 #[cfg(feature = "cuda")]
 pub use register::RegisterSource;
-pub use source::{PinnedBy, Region, Source};
+pub use source::{BuiltInSource, PinnedBy, Region, Source};
 pub use trial::{Trial, try_out};
 pub(crate) use user_pin::UserPin;
 pub use virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};

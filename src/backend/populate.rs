@@ -80,8 +80,7 @@ pub(super) unsafe fn populate(
         };
         // Starts up to `threads` threads, as many as the system allows. If no thread starts, this thread does the work, and
         // reports progress afterwards.
-        let chunks = region.len_bytes().div_ceil(CHUNK_BYTES);
-        let spawned = (0..threads.clamp(1, chunks)).filter(spawn).count();
+        let spawned = (0..threads.clamp(1, region.len_bytes().div_ceil(CHUNK_BYTES))).filter(spawn).count();
         reports.iter().take(spawned).for_each(drop);
         drop(closed);
         if spawned == 0 {

@@ -22,7 +22,7 @@ use super::huge_pages::HugeTlb;
 use super::mapping;
 use super::options::PinOptions;
 use super::populate::one_of_several;
-use super::source::{PinnedBy, Region, RegionIds, Source};
+use super::source::{BuiltInSource, PinnedBy, Region, RegionIds, Source};
 use crate::driver::calls;
 use crate::driver::device::Device;
 use crate::driver::vmm::attribute;
@@ -177,16 +177,30 @@ unsafe impl Source for RegisterSource {
         self.acquire_by(len_bytes, self.threads, None, &|_| {})
     }
 
-    fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
-        self.acquire_by(len_bytes, self.threads, Some(until), &|_| {})
-    }
-
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         // After an error the device may still access the pages, so they stay mapped.
         // SAFETY: the caller's promise: registered by `acquire`, and unused by every device.
         unsafe { self.unregister(region.start()) }?;
         // SAFETY: it came from `acquire`, is unused, and the driver released it above.
         unsafe { mapping::unmap(region) }
+    }
+
+    fn blocks_on_release(&self) -> bool {
+        true
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.node
+    }
+
+    fn built_in(&self) -> Option<&dyn BuiltInSource> {
+        Some(self)
+    }
+}
+
+impl BuiltInSource for RegisterSource {
+    fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
+        self.acquire_by(len_bytes, self.threads, Some(until), &|_| {})
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
@@ -199,13 +213,5 @@ unsafe impl Source for RegisterSource {
 
     fn device_lost(&self) -> Option<SourceError> {
         self.device.loss()
-    }
-
-    fn blocks_on_release(&self) -> bool {
-        true
-    }
-
-    fn numa_node(&self) -> Option<u32> {
-        self.node
     }
 }

@@ -160,31 +160,12 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         len_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)
     }
 
-    /// Returns the exact number of bytes that `acquire_fast` takes from the system for `len_bytes`. As in source-C5, this is at
-    /// least `len_bytes`, and never less for a larger length.
-    #[doc(hidden)]
-    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
-        self.held_bytes(len_bytes)
-    }
-
     /// Takes `len_bytes` (not zero) from the system.
     ///
     /// # Errors
     ///
     /// The error of the driver or the kernel, with the likely cause. In that case nothing is held.
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError>;
-
-    /// Takes memory as `acquire` does, but waits for acquisitions of other threads only until `until`, or slightly longer.
-    /// This method is for a source that makes one acquisition at a time; by default it calls `acquire`.
-    ///
-    /// # Errors
-    ///
-    /// The errors of `acquire`, and an error if `until` has passed and another acquisition is still in progress.
-    #[doc(hidden)]
-    fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
-        let _ = until;
-        self.acquire(len_bytes)
-    }
 
     /// Returns `region` to the system.
     ///
@@ -198,6 +179,51 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// `region` came from this source, and nothing (no reference, no copy in flight on any device) uses it any more.
     unsafe fn release(&self, region: Region) -> Result<(), SourceError>;
 
+    /// Returns whether a release waits for all work of the device and blocks enqueues meanwhile, as `cuMemFreeHost` does. The
+    /// pool then releases memory only on request, at the limit, under memory pressure and when it ends.
+    fn blocks_on_release(&self) -> bool {
+        false
+    }
+
+    /// NUMA node of the pages; `None` if there is only one, or it is unknown.
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
+    /// Returns the additional calls of a source of this repository; `None` for a custom source.
+    #[doc(hidden)]
+    fn built_in(&self) -> Option<&dyn BuiltInSource> {
+        None
+    }
+}
+
+impl dyn Source + '_ {
+    /// Returns whether the memory belongs to a GPU driver. If so, forked children cannot access it, and
+    /// [`Pool::pin`](crate::Pool::pin) registers user memory with CUDA.
+    #[doc(hidden)]
+    pub fn needs_gpu(&self) -> bool {
+        self.pinned_by() == Some(PinnedBy::Driver)
+    }
+}
+
+/// The calls that the pool makes only to sources of this repository. For other sources, `dyn Source` implements them.
+pub trait BuiltInSource: Source {
+    /// Returns the exact number of bytes that `acquire_fast` takes from the system for `len_bytes`. As in source-C5, this is at
+    /// least `len_bytes`, and never less for a larger length.
+    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
+        self.held_bytes(len_bytes)
+    }
+
+    /// Takes memory as `acquire` does, but waits for acquisitions of other threads only until `until`, or slightly longer.
+    /// This method is for a source that makes one acquisition at a time; by default it calls `acquire`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of `acquire`, and an error if `until` has passed and another acquisition is still in progress.
+    fn acquire_until(&self, len_bytes: usize, _until: Instant) -> Result<Region, SourceError> {
+        self.acquire(len_bytes)
+    }
+
     /// Takes memory as `acquire` does, for a large region that is kept. Up to `threads` (at least 1) threads touch the memory.
     ///
     /// Calls `progress` on the calling thread with the bytes done so far: increasing, at most `len_bytes`, and `len_bytes`
@@ -206,60 +232,72 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// # Errors
     ///
     /// The errors of `acquire`.
-    #[doc(hidden)]
-    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        let _ = threads;
+    fn acquire_fast(&self, len_bytes: usize, _threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         self.acquire(len_bytes).inspect(|_| progress(len_bytes))
     }
 
     /// Returns the length of the slices in which a reserve is best acquired, two slices at a time; `None` if one piece is best. No
     /// buffer of the reserve is longer than a slice.
-    #[doc(hidden)]
     fn reserve_slice_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// Returns whether the memory belongs to a GPU driver. If so, forked children cannot access it, and
-    /// [`Pool::pin`](crate::Pool::pin) registers user memory with CUDA.
-    #[doc(hidden)]
-    fn needs_gpu(&self) -> bool {
-        self.pinned_by() == Some(PinnedBy::Driver)
-    }
-
-    /// Returns whether a release waits for all work of the device and blocks enqueues meanwhile, as `cuMemFreeHost` does. The
-    /// pool then releases memory only on request, at the limit, under memory pressure and when it ends.
-    fn blocks_on_release(&self) -> bool {
-        false
-    }
-
     /// Returns the error of all later calls if a device reset has ended all memory of this source. Called by maintenance ticks, and
     /// when a request is refused.
-    #[doc(hidden)]
     fn device_lost(&self) -> Option<SourceError> {
         None
     }
 
     /// Calls `write`, which writes to a region, unless the memory of this source has ended. It cannot end meanwhile if the source
     /// is informed of its end, as the source of the preload library is.
-    #[doc(hidden)]
     fn while_mapped(&self, write: &mut dyn FnMut()) {
         write();
     }
 
-    /// NUMA node of the pages; `None` if there is only one, or it is unknown.
-    fn numa_node(&self) -> Option<u32> {
-        None
-    }
-
     /// Returns disadvantages of the source, such as a GPU without access to its memory, which the pool logs.
-    #[doc(hidden)]
     fn findings(&self) -> Vec<Finding> {
         Vec::new()
     }
 
     /// Returns the virtual memory of this source, the same on every call; `None` if the source has only separate regions.
-    #[doc(hidden)]
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         None
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl BuiltInSource for dyn Source + '_ {
+    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
+        self.built_in().map_or_else(|| self.held_bytes(len_bytes), |source| source.held_bytes_fast(len_bytes))
+    }
+
+    fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
+        self.built_in().map_or_else(|| self.acquire(len_bytes), |source| source.acquire_until(len_bytes, until))
+    }
+
+    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        let Some(source) = self.built_in() else { return self.acquire(len_bytes).inspect(|_| progress(len_bytes)) };
+        source.acquire_fast(len_bytes, threads, progress)
+    }
+
+    fn reserve_slice_bytes(&self) -> Option<u64> {
+        self.built_in()?.reserve_slice_bytes()
+    }
+
+    fn device_lost(&self) -> Option<SourceError> {
+        self.built_in()?.device_lost()
+    }
+
+    fn while_mapped(&self, write: &mut dyn FnMut()) {
+        let Some(source) = self.built_in() else { return write() };
+        source.while_mapped(write);
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        self.built_in().map_or_else(Vec::new, BuiltInSource::findings)
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.built_in()?.virtual_memory()
     }
 }

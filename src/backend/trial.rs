@@ -20,9 +20,9 @@ pub struct Trial {
     pub untested: Option<SourceError>,
 }
 
-/// Tests `source` as [`Backend::Auto`](crate::Backend::Auto) does: takes at most 2 MiB and releases them. If the source [needs a
-/// GPU](Source::needs_gpu), a context is created on the device with this ordinal, which copies from the memory. `None` if a
-/// stream capture forbids the calls: the result is unknown then.
+/// Tests `source` as [`Backend::Auto`](crate::Backend::Auto) does: takes at most 2 MiB and releases them. If a driver
+/// pins its memory, a context is created on the device with this ordinal, which copies from the memory. `None` if a stream
+/// capture forbids the calls: the result is unknown then.
 ///
 /// ```
 /// use pinpool::unstable::backend::{HeapSource, try_out};
@@ -88,44 +88,16 @@ pub(super) fn untested(backend: &str, error: &SourceError) -> Finding {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
-    use crate::backend::{HeapSource, PinnedBy, Region};
-
-    /// A source of separate regions of at most this many bytes.
-    #[derive(Debug)]
-    struct Small(HeapSource, u64);
-
-    // SAFETY: every call is passed on to `HeapSource`.
-    unsafe impl Source for Small {
-        fn name(&self) -> &'static str {
-            "small"
-        }
-
-        fn pinned_by(&self) -> Option<PinnedBy> {
-            None
-        }
-
-        fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-            if len_bytes as u64 > self.1 {
-                Err(SourceError::new("small", "refused"))
-            } else {
-                self.0.acquire(len_bytes)
-            }
-        }
-
-        unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-            // SAFETY: the caller's promise.
-            unsafe { self.0.release(region) }
-        }
-    }
+    use crate::backend::tests::CountedHeap;
 
     #[test]
     fn a_trial_stays_under_the_limit() {
         for (limit, expected) in
             [(0, None), (4095, None), (4096, Some(4096)), (70_000, Some(69_632)), (1 << 40, Some(GRANULE_BYTES))]
         {
-            let small = Small(HeapSource::new(), limit);
+            let small = CountedHeap::up_to(usize::try_from(limit).unwrap());
             assert_eq!(run(&small, None, Some(limit)).unwrap().map(|trial| trial.bytes), expected, "{limit}");
         }
-        assert!(run(&Small(HeapSource::new(), 4096), None, None).is_err());
+        assert!(run(&CountedHeap::up_to(4096), None, None).is_err());
     }
 }

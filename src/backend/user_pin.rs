@@ -43,8 +43,7 @@ impl UserPin {
             let source = Arc::new(RegisterSource::new(device, None)?);
             mapping::inherit(region, false)?;
             // SAFETY: the caller promises that the pages stay mapped until `unpin` has unregistered them.
-            let registered = unsafe { source.register_other(region) };
-            registered.inspect_err(|_| {
+            unsafe { source.register_other(region) }.inspect_err(|_| {
                 let _ = mapping::inherit(region, true);
             })?;
             return Ok(Self::Driver(source));

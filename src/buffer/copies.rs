@@ -117,8 +117,7 @@ impl fmt::Debug for CopyError {
 impl CopyError {
     /// An error of a copy, with its buffer unless its memory is never reused.
     fn with_buf(error: Error, buf: PinnedBuf) -> Self {
-        let has_memory = buf.block.is_some();
-        Self { error, buf: has_memory.then_some(RefusedBuf { buf, may_be_in_use: false }) }
+        Self { error, buf: buf.block.is_some().then_some(RefusedBuf { buf, may_be_in_use: false }) }
     }
 
     /// The reason for the failure.
@@ -201,9 +200,9 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`copy_to`](PinnedBuf::copy_to), and [`Error::is_invalid_request`] if `range` is not inside the buffer. The
-    /// buffer is kept. But if the copy may be running and cannot be tracked, the memory is never reused, and the length of the
-    /// buffer becomes 0.
+    /// If the copy may be running and cannot be tracked, the memory is never reused, and the length of the buffer becomes 0.
+    /// Otherwise the buffer is kept. The errors of [`copy_to`](PinnedBuf::copy_to), and [`Error::is_invalid_request`] if `range`
+    /// is not inside the buffer.
     pub fn copy_range_to<S, E, T, R>(&mut self, range: R, stream: &S, target: &mut T) -> Result<Completion>
     where
         R: RangeBounds<usize>,

@@ -158,8 +158,8 @@ impl PinnedBuf {
         self.block.as_ref().map_or(NonNull::<Aligned>::dangling().cast(), |block| block.start())
     }
 
-    /// Returns the length in bytes: as requested, or as [`truncate`](PinnedBuf::truncate) left it; 0 once `copy_range_to` has failed
-    /// and it is unknown whether its copy runs.
+    /// Returns the length in bytes: the requested length, or what [`truncate`](PinnedBuf::truncate) left of it. After a failed
+    /// `copy_range_to` with a copy that may be running, the length is 0.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.block.as_ref().map_or(0, |block| block.len())

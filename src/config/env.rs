@@ -131,13 +131,11 @@ pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()>
         return read(&mut settings.extra, text).map_err(|error| setting_error(name, text, error.problem()));
     }
     let Some(variable) = find(name) else {
-        let word = name.strip_prefix(PREFIX).unwrap_or(name);
-        if let Some(instead) = retired(word) {
+        if let Some(instead) = retired(name.strip_prefix(PREFIX).unwrap_or(name)) {
             settings.retired.push(format!("{name}={text}: {instead}"));
             return Ok(());
         }
-        let why = format!("unknown setting; {}", advice_for(name));
-        return Err(setting_error("setting", name, why));
+        return Err(setting_error("setting", name, format!("unknown setting; {}", advice_for(name))));
     };
     let before = (variable.set_to)(settings);
     (variable.read)(settings, text).map_err(|error| variable.invalid_value(text, &error, ""))?;
@@ -263,8 +261,7 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
             }
             continue;
         };
-        let read = (variable.read)(&mut env, value);
-        match ((variable.set_to)(code), read) {
+        match ((variable.set_to)(code), (variable.read)(&mut env, value)) {
             (Some(in_code), _) if (variable.set_to)(&env).as_ref() != Some(&in_code) => {
                 warnings.push(format!(
                     "{name}={value}: ignored; the program sets {in_code} in code, which takes precedence"

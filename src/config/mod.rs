@@ -81,8 +81,8 @@ pub struct ExtraSettings {
     pub call_stacks: u64,
     /// Number of threads that touch new memory; `None` means one per core that the process may use.
     pub pin_threads: Option<usize>,
-    /// The longest time that a closing pool waits for copies in flight; `None` means 30 s.
-    pub close_wait: Option<Duration>,
+    /// The longest time that an ending pool waits for copies in flight; `None` means 30 s.
+    pub end_wait: Option<Duration>,
     /// The GPU of a pool without a device setting, if this process uses no GPU and the driver lists this one.
     pub default_device: Option<u32>,
     /// The variables that code sets, separated by spaces.

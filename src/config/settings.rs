@@ -239,7 +239,7 @@ impl Config {
             (
                 "PINPOOL_HUGETLB",
                 self.hugetlb != HugeTlb::Off && !has_huge_pages,
-                "has no effect without a reserve, or register",
+                "has no effect without a reserve or register",
             ),
             ("PINPOOL_RESERVE_WAIT", !self.reserve_wait && !has_reserve, "has no effect without PINPOOL_RESERVE"),
             ("PINPOOL_ON_FULL", waits_forever, "has no effect with PINPOOL_WAIT=none, which never ends"),

@@ -116,8 +116,7 @@ impl Device {
         // SAFETY: the buffer has the length passed; the driver writes a terminating 0.
         unsafe { calls::pci_bus_id(buffer.as_mut_ptr(), buffer_bytes, self.handle) }.ok()?;
         // SAFETY: terminated by the driver, within the buffer.
-        let id = unsafe { CStr::from_ptr(buffer.as_ptr()) };
-        host::numa_node_of_pci(root, id.to_str().ok()?)
+        host::numa_node_of_pci(root, unsafe { CStr::from_ptr(buffer.as_ptr()) }.to_str().ok()?)
     }
 }
 

@@ -32,7 +32,7 @@ use pinpool_os::fork;
 /// Memory of one class with a reference to its pool. A block is as large as one pointer.
 ///
 /// A block carries its own reference to the pool, in use or idle, so a hit touches no reference count. The cycle (the pool
-/// keeps idle blocks, which keep the pool) is cut when the pool closes and is drained.
+/// keeps idle blocks, which keep the pool) is cut when the pool ends and is drained.
 pub(crate) struct Block<P>(Box<Entry<BlockBody<P>>>);
 
 /// The contents of a block, behind the header by which the thread cache links idle blocks.

@@ -87,8 +87,7 @@ impl Classes {
 impl Table {
     fn row(&mut self, class_bytes: usize) -> &mut ClassStats {
         let class_bytes = class_bytes as u64;
-        let found = self.rows.binary_search_by_key(&class_bytes, |row| row.class_bytes);
-        let at = found.unwrap_or_else(|mut at| {
+        let at = self.rows.binary_search_by_key(&class_bytes, |row| row.class_bytes).unwrap_or_else(|mut at| {
             if self.rows.len() >= self.prune_at.max(CLASSES_MAX) {
                 self.rows.retain(|row| row.buffers > 0);
                 self.prune_at = 2 * self.rows.len();

@@ -47,7 +47,7 @@ pub(crate) use fence::WorkId;
 pub(crate) use fence::{CopyFences, Fences, SharedFence, is_complete};
 pub use fence::{Fence, StreamId};
 use fence::{FenceFailure, are_complete_by_load, discard, query, stream_id_of};
-use queues::{Candidate, PendingCopy, Queue, Queues};
+use queues::{Candidate, PendingCopy, Queue, State};
 pub(crate) use queues::{PendingGroup, QueryScope};
 
 /// Items with copies that may still be running, and the fences of these copies.
@@ -55,12 +55,12 @@ pub(crate) use queues::{PendingGroup, QueryScope};
 pub(crate) struct InFlight<T> {
     /// Locked while items move. Under the lock a fence is only read by a load (`is_complete_by_load`), and neither queried nor
     /// dropped.
-    queues: Mutex<Queues<T>>,
-    /// Number of items in the queues or quarantined (in-flight-I4). Like `quarantined`, it is written under the lock and read
-    /// without it.
+    state: Mutex<State<T>>,
+    /// Number of items in the queues or quarantined (in-flight-I4). Like `quarantined_count`, it is written under the lock and
+    /// read without it.
     unreturned: AtomicU64,
     /// Number of quarantined items.
-    quarantined: AtomicU64,
+    quarantined_count: AtomicU64,
 }
 
 /// The result of a sweep.
@@ -81,7 +81,7 @@ pub(crate) struct FinalSweep<T> {
     /// Quarantined items with completed copies.
     pub(crate) recovered: Vec<T>,
     /// Items that stay quarantined permanently.
-    pub(crate) failed: Vec<T>,
+    pub(crate) lost: Vec<T>,
 }
 
 /// An item with a fence that failed.
@@ -96,14 +96,14 @@ pub(crate) struct FailedItem<T> {
 impl<T> InFlight<T> {
     pub(crate) fn new() -> Self {
         Self {
-            queues: Mutex::new(Queues {
+            state: Mutex::new(State {
                 queues: Vec::new(),
                 last_number: 0,
                 quarantined: VecDeque::new(),
                 has_ended: false,
             }),
             unreturned: AtomicU64::new(0),
-            quarantined: AtomicU64::new(0),
+            quarantined_count: AtomicU64::new(0),
         }
     }
 
@@ -111,12 +111,12 @@ impl<T> InFlight<T> {
     pub(crate) fn insert(&self, item: T, bytes: u64, fences: Fences, now_us: u64) {
         // If there are several fences, the stream is unknown.
         let stream = if let [fence] = &*fences { stream_id_of(&**fence).map(StreamId::number) } else { None };
-        let mut queues = self.queues.lock();
-        queues.last_number += 1;
-        let number = queues.last_number;
+        let mut state = self.state.lock();
+        state.last_number += 1;
+        let number = state.last_number;
         let copy = PendingCopy { number, item, bytes, fences, stream, since_us: now_us, is_reported_stuck: false };
         // A copy of unknown streams gets its own queue: `!number` exceeds the numbers of all streams.
-        queues.enqueue(stream.unwrap_or(!number), copy);
+        state.enqueue(stream.unwrap_or(!number), copy);
         // Relaxed, here and below, for the reason given in `count_with_quarantined`.
         self.unreturned.fetch_add(1, Ordering::Relaxed);
     }
@@ -139,12 +139,12 @@ impl<T> InFlight<T> {
     #[inline]
     pub(crate) fn quarantined(&self) -> u64 {
         // Relaxed: a hint and a statistic.
-        self.quarantined.load(Ordering::Relaxed)
+        self.quarantined_count.load(Ordering::Relaxed)
     }
 
     /// Returns the bytes in flight.
     pub(crate) fn bytes(&self) -> u64 {
-        self.queues.lock().queues.iter().flat_map(|queue| &queue.copies).map(|copy| copy.bytes).sum()
+        self.state.lock().queues.iter().flat_map(|queue| &queue.copies).map(|copy| copy.bytes).sum()
     }
 
     pub(crate) fn fill(&self, stats: &mut Stats) {
@@ -154,21 +154,20 @@ impl<T> InFlight<T> {
 
     /// Calls `see` with each item, under a lock. So `see` must not lock or wait.
     pub(crate) fn for_each(&self, see: impl FnMut(&T)) {
-        let queues = self.queues.lock();
-        queues.queues.iter().flat_map(|queue| &queue.copies).map(|copy| &copy.item).for_each(see);
+        let state = self.state.lock();
+        state.queues.iter().flat_map(|queue| &queue.copies).map(|copy| &copy.item).for_each(see);
     }
 
     /// Returns the item that has been in flight for the longest time.
     pub(crate) fn oldest(&self, now_us: u64) -> Option<PendingGroup> {
-        let queues = self.queues.lock();
-        let heads = queues.queues.iter().filter_map(|queue| queue.copies.front());
-        let oldest = heads.min_by_key(|copy| copy.since_us);
-        oldest.map(|copy| copy.to_group(now_us))
+        let state = self.state.lock();
+        let heads = state.queues.iter().filter_map(|queue| queue.copies.front());
+        heads.min_by_key(|copy| copy.since_us).map(|copy| copy.to_group(now_us))
     }
 
     /// Excludes `stopped_us`, for which the process was stopped, from the age of every copy.
     pub(crate) fn discount_pause(&self, stopped_us: u64, now_us: u64) {
-        for copy in self.queues.lock().queues.iter_mut().flat_map(|queue| &mut queue.copies) {
+        for copy in self.state.lock().queues.iter_mut().flat_map(|queue| &mut queue.copies) {
             copy.since_us = copy.since_us.saturating_add(stopped_us).min(now_us);
         }
     }
@@ -176,11 +175,11 @@ impl<T> InFlight<T> {
     /// Returns the items that have been in flight for `limit` or longer, grouped by stream, and marks them as reported. While a
     /// reported item of a stream is in flight, the other items of that stream are stuck with it and are not reported.
     pub(crate) fn newly_stuck(&self, now_us: u64, limit: Duration) -> Vec<PendingGroup> {
-        let mut queues = self.queues.lock();
-        let copies = queues.queues.iter().flat_map(|queue| &queue.copies);
+        let mut state = self.state.lock();
+        let copies = state.queues.iter().flat_map(|queue| &queue.copies);
         let known: Vec<_> = copies.filter(|copy| copy.is_reported_stuck).filter_map(|copy| copy.stream).collect();
         let mut stuck: Vec<PendingGroup> = Vec::new();
-        for copy in queues.queues.iter_mut().flat_map(|queue| &mut queue.copies) {
+        for copy in state.queues.iter_mut().flat_map(|queue| &mut queue.copies) {
             let group = copy.to_group(now_us);
             let is_known = copy.is_reported_stuck || copy.stream.is_some_and(|stream| known.contains(&stream));
             if is_known || group.age < limit {
@@ -203,8 +202,8 @@ impl<T> InFlight<T> {
     pub(crate) fn sweep(&self, scope: QueryScope) -> SweepResult<T> {
         let mut swept = SweepResult { completed: SmallVec::new(), failed: Vec::new() };
         let (mut fences, mut pending) = (SmallVec::<[Fences; 8]>::new(), SmallVec::<[u64; 4]>::new());
-        let mut queues = self.queues.lock();
-        for queue in &mut queues.queues {
+        let mut state = self.state.lock();
+        for queue in &mut state.queues {
             while let Some(copy) = queue.copies.front() {
                 let known = catch_panic(|| are_complete_by_load(&copy.fences)).flatten();
                 if known == Some(true)
@@ -220,7 +219,7 @@ impl<T> InFlight<T> {
             }
         }
         self.unreturned.fetch_sub(swept.completed.len() as u64, Ordering::Relaxed);
-        drop(queues);
+        drop(state);
         fences.into_iter().for_each(discard);
         for key in pending {
             if let Some(first) = self.begin_query(key) {
@@ -234,15 +233,15 @@ impl<T> InFlight<T> {
     /// Permits only this thread to query a queue, until [`end_query`](Self::end_query). Returns the first candidate of the queue,
     /// or `None` if the queue is empty or another thread is querying it.
     fn begin_query(&self, key: u64) -> Option<Candidate> {
-        let mut queues = self.queues.lock();
-        let queue = queues.find(key).filter(|queue| !queue.is_queried)?;
+        let mut state = self.state.lock();
+        let queue = state.find(key).filter(|queue| !queue.is_queried)?;
         let first = queue.head()?;
         queue.is_queried = true;
         Some(first)
     }
 
     fn end_query(&self, key: u64) {
-        if let Some(queue) = self.queues.lock().find(key) {
+        if let Some(queue) = self.state.lock().find(key) {
             queue.is_queried = false;
         }
     }
@@ -251,23 +250,23 @@ impl<T> InFlight<T> {
     fn sweep_queue(&self, key: u64, first: Candidate, scope: QueryScope, swept: &mut SweepResult<T>) {
         let mut next = Some(first);
         while let Some((number, fences)) = next {
-            let state = match catch_panic(|| are_complete_by_load(&fences)).flatten() {
+            let answer = match catch_panic(|| are_complete_by_load(&fences)).flatten() {
                 Some(false) if scope == QueryScope::Unknown => Ok(false),
                 _ => query(&fences),
             };
             discard(fences);
-            if matches!(state, Ok(false)) {
+            if matches!(answer, Ok(false)) {
                 return;
             }
-            let mut queues = self.queues.lock();
+            let mut state = self.state.lock();
             // The end of the pool may have removed the queue.
-            let Some(queue) = queues.find(key) else { return };
+            let Some(queue) = state.find(key) else { return };
             let copy = queue.remove(number);
             next = queue.head();
             self.unreturned.fetch_sub(u64::from(copy.is_some()), Ordering::Relaxed);
-            drop(queues);
+            drop(state);
             let Some(PendingCopy { item, fences, .. }) = copy else { continue };
-            match state {
+            match answer {
                 Ok(_) => swept.completed.push(item),
                 Err(FenceFailure { error, is_final: true }) => {
                     swept.failed.push(FailedItem { item, error, fences: None });
@@ -285,20 +284,20 @@ impl<T> InFlight<T> {
     /// stream with the same number. Items in a queue that another thread is querying are abandoned without a query, because that
     /// thread may be blocked in the driver.
     pub(crate) fn end(&self) -> FinalSweep<T> {
-        let (recovered, mut failed) = self.query_quarantined(usize::MAX);
+        let (recovered, mut lost) = self.query_quarantined(usize::MAX);
         let (queues, quarantined) = {
-            let mut queues = self.queues.lock();
-            queues.has_ended = true;
+            let mut state = self.state.lock();
+            state.has_ended = true;
             self.unreturned.store(0, Ordering::Relaxed);
-            self.quarantined.store(0, Ordering::Relaxed);
-            (std::mem::take(&mut queues.queues), std::mem::take(&mut queues.quarantined))
+            self.quarantined_count.store(0, Ordering::Relaxed);
+            (std::mem::take(&mut state.queues), std::mem::take(&mut state.quarantined))
         };
         for (item, fences) in quarantined {
             discard(fences);
-            failed.push(item);
+            lost.push(item);
         }
         let swept = SweepResult { completed: SmallVec::new(), failed: Vec::new() };
-        let mut ended = FinalSweep { swept, abandoned: Vec::new(), recovered, failed };
+        let mut ended = FinalSweep { swept, abandoned: Vec::new(), recovered, lost };
         for Queue { copies, is_queried, .. } in queues {
             for PendingCopy { item, fences, .. } in copies {
                 match if is_queried { Ok(false) } else { query(&fences) } {
@@ -316,15 +315,15 @@ impl<T> InFlight<T> {
 
     /// Keeps an item with a failed fence until the fence answers. Returns the item if the pool has ended.
     pub(crate) fn quarantine(&self, item: T, fences: Fences) -> Result<(), T> {
-        let mut queues = self.queues.lock();
-        if queues.has_ended {
-            drop(queues);
+        let mut state = self.state.lock();
+        if state.has_ended {
+            drop(state);
             discard(fences);
             return Err(item);
         }
-        queues.quarantined.push_back((item, fences));
+        state.quarantined.push_back((item, fences));
         self.unreturned.fetch_add(1, Ordering::Relaxed);
-        self.quarantined.fetch_add(1, Ordering::Relaxed);
+        self.quarantined_count.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -334,14 +333,14 @@ impl<T> InFlight<T> {
         if self.quarantined() == 0 {
             return Default::default();
         }
-        let mut queues = self.queues.lock();
-        let most = most.min(queues.quarantined.len());
-        let queried: Vec<_> = queues.quarantined.drain(..most).collect();
-        drop(queues);
-        let (mut completed, mut lost, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
+        let mut state = self.state.lock();
+        let most = most.min(state.quarantined.len());
+        let queried: Vec<_> = state.quarantined.drain(..most).collect();
+        drop(state);
+        let (mut recovered, mut lost, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for (item, fences) in queried {
             match query(&fences) {
-                Ok(true) => completed.push(item),
+                Ok(true) => recovered.push(item),
                 Err(failure) if failure.is_final => lost.push(item),
                 _ => {
                     unknown.push((item, fences));
@@ -350,21 +349,21 @@ impl<T> InFlight<T> {
             }
             discard(fences);
         }
-        let mut queues = self.queues.lock();
-        if queues.has_ended {
+        let mut state = self.state.lock();
+        if state.has_ended {
             // The counts are 0 since the end of the pool. The items without an answer cannot be quarantined again.
-            drop(queues);
+            drop(state);
             for (item, fences) in unknown {
                 discard(fences);
                 lost.push(item);
             }
         } else {
-            let left = (completed.len() + lost.len()) as u64;
+            let left = (recovered.len() + lost.len()) as u64;
             self.unreturned.fetch_sub(left, Ordering::Relaxed);
-            self.quarantined.fetch_sub(left, Ordering::Relaxed);
-            queues.quarantined.extend(unknown);
+            self.quarantined_count.fetch_sub(left, Ordering::Relaxed);
+            state.quarantined.extend(unknown);
         }
-        (completed, lost)
+        (recovered, lost)
     }
 }
 
@@ -411,9 +410,9 @@ mod tests {
             "one after the other"
         );
         broken[0].finish();
-        let FinalSweep { recovered, failed, .. } = in_flight.end();
+        let FinalSweep { recovered, lost, .. } = in_flight.end();
         assert_eq!(
-            (recovered, failed, in_flight.count_with_quarantined(), in_flight.quarantined()),
+            (recovered, lost, in_flight.count_with_quarantined(), in_flight.quarantined()),
             (vec![1], vec![3], 0, 0)
         );
         assert_eq!(in_flight.quarantine(4, behind([broken[2].clone()])), Err(4), "the pool has ended");
@@ -500,7 +499,7 @@ mod tests {
     #[test]
     fn empty_queues_are_removed_when_there_are_many() {
         let in_flight = InFlight::new();
-        let queues = || in_flight.queues.lock().queues.len();
+        let queues = || in_flight.state.lock().queues.len();
         let kept = KEPT_QUEUES as u64;
         for stream in 0..=kept {
             insert(&in_flight, 0, stream).finish();
@@ -510,7 +509,7 @@ mod tests {
         let running = insert(&in_flight, 1, 0);
         insert(&in_flight, 2, 1).finish();
         in_flight.begin_query(1).unwrap();
-        in_flight.queues.lock().find(1).unwrap().remove(kept + 3).unwrap();
+        in_flight.state.lock().find(1).unwrap().remove(kept + 3).unwrap();
         insert(&in_flight, 3, kept + 1).finish();
         assert_eq!(queues(), 3, "one with an item, one that a thread queries, and the new one");
         in_flight.end_query(1);

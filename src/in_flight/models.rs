@@ -129,7 +129,7 @@ fn ended(in_flight: &Items) -> usize {
     reuse(swept) + abandoned.len()
 }
 
-/// Fails if an item is counted before it can be found: then a pool that closes on the count leaves it behind.
+/// Fails if an item is counted before it can be found: then a pool that ends on the count leaves it behind.
 #[test]
 fn loom_an_item_that_is_counted_is_found_by_the_end() {
     model(&[0, 1], || {

@@ -10,8 +10,8 @@ use crate::error::Result;
 use crate::report::{Finding, Severity};
 
 impl Config {
-    /// Returns the limit of a pool with these settings on this machine in bytes (`None` without a limit), and the origin of the
-    /// limit in words. The limit of locked memory may be lower: [`ChosenSource::lock_limit_bytes`].
+    /// Returns the limit of a pool with these settings on this machine in bytes (`None` without a limit), and a text that states
+    /// its origin. The limit of locked memory may be lower: [`ChosenSource::lock_limit_bytes`].
     #[doc(hidden)]
     pub fn limit_on_host(&self) -> (Option<u64>, String) {
         HostLimit::new(PathBuf::from("/")).resolve(self.max_bytes, 0)
@@ -54,8 +54,7 @@ impl Config {
     /// use, unless code sets another number.
     #[doc(hidden)]
     pub fn pin_threads_on_host(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.extra.pin_threads.unwrap_or_else(cores)
+        self.extra.pin_threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     }
 }
 

@@ -159,7 +159,7 @@ impl Pool {
         self.serve(Request::new(len))
     }
 
-    /// Returns a buffer as `request`, a length or a [`Request`], describes it.
+    /// Returns a buffer for `request`: a length, or a [`Request`] with options.
     ///
     /// # Errors
     ///
@@ -228,7 +228,7 @@ impl Pool {
         Ok((len > 0).then_some(BlockRequest { len, class, tag, partition }))
     }
 
-    /// Returns an idle buffer for `request`, a length or a [`Request`], or `None` if no buffer of its size class is idle. Pins no
+    /// Returns an idle buffer for `request` (a length or a [`Request`]), or `None` if no buffer of its size class is idle. Pins no
     /// memory, except to [choose the backend](PoolBuilder::build), and does not wait for room, whatever the
     /// [timeout](Request::timeout). The call may query the events of copies, and if one has completed, release memory under
     /// `tensorflow`, `PINPOOL_MAX_IDLE_BYTES` or a shared limit.
@@ -353,9 +353,9 @@ impl Pool {
         self.unless_forked(PoolCore::close);
     }
 
-    /// Does what `Clear` of TensorFlow's `PoolAllocator` does: returns all idle memory except reserves to the system, as
-    /// `trim(0)` does, and restarts the counters of requests, returns and evictions from which auto-resize computes its rates.
-    /// The limit on idle buffers, buffers in use and copies in flight do not change.
+    /// For the preset `tensorflow`; other programs use `trim(0)`. Does what `Clear` of TensorFlow's `PoolAllocator` does:
+    /// returns all idle memory except reserves to the system, and restarts the counters of requests, returns and evictions from
+    /// which auto-resize computes its rates. The limit on idle buffers, buffers in use and copies in flight do not change.
     pub fn clear(&self) {
         self.unless_forked(PoolCore::clear);
     }

@@ -42,6 +42,8 @@ impl Pool {
     /// Creates a part of this pool with its own limit and wait queue. Use it for a second purpose, such as evaluation during
     /// training, that must not take the memory of the first. `name` is the tag of the partition's buffers. If `max_bytes` exceeds
     /// the limit of the pool, or is [`Limit::Unlimited`] or [`Limit::Auto`], the pool's limit applies.
+    /// Each call makes a new partition. Partitions with the same name have separate limits and statistics; [`dump`](Self::dump)
+    /// counts their buffers together.
     ///
     /// # Errors
     ///

@@ -9,14 +9,14 @@ use std::sync::atomic::Ordering;
 
 use super::config_on_host::pin_options;
 use crate::arena::Retention;
-use crate::backend::{self, Backend, ChosenSource, PinnedBy, Source, VirtualMemory};
+use crate::backend::{self, Backend, BuiltInSource, ChosenSource, PinnedBy, Source, VirtualMemory};
 use crate::config::{Config, Limit, OnFull, Preset, ResolvedSettings, SharedLimitName, env};
 use crate::engine::{
     ArenaSettings, ArenaSupply, CalledSource, HostLimit, ManualClock, Memory, PoolCore, RegionSupply, Timekeeper,
     granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
-use crate::quota::{Budget, Claim, ProcessMember};
+use crate::quota::{Claim, ProcessMember};
 use crate::report::{Finding, PoolLog};
 use crate::shared_limit::SharedLimit;
 use crate::size_class::Rounding;
@@ -81,7 +81,8 @@ impl PoolStart {
         let recorder = self.recorder(&config, &*chosen.source)?;
         let source = CalledSource::new(chosen.source, recorder.clone());
         let pageable = (config.on_full == OnFull::Pageable).then(|| RegionSupply::pageable(max_bytes));
-        let memory = self.memory(&config, source, Budget::of_pool(max_bytes, member, shared))?.with_pageable(pageable);
+        let claim = Claim::under_new_budget(max_bytes, member, shared);
+        let memory = self.memory(&config, source, claim)?.with_pageable(pageable);
         let time = Timekeeper::new(self.clock.clone());
         let core = PoolCore::new(config, memory, time, log.clone(), recorder, limit);
         #[cfg(feature = "observe")]

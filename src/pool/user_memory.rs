@@ -87,7 +87,7 @@ impl Pool {
     ///
     /// `memory` is initialized, stays mapped at its address until `owner` is dropped, and is not pinned by other code. No device
     /// uses it when the result is dropped. While a driver has pinned the pages, forked children do not have them, so the pages
-    /// must contain nothing that the children need. `owner` is no `Box` or `&mut` of the memory, because moving it would end other
+    /// must contain nothing that the children need. `owner` is not a `Box` or `&mut` of the memory, because moving it would end other
     /// uses of the memory.
     ///
     /// # Errors

@@ -108,16 +108,6 @@ impl Budget {
         Arc::new(Self { owner: OnceLock::from(owner), ..Self::of_level(LimitLevel::Partition, max_bytes) })
     }
 
-    /// Returns a claim of zero bytes under a new budget for a pool. Claims are also made in `shared_limit`, if there is one; the
-    /// pool leaves it with its last claim.
-    pub(crate) fn of_pool(max_bytes: Option<u64>, member: ProcessMember, shared_limit: Option<SharedLimit>) -> Claim {
-        let shared_limit = shared_limit.map(Arc::new);
-        let weak = shared_limit.as_ref().map(Arc::downgrade);
-        let budget = Arc::new(Self { member, shared_limit: weak, ..Self::of_level(LimitLevel::Pool, max_bytes) });
-        process::add(&budget);
-        Claim { budget, shared_limit, bytes: 0 }
-    }
-
     /// Sets the owner, if there is none yet.
     pub(crate) fn set_owner(&self, owner: Weak<dyn BudgetOwner>) {
         let _ = self.owner.set(owner);
@@ -154,28 +144,28 @@ impl Budget {
     }
 
     /// Claims `bytes` at each level, or at none.
-    fn grow(&self, bytes: u64, shared_limit: Option<&SharedLimit>) -> Result<(), QuotaExceeded> {
+    fn add(&self, bytes: u64, shared_limit: Option<&SharedLimit>) -> Result<(), QuotaExceeded> {
         self.with_process_room(|process| {
-            self.grow_own(bytes)?;
+            self.add_own(bytes)?;
             if process.claimable_bytes() >= bytes && shared_limit.is_none_or(|shared| shared.claim(bytes)) {
                 return Ok(());
             }
-            // Relaxed, for the reason given in `grow_own`.
+            // Relaxed, for the reason given in `add_own`.
             self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
             Err(self.shared_refusal(bytes))
         })
     }
 
-    fn grow_own(&self, bytes: u64) -> Result<(), QuotaExceeded> {
+    fn add_own(&self, bytes: u64) -> Result<(), QuotaExceeded> {
         // Relaxed: the count guards no other memory; the compare-exchange alone upholds quota-I1.
         let max_bytes = self.max_bytes.load(Ordering::Relaxed);
         let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= max_bytes);
-        let grown = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        grown.map(drop).map_err(|_| self.refusal(bytes))
+        let added = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        added.map(drop).map_err(|_| self.refusal(bytes))
     }
 
     fn release(&self, bytes: u64) {
-        // Relaxed, for the reason given in `grow_own`.
+        // Relaxed, for the reason given in `add_own`.
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
         if self.level == LimitLevel::Partition {
             fence(Ordering::SeqCst);
@@ -334,6 +324,16 @@ impl Budget {
 }
 
 impl Claim {
+    /// Returns a claim of zero bytes under a new budget for a pool. Claims are also made in `shared_limit`, if there is one; the
+    /// pool leaves it with its last claim.
+    pub(crate) fn under_new_budget(max_bytes: Option<u64>, member: ProcessMember, shared: Option<SharedLimit>) -> Self {
+        let shared_limit = shared.map(Arc::new);
+        let weak = shared_limit.as_ref().map(Arc::downgrade);
+        let budget = Arc::new(Budget { member, shared_limit: weak, ..Budget::of_level(LimitLevel::Pool, max_bytes) });
+        process::add(&budget);
+        Self { budget, shared_limit, bytes: 0 }
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -347,7 +347,7 @@ impl Claim {
         match bytes.checked_sub(self.bytes) {
             // Not refused, even if the limit was lowered.
             Some(0) => {}
-            Some(more) => self.budget.grow(more, self.shared_limit.as_deref())?,
+            Some(more) => self.budget.add(more, self.shared_limit.as_deref())?,
             None => self.release(self.bytes - bytes),
         }
         self.bytes = bytes;
@@ -412,42 +412,42 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_level_and_the_claim_and_a_return_tells_the_watcher() {
-        let told = Arc::new(Counting::default());
-        let watcher: Weak<Counting> = Arc::downgrade(&told);
-        let (pool, partition) = (Budget::new(Some(100)), Budget::of_partition(Some(50), watcher));
+    fn a_refusal_names_the_level_and_the_claim_and_a_return_notifies_the_owner() {
+        let returns = Arc::new(Counting::default());
+        let owner: Weak<Counting> = Arc::downgrade(&returns);
+        let (pool, partition) = (Budget::new(Some(100)), Budget::of_partition(Some(50), owner));
         let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
         let held = partition.claim(30).unwrap();
         let expected = |level, bytes, could_fit| QuotaExceeded { level, bytes, could_fit };
         assert_eq!(over(&partition, 25), expected(LimitLevel::Partition, 25, true));
         assert_eq!(over(&partition, 51), expected(LimitLevel::Partition, 51, false));
         assert_eq!(over(&pool, 101), expected(LimitLevel::Pool, 101, false));
-        let told = || told.0.load(std::sync::atomic::Ordering::SeqCst);
-        assert_eq!(told(), 0, "a claim that was refused tells nobody");
+        let notified = || returns.0.load(std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(notified(), 0, "a refused claim notifies no owner");
         drop(held);
-        assert_eq!(told(), 1);
+        assert_eq!(notified(), 1);
     }
 
     #[test]
     fn a_claim_is_resized_as_a_whole_or_not_at_all() {
-        let pool = Budget::new(Some(100));
-        let (mut first, mut second) = (pool.claim(60).unwrap(), pool.claim(40).unwrap());
+        let budget = Budget::new(Some(100));
+        let (mut first, mut second) = (budget.claim(60).unwrap(), budget.claim(40).unwrap());
         assert_eq!(second.resize(41).unwrap_err().bytes, 1);
-        assert_eq!((first.bytes(), second.bytes(), pool.used_bytes()), (60, 40, 100));
+        assert_eq!((first.bytes(), second.bytes(), budget.used_bytes()), (60, 40, 100));
         first.resize(50).unwrap();
         second.resize(50).unwrap();
-        pool.set_max_bytes(Some(10));
-        assert_eq!(pool.over_bytes(), 90);
+        budget.set_max_bytes(Some(10));
+        assert_eq!(budget.over_bytes(), 90);
         second.resize(50).unwrap();
         second.resize(30).unwrap();
         assert!(second.resize(31).is_err(), "above a lowered limit nothing grows");
         drop((first, second));
-        assert_eq!(pool.used_bytes(), 0);
+        assert_eq!(budget.used_bytes(), 0);
     }
 
     /// Returns the claim of an `auto` pool with a limit of `max_bytes`, below a root that no other test uses.
     fn automatic(root: &str, max_bytes: u64) -> Claim {
-        Budget::of_pool(Some(max_bytes), ProcessMember::new(root.into(), None, true), None)
+        Claim::under_new_budget(Some(max_bytes), ProcessMember::new(root.into(), None, true), None)
     }
 
     #[test]
@@ -488,11 +488,11 @@ mod tests {
     fn bytes_that_are_kept_forever_count_for_the_other_pools_of_the_process() {
         let (pool, other) = (automatic("unit-kept", 100), automatic("unit-kept", 100));
         let elsewhere = automatic("unit-elsewhere", 100);
-        let quota = pool.budget().clone();
-        quota.empty_claim().leak();
-        quota.claim(30).unwrap().leak();
+        let budget = pool.budget().clone();
+        budget.empty_claim().leak();
+        budget.claim(30).unwrap().leak();
         drop(pool);
-        assert_eq!((quota.used_bytes(), other.budget().room_for(100)), (30, 70));
+        assert_eq!((budget.used_bytes(), other.budget().room_for(100)), (30, 70));
         assert!(other.budget().has_claims_nearby() && !elsewhere.budget().has_claims_nearby());
     }
 
@@ -501,24 +501,24 @@ mod tests {
     fn a_pool_leaves_the_limit_of_the_host_with_its_last_claim() {
         let name = format!("unit-{}-outlives", std::process::id());
         let shared = SharedLimit::attach(&name, None, 100).unwrap();
-        let pool = Budget::of_pool(None, ProcessMember::default(), Some(shared));
-        let quota = pool.budget().clone();
-        let claim = quota.claim(30).unwrap();
-        assert_eq!(quota.claim(71).map(drop).unwrap_err().level, LimitLevel::Shared);
+        let pool = Claim::under_new_budget(None, ProcessMember::default(), Some(shared));
+        let budget = pool.budget().clone();
+        let claim = budget.claim(30).unwrap();
+        assert_eq!(budget.claim(71).map(drop).unwrap_err().level, LimitLevel::Shared);
         let never = QuotaExceeded { level: LimitLevel::Shared, bytes: 101, could_fit: false };
-        assert_eq!((quota.refusal(101), quota.could_hold(101), quota.could_hold(100)), (never, false, true));
+        assert_eq!((budget.refusal(101), budget.could_hold(101), budget.could_hold(100)), (never, false, true));
         drop(pool);
         assert_eq!(crate::shared_limit::report(&name).unwrap().unwrap().held_bytes, 30);
         drop(claim);
-        assert!(crate::shared_limit::report(&name).unwrap().is_none() && !quota.is_shared());
+        assert!(crate::shared_limit::report(&name).unwrap().is_none() && !budget.is_shared());
     }
 
     #[test]
     fn sums_that_overflow_are_refused() {
-        let quota = Budget::new(None);
-        let _held = quota.claim(u64::MAX - 1).unwrap();
-        assert!(quota.claim(2).is_err());
-        assert_eq!(quota.max_bytes(), None);
+        let budget = Budget::new(None);
+        let _held = budget.claim(u64::MAX - 1).unwrap();
+        assert!(budget.claim(2).is_err());
+        assert_eq!(budget.max_bytes(), None);
     }
 }
 
@@ -529,16 +529,16 @@ mod models {
     #[test]
     fn two_claims_never_exceed_the_limit_together() {
         loom::model(|| {
-            let quota = Budget::new(Some(3));
-            let other = quota.clone();
+            let budget = Budget::new(Some(3));
+            let other = budget.clone();
             let thread = loom::thread::spawn(move || other.claim(2).is_ok());
-            let claimed = quota.claim(2);
-            assert!(quota.used_bytes() <= 3);
+            let claimed = budget.claim(2);
+            assert!(budget.used_bytes() <= 3);
             let mine = claimed.is_ok();
             drop(claimed);
             let theirs = thread.join().unwrap();
             assert!(mine || theirs, "a refusal needs another claim");
-            assert_eq!(quota.used_bytes(), 0);
+            assert_eq!(budget.used_bytes(), 0);
         });
     }
 
@@ -546,36 +546,36 @@ mod models {
     #[derive(Default)]
     struct Queue {
         is_waiting: loom::sync::atomic::AtomicBool,
-        is_told: loom::sync::Mutex<bool>,
-        told: loom::sync::Condvar,
+        is_notified: loom::sync::Mutex<bool>,
+        notified: loom::sync::Condvar,
     }
 
     impl BudgetOwner for Queue {
         fn on_bytes_returned(&self) {
             if self.is_waiting.load(Ordering::Relaxed) {
-                *self.is_told.lock().unwrap() = true;
-                self.told.notify_one();
+                *self.is_notified.lock().unwrap() = true;
+                self.notified.notify_one();
             }
         }
     }
 
     /// Fails without either fence: loom reports a request that no thread wakes as a deadlock.
     #[test]
-    fn loom_a_request_that_waits_is_told_of_the_return_that_makes_its_room() {
+    fn loom_a_request_that_waits_is_notified_of_the_return_that_makes_its_room() {
         loom::model(|| {
             let queue = Arc::new(Queue::default());
-            let watcher: Weak<Queue> = Arc::downgrade(&queue);
-            let budget = Budget::of_partition(Some(3), watcher);
+            let owner: Weak<Queue> = Arc::downgrade(&queue);
+            let budget = Budget::of_partition(Some(3), owner);
             let held = budget.claim(2).unwrap();
             let returning = loom::thread::spawn(move || drop(held));
             queue.is_waiting.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             while budget.claim(2).map(|claim| assert_eq!(claim.bytes(), 2)).is_err() {
-                let mut is_told = queue.is_told.lock().unwrap();
-                while !*is_told {
-                    is_told = queue.told.wait(is_told).unwrap();
+                let mut is_notified = queue.is_notified.lock().unwrap();
+                while !*is_notified {
+                    is_notified = queue.notified.wait(is_notified).unwrap();
                 }
-                *is_told = false;
+                *is_notified = false;
             }
             returning.join().unwrap();
             assert_eq!(budget.used_bytes(), 0);

@@ -126,8 +126,7 @@ pub(super) fn limit_text(max_bytes: Option<u64>) -> String {
 
 /// Returns the bytes of a pool by state, for the text of an error.
 pub(crate) fn usage_text(stats: &Stats) -> String {
-    let states: Vec<_> = by_state(stats).map(|(state, bytes)| format!("{state} {}", Size(bytes))).collect();
-    states.join(", ")
+    by_state(stats).map(|(state, bytes)| format!("{state} {}", Size(bytes))).collect::<Vec<_>>().join(", ")
 }
 
 /// A request that found no memory.

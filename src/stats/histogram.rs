@@ -87,17 +87,16 @@ impl Histogram {
     /// The buckets in ascending order: the exclusive upper bound (`None` for the last) and the number of events. Bounds double
     /// from 256 ns to 275 s.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> + '_ {
-        self.buckets.iter().enumerate().map(|(at, count)| {
-            let bound = (at + 1 < BUCKETS).then(|| Duration::from_nanos(FIRST_BOUND_NANOS << at));
-            (bound, *count)
-        })
+        self.buckets
+            .iter()
+            .enumerate()
+            .map(|(at, count)| ((at + 1 < BUCKETS).then(|| Duration::from_nanos(FIRST_BOUND_NANOS << at)), *count))
     }
 }
 
 fn index(took: Duration) -> usize {
     let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-    let doublings = (nanos / FIRST_BOUND_NANOS).checked_ilog2().map_or(0, |log| log as usize + 1);
-    doublings.min(BUCKETS - 1)
+    (nanos / FIRST_BOUND_NANOS).checked_ilog2().map_or(0, |log| log as usize + 1).min(BUCKETS - 1)
 }
 
 #[cfg(test)]

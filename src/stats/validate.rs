@@ -39,8 +39,9 @@ impl Stats {
             ("timeouts", requests.timeouts, requests.wait_time.count()),
             ("rounding", requests.requested_bytes, requests.granted_bytes),
         ];
-        let unequal = equal.iter().find(|(_, left, right)| left != right);
-        unequal
+        equal
+            .iter()
+            .find(|(_, left, right)| left != right)
             .or_else(|| at_most.iter().find(|(_, left, right)| left > right))
             .map_or(Ok(()), |(sum, left, right)| Err(format!("{sum}: {left} against {right} in {self:?}")))
     }

@@ -131,14 +131,7 @@ pub(crate) fn recorded(path: &Path) -> PoolBuilder {
 
 /// TensorFlow's rules with at most two idle buffers.
 pub(crate) fn two_buffers(source: &Arc<FaultSource>) -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .preset(Preset::TensorFlow)
-        .backend(Backend::Source(source.clone()))
-        .pool_size_limit(2)
-        // These tests decide when copies are checked.
-        .maintenance_thread(false)
-        .auto_resize(false)
+    over(source.clone(), Limit::Auto).preset(Preset::TensorFlow).pool_size_limit(2).auto_resize(false)
 }
 
 pub(crate) fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {

@@ -128,7 +128,7 @@ fn run(driver: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
     script();
     let build = || {
         let builder = builder(case.backend.clone()).max_bytes(LIMIT).wait(Duration::ZERO);
-        builder.unstable_settings(|extra| extra.close_wait = Some(Duration::from_millis(100))).build()
+        builder.unstable_settings(|extra| extra.end_wait = Some(Duration::from_millis(100))).build()
     };
     // A failed attempt may leave the 2 MiB of its trial.
     let attempt = |_| {

@@ -137,7 +137,7 @@ fn memory_is_lost_if_the_driver_refuses_a_fence_after_work_on_it() {
     let mut lost = Vec::new();
     for (record, words) in [
         (unknown, "cuStreamGetCtx failed"),
-        (without_context, "no CUDA context is current"),
+        (without_context, "cuEventQuery failed"),
         (no_event, "the event is null"),
         (capturing, "capturing a graph"),
         (of_device, "cuStreamIsCapturing failed"),
@@ -156,6 +156,42 @@ fn memory_is_lost_if_the_driver_refuses_a_fence_after_work_on_it() {
     }
     assert_eq!(context.check_err(), Ok(()), "no error is left in the context");
     driver.reset();
+}
+
+#[test]
+fn only_an_error_of_the_handle_is_reported_as_one() {
+    let driver = MockDriver::load();
+    driver.renew_contexts();
+    let (context, pool) = (CudaContext::new(0).unwrap(), tensorflow().build().unwrap());
+    let (stream, mut memory) = stream_and_memory(&context, LEN);
+    let (copied, event) = (pool.get(LEN).unwrap(), context.new_event(None).unwrap());
+    let _gate = driver.hold(stream.cu_stream());
+    untracked(&stream, &copied, &mut memory);
+    event.record(&stream).unwrap();
+    let errors = |call, code| {
+        let mut buf = pool.get(LEN).unwrap();
+        driver.fail_from(call, 1, code);
+        // SAFETY: a default stream.
+        let of_stream = unsafe { buf.record_stream(ptr::null_mut()) };
+        // SAFETY: a live event.
+        let of_event = unsafe { buf.record_event(event.cu_event().cast()) };
+        driver.reset_scripts();
+        [of_stream, of_event].map(Result::unwrap_err)
+    };
+    for (call, code, is_handle) in [
+        ("cuDevicePrimaryCtxRetain", Code::OUT_OF_MEMORY, false),
+        ("cuStreamGetCtx_v2", Code::LAUNCH_FAILED, false),
+        ("cuStreamGetCtx_v2", Code::INVALID_HANDLE, true),
+        ("cuStreamGetCtx_v2", Code::CONTEXT_IS_DESTROYED, true),
+    ] {
+        let kinds = errors(call, code).map(|error| (error.is_invalid_handle(), error.is_device()));
+        assert_eq!(kinds, [(is_handle, !is_handle); 2], "{call}: {code:?}");
+    }
+    // SAFETY: none is allowed.
+    unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
+    let [of_stream, of_event] = errors("no call", Code::UNKNOWN);
+    assert!(of_stream.is_invalid_handle() && of_event.to_string().contains("no CUDA context is current"));
+    assert!(errors("cuEventQuery", Code::LAUNCH_FAILED)[1].is_device());
 }
 
 #[test]
@@ -229,6 +265,15 @@ fn a_default_stream_of_a_named_gpu_belongs_to_its_primary_context() {
     let fence = unsafe { RawStream::new(ptr::null_mut()) }.on_device(0).record_fence().unwrap();
     assert!(!fence.is_complete().unwrap(), "work of the primary context");
     assert_eq!(current(), Some(other));
+    // SAFETY: as above.
+    let without_context = unsafe { RawStream::new(ptr::null_mut()) }.on_device_without_context(0);
+    assert_ne!(without_context.record_fence().unwrap().stream_id(), fence.stream_id(), "of the current context");
+    driver.fail_from("cuStreamGetCtx_v2", 1, Code::OUT_OF_MEMORY);
+    assert!(without_context.record_fence().unwrap_err().is_device(), "no fence on another context's stream");
+    driver.reset_scripts();
+    // SAFETY: none is allowed.
+    unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
+    assert_eq!(without_context.record_fence().unwrap().stream_id(), fence.stream_id());
     context.bind_to_thread().unwrap();
     assert_eq!(fence.stream_id(), stream.record_fence().unwrap().stream_id());
     drop(gate);

@@ -75,7 +75,7 @@ fn the_end_of_a_pool_with_a_stuck_copy_releases_nothing_that_would_wait_for_it()
     let (driver, stream, mut memory) = on_a_stream(4096);
     listen();
     for builder in [builder(Backend::Register), builder(Backend::Cuda), tensorflow()] {
-        let builder = builder.name("stuck").unstable_settings(|extra| extra.close_wait = Some(Duration::ZERO));
+        let builder = builder.name("stuck").unstable_settings(|extra| extra.end_wait = Some(Duration::ZERO));
         let pool = builder.build().unwrap();
         drop(pool.get(3 * MIB).unwrap());
         let gate = driver.hold(stream.cu_stream());

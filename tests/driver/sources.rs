@@ -7,7 +7,7 @@ use cudarc::driver::CudaContext;
 use mock_driver::{Code, MockDriver};
 use pinpool::source::{PAGE_BYTES, Source};
 use pinpool::unstable::backend::{
-    AddressRange, CudaSource, RegisterSource, RemapError, Subrange, VirtualMemory, VmmSource,
+    AddressRange, BuiltInSource, CudaSource, RegisterSource, RemapError, Subrange, VirtualMemory, VmmSource,
 };
 use pinpool::{Backend, Preset};
 use pinpool_testing::check_source;

@@ -13,10 +13,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::source::{Region, Source, SourceError};
-use pinpool::unstable::backend::HeapSource;
-use pinpool::{Backend, PinnedBuf, PinnedBy, Pool, PoolBuilder, Request};
-use pinpool_testing::{SinkGate, SinkMemory, SinkStream};
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Request};
+use pinpool_replay::SimSource;
+use pinpool_testing::{FaultSource, SinkGate, SinkMemory, SinkStream, SourceCall};
 
 use self::valid_stats::{stats_when, valid_stats};
 
@@ -116,7 +115,7 @@ fn heap() -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::Heap)
-        .unstable_settings(|extra| extra.close_wait = Some(Duration::from_millis(50)))
+        .unstable_settings(|extra| extra.end_wait = Some(Duration::from_millis(50)))
 }
 
 /// A copy that never ends.
@@ -228,32 +227,12 @@ fn exit_handlers() {
     std::process::exit(1);
 }
 
-/// Ends the process at the first release.
-#[derive(Debug)]
-struct LastCall(HeapSource);
-
-// SAFETY: passes every call on, or ends the process.
-unsafe impl Source for LastCall {
-    fn name(&self) -> &'static str {
-        "last call"
-    }
-    fn pinned_by(&self) -> Option<PinnedBy> {
-        None
-    }
-    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        self.0.acquire(len_bytes)
-    }
-    unsafe fn release(&self, _region: Region) -> Result<(), SourceError> {
-        std::process::exit(if std::fs::read_to_string("/proc/thread-self/comm").unwrap().trim() == "pinpool-maint" {
-            7
-        } else {
-            8
-        })
-    }
-}
-
 fn exit_by_maintenance() {
-    let source = Arc::new(LastCall(HeapSource::new()));
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::separate_regions(1 << 30))));
+    source.act(SourceCall::Release, 0, || {
+        let thread = std::fs::read_to_string("/proc/thread-self/comm").unwrap();
+        std::process::exit(if thread.trim() == "pinpool-maint" { 7 } else { 8 })
+    });
     let builder = heap().backend(Backend::Source(source)).pool_size_limit(0).idle_timeout(Duration::ZERO);
     let pool = builder.build().unwrap();
     drop(pool.get(4096).unwrap());

@@ -39,7 +39,7 @@ fn exits_with_copies_in_flight() {
     let pool = Pool::builder()
         .without_env()
         .backend(backend())
-        .unstable_settings(|extra| extra.close_wait = Some(Duration::from_millis(50)))
+        .unstable_settings(|extra| extra.end_wait = Some(Duration::from_millis(50)))
         .build()
         .unwrap();
     let mut lanes: Vec<Lane> =

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use pinpool::PinnedBy;
 use pinpool::source::{PAGE_BYTES, Region, Source, SourceError};
-use pinpool::unstable::backend::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
+use pinpool::unstable::backend::{AddressRange, BuiltInSource, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 
 use crate::device::finish_all;
 use crate::scenario::{Call, Setup};
@@ -310,11 +310,7 @@ unsafe impl Source for SimMemory {
     }
 
     fn pinned_by(&self) -> Option<PinnedBy> {
-        Some(PinnedBy::Driver)
-    }
-
-    fn needs_gpu(&self) -> bool {
-        false
+        Some(PinnedBy::Kernel)
     }
 
     fn held_bytes(&self, len_bytes: usize) -> usize {
@@ -333,14 +329,6 @@ unsafe impl Source for SimMemory {
         Ok(Region::new(pointer(bytes.start), len_bytes, memory.next_id))
     }
 
-    fn acquire_fast(&self, len_bytes: usize, _threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        let region = self.acquire(len_bytes)?;
-        progress(len_bytes);
-        let mut memory = self.site.memory();
-        memory.pieces.get_mut(&region.start().as_ptr().addr()).unwrap().is_reserve = true;
-        Ok(region)
-    }
-
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         self.enter(Call::Release);
         if self.setup.blocks_on_release == 1 {
@@ -352,6 +340,20 @@ unsafe impl Source for SimMemory {
         }
         let start = region.start().as_ptr().addr();
         self.release_bytes(&(start..start + self.held_bytes(region.len_bytes())), Call::Release)
+    }
+
+    fn built_in(&self) -> Option<&dyn BuiltInSource> {
+        Some(self)
+    }
+}
+
+impl BuiltInSource for SimMemory {
+    fn acquire_fast(&self, len_bytes: usize, _threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        let region = self.acquire(len_bytes)?;
+        progress(len_bytes);
+        let mut memory = self.site.memory();
+        memory.pieces.get_mut(&region.start().as_ptr().addr()).unwrap().is_reserve = true;
+        Ok(region)
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {

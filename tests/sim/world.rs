@@ -194,7 +194,7 @@ impl World {
             .max_bytes(max_bytes)
             .pool_size_limit(setup.limit)
             .wait(Duration::ZERO)
-            .unstable_settings(|extra| extra.close_wait = Some(Duration::ZERO))
+            .unstable_settings(|extra| extra.end_wait = Some(Duration::ZERO))
             .maintenance_thread(false)
             .reserve_wait(setup.background == 0)
             .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })

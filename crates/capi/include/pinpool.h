@@ -89,8 +89,8 @@ typedef enum {
   /** The handle is invalid, or its pool was closed (pp_pool_close). */
   PP_UNKNOWN_POOL = 4,
   /**
-   * Over the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or earlier requests are
-   * waiting. A later call may succeed.
+   * The request exceeds the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or earlier
+   * requests are waiting. A later call may succeed.
    */
   PP_LIMIT = 5,
   /** No buffer of this size is idle. Only from pp_try_get and pp_try_get_with. */
@@ -107,10 +107,7 @@ typedef enum {
   PP_UNAVAILABLE = 11,
   /** The stream is capturing a graph, and its launches may use the buffer at any time. The memory is never reused. */
   PP_CAPTURING = 12,
-  /**
-   * The event is NULL, the driver reported an invalid stream handle, or no context is current on this thread. Passing
-   * a destroyed handle is undefined behavior.
-   */
+  /** The stream or the event is not valid in this call; see pp_put_after_stream and pp_put_after_event. */
   PP_INVALID_HANDLE = 13,
   /** 4096 pools and partitions are open or have buffers in use. Close one. */
   PP_TOO_MANY_POOLS = 14,
@@ -158,7 +155,7 @@ typedef void (*pp_log_fn)(int level, const char *text, void *user_data);
 typedef struct {
   /** sizeof(pp_get_options), by which the library recognizes the version of the header. */
   size_t struct_size;
-  /** The address is a multiple of this power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096. */
+  /** The address is a multiple of this number, a power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096. */
   size_t alignment;
   /**
    * The longest wait for room, in milliseconds. With 0 to 100 the call may wait up to 100 ms for driver calls of other
@@ -201,7 +198,8 @@ const char *pp_last_error(pp_status *status);
  * the machine go to standard error.
  *
  * When this function returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may
- * be freed. The caller must not hold a lock that the earlier callback takes. A call from inside a callback does not wait.
+ * be freed. The caller must not hold a lock that the earlier callback takes. A call from inside a callback does not wait. Each
+ * new pair of `callback` and `user_data` costs a few bytes, which are never freed.
  *
  * - PP_INVALID_ARGUMENT: no such level.
  * - PP_LOGGER_SET: the process has already installed a Rust logger.
@@ -211,7 +209,7 @@ pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
 /**
  * Opens a pool and stores its handle in `pool`. Close it with pp_pool_close.
  *
- * `config` is UTF-8: items separated by `;` or line breaks.
+ * `config` is UTF-8: items separated by `;` or line breaks. A value contains neither: set such a value in the environment.
  *
  * - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
  *   overrides the environment: "max_bytes=2GiB; wait=2s". docs/settings.md lists the variables.
@@ -293,9 +291,9 @@ pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
  * Changes the limit on all pinned bytes, in use and idle. PP_NO_LIMIT removes it; a shared limit still applies, and so does
  * RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, the oldest first, and what was pinned in
  * the background of a reserve. The memory of returned buffers is released within a second by the maintenance thread, by
- * pp_maintain, or by a miss that finds no room. A higher limit serves waiting requests, but `vmm`, `mlock` and `heap` only have
- * addresses for 8 times the first limit (16 GiB to 4 TiB). A partition has its own limit, which releases nothing, and its
- * pool's limit applies as well.
+ * pp_maintain, or by a miss that finds no room. A higher limit serves waiting requests, but under `vmm`, `mlock` and `heap` the
+ * pool has addresses only for 8 times its first limit, at least 16 GiB and at most 4 TiB. A partition has its own limit, which
+ * releases nothing, and its pool's limit applies as well.
  *
  * - PP_INVALID_ARGUMENT: `max_bytes` is 0.
  */
@@ -309,7 +307,7 @@ pp_status pp_trim(pp_pool *pool, uint64_t to_bytes);
 
 /**
  * For the preset tensorflow: releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests,
- * returns and evictions. Other programs use pp_trim.
+ * returns and evictions. With the preset adaptive, use pp_trim.
  */
 pp_status pp_clear(pp_pool *pool);
 
@@ -321,7 +319,8 @@ pp_status pp_maintain(pp_pool *pool);
 
 /**
  * Stores the statistics of the pool in `json`, as one JSON object on one line. Names that end in `_bytes` are bytes, names that
- * end in `_seconds` are seconds. Later versions may add names. Free the string with pp_string_free.
+ * end in `_seconds` are seconds. Later versions may add names. For a partition, only its requests, waits, limit and bytes are
+ * counted; all other values are 0. Free the string with pp_string_free.
  */
 pp_status pp_stats_json(pp_pool *pool, char **json);
 
@@ -409,12 +408,13 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  * thread that enqueued the work, with the same device current, or use pp_put_after_event.
  *
  * - PP_DEVICE: the driver refused to examine the stream, for example NULL while another stream captures a graph. Call this
- *   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. If the driver only
- *   refuses to record an event, the call succeeds: it waits up to 0.5 s for the stream (not for a default stream), and if that
- *   is not enough, the pool waits for all work of the context.
+ *   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. For a default stream of
+ *   a green context it never does: pass another stream. If the driver only refuses to record an event, the call succeeds: it
+ *   waits up to 0.5 s for the stream (not for a default stream), and if that is not enough, the pool waits for all work of the
+ *   context.
  * - PP_CAPTURING: the stream is capturing a graph.
  * - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
- *   on this thread. Passing a destroyed handle is undefined behavior.
+ *   on this thread. Passing the handle of a destroyed stream or event is undefined behavior.
  * - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
  * - PP_UNKNOWN_POINTER: as pp_put.
  *

@@ -14,7 +14,11 @@
  * Each function that returns memory takes the stream of its copies, or `pinpool::host_only` if only host code uses it.
  *
  * Functions that fail throw pinpool::error, but pinned_memory_resource throws pinpool::bad_alloc, and put() and destructors throw
- * nothing. A pool may be used by several threads concurrently; a buffer by one thread at a time.
+ * nothing. A pool may be used by several threads concurrently; a buffer by one thread at a time. Needs exceptions and RTTI.
+ *
+ * A null stream is the default stream of the translation unit: cudaStreamPerThread if it is compiled with `--default-stream
+ * per-thread` (nvcc) or CUDA_API_PER_THREAD_DEFAULT_STREAM, otherwise cudaStreamLegacy. Do not pass pools and buffers between
+ * translation units of the two kinds: their classes differ.
  */
 #ifndef PINPOOL_HPP
 #define PINPOOL_HPP
@@ -33,6 +37,12 @@
 #include <type_traits>
 #include <utility>
 
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+#define PINPOOL_DEFAULT_STREAM per_thread
+#else
+#define PINPOOL_DEFAULT_STREAM legacy
+#endif
+
 namespace pinpool {
 
 /** The type of host_only. */
@@ -49,31 +59,8 @@ inline constexpr host_only_t host_only{0};
 /** The legacy default stream (CU_STREAM_LEGACY, cudaStreamLegacy) of the current context. */
 inline CUstream_st *const legacy_stream = reinterpret_cast<CUstream_st *>(1);
 
-/**
- * When the memory of a destroyed buffer is reused: after the work enqueued so far on a stream (CUstream or cudaStream_t), or with
- * host_only immediately. A null CUstream is the legacy default stream. Not constructible from {}, nullptr or 0: a forgotten stream
- * must mean neither host_only nor the legacy stream.
- */
-class stream_or_host {
-public:
-    constexpr stream_or_host(CUstream_st *stream) noexcept : stream_(stream) {}
-    constexpr stream_or_host(host_only_t) noexcept {}
-    stream_or_host(std::nullptr_t) = delete; /**< Pass legacy_stream. */
-    stream_or_host(int) = delete;            /**< Pass legacy_stream. */
-
-    /** A stream class of a library, such as c10::cuda::CUDAStream. */
-    template <typename Stream,
-              typename = std::enable_if_t<std::is_class_v<Stream> && std::is_convertible_v<const Stream &, CUstream_st *>>>
-    constexpr stream_or_host(const Stream &stream) : stream_(static_cast<CUstream_st *>(stream))
-    {
-    }
-
-    /** The stream; empty for host_only. */
-    constexpr const std::optional<CUstream_st *> &handle() const noexcept { return stream_; }
-
-private:
-    std::optional<CUstream_st *> stream_;
-};
+/** The per-thread default stream (CU_STREAM_PER_THREAD, cudaStreamPerThread) of the current context and the calling thread. */
+inline CUstream_st *const per_thread_stream = reinterpret_cast<CUstream_st *>(2);
 
 /** A call that failed: the last one of this thread, with its status and text. */
 class error : public std::runtime_error {
@@ -98,8 +85,6 @@ private:
     error error_;
 };
 
-class pool_base;
-
 namespace detail {
 
 inline void check(pp_status status)
@@ -109,20 +94,20 @@ inline void check(pp_status status)
 }
 
 /** Returns a buffer. If the end of the work is unknown, the memory is never reused; see pp_put_after_stream. */
-inline void put(pp_pool *pool, void *data, stream_or_host after) noexcept
+inline void put(pp_pool *pool, void *data, std::optional<CUstream_st *> after) noexcept
 {
-    if (!after.handle() || pp_put_after_stream(pool, data, *after.handle()) != PP_OK)
+    if (!after || pp_put_after_stream(pool, data, *after) != PP_OK)
         pp_put(pool, data);
 }
 
 /** A pool or a partition, closed when its last user is destroyed. */
-struct shared_pool {
+struct owned_pool {
     pp_pool *handle = nullptr;
 
-    shared_pool() = default;
-    shared_pool(const shared_pool &) = delete;
-    shared_pool &operator=(const shared_pool &) = delete;
-    ~shared_pool()
+    owned_pool() = default;
+    owned_pool(const owned_pool &) = delete;
+    owned_pool &operator=(const owned_pool &) = delete;
+    ~owned_pool()
     {
         if (handle != nullptr)
             pp_pool_close(handle);
@@ -131,11 +116,49 @@ struct shared_pool {
 
 } // namespace detail
 
+inline namespace PINPOOL_DEFAULT_STREAM {
+
+/** The stream that a null CUstream or cudaStream_t is in this translation unit. */
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+inline CUstream_st *const default_stream = per_thread_stream;
+#else
+inline CUstream_st *const default_stream = legacy_stream;
+#endif
+
+/**
+ * When the memory of a destroyed buffer is reused: after the work enqueued so far on a stream (CUstream or cudaStream_t), or with
+ * host_only immediately. A null CUstream is default_stream. Not constructible from {}, nullptr or 0: a forgotten stream must mean
+ * neither host_only nor a default stream.
+ */
+class stream_or_host {
+public:
+    stream_or_host(CUstream_st *stream) noexcept : stream_(stream == nullptr ? default_stream : stream) {}
+    constexpr stream_or_host(host_only_t) noexcept {}
+    stream_or_host(std::nullptr_t) = delete; /**< Pass default_stream. */
+    stream_or_host(int) = delete;            /**< Pass default_stream. */
+
+    /** A stream class of a library, such as c10::cuda::CUDAStream. */
+    template <typename Stream,
+              typename = std::enable_if_t<std::is_class_v<Stream> && std::is_convertible_v<const Stream &, CUstream_st *>>>
+    stream_or_host(const Stream &stream) : stream_or_host(static_cast<CUstream_st *>(stream))
+    {
+    }
+
+    /** The stream; empty for host_only. */
+    constexpr const std::optional<CUstream_st *> &handle() const noexcept { return stream_; }
+
+private:
+    std::optional<CUstream_st *> stream_;
+};
+
+class pool_base;
+
 /**
  * A buffer of a pool. Its destructor returns the memory, which is reused once the work enqueued on the buffer's stream has
  * completed, or immediately with host_only. If the driver refuses the stream in the destructor, the memory is never reused. To
- * learn of a refusal and to try again, call put_after_stream before the destructor runs. The object is empty after a move, after
- * put(), and after a put_after_stream or put_after_event that did not throw.
+ * learn of a refusal and to try again, call put_after_stream before the destructor runs. With a default stream, destroy the buffer
+ * on the thread that enqueued the work, with the same device current. The object is empty after a move, after put(), and after a
+ * put_after_stream or put_after_event that did not throw.
  */
 class [[nodiscard]] buffer {
 public:
@@ -149,7 +172,7 @@ public:
     ~buffer()
     {
         if (data_ != nullptr)
-            detail::put(pool_->handle, data_, after_);
+            detail::put(pool_->handle, data_, after_.handle());
     }
 
     std::byte *data() const noexcept { return static_cast<std::byte *>(data_); }
@@ -171,7 +194,6 @@ public:
     /**
      * Replaces the stream after whose work the memory is reused, also if the destructor runs during stack unwinding. First record
      * work that is enqueued on the earlier stream (record_stream). The stream must not be destroyed before the destructor has run.
-     * For a default stream, destroy the buffer on the thread that enqueued the work, with the same device current.
      */
     void set_stream(stream_or_host after) noexcept { after_ = after; }
 
@@ -179,10 +201,10 @@ public:
     void record_stream(CUstream_st *stream)
     {
         if (data_ != nullptr)
-            detail::check(pp_record_stream(pool_->handle, data_, stream));
+            detail::check(pp_record_stream(pool_->handle, data_, *stream_or_host(stream).handle()));
     }
-    void record_stream(std::nullptr_t) = delete; /**< Pass legacy_stream. */
-    void record_stream(int) = delete;            /**< Pass legacy_stream. */
+    void record_stream(std::nullptr_t) = delete; /**< Pass default_stream. */
+    void record_stream(int) = delete;            /**< Pass default_stream. */
 
     /** Returns the buffer to its pool immediately, and ignores its stream. Only recorded device work may still use it. */
     void put() noexcept
@@ -199,16 +221,18 @@ public:
      */
     void put_after_stream(CUstream_st *stream)
     {
-        put_with([&](pp_pool *pool, void *data) { return pp_put_after_stream(pool, data, stream); });
+        CUstream_st *const after = *stream_or_host(stream).handle();
+        put_with([&](pp_pool *pool, void *data) { return pp_put_after_stream(pool, data, after); });
     }
-    void put_after_stream(std::nullptr_t) = delete; /**< Pass legacy_stream. */
-    void put_after_stream(int) = delete;            /**< Pass legacy_stream. */
+    void put_after_stream(std::nullptr_t) = delete; /**< Pass default_stream. */
+    void put_after_stream(int) = delete;            /**< Pass default_stream. */
 
     /** As put_after_stream, for the work before the last record of `event` (CUevent or cudaEvent_t). */
     void put_after_event(CUevent_st *event)
     {
         put_with([&](pp_pool *pool, void *data) { return pp_put_after_event(pool, data, event); });
     }
+    void put_after_event(std::nullptr_t) = delete;
 
     void swap(buffer &other) noexcept
     {
@@ -221,7 +245,7 @@ public:
 private:
     friend class pool;
     friend class pool_base;
-    buffer(std::shared_ptr<detail::shared_pool> pool, void *data, std::size_t size, stream_or_host after) noexcept
+    buffer(std::shared_ptr<detail::owned_pool> pool, void *data, std::size_t size, stream_or_host after) noexcept
         : pool_(std::move(pool)), data_(data), size_(size), after_(after)
     {
     }
@@ -242,7 +266,7 @@ private:
         after_ = host_only;
     }
 
-    std::shared_ptr<detail::shared_pool> pool_;
+    std::shared_ptr<detail::owned_pool> pool_;
     void *data_ = nullptr;
     std::size_t size_ = 0;
     stream_or_host after_ = host_only;
@@ -258,7 +282,10 @@ struct get_options {
 /** The functions of pools and partitions. The object is a handle: const members may change the pool. */
 class pool_base {
 public:
-    /** Returns a buffer for copies on the stream `after`, which must not be destroyed before the buffer; see pp_get. */
+    /**
+     * Returns a buffer for copies on the stream `after`, which must not be destroyed before the buffer; see pp_get. With a default
+     * stream, destroy the buffer on the thread that enqueued the work, with the same device current.
+     */
     buffer get(std::size_t bytes, stream_or_host after) const
     {
         void *data = nullptr;
@@ -275,7 +302,10 @@ public:
         return buffer(pool_, data, bytes, after);
     }
 
-    /** Returns an idle buffer, if there is one; see pp_try_get_with, which ignores the timeout. */
+    /**
+     * Returns an idle buffer, or std::nullopt if none is idle; see pp_try_get_with, which ignores the timeout. A buffer of 0 bytes
+     * is empty, but not std::nullopt.
+     */
     std::optional<buffer> try_get(std::size_t bytes, stream_or_host after, const get_options &options = {}) const
     {
         const pp_get_options c_options = to_c(options);
@@ -305,9 +335,9 @@ public:
     pp_pool *handle() const noexcept { return pool_->handle; }
 
 protected:
-    pool_base() : pool_(std::make_shared<detail::shared_pool>()) {}
+    pool_base() : pool_(std::make_shared<detail::owned_pool>()) {}
 
-    std::shared_ptr<detail::shared_pool> pool_;
+    std::shared_ptr<detail::owned_pool> pool_;
 
 private:
     /** The tag of the result is a pointer into `options`. */
@@ -372,7 +402,8 @@ public:
  * Pinned memory of a pool or a partition for std::pmr containers. Throws pinpool::bad_alloc, which is a std::bad_alloc, on failure.
  * Deallocated memory is reused once the work enqueued on the stream `after` has completed, and never if the driver refuses the
  * stream. With host_only it is reused immediately: before a container frees memory, grows or is destroyed, synchronize every copy
- * that uses its memory. The stream must not be destroyed before the last memory of the resource is deallocated.
+ * that uses its memory. The stream must not be destroyed before the last memory of the resource is deallocated. With a default
+ * stream, deallocate on the thread that enqueued the work, with the same device current.
  *
  * Each allocation is a separate buffer of at least 4 KiB: suitable for vectors and arenas, not for lists of small nodes (put a
  * std::pmr::unsynchronized_pool_resource in between). Two resources are equal if they use the same pool and stream.
@@ -397,7 +428,7 @@ private:
 
     void do_deallocate(void *data, std::size_t, std::size_t) override
     {
-        detail::put(source_.handle(), data, after_);
+        detail::put(source_.handle(), data, after_.handle());
     }
 
     bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override
@@ -411,6 +442,9 @@ private:
     stream_or_host after_;
 };
 
+} // namespace PINPOOL_DEFAULT_STREAM
 } // namespace pinpool
+
+#undef PINPOOL_DEFAULT_STREAM
 
 #endif // PINPOOL_HPP

@@ -74,7 +74,7 @@ pub const PP_DEFAULT_WAIT: u64 = u64::MAX;
 pub struct pp_get_options {
     /// sizeof(pp_get_options), by which the library recognizes the version of the header.
     pub struct_size: usize,
-    /// The address is a multiple of this power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096.
+    /// The address is a multiple of this number, a power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096.
     pub alignment: usize,
     /// The longest wait for room, in milliseconds. With 0 to 100 the call may wait up to 100 ms for driver calls of other
     /// threads. Initially PP_DEFAULT_WAIT.
@@ -276,12 +276,13 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// thread that enqueued the work, with the same device current, or use pp_put_after_event.
 ///
 /// - PP_DEVICE: the driver refused to examine the stream, for example NULL while another stream captures a graph. Call this
-///   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. If the driver only
-///   refuses to record an event, the call succeeds: it waits up to 0.5 s for the stream (not for a default stream), and if that
-///   is not enough, the pool waits for all work of the context.
+///   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. For a default stream of
+///   a green context it never does: pass another stream. If the driver only refuses to record an event, the call succeeds: it
+///   waits up to 0.5 s for the stream (not for a default stream), and if that is not enough, the pool waits for all work of the
+///   context.
 /// - PP_CAPTURING: the stream is capturing a graph.
 /// - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
-///   on this thread. Passing a destroyed handle is undefined behavior.
+///   on this thread. Passing the handle of a destroyed stream or event is undefined behavior.
 /// - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
 /// - PP_UNKNOWN_POINTER: as pp_put.
 ///

@@ -13,7 +13,7 @@ use crate::status::pp_status;
 
 /// Opens a pool and stores its handle in `pool`. Close it with pp_pool_close.
 ///
-/// `config` is UTF-8: items separated by `;` or line breaks.
+/// `config` is UTF-8: items separated by `;` or line breaks. A value contains neither: set such a value in the environment.
 ///
 /// - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
 ///   overrides the environment: "max_bytes=2GiB; wait=2s". docs/settings.md lists the variables.
@@ -166,9 +166,9 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 /// Changes the limit on all pinned bytes, in use and idle. PP_NO_LIMIT removes it; a shared limit still applies, and so does
 /// RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, the oldest first, and what was pinned in
 /// the background of a reserve. The memory of returned buffers is released within a second by the maintenance thread, by
-/// pp_maintain, or by a miss that finds no room. A higher limit serves waiting requests, but `vmm`, `mlock` and `heap` only have
-/// addresses for 8 times the first limit (16 GiB to 4 TiB). A partition has its own limit, which releases nothing, and its
-/// pool's limit applies as well.
+/// pp_maintain, or by a miss that finds no room. A higher limit serves waiting requests, but under `vmm`, `mlock` and `heap` the
+/// pool has addresses only for 8 times its first limit, at least 16 GiB and at most 4 TiB. A partition has its own limit, which
+/// releases nothing, and its pool's limit applies as well.
 ///
 /// - PP_INVALID_ARGUMENT: `max_bytes` is 0.
 #[unsafe(no_mangle)]
@@ -199,7 +199,7 @@ pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
 }
 
 /// For the preset tensorflow: releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests,
-/// returns and evictions. Other programs use pp_trim.
+/// returns and evictions. With the preset adaptive, use pp_trim.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     with_pool(pool, Pool::clear)
@@ -213,7 +213,8 @@ pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
 }
 
 /// Stores the statistics of the pool in `json`, as one JSON object on one line. Names that end in `_bytes` are bytes, names that
-/// end in `_seconds` are seconds. Later versions may add names. Free the string with pp_string_free.
+/// end in `_seconds` are seconds. Later versions may add names. For a partition, only its requests, waits, limit and bytes are
+/// counted; all other values are 0. Free the string with pp_string_free.
 ///
 /// # Safety
 ///

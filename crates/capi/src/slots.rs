@@ -324,20 +324,20 @@ mod tests {
     use super::*;
 
     /// Opens a pool in the slot and returns its generation.
-    fn opened(slot: &Slot) -> usize {
+    fn open_in(slot: &Slot) -> usize {
         let generation = slot.state.claim().unwrap();
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
         slot.begin(generation, PoolOrPartition::Pool(pool), false);
         generation
     }
 
-    fn closed(slot: &Slot, generation: usize) {
+    fn close_in(slot: &Slot, generation: usize) {
         assert!(slot.state.change(generation, Phase::Open, Phase::Closed));
         slot.end_if_unused(generation);
     }
 
     /// Takes a buffer from the slot's pool and returns its address.
-    fn got(slot: &Slot) -> usize {
+    fn take_address(slot: &Slot) -> usize {
         // SAFETY: slots-I1: no other thread uses this slot.
         let Some(PoolOrPartition::Pool(pool)) = (unsafe { &*slot.pool.get() }) else { panic!("a slot without a pool") };
         let buf = pool.get(4096).unwrap();
@@ -347,15 +347,15 @@ mod tests {
     #[test]
     fn a_table_that_was_seen_empty_frees_no_slot_whose_next_pool_has_a_buffer_out() {
         let slot = Slot::new();
-        let first = opened(&slot);
-        closed_with_nothing_out(&slot, first);
+        let first = open_in(&slot);
+        close_with_nothing_out(&slot, first);
         let address = std::cell::Cell::new(0);
         slot.free_if(first, || {
             // Another thread runs between the check and the change that depends on it.
             slot.free_if_empty(first);
-            let second = opened(&slot);
-            address.set(got(&slot));
-            closed(&slot, second);
+            let second = open_in(&slot);
+            address.set(take_address(&slot));
+            close_in(&slot, second);
             true
         });
         assert!(slot.state.is(first + 1, Phase::Ended), "{:?}", slot.state);
@@ -365,9 +365,9 @@ mod tests {
     }
 
     /// Closes the pool and removes its last buffer, so that the slot is Ended and not Free yet.
-    fn closed_with_nothing_out(slot: &Slot, generation: usize) {
-        let address = got(slot);
-        closed(slot, generation);
+    fn close_with_nothing_out(slot: &Slot, generation: usize) {
+        let address = take_address(slot);
+        close_in(slot, generation);
         drop(slot.table.remove(address).unwrap());
         assert!(slot.state.is(generation, Phase::Ended));
     }
@@ -375,14 +375,14 @@ mod tests {
     #[test]
     fn calls_that_were_seen_over_end_no_later_pool_that_a_call_uses() {
         let slot = Slot::new();
-        let first = opened(&slot);
+        let first = open_in(&slot);
         assert!(slot.state.change(first, Phase::Open, Phase::Closed));
         let counter = &slot.calls[0];
         slot.end_if(first, || {
             slot.end_if_unused(first);
-            let second = opened(&slot);
+            let second = open_in(&slot);
             counter.fetch_add(1, Ordering::SeqCst);
-            closed(&slot, second);
+            close_in(&slot, second);
             true
         });
         assert!(slot.state.is(first + 1, Phase::Closed), "{:?}", slot.state);
@@ -393,13 +393,13 @@ mod tests {
     #[test]
     fn a_refused_call_ends_the_later_pool_that_was_closed_meanwhile() {
         let slot = Slot::new();
-        let first = opened(&slot);
-        closed(&slot, first);
+        let first = open_in(&slot);
+        close_in(&slot, first);
         // A call with the first handle is counted, and refused only after the second pool was closed.
         let counter = &slot.calls[0];
         counter.fetch_add(1, Ordering::SeqCst);
-        let second = opened(&slot);
-        closed(&slot, second);
+        let second = open_in(&slot);
+        close_in(&slot, second);
         assert!(slot.state.is(second, Phase::Closed), "{:?}", slot.state);
         slot.leave(counter);
         assert!(slot.state.is(second, Phase::Free), "{:?}", slot.state);

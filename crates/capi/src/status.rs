@@ -24,8 +24,8 @@ pub enum pp_status {
     PP_UNKNOWN_POINTER = 3,
     /// The handle is invalid, or its pool was closed (pp_pool_close).
     PP_UNKNOWN_POOL = 4,
-    /// Over the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or earlier requests are
-    /// waiting. A later call may succeed.
+    /// The request exceeds the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or earlier
+    /// requests are waiting. A later call may succeed.
     PP_LIMIT = 5,
     /// No buffer of this size is idle. Only from pp_try_get and pp_try_get_with.
     PP_NONE_IDLE = 6,
@@ -41,8 +41,7 @@ pub enum pp_status {
     PP_UNAVAILABLE = 11,
     /// The stream is capturing a graph, and its launches may use the buffer at any time. The memory is never reused.
     PP_CAPTURING = 12,
-    /// The event is NULL, the driver reported an invalid stream handle, or no context is current on this thread. Passing
-    /// a destroyed handle is undefined behavior.
+    /// The stream or the event is not valid in this call; see pp_put_after_stream and pp_put_after_event.
     PP_INVALID_HANDLE = 13,
     /// 4096 pools and partitions are open or have buffers in use. Close one.
     PP_TOO_MANY_POOLS = 14,

@@ -113,8 +113,8 @@ impl Table {
         }
         let start = buf.as_mut_ptr();
         let replaced = self.shard(start.addr()).lock().insert(start.addr(), InUse::new(Some(buf), Owner::Pool));
-        // Two buffers in use never share an address.
-        debug_assert!(replaced.is_none(), "{replaced:?}");
+        // Two buffers in use never share an address. If that is violated, the earlier buffer is leaked and not reused.
+        std::mem::forget(replaced.map(|entry| entry.buf));
         start
     }
 
@@ -189,14 +189,15 @@ impl Table {
     pub(crate) fn put_back(&self, buf: PinnedBuf) {
         let address = buf.as_ptr().addr();
         let shard = self.shard(address);
-        if let Some(entry) = shard.lock().get_mut(&address) {
-            if self.marks(entry.owner) {
-                asan::unpoison(&buf);
-            }
-            entry.buf = Some(buf);
-            if std::mem::take(&mut entry.is_awaited) {
-                shard.changed.notify_all();
-            }
+        let mut entries = shard.lock();
+        // Without an entry, its user could not return the buffer, which may be in use. It is leaked and not reused.
+        let Some(entry) = entries.get_mut(&address) else { return std::mem::forget(buf) };
+        if self.marks(entry.owner) {
+            asan::unpoison(&buf);
+        }
+        entry.buf = Some(buf);
+        if std::mem::take(&mut entry.is_awaited) {
+            shard.changed.notify_all();
         }
     }
 
@@ -312,6 +313,24 @@ mod tests {
             assert!(is_busy || results.contains(&Err(LookupError::Nowhere)), "{results:?}");
             assert!(results.contains(&Ok(())) == succeeds && table.is_empty(), "{results:?}");
         }
+    }
+
+    #[test]
+    fn a_buffer_without_an_entry_is_leaked_and_not_reused() {
+        static RELEASED: AtomicBool = AtomicBool::new(false);
+        let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+        let (table, mut memory) = (Table::new(), [0_u8; 64]);
+        let address = memory.as_ptr().addr();
+        for _ in 0..2 {
+            let release = || RELEASED.store(true, Ordering::Relaxed);
+            // SAFETY: nothing accesses the memory.
+            let adopted = unsafe { pool.adopt(std::ptr::NonNull::from(&mut memory[..]), None, release) };
+            assert_eq!(table.insert(adopted.unwrap()).addr(), address);
+        }
+        let buf = table.take(address, true).unwrap();
+        table.remove_entry(address);
+        table.put_back(buf);
+        assert!(!RELEASED.load(Ordering::Relaxed), "a program may still use the memory");
     }
 
     #[test]

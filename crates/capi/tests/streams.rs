@@ -19,7 +19,7 @@ use pinpool_c::*;
 
 use fixture::{
     Address, Handle, SANITIZERS, bytes, close, compiler, crate_folder, get, has_sanitizers, is_installed, is_pinned,
-    last_error, open, outcome, put, ran, stats, try_get,
+    last_error, open, outcome, put, run_to_success, stats, try_get,
 };
 
 const LEN: usize = 64 << 10;
@@ -204,7 +204,7 @@ fn programs_in_c_and_cpp_copy_through_the_driver() {
         let mut command = compiler(name);
         command.arg(standard).arg(crate_folder().join(source)).args(options).arg("-o").arg(&program);
         command.arg("-I").arg(crate_folder().join("include")).arg("-L").arg(folder.path());
-        ran(command.args(["-lpinpool", "-lcuda"]));
+        run_to_success(command.args(["-lpinpool", "-lcuda"]));
     };
     let run = |backend| {
         let mut command = Command::new(&program);
@@ -228,5 +228,9 @@ fn programs_in_c_and_cpp_copy_through_the_driver() {
             compile(example, Some(SANITIZERS));
             run("register");
         }
+    }
+    if is_installed("c++") {
+        compile(examples[2], Some("-DCUDA_API_PER_THREAD_DEFAULT_STREAM"));
+        run("cuda");
     }
 }

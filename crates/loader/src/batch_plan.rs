@@ -15,7 +15,7 @@
 //! - **plan-I5**: [`plan_hash`] covers everything that determines the batches of an epoch, so a state is refused if they would
 //!   differ.
 //! - **plan-I6**: shuffles and ranks move units: a sample, or all samples of a compressed file, which come in their order.
-//!   A shuffle mixes the samples of [`OPEN_FILES`] units at random, so that several workers decompress at once,
+//!   A shuffle mixes the samples of [`OPEN_FILES`] units at random, so that several threads decompress at once,
 //!   and orders the parts of a batch with compressed samples by file.
 
 use std::collections::HashMap;
@@ -55,11 +55,11 @@ pub(super) struct SamplePart {
 #[derive(Debug, Default)]
 pub(super) struct PlannedBatch {
     /// Index in the whole run, from 0.
-    pub(super) number: u64,
+    pub(super) index_overall: u64,
     /// Epoch, from 0.
     pub(super) epoch: u64,
     /// Index in the epoch, from 0.
-    pub(super) index: u64,
+    pub(super) index_in_epoch: u64,
     /// The parts of samples, in the order of their bytes in the batch.
     pub(super) parts: Vec<SamplePart>,
     /// Sum of the lengths of the parts.
@@ -73,11 +73,11 @@ pub(super) struct PlannedBatch {
 #[non_exhaustive]
 pub struct LoadedBatch {
     /// Index in the whole load, from 0.
-    pub number: u64,
+    pub index_overall: u64,
     /// Epoch, from 0.
     pub epoch: u64,
     /// Index in the epoch, from 0.
-    pub index: u64,
+    pub index_in_epoch: u64,
     /// The arrays of decoded fields, then the bytes of all parts. Empty if nothing could be read.
     pub buffer: PinnedBuf,
     /// The range of the array of each field in [`LoadOptions::decode`]. An array has a row for each part.
@@ -108,7 +108,7 @@ impl LoadedBatch {
         let first = samples.first().map_or_else(String::new, |&sample| catalog.name(sample));
         let name = match samples.len() {
             1 => first,
-            many => format!("batch {} ({many} samples, the first {first})", self.number),
+            many => format!("batch {} ({many} samples, the first {first})", self.index_overall),
         };
         let files = samples.iter().map(|&sample| catalog.samples()[sample].file).collect();
         Failure { files, ..Failure::new(name, FailureCause::Pool(error)) }
@@ -122,8 +122,8 @@ pub(super) struct BatchPlan {
     options: LoadOptions,
     epoch: u64,
     /// Number of batches of this epoch so far.
-    index: u64,
-    number: u64,
+    index_in_epoch: u64,
+    index_overall: u64,
     order: Vec<usize>,
     /// Number of samples of this epoch that are completely in earlier batches.
     taken: usize,
@@ -143,8 +143,8 @@ impl BatchPlan {
             ..BatchPlan::default()
         };
         batches.start_epoch();
-        (0..start.index).for_each(|_| drop(batches.next_in_epoch()));
-        batches.number = start.number;
+        (0..start.index_in_epoch).for_each(|_| drop(batches.next_in_epoch()));
+        batches.index_overall = start.index_overall;
         batches
     }
 
@@ -153,11 +153,11 @@ impl BatchPlan {
         let options = LoadOptions { epochs: epoch.saturating_add(1), ..options.clone() };
         let mut batches = BatchPlan::new(catalog, &options, &LoadState { epoch, ..LoadState::default() });
         while batches.next_in_epoch().is_some() {}
-        batches.index
+        batches.index_in_epoch
     }
 
     fn start_epoch(&mut self) {
-        (self.taken, self.index) = (0, 0);
+        (self.taken, self.index_in_epoch) = (0, 0);
         if self.epoch == self.options.epochs {
             return;
         }
@@ -200,8 +200,8 @@ impl BatchPlan {
         }
         let max_bytes = self.options.batch_bytes.filter(|_| self.options.decode.is_empty());
         let max_bytes = max_bytes.map_or(u64::MAX, NonZeroU64::get);
-        let (number, epoch, index) = (self.number, self.epoch, self.index);
-        let mut batch = PlannedBatch { number, epoch, index, ..PlannedBatch::default() };
+        let (index_overall, epoch, index_in_epoch) = (self.index_overall, self.epoch, self.index_in_epoch);
+        let mut batch = PlannedBatch { index_overall, epoch, index_in_epoch, ..PlannedBatch::default() };
         while let Some(&sample) = self.order.get(self.taken) {
             let rest = self.catalog.samples()[sample].len_bytes - self.taken_bytes;
             let is_first = batch.parts.is_empty();
@@ -220,11 +220,11 @@ impl BatchPlan {
             self.taken_bytes = 0;
         }
         if self.options.shuffle_seed.is_some() && batch.parts.iter().any(|part| self.is_compressed(part)) {
-            // A worker finishes a file before it starts the next, so that another worker can continue with the file.
+            // A thread finishes a file before it starts the next, so that another thread can continue with the file.
             batch.parts.sort_by_key(|part| self.catalog.samples()[part.sample].file);
         }
-        self.number += 1;
-        self.index += 1;
+        self.index_overall += 1;
+        self.index_in_epoch += 1;
         Some(batch)
     }
 
@@ -243,8 +243,7 @@ impl BatchPlan {
             let is_last = ends_file && part.start + part.len_bytes == sample.len_bytes;
             if batch.turns.last().is_none_or(|turn| turn.file != sample.file) {
                 let (next, receiver) = mpsc::channel();
-                let previous = self.turns.insert(sample.file, receiver);
-                batch.turns.push(Turn { file: sample.file, previous, next });
+                batch.turns.push(Turn { file: sample.file, previous: self.turns.insert(sample.file, receiver), next });
             }
             if is_last {
                 self.turns.remove(&sample.file);
@@ -357,7 +356,7 @@ mod tests {
         let batches: Vec<_> = BatchPlan::new(&catalog, &options, &LoadState::default()).collect();
         let held: Vec<_> = batches.iter().map(samples).collect();
         assert_eq!(held, [vec![0, 1], vec![2, 3], vec![4], vec![0, 1], vec![2, 3], vec![4]]);
-        assert_eq!(batches.iter().map(|batch| batch.number).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(batches.iter().map(|batch| batch.index_overall).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
         assert_eq!(batches.iter().map(|batch| batch.epoch).collect::<Vec<_>>(), [0, 0, 0, 1, 1, 1]);
     }
 

@@ -10,9 +10,9 @@
 //!
 //! - **compressed-I1**: a decompressor holds [`INPUT_BYTES`] of the file and the window of its format (gzip 32 KiB; Zstandard at
 //!   most 128 MiB, since frames that need more are refused), independent of the length of the file and its data.
-//! - **compressed-I2**: a file with more data than [`max_data_bytes`] is refused, so that a small file cannot keep a worker
+//! - **compressed-I2**: a file with more data than [`max_data_bytes`] is refused, so that a small file cannot keep a thread
 //!   busy forever.
-//! - **turn-I1**: a worker waits only for turns of earlier batches (worker-I1), and dropping a batch ends its turns. So the first batch
+//! - **turn-I1**: a thread waits only for turns of earlier batches (thread-I1), and dropping a batch ends its turns. So the first batch
 //!   in progress never waits. A batch that receives no decompressor from an earlier batch decompresses the file from the start of its data.
 //! - **turn-I2**: the decompressor is dropped after the last turn of an epoch, so there are at most as many decompressors as there are
 //!   files that the plan has open and batches in progress.

@@ -11,7 +11,7 @@
 //!                      batch_plan          the samples of each batch, in order
 //!                          |
 //!   +-------------- one batch at a time -----------+
-//!   |  worker 0         worker 1         worker 2  |     pool.get(len): a pinned buffer
+//!   |  thread 0         thread 1         thread 2  |     pool.get(len): a pinned buffer
 //!   |  pread            pread            pread     |     file -> buffer.wait_slice_mut(), checksum on the way
 //!   +----------------------------------------------+
 //!                    reader_threads                      in order, at most `prefetch` ahead
@@ -121,7 +121,7 @@ use self::transfer::Transfer;
 impl Loader {
     /// Loads the catalog into `destination` and reports to `observer`.
     ///
-    /// The calling thread copies; [`LoadOptions::workers`] threads read and end with this call. An error that ends the run is
+    /// The calling thread copies; [`LoadOptions::threads`] threads read and end with this call. An error that ends the run is
     /// in [`LoadSummary::outcome`]. The failures of the catalog are reported first.
     pub fn run(&self, destination: &mut dyn Destination, observer: &mut dyn Observer) -> LoadSummary {
         let unlisted = self.catalog.failures();
@@ -140,7 +140,7 @@ impl Loader {
         summary
     }
 
-    /// Returns an iterator over the batches of the catalog, in pinned memory. [`LoadOptions::workers`] threads read ahead until
+    /// Returns an iterator over the batches of the catalog, in pinned memory. [`LoadOptions::threads`] threads read ahead until
     /// it is dropped. The failures of the catalog are only in [`Catalog::failures`].
     ///
     /// # Errors
@@ -152,7 +152,7 @@ impl Loader {
 
     /// Returns the state before the first batch of this loader.
     pub fn start_state(&self) -> LoadState {
-        LoadState { plan: plan_hash(&self.catalog, &self.options), ..self.start }
+        LoadState { plan_hash: plan_hash(&self.catalog, &self.options), ..self.start }
     }
 
     /// Returns a loader of the remaining batches, which an uninterrupted load would yield after `state`.
@@ -162,17 +162,17 @@ impl Loader {
     /// If this loader's batches differ from the batches of the load that saved `state`.
     pub fn resume_at(mut self, state: LoadState) -> Result<Loader, StateError> {
         let here = plan_hash(&self.catalog, &self.options);
-        if state.plan != here {
+        if state.plan_hash != here {
             return Err(StateError(format!(
                 "the state belongs to another load (plan {:016x}, here {here:016x}): resume with the same files, of the same names \
                  and lengths, and the same limits of a batch, seed, rank, `even`, `drop_last` and `decode`",
-                state.plan
+                state.plan_hash
             )));
         }
-        let LoadState { epoch, index, .. } = state;
+        let LoadState { epoch, index_in_epoch, .. } = state;
         let batches = self.batches_in_epoch(epoch);
-        if index > batches {
-            let place = format!("batch {index} of epoch {epoch}, which has {batches}");
+        if index_in_epoch > batches {
+            let place = format!("batch {index_in_epoch} of epoch {epoch}, which has {batches}");
             return Err(StateError(format!("the state is after {place}: it was changed or belongs to another load")));
         }
         self.start = state;

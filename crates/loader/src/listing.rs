@@ -26,6 +26,7 @@ use std::thread;
 use walkdir::WalkDir;
 
 use super::catalog::{Catalog, CatalogLists, DataOrigin, FileContent};
+use super::compressed::Compression;
 use super::container;
 use super::failure::{Failure, FailureCause};
 use super::stop::StopFlag;
@@ -58,6 +59,15 @@ impl Catalog {
     /// threads. Files that cannot be listed are in [`Catalog::failures`].
     pub fn from_paths<P: AsRef<Path>>(paths: &[P]) -> Catalog {
         ListOptions::default().from_paths(paths)
+    }
+
+    /// Returns the containers and compressed files that were listed as plain files.
+    pub fn unopened_files(&self) -> impl Iterator<Item = &Path> {
+        self.files().iter().filter_map(|file| {
+            let DataOrigin::File(path) = &file.origin else { return None };
+            let is_plain = !file.is_container && file.compression.is_none();
+            (is_plain && (container::is_container(path) || Compression::of(path).is_some())).then_some(&**path)
+        })
     }
 }
 

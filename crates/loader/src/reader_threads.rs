@@ -3,11 +3,11 @@
 //! [`Loader::run`] copies the batches to a destination; [`BatchReader`] returns them to the caller.
 //!
 //! ```text
-//!   filled batches, as workers finish them     early (kept for later)
+//!   filled batches, as threads finish them     early (kept for later)
 //!         3 1 2                     ->         [1] [2] [3]
 //!
 //!   completed <= sent <= started <= sent + prefetch
-//!   |            |        '- batches that a worker has taken from the plan
+//!   |            |        '- batches that a thread has taken from the plan
 //!   |            '- batches passed to the destination, or without anything to send
 //!   '- batches with a buffer that has returned to the pool
 //! ```
@@ -16,10 +16,10 @@
 //! - **reader-threads-I2**: when [`ReaderThreads`] ends, its threads have ended and all remaining buffers have returned to the pool.
 //! - **ahead-I1**: every batch started is eventually sent and completed, unless the read-ahead was closed.
 //! - **ahead-I2**: once closed, no batch is started and no thread waits.
-//! - **worker-I1**: a batch is started and gets its buffer under one lock, so buffers are allocated in batch order. Batches
+//! - **thread-I1**: a batch is started and gets its buffer under one lock, so buffers are allocated in batch order. Batches
 //!   are sent in that order, so the batch that the sender waits for already has its buffer: a pool limit slows a run down but
 //!   cannot block it.
-//! - **worker-I2**: a worker checks for the end of the load after each chunk, and every [`CHECK_EVERY`] while it waits for a
+//! - **thread-I2**: a thread checks for the end of the load after each chunk, and every [`CHECK_EVERY`] while it waits for a
 //!   buffer.
 
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ use pinpool::{Error, PinnedBuf};
 /// Longest time between two checks for the end of the load.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 
-/// Limits the batches that the workers read ahead of the copies, and so the memory of a run.
+/// Limits the batches that the threads read ahead of the copies, and so the memory of a run.
 #[derive(Debug)]
 pub(super) struct ReadAhead {
     prefetch: u64,
@@ -101,8 +101,8 @@ impl ReadAhead {
         self.changed.notify_all();
     }
 
-    /// Waits on behalf of a worker that found no memory for its batch. The wait ends when more than `completions` batches are
-    /// completed, or when no other batch is in progress and a consumer waits for this batch. Returns whether the worker
+    /// Waits on behalf of a thread that found no memory for its batch. The wait ends when more than `completions` batches are
+    /// completed, or when no other batch is in progress and a consumer waits for this batch. Returns whether the thread
     /// should try again. It should not if the read-ahead is closed, or if the call had nothing to wait for: then no buffer
     /// will return.
     fn wait_for_completion(&self, completions: u64) -> bool {
@@ -130,16 +130,16 @@ impl Drop for CloseOnDrop<'_> {
     }
 }
 
-/// State shared by the workers of a run.
+/// State shared by the threads of a run.
 #[derive(Debug)]
-struct Workers {
+struct SharedState {
     loader: Loader,
     ahead: ReadAhead,
-    /// Locked while a batch is started and gets its buffer (worker-I1).
+    /// Locked while a batch is started and gets its buffer (thread-I1).
     batches: Mutex<BatchPlan>,
 }
 
-impl Workers {
+impl SharedState {
     /// Reads batches until the plan is done or the read-ahead is closed.
     fn work(&self, filled: &Sender<LoadedBatch>) {
         let _close = CloseOnDrop(&self.ahead);
@@ -182,7 +182,7 @@ impl Workers {
     }
 
     /// Requests a buffer as `Pool::get` does, which may wait for a long time. Cancels the request and returns `None` if the
-    /// load ends (worker-I2).
+    /// load ends (thread-I2).
     fn get_unless_ended(&self, len: usize) -> Option<Result<PinnedBuf, Error>> {
         let mut get = pin!(self.loader.pool.get_async(len));
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
@@ -201,29 +201,29 @@ impl Workers {
 /// The batches of a load as its threads fill them.
 #[derive(Debug)]
 pub(super) struct ReaderThreads {
-    workers: Arc<Workers>,
+    shared: Arc<SharedState>,
     threads: Vec<JoinHandle<()>>,
     /// `None` after [`end`](Self::end).
     filled: Option<Receiver<LoadedBatch>>,
     early: BTreeMap<u64, LoadedBatch>,
-    next_number: u64,
+    next_index: u64,
     generation: ForkGeneration,
 }
 
 impl ReaderThreads {
     /// Starts the threads. Fails if the system cannot start any.
     pub(super) fn start(loader: &Loader) -> Result<ReaderThreads, LoadError> {
-        let threads = loader.options.workers.get();
+        let threads = loader.options.threads.get();
         let prefetch = loader.options.prefetch.map_or(threads.saturating_mul(2), NonZeroUsize::get);
         let (send, filled) = mpsc::channel();
         let mut reading = ReaderThreads::from_channel(loader, prefetch as u64, filled);
         for number in 0..threads {
-            let (send, workers) = (send.clone(), reading.workers.clone());
+            let (send, shared) = (send.clone(), reading.shared.clone());
             let thread = thread::Builder::new().name(format!("pinpool-read-{number}"));
-            match thread.spawn(move || workers.work(&send)) {
+            match thread.spawn(move || shared.work(&send)) {
                 Ok(thread) => reading.threads.push(thread),
                 Err(error) if number == 0 => return Err(LoadError::NoThread(error)),
-                // Fewer workers load the same batches.
+                // Fewer threads load the same batches.
                 Err(_) => break,
             }
         }
@@ -232,36 +232,36 @@ impl ReaderThreads {
 
     /// Creates a `ReaderThreads` without threads, which receives its batches from a channel.
     pub(super) fn from_channel(loader: &Loader, prefetch: u64, filled: Receiver<LoadedBatch>) -> ReaderThreads {
-        let workers = Workers {
+        let shared = SharedState {
             loader: loader.clone(),
             ahead: ReadAhead::new(prefetch),
             batches: Mutex::new(BatchPlan::new(&loader.catalog, &loader.options, &loader.start)),
         };
         ReaderThreads {
-            workers: Arc::new(workers),
+            shared: Arc::new(shared),
             threads: Vec::new(),
             filled: Some(filled),
             early: BTreeMap::new(),
-            next_number: loader.start.number,
+            next_index: loader.start.index_overall,
             generation: ForkGeneration::now(),
         }
     }
 
     pub(super) fn ahead(&self) -> &ReadAhead {
-        &self.workers.ahead
+        &self.shared.ahead
     }
 
     /// Returns the next batch in order (reader-threads-I1), or `None` if there is none. `until` of `None` means forever.
     pub(super) fn next(&mut self, until: Option<Instant>) -> Result<Option<LoadedBatch>, TimedOut> {
         let Some(filled) = &self.filled else { return Ok(None) };
         loop {
-            if let Some(batch) = self.early.remove(&self.next_number) {
-                self.next_number += 1;
+            if let Some(batch) = self.early.remove(&self.next_index) {
+                self.next_index += 1;
                 return Ok(Some(batch));
             }
             let wait = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
             match filled.recv_timeout(wait) {
-                Ok(batch) => drop(self.early.insert(batch.number, batch)),
+                Ok(batch) => drop(self.early.insert(batch.index_overall, batch)),
                 Err(RecvTimeoutError::Timeout) => return Err(TimedOut),
                 // A thread that panicked has left a batch out, so the load must not end as if it were complete.
                 Err(RecvTimeoutError::Disconnected) => {
@@ -280,7 +280,7 @@ impl ReaderThreads {
             return;
         }
         self.ahead().close();
-        // These are dropped before the threads are joined, so that no worker waits for the memory of a batch without a consumer.
+        // These are dropped before the threads are joined, so that no thread waits for the memory of a batch without a consumer.
         self.filled = None;
         self.early.clear();
         for thread in self.threads.drain(..) {
@@ -325,11 +325,11 @@ impl BatchReader {
     /// The batch was not filled within `timeout`. A later call returns it.
     pub fn next_timeout(&mut self, timeout: Duration) -> Result<Option<LoadedBatch>, TimedOut> {
         // A forked child has no threads.
-        if self.reader_threads.generation.is_stale() || self.reader_threads.workers.loader.stop.is_raised() {
+        if self.reader_threads.generation.is_stale() || self.reader_threads.shared.loader.stop.is_raised() {
             self.stop();
             return Ok(None);
         }
-        // With a zero timeout the consumer does not wait for this batch, so a worker without memory keeps waiting for a buffer to return.
+        // With a zero timeout the consumer does not wait for this batch, so a thread without memory keeps waiting for a buffer to return.
         self.reader_threads.ahead().set_consumer_busy(timeout.is_zero());
         let next = self.reader_threads.next(Instant::now().checked_add(timeout));
         self.reader_threads.ahead().set_consumer_busy(true);
@@ -338,10 +338,11 @@ impl BatchReader {
             return Ok(None);
         };
         self.reader_threads.ahead().count_sent();
-        // The consumer owns the buffer now. A worker that finds no memory waits until the consumer calls again, and then
+        // The consumer owns the buffer now. A thread that finds no memory waits until the consumer calls again, and then
         // makes one more attempt, which waits up to `PINPOOL_WAIT`.
         self.reader_threads.ahead().count_completed();
-        (self.state.epoch, self.state.index, self.state.number) = (batch.epoch, batch.index + 1, batch.number + 1);
+        (self.state.epoch, self.state.index_in_epoch, self.state.index_overall) =
+            (batch.epoch, batch.index_in_epoch + 1, batch.index_overall + 1);
         Ok(Some(batch))
     }
 
@@ -427,14 +428,14 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_waits_until_its_batch_is_wanted_and_then_tries_once_more() {
+    fn a_thread_waits_until_its_batch_is_wanted_and_then_tries_once_more() {
         let ahead = ReadAhead::new(4);
         assert!(ahead.wait_to_start());
         ahead.set_consumer_busy(true);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| ahead.wait_for_completion(0));
             ahead.set_consumer_busy(false);
-            // If a batch is wanted and no other batch is in progress, its worker does not wait again, even if it came late.
+            // If a batch is wanted and no other batch is in progress, its thread does not wait again, even if it came late.
             let _ = waiting.join().unwrap();
         });
         assert!(!ahead.wait_for_completion(0));

@@ -20,8 +20,8 @@ use pinpool::Pool;
 #[non_exhaustive]
 pub struct LoadOptions {
     /// Threads that read. Default: one for each core that the process may use.
-    pub workers: NonZeroUsize,
-    /// Largest number of batches that are read ahead of the copies. Default: `None`, two for each worker.
+    pub threads: NonZeroUsize,
+    /// Largest number of batches that are read ahead of the copies. Default: `None`, two for each thread.
     pub prefetch: Option<NonZeroUsize>,
     /// Largest number of samples in a batch. Default: `None`, any number.
     pub batch_samples: Option<NonZeroU64>,
@@ -55,7 +55,7 @@ pub struct LoadOptions {
 impl Default for LoadOptions {
     fn default() -> LoadOptions {
         LoadOptions {
-            workers: thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+            threads: thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
             prefetch: None,
             batch_samples: None,
             batch_bytes: NonZeroU64::new(16 << 20),

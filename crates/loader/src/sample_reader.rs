@@ -1,6 +1,6 @@
 //! Reads planned batches into buffers.
 //!
-//! Samples are read directly into pinned memory. Encoded fields pass through memory of the worker.
+//! Samples are read directly into pinned memory. Encoded fields pass through memory of the thread.
 //!
 //! ```text
 //!   planned   [ a ][ b, truncated ][ c ]
@@ -45,8 +45,7 @@ fn array_starts(decode: &[DecodedField], samples: usize) -> Option<(Vec<usize>, 
         end = field.len_bytes().checked_mul(samples)?.checked_add(start)?.checked_next_multiple_of(ALIGN_BYTES)?;
         Some(start)
     });
-    let starts = starts.collect::<Option<_>>()?;
-    Some((starts, end))
+    Some((starts.collect::<Option<_>>()?, end))
 }
 
 /// Returns the number of bytes of a batch. On overflow returns `usize::MAX`: the pool refuses a length beyond the address space.
@@ -70,7 +69,7 @@ enum OpenFile {
     Compressed(Decompressor, Option<Turn>),
 }
 
-/// Reads samples for one worker. Within a batch the last file stays open, since the next sample is often in the same file.
+/// Reads samples for one thread. Within a batch the last file stays open, since the next sample is often in the same file.
 pub(super) struct SampleReader<'a> {
     loader: &'a Loader,
     /// The open file, with its index in [`Catalog::files`].
@@ -97,8 +96,8 @@ impl<'a> SampleReader<'a> {
     /// Reads the planned batch into its buffer. If the pool failed, the batch contains that failure. Returns `None` if the
     /// run was stopped.
     pub(super) fn load(&mut self, mut planned: PlannedBatch, buffer: Result<PinnedBuf, Error>) -> Option<LoadedBatch> {
-        let PlannedBatch { number, epoch, index, .. } = planned;
-        let mut batch = LoadedBatch { number, epoch, index, ..LoadedBatch::default() };
+        let PlannedBatch { index_overall, epoch, index_in_epoch, .. } = planned;
+        let mut batch = LoadedBatch { index_overall, epoch, index_in_epoch, ..LoadedBatch::default() };
         let filled = buffer.and_then(|mut buffer| {
             let len_bytes = self.fill(&mut planned, &mut batch, buffer.wait_slice_mut()?);
             self.leave_file();
@@ -153,9 +152,7 @@ impl<'a> SampleReader<'a> {
                     end += len_bytes;
                 }
                 Err(ReadEnd::Stopped) => return None,
-                Err(ReadEnd::Failed(cause)) => {
-                    batch.failures.push(catalog.failure(part.sample, cause));
-                }
+                Err(ReadEnd::Failed(cause)) => batch.failures.push(catalog.failure(part.sample, cause)),
             }
         }
         let rows = batch.parts.len();
@@ -167,7 +164,7 @@ impl<'a> SampleReader<'a> {
         Some(arrays_end + end)
     }
 
-    /// Reads a sample from its first byte to its last into memory of the worker.
+    /// Reads a sample from its first byte to its last into memory of the thread.
     fn read_whole(&mut self, part: &SamplePart, turns: &mut Vec<Turn>, into: &mut Vec<u8>) -> Result<(), ReadEnd> {
         let too_long = || io::Error::from(io::ErrorKind::OutOfMemory);
         let len_bytes = usize::try_from(part.len_bytes).map_err(|_| too_long())?;

@@ -6,11 +6,11 @@ pub struct LoadState {
     /// Epoch of the next batch, from 0.
     pub epoch: u64,
     /// Index in that epoch, from 0.
-    pub index: u64,
+    pub index_in_epoch: u64,
     /// Index in the whole load, from 0.
-    pub number: u64,
+    pub index_overall: u64,
     /// A hash of the samples, the limits of a batch, the seed and the rank, which determine the batches.
-    pub plan: u64,
+    pub plan_hash: u64,
 }
 
 /// The reason why a state is refused.

@@ -28,7 +28,7 @@ impl StopFlag {
     }
 }
 
-/// Unparks a worker that waits for a buffer.
+/// Unparks a thread that waits for a buffer.
 pub(super) struct Unpark(pub(super) Thread);
 
 impl Wake for Unpark {

@@ -21,7 +21,7 @@ impl Observer for () {}
 #[non_exhaustive]
 pub struct ArrivedBatch {
     /// Index in the run, from 0.
-    pub number: u64,
+    pub index_overall: u64,
     /// Samples that are complete with this batch.
     pub samples: u64,
     /// Bytes that arrived.

@@ -126,7 +126,7 @@ impl<'a> Transfer<'a> {
                 }
                 continue;
             }
-            // A worker at the pool's limit waits for a completion, so running copies are polled meanwhile.
+            // A thread at the pool's limit waits for a completion, so running copies are polled meanwhile.
             let until = (!self.running.is_empty()).then(|| Instant::now() + POLL_EVERY);
             if let Ok(batch) = self.reader_threads.next(until) {
                 return batch;
@@ -220,7 +220,7 @@ impl<'a> Transfer<'a> {
             return;
         }
         let mut intact = true;
-        let mut done = ArrivedBatch { number: batch.number, samples: 0, bytes: 0 };
+        let mut done = ArrivedBatch { index_overall: batch.index_overall, samples: 0, bytes: 0 };
         for (at, part) in batch.parts.iter().enumerate() {
             match part.checksum {
                 Some(read) if checksums.get(at) != Some(&read) => {
@@ -229,7 +229,7 @@ impl<'a> Transfer<'a> {
                     let cause = FailureCause::Corrupted { len_bytes, read, arrived };
                     let failure = self.loader.catalog.failure(part.sample, cause);
                     self.report_failure(Failure {
-                        name: format!("batch {}, {}", batch.number, failure.name),
+                        name: format!("batch {}, {}", batch.index_overall, failure.name),
                         ..failure
                     });
                 }
@@ -306,7 +306,7 @@ mod tests {
     use super::*;
     use pinpool::{Backend, PinnedBuf, Pool};
 
-    /// A sink that records the first byte, number and first sample of each batch.
+    /// A sink that records the first byte, index and first sample of each batch.
     struct SentBatches(SinkDestination, Vec<(u8, u64, usize)>);
 
     impl Destination for SentBatches {
@@ -315,7 +315,7 @@ mod tests {
         }
 
         fn send(&mut self, lane: usize, batch: &LoadedBatch, buffer: PinnedBuf) -> Result<Completion, Error> {
-            self.1.push((buffer.wait_slice()?[0], batch.number, batch.parts[0].sample));
+            self.1.push((buffer.wait_slice()?[0], batch.index_overall, batch.parts[0].sample));
             self.0.send(lane, batch, buffer)
         }
 
@@ -335,9 +335,8 @@ mod tests {
             let sample = usize::from(number);
             let len = usize::try_from(catalog.samples()[sample].len_bytes).unwrap();
             let loaded = LoadedPart { sample, range: 0..len, sample_offset: 0, checksum: None };
-            let number = number.into();
-            let batch = LoadedBatch { number, index: number, parts: vec![loaded], buffer, ..Default::default() };
-            send.send(batch).unwrap();
+            let index_overall = number.into();
+            send.send(LoadedBatch { index_overall, parts: vec![loaded], buffer, ..Default::default() }).unwrap();
         }
         drop(send);
         let loader = Loader::new(&pool, &catalog, LoadOptions::default());

@@ -93,7 +93,7 @@ fn remove_left_behind(path: &Path) -> io::Result<()> {
             () if kind.is_symlink() => "a symbolic link",
             () => "a file",
         };
-        return refused(format!("there is {what} that is no socket: name another path, or remove it"));
+        return refused(format!("there is {what}, which is not a socket: name another path, or remove it"));
     }
     if found.uid() != this_user() {
         return refused(format!("there is a socket of user {}: name another path", found.uid()));

@@ -128,9 +128,9 @@ pub(crate) enum FreeOutcome {
     /// end of its work. A forked child cannot free its parent's memory.
     Failed(Code),
     /// The address lies inside the memory of a pool, but no buffer in use begins there.
-    Unknown,
+    NotABuffer,
     /// The address does not lie in the memory of a pool.
-    Foreign,
+    NotOurs,
 }
 
 /// Returns the program's buffer at `start` to its pool, which reuses it after all work that the contexts have enqueued so far.
@@ -138,10 +138,10 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     let address = start.addr();
     if !process::is_owner() {
         let is_parents = !process::may_be_served() && source::is_inside_of_parent(address);
-        return if is_parents { FreeOutcome::Failed(NOT_INITIALIZED) } else { FreeOutcome::Foreign };
+        return if is_parents { FreeOutcome::Failed(NOT_INITIALIZED) } else { FreeOutcome::NotOurs };
     }
     let Some(served) = BUFFERS.lock().remove(&address) else {
-        return if source::is_inside(address) { FreeOutcome::Unknown } else { FreeOutcome::Foreign };
+        return if source::is_inside(address) { FreeOutcome::NotABuffer } else { FreeOutcome::NotOurs };
     };
     // Without a driver, or if a call below panics, the buffer is leaked, since without a fence it must not be reused (preload-I3).
     let served = ManuallyDrop::new(served);
@@ -149,14 +149,14 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     let Ok(driver) = Driver::get() else { return FreeOutcome::Failed(NOT_INITIALIZED) };
     contexts::record_current();
     let fence = Arc::new(ProcessFence::after(driver, contexts::all()));
-    let outcome = if waits() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
+    let outcome = if is_sync_on() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
     // A failed fence is not an error here: the pool counts it, logs it and queries it again.
     let _refused = ManuallyDrop::into_inner(served).buf.release_after(&FenceStream(fence));
     outcome.map_or_else(FreeOutcome::Failed, |()| FreeOutcome::Done)
 }
 
 /// Returns whether free functions wait for the device (`SYNC`).
-fn waits() -> bool {
-    static WAITS: OnceLock<bool> = OnceLock::new();
-    *WAITS.get_or_init(|| log::is_on(SYNC))
+fn is_sync_on() -> bool {
+    static IS_ON: OnceLock<bool> = OnceLock::new();
+    *IS_ON.get_or_init(|| log::is_on(SYNC))
 }

@@ -172,8 +172,8 @@ pub(crate) fn record_current() {
     }
 }
 
-/// Returns the number of the stream's context, and records the context if it is new.
-pub(crate) fn number_of(stream: usize) -> Option<u64> {
+/// Records the stream's context if it is new, and returns the context's number.
+pub(crate) fn record_context_of(stream: usize) -> Option<u64> {
     let driver = Driver::get().ok()?;
     let handle = if captures::is_default(stream) { driver.current() } else { driver.context_of(stream) };
     handle.ok().filter(|&handle| handle != 0).map(|handle| find_or_add(handle).number())

@@ -17,7 +17,6 @@ pub(crate) const NOT_READY: Code = 600;
 pub(crate) const CONTEXT_IS_DESTROYED: Code = 709;
 pub(crate) const CAPTURE_UNSUPPORTED: Code = 900;
 pub(crate) const CAPTURE_INVALIDATED: Code = 901;
-pub(crate) const CAPTURE_IMPLICIT: Code = 906;
 pub(crate) const UNKNOWN: Code = 999;
 
 /// Flags of `cuMemHostAlloc`.
@@ -206,7 +205,7 @@ impl Driver {
         let mut status = 0;
         // SAFETY: a stream that always exists, and a valid out-pointer.
         let code = unsafe { (self.0.is_capturing)(LEGACY_STREAM, &raw mut status) };
-        status != 0 || matches!(code, CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)
+        status != 0 || is_refused_by_capture(code)
     }
 }
 
@@ -214,6 +213,12 @@ impl Driver {
 fn value<T: Default>(call: impl FnOnce(*mut T) -> Code) -> Result<T, Code> {
     let mut value = T::default();
     check(call(&raw mut value)).map(|()| value)
+}
+
+/// Returns whether a call was refused because of a capture, 900 to 906, so that it may succeed later. The other two codes about
+/// captures do not say that: 907 is an event that was recorded in a capture, 908 an end of a capture by another thread.
+pub(crate) fn is_refused_by_capture(code: Code) -> bool {
+    (CAPTURE_UNSUPPORTED..=906).contains(&code)
 }
 
 /// Turns a code into a result: 0 is success.

@@ -19,7 +19,7 @@ use pinpool::copy::{CopyStream, Fence, StreamId};
 
 use crate::captures;
 use crate::contexts::Context;
-use crate::driver::{CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, CONTEXT_IS_DESTROYED, Code, Driver, INVALID_CONTEXT};
+use crate::driver::{CONTEXT_IS_DESTROYED, Code, Driver, INVALID_CONTEXT, is_refused_by_capture};
 use crate::log;
 use pinpool_os::sync::unmodeled::Mutex;
 
@@ -37,7 +37,18 @@ pub(crate) struct ProcessFence {
 enum State {
     /// The contexts with work that no event covers yet.
     Waiting(Vec<Arc<Context>>),
-    Recorded(Vec<(Arc<Context>, usize)>),
+    Recorded(Events),
+}
+
+/// Events in contexts.
+type Events = Vec<(Arc<Context>, usize)>;
+
+/// The result of an attempt to record an event in each context. Without success, the events are unused.
+enum Attempt {
+    Recorded(Events),
+    /// A stream captures.
+    Postponed(Events),
+    Refused(Events, Code),
 }
 
 impl ProcessFence {
@@ -84,7 +95,7 @@ impl State {
     /// Records an event in each context if no capture is in progress. Otherwise changes nothing.
     fn record(&mut self, driver: &Driver) -> Result<(), Code> {
         let Self::Waiting(contexts) = self else { return Ok(()) };
-        let recorded = captures::without_captures(|| {
+        let attempt = captures::without_captures(|| {
             let mut events = Vec::with_capacity(contexts.len());
             for context in contexts.iter() {
                 let event = context.while_alive(|handle| {
@@ -100,28 +111,29 @@ impl State {
                     // The context is gone, and its work with it.
                     None | Some(Err(CONTEXT_IS_DESTROYED | INVALID_CONTEXT)) => {}
                     Some(Ok(Some(event))) => events.push((context.clone(), event)),
-                    Some(Ok(None)) => return Err((events, Ok(()))),
-                    Some(Err(CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)) => {
+                    Some(Ok(None)) => return Attempt::Postponed(events),
+                    Some(Err(code)) if is_refused_by_capture(code) => {
                         if captures::record_missed_capture() {
                             log::unseen_capture();
                         }
-                        return Err((events, Ok(())));
+                        return Attempt::Postponed(events);
                     }
-                    Some(Err(code)) => return Err((events, Err(code))),
+                    Some(Err(code)) => return Attempt::Refused(events, code),
                 }
             }
-            Ok(events)
+            Attempt::Recorded(events)
         });
-        match recorded {
-            None => {}
-            Some(Ok(events)) => *self = Self::Recorded(events),
-            // The events are kept for all contexts or for none: the events of some contexts would cover too little work.
-            Some(Err((events, outcome))) => {
-                events.into_iter().for_each(|(context, event)| context.put_event(event));
-                return outcome;
+        // The events are kept for all contexts or for none: the events of some contexts would cover too little work.
+        let (unused, outcome) = match attempt.unwrap_or(Attempt::Postponed(Vec::new())) {
+            Attempt::Recorded(events) => {
+                *self = Self::Recorded(events);
+                return Ok(());
             }
-        }
-        Ok(())
+            Attempt::Postponed(events) => (events, Ok(())),
+            Attempt::Refused(events, code) => (events, Err(code)),
+        };
+        unused.into_iter().for_each(|(context, event)| context.put_event(event));
+        outcome
     }
 
     /// Removes the completed events. Returns whether no event is left.
@@ -134,11 +146,11 @@ impl State {
             match context.while_alive(|_| driver.is_complete(event)) {
                 None => {}
                 Some(Ok(true)) => context.put_event(event),
-                // Some captures forbid the query even in relaxed mode, so it is repeated later.
-                Some(Ok(false) | Err(CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)) => events.push((context, event)),
+                Some(Ok(false)) => events.push((context, event)),
                 Some(Err(code)) => {
                     events.push((context, event));
-                    refused = refused.and(Err(code));
+                    // Some captures forbid the query even in relaxed mode, so it is repeated later.
+                    refused = if is_refused_by_capture(code) { refused } else { refused.and(Err(code)) };
                 }
             }
         }

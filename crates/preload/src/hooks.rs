@@ -20,7 +20,7 @@ use crate::log::{self, Reason};
 use crate::{captures, context_end, contexts, lookup, process, registrations};
 
 /// The first CUDA version with unknown types.
-const UNKNOWN_FROM: c_int = 14000;
+const FIRST_UNKNOWN_VERSION: c_int = 14000;
 
 /// The flag of `cuGetProcAddress` for programs that use the per-thread default stream for handle 0.
 const PER_THREAD_FLAG: u64 = 2;
@@ -88,7 +88,7 @@ fn run(hook: &Hook, body: impl FnOnce(NonNull<c_void>) -> Code) -> Code {
 
 macro_rules! hooks {
     ($(
-        $name:ident = $query:literal $from:literal..$to:tt $default_stream:ident
+        $name:ident = $requested_name:literal $from:literal..$to:tt $default_stream:ident
         ($($arg:ident: $type:ty),*)
         $real:ident => $body:expr;
     )*) => {
@@ -101,7 +101,7 @@ macro_rules! hooks {
         static HOOKS: [Hook; [$(stringify!($name)),*].len()] = [$(Hook {
             // SAFETY: the text ends in its only NUL.
             name: unsafe { CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) },
-            requested_name: $query,
+            requested_name: $requested_name,
             versions: ($from, $to),
             default_stream: DefaultStream::$default_stream,
             address: || $name as *mut c_void,
@@ -130,65 +130,65 @@ macro_rules! hooks {
 }
 
 hooks! {
-    cuMemHostAlloc = c"cuMemHostAlloc" 2020..UNKNOWN_FROM Any
+    cuMemHostAlloc = c"cuMemHostAlloc" 2020..FIRST_UNKNOWN_VERSION Any
         (out: *mut *mut c_void, bytes: usize, flags: c_uint)
         real => allocate(|| real(out, bytes, flags), out, bytes, flags);
-    cuMemAllocHost_v2 = c"cuMemAllocHost" 3020..UNKNOWN_FROM Any
+    cuMemAllocHost_v2 = c"cuMemAllocHost" 3020..FIRST_UNKNOWN_VERSION Any
         (out: *mut *mut c_void, bytes: usize)
         real => allocate(|| real(out, bytes), out, bytes, 0);
-    cuMemFreeHost = c"cuMemFreeHost" 2000..UNKNOWN_FROM Any (start: *mut c_void)
+    cuMemFreeHost = c"cuMemFreeHost" 2000..FIRST_UNKNOWN_VERSION Any (start: *mut c_void)
         real => free_host(real, start);
-    cuMemHostRegister_v2 = c"cuMemHostRegister" 6050..UNKNOWN_FROM Any (start: *mut c_void, bytes: usize, flags: c_uint)
+    cuMemHostRegister_v2 = c"cuMemHostRegister" 6050..FIRST_UNKNOWN_VERSION Any (start: *mut c_void, bytes: usize, flags: c_uint)
         real => call_and_count_registration(bytes, || real(start, bytes, flags));
-    cuStreamCreate = c"cuStreamCreate" 2000..UNKNOWN_FROM Any
+    cuStreamCreate = c"cuStreamCreate" 2000..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, flags: c_uint)
         real => call_and_record_current_context(|| real(out, flags));
-    cuStreamCreateWithPriority = c"cuStreamCreateWithPriority" 5050..UNKNOWN_FROM Any
+    cuStreamCreateWithPriority = c"cuStreamCreateWithPriority" 5050..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, flags: c_uint, priority: c_int)
         real => call_and_record_current_context(|| real(out, flags, priority));
-    cuStreamDestroy_v2 = c"cuStreamDestroy" 4000..UNKNOWN_FROM Any (stream: usize)
+    cuStreamDestroy_v2 = c"cuStreamDestroy" 4000..FIRST_UNKNOWN_VERSION Any (stream: usize)
         real => if_served(|| real(stream), |real| captures::destroy(stream, real));
-    cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" 10010..UNKNOWN_FROM Legacy
+    cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" 10010..FIRST_UNKNOWN_VERSION Legacy
         (stream: usize, mode: c_int)
-        real => if_served(|| real(stream, mode), |real| captures::begin(stream, contexts::number_of(stream), real));
-    cuStreamBeginCapture_v2_ptsz = c"cuStreamBeginCapture" 10010..UNKNOWN_FROM PerThread
+        real => if_served(|| real(stream, mode), |real| captures::begin(stream, contexts::record_context_of(stream), real));
+    cuStreamBeginCapture_v2_ptsz = c"cuStreamBeginCapture" 10010..FIRST_UNKNOWN_VERSION PerThread
         (stream: usize, mode: c_int)
-        real => if_served(|| real(stream, mode), |real| captures::begin(stream, contexts::number_of(stream), real));
-    cuStreamBeginCaptureToGraph = c"cuStreamBeginCaptureToGraph" 12030..UNKNOWN_FROM Legacy
+        real => if_served(|| real(stream, mode), |real| captures::begin(stream, contexts::record_context_of(stream), real));
+    cuStreamBeginCaptureToGraph = c"cuStreamBeginCaptureToGraph" 12030..FIRST_UNKNOWN_VERSION Legacy
         (stream: usize, graph: usize, nodes: usize, data: usize, count: usize, mode: c_int)
         real => if_served(|| real(stream, graph, nodes, data, count, mode),
-            |real| captures::begin(stream, contexts::number_of(stream), real));
-    cuStreamBeginCaptureToGraph_ptsz = c"cuStreamBeginCaptureToGraph" 12030..UNKNOWN_FROM PerThread
+            |real| captures::begin(stream, contexts::record_context_of(stream), real));
+    cuStreamBeginCaptureToGraph_ptsz = c"cuStreamBeginCaptureToGraph" 12030..FIRST_UNKNOWN_VERSION PerThread
         (stream: usize, graph: usize, nodes: usize, data: usize, count: usize, mode: c_int)
         real => if_served(|| real(stream, graph, nodes, data, count, mode),
-            |real| captures::begin(stream, contexts::number_of(stream), real));
-    cuStreamEndCapture = c"cuStreamEndCapture" 10000..UNKNOWN_FROM Legacy
+            |real| captures::begin(stream, contexts::record_context_of(stream), real));
+    cuStreamEndCapture = c"cuStreamEndCapture" 10000..FIRST_UNKNOWN_VERSION Legacy
         (stream: usize, graph: *mut usize)
         real => if_served(|| real(stream, graph), |real| captures::end(stream, real));
-    cuStreamEndCapture_ptsz = c"cuStreamEndCapture" 10000..UNKNOWN_FROM PerThread
+    cuStreamEndCapture_ptsz = c"cuStreamEndCapture" 10000..FIRST_UNKNOWN_VERSION PerThread
         (stream: usize, graph: *mut usize)
         real => if_served(|| real(stream, graph), |real| captures::end(stream, real));
 
-    cuDevicePrimaryCtxRetain = c"cuDevicePrimaryCtxRetain" 7000..UNKNOWN_FROM Any
+    cuDevicePrimaryCtxRetain = c"cuDevicePrimaryCtxRetain" 7000..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, device: c_int)
         real => call_and_record_result(out, contexts::find_or_add, || real(out, device));
-    cuDevicePrimaryCtxRelease_v2 = c"cuDevicePrimaryCtxRelease" 11000..UNKNOWN_FROM Any (device: c_int)
+    cuDevicePrimaryCtxRelease_v2 = c"cuDevicePrimaryCtxRelease" 11000..FIRST_UNKNOWN_VERSION Any (device: c_int)
         real => if_served(|| real(device), |real| context_end::release(device, real));
     cuDevicePrimaryCtxRelease = c"cuDevicePrimaryCtxRelease" 7000..11000 Any (device: c_int)
         real => if_served(|| real(device), |real| context_end::release(device, real));
-    cuDevicePrimaryCtxReset_v2 = c"cuDevicePrimaryCtxReset" 11000..UNKNOWN_FROM Any (device: c_int)
+    cuDevicePrimaryCtxReset_v2 = c"cuDevicePrimaryCtxReset" 11000..FIRST_UNKNOWN_VERSION Any (device: c_int)
         real => if_served(|| real(device), |real| context_end::reset(device, real));
     cuDevicePrimaryCtxReset = c"cuDevicePrimaryCtxReset" 7000..11000 Any (device: c_int)
         real => if_served(|| real(device), |real| context_end::reset(device, real));
-    cuCtxSetCurrent = c"cuCtxSetCurrent" 4000..UNKNOWN_FROM Any
+    cuCtxSetCurrent = c"cuCtxSetCurrent" 4000..FIRST_UNKNOWN_VERSION Any
         (context: usize)
         real => call_and_record_context(context, || real(context));
-    cuCtxPushCurrent_v2 = c"cuCtxPushCurrent" 4000..UNKNOWN_FROM Any
+    cuCtxPushCurrent_v2 = c"cuCtxPushCurrent" 4000..FIRST_UNKNOWN_VERSION Any
         (context: usize)
         real => call_and_record_context(context, || real(context));
     // All forms take the out-pointer first and at most five integer or pointer arguments in all, which are passed in registers;
     // the driver ignores the registers that its form does not use.
-    cuCtxCreate_v4 = c"cuCtxCreate" 12050..UNKNOWN_FROM Any
+    cuCtxCreate_v4 = c"cuCtxCreate" 12050..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
         real => call_and_record_result(out, contexts::record_created, || real(out, a, b, c, d));
     cuCtxCreate_v3 = c"cuCtxCreate" 11040..12050 Any
@@ -197,10 +197,10 @@ hooks! {
     cuCtxCreate_v2 = c"cuCtxCreate" 3020..11040 Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
         real => call_and_record_result(out, contexts::record_created, || real(out, a, b, c, d));
-    cuCtxDestroy_v2 = c"cuCtxDestroy" 4000..UNKNOWN_FROM Any (context: usize)
+    cuCtxDestroy_v2 = c"cuCtxDestroy" 4000..FIRST_UNKNOWN_VERSION Any (context: usize)
         real => if_served(|| real(context), |real| context_end::destroy(context, real));
 
-    cuGetProcAddress_v2 = c"cuGetProcAddress" 12000..UNKNOWN_FROM Any
+    cuGetProcAddress_v2 = c"cuGetProcAddress" 12000..FIRST_UNKNOWN_VERSION Any
         (name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
         real => proc_address(real(name, out, version, flags, status), name, out, version, flags);
     cuGetProcAddress = c"cuGetProcAddress" 11030..12000 Any
@@ -230,8 +230,8 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
     match buffers::free(start) {
         FreeOutcome::Done => 0,
         FreeOutcome::Failed(code) => code,
-        FreeOutcome::Unknown => real((&raw const NEVER_GIVEN).cast_mut().cast()),
-        FreeOutcome::Foreign => real(start),
+        FreeOutcome::NotABuffer => real((&raw const NEVER_GIVEN).cast_mut().cast()),
+        FreeOutcome::NotOurs => real(start),
     }
 }
 
@@ -295,7 +295,7 @@ fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version:
         hook.learn(found);
         // SAFETY: as above.
         unsafe { out.write((hook.address)()) };
-    } else if version >= UNKNOWN_FROM {
+    } else if version >= FIRST_UNKNOWN_VERSION {
         log::passed_through(&Reason::Version(version));
     }
     code

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pinpool::PinnedBy;
 use pinpool::source::{PAGE_BYTES, Region, Retry, Source, SourceError};
-use pinpool::unstable::backend::GRANULE_BYTES;
+use pinpool::unstable::backend::{BuiltInSource, GRANULE_BYTES};
 
 use crate::contexts::Context;
 use crate::driver::{CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Code, Driver, MAPPED, PORTABLE};
@@ -114,16 +114,22 @@ unsafe impl Source for HostSource {
         released.unwrap_or(Ok(()))
     }
 
+    fn blocks_on_release(&self) -> bool {
+        true
+    }
+
+    fn built_in(&self) -> Option<&dyn BuiltInSource> {
+        Some(self)
+    }
+}
+
+impl BuiltInSource for HostSource {
     fn device_lost(&self) -> Option<SourceError> {
         self.context.while_alive(|_| ()).is_none().then(Self::gone)
     }
 
     fn while_mapped(&self, write: &mut dyn FnMut()) {
         let _gone = self.context.while_alive(|_| write());
-    }
-
-    fn blocks_on_release(&self) -> bool {
-        true
     }
 }
 

@@ -188,9 +188,7 @@ impl Parser {
                 header.pools = number(n).unwrap_or(0);
                 require((1..=MAX_POOLS).contains(&header.pools), || format!("a trace has 1 to {MAX_POOLS} pools"))?;
             }
-            _ => {
-                return Err("unknown setting; use limit N, auto_resize 0|1, rounder noop|pow2 or pools N".to_owned());
-            }
+            _ => return Err("unknown setting; use limit N, auto_resize 0|1, rounder noop|pow2 or pools N".to_owned()),
         }
         Ok(())
     }

@@ -12,7 +12,8 @@ use std::ops::Range;
 
 use pinpool::PinnedBy;
 use pinpool::source::{Region, Source, SourceError};
-use pinpool::unstable::backend::{AddressRange, GRANULE_BYTES, HeapSource, RemapError, Subrange, VirtualMemory};
+use pinpool::unstable::backend::{AddressRange, BuiltInSource, GRANULE_BYTES, HeapSource};
+use pinpool::unstable::backend::{RemapError, Subrange, VirtualMemory};
 use pinpool_os::sync::unmodeled::Mutex;
 use serde::Serialize;
 
@@ -112,6 +113,12 @@ unsafe impl Source for SimSource {
         Ok(())
     }
 
+    fn built_in(&self) -> Option<&dyn BuiltInSource> {
+        Some(self)
+    }
+}
+
+impl BuiltInSource for SimSource {
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         (self.kind == SourceKind::Virtual && self.heap.virtual_memory().is_some()).then_some(self)
     }
@@ -194,11 +201,10 @@ impl CallSums {
         let bytes: usize = from.iter().map(|piece| piece.bytes).sum();
         let granules: usize = from.iter().map(|piece| piece.bytes.div_ceil(GRANULE_BYTES)).sum();
         let mapping_ns = map_ns(granules as u64, bytes as u64);
-        let unmapping_ns: u64 = from.iter().map(|piece| unmap_ns(piece.bytes as u64)).sum();
         self.unmap_within(&(to..to + bytes));
         self.calls.moved_bytes += bytes as u64;
         self.calls.waited_ns += mapping_ns;
-        self.calls.moving_ns += mapping_ns + unmapping_ns;
+        self.calls.moving_ns += mapping_ns + from.iter().map(|piece| unmap_ns(piece.bytes as u64)).sum::<u64>();
         for piece in from {
             let left = piece.offset..piece.offset + piece.bytes;
             let touching = self.old_places.extract_if(.., |old| old.end == left.start || old.start == left.end);

@@ -14,6 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::state::StateWord;
 use crate::error::{ErrorKind, Result};
 use crate::memory_file::{MemoryFile, Shared, SharedMemory};
+use pinpool::HugeTlb;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 use pinpool_os::sync::unmodeled::{AtomicU32, AtomicU64, Ordering};
 use pinpool_shared_limit::file::EventCount;
@@ -179,7 +180,7 @@ fn new_id() -> u64 {
 
 impl SharedFile {
     /// Creates and maps a file with `buffers` buffers.
-    pub(super) fn new(buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<(MemoryFile, Self)> {
+    pub(super) fn new(buffer_bytes: usize, buffers: usize, hugetlb: HugeTlb) -> Result<(MemoryFile, Self)> {
         let out_of_range = |why| ErrorKind::Numbers(format!("{buffers} buffers of {buffer_bytes} bytes{why}"));
         if buffer_bytes == 0 || buffers == 0 || buffers > BUFFERS_MAX {
             return Err(out_of_range(format!(": create 1 to {BUFFERS_MAX} of at least 1 byte")).into());
@@ -189,7 +190,7 @@ impl SharedFile {
         let why = || out_of_range(" exceed the address space: create fewer or smaller ones".to_owned());
         let (geometry, bytes) = planned.ok_or_else(why)?;
         // A file that is smaller than a huge page would waste the rest of the page.
-        let hugetlb = hugetlb.or((bytes < GRANULE_BYTES).then_some(false));
+        let hugetlb = if hugetlb == HugeTlb::Auto && bytes < GRANULE_BYTES { HugeTlb::Off } else { hugetlb };
         let file = MemoryFile::new(c"pinpool-shared", bytes, hugetlb)?;
         let made = Self { memory: SharedMemory::map(&file)?, geometry };
         made.write();

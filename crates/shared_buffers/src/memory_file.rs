@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 
+use pinpool::HugeTlb;
 use pinpool::source::SourceError;
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::host::limits::memory_remedy;
@@ -76,15 +77,16 @@ fn checked(call: &'static str, result: libc::c_int) -> Result<libc::c_int, Sourc
 }
 
 impl MemoryFile {
-    /// Creates a file of at least `bytes`, in whole pages. `Some(true)` requires hugetlb pages, `Some(false)` never uses them.
-    pub(crate) fn new(name: &CStr, bytes: usize, hugetlb: Option<bool>) -> Result<Self, SourceError> {
+    /// Creates a file of at least `bytes`, in whole pages.
+    pub(crate) fn new(name: &CStr, bytes: usize, hugetlb: HugeTlb) -> Result<Self, SourceError> {
         let huge = || Self::in_hugetlb(name, bytes);
         let small = || Self::create(name, bytes, 0, PAGE_BYTES);
         match hugetlb {
-            Some(true) => huge()
+            HugeTlb::Of2MiB => huge()
                 .map_err(|error| error.with_remedy("reserve more pages (/proc/sys/vm/nr_hugepages), or omit hugetlb")),
-            Some(false) => small(),
-            None => huge().or_else(|_| small()),
+            HugeTlb::Off => small(),
+            HugeTlb::Auto => huge().or_else(|_| small()),
+            other => Err(SourceError::new("memfd_create", format!("shared buffers have no huge pages of {other}"))),
         }
     }
 

@@ -11,7 +11,7 @@ use super::ticket::Ticket;
 use super::worker::{CHECK_EVERY, TRAINER, is_alive, locks_of, recover};
 use crate::error::{ErrorKind, Result};
 use crate::memory_file::{MemoryFile, SharedMemory};
-use pinpool::{PinnedBuf, PinnedBy, Pool};
+use pinpool::{HugeTlb, PinnedBuf, PinnedBy, Pool};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::unmodeled::Ordering;
 use pinpool_shared_limit::file::LockFile;
@@ -34,8 +34,8 @@ pub struct SharedPool {
 }
 
 impl SharedPool {
-    /// Creates `buffers` buffers of `buffer_bytes` within the limit of `pool`, pinned with its backend. Uses hugetlb pages for
-    /// 2 MiB or more if enough of them are reserved. Makes slow calls, and waits for room only if a shared limit has none.
+    /// Creates `buffers` buffers of `buffer_bytes` within the limit of `pool`, pinned with its backend. Uses 2 MiB hugetlb pages
+    /// for 2 MiB or more if enough of them are reserved. Makes slow calls, and waits for room only if a shared limit has none.
     ///
     /// # Errors
     ///
@@ -45,15 +45,16 @@ impl SharedPool {
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked,
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Pool::close).
     pub fn new(pool: &Pool, buffer_bytes: usize, buffers: usize) -> Result<Self> {
-        Self::with_hugetlb(pool, buffer_bytes, buffers, None)
+        Self::with_hugetlb(pool, buffer_bytes, buffers, HugeTlb::Auto)
     }
 
-    /// Creates buffers as [`new`](Self::new) does. `Some(true)` requires hugetlb pages, `Some(false)` never uses them.
+    /// Creates buffers as [`new`](Self::new) does, which passes [`HugeTlb::Auto`]. [`HugeTlb::Off`] never uses hugetlb pages, and
+    /// [`HugeTlb::Of2MiB`] requires them.
     ///
     /// # Errors
     ///
-    /// The errors of [`new`](Self::new).
-    pub fn with_hugetlb(pool: &Pool, buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<Self> {
+    /// The errors of [`new`](Self::new), also for [`HugeTlb::Of1GiB`].
+    pub fn with_hugetlb(pool: &Pool, buffer_bytes: usize, buffers: usize, hugetlb: HugeTlb) -> Result<Self> {
         let (file, layout) = SharedFile::new(buffer_bytes, buffers, hugetlb)?;
         let lock_file = locks_of(&file)?;
         if !lock_file.try_lock_slot(TRAINER).map_err(io_failed("a lock of the file"))? {

@@ -1,14 +1,14 @@
 //! Scripted failures around any source, for tests of code that uses one.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory` by forwarding each call.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use pinpool::PinnedBy;
 use pinpool::source::{PAGE_BYTES, Region, Source, SourceError};
-use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};
+use pinpool::unstable::backend::{AddressRange, BuiltInSource, RemapError, Subrange, VirtualMemory};
 use pinpool_os::sync::unmodeled::{Condvar, Mutex, MutexGuard};
 
 /// A source that fails and waits as scripted, and otherwise forwards every call to the wrapped source.
@@ -31,6 +31,7 @@ pub struct FaultSource {
     inner: Arc<dyn Source>,
     script: Arc<FaultScript>,
     pin_threads: AtomicUsize,
+    deadlines: Mutex<Vec<Instant>>,
 }
 
 /// A kind of source call.
@@ -64,6 +65,7 @@ struct FaultPlan {
     failing: BTreeSet<u64>,
     /// Remaps that fail after the old granules are decommitted.
     losing: BTreeSet<u64>,
+    acts: BTreeMap<u64, fn()>,
     gates: usize,
     waiting: usize,
 }
@@ -79,12 +81,17 @@ pub struct CallGate {
 impl FaultSource {
     /// Wraps `inner`. Without a script every call is forwarded.
     pub fn around(inner: Arc<dyn Source>) -> Self {
-        Self { inner, script: Arc::default(), pin_threads: AtomicUsize::new(0) }
+        Self { inner, script: Arc::default(), pin_threads: AtomicUsize::new(0), deadlines: Mutex::default() }
     }
 
     /// Fails call number `index` of this kind, counted from 0 over the life of this source, before it changes anything.
     pub fn fail(&self, call: SourceCall, index: u64) {
         self.script.with(call, |plan| plan.failing.insert(index));
+    }
+
+    /// Calls `act`, which may panic, in call number `index` of this kind, before it changes anything.
+    pub fn act(&self, call: SourceCall, index: u64, act: fn()) {
+        self.script.with(call, |plan| plan.acts.insert(index, act));
     }
 
     /// Fails remap number `index` halfway: the old granules are decommitted, the new granules are not committed.
@@ -106,6 +113,11 @@ impl FaultSource {
     /// Returns the number of threads that the last `acquire_fast` could use.
     pub fn pin_threads(&self) -> usize {
         self.pin_threads.load(Ordering::Relaxed)
+    }
+
+    /// Returns the times until which the calls of `acquire_until` so far could wait for other threads.
+    pub fn deadlines(&self) -> Vec<Instant> {
+        self.deadlines.lock().clone()
     }
 
     /// Returns the virtual memory of the wrapped source.
@@ -130,19 +142,19 @@ impl FaultScript {
 
     /// Counts a call and waits for its gates; then fails if the script contains the call.
     fn enter(&self, call: SourceCall) -> Result<(), RemapError> {
-        let index = self.with(call, |plan| {
+        let (index, act) = self.with(call, |plan| {
             plan.waiting += 1;
             plan.calls += 1;
-            plan.calls - 1
+            (plan.calls - 1, plan.acts.remove(&(plan.calls - 1)))
         });
         self.changed.notify_all();
-        let plan = &mut self.wait_while(call, |plan| plan.gates > 0)[call as usize];
-        plan.waiting -= 1;
+        self.wait_while(call, |plan| plan.gates > 0)[call as usize].waiting -= 1;
+        act.into_iter().for_each(|act| act());
         let error = || SourceError::new("fault", format!("{call:?} {index} fails by script"));
-        if plan.failing.remove(&index) {
+        if self.with(call, |plan| plan.failing.remove(&index)) {
             return Err(RemapError::Kept(error()));
         }
-        if plan.losing.remove(&index) { Err(RemapError::Lost(error())) } else { Ok(()) }
+        if self.with(call, |plan| plan.losing.remove(&index)) { Err(RemapError::Lost(error())) } else { Ok(()) }
     }
 }
 
@@ -176,18 +188,9 @@ unsafe impl Source for FaultSource {
         self.inner.held_bytes(len_bytes)
     }
 
-    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
-        self.inner.held_bytes_fast(len_bytes)
-    }
-
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         self.script.enter(SourceCall::Acquire)?;
         self.inner.acquire(len_bytes)
-    }
-
-    fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
-        self.script.enter(SourceCall::Acquire)?;
-        self.inner.acquire_until(len_bytes, until)
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
@@ -196,22 +199,39 @@ unsafe impl Source for FaultSource {
         unsafe { self.inner.release(region) }
     }
 
+    fn blocks_on_release(&self) -> bool {
+        self.inner.blocks_on_release()
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.inner.numa_node()
+    }
+
+    fn built_in(&self) -> Option<&dyn BuiltInSource> {
+        Some(self)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl BuiltInSource for FaultSource {
+    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
+        self.inner.held_bytes_fast(len_bytes)
+    }
+
+    fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
+        self.deadlines.lock().push(until);
+        self.script.enter(SourceCall::Acquire)?;
+        self.inner.acquire_until(len_bytes, until)
+    }
+
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         self.pin_threads.store(threads, Ordering::Relaxed);
         self.script.enter(SourceCall::Acquire)?;
         self.inner.acquire_fast(len_bytes, threads, progress)
     }
 
-    fn needs_gpu(&self) -> bool {
-        self.inner.needs_gpu()
-    }
-
     fn reserve_slice_bytes(&self) -> Option<u64> {
         self.inner.reserve_slice_bytes()
-    }
-
-    fn blocks_on_release(&self) -> bool {
-        self.inner.blocks_on_release()
     }
 
     fn device_lost(&self) -> Option<SourceError> {
@@ -224,10 +244,6 @@ unsafe impl Source for FaultSource {
 
     fn findings(&self) -> Vec<pinpool::unstable::Finding> {
         self.inner.findings()
-    }
-
-    fn numa_node(&self) -> Option<u32> {
-        self.inner.numa_node()
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {

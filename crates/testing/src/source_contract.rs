@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use pinpool::source::{PAGE_BYTES, Region, Source};
-use pinpool::unstable::backend::{AddressRange, RANGE_ALIGN_BYTES, Subrange, VirtualMemory};
+use pinpool::unstable::backend::{AddressRange, BuiltInSource, RANGE_ALIGN_BYTES, Subrange, VirtualMemory};
 
 const LENGTHS: &[usize] =
     if cfg!(miri) { &[1, 4095, 4096, 4097] } else { &[1, 2, 4095, 4096, 4097, 65_536, 65_537, 1 << 20, (1 << 20) + 1] };

@@ -8,12 +8,14 @@
 package `pinpool_loader` reads files. Log lines go to the logger `pinpool`.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 from ._arrays import record_stream
 from ._diagnosis import Diagnosis
 from ._errors import (
     BackendError,
+    ClosedError,
     DeviceError,
     ForkError,
     InstalledError,
@@ -26,8 +28,8 @@ from ._errors import (
     SettingError,
     SharedError,
     TicketError,
-    TimeoutError,
 )
+from ._errors import TimeoutError as TimeoutError  # Not in `__all__`, because `import *` would replace the builtin exception.
 from ._packed import Batches, Packed
 from ._pinpool import Buffer, SharedBuffer, __version__
 from ._pool import Pool, diagnose
@@ -37,6 +39,7 @@ __all__ = [
     "BackendError",
     "Batches",
     "Buffer",
+    "ClosedError",
     "DeviceError",
     "Diagnosis",
     "ForkError",
@@ -54,7 +57,6 @@ __all__ = [
     "SharedError",
     "SharedPool",
     "TicketError",
-    "TimeoutError",
     "diagnose",
     "record_stream",
 ]
@@ -83,6 +85,8 @@ _REMOVED = {
 if not TYPE_CHECKING:  # With this function a type checker would accept every name.
 
     def __getattr__(name: str) -> object:
+        if name in ("cupy", "torch"):
+            return importlib.import_module(f".{name}", __name__)
         if name in _REMOVED:
             raise AttributeError(f"pinpool.{name} was removed: use {_REMOVED[name]}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,16 +10,16 @@ from decimal import Decimal
 from typing import Any
 
 
-def checked_int(name: str, value: Any, least: int, most: int = (1 << 63) - 1) -> int:
-    """Returns `value` as an int from `least` to `most`, or raises an error that names the argument."""
+def checked_int(name: str, value: Any, minimum: int, maximum: int = (1 << 63) - 1) -> int:
+    """Returns `value` as an int from `minimum` to `maximum`, or raises an error that names the argument."""
     try:
         number = operator.index(value)
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
         raise TypeError(f"{name} must be an int, not {value!r}")
-    if not least <= number <= most:
-        limit = f"{least} or more" if number < least else f"at most {most}"
+    if not minimum <= number <= maximum:
+        limit = f"{minimum} or more" if number < minimum else f"at most {maximum}"
         raise ValueError(f"{name} must be {limit}, not {number}")
     return number
 

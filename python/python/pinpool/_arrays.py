@@ -57,7 +57,7 @@ def record_stream(arrays: Any, stream: "_Stream", *, missing_ok: bool = False) -
             if address is None or (address and buffers[address] is None and not (is_array and missing_ok)):
                 missing.append(value)
         except Exception as error:
-            # Raised after the loop: each other buffer needs its fence, or its quarantine.
+            # Raised after the loop, because the other buffers still need their fences.
             failures = failures or [error]
     if failures:
         raise failures.pop(0)  # No variable may keep it: its traceback refers to this frame, and so to the arrays.

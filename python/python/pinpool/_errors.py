@@ -30,7 +30,7 @@ class BackendError(PinpoolError, RuntimeError):
 
 
 class InstalledError(PinpoolError, RuntimeError):
-    """A pool or another allocator serves torch's pinned memory already, or tensors still use the pool that did so before."""
+    """A pool or another allocator already serves torch's pinned memory, or tensors still use the pool that was installed before."""
 
 
 class DeviceError(PinpoolError, RuntimeError):
@@ -47,6 +47,10 @@ class LoadError(PinpoolError, OSError):
 
 class ReleasedError(PinpoolError, ValueError):
     """The buffer was released, or the pool or shared pool was closed."""
+
+
+class ClosedError(ReleasedError):
+    """The pool or shared pool was closed."""
 
 
 class RequestError(PinpoolError, ValueError):

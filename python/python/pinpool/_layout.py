@@ -119,7 +119,7 @@ class BatchLayout:
         views = Views(memory)
         for leaf, copy_to in self._copies:
             if math.prod(leaf.shape):
-                copy_to(views.of(leaf))
+                copy_to(views.restore(leaf))
         self._copies.clear()
 
 
@@ -134,9 +134,9 @@ class Views:
         self._memory, self._tensor = memory, None
         self._array = np.frombuffer(memory, np.uint8) if len(memory) else np.empty(0, np.uint8)
 
-    def of(self, value):
+    def restore(self, value):
         if not isinstance(value, Leaf):
-            return map_items(value, lambda items: [self.of(item) for item in items])
+            return map_items(value, lambda items: [self.restore(item) for item in items])
         import numpy as np
 
         if value.is_torch:

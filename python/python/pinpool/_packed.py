@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches", "Packed"]
 
+#: How long a loop that ends waits for each worker that torch has ended, and again after it has killed the worker.
+_JOIN_SECONDS = 5
+
 #: The shared pools created in this process or in its parent before a fork, by inode and device of the memory file.
 live_pools: weakref.WeakValueDictionary[tuple[int, int], SharedPool] = weakref.WeakValueDictionary()
 
@@ -99,6 +102,9 @@ def _end_workers(shared: SharedPool, iterator: Any) -> None:
     # torch joins each worker for up to 5 s, so workers must not wait for buffers meanwhile.
     with shared._refusing_waits():
         getattr(iterator, "_shutdown_workers", lambda: None)()
-        # torch does not join the workers that it kills; their buffers become free when they have ended.
+        # torch does not join the workers to which it sends SIGTERM; their buffers become free when they have ended.
         for worker in getattr(iterator, "_workers", ()):
-            worker.join()
+            worker.join(_JOIN_SECONDS)
+            if worker.is_alive():  # It ignores SIGTERM, or waits in the kernel.
+                worker.kill()
+                worker.join(_JOIN_SECONDS)

@@ -228,11 +228,11 @@ class Pool:
             TypeError: `nbytes` or `timeout` has a wrong type.
             BackendError: the driver or the kernel refused to pin memory.
             ForkError: the pool belongs to the parent of this process.
-            ReleasedError: the pool was closed.
+            ClosedError: the pool was closed.
         """
     def try_get(self, nbytes: _Size) -> Buffer | None:
         """Returns an idle buffer of `nbytes` bytes, or None if there is none. Pins nothing and does not wait for room. Raises
-        RequestError, TypeError, ForkError and ReleasedError as `get` does.
+        RequestError, TypeError, ForkError and ClosedError as `get` does.
         """
     def aget(self, nbytes: _Size, *, timeout: _Time | None = None) -> Coroutine[Any, Any, Buffer]:
         """`get` for asyncio: `buf = await pool.aget(nbytes)`. Raises the same errors.
@@ -265,7 +265,7 @@ class Pool:
         Raises:
             TypeError, ValueError: the shape, dtype, order or library is invalid.
             ImportError: `library="torch"`, but torch is not installed.
-            TimeoutError, LimitError, RequestError, BackendError, ForkError, ReleasedError: as for `get`.
+            TimeoutError, LimitError, RequestError, BackendError, ForkError, ClosedError: as for `get`.
         """
     @overload
     def empty(
@@ -324,7 +324,7 @@ class Pool:
             SettingError: the preset is "tensorflow".
             LimitError: the bytes exceed the limit (`max_bytes`), or leave no room for a waiting request.
             BackendError: the driver or the kernel refused to pin any of them.
-            ForkError, ReleasedError: as for `get`.
+            ForkError, ClosedError: as for `get`.
         """
     def wait_for_reserve(self, *, timeout: _Time | None = None) -> bool:
         """Waits until the whole reserve is pinned, for a pool with `reserve_wait=False`.
@@ -348,7 +348,7 @@ class Pool:
     def clear(self) -> None:
         """Releases all idle memory to the system, as `trim(0)` does, and restarts the counters of the preset "tensorflow"."""
     def close(self) -> None:
-        """Makes waiting and later requests fail with ReleasedError, and releases idle memory except reserves. Buffers in use stay
+        """Makes waiting and later requests fail with ClosedError, and releases idle memory except reserves. Buffers in use stay
         valid; after their release, `trim()` releases their memory. On register and cuda, waits for all work on the device. A `with`
         block closes the pool at its end.
         """
@@ -356,6 +356,12 @@ class Pool:
     def __exit__(self, *_exception: type[BaseException] | BaseException | TracebackType | None) -> None: ...
     def maintain(self) -> None:
         """Detects completed copies and releases idle memory that is due, as the maintenance thread does."""
+    @property
+    def backend(self) -> str:
+        """Source of the memory: "vmm", "register", "cuda", "mlock" or "heap"."""
+    @property
+    def max_bytes(self) -> int | None:
+        """Limit on the bytes held, or None if unlimited."""
     def set_max_bytes(self, max_bytes: _Size) -> None:
         """Changes the limit: a size in bytes, text such as "2GiB", "auto" or "none". Buffers in use stay valid.
 
@@ -435,6 +441,7 @@ _Part: TypeAlias = tuple[int, int, int, int]
 _RawBatch: TypeAlias = tuple[int, int, int, Any, list[_Part], list[int], list[Any] | None, list[_Failed]]
 
 def _parse_bytes(text: str) -> int: ...
+def _seconds(time: _Time) -> float: ...
 def _record_stream(address: int, stream: _Stream) -> int | None: ...
 def _host_memory() -> tuple[int, str] | None: ...
 def _torch_functions(pool: Pool) -> int: ...
@@ -468,6 +475,7 @@ class Files:
     def failures(self) -> list[str]: ...
     def files(self) -> int: ...
     def first_compressed(self) -> str | None: ...
+    def unopened(self) -> list[str]: ...
     def undecodable(self) -> str | None: ...
     def classes(self) -> tuple[list[str], bool]: ...
     def fingerprint(self) -> str: ...

@@ -53,7 +53,7 @@ def empty(self, shape, dtype=None, *, order="C", library=None, timeout=None):
     Raises:
         TypeError, ValueError: the shape, dtype, order or library is invalid.
         ImportError: `library="torch"`, but torch is not installed.
-        TimeoutError, LimitError, RequestError, BackendError, ForkError, ReleasedError: as for `get`.
+        TimeoutError, LimitError, RequestError, BackendError, ForkError, ClosedError: as for `get`.
     """
     return _arrays.empty(self, shape, dtype, order, library, timeout)
 
@@ -79,6 +79,16 @@ def stats(self):
     `src/stats/list.rs` in the repository and the help lines of `pinpool metrics` explain all of them.
     """
     return json.loads(self._stats_json())
+
+
+def max_bytes(self):
+    """Limit on the bytes held, or None if unlimited."""
+    return self.stats()["limits"]["max_bytes"]
+
+
+def backend(self):
+    """Source of the memory: "vmm", "register", "cuda", "mlock" or "heap"."""
+    return self.stats()["backend"]
 
 
 def diagnose_pool(self):
@@ -118,6 +128,7 @@ def _signature():
 Pool.__init__ = _init
 Pool.__enter__, Pool.__exit__ = _enter, _exit
 Pool.__signature__ = _signature()
+Pool.backend, Pool.max_bytes = property(backend), property(max_bytes)
 Pool.__getattr__ = _removed
 diagnose_pool.__name__ = "diagnose"
 for _method in (aget, diagnose_pool, empty, stats):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from . import _log, _pinpool
 from ._arguments import checked_int
-from ._errors import ForkError, LimitError, PinpoolError, ReleasedError
+from ._errors import ClosedError, ForkError, LimitError, PinpoolError
 from ._layout import BatchLayout, Views, choose_library
 from ._packed import Batches, Packed, live_pools
 from ._pool import Pool
@@ -31,6 +31,14 @@ _TRIM_MARGIN_BYTES = 16 << 20
 # Shared pools attached in this process, by inode and device of the memory file, so that a pool is attached only once.
 _attached: weakref.WeakValueDictionary[tuple[int, int], SharedPool] = weakref.WeakValueDictionary()
 _attaching = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _attaching
+    _attaching = threading.Lock()  # Another thread of the parent may hold the lock.
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class SharedPool:
@@ -59,7 +67,8 @@ class SharedPool:
 
     Raises:
         LimitError: the buffers exceed the limit of the pool (`max_bytes`).
-        RequestError: the number or the length of the buffers is out of range.
+        RequestError: the number or the length of the buffers is too large.
+        TypeError, ValueError: another argument is invalid.
         SharedError, BackendError: the memory cannot be created (as without free huge pages for "2MiB") or pinned.
     """
 
@@ -114,7 +123,7 @@ class SharedPool:
 
         Raises:
             TimeoutError: no buffer became free in time. LimitError if `timeout` is 0.
-            ReleasedError: this process has closed the shared pool.
+            ClosedError: this process has closed the shared pool.
             RequestError: `nbytes` exceeds `buffer_bytes`, or `timeout` is invalid.
             PeerError: the trainer has ended, has closed the shared pool, or is ending a loop over `batches`, and no buffer is free or
                 this process has not attached yet.
@@ -175,7 +184,7 @@ class SharedPool:
         return self._core
 
     def _open_pool(self):
-        self._trainer_core().num_buffers()  # Raises ReleasedError after `close`.
+        self._trainer_core().num_buffers()  # Raises ClosedError after `close`.
         return self._pool
 
     def receive(self, ticket: bytes | Packed) -> _pinpool.Buffer:
@@ -185,7 +194,7 @@ class SharedPool:
 
         Raises:
             TicketError: the buffer was received before, or belongs to another shared pool.
-            ReleasedError: the shared pool was closed.
+            ClosedError: the shared pool was closed.
             ForkError: this process is a worker.
             LimitError: the pool has no memory for a batch that is larger than a shared buffer.
         """
@@ -225,7 +234,7 @@ class SharedPool:
         """
         if not isinstance(packed, Packed):
             raise TypeError(f"a {type(packed).__name__} is not a batch of a shared pool: pass collate_fn=shared.collate to the DataLoader")
-        return Views(self.receive(packed)).of(packed._tree)
+        return Views(self.receive(packed)).restore(packed._tree)
 
     def batches(self, loader: Iterable[Packed]) -> Batches:
         """Returns the unpacked batches of a DataLoader with `collate_fn=shared.collate`; each loop is an epoch.
@@ -262,7 +271,7 @@ class SharedPool:
     @contextlib.contextmanager
     def _refusing_waits(self):
         """Within the context, workers cannot attach or send, and requests that would wait for a buffer fail immediately."""
-        core, ignoring_close = self._trainer_core(), contextlib.suppress(ReleasedError)
+        core, ignoring_close = self._trainer_core(), contextlib.suppress(ClosedError)
         with ignoring_close:
             core.set_refusing_workers(True)
         try:
@@ -277,7 +286,7 @@ class SharedPool:
             core.recover()
             while (sent := core.receive_from_dead_worker()) is not None:
                 sent[1].release()
-        except ReleasedError:
+        except ClosedError:
             pass  # Another thread has closed the shared pool.
 
     def recover(self) -> int:
@@ -339,9 +348,9 @@ class SharedPool:
         self.close()
 
     def fileno(self) -> int:
-        """File descriptor of the memory. Raises ReleasedError after `close`."""
+        """File descriptor of the memory. Raises ClosedError after `close`."""
         if self._is_closed:
-            raise ReleasedError("the shared pool was closed: create another one")
+            raise ClosedError("the shared pool was closed: create another one")
         return self._descriptor
 
     def __reduce__(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ __all__ = ["Batch"]
 _MISSING = object()
 
 _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: Name of an undecoded field, its first byte in the sample's part of the batch, and its end.
+_Field: TypeAlias = tuple[str, int, int]
 
 
 class Part(NamedTuple):
@@ -112,7 +115,7 @@ class Batch:
             return [self[at] for at in range(*index.indices(len(self)))]
         part = self._part(index)
         if self._arrays:
-            return self._fields_of(range(len(self))[index], self._source.samples.fields([part.sample])[0])
+            return self._fields_of(range(len(self))[index], self._source.samples.fields([part.sample])[0], self._decoded())
         return self._view(part.begin, part.length)
 
     def _part(self, index: SupportsIndex) -> Part:
@@ -157,24 +160,31 @@ class Batch:
         fields. A field that is decoded under several names ("jpg;png") has an entry for each name. Raises ValueError if a sample is in
         several batches, or has two members of the same name.
         """
-        fields = self._source.samples.fields(self.sample_indices)
-        return [self._fields_of(index, fields[index]) for index in range(len(self))]
+        arrays, fields = self._decoded(), self._source.samples.fields(self.sample_indices)
+        return [self._fields_of(index, fields[index], arrays) for index in range(len(self))]
 
-    def _fields_of(self, index: int, fields: list[tuple[str, int, int]]) -> dict[str, Any]:
+    def _decoded(self) -> dict[tuple[str, ...], _Array]:
+        """Returns the decoded fields by their names, as new views of the buffer."""
+        return {names: self._array(names) for names in self._arrays}
+
+    def _fields_of(self, index: int, fields: list[_Field], arrays: dict[tuple[str, ...], _Array]) -> dict[str, Any]:
+        self._check_fields(index, fields)
         begin = self._parts[index].begin
+        views: dict[str, Any] = {name: self._view(begin + first, end - first) for name, first, end in fields}
+        for names, array in arrays.items():
+            views |= dict.fromkeys(names, array[index])
+        return views
+
+    def _check_fields(self, index: int, fields: list[_Field]) -> None:
         if fields and not self.is_whole(index):
             raise ValueError(
                 f"{self.names[index]} is longer than batch_bytes, so its fields are in several batches: raise batch_bytes, "
-                "or give batch_size alone"
+                "or pass only batch_size"
             )
-        views = {name: self._view(begin + first, end - first) for name, first, end in fields}
-        if len(views) < len(fields):
-            names = [name for name, *_ in fields]
+        names = [name for name, *_ in fields]
+        if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"{self.names[index]} has two members named {twice!r}: use batch[{index}]")
-        for names in self._arrays:
-            views |= dict.fromkeys(names, self._array(names)[index])
-        return views
 
     def field(self, name: str, default: Any = _MISSING) -> Any:
         """Returns the field `name` of all samples.
@@ -192,11 +202,17 @@ class Batch:
         for names in self._arrays:
             if name in names or name == ";".join(names):
                 return self._array(names)
-        for index, fields in enumerate(self.samples):
-            if name not in fields and default is _MISSING:
-                has = ", ".join(fields) or "no fields"
+        for index, fields in enumerate(self._source.samples.fields(self.sample_indices)):
+            self._check_fields(index, fields)
+            spans = {each: (first, end) for each, first, end in fields}
+            if name in spans:
+                first, end = spans[name]
+                found.append(self._view(self._parts[index].begin + first, end - first))
+            elif default is _MISSING:
+                has = ", ".join([*spans, *itertools.chain(*self._arrays)]) or "no fields"
                 raise KeyError(f"{self.names[index]} has no field {name!r}: it has {has}")
-            found.append(fields.get(name, default))
+            else:
+                found.append(default)
         return found
 
     @property
@@ -213,7 +229,7 @@ class Batch:
     @property
     def nbytes(self) -> int:
         """Size of all samples in bytes."""
-        decoded = sum(self._array(names).nbytes for names in self._arrays)
+        decoded = sum(array.nbytes for array in self._decoded().values())
         return decoded + sum(part.length for part in self._parts)
 
     @property
@@ -255,7 +271,7 @@ class Batch:
 class _SampleTable(NamedTuple):
     """Names, fields and lengths of the samples of a pickled batch, by number."""
 
-    of_samples: dict[int, tuple[str, list[tuple[str, int, int]], int | None]]
+    of_samples: dict[int, tuple[str, list[_Field], int | None]]
 
     @classmethod
     def of(cls, table: _pinpool.Files | _SampleTable, samples: list[int]) -> _SampleTable:
@@ -264,7 +280,7 @@ class _SampleTable(NamedTuple):
     def names(self, samples: list[int]) -> list[str]:
         return [self.of_samples[sample][0] for sample in samples]
 
-    def fields(self, samples: list[int]) -> list[list[tuple[str, int, int]]]:
+    def fields(self, samples: list[int]) -> list[list[_Field]]:
         return [self.of_samples[sample][1] for sample in samples]
 
     def sample_bytes(self, sample: int) -> int | None:

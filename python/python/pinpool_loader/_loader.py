@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import takewhile
@@ -22,7 +23,7 @@ T = TypeVar("T")
 _Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 #: Of the next batch: the epoch, `index_in_epoch` and `index_overall`.
 _Position: TypeAlias = tuple[int, int, int]
-_POSITION = ("epoch", "index_in_epoch", "index_overall")
+_POSITION_KEYS = ("epoch", "index_in_epoch", "index_overall")
 
 _ORDER = "shuffle=, seed=, rank= and world_size= choose the order"
 _MAP = "map= takes a function of a batch"
@@ -91,7 +92,7 @@ class _Settings(TypedDict, total=False):
     epochs_per_loop: int
     state: Mapping[str, Any] | None
     pool: Pool | None
-    open_archives: bool
+    open_archives: bool | None
     decode: Mapping[str, ImageDecoder] | None
     label_field: str | None
     label_function: Callable[[str], Any] | None
@@ -112,8 +113,9 @@ class Loader(Generic[T]):
 
     Args:
         paths: a file or directory, or several, also with patterns and braces: "shards/*.tar", "train-{000..146}.tar". A `.tar` or
-            `.safetensors` file is opened if it is named or in a directory of only such files. The constructor reads the headers of
-            all members, in each rank. Compressed files that are named or would be opened are refused.
+            `.safetensors` file is opened if it is named or in a directory of only such files; for a directory that also has other
+            files, pass `open_archives`. The constructor reads the headers of all members, in each rank. Compressed files that are
+            named or would be opened are refused.
         batch_size: maximum number of samples per batch.
         batch_bytes: maximum number of bytes per batch, or text such as "16MiB" (the default if `batch_size` is not given either).
             A longer sample comes in parts.
@@ -133,7 +135,8 @@ class Loader(Generic[T]):
         epochs_per_loop: number of epochs of one loop (default 1).
         state: a result of `state_dict()`. The first loop continues after that position.
         pool: pool of the batches, by default a new `pinpool.Pool(name="loader")`.
-        open_archives: whether to open all `.tar` and `.safetensors` files in directories.
+        open_archives: for directories with other files: True opens the archives in them, False loads each archive as one sample of
+            raw bytes. By default such directories raise ValueError.
         decode: decoders by field name (the suffix of a plain file): `{"jpg;png": pinpool_loader.ImageDecoder(224, 224)}` makes
             `batch.field("jpg")` one uint8 array of shape (n, 224, 224, 3). Needs `batch_size`.
         label_field: field with the label, such as "cls". By default the label of a plain file is the index of its directory in `classes`,
@@ -150,7 +153,7 @@ class Loader(Generic[T]):
         TypeError, ValueError: an argument is invalid, or `paths` has no samples.
         LoadError: a file cannot be listed, or, during iteration, cannot be read or decoded.
         RuntimeError: during iteration, if another loop over the loader has begun.
-        TimeoutError, LimitError, BackendError, ForkError, ReleasedError: during iteration, as for `Pool.get`.
+        TimeoutError, LimitError, BackendError, ForkError, ClosedError: during iteration, as for `Pool.get`.
     """
 
     @overload
@@ -161,7 +164,7 @@ class Loader(Generic[T]):
         self, paths: _Paths, *, batch_size: int | None = None, batch_bytes: int | str | None = None, threads: int | None = None,
         prefetch: int | None = None, shuffle: bool = False, seed: int = 0, rank: int = 0, world_size: int | None = None,
         drop_last: bool = False, even: bool = False, epochs_per_loop: int = 1, state: Mapping[str, Any] | None = None,
-        pool: Pool | None = None, open_archives: bool = False, decode: Mapping[str, ImageDecoder] | None = None,
+        pool: Pool | None = None, open_archives: bool | None = None, decode: Mapping[str, ImageDecoder] | None = None,
         label_field: str | None = None, label_function: Callable[[str], Any] | None = None, map: Callable[[Batch], Any] | None = None,
         map_threads: int = 2, on_error: Literal["raise", "skip"] = "raise", **others: Any,
     ) -> None:  # fmt: skip
@@ -190,15 +193,17 @@ class Loader(Generic[T]):
         if isinstance(batch_bytes, str):
             batch_bytes = _pinpool._parse_bytes(batch_bytes)
         batch_bytes = 0 if batch_bytes is None else checked_int("batch_bytes", batch_bytes, 1)
+        if open_archives is not None:
+            checked_bool("open_archives", open_archives)
         shuffle, seed = checked_bool("shuffle", shuffle), checked_int("seed", seed, 0)
         world_size = _default_world_size() if world_size is None else checked_int("world_size", world_size, 1)
         rank = checked_int("rank", rank, 0)
         self._epochs_per_loop, self._skips_errors = checked_int("epochs_per_loop", epochs_per_loop, 1), on_error == "skip"
-        listed = _paths.expand(paths)
-        _check_uncompressed(_paths.find_compressed(listed))
+        path_list = _paths.expand(paths)
+        _check_uncompressed(_paths.find_compressed(path_list))
         self._pool = Pool(name="loader") if pool is None else pool
         self._files = _pinpool.Files(
-            self._pool, listed, checked_bool("open_archives", open_archives), batch_size=batch_size, batch_bytes=batch_bytes,
+            self._pool, path_list, bool(open_archives), batch_size=batch_size, batch_bytes=batch_bytes,
             threads=_threads_of_rank() if threads is None else checked_int("threads", threads, 1, 1024),
             prefetch=0 if prefetch is None else checked_int("prefetch", prefetch, 1, 65536),
             seed=seed if shuffle else None,
@@ -214,7 +219,9 @@ class Loader(Generic[T]):
         self._source = BatchSource(self._files, {names: (each.shape, each.dtype) for names, each in decoded.items()}, seed, rank)
         # A dict serves as an ordered set of the texts.
         self._failed = dict.fromkeys(self._files.failures())
-        self._check(listed)
+        self._check(path_list)
+        if open_archives is None:
+            _check_no_archive_is_plain(self._files.unopened())
         self._has_labels = True
         self._label_of: dict[str, Any] | None = None
         if label_field is None:
@@ -236,7 +243,7 @@ class Loader(Generic[T]):
         if state is not None:
             self.load_state_dict(state)
 
-    def _check(self, listed: list[str]) -> None:
+    def _check(self, path_list: list[str]) -> None:
         """Raises an error for files that cannot be loaded as requested, and warns if ranks get different numbers of batches."""
         _check_uncompressed(self._files.first_compressed())
         if not self._skips_errors and (lacking := self._files.undecodable()) is not None:
@@ -244,27 +251,27 @@ class Loader(Generic[T]):
         if self._failed and not self._skips_errors:
             raise LoadError(_failure_text(list(self._failed)))
         if not len(self._files):
-            named = ", ".join(repr(path) for path in listed[:3]) + (", ..." if len(listed) > 3 else "")
+            named = ", ".join(repr(path) for path in path_list[:3]) + (", ..." if len(path_list) > 3 else "")
             why = "have no regular file; name files, or directories of files"
             if self._failed:
                 why = f"have nothing that can be read: {next(iter(self._failed))}"
             elif self._files.files():
                 why = "have only archives without a member"
             raise ValueError(f"cannot load anything: paths [{named}] {why}")
-        given = self._batch_arguments
-        samples, world_size, batch_size = given["samples"], given["world_size"], given["batch_size"]
+        arguments = self._batch_arguments
+        samples, world_size, batch_size = arguments["samples"], arguments["world_size"], arguments["batch_size"]
         if not self._files.batches(0):
-            parts = f"{samples} samples of world_size={world_size}, batch_size={batch_size}, drop_last={given['drop_last']}"
-            raise ValueError(f"rank={given['rank']} has no batch of {parts}; use a smaller batch_size or world_size")
-        if world_size == 1 or given["drop_last"] or given["even"]:
+            parts = f"{samples} samples of world_size={world_size}, batch_size={batch_size}, drop_last={arguments['drop_last']}"
+            raise ValueError(f"rank={arguments['rank']} has no batch of {parts}; use a smaller batch_size or world_size")
+        if world_size == 1 or arguments["drop_last"] or arguments["even"]:
             return
         most, fewest = -(-samples // world_size), samples // world_size
         batches = [-(-each // batch_size) if batch_size else 0 for each in (most, fewest)]
-        if given["batch_bytes"] or batches[0] != batches[1]:
-            counts = f"{batches[0]} and {batches[1]}" if not given["batch_bytes"] else "different numbers of"
+        if arguments["batch_bytes"] or batches[0] != batches[1]:
+            counts = f"{batches[0]} and {batches[1]}" if not arguments["batch_bytes"] else "different numbers of"
             warnings.warn(
                 f"the ranks get {counts} batches an epoch ({samples} samples, world_size={world_size}), and training that synchronizes ranks "
-                "(DDP) hangs at the end of an epoch: give batch_size with even=True (repeats samples) or drop_last=True (leaves some out)",
+                "(DDP) hangs at the end of an epoch: pass batch_size and even=True (repeats samples) or drop_last=True (leaves some out)",
                 stacklevel=3,
             )
 
@@ -295,7 +302,7 @@ class Loader(Generic[T]):
         return list(self._failed)
 
     def __len__(self) -> int:
-        """Number of batches of the current or next loop. A resumed loop counts all batches of its epochs, also those before the state."""
+        """Number of batches of the current or next loop. After a resume this includes the batches that the state has passed."""
         first, end = self._epochs_of_loop()
         return sum(self._batches(epoch) for epoch in range(first, end))
 
@@ -325,11 +332,13 @@ class Loader(Generic[T]):
         if (function := self._map) is not None:
             # The position travels with each result, because `state_dict()` must not count results ahead of the loop.
             batches = runner = MapRunner(
-                lambda taken: (function(taken[0]), taken[1]), lambda timeout: self._take(reader, timeout), self._map_threads
+                lambda batch_and_position: (function(batch_and_position[0]), batch_and_position[1]),
+                lambda timeout: self._take(reader, timeout),
+                self._map_threads,
             )
 
-        def advance(taken: tuple[Any, _Position]) -> Any:
-            result, self._position = taken
+        def advance(result_and_position: tuple[Any, _Position]) -> Any:
+            result, self._position = result_and_position
             if self._position[0] >= end:
                 self._loop_first_epoch = None
             return result
@@ -351,13 +360,13 @@ class Loader(Generic[T]):
                 self._reader = self._loop_first_epoch = None
 
     def _take(self, reader: _pinpool.Reader, timeout: float | None = None) -> tuple[Batch, _Position] | None:
-        if not (taken := reader.next(timeout)):
-            return None if taken is None else TIMED_OUT
-        raw = RawBatch._make(taken)
+        if not (found := reader.next(timeout)):
+            return None if found is None else TIMED_OUT
+        raw = RawBatch._make(found)
         failures = [text for text, _ in raw.failures]
         pool_errors = [error for _, error in raw.failures if error is not None]
         if pool_errors or (failures and not self._skips_errors):
-            del taken, raw  # Otherwise the traceback would keep the buffer.
+            del found, raw  # Otherwise the traceback would keep the buffer.
             if pool_errors:
                 raise _with_remedy(pool_errors.pop(0))  # No variable may keep it, because its traceback refers to this frame.
             raise LoadError(_failure_text(failures))
@@ -382,7 +391,7 @@ class Loader(Generic[T]):
 
         After the last batch of an epoch, it is the start of the next epoch.
         """
-        return {**dict(zip(_POSITION, self._position)), "files": self._files.fingerprint(), **self._batch_arguments}
+        return {**dict(zip(_POSITION_KEYS, self._position)), "files": self._files.fingerprint(), **self._batch_arguments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next loop continue after the batch at which `state` was taken, and ends a running loop.
@@ -396,14 +405,14 @@ class Loader(Generic[T]):
         own = self.state_dict()
         if not isinstance(state, Mapping) or own.keys() - state.keys():
             raise TypeError(f"state must be a result of Loader.state_dict(), not {state!r}")
-        ignored = set(_POSITION)
+        ignored = set(_POSITION_KEYS)
         ranks_are_equal = own["samples"] % own["world_size"] == 0 and own["batch_size"] and not own["batch_bytes"]
         if own["drop_last"] or own["even"] or ranks_are_equal:
             ignored.add("rank")
         differ = [f"{name}={state[name]!r} in the state, {own[name]!r} here" for name in own if name not in ignored and state[name] != own[name]]
         if differ:
             raise ValueError(f"state belongs to a loader with different batches: {'; '.join(differ)}")
-        epoch, index_in_epoch, index_overall = (checked_int(f"state[{name!r}]", state[name], 0) for name in _POSITION)
+        epoch, index_in_epoch, index_overall = (checked_int(f"state[{name!r}]", state[name], 0) for name in _POSITION_KEYS)
         if index_in_epoch >= (batches := self._batches(epoch)):
             raise ValueError(f"state is at batch {index_in_epoch} of epoch {epoch}, which has {batches}")
         self.close()
@@ -440,6 +449,18 @@ class Loader(Generic[T]):
 def _check_uncompressed(compressed: str | None) -> None:
     if compressed is not None:
         raise ValueError(f"{compressed}: compressed files are not supported: decompress them first, for example with zstd -d or gunzip")
+
+
+def _check_no_archive_is_plain(unopened: list[str]) -> None:
+    archives = [path for path in unopened if re.search(r"\.(tar(\.gz|\.zst)?|tgz|tzst|safetensors)$", path, re.IGNORECASE)]
+    _check_uncompressed(next((path for path in archives if not path.lower().endswith((".tar", ".safetensors"))), None))
+    if archives:
+        more = f" (and {len(archives) - 1} more)" if len(archives) > 1 else ""
+        directory, name = os.path.split(archives[0])
+        raise ValueError(
+            f"{archives[0]}{more} is in a directory with other files: name the archives, as in '{directory}/*{os.path.splitext(name)[1]}', pass "
+            "open_archives=True to open the archives in directories, or open_archives=False to load each as one sample of raw bytes"
+        )
 
 
 def _failure_text(failures: list[str]) -> str:

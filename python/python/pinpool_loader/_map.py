@@ -47,7 +47,9 @@ class MapRunner(Generic[T, R]):
                 elif has_result:
                     break
             except Exception as failure:
-                # Like the end, it is raised after the results of the earlier items.
+                # Like the end, it is raised after the results of the earlier items. Its traceback refers to this frame, so `item` would
+                # keep the previous item.
+                item = None
                 self._failure = failure
         if not self._running:
             assert self._failure is not None
@@ -64,4 +66,5 @@ class MapRunner(Generic[T, R]):
     def close(self) -> None:
         """Ends the threads after their current items; results and queued items are dropped."""
         self._running.clear()
+        self._failure = None  # Its traceback refers to this object and to the frames of the loop.
         self._executor.shutdown(cancel_futures=True)

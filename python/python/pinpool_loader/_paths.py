@@ -22,12 +22,12 @@ def expand(paths: Any) -> list[str]:
     """
     if isinstance(paths, bytes) or not isinstance(paths, (str, os.PathLike, Iterable)):
         raise TypeError(f"paths must be a str or os.PathLike, or several, not {paths!r}")
-    listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    for path in listed:
+    path_list = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    for path in path_list:
         if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
             remedy = f", such as os.fsdecode({path!r})" if isinstance(path, bytes) else ""
             raise TypeError(f"each of paths must be a str or os.PathLike{remedy}, not {path!r}")
-    return [found for path in listed for found in _expand(os.fspath(path))]
+    return [found for path in path_list for found in _expand(os.fspath(path))]
 
 
 def find_compressed(paths: list[str]) -> str | None:

@@ -20,7 +20,7 @@ fn a_range_has_a_byte_at_least_and_at_most_the_longest_length() {
 fn ranges_are_numbered_in_the_order_of_their_creation_until_all_numbers_were_used() {
     let mut arena = Arena::new(GrowthMode::Regions, Retention::default());
     let region = |arena: &mut Arena| {
-        let plan = arena.grow(4096, LIMITS).unwrap();
+        let plan = arena.plan_growth(4096, LIMITS).unwrap();
         let buffer = plan.buffer().unwrap();
         assert!(arena.finish_made(plan, 0));
         buffer

@@ -38,7 +38,7 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
                 continue;
             }
             let limits = GrowthLimits { commit_bytes: limit - arena.stats().claimed_bytes, ..LIMITS };
-            let Some(plan) = arena.grow(bytes, limits) else { continue };
+            let Some(plan) = arena.plan_growth(bytes, limits) else { continue };
             arena.validate().unwrap();
             assert!(arena.stats().claimed_bytes <= limit, "{plan:?}");
             for step in plan.steps() {

@@ -48,8 +48,7 @@ impl Machine {
     /// Returns the locations to try, at least one, or the reason why there is none.
     pub(super) fn locations(&self, wanted: Option<u32>, is_named: bool) -> Result<Vec<HostLocation>, String> {
         let [first, _, ..] = self.nodes.as_slice() else {
-            let only = self.nodes.first().map_or(0, |node| node.id);
-            return Ok(vec![Some(only), None]);
+            return Ok(vec![Some(self.nodes.first().map_or(0, |node| node.id)), None]);
         };
         let is_old = self.branch.map_or(self.version < FIRST_SAFE_VERSION, |branch| branch < FIRST_SAFE_BRANCH);
         if let Some(difference) = self.difference(first).filter(|_| !is_named && is_old) {

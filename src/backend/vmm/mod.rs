@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use super::mapping;
 use super::register::RegisterSource;
-use super::source::{PinnedBy, Region, RegionIds, Source};
+use super::source::{BuiltInSource, PinnedBy, Region, RegionIds, Source};
 use super::trial;
 use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 use crate::arena::GranuleSizes;
@@ -191,11 +191,6 @@ unsafe impl Source for VmmSource {
         len_bytes.max(1).checked_next_multiple_of(GRANULE_BYTES).unwrap_or(usize::MAX)
     }
 
-    /// Returns the bytes of the whole pages that a reserve takes, since a reserve is registered memory.
-    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
-        self.reserves.held_bytes_fast(len_bytes)
-    }
-
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let held_bytes = self.held_bytes(len_bytes);
         let sizes = GranuleSizes::of_pool(GRANULE_BYTES as u64, Some(held_bytes as u64));
@@ -228,6 +223,21 @@ unsafe impl Source for VmmSource {
         Ok(())
     }
 
+    fn numa_node(&self) -> Option<u32> {
+        self.reserves.numa_node()
+    }
+
+    fn built_in(&self) -> Option<&dyn BuiltInSource> {
+        Some(self)
+    }
+}
+
+impl BuiltInSource for VmmSource {
+    /// Returns the bytes of the whole pages that a reserve takes, since a reserve is registered memory.
+    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
+        self.reserves.held_bytes_fast(len_bytes)
+    }
+
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         // A new granule would reuse memory that the driver refused to release, but a reserve is pinned in addition to such memory.
         self.release_refused()?;
@@ -250,8 +260,7 @@ unsafe impl Source for VmmSource {
 
     fn reserve_slice_bytes(&self) -> Option<u64> {
         // Relaxed: a hint.
-        let registers = !self.cannot_register.load(Ordering::Relaxed);
-        registers.then(|| self.reserves.reserve_slice_bytes()).flatten()
+        (!self.cannot_register.load(Ordering::Relaxed)).then(|| self.reserves.reserve_slice_bytes()).flatten()
     }
 
     fn device_lost(&self) -> Option<SourceError> {
@@ -260,10 +269,6 @@ unsafe impl Source for VmmSource {
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         Some(self)
-    }
-
-    fn numa_node(&self) -> Option<u32> {
-        self.reserves.numa_node()
     }
 
     fn findings(&self) -> Vec<Finding> {
@@ -293,7 +298,7 @@ unsafe impl VirtualMemory for VmmSource {
         let aligned = usize::try_from(reserved).ok().filter(|address| address.is_multiple_of(RANGE_ALIGN_BYTES));
         let start = aligned.and_then(|address| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address)));
         let start =
-            start.ok_or_else(|| SourceError::new("cuMemAddressReserve", format!("{reserved:#x} is no range")))?;
+            start.ok_or_else(|| SourceError::new("cuMemAddressReserve", format!("{reserved:#x} is not a range")))?;
         Ok(AddressRange::new(start, len_bytes))
     }
 

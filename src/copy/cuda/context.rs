@@ -93,8 +93,7 @@ impl ContextState {
         let context = Context::new(handle)?;
         let mut states = CONTEXTS.get().lock();
         let is_same = |one: &&'static Self| (one.work.context.handle(), one.work.context.id) == (handle, context.id);
-        let known = states.iter().rev().copied().find(is_same);
-        Ok(known.unwrap_or_else(|| {
+        Ok(states.iter().rev().copied().find(is_same).unwrap_or_else(|| {
             let state: &'static Self = Box::leak(Box::new(Self {
                 work: ContextWaits::new(context),
                 _object: object,

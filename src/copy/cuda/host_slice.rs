@@ -106,8 +106,7 @@ impl TrackedCopy {
         let own = context.own()?;
         // An error that an earlier record left in pinpool's object would keep cudarc from recording this event.
         let _of_an_earlier_copy = own.context.check_err();
-        let timed = sys::CUevent_flags::CU_EVENT_DEFAULT;
-        let event = ManuallyDrop::new(own.context.new_event(Some(timed))?);
+        let event = ManuallyDrop::new(own.context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))?);
         let fence = EventFence::of(event.cu_event(), context.stream_id(stream.cu_stream()), context);
         // SAFETY: a live stream of this context. The object is used only while the caller's borrow of the stream lasts.
         let stream = unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) };

@@ -149,8 +149,7 @@ unsafe fn copy_on<'a>(
     wait: impl FnOnce() -> (sys::CUdeviceptr, SyncOnDrop<'a>),
 ) -> Enqueued {
     let _saved = SavedError::take(stream.context());
-    let entered = ContextState::enter_of(stream.context());
-    let (context, _current) = entered.map_err(|failed| refused(len, failed))?;
+    let (context, _current) = ContextState::enter_of(stream.context()).map_err(|failed| refused(len, failed))?;
     let wait = || {
         let (address, record) = wait();
         (address, record, stream.context().check_err().map_err(FailedCall::from))

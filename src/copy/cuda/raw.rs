@@ -21,7 +21,7 @@ use super::stream::{id_number, is_default};
 use super::timeline::Timeline;
 use super::{HostSide, copy_with_fence, fence_after_work, refused};
 use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, Enqueued};
-use crate::driver::code::FailedCall;
+use crate::driver::code::{Code, FailedCall};
 use crate::driver::device::Device;
 use crate::driver::{self, CurrentContext, RelaxedCapture, calls, with_one_retry};
 use crate::error::{Error, Result};
@@ -43,6 +43,8 @@ use crate::in_flight::SharedFence;
 pub struct RawStream {
     handle: sys::CUstream,
     device: Option<u32>,
+    /// Whether a default stream of the current context has precedence over `device`.
+    prefers_current: bool,
 }
 
 impl RawStream {
@@ -55,13 +57,19 @@ impl RawStream {
     /// (`cuCtxDestroy`) before the pool has ended: until the last handle and buffer are dropped, another thread may query the
     /// context, even if the work has completed.
     pub unsafe fn new(handle: *mut c_void) -> Self {
-        Self { handle: handle.cast(), device: None }
+        Self { handle: handle.cast(), device: None, prefers_current: false }
     }
 
     /// Selects the GPU of a default stream: its primary context is used, whatever context is current. Has no effect on other
     /// streams. If a green context of that GPU is current, calls with a default stream fail.
     pub fn on_device(self, ordinal: u32) -> Self {
-        Self { device: Some(ordinal), ..self }
+        Self { device: Some(ordinal), prefers_current: false, ..self }
+    }
+
+    /// Selects the GPU of a default stream as [`on_device`](Self::on_device) does, but only for calls on a thread without a current
+    /// context.
+    pub fn on_device_without_context(self, ordinal: u32) -> Self {
+        Self { device: Some(ordinal), prefers_current: true, ..self }
     }
 
     /// Returns whether the stream captures a graph; for the legacy stream, whether a blocking stream of its context does. `false`
@@ -72,18 +80,25 @@ impl RawStream {
         unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|FailedCall { code, .. }| code.is_capture_error())
     }
 
-    /// Makes the primary context of the selected GPU current for a default stream. Does nothing if a green context of that GPU is
-    /// current, because [`context_of`] refuses the default stream of a green context.
+    /// Makes the primary context of the selected GPU current for a default stream. Does nothing if the current context has
+    /// precedence, or if it is a green context of that GPU, because [`context_of`] refuses the default stream of a green context.
     fn enter(self) -> Result<Option<CurrentContext>> {
         let Some(ordinal) = self.device.filter(|_| is_default(self.handle.addr())) else { return Ok(None) };
         require_driver()?;
+        if self.prefers_current && !calls::current_context()?.is_null() {
+            return Ok(None);
+        }
         let is_current = calls::current_device().is_ok_and(|current| i64::from(current) == i64::from(ordinal));
         // SAFETY: a default stream of the current context, if there is one.
         if is_current && unsafe { calls::stream_context(self.handle) }.is_ok_and(|(_, green)| !green.is_null()) {
             return Ok(None);
         }
         let entered = Device::find(ordinal).and_then(|device| device.enter());
-        entered.map(|(context, _relaxed)| Some(context)).map_err(Error::invalid_handle)
+        // Without a code, the driver has no such device.
+        entered.map(|(context, _relaxed)| Some(context)).map_err(|error| match error.code() {
+            None => Error::invalid_handle(error),
+            Some(_) => Error::device_failed(error),
+        })
     }
 }
 
@@ -207,13 +222,18 @@ unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
 unsafe fn context_of(stream: sys::CUstream) -> Result<&'static ContextState> {
     require_driver()?;
     // SAFETY: the caller's promise.
-    let (handle, green) = unsafe { calls::stream_context(stream) }.map_err(Error::invalid_handle)?;
+    let (handle, green) = unsafe { calls::stream_context(stream) }.map_err(handle_error)?;
     if is_default(stream.addr()) && !green.is_null() {
-        // This is not an error of the handle, because callers retry such errors on the device's primary context.
         return Err(Error::device_failed("a default stream of a green context has no fence: pass another stream"));
     }
     // SAFETY: the context of a live stream.
-    unsafe { ContextState::for_handle(handle) }.map_err(Error::invalid_handle)
+    unsafe { ContextState::for_handle(handle) }.map_err(handle_error)
+}
+
+/// Converts the error of a call with a handle. Only these codes say that the handle is invalid.
+fn handle_error(failed: FailedCall) -> Error {
+    let is_invalid = failed.code == Code::INVALID_HANDLE || failed.code.is_context_ended();
+    if is_invalid { Error::invalid_handle(failed) } else { failed.into() }
 }
 
 /// Returns a fence after all work before the last record of `event`, or `None` if that work has completed.
@@ -226,18 +246,19 @@ pub(crate) unsafe fn fence_after_event_handle(event: sys::CUevent) -> Result<Opt
     if event.is_null() {
         return Err(Error::invalid_handle("the event is null"));
     }
-    if calls::current_context().map_err(Error::invalid_handle)?.is_null() {
+    if calls::current_context()?.is_null() {
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: the caller's promise. A query needs no context.
-        let completed = unsafe { calls::event_query(event) }.map(|()| None);
-        return completed
-            .map_err(|_| Error::invalid_handle("no CUDA context is current, so nothing can wait for the event"));
+        return unsafe { calls::event_query(event) }.map(|()| None).map_err(|failed| match failed.code {
+            Code::NOT_READY | Code::INVALID_CONTEXT => Error::invalid_handle("no CUDA context is current to wait in"),
+            _ => handle_error(failed),
+        });
     }
     // SAFETY: the default stream of the current context. The context of that stream may be another context: a green context
     // refers to the primary context.
-    let (handle, _) = unsafe { calls::stream_context(ptr::null_mut()) }.map_err(Error::invalid_handle)?;
+    let (handle, _) = unsafe { calls::stream_context(ptr::null_mut()) }.map_err(handle_error)?;
     // SAFETY: the context of a live stream.
-    let context = unsafe { ContextState::for_handle(handle) }.map_err(Error::invalid_handle)?;
+    let context = unsafe { ContextState::for_handle(handle) }.map_err(handle_error)?;
     // SAFETY: the caller's promise.
     unsafe { after_event(event, context) }
 }

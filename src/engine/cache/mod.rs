@@ -224,8 +224,7 @@ impl<T> State<T> {
         if self.sealed || self.limit.get() == 0 {
             return Some(Eviction::rejected(entry));
         }
-        let is_full = self.store.len() >= self.limit.get();
-        let victim = if is_full { self.store.evict() } else { None };
+        let victim = if self.store.len() >= self.limit.get() { self.store.evict() } else { None };
         let evicted = victim.map(|entry| Eviction {
             entry,
             reason: EvictionReason::OverLimit,

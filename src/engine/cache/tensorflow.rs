@@ -46,8 +46,7 @@ impl CountLimit {
     /// Counts an eviction. Every thousandth eviction of a window checks the rates of the window and may raise the limit.
     pub(super) fn count_eviction(&mut self, counts: impl FnOnce() -> Counts) -> Option<RateCheck> {
         self.counted.evicted += 1;
-        let evicted = self.counted.evicted - self.window_start.evicted;
-        evicted.is_multiple_of(CHECK_EVERY_EVICTIONS).then(|| {
+        (self.counted.evicted - self.window_start.evicted).is_multiple_of(CHECK_EVERY_EVICTIONS).then(|| {
             let total = self.total(counts());
             let check = policy::check_rates(total.since(self.window_start), self.limit, self.auto_resize);
             self.checks += 1;

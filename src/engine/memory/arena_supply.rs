@@ -54,7 +54,7 @@ pub(crate) struct ArenaSupply {
     pub(super) has_logged_idle: AtomicBool,
     /// Whether sizes varied at the last miss or tick (policy-R12).
     pub(super) is_varied: AtomicBool,
-    /// Whether the maintenance thread should compact: the holes changed and none is as long as is wanted (policy-R13), or old
+    /// Whether the maintenance thread should compact: the holes changed and no hole has the wanted length (policy-R13), or old
     /// addresses of remapped granules are still mapped. Cleared when a compaction begins.
     pub(super) needs_compaction: AtomicBool,
     /// Polls since the last poll that found `needs_compaction` set.
@@ -127,15 +127,15 @@ impl Supply for ArenaSupply {
                     return Err(AttemptError::NeedsCall);
                 }
                 Ok(plan) => {
-                    if let Some(memory) = self.grow(books, plan, &mut search)? {
+                    if let Some(memory) = self.carry_out_growth(books, plan, &mut search)? {
                         return Ok(memory);
                     }
                 }
-                Err(over) => {
-                    search.over = over;
+                Err(refusal) => {
+                    search.claim_refusal = refusal;
                     // A plan of another thread may make room.
                     let may_wait = || calls.deadline() > Instant::now();
-                    if over.is_none() && books.arena.stats().transit_bytes > 0 && may_wait() {
+                    if refusal.is_none() && books.arena.stats().transit_bytes > 0 && may_wait() {
                         drop(self.finished.wait_until(books, calls.deadline()));
                     } else if !self.make_room(books, limits, &mut search) {
                         let memory = self.books().carve_in_other_regions(bytes);
@@ -146,8 +146,8 @@ impl Supply for ArenaSupply {
         }
     }
 
-    /// Takes back a block's memory. A pool closes once its last block is counted as returned, which may be before another
-    /// thread returns that block's memory here. So the later of this call and `close` tears down.
+    /// Takes back a block's memory. A pool ends once its last block is counted as returned, which may be before another
+    /// thread returns that block's memory here. So the later of this call and `end` tears down.
     fn give(&self, memory: BlockMemory, now_us: u64, _may_wait: bool) {
         // This supply makes only carved blocks.
         let BlockMemory::Carved { extent, .. } = memory else { return };
@@ -160,8 +160,8 @@ impl Supply for ArenaSupply {
         }
     }
 
-    fn close(&self, now_us: u64) {
-        self.books().is_closed = true;
+    fn end(&self, now_us: u64) {
+        self.books().has_ended = true;
         self.tear_down(now_us);
     }
 

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::backend::{AddressRange, Region, RemapError, Source, SourceError, Subrange, VirtualMemory};
+use crate::backend::{AddressRange, BuiltInSource, Region, RemapError, Source, SourceError, Subrange, VirtualMemory};
 use crate::engine::meter::nanos;
 use crate::stats::{CallStats, SourceCalls};
 use pinpool_observe::record::{Event, Recorder};

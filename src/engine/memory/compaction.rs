@@ -1,6 +1,6 @@
 //! Varied sizes (policy-R12), and the compaction target (policy-R13).
 //!
-//! A miss, a return to the arena and a growth set a flag if no hole is as long as is wanted. The maintenance thread then remaps
+//! A miss, a return to the arena and a growth plan set a flag if no hole has the wanted length. The maintenance thread then remaps
 //! a few granules at a time, until a request would have almost nothing to remap. Each step is a separate plan, so that most
 //! granules stay available to requests. Before it remaps, the thread unmaps the old addresses of granules that requests have
 //! remapped.
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::arena_supply::ArenaSupply;
 use super::books::Books;
-use crate::backend::VirtualMemory;
+use crate::backend::{BuiltInSource, VirtualMemory};
 
 /// Maximum number of steps of one call, so that other pools do not wait long for the maintenance thread.
 const STEPS_AT_ONCE: usize = 16;

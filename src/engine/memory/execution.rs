@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::called_source::CalledSource;
 use super::shape::Mappings;
 use crate::arena::{Extent, Plan, Step, StepOutcome};
-use crate::backend::{AddressRange, Region, RemapError, SourceError, Subrange};
+use crate::backend::{AddressRange, BuiltInSource, Region, RemapError, SourceError, Subrange};
 use crate::stats::SourceCalls;
 
 /// The steps of one plan, outside the lock, and their results.
@@ -89,8 +89,7 @@ impl Execution {
             let again = Region::new(region.start(), region.len_bytes(), region.id());
             // SAFETY: the region is this source's, wholly free and in transit (arena-I1): no block lies in it, so no
             // reference and no copy uses it (core-I1).
-            let released = unsafe { source.release(region, &mut self.calls.unpin) };
-            return released.inspect_err(|_| {
+            return unsafe { source.release(region, &mut self.calls.unpin) }.inspect_err(|_| {
                 // The region stays mapped and pinned (source-C1).
                 self.regions.insert(extent.range(), again);
             });

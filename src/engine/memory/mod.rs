@@ -179,12 +179,12 @@ pub(crate) trait Supply: Send + Sync {
         take_idle: &dyn Fn() -> bool,
     ) -> Result<BlockMemory, AttemptError>;
     /// Takes back memory of [`find`](Self::find). Unless `may_wait`, a release that would wait for copies is postponed until
-    /// [`release_refused`](Self::release_refused) or [`close`](Self::close).
+    /// [`release_refused`](Self::release_refused) or [`end`](Self::end).
     fn give(&self, memory: BlockMemory, now_us: u64, may_wait: bool);
     /// Tries again to release memory that was not released before; an arena does this in its next release. Makes slow calls.
     fn release_refused(&self) {}
-    /// Closes the supply after its pool has ended: releases all memory, now or when the last block is returned.
-    fn close(&self, now_us: u64);
+    /// Ends the supply with its pool: releases all memory, now or when the last block is returned.
+    fn end(&self, now_us: u64);
     /// Returns whether a block of `class` would fit under all limits if nothing else were held.
     fn could_hold(&self, class: Class) -> bool;
     /// Returns the bytes that later requests may take while the head of the wait queue waits for a block of class `first`. If

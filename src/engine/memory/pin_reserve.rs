@@ -8,7 +8,7 @@ use super::PoolView;
 use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
 use super::shape::{GRANULE_BYTES, held};
-use crate::backend::{Source, SourceError, huge_bytes};
+use crate::backend::{BuiltInSource, Source, SourceError, huge_bytes};
 use crate::quota::LimitLevel;
 use crate::stats::CallStats;
 use pinpool_os::sync::unmodeled::Mutex;
@@ -124,8 +124,8 @@ impl ArenaSupply {
         let now_us = pool.now_us();
         let mut books = self.books();
         let to_come = books.reserve_to_come();
-        // Once the pool is closed, its addresses may be gone.
-        if to_come == 0 || books.is_closed {
+        // Once the pool has ended, its addresses may be gone.
+        if to_come == 0 || books.has_ended {
             return Ok(());
         }
         if !self.shape.has_regions {
@@ -144,7 +144,7 @@ impl ArenaSupply {
             self.books().unclaim_reserve(self.reserved_bytes(len));
         }
         if self.books().is_unused() {
-            // The pool has closed while this region was being pinned.
+            // The pool has ended while this region was being pinned.
             self.tear_down(now_us);
         }
         pinned.map(drop).map_err(Refusal::Source)

@@ -28,8 +28,7 @@ impl Memory {
         let (by, found, remedy) = match refusal {
             Refusal::Limit(QuotaExceeded { level: LimitLevel::Shared, .. }) => {
                 let (found, remedy) = self.budget.describe_shared(needed_bytes);
-                let by_others = self.budget.is_held_by_others();
-                (RefusedBy::Shared { by_others }, found, remedy.to_owned())
+                (RefusedBy::Shared { by_others: self.budget.is_held_by_others() }, found, remedy.to_owned())
             }
             Refusal::Limit(QuotaExceeded { level: LimitLevel::Partition, could_fit, .. }) => {
                 let found = if *could_fit { "the partition is full" } else { "exceeds the limit of the partition" };

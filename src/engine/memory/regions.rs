@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::block_memory::{AttemptError, BlockMemory, Refusal, SlowCalls};
 use super::called_source::CalledSource;
 use super::{PoolView, Supply};
-use crate::backend::{HeapSource, Region, Source, SourceError};
+use crate::backend::{BuiltInSource, HeapSource, Region, Source, SourceError};
 use crate::quota::{Budget, Claim};
 use crate::report::PoolLog;
 use crate::size_class::Class;
@@ -17,7 +17,7 @@ use pinpool_os::sync::unmodeled::Mutex;
 pub(crate) struct RegionSupply {
     source: CalledSource,
     pub(super) budget: Arc<Budget>,
-    /// A claim of zero bytes, which keeps the shared limit joined until the pool is closed.
+    /// A claim of zero bytes, which keeps the shared limit joined until the pool has ended.
     base: Mutex<Option<Claim>>,
     /// Regions that the source refused to release, or that could not be released yet. Their release is tried again.
     refused: Mutex<Vec<(Region, Claim)>>,
@@ -150,7 +150,7 @@ impl Supply for RegionSupply {
     }
 
     /// Ends all claims of the pool, except for quarantined blocks and for regions that the source still refuses to release.
-    fn close(&self, _: u64) {
+    fn end(&self, _: u64) {
         self.release_refused();
         self.refused.lock().drain(..).for_each(|(_, claim)| claim.leak());
         let base = self.base.lock().take();

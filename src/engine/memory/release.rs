@@ -18,7 +18,7 @@ use crate::stats::{CallStats, EvictionReason};
 use pinpool_os::host::Pressure;
 use pinpool_os::threads;
 
-/// While memory is short, free memory is kept for a fourth of the time.
+/// While memory is short, free memory is kept for a quarter of the time.
 const RETENTION_DIVISOR: u64 = 4;
 
 impl Memory {

@@ -112,7 +112,7 @@ impl ArenaSupply {
         if !was_logged {
             self.log.reserve_paused(pinned_bytes, target_bytes, self.budget.max_bytes());
         }
-        // Releases by other owners before the want was raised notified nobody.
+        // Releases by other owners before the want was raised notified no thread.
         if self.update_want() {
             self.resume_reserve(false);
         }

@@ -47,9 +47,9 @@ pub(super) struct Search<'pool> {
     /// Set once nothing else has served the request: a plan may then release regions, which waits for the device.
     may_release_regions: bool,
     /// The refusal of the last plan's claim, if it was refused.
-    pub(super) over: Option<QuotaExceeded>,
+    pub(super) claim_refusal: Option<QuotaExceeded>,
     /// The source's error, if it refused memory for this buffer alone.
-    source: Option<SourceError>,
+    source_error: Option<SourceError>,
 }
 
 impl ArenaSupply {
@@ -69,15 +69,15 @@ impl ArenaSupply {
             to_release: pool.idle_buffers(),
             has_swept: false,
             may_release_regions: false,
-            over: None,
-            source: None,
+            claim_refusal: None,
+            source_error: None,
         }
     }
 
     /// Carries out `plan` for a block, and returns its memory. If the source refuses, returns `None`, and the next plan
     /// requests less: memory for this buffer alone, and then none. If the source refuses even that plan, the request is
     /// refused, since a buffer that other threads return is found in the wait queue.
-    pub(super) fn grow(
+    pub(super) fn carry_out_growth(
         &self,
         books: MutexGuard<'_, Books>,
         plan: Plan,
@@ -102,7 +102,7 @@ impl ArenaSupply {
             CommitSize::Nothing => return Err(Refusal::Source(error)),
             CommitSize::Ample if surplus_bytes > 0 => CommitSize::OneBuffer,
             CommitSize::Ample | CommitSize::OneBuffer => {
-                search.source = Some(error);
+                search.source_error = Some(error);
                 CommitSize::Nothing
             }
         };
@@ -138,8 +138,8 @@ impl ArenaSupply {
     /// Returns the reason that the search found nothing.
     pub(super) fn refusal(&self, search: Search<'_>) -> Refusal {
         match search {
-            Search { source: Some(error), .. } => Refusal::Source(error),
-            Search { over: Some(over), .. } => over.into(),
+            Search { source_error: Some(error), .. } => Refusal::Source(error),
+            Search { claim_refusal: Some(refusal), .. } => refusal.into(),
             Search { bytes, pool, .. } => self.no_space(bytes, pool.idle_bytes()),
         }
     }
@@ -202,8 +202,7 @@ impl ArenaSupply {
 
     /// Returns whether a block of `bytes` could be held if everything else were released.
     pub(super) fn could_hold_bytes(&self, bytes: u64) -> bool {
-        let addressable = bytes <= self.shape.longest_bytes;
-        self.fits(bytes) && (addressable || bytes <= self.books().reserve_bytes().1)
+        self.fits(bytes) && (bytes <= self.shape.longest_bytes || bytes <= self.books().reserve_bytes().1)
     }
 
     /// Returns whether the limit would leave room for a block of `bytes` if everything else were released.

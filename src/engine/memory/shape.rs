@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::called_source::CalledSource;
 use crate::arena::{Arena, Extent, GranuleSizes, GrowthMode, RANGE_BYTES_MAX, Retention};
-use crate::backend::{self, AddressRange, PAGE_BYTES, Region, SourceError};
+use crate::backend::{self, AddressRange, BuiltInSource, PAGE_BYTES, Region, SourceError};
 
 /// Size of the smallest granules, if the limit leaves room for them.
 pub(in crate::engine) const GRANULE_BYTES: u64 = backend::GRANULE_BYTES as u64;
@@ -42,8 +42,7 @@ impl Mappings {
     /// Returns the address of `buffer`, which the arena carved; `None` if its range is unknown.
     #[allow(unsafe_code)]
     pub(in crate::engine) fn address(&self, buffer: Extent) -> Option<NonNull<u8>> {
-        let virtual_range = self.addresses.as_ref().filter(|(range, _)| *range == buffer.range());
-        let start = match virtual_range {
+        let start = match self.addresses.as_ref().filter(|(range, _)| *range == buffer.range()) {
             Some((_, addresses)) => addresses.start(),
             None => self.regions.get(&buffer.range())?.start(),
         };

@@ -1,64 +1,16 @@
-//! A source that counts, a pool that holds nothing, and what threads and the end of an arena do with them.
-#![allow(unsafe_code)] // Implements the unsafe `Source`.
+//! A pool that holds nothing, and what threads and the end of an arena do with them.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use super::PoolView;
 use crate::arena::Retention;
-use crate::backend::{HeapSource, HugeTlb, PinnedBy, Region, Source, SourceError};
+use crate::backend::HugeTlb;
+use crate::backend::tests::CountedHeap;
 use crate::engine::memory::{ArenaSettings, ArenaSupply, CalledSource};
 use crate::quota::Budget;
 use crate::report::PoolLog;
 use crate::stats::EvictionReason;
-// In a model another thread may run before each call.
-use pinpool_os::sync::atomic::{AtomicU64, Ordering};
-
-/// A heap of separate regions. Releases wait for copies or not.
-#[derive(Debug)]
-struct CountedHeap {
-    heap: HeapSource,
-    blocks_on_release: bool,
-    acquired: AtomicU64,
-    released: AtomicU64,
-}
-
-impl CountedHeap {
-    fn new(blocks_on_release: bool) -> Self {
-        Self { heap: HeapSource::new(), blocks_on_release, acquired: AtomicU64::new(0), released: AtomicU64::new(0) }
-    }
-
-    #[cfg(pinpool_loom)]
-    fn acquired(&self) -> u64 {
-        self.acquired.load(Ordering::Relaxed)
-    }
-
-    fn released(&self) -> u64 {
-        self.released.load(Ordering::Relaxed)
-    }
-}
-
-// SAFETY: passes every call on.
-unsafe impl Source for CountedHeap {
-    fn name(&self) -> &'static str {
-        "counted heap"
-    }
-    fn pinned_by(&self) -> Option<PinnedBy> {
-        None
-    }
-    fn blocks_on_release(&self) -> bool {
-        self.blocks_on_release
-    }
-    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        self.acquired.fetch_add(1, Ordering::Relaxed);
-        self.heap.acquire(len_bytes)
-    }
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        self.released.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { self.heap.release(region) }
-    }
-}
 
 /// A pool without idle blocks.
 #[derive(Default)]
@@ -149,8 +101,8 @@ mod models {
         }
 
         fn end(&self) {
-            self.arena.close(0);
-            assert_eq!(self.source.released(), self.source.acquired(), "all is released when the end returns");
+            self.arena.end(0);
+            assert_eq!(self.source.held(), 0, "all is released when the end returns");
         }
     }
 
@@ -166,7 +118,7 @@ mod models {
             here(&model);
             concurrent.join().unwrap();
             if model.arena.books().is_unused() {
-                assert_eq!(model.source.released(), model.source.acquired());
+                assert_eq!(model.source.held(), 0);
             } else {
                 model.end();
             }
@@ -216,20 +168,20 @@ mod end {
     fn memory_is_said_to_stay_only_if_it_does() {
         for is_leaked in [false, true] {
             let source = Arc::new(CountedHeap::new(true));
-            let arena = arena(source.clone(), "closing test", None);
+            let arena = arena(source.clone(), "ending test", None);
             let class = Rounding::Eighths.class(4096, 4096).unwrap();
             let found = arena.find(class, 0, SlowCalls::All(Instant::now()), &NoBlocks, &|| false).unwrap();
             if is_leaked {
                 arena.quarantined.add(1);
             }
-            // The pool closes before its last block returns.
-            let mut lines = captured::lines_of(|| arena.close(0));
+            // The pool ends before its last block returns.
+            let mut lines = captured::lines_of(|| arena.end(0));
             lines.retain(|line| line.text.contains("close_"));
             if is_leaked {
-                assert_eq!((lines.len(), source.released()), (1, 0));
+                assert_eq!((lines.len(), source.held()), (1, 1));
             } else {
                 arena.give(found, 0, true);
-                assert_eq!((lines.len(), source.released()), (0, 1));
+                assert_eq!((lines.len(), source.held()), (0, 0));
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   in use = blocks - idle - in flight
-//!   handles dropped ─▶ sealed ─▶ no block exists but in flight ─▶ closed, once
+//!   handles dropped ─▶ sealed ─▶ no block exists but in flight ─▶ ended, once
 //! ```
 //!
 //! | file | contents |
@@ -13,7 +13,7 @@
 //!
 //! While other threads run, the counters in a snapshot may be a few operations apart.
 //!
-//! - **lifetime-I1**: a sealed pool closes exactly once. Three kinds of events may permit the close: the seal, the removal of a
+//! - **lifetime-I1**: a sealed pool ends exactly once. Three kinds of events may permit the end: the seal, the removal of a
 //!   block, and the start of a flight. The last of these events sees all the others, because each first changes its own word
 //!   and then makes an AcqRel exchange on the count of blocks, and the exchanges on one word have a total order.
 
@@ -196,7 +196,7 @@ impl Lifetime {
         self.is_sealed.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the caller must close the pool, which is true once: when the pool is sealed and no block exists except
+    /// Returns whether the caller must end the pool, which is true once: when the pool is sealed and no block exists except
     /// those `in_flight`. Must be called after the seal, after each removal of a block and after each start of a flight.
     pub(crate) fn begin_tear_down(&self, in_flight: impl FnOnce() -> u64) -> bool {
         // An exchange that changes nothing, AcqRel: lifetime-I1.
@@ -204,7 +204,7 @@ impl Lifetime {
         // Relaxed: if the seal came first, the exchange above has acquired it.
         self.is_sealed.load(Ordering::Relaxed)
             && blocks <= in_flight()
-            // AcqRel: exactly one thread closes the pool, and it sees all earlier returns.
+            // AcqRel: exactly one thread ends the pool, and it sees all earlier returns.
             && !self.is_torn_down.swap(true, Ordering::AcqRel)
     }
 }
@@ -307,9 +307,9 @@ mod models {
         lifetime: Lifetime,
         /// The count of `in_flight`, which is Relaxed there, too.
         in_flight: AtomicU64,
-        /// Memory that a release writes to before the close uses it.
+        /// Memory that a release writes to before the end uses it.
         memory: [UnsafeCell<u32>; 2],
-        closed: AtomicU64,
+        ended: AtomicU64,
     }
 
     // SAFETY: loom checks the accesses to the cells.
@@ -321,7 +321,7 @@ mod models {
             let lifetime = Lifetime::default();
             (0..blocks).for_each(|_| lifetime.add_block());
             let memory = [(); 2].map(|()| UnsafeCell::new(0));
-            Arc::new(Self { lifetime, in_flight: AtomicU64::new(0), memory, closed: AtomicU64::new(0) })
+            Arc::new(Self { lifetime, in_flight: AtomicU64::new(0), memory, ended: AtomicU64::new(0) })
         }
 
         fn release(&self, block: usize) {
@@ -342,7 +342,7 @@ mod models {
 
         fn tear_down_if_unused(&self) {
             if self.lifetime.begin_tear_down(|| self.in_flight.load(Ordering::Relaxed)) {
-                self.closed.fetch_add(1, Ordering::Relaxed);
+                self.ended.fetch_add(1, Ordering::Relaxed);
                 self.memory.iter().for_each(|memory| memory.with_mut(|_| ()));
             }
         }
@@ -360,19 +360,19 @@ mod models {
             });
             here(&pool);
             others.into_iter().for_each(|other| other.join().unwrap());
-            assert_eq!(pool.closed.load(Ordering::Relaxed), 1, "the pool closes once");
+            assert_eq!(pool.ended.load(Ordering::Relaxed), 1, "the pool ends once");
         });
     }
 
     /// Fails if `begin_tear_down` reads the count by a load.
     #[test]
-    fn loom_of_the_last_puts_and_the_seal_one_closes() {
+    fn loom_of_the_last_puts_and_the_seal_one_ends() {
         model(2, [|pool| pool.release(0), |pool| pool.release(1), ModelPool::seal]);
     }
 
     /// Fails if `begin_tear_down` reads the count by a load or checks the seal before the count, or if `remove_block` is Relaxed.
     #[test]
-    fn loom_of_a_return_in_flight_a_return_and_the_seal_one_closes() {
+    fn loom_of_a_return_in_flight_a_return_and_the_seal_one_ends() {
         model(2, [|pool| pool.release(0), ModelPool::begin_flight, ModelPool::seal]);
     }
 }

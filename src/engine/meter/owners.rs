@@ -106,9 +106,9 @@ impl Owners {
     /// Returns the place in the program that requested most of the sampled bytes under `tag`, in words. Reads files, under no
     /// lock.
     pub(crate) fn place(&self, tag: &str) -> Option<String> {
-        let of_tag = self.tags().into_iter().chain([self.untagged.clone()]).find(|account| &*account.name == tag)?;
+        let account = self.tags().into_iter().chain([self.untagged.clone()]).find(|account| &*account.name == tag)?;
         let mut sums = BTreeMap::new();
-        for row in of_tag.rows.lock().values() {
+        for row in account.rows.lock().values() {
             row.stack.iter().for_each(|stack| *sums.entry(stack.clone()).or_insert(0) += row.held_bytes);
         }
         // If sums are equal, the greatest stack wins.

@@ -14,8 +14,8 @@
 //! A pool that zeroes, records or samples, or has no shards (`tensorflow`), uses the slow paths and is never cached.
 //!
 //! A return gives up its buffer's reference to the pool: before the return has completed, another thread may take the buffer,
-//! release it and close the pool. So a return relies on a reference that its thread holds. That reference keeps only
-//! bookkeeping alive: memory and addresses are released when the pool closes.
+//! release it and end the pool. So a return relies on a reference that its thread holds. That reference keeps only
+//! bookkeeping alive: memory and addresses are released when the pool ends.
 //!
 //! - **fast-path-I1**: Each entry of `CACHED` in use names a pool to which this thread holds a reference, in `REFERENCES` or in
 //!   a [`KeptCore`] on its stack, and a shard of that pool. The entry changes before that reference is dropped.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Block, BlockRequest, PoolCore};
+use crate::backend::BuiltInSource;
 use crate::engine::memory::{AttemptError, Refusal, SlowCalls};
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{Error, ErrorKind, NoMemory, Result};
@@ -53,8 +54,7 @@ impl PoolCore {
             Ok(block) => Ok(block),
             Err(error) => {
                 let refusal = error.refusal();
-                let may_wait = refusal.as_ref().is_none_or(|refusal| self.admit_refused(request, wait, refusal));
-                if may_wait {
+                if refusal.as_ref().is_none_or(|refusal| self.admit_refused(request, wait, refusal)) {
                     let waiter = Waiter::new(request.clone(), request.class, (begun, wait), keep_alive);
                     return Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, refusal)));
                 }

@@ -76,8 +76,8 @@ impl HostLimit {
         }
     }
 
-    /// Resolves the limit `max_bytes` for pools that hold `held_bytes`. Returns it in bytes and in words. If it is `auto`,
-    /// changes of the system's limit are followed from now on.
+    /// Resolves the limit `max_bytes` for pools that hold `held_bytes`. Returns it in bytes, and a text that states its origin. If it
+    /// is `auto`, changes of the system's limit are followed from now on.
     pub(crate) fn resolve(&self, max_bytes: Limit, held_bytes: u64) -> (Option<u64>, String) {
         let mut followed = self.followed.lock();
         *followed = None;
@@ -129,8 +129,8 @@ impl HostLimit {
     }
 }
 
-/// Returns the limit `auto` for pools that hold `held_bytes`, in bytes and in words. These bytes count as available, since the
-/// pools can use them.
+/// Returns the limit `auto` for pools that hold `held_bytes`, and a text that states its origin. These bytes count as available,
+/// since the pools can use them.
 fn share(memory: &HostMemory, held_bytes: u64) -> (u64, String) {
     let bytes = policy::default_limit(memory.total_bytes, memory.available_bytes.saturating_add(held_bytes));
     let part = if bytes < policy::default_limit(memory.total_bytes, u64::MAX) { "what is free" } else { "a quarter" };
@@ -189,7 +189,8 @@ impl PoolCore {
                 log.shared_limit_lost(&name, loss);
             }
             let Some(core) = core.upgrade() else { return false };
-            // The pause after a refusal by the source continues: bytes that other owners returned are no memory of the source.
+            // The pause after a refusal by the source continues: bytes that other owners returned are not memory of
+            // the source.
             core.wake_waiters();
             if is_wanted {
                 core.update_slow_path();
@@ -202,7 +203,7 @@ impl PoolCore {
     }
 
     /// Publishes the demand of the head of the queue, which was refused with `refusal`. Returns whether to try again
-    /// immediately: if the demand was published only now, earlier releases by other owners notified nobody.
+    /// immediately: if the demand was published only now, earlier releases by other owners notified no request.
     pub(super) fn publish_demand(&self, refusal: &Refusal, class: Class) -> bool {
         let Some(shortfall) = refusal.by_shared_limit() else {
             // More memory of other owners would not help.

@@ -23,7 +23,7 @@
 //!  return  a request waits? ─yes─▶ hand over, or make room; otherwise keep idle ─▶ release the victim, report the check
 //!  copy    the block waits in `in_flight`; a sweep that finds its fences complete returns it
 //!  end     last handle dropped ──▶ seal: release idle blocks; later returns release their block
-//!          last buffer returned ─▶ tear down: wait for copies, abandon those that do not end, close the memory
+//!          last buffer returned ─▶ tear down: wait for copies, abandon those that do not end, release the memory
 //! ```
 //!
 //! A sweep may query a driver, which is slow if many threads do so, so hits do not sweep. Sweeps are made by misses, `try_get`,

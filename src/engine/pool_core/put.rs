@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::fast_path::KeptCore;
 use super::{Block, PoolCore};
-use crate::backend::SourceError;
+use crate::backend::{BuiltInSource, SourceError};
 use crate::copy::CopyKeeper;
 use crate::engine::block::BlockBody;
 use crate::engine::cache::{Eviction, Victims};
@@ -19,11 +19,11 @@ use pinpool_observe::record::Event;
 use pinpool_os::leaked;
 use pinpool_os::sync::unmodeled::{Ordering, fence};
 
-/// Longest wait of a closing pool for its copies: longer than any working copy, and shorter than a person waits for a process to
+/// Longest wait of an ending pool for its copies: longer than any working copy, and shorter than a person waits for a process to
 /// end.
-const CLOSE_WAIT: Duration = Duration::from_secs(30);
+const END_WAIT: Duration = Duration::from_secs(30);
 
-/// After [`CLOSE_WAIT`], the longest time without a completed copy before the remaining copies count as stuck.
+/// After [`END_WAIT`], the longest time without a completed copy before the remaining copies count as stuck.
 const BETWEEN_COPIES: Duration = Duration::from_secs(1);
 
 impl CopyKeeper for PoolCore {
@@ -232,9 +232,9 @@ impl PoolCore {
     /// Queries at most `most` failed fences again. Reuses blocks with completed copies, leaks blocks with fences that can no
     /// longer answer, and repeats refused releases.
     pub(super) fn retry_failures(&self, most: usize) {
-        let (completed, lost) = self.in_flight.query_quarantined(most);
+        let (recovered, lost) = self.in_flight.query_quarantined(most);
         lost.into_iter().for_each(|block| self.leak_block(block));
-        self.recover(completed);
+        self.recover(recovered);
         if !self.would_release_wait() {
             self.memory.supply.release_refused();
         }
@@ -274,19 +274,19 @@ impl PoolCore {
         entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
     }
 
-    /// Gives the memory of a block to the supply. If that would wait for copies, it is postponed until the pool closes. Makes
+    /// Gives the memory of a block to the supply. If that would wait for copies, it is postponed until the pool ends. Makes
     /// slow calls.
     fn give_block(&self, block: Block) {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.
         let (_pool, memory) = block.into_parts(&self.spare);
         self.memory.give(memory, self.time.coarse_us(), !self.would_release_wait());
-        // After the release, because the pool may close once its last block is removed.
+        // After the release, because the pool may end once its last block is removed.
         self.lifetime.remove_block();
     }
 
     /// Returns whether no handle is left and a release would wait for copies, which may be stuck. False if there is an arena: a
-    /// block then returns to the arena without a source call, and the close releases the memory.
+    /// block then returns to the arena without a source call, and the end releases the memory.
     fn would_release_wait(&self) -> bool {
         let ending = self.lifetime.is_sealed() && self.memory.arena().is_none();
         ending && self.memory.source().blocks_on_release() && self.in_flight.count() + self.memory.quarantined.get() > 0
@@ -374,7 +374,7 @@ impl PoolCore {
     /// Returns whether nothing is in flight any more.
     fn await_copies(&self) -> bool {
         let begun = Instant::now();
-        let longest_wait = self.config.extra.close_wait.unwrap_or(CLOSE_WAIT);
+        let longest_wait = self.config.extra.end_wait.unwrap_or(END_WAIT);
         // Short copies complete soon; waiting for a stuck copy should not keep a processor busy.
         let mut pause = Duration::from_micros(20);
         let (mut left, mut last) = (self.in_flight.count(), begun);
@@ -394,20 +394,20 @@ impl PoolCore {
         true
     }
 
-    /// Closes the memory of the pool. Waits for the copies in flight and abandons those that do not end. With `is_stuck` a wait has
+    /// Releases the memory of the pool. Waits for the copies in flight and abandons those that do not end. With `is_stuck` a wait has
     /// just failed, so this call does not wait again.
     fn tear_down(&self, begun: Instant, is_stuck: bool) {
         if !is_stuck {
             self.await_copies();
         }
         self.recorder().into_iter().for_each(|recorder| recorder.snapshot(self.time.now_us(), self.snapshot()));
-        let FinalSweep { swept, abandoned, recovered, failed } = self.in_flight.end();
+        let FinalSweep { swept, abandoned, recovered, lost } = self.in_flight.end();
         // Counted first, so that no release waits for the abandoned copies.
         self.memory.quarantined.add(abandoned.len() as u64);
         abandoned.iter().for_each(|block| self.classes.count_quarantined(block, 1));
         self.complete(swept);
         self.recover(recovered);
-        failed.into_iter().for_each(leaked::leak);
+        lost.into_iter().for_each(leaked::leak);
         if !abandoned.is_empty() {
             let bytes = abandoned.iter().map(|block| block.memory().held_bytes()).sum();
             self.log.close_in_flight(abandoned.len() as u64, bytes, begun.elapsed());
@@ -417,7 +417,7 @@ impl PoolCore {
         // A release that waits for the device would wait for a stuck copy. An arena checks this itself, and logs it.
         let would_release_wait = self.memory.quarantined.get() > 0 && self.memory.source().blocks_on_release();
         if self.memory.arena().is_some() || !would_release_wait {
-            self.memory.supply.close(self.time.coarse_us());
+            self.memory.supply.end(self.time.coarse_us());
         }
         self.end_recording();
     }

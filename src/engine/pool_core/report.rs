@@ -121,8 +121,7 @@ impl PoolCore {
             let idle = self.idle.count_of(Class { bytes, index: plain_eighths_index(bytes) });
             // Saturating: buffers come and go between the readings.
             let buffers = counted.buffers.saturating_sub(counted.quarantined);
-            let in_use = buffers.saturating_sub(in_flight + idle);
-            ClassStats { buffers, in_flight, idle, in_use, ..counted }
+            ClassStats { buffers, in_flight, idle, in_use: buffers.saturating_sub(in_flight + idle), ..counted }
         };
         counted.map(row).collect()
     }
@@ -311,8 +310,7 @@ impl PoolCore {
     /// Serves the statistics on a socket until the pool ends, if `PINPOOL_SOCKET` is set.
     pub(crate) fn serve_statistics(self: &Arc<Self>) {
         let Some(path) = &self.config.socket else { return };
-        let is_derived = path.as_os_str() == "1";
-        let path = if is_derived { stats_socket::path_of(self.process) } else { path.clone() };
+        let path = if path.as_os_str() == "1" { stats_socket::path_of(self.process) } else { path.clone() };
         match stats_socket::serve(&path, Arc::<Self>::downgrade(self)) {
             Ok(served_pool) => {
                 self.log.socket_opened(&path);

@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use super::PoolCore;
-use crate::backend::Source;
+use crate::backend::{BuiltInSource, Source};
 use crate::in_flight::{PendingGroup, QueryScope};
 use crate::maintenance_thread::{MaintenanceTask, MaintenanceThread, Pace};
 use crate::report;

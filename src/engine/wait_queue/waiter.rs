@@ -107,8 +107,7 @@ impl<S: Server> Waiter<S> {
     /// counted, and returns the other item.
     pub(super) fn end(&self, item: Option<S::Item>) -> Option<S::Item> {
         let mut state = self.state.lock();
-        let open = !std::mem::replace(&mut state.has_ended, true);
-        if open || item.is_some() && state.item.is_some() {
+        if !std::mem::replace(&mut state.has_ended, true) || item.is_some() && state.item.is_some() {
             state.was_handed = false;
             return std::mem::replace(&mut state.item, item);
         }
@@ -246,7 +245,7 @@ impl<S: Server> WaitTicket<S> {
             queue.search_for_task(server, waiter);
         }
         if Instant::now() >= waiter.deadline || server.is_hopeless(None) {
-            // The attempt may be in a driver call that does not return, and the pool may have closed before the waker was
+            // The attempt may be in a driver call that does not return, and the pool may have ended before the waker was
             // registered.
             queue.end(&**server, waiter, None);
         }

@@ -111,7 +111,7 @@ fn a_fence_that_blocks_delays_neither_statistics_nor_failing_requests_nor_other_
 fn the_end_of_a_pool_does_not_wait_for_a_thread_in_a_fence() {
     let pool = builder()
         .maintenance_thread(true)
-        .unstable_settings(|extra| extra.close_wait = Some(Duration::from_millis(50)))
+        .unstable_settings(|extra| extra.end_wait = Some(Duration::from_millis(50)))
         .build()
         .unwrap();
     let (fence, entered, open) = blocking();
@@ -175,7 +175,7 @@ fn a_custom_stream_can_return_each_documented_error() {
 
 #[test]
 fn a_fence_may_use_its_pool() {
-    let pool = builder().maintenance_thread(false).max_bytes(8 << 20).wait(Duration::from_millis(5)).build().unwrap();
+    let pool = builder().max_bytes(8 << 20).wait(Duration::from_millis(5)).build().unwrap();
     let is_inside = Arc::new(AtomicBool::new(false));
     let (inner, entered) = (pool.clone(), is_inside.clone());
     let act = move || {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pinpool::Completion;
 use pinpool_testing::{SinkMemory, SinkStream, SourceCall};
 
-use crate::fixture::{faulty_heap, filled, heap, held_sink, two_buffers};
+use crate::fixture::{LONG, faulty_heap, filled, heap, held_sink, two_buffers};
 use crate::until::until;
 use crate::valid_stats::valid_stats;
 
@@ -31,7 +31,7 @@ fn a_buffer_in_flight_is_not_reused_until_its_copy_completes() {
 
 #[test]
 fn a_copy_that_was_waited_for_is_in_flight_no_more() {
-    let pool = two_buffers(&faulty_heap()).maintenance_thread(false).build().unwrap();
+    let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(100));
     let waits: [fn(&Completion); 2] =
         [|copy| copy.wait().unwrap(), |copy| assert!(copy.wait_timeout(Duration::from_secs(60)).unwrap())];
@@ -200,7 +200,7 @@ fn the_last_buffer_closes_the_pool_when_its_copy_completes() {
 #[test]
 fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
     let source = faulty_heap();
-    let pool = two_buffers(&source).unstable_settings(|extra| extra.close_wait = Some(Duration::ZERO)).build().unwrap();
+    let pool = two_buffers(&source).unstable_settings(|extra| extra.end_wait = Some(Duration::ZERO)).build().unwrap();
     let (stuck, fine) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
     let (mut first, mut second) = (SinkMemory::new(100), SinkMemory::new(100));
     let gate = stuck.hold();
@@ -216,12 +216,8 @@ fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
 #[test]
 fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
     let source = faulty_heap();
-    // A close that waited would exceed the time of any test.
-    let pool = two_buffers(&source)
-        .unstable_settings(|extra| extra.close_wait = Some(Duration::from_secs(3600)))
-        .maintenance_thread(false)
-        .build()
-        .unwrap();
+    // An end that waited would exceed the time of any test.
+    let pool = two_buffers(&source).unstable_settings(|extra| extra.end_wait = Some(LONG)).build().unwrap();
     let (stream, mut device, gate) = held_sink(100);
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
     stream.fail();

@@ -1,20 +1,18 @@
 //! Panics in user code: a listener, a log sink and a source. The pool stays intact, and its statistics stay correct.
-#![allow(unsafe_code)] // Implements the unsafe trait of sources.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::source::{Region, Source, SourceError};
 use pinpool::unstable::RateCheckReport;
-use pinpool::unstable::backend::HeapSource;
-use pinpool::{Backend, PinnedBy, Pool, PoolBuilder, Preset, Request};
-use pinpool_testing::{SinkMemory, SinkStream};
+use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
+use pinpool_replay::SimSource;
+use pinpool_testing::{SinkMemory, SinkStream, SourceCall};
 
 use crate::captured_log::{listen, panic_at, panics};
-use crate::fixture::{LONG, MIB, over_sim, poll, until_waits};
+use crate::fixture::{LONG, MIB, faulty, over_sim, poll, until_waits};
 use crate::manual_copies::{ManualStream, Nowhere};
 use crate::until::until;
 use crate::valid_stats::valid_stats;
@@ -132,45 +130,15 @@ fn a_panic_while_a_reserve_reports_its_progress_gives_its_bytes_back() {
     pool.get(48 * MIB).expect("either from the reserve, or next to it");
 }
 
-/// A source that panics once in `acquire` or `release` after the flag of that call was set.
-#[derive(Debug)]
-struct PanickingSource {
-    inner: HeapSource,
-    in_acquire: AtomicBool,
-    in_release: AtomicBool,
-}
-
-// SAFETY: every region is the heap's; a call that panics does nothing.
-unsafe impl Source for PanickingSource {
-    fn name(&self) -> &'static str {
-        "panicking"
-    }
-    fn pinned_by(&self) -> Option<PinnedBy> {
-        None
-    }
-    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        assert!(!self.in_acquire.swap(false, Ordering::SeqCst), "the source panics");
-        self.inner.acquire(len_bytes)
-    }
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        assert!(!self.in_release.swap(false, Ordering::SeqCst), "the source panics");
-        // SAFETY: the caller's promise, forwarded.
-        unsafe { self.inner.release(region) }
-    }
-}
-
 #[test]
 fn a_source_that_panics_has_failed_and_the_limit_stays_true() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        let source = Arc::new(PanickingSource {
-            inner: HeapSource::new(),
-            in_acquire: AtomicBool::new(true),
-            in_release: AtomicBool::new(false),
-        });
+        let source = faulty(SimSource::separate_regions(1 << 40));
+        source.act(SourceCall::Acquire, 0, || panic!("the source panics"));
         let pool = builder(4 << 20).preset(preset).backend(Backend::Source(source.clone())).build().unwrap();
         go_on(|| assert!(pool.get(3 * MIB).unwrap_err().is_backend()));
         let buf = pool.get(3 * MIB).expect("the bytes of the failed request are available again");
-        source.in_release.store(true, Ordering::SeqCst);
+        source.act(SourceCall::Release, source.calls(SourceCall::Release), || panic!("the source panics"));
         drop(buf);
         go_on(|| pool.clear());
         let stats = valid_stats(&pool);

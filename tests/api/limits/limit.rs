@@ -6,12 +6,12 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Backend, OnFull, PinnedBuf, Pool};
+use pinpool::{OnFull, PinnedBuf, Pool};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::draw::{Draw, number_from};
-use crate::fixture::{Requests, each_sim};
+use crate::fixture::{Requests, each_sim, over};
 use crate::valid_stats::valid_stats;
 
 const THREADS: u64 = 8;
@@ -85,16 +85,13 @@ fn stays_under_the_limit(
 ) {
     let failing = fail_some(&source, max_bytes ^ limit);
     let held = || sim.sums.lock().pinned_bytes;
-    let pool = Pool::builder()
-        .without_env()
-        .backend(Backend::Source(source.clone()))
-        .max_bytes(max_bytes)
+    let pool = over(source.clone(), max_bytes)
         .pool_size_limit(limit)
         .auto_resize(limit > 0)
         .idle_timeout(Duration::ZERO)
         .wait(Duration::from_micros(200))
         .on_full(on_full)
-        .unstable_settings(|extra| extra.pressure = Some("/dev/null".into()))
+        .maintenance_thread(true)
         .build()
         .unwrap();
     if reserve > 0 {

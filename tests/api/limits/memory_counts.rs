@@ -4,14 +4,15 @@ use pinpool_os::format::Size;
 use std::time::Duration;
 
 use pinpool::{Backend, Limit, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, Stats};
-use pinpool_testing::{SinkMemory, SinkStream, SourceCall};
+use pinpool_testing::SourceCall;
 
 use crate::child::alone;
-use crate::fixture::{MIB, Requests, faulty_heap, over_sim};
+use crate::fixture::{MIB, Requests, faulty_heap, held_sink, over_sim};
 use crate::valid_stats::valid_stats;
 
 fn builder() -> PoolBuilder {
-    over_sim(Limit::Auto).wait(Duration::ZERO)
+    let builder = over_sim(Limit::Auto).wait(Duration::ZERO);
+    builder.unstable_settings(|extra| extra.end_wait = Some(Duration::ZERO))
 }
 
 fn both_presets(set: impl Fn(PoolBuilder) -> PoolBuilder) -> [Pool; 2] {
@@ -39,15 +40,9 @@ fn memory_that_is_not_pinned_is_counted_and_stays_under_a_limit_of_its_own() {
 
 #[test]
 fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() {
-    let pool = builder()
-        .max_bytes(1 << 20)
-        .on_full(OnFull::Pageable)
-        .unstable_settings(|extra| extra.close_wait = Some(Duration::ZERO))
-        .build()
-        .unwrap();
+    let pool = builder().max_bytes(1 << 20).on_full(OnFull::Pageable).build().unwrap();
     let held = pool.get(MIB).unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(MIB));
-    let gate = stream.hold();
+    let (stream, mut device, gate) = held_sink(MIB);
     let copy = pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
     let Stats { copies, memory, .. } = valid_stats(&pool);
     assert_eq!((copies.in_flight_bytes, memory.in_use_bytes, memory.pageable_bytes), (1 << 20, 1 << 20, 1 << 20));
@@ -95,8 +90,7 @@ fn the_peak_of_a_partition_is_memory_that_was_there() {
 
 /// Loses one buffer of 1 MiB to a device that fails.
 fn lose_one(pool: &Pool, from: &impl Requests) {
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(MIB));
-    let gate = stream.hold();
+    let (stream, mut device, gate) = held_sink(MIB);
     let copy = from.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
     stream.fail();
     drop(gate);
@@ -124,12 +118,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
 
 #[test]
 fn a_lost_buffer_of_a_partition_stays_claimed_there_and_is_lost_to_its_pool() {
-    let pool = builder()
-        .backend(Backend::Heap)
-        .max_bytes(8 << 20)
-        .unstable_settings(|extra| extra.close_wait = Some(Duration::ZERO))
-        .build()
-        .unwrap();
+    let pool = builder().backend(Backend::Heap).max_bytes(8 << 20).build().unwrap();
     let eval = pool.partition("eval", 1 << 20).unwrap();
     lose_one(&pool, &eval);
     assert_eq!((valid_stats(&pool).memory.quarantined, valid_stats(&pool).memory.quarantined_bytes), (1, 1 << 20));

@@ -4,8 +4,8 @@
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
-use pinpool::source::{Source, SourceError};
-use pinpool::unstable::backend::{AddressRange, HeapSource, RANGE_ALIGN_BYTES, Subrange, VirtualMemory};
+use pinpool::source::{Retry, Source, SourceError};
+use pinpool::unstable::backend::{AddressRange, BuiltInSource, HeapSource, RANGE_ALIGN_BYTES, Subrange, VirtualMemory};
 use pinpool::{Backend, Pool, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::check_source;
@@ -26,7 +26,9 @@ fn addresses_outside_a_range_are_refused() {
     let range = AddressRange::new(start, 8192);
     assert_eq!(range.at(0, 8192).unwrap(), start);
     for (offset, bytes) in [(0, 8193), (4096, 4097), (8193, 0), (usize::MAX, 2)] {
-        let refusal = range.at(offset, bytes).unwrap_err().to_string();
+        let error = range.at(offset, bytes).unwrap_err().with_retry(Retry::Never);
+        assert_eq!((error.call(), error.retry()), ("range", Retry::Never));
+        let refusal = error.to_string();
         assert!(refusal.contains(&format!("{bytes} bytes at {offset} are not inside a range of 8192")), "{refusal}");
     }
 }

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use pinpool::source::{PAGE_BYTES, Source, SourceError};
-use pinpool::unstable::backend::{AddressRange, HeapSource, VirtualMemory};
+use pinpool::unstable::backend::{AddressRange, BuiltInSource, HeapSource, VirtualMemory};
 use pinpool::{Backend, OnFull, PinnedBuf, PinnedBy, Pool};
 use pinpool_os::format::Size;
 

@@ -2,12 +2,11 @@
 #![allow(clippy::print_stdout)] // Prints why it skips.
 
 use std::fs;
-use std::time::Duration;
 
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
 
 use crate::child::alone;
-use crate::fixture::{MIB, status_kib, with_manual_clock};
+use crate::fixture::{MIB, over_sim, status_kib, with_manual_clock};
 
 /// Below the usual `RLIMIT_MEMLOCK`.
 const BYTES: usize = 6 * MIB;
@@ -25,12 +24,7 @@ fn locked_bytes() -> usize {
 }
 
 fn builder(backend: Backend) -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(backend)
-        .max_bytes(MAX_BYTES)
-        .unstable_settings(|extra| extra.pressure = Some("/dev/null".into()))
-        .wait(Duration::ZERO)
+    over_sim(MAX_BYTES).backend(backend)
 }
 
 /// Buffers of three sizes, every byte written.

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
+use crate::fixture::over_sim;
 use crate::valid_stats::valid_stats;
 use pinpool::unstable::{Rounding, rate_window};
-use pinpool::{Backend, PinnedBuf, Pool, Preset, Request};
+use pinpool::{Limit, PinnedBuf, Preset, Request};
 use proptest::prelude::*;
 
 /// TensorFlow's rules in their plainest form: one list and four counters.
@@ -101,15 +102,8 @@ proptest! {
     ) {
         let rounding = if pow2 { Rounding::Pow2 } else { Rounding::Exact };
         let auto_resize = auto_resize && limit > 0;
-        let pool = Pool::builder()
-            .without_env()
-            .preset(Preset::TensorFlow)
-            .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))))
-            .pool_size_limit(limit)
-            .auto_resize(auto_resize)
-            .setting("rounding", rounding)
-            .build()
-            .unwrap();
+        let builder = over_sim(Limit::Auto).preset(Preset::TensorFlow).pool_size_limit(limit);
+        let pool = builder.auto_resize(auto_resize).setting("rounding", rounding).build().unwrap();
         let mut naive = Naive { limit, auto_resize, ..Naive::default() };
         let mut held: Vec<(PinnedBuf, usize)> = Vec::new();
         let mut fresh_len = 10_000;

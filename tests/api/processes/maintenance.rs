@@ -7,23 +7,18 @@ use std::time::{Duration, Instant};
 
 use pinpool::source::Source;
 use pinpool::unstable::backend::HeapSource;
-use pinpool::{Backend, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SinkMemory, SinkStream, SourceCall};
 
 use crate::child::alone;
-use crate::fixture::{MIB, faulty, faulty_sim, filled, heap, held_sink, with_manual_clock};
+use crate::fixture::{MIB, faulty, faulty_sim, filled, heap, held_sink, over, with_manual_clock};
 use crate::manual_copies::{ManualStream, Nowhere};
 use crate::until::until;
 
 /// A pool that soon releases idle memory: it keeps no idle buffer, and free memory for 50 ms.
 fn hasty(source: Arc<dyn Source>) -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Source(source))
-        .unstable_settings(|extra| extra.pressure = Some("/dev/null".into()))
-        .pool_size_limit(0)
-        .idle_timeout(Duration::from_millis(50))
+    over(source, Limit::Auto).maintenance_thread(true).pool_size_limit(0).idle_timeout(Duration::from_millis(50))
 }
 
 fn sources() -> [Arc<FaultSource>; 3] {

@@ -4,18 +4,14 @@ use std::time::Duration;
 
 use log::{Level, LevelFilter};
 use pinpool::Rounding;
-use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset};
+use pinpool::{Limit, Pool, PoolBuilder, Preset};
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
 use crate::child::alone;
 use crate::fixture::{LONG, heap, held_sink, over_sim, poll, with_manual_clock};
 
 fn evicting_pool() -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 30))))
-        .preset(Preset::TensorFlow)
-        .rounding(Rounding::Exact)
+    heap().preset(Preset::TensorFlow).rounding(Rounding::Exact)
 }
 
 /// Ever new sizes: after `limit` puts each one evicts.

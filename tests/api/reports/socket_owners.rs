@@ -44,11 +44,11 @@ fn what_is_no_socket_of_this_user_stays_and_the_log_says_what_it_is() {
     symlink(at("left-behind"), at("link-to-a-socket")).unwrap();
     drop(UnixListener::bind(at("other")).unwrap());
     let mut cases = vec![
-        ("file", "there is a file that is no socket"),
-        ("link", "there is a symbolic link that is no socket"),
-        ("dangling", "there is a symbolic link that is no socket"),
-        ("link-to-a-socket", "there is a symbolic link that is no socket"),
-        ("directory", "there is a directory that is no socket"),
+        ("file", "there is a file, which is not a socket"),
+        ("link", "there is a symbolic link, which is not a socket"),
+        ("dangling", "there is a symbolic link, which is not a socket"),
+        ("link-to-a-socket", "there is a symbolic link, which is not a socket"),
+        ("directory", "there is a directory, which is not a socket"),
     ];
     if std::os::unix::fs::chown(at("other"), Some(65_534), None).is_ok() {
         cases.push(("other", "there is a socket of user 65534: name another path"));

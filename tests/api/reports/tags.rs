@@ -98,7 +98,7 @@ fn tasks_and_aligned_requests_carry_the_tag() {
 #[test]
 fn a_buffer_that_is_lost_is_nobodys() {
     let pool = builder()
-        .unstable_settings(|extra| extra.close_wait = Some(Duration::ZERO))
+        .unstable_settings(|extra| extra.end_wait = Some(Duration::ZERO))
         .maintenance_thread(false)
         .build()
         .unwrap();

@@ -2,12 +2,10 @@
 //! busy.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::source::{Region, Source, SourceError};
-use pinpool::{PinnedBy, Pool, Request};
+use pinpool::{Pool, Request};
 use pinpool_replay::SimSource;
 use pinpool_testing::SourceCall;
 
@@ -77,42 +75,14 @@ fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
     valid_stats(&pool);
 }
 
-/// Refuses every acquisition, and records until when each may wait for acquisitions of other threads.
-#[derive(Debug, Default)]
-struct Refusing(Mutex<Vec<Instant>>);
-
-// SAFETY: it gives out no memory.
-#[allow(unsafe_code)]
-unsafe impl Source for Refusing {
-    fn name(&self) -> &'static str {
-        "refusing"
-    }
-
-    fn pinned_by(&self) -> Option<PinnedBy> {
-        Some(PinnedBy::Driver)
-    }
-
-    fn acquire(&self, _: usize) -> Result<Region, SourceError> {
-        Err(SourceError::new("acquire", "refused"))
-    }
-
-    fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
-        self.0.lock().unwrap().push(until);
-        self.acquire(len_bytes)
-    }
-
-    unsafe fn release(&self, _: Region) -> Result<(), SourceError> {
-        unreachable!("nothing was acquired")
-    }
-}
-
 #[test]
 fn all_attempts_of_a_request_wait_for_calls_of_other_threads_until_one_time() {
-    let source = Arc::new(Refusing::default());
+    let source = faulty(SimSource::separate_regions(1 << 40));
+    (0..100).for_each(|index| source.fail(SourceCall::Acquire, index));
     let pool = over(source.clone(), 64 << 20).build().unwrap();
     let begun = Instant::now();
     assert!(pool.get_with(Request::new(3 * MIB).timeout(Duration::ZERO)).unwrap_err().is_backend());
-    let untils = source.0.lock().unwrap();
+    let untils = source.deadlines();
     assert!(untils.len() > 1 && untils.iter().all(|until| *until == untils[0]), "{untils:?}");
     assert!(untils[0] >= begun + Duration::from_millis(100), "the calls of other threads take milliseconds");
 }

@@ -148,7 +148,7 @@ pub(crate) fn crate_folder() -> &'static Path {
 }
 
 /// Runs a command that must succeed, and returns what it printed.
-pub(crate) fn ran(command: &mut Command) -> String {
+pub(crate) fn run_to_success(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?}: {}\n{out}\n{err}", output.status);

@@ -8,44 +8,8 @@ use cbindgen::{Builder, Config, DocumentationStyle, ExportConfig, FunctionConfig
 /// The order of the header.
 const SOURCES: [&str; 7] = ["version", "status", "call", "log", "handle", "pool", "buffer"];
 
-const TOP: &str = "\
-/* Generated from the comments of crates/capi/src: WRITE_HEADER=1 cargo test -p pinpool-capi header */
-
-/*
- * pinpool: a pool of pinned host memory for CUDA transfers.
- *
- *     pp_pool *pool;
- *     void *batch;
- *     if (pp_pool_open(\"max_bytes=4GiB; name=loader\", &pool) != PP_OK ||
- *         pp_get(pool, 1 << 20, &batch) != PP_OK) {
- *         fprintf(stderr, \"%s\\n\", pp_last_error(NULL));
- *         exit(1);
- *     }
- *     fread(batch, 1, 1 << 20, file);
- *     cudaMemcpyAsync(device, batch, 1 << 20, cudaMemcpyHostToDevice, stream);
- *     // The buffer is reused once that work has completed.
- *     if (pp_put_after_stream(pool, batch, stream) != PP_OK) {
- *         fprintf(stderr, \"%s\\n\", pp_last_error(NULL));
- *         pp_put(pool, batch);   // no driver: reused now; the driver refused: never reused
- *     }
- *     pp_pool_close(pool);
- *
- * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
- * is loaded at run time: no toolkit is needed to build, and without a driver the memory is resident (mlock) or pageable,
- * unless the setting backend=gpu makes that an error.
- *
- * Every function may be called from any thread, concurrently, and from log callbacks, but not from signal handlers or CUDA host
- * functions (cudaLaunchHostFunc). None throws, leaves an error in the CUDA runtime or changes the current context.
- *
- * Lengths are in bytes: of buffers in size_t, limits and totals of a pool in uint64_t. Results stored through pointer arguments
- * belong to the caller. Returned `const char *` strings are owned by the library; do not free them.
- *
- * A forked child does not inherit pools: each call on a pool of its parent returns PP_FORKED and does nothing. The child opens
- * its own pools. Buffers of `vmm` and `register` are not mapped in the child: reading one raises SIGSEGV.
- *
- * Within one major version, including 0, no function is removed and no number changes. The shared library of version 0 is
- * libpinpool.so.0.
- */";
+/// The comments before the declarations.
+const TOP: &str = include_str!("top.h");
 
 #[test]
 fn the_header_is_up_to_date() {
@@ -96,7 +60,7 @@ fn generated() -> String {
         no_includes: true,
         sys_includes: vec!["stddef.h".to_owned(), "stdint.h".to_owned()],
         include_guard: Some("PINPOOL_H".to_owned()),
-        header: Some(TOP.to_owned()),
+        header: Some(TOP.trim_end().to_owned()),
         after_includes: Some(versions()),
         export: ExportConfig { include: vec!["pp_log_level".to_owned()], ..ExportConfig::default() },
         function: FunctionConfig { must_use: Some("PP_NODISCARD".to_owned()), ..FunctionConfig::default() },
@@ -114,17 +78,10 @@ fn generated() -> String {
 
 fn versions() -> String {
     let version = env!("CARGO_PKG_VERSION");
-    let parts: Vec<&str> = version.split('.').collect();
-    format!(
-        "\n/* The version of this header; pp_version returns the library version. */\n#define PP_VERSION \"{version}\"\n\
-         #define PP_VERSION_MAJOR {}\n#define PP_VERSION_MINOR {}\n#define PP_VERSION_PATCH {}\n\n\
-         /** Initial values of a pp_get_options. */\n\
-         #define PP_GET_OPTIONS_INIT {{sizeof(pp_get_options), 1, PP_DEFAULT_WAIT, NULL}}\n\n\
-         /** The compiler warns if the result is ignored, because the failure would leak a buffer or leave none. */\n\
-         #if defined(__GNUC__)\n#define PP_NODISCARD __attribute__((warn_unused_result))\n\
-         #else\n#define PP_NODISCARD\n#endif\n\n{EXTERN_C}",
-        parts[0], parts[1], parts[2]
-    )
+    let numbers = ["MAJOR", "MINOR", "PATCH"].into_iter().zip(version.split('.'));
+    let numbers: String = numbers.map(|(name, number)| format!("#define PP_VERSION_{name} {number}\n")).collect();
+    let comment = "/* The version of this header; pp_version returns the library version. */";
+    format!("\n{comment}\n#define PP_VERSION \"{version}\"\n{numbers}\n{}\n{EXTERN_C}", include_str!("macros.h"))
 }
 
 /// Removes the `# Safety` sections.

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::fixture::{compiler, crate_folder, is_installed, ran};
+use crate::fixture::{compiler, crate_folder, is_installed, run_to_success};
 use crate::programs::library;
 
 #[test]
@@ -11,7 +11,7 @@ fn only_the_names_of_the_header_are_exported() {
     if !is_installed("nm") {
         return;
     }
-    let text = ran(Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(library()));
+    let text = run_to_success(Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(library()));
     let mut exported: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
     let declared = header.split(|letter: char| !(letter.is_alphanumeric() || letter == '_'));
     let is_function = |name: &&str| name.starts_with("pp_") && header.contains(&format!("{name}("));
@@ -28,7 +28,7 @@ fn the_library_has_its_name_and_is_never_unloaded() {
     if !is_installed("readelf") {
         return;
     }
-    let text = ran(Command::new("readelf").arg("-d").arg(library()));
+    let text = run_to_success(Command::new("readelf").arg("-d").arg(library()));
     assert!(text.contains("[libpinpool.so.0]"), "{text}");
     // A thread of the library may run until the process ends.
     assert!(text.contains("NODELETE"), "{text}");
@@ -61,17 +61,19 @@ fn the_headers_compile_without_a_warning_unless_a_result_is_ignored() {
 }
 
 #[test]
-fn the_example_of_the_readme_compiles() {
+fn the_examples_in_markdown_compile() {
     let given = "#include <err.h>\n#include <pinpool.h>\n#include <string.h>\nenum { cudaMemcpyHostToDevice };\n\
                  int cudaMemcpyAsync(void *, void *, size_t, int, void *), example(void *, void *);\n\
                  int example(void *device, void *stream)\n{\n";
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
-    let example = text.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("example.c");
-    std::fs::write(&path, format!("{given}{example}return 0;\n}}\n")).unwrap();
-    if is_installed("cc") {
+    for page in ["README.md", "docs/c.md"].into_iter().filter(|_| is_installed("cc")) {
+        let text = std::fs::read_to_string(crate_folder().join("../..").join(page)).unwrap();
+        let example = text.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+        std::fs::write(&path, format!("{given}{example}return 0;\n}}\n")).unwrap();
         let mut command = compiler("cc");
-        ran(command.args(["-std=c99", "-fsyntax-only", "-I"]).arg(crate_folder().join("include")).arg(path));
+        run_to_success(
+            command.args(["-std=c99", "-fsyntax-only", "-I"]).arg(crate_folder().join("include")).arg(&path),
+        );
     }
 }

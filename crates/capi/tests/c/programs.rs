@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::fixture::{SANITIZERS, compiler, crate_folder, has_sanitizers, is_installed, ran};
+use crate::fixture::{SANITIZERS, compiler, crate_folder, has_sanitizers, is_installed, run_to_success};
 
 /// The folder where cargo puts this test and the libraries.
 fn built_folder() -> PathBuf {
@@ -20,7 +20,7 @@ fn install(folder: &Path, libdir: &str) -> PathBuf {
     let [first, moved] = ["first", "moved"].map(|name| folder.join(name));
     let mut command = Command::new("sh");
     command.arg(crate_folder().join("install.sh")).arg(&first).env("PINPOOL_LIBRARY_DIR", built_folder());
-    ran(command.envs((libdir != "lib").then_some(("LIBDIR", libdir))));
+    run_to_success(command.envs((libdir != "lib").then_some(("LIBDIR", libdir))));
     std::fs::rename(first, &moved).unwrap();
     // Without these links, the programs would silently be linked with the static library.
     let shared = moved.join(libdir).join("libpinpool.so").canonicalize().unwrap();
@@ -41,7 +41,7 @@ fn compile(program: &Path, name: &str, standard: &str, source: &str, options: Op
     let (prefix, mut command) = (installed(), compiler(name));
     command.arg(standard).arg(crate_folder().join(source)).args(options);
     command.arg("-I").arg(prefix.join("include")).arg("-L").arg(prefix.join("lib"));
-    ran(command.args(["-lpinpool", "-lpthread", "-o"]).arg(program));
+    run_to_success(command.args(["-lpinpool", "-lpthread", "-o"]).arg(program));
 }
 
 /// The command that runs a compiled program.
@@ -66,7 +66,7 @@ fn compiled_and_run(
     let program = folder.path().join("program");
     let print = |options| {
         compile(&program, name, standard, source, options);
-        ran(run(&program).args(argument))
+        run_to_success(run(&program).args(argument))
     };
     let sanitized = (is_sanitized && has_sanitizers(name)).then_some(Some(SANITIZERS));
     [Some(None), sanitized].into_iter().flatten().map(print).collect()
@@ -155,10 +155,10 @@ fn cmake_finds_both_libraries() {
     std::fs::write(folder.path().join("CMakeLists.txt"), lists).unwrap();
     let build = folder.path().join("build");
     let found = format!("-DCMAKE_PREFIX_PATH={}", prefix.display());
-    ran(Command::new("cmake").arg("-S").arg(folder.path()).arg("-B").arg(&build).arg(found));
-    ran(Command::new("cmake").arg("--build").arg(&build));
+    run_to_success(Command::new("cmake").arg("-S").arg(folder.path()).arg("-B").arg(&build).arg(found));
+    run_to_success(Command::new("cmake").arg("--build").arg(&build));
     for kind in ["pinpool", "static"] {
-        ran(&mut Command::new(build.join(format!("with_{kind}"))));
+        run_to_success(&mut Command::new(build.join(format!("with_{kind}"))));
     }
     let later = "cmake_minimum_required(VERSION 3.16)\nproject(user C)\nfind_package(pinpool 0.2 CONFIG REQUIRED)\n";
     std::fs::write(folder.path().join("CMakeLists.txt"), later).unwrap();
@@ -176,10 +176,10 @@ fn the_archive_links_with_what_the_pc_file_says() {
     let lib = install(folder.path(), "lib/nested").join("lib/nested");
     let mut command = Command::new("pkg-config");
     command.env("PKG_CONFIG_PATH", lib.join("pkgconfig"));
-    let flags = ran(command.args(["--static", "--cflags", "--libs", "pinpool"]));
+    let flags = run_to_success(command.args(["--static", "--cflags", "--libs", "pinpool"]));
     assert!(flags.contains(&*lib.to_string_lossy()), "{flags}");
     let in_usr = [("DESTDIR", folder.path()), ("PINPOOL_LIBRARY_DIR", &built_folder())];
-    ran(Command::new("sh").arg(crate_folder().join("install.sh")).arg("/usr").envs(in_usr));
+    run_to_success(Command::new("sh").arg(crate_folder().join("install.sh")).arg("/usr").envs(in_usr));
     let pc = std::fs::read_to_string(folder.path().join("usr/lib/pkgconfig/pinpool.pc")).unwrap();
     assert!(pc.starts_with("prefix=/usr\n"), "{pc}");
     let archive = lib.join("libpinpool.a");
@@ -187,6 +187,6 @@ fn the_archive_links_with_what_the_pc_file_says() {
     let flags = flags.split_whitespace().map(|flag| if flag == "-lpinpool" { archive } else { flag });
     let program = folder.path().join("program");
     let source = crate_folder().join("tests/programs/misuse.c");
-    ran(compiler("cc").arg("-std=c99").arg(source).args(flags).arg("-o").arg(&program));
-    ran(&mut Command::new(&program));
+    run_to_success(compiler("cc").arg("-std=c99").arg(source).args(flags).arg("-o").arg(&program));
+    run_to_success(&mut Command::new(&program));
 }

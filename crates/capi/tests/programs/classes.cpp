@@ -39,6 +39,11 @@ static_assert(is_recorded<CUstream_st *>::value && is_recorded<stream_of_a_libra
 static_assert(is_put_after<CUstream_st *>::value && is_put_after<stream_of_a_library>::value);
 static_assert(!is_recorded<std::nullptr_t>::value && !is_recorded<int>::value);
 static_assert(!is_put_after<std::nullptr_t>::value && !is_put_after<int>::value);
+template <typename From, typename = void> struct is_put_after_event : std::false_type {};
+template <typename From>
+struct is_put_after_event<From, std::void_t<decltype(std::declval<pinpool::buffer &>().put_after_event(std::declval<From>()))>>
+    : std::true_type {};
+static_assert(is_put_after_event<CUevent_st *>::value && !is_put_after_event<std::nullptr_t>::value);
 
 // A partition has no calls that only a pool can make.
 template <typename Pool, typename = void> struct trims : std::false_type {};
@@ -160,7 +165,7 @@ int main()
             if (on_default.stream().handle())
                 return 17;
             on_default.set_stream(static_cast<CUstream_st *>(nullptr));
-            if (on_default.stream().handle() != nullptr)
+            if (on_default.stream().handle() != pinpool::default_stream)
                 return 18;
             pinpool::buffer adopted = pool.adopt(own, sizeof own, true, count, &released, pinpool::host_only);
             if (!adopted.is_pinned() || adopted.data() != reinterpret_cast<std::byte *>(own))

@@ -16,6 +16,7 @@ int cuInit(unsigned flags);
 int cuDeviceGet(int *device, int ordinal);
 int cuDevicePrimaryCtxRetain(CUcontext *context, int device);
 int cuCtxSetCurrent(CUcontext context);
+int cuCtxSynchronize(void);
 int cuMemAlloc_v2(CUdeviceptr *ptr, std::size_t bytes);
 int cuMemFree_v2(CUdeviceptr ptr);
 int cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, std::size_t bytes, CUstream stream);
@@ -23,6 +24,9 @@ int cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, std::size_t bytes, CUstream
 int cuStreamCreate(CUstream *stream, unsigned flags);
 int cuStreamSynchronize(CUstream stream);
 int cuStreamDestroy_v2(CUstream stream);
+int cuStreamBeginCapture_v2(CUstream stream, int mode);
+int cuStreamEndCapture(CUstream stream, struct CUgraph_st **graph);
+int cuGraphDestroy(struct CUgraph_st *graph);
 int cuEventCreate(CUevent *event, unsigned flags);
 int cuEventRecord(CUevent event, CUstream stream);
 int cuEventDestroy_v2(CUevent event);
@@ -73,6 +77,44 @@ static void send(const pinpool::pool &pool, const pinpool::buffer &ahead, int nu
     check(!batch && batch.data() == nullptr && batch.size() == 0, "empty after its return");
 }
 
+// Whether a call with a null stream is refused.
+template <typename Call> static bool is_refused(Call call)
+{
+    try {
+        call(static_cast<CUstream>(nullptr));
+        return false;
+    } catch (const pinpool::error &error) {
+        check(error.status() == PP_DEVICE, error.what());
+        return true;
+    }
+}
+
+// A null stream is the default stream of this program. While a blocking stream captures, the driver refuses to examine the legacy
+// stream, but not the per-thread stream.
+static void null_is_the_default_stream(const pinpool::pool &pool)
+{
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+    const bool is_legacy = false;
+    check(pinpool::default_stream == pinpool::per_thread_stream, "the per-thread stream");
+#else
+    const bool is_legacy = true;
+    check(pinpool::default_stream == pinpool::legacy_stream, "the legacy stream");
+#endif
+    CUstream capturing;
+    CUgraph_st *graph;
+    pinpool::buffer first = pool.get(batch_bytes, static_cast<CUstream>(nullptr));
+    pinpool::buffer second = pool.get(batch_bytes, pinpool::host_only);
+    check(first.stream().handle() == pinpool::default_stream, "the stream of a request");
+    const auto record = [&](CUstream stream) { first.record_stream(stream); };
+    const auto put_after = [&](CUstream stream) { second.put_after_stream(stream); };
+    check(cuStreamCreate(&capturing, 0) == 0 && cuStreamBeginCapture_v2(capturing, 0) == 0, "cuStreamBeginCapture");
+    check(is_refused(record) == is_legacy && is_refused(put_after) == is_legacy, "null is another stream");
+    check(cuStreamEndCapture(capturing, &graph) == 0 && cuGraphDestroy(graph) == 0, "cuStreamEndCapture");
+    // After a refusal, a second call for the same stream makes the memory reusable.
+    check(!is_refused(record) && !is_refused(put_after), "no stream captures");
+    check(cuStreamDestroy_v2(capturing) == 0, "cuStreamDestroy");
+}
+
 int main()
 {
     int device;
@@ -105,6 +147,8 @@ int main()
     std::cout << batches << " batches arrived whole\n";
 
     ahead.put();
+    null_is_the_default_stream(pool);
+    check(cuCtxSynchronize() == 0, "cuCtxSynchronize");
     pool.maintain();
     check(has(pool, "\"in_flight\":0"), "maintain detects completed copies");
     check(!has(pool, "\"held_bytes\":0,"), "idle memory is kept");

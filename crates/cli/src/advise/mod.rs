@@ -82,6 +82,7 @@ const BEYOND_SETTINGS: [Cause; 5] =
 /// Reasons to advise no limit, or nothing at all.
 const GROWS: &str = "use grows until the end, and a longer run would outgrow any limit that this one needs";
 const NO_GAIN: &str = "no timeout or reserve saves enough time to matter, no limit a tenth of the memory for free";
+const IN_CALLS: &str = "no timeout or reserve saves enough time to matter, and a lower limit moves calls into requests";
 const NO_SOONER: &str = "with more memory the program would end less than 10 % sooner";
 
 pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
@@ -197,9 +198,10 @@ fn search(workload: &Workload, fixed: &[(String, String)], progress: &ProgressBa
 }
 
 /// Returns the rule that decided that nothing is advised.
-fn why_kept(Advice { as_given, grows, .. }: &Advice) -> String {
+fn why_kept(Advice { as_given, grows, in_calls, .. }: &Advice) -> String {
     match as_given.outcome.waits {
         _ if *grows => GROWS.to_owned(),
+        0 if *in_calls => IN_CALLS.to_owned(),
         0 => NO_GAIN.to_owned(),
         _ => format!("requests wait, and {NO_SOONER}"),
     }

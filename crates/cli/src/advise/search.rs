@@ -1,7 +1,8 @@
 //! Finds the smallest limit that costs a program no more time, with a longer idle timeout or a reserve if these save time.
 //!
 //! A replay of the whole trace counts the seconds that settings cost: driver calls, remaps and waiting. `MAX_BYTES` is bisected
-//! for the smallest limit that costs no more than the given limit, or than no limit if requests waited. The advised limit is
+//! for the smallest limit that costs no more than the given limit, or than no limit if requests waited; not for a program that
+//! spends a tenth of its time in calls, unless another setting helps. The advised limit is
 //! replayed as it is printed, with its headroom. If the threads of the trace are known, they are also replayed without the
 //! delays that the advice removes, because faster threads hold more memory at one time.
 
@@ -30,7 +31,7 @@ const GAIN_OF_TIME: f64 = 0.0002;
 /// A reserve must gain this share of the seconds lost, or this share of the recorded time.
 const RESERVE_GAIN: f64 = 0.5;
 const RESERVE_GAIN_OF_TIME: f64 = 0.02;
-/// A program that loses more than this share of the time spends it in calls.
+/// A program that spends more than this share of the time in driver calls gets no lower limit alone.
 const IN_CALLS: f64 = 0.1;
 /// A limit below the given one must save at least this much memory.
 const LESS_MEMORY: f64 = 0.9;
@@ -76,6 +77,9 @@ pub(super) struct Advice {
     pub(super) replays: u64,
     /// Whether the memory in use grows until the end, so that no limit or reserve is advised.
     pub(super) grows: bool,
+    /// Whether the program spends so much time in calls that no limit alone is advised.
+    #[serde(skip)]
+    pub(super) in_calls: bool,
 }
 
 /// Replays of one workload.
@@ -112,12 +116,13 @@ impl<'a> Search<'a> {
             }
         }
         bases.sort_by(|one, other| rank(one).total_cmp(&rank(other)));
+        let in_calls = as_given.driver_seconds > self.workload.duration_us as f64 / 1e6 * IN_CALLS;
         // A full pool needs a higher limit first. If no other setting saves time in a pool that is not full, a lower limit
         // saves memory, but requests make the calls that returns made: a program that spends its time in calls loses more.
         if as_given.outcome.waits > 0 && self.workload.is_closed {
             let unlimited = self.play(self.workload, &Replay { max_bytes: None, ..given.clone() })?;
             bases.insert(0, (None, unlimited));
-        } else if as_given.lost_seconds <= self.workload.duration_us as f64 / 1e6 * IN_CALLS {
+        } else if !in_calls {
             bases.push((None, as_given.clone()));
         }
         let (mut advised, mut frontier) = (None, Vec::new());
@@ -140,6 +145,7 @@ impl<'a> Search<'a> {
             frontier,
             replays: self.progress.position(),
             grows,
+            in_calls,
         })
     }
 

@@ -38,8 +38,8 @@ impl Observer for Reporter<'_> {
     fn on_batch(&mut self, batch: &ArrivedBatch) {
         self.bar.inc(batch.bytes);
         if self.is_verbose {
-            let ArrivedBatch { number, samples, bytes, .. } = batch;
-            self.terminal.message(format_args!("batch {number}: {bytes} bytes, {samples} samples complete"));
+            let ArrivedBatch { index_overall, samples, bytes, .. } = batch;
+            self.terminal.message(format_args!("batch {index_overall}: {bytes} bytes, {samples} samples complete"));
         }
     }
 
@@ -80,7 +80,7 @@ fn cause(cause: &FailureCause) -> String {
 fn remedy(cause: &FailureCause) -> Option<&'static str> {
     match cause {
         FailureCause::Io(error) if error.raw_os_error() == Some(libc::EMFILE) => {
-            Some("raise the limit on open files (`ulimit -n`), or lower --workers and --streams")
+            Some("raise the limit on open files (`ulimit -n`), or lower --threads and --streams")
         }
         FailureCause::Pool(error) if error.is_limit() || error.is_backend() => {
             Some("lower --batch-bytes, or give the pool more memory")

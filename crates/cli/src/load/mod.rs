@@ -62,9 +62,9 @@ pub(crate) struct LoadArgs {
 
     /// Reader threads [default: one for each core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
-    workers: Option<u64>,
+    threads: Option<u64>,
 
-    /// Batches read ahead [default: two for each worker]
+    /// Batches read ahead [default: two for each thread]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
     prefetch: Option<u64>,
 
@@ -216,7 +216,7 @@ impl LoadArgs {
     fn options(&self) -> LoadOptions {
         let given = |count: Option<u64>| count.and_then(|count| NonZeroUsize::new(usize::try_from(count).ok()?));
         let mut options = LoadOptions::default();
-        options.workers = given(self.workers).unwrap_or(options.workers);
+        options.threads = given(self.threads).unwrap_or(options.threads);
         options.prefetch = given(self.prefetch);
         options.batch_samples = self.batch_files.and_then(NonZeroU64::new);
         if self.batch_bytes.is_some() || self.batch_files.is_some() {

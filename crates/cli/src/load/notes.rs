@@ -2,13 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use pinpool_loader::{Catalog, DataFile, DataOrigin};
+use pinpool_loader::Catalog;
 use pinpool_observe::diagnosis::words::counted;
 
 /// Maximum number of names in a note.
 const NAMED: usize = 3;
-/// Extensions of containers that the loader opens with --containers.
-const OPENED: [&str; 6] = ["gz", "safetensors", "tar", "tgz", "tzst", "zst"];
 
 /// Returns the notes, one per line.
 pub(crate) fn notes(catalog: &Catalog) -> Vec<String> {
@@ -20,19 +18,12 @@ pub(crate) fn notes(catalog: &Catalog) -> Vec<String> {
         let count = counted(special.len() as u64, "special file");
         notes.push(format!("skipped {count} (pipes, sockets or devices): {names}"));
     }
-    let plain: Vec<_> = catalog.files().iter().filter_map(plain_container).collect();
+    let plain: Vec<_> = catalog.unopened_files().collect();
     if !plain.is_empty() {
         let (count, names) = (counted(plain.len() as u64, "container file"), names(plain.into_iter()));
         notes.push(format!("{count} loaded as plain bytes ({names}): --containers loads the samples inside"));
     }
     notes
-}
-
-/// Returns the path of a container that is loaded as one sample.
-fn plain_container(file: &DataFile) -> Option<&Path> {
-    let DataOrigin::File(path) = &file.origin else { return None };
-    let extension = path.extension()?.to_str()?.to_ascii_lowercase();
-    (OPENED.contains(&&*extension) && !file.is_container && file.compression.is_none()).then_some(path)
 }
 
 fn names<'a>(paths: impl ExactSizeIterator<Item = &'a Path>) -> String {

@@ -46,7 +46,7 @@ fn mode(file: &Path) -> Option<u32> {
     fs::metadata(file).ok().map(|facts| facts.permissions().mode())
 }
 
-/// Returns the interpreter of a script, or `None` if the file is no script.
+/// Returns the interpreter of a script, or `None` if the file is not a script.
 fn interpreter(file: &Path) -> Option<PathBuf> {
     let mut start = Vec::new();
     File::open(file).ok()?.take(256).read_to_end(&mut start).ok()?;

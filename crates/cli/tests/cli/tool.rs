@@ -310,7 +310,7 @@ fn wrong_arguments_are_refused_with_the_usage_status() {
         &["load", "--batch-bytes", "12 bananas"],
         &["load", "--batch-files", "0"],
         &["load", "--epochs", "0"],
-        &["load", "--workers", "0"],
+        &["load", "--threads", "0"],
         &["load", "--synthetic", "0"],
         &["load", "--set", "MAX_BYTES=99999999999GiB"],
         &["load", "--set", "MAX_BYTES=0"],

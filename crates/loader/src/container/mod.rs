@@ -27,7 +27,7 @@ pub(super) fn is_container(path: &Path) -> bool {
     }
 }
 
-/// Lists the content of the file at `path`. Returns `None` if its last extension is no known format. Stops decompressing when
+/// Lists the content of the file at `path`. Returns `None` if its last extension is not a known format. Stops decompressing when
 /// `stop` is raised.
 pub(super) fn open(path: &Path, stop: &StopFlag) -> Option<Result<FileContent, FailureCause>> {
     if let Some((compression, is_tar)) = Compression::of(path) {

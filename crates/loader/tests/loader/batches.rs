@@ -32,7 +32,7 @@ fn batches_come_in_order_with_their_samples_and_bytes() {
     let mut reader = reader(&pool, &catalog, options(|o| (o.batch_samples, o.epochs) = (NonZeroU64::new(4), 2)));
     for number in 0..6 {
         let batch = reader.next().unwrap();
-        assert_eq!((batch.number, batch.epoch, batch.index), (number, number / 3, number % 3));
+        assert_eq!((batch.index_overall, batch.epoch, batch.index_in_epoch), (number, number / 3, number % 3));
         let first = usize::try_from(number % 3).unwrap() * 4;
         let bytes = batch.buffer.wait_slice().unwrap();
         assert_eq!(batch.parts.len(), if number % 3 == 2 { 1 } else { 4 });
@@ -108,11 +108,11 @@ fn a_load_resumed_after_any_batch_yields_the_rest() {
     let mut uninterrupted = loader.batches().unwrap();
     for taken in 0..=whole.len() {
         let state = uninterrupted.state();
-        assert_eq!(state.number, taken as u64);
+        assert_eq!(state.index_overall, taken as u64);
         let mut resumed = loader.clone().resume_at(state).unwrap().batches().unwrap();
         assert_eq!(resumed.state(), state, "the state before the first batch is the initial one");
         assert_eq!(contents(resumed.by_ref()), whole[taken..], "behind {state:?}");
-        assert_eq!(resumed.state().number, whole.len() as u64);
+        assert_eq!(resumed.state().index_overall, whole.len() as u64);
         assert_eq!(uninterrupted.next().is_some(), taken < whole.len());
     }
 }
@@ -136,20 +136,21 @@ fn a_state_of_other_batches_is_refused() {
         let error = loader(&catalog, change).resume_at(state).unwrap_err().to_string();
         assert!(error.contains("the state belongs to another load"), "{error}");
     }
-    // More epochs, other workers and another directory do not change the batches.
+    // More epochs, other threads and another directory do not change the batches.
     let moved = directory();
     for name in (0..10).map(|number| format!("{number:02}")) {
         fs::copy(dir.path().join(&name), moved.path().join(&name)).unwrap();
     }
     let moved = listed(&[moved.path()], false);
-    let same = |o: &mut LoadOptions| (o.epochs, o.workers) = (9, NonZeroUsize::MIN);
+    let same = |o: &mut LoadOptions| (o.epochs, o.threads) = (9, NonZeroUsize::MIN);
     assert!(loader(&moved, same).resume_at(state).is_ok());
     put(dir.path(), "new", b"x");
     let error = loader(&listed(&[dir.path()], false), |_| ()).resume_at(state).unwrap_err();
     assert!(error.to_string().contains("resume with the same files"), "{error}");
 
     let text = "the state is after batch 4 of epoch 0, which has 3: it was changed or belongs to another load";
-    assert_eq!(loader(&catalog, |_| ()).resume_at(LoadState { index: 4, ..state }).unwrap_err().to_string(), text);
+    let state = LoadState { index_in_epoch: 4, ..state };
+    assert_eq!(loader(&catalog, |_| ()).resume_at(state).unwrap_err().to_string(), text);
 }
 
 #[test]
@@ -209,22 +210,22 @@ fn a_consumer_that_holds_the_whole_limit_gets_a_failure_and_continues() {
         // Busy for longer than an attempt, which therefore ends meanwhile.
         let busy = |_| std::thread::sleep(Duration::from_millis(200));
         let failed = (0..100).find_map(|_| reader.next_timeout(timeout).map_err(busy).ok()).flatten().unwrap();
-        assert_eq!((failed.number, failed.parts.len(), failed.buffer.len()), (1, 0, 0));
+        assert_eq!((failed.index_overall, failed.parts.len(), failed.buffer.len()), (1, 0, 0));
         let text = failed.failures[0].to_string();
         assert!(text.starts_with("batch 1 (4 samples, the first ") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
         drop(held);
-        assert_eq!(reader.next().map(|batch| (batch.number, batch.parts.len())), Some((2, 4)));
+        assert_eq!(reader.next().map(|batch| (batch.index_overall, batch.parts.len())), Some((2, 4)));
         assert!(reader.next().is_none());
     }
 }
 
 #[test]
-fn a_reader_ends_soon_while_a_worker_waits_long_for_memory() {
+fn a_reader_ends_soon_while_a_thread_waits_long_for_memory() {
     let (_dir, catalog) = numbered_files(&[50_000; 40]);
     let pool = pool_with_wait(300_000, Duration::from_secs(3600));
     let mut reader = reader(&pool, &catalog, options(|_| ()));
     let held = reader.next().unwrap();
-    until("a worker waits", || pool.stats().requests.waiting == 1);
+    until("a thread waits", || pool.stats().requests.waiting == 1);
     let begun = Instant::now();
     assert!(reader.next_timeout(Duration::from_millis(1)).is_err());
     drop(reader);
@@ -249,7 +250,7 @@ fn a_stop_ends_the_reader_from_any_thread() {
     stopped.next().unwrap();
     stopped.stop();
     assert!(stopped.next().is_none() && all_back(&pool));
-    assert_eq!(stopped.state().number, 1, "the state stays behind the last batch that was handed out");
+    assert_eq!(stopped.state().index_overall, 1, "the state stays behind the last batch that was handed out");
 }
 
 #[test]
@@ -260,7 +261,7 @@ fn a_timeout_loses_no_batch() {
         match reader.next_timeout(Duration::ZERO) {
             Err(pinpool_loader::TimedOut) => std::thread::yield_now(),
             Ok(None) => break,
-            Ok(Some(batch)) => numbers.push(batch.number),
+            Ok(Some(batch)) => numbers.push(batch.index_overall),
         }
     }
     assert_eq!(numbers, (0..50).collect::<Vec<_>>());

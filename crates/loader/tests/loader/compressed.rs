@@ -121,16 +121,16 @@ fn shuffled_shards_are_mixed_and_each_keeps_its_order() {
     let numbers = [30; 10];
     let (_dir, paths) = shards(&numbers);
     let catalog = listed(&paths, false);
-    let load = |seed, epochs, workers| {
+    let load = |seed, epochs, threads| {
         let options = options(|o| {
-            (o.shuffle_seed, o.epochs, o.workers) = (Some(seed), epochs, NonZeroUsize::new(workers).unwrap());
+            (o.shuffle_seed, o.epochs, o.threads) = (Some(seed), epochs, NonZeroUsize::new(threads).unwrap());
         });
         let (batches, failures) = batches_of(&pool(1 << 30), &catalog, options);
         assert!(failures.is_empty(), "{failures:?}");
         batches
     };
     let batches = load(1, 2, 3);
-    assert_eq!(batches, load(1, 2, 1), "however many workers there are");
+    assert_eq!(batches, load(1, 2, 1), "however many threads there are");
     assert_ne!(batches[..75], load(2, 1, 3)[..]);
     assert_ne!(batches[..75], batches[75..], "another order in each epoch");
     let epoch: Vec<_> = batches[..75].iter().flatten().cloned().collect();
@@ -147,7 +147,8 @@ fn shuffled_shards_are_mixed_and_each_keeps_its_order() {
 
 #[test]
 fn ranks_share_compressed_shards_whole() {
-    let (_dir, paths) = shards(&[3, 5, 2, 4, 6]);
+    let numbers = [3, 5, 2, 4, 6];
+    let (_dir, paths) = shards(&numbers);
     let catalog = listed(&paths, false);
     let mut arrived = Vec::new();
     for rank in 0..2 {

@@ -4,17 +4,12 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::*;
 
-/// Everything in one batch.
-fn one_batch(options: &mut LoadOptions) {
-    options.batch_samples = None;
-}
-
 /// Batches sent, and the number of samples in each batch, sent or empty.
 fn sent(catalog: &Catalog, options: LoadOptions) -> (Vec<Vec<u8>>, Vec<u64>) {
     let mut destination = FaultyDestination::new();
     let (summary, mut observer) = run(catalog, options, &mut destination);
     assert!(summary.is_complete(), "{summary:?} {:?}", observer.failed);
-    observer.done.sort_by_key(|done| done.number);
+    observer.done.sort_by_key(|done| done.index_overall);
     (destination.sent, observer.done.iter().map(|done| done.samples).collect())
 }
 
@@ -29,13 +24,12 @@ fn samples_lie_back_to_back_with_their_checksums() {
     put(dir.path(), "d.tar", tar_file(&[("0.x", b"one"), ("0.y", b"two"), ("1.x", b"three")]));
     let catalog = listed(&[dir.path()], true);
     let expected: [&[u8]; 5] = [b"first", b"", &long, b"onetwo", b"three"];
-    assert_eq!(sent(&catalog, options(one_batch)), (vec![expected.concat()], vec![5]));
+    assert_eq!(sent(&catalog, options(|o| o.batch_samples = None)), (vec![expected.concat()], vec![5]));
 
     let mut at = 0;
     for (number, bytes) in expected.into_iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
-        let mut destination = FaultyDestination::new();
-        destination.flip = Some((0, at));
-        let (_, observer) = run(&catalog, options(one_batch), &mut destination);
+        let mut destination = FaultyDestination { flip: Some((0, at)), ..FaultyDestination::new() };
+        let (_, observer) = run(&catalog, options(|o| o.batch_samples = None), &mut destination);
         let flipped = [&[bytes[0] ^ 1], &bytes[1..]].concat();
         let (name, len, arrived, read) = (catalog.name(number), bytes.len(), xxh3_64(&flipped), xxh3_64(bytes));
         let differ = format!("{len} bytes differ at the destination: checksum {arrived:016x} there, {read:016x}");

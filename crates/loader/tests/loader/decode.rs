@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pinpool::{Backend, Pool};
 use pinpool_loader::{Catalog, Decode, DecodedField, LoadOptions, LoadedBatch, Loader};
+use tempfile::TempDir;
 
 /// The first `0` bytes of a field, backwards; a shorter one is damaged.
 #[derive(Debug)]
@@ -43,6 +44,12 @@ fn loaded(paths: &[&Path], decode: Vec<DecodedField>, batch_samples: u64) -> (Ca
     (catalog, batches)
 }
 
+fn folder_of(files: &[(&str, &str)]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    files.iter().for_each(|(name, bytes)| fs::write(folder.path().join(name), bytes).unwrap());
+    folder
+}
+
 #[test]
 fn decoded_fields_are_arrays_followed_by_the_other_fields() {
     let folder = tempfile::tempdir().unwrap();
@@ -75,10 +82,7 @@ fn decoded_fields_are_arrays_followed_by_the_other_fields() {
 
 #[test]
 fn a_failed_sample_is_named_and_leaves_no_row() {
-    let folder = tempfile::tempdir().unwrap();
-    for (name, bytes) in [("a.bin", "abc"), ("b.bin", "d"), ("c.txt", "efg"), ("d.BIN", "hij")] {
-        fs::write(folder.path().join(name), bytes).unwrap();
-    }
+    let folder = folder_of(&[("a.bin", "abc"), ("b.bin", "d"), ("c.txt", "efg"), ("d.BIN", "hij")]);
     let catalog = Catalog::from_paths(&[folder.path()]);
     let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
     let mut options = LoadOptions::default();
@@ -99,18 +103,14 @@ fn a_failed_sample_is_named_and_leaves_no_row() {
 
 #[test]
 fn a_batch_beyond_the_address_space_is_a_failure() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("a.bin"), "abc").unwrap();
+    let folder = folder_of(&[("a.bin", "abc")]);
     let (_, batches) = loaded(&[folder.path()], vec![field("bin", usize::MAX / 2)], 8);
     assert!(batches[0].parts.is_empty() && batches[0].failures.len() == 1, "{:?}", batches[0].failures);
 }
 
 #[test]
 fn a_decoder_that_panics_fails_its_sample_alone() {
-    let folder = tempfile::tempdir().unwrap();
-    for (name, bytes) in [("a.x", "first"), ("b.x", "panic"), ("c.x", "third")] {
-        fs::write(folder.path().join(name), bytes).unwrap();
-    }
+    let folder = folder_of(&[("a.x", "first"), ("b.x", "panic"), ("c.x", "third")]);
     let (_, batches) = loaded(&[folder.path()], vec![field("x", 5)], 2);
     assert_eq!(batches.iter().map(|batch| batch.parts.len()).collect::<Vec<_>>(), [1, 0, 1]);
     assert!(batches[1].failures[0].to_string().contains("b.x: its x cannot be decoded: the decoder panicked"));
@@ -133,8 +133,7 @@ impl Decode for Grows {
 #[test]
 #[should_panic(expected = "mid > len")]
 fn a_panic_of_a_reading_thread_does_not_end_the_load_as_complete() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("0.jpg"), b"abc").unwrap();
+    let folder = folder_of(&[("0.jpg", "abc")]);
     let grows = DecodedField::new(vec!["jpg".to_owned()], Arc::new(Grows(AtomicUsize::new(1))));
     loaded(&[folder.path()], vec![grows], 8);
 }

@@ -43,7 +43,7 @@ fn a_slow_lane_does_not_delay_the_other() {
     let gate = destination.0[0].0.hold();
     let mut observer = RecordingObserver::at(5, || drop(gate));
     let summary = load(6, false, &mut destination, &mut observer);
-    assert_eq!(observer.done.iter().map(|done| done.number).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 0]);
+    assert_eq!(observer.done.iter().map(|done| done.index_overall).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 0]);
     assert_eq!(summary.max_in_flight_batches, 2);
 }
 
@@ -63,5 +63,5 @@ fn a_lane_that_fails_ends_the_run_and_its_batch_is_named() {
     drop(gate);
     assert!(matches!(summary.outcome, LoadOutcome::Failed(_)), "{summary:?}");
     assert_eq!((summary.failed_files, observer.failed.len()), (1, 1));
-    assert!(observer.done.iter().all(|done| done.number != 0));
+    assert!(observer.done.iter().all(|done| done.index_overall != 0));
 }

@@ -95,20 +95,19 @@ fn containers_are_opened_if_named_requested_or_alone_in_a_directory() {
     fs::write(&shard, tar_file(&[("0.jpg", b"abc"), ("0.cls", b"7"), ("1.jpg", b"de")])).unwrap();
     let shard_bytes = fs::metadata(&shard).unwrap().len();
 
-    let named = listed(&[&shard], false);
-    assert_eq!((named.files().len(), named.samples().len(), named.len_bytes()), (1, 2, 6));
-    assert_eq!(named.name(1), format!("{}!1", shard.display()));
+    let counts = |catalog: &Catalog| (catalog.files().len(), catalog.samples().len(), catalog.len_bytes());
 
-    let alone = listed(&[dir.path()], false);
-    assert_eq!((alone.files().len(), alone.samples().len(), alone.len_bytes()), (1, 2, 6));
+    let named = listed(&[&shard], false);
+    assert_eq!((counts(&named), named.name(1)), ((1, 2, 6), format!("{}!1", shard.display())));
+    assert_eq!(counts(&listed(&[dir.path()], false)), (1, 2, 6), "alone in a directory");
 
     put(dir.path(), "zero", b"");
     let plain = listed(&[dir.path()], false);
-    assert_eq!((plain.files().len(), plain.samples().len(), plain.len_bytes()), (2, 2, shard_bytes));
-    assert_eq!(plain.name(0), shard.display().to_string());
+    assert_eq!((counts(&plain), plain.name(0)), ((2, 2, shard_bytes), shard.display().to_string()));
+    assert_eq!(plain.unopened_files().collect::<Vec<_>>(), [&shard]);
 
-    let asked = listed(&[dir.path()], true);
-    assert_eq!((asked.files().len(), asked.samples().len(), asked.len_bytes()), (2, 3, 6));
+    let requested = listed(&[dir.path()], true);
+    assert_eq!((counts(&requested), requested.unopened_files().count()), ((2, 3, 6), 0));
 }
 
 #[test]

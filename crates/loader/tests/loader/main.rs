@@ -97,7 +97,7 @@ impl RecordingObserver {
 impl Observer for RecordingObserver {
     fn on_batch(&mut self, done: &ArrivedBatch) {
         self.done.push(*done);
-        if let Some((_, act)) = self.action.take_if(|(batch, _)| *batch == done.number) {
+        if let Some((_, act)) = self.action.take_if(|(batch, _)| *batch == done.index_overall) {
             act();
         }
     }
@@ -125,10 +125,10 @@ fn impatient_pool() -> Pool {
     pool
 }
 
-/// Three workers, batches of four samples, verified; then `change`.
+/// Three threads, batches of four samples, verified; then `change`.
 fn options(change: impl FnOnce(&mut LoadOptions)) -> LoadOptions {
     let mut options = LoadOptions::default();
-    (options.workers, options.prefetch) = (NonZeroUsize::new(3).unwrap(), NonZeroUsize::new(4));
+    (options.threads, options.prefetch) = (NonZeroUsize::new(3).unwrap(), NonZeroUsize::new(4));
     (options.batch_samples, options.batch_bytes, options.verify) = (NonZeroU64::new(4), None, true);
     change(&mut options);
     options

@@ -38,7 +38,7 @@ fn every_byte_of_a_long_file_arrives_in_order_and_is_checked() {
         assert!(sent == [&b"short"[..], &long, &last].concat().repeat(2), "in parts of {bytes}");
         assert!(destination.sent.iter().all(|batch| batch.len() as u64 <= bytes));
         assert_eq!((summary.files, summary.samples, summary.verified_batches), (3, 6, summary.batches));
-        observer.done.sort_by_key(|done| done.number);
+        observer.done.sort_by_key(|done| done.index_overall);
         assert_eq!(observer.done.iter().map(|done| done.bytes).sum::<u64>(), summary.bytes);
         assert_eq!(observer.done.iter().map(|done| done.samples).sum::<u64>(), summary.samples);
     }
@@ -51,8 +51,7 @@ fn a_flipped_bit_in_any_part_fails_the_whole_sample_once() {
     put(dir.path(), "b", b"after");
     let catalog = listed(&[dir.path()], false);
     for part in 0..3 {
-        let mut destination = FaultyDestination::new();
-        destination.flip = Some((part, 100));
+        let mut destination = FaultyDestination { flip: Some((part, 100)), ..FaultyDestination::new() };
         let (summary, observer) = run(&catalog, options(in_parts(4096)), &mut destination);
         assert_eq!((summary.batches, summary.verified_batches), (3, 2), "part {part}");
         assert_eq!((summary.files, summary.samples, summary.failed_files), (1, 1, 1));
@@ -101,9 +100,7 @@ fn a_file_larger_than_the_limit_loads_within_the_memory_of_its_batches() {
 #[test]
 fn a_file_that_shrinks_or_grows_between_its_parts_is_a_failure() {
     let dir = directory();
-    for name in ["grows", "shrinks"] {
-        put(dir.path(), name, pattern(10_000, 0));
-    }
+    ["grows", "shrinks"].into_iter().for_each(|name| put(dir.path(), name, pattern(10_000, 0)));
     let catalog = listed(&[dir.path()], false);
     put(dir.path(), "grows", pattern(10_001, 0));
     put(dir.path(), "shrinks", pattern(9_999, 0));

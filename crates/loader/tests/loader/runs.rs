@@ -39,9 +39,7 @@ fn containers_count_as_one_file_and_their_members_as_samples() {
 #[test]
 fn any_number_of_epochs_over_empty_containers_ends() {
     let dir = directory();
-    for name in ["a.tar", "b.tar"] {
-        put(dir.path(), name, tar_file(&[]));
-    }
+    ["a.tar", "b.tar"].into_iter().for_each(|name| put(dir.path(), name, tar_file(&[])));
     let catalog = listed(&[dir.path()], true);
     let (summary, _) = run(&catalog, options(|o| o.epochs = u64::MAX), &mut FaultyDestination::new());
     assert_eq!((summary.files, summary.epochs, summary.batches), (2, u64::MAX, 0));
@@ -102,15 +100,13 @@ fn a_stop_ends_the_run_with_what_has_arrived() {
     assert!(matches!(summary.outcome, LoadOutcome::Stopped), "{summary:?}");
     // Copies in flight complete: at most one on each lane.
     assert!((4..=6).contains(&summary.batches), "{summary:?}");
-    assert_eq!(summary.verified_batches, summary.batches);
-    assert_eq!(summary.failed_files, 0);
+    assert_eq!((summary.verified_batches, summary.failed_files), (summary.batches, 0));
 }
 
 #[test]
 fn a_destination_that_refuses_ends_the_run_and_names_the_batch() {
     let catalog = Catalog::synthetic(40, 5);
-    let mut destination = FaultyDestination::new();
-    destination.refuse = Some(2);
+    let mut destination = FaultyDestination { refuse: Some(2), ..FaultyDestination::new() };
     let (summary, observer) = run(&catalog, options(|_| ()), &mut destination);
     let LoadOutcome::Failed(error) = &summary.outcome else { panic!("{summary:?}") };
     assert!(error.to_string().contains("the device is gone"), "{error}");

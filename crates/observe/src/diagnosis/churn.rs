@@ -15,14 +15,14 @@ pub(super) fn repinned<'a>(windows: impl Iterator<Item = &'a Snapshot>, window_u
     let (mut times, mut cost_ns) = (0, 0_u64);
     for Snapshot { pinned_bytes, unpinned_bytes, pinning_ns, most_held_bytes: grown_bytes, .. } in windows {
         // What was pinned although the peak did not grow had been pinned before, maybe in the same window.
-        let bytes = pinned_bytes.saturating_sub(*grown_bytes);
+        let bytes = pinned_bytes.saturating_sub(*grown_bytes).min(released + unpinned_bytes);
         // Two windows may share a cycle unless the second also unpinned some of the bytes.
         times += u64::from(bytes > 0 && (!was_again || bytes > released));
         (was_again, again) = (bytes > 0, again + bytes);
         // A window that pins mostly memory that was not pinned before is growth.
         cost_ns += if bytes > pinned_bytes / 2 { *pinning_ns } else { 0 };
         most_released = most_released.max(released + unpinned_bytes);
-        released = (released + unpinned_bytes).saturating_sub(bytes);
+        released = released + unpinned_bytes - bytes;
     }
     // If a cycle is shorter than a window, each window pins memory again, so the bytes show the number of cycles.
     times = times.max(again / most_released.max(1));

@@ -26,6 +26,8 @@ pub(super) struct Leak {
     pub(super) holder: TagUse,
     /// Number of buffers by which the tag grew over the examined windows, which together took `over_us`.
     pub(super) more_buffers: u64,
+    /// Whether `more_buffers` counts only the buffers that have become older than a minute.
+    pub(super) is_aged: bool,
     pub(super) over_us: u64,
 }
 
@@ -39,7 +41,7 @@ pub(super) struct Growth {
 
 impl Growth {
     /// Adds the snapshot at the end of a window. Returns the leak, if any. An earlier leak persists until some of its buffers are
-    /// returned.
+    /// returned, or, if other buffers of the tag are returned, until no more of its buffers become old.
     pub(super) fn add(&mut self, now_us: u64, now: &Snapshot) -> Option<Leak> {
         if self.ends.is_empty() {
             self.ends.push(Default::default());
@@ -55,7 +57,7 @@ impl Growth {
             let aged = holder.aged.saturating_sub(found.holder.aged);
             match holder.buffers >= found.holder.buffers {
                 true => Some(Leak { holder, ..found }),
-                false => (aged > 0).then_some(Leak { holder, more_buffers: aged, over_us: window_us }),
+                false => (aged > 0).then_some(Leak { holder, more_buffers: aged, is_aged: true, over_us: window_us }),
             }
         });
         self.found = fresh.or(kept);
@@ -78,7 +80,8 @@ impl Growth {
         let low = |ends: &[u64]| ends.iter().copied().min().unwrap_or(0);
         let is_more =
             low(&buffers[buffers.len() - LOW_OF..]).saturating_sub(low(&buffers[..LOW_OF])) * 2 >= more_buffers;
-        is_more.then(|| Leak { holder: holder.clone(), more_buffers, over_us: ends[ENDS_MAX - 1].0 - ends[1].0 })
+        let over_us = ends[ENDS_MAX - 1].0 - ends[1].0;
+        is_more.then(|| Leak { holder: holder.clone(), more_buffers, is_aged: true, over_us })
     }
 
     fn leak_of(&self, holder: &TagUse, held_bytes: u64) -> Option<Leak> {
@@ -105,7 +108,7 @@ impl Growth {
             (Some(then), Some(now)) => now + Duration::from_secs(2) >= then + Duration::from_micros(end.0 - since.0),
             (before, now) => before == now,
         };
-        aging.then(|| Leak { holder: holder.clone(), more_buffers, over_us: end.0 - begin.0 })
+        aging.then(|| Leak { holder: holder.clone(), more_buffers, is_aged: false, over_us: end.0 - begin.0 })
     }
 }
 
@@ -117,6 +120,5 @@ fn counts(ends: &[(u64, Snapshot)], holder: &TagUse, count: fn(&TagUse) -> u64) 
 /// Returns the growth over these counts if each count exceeds the previous one and the last step is at least half of the first.
 fn growth(counts: &[u64]) -> Option<u64> {
     let steps: Vec<_> = counts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
-    let growing = steps.iter().all(|&step| step > 0) && steps.last()? * 2 >= *steps.first()?;
-    growing.then(|| steps.iter().sum())
+    (steps.iter().all(|&step| step > 0) && steps.last()? * 2 >= *steps.first()?).then(|| steps.iter().sum())
 }

@@ -139,8 +139,7 @@ impl Monitor {
             self.grown = (now.held_bytes, now_us);
         }
         let requests = now.requests.saturating_sub(self.last.requests);
-        let is_still = requests < REQUESTS_MIN && now.waiting == 0 && !window::is_stuck(&now);
-        if !self.is_due(now_us) || is_still {
+        if !self.is_due(now_us) || (requests < REQUESTS_MIN && now.waiting == 0 && !window::is_stuck(&now)) {
             return None;
         }
         let leak = self.growth.add(now_us, &now);

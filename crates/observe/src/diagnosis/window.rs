@@ -127,13 +127,14 @@ impl<'a> Window<'a> {
     }
 
     fn leak(&self, leak: &Leak) -> WindowDiagnosis {
-        let Leak { holder, more_buffers, over_us } = leak;
+        let Leak { holder, more_buffers, is_aged, over_us } = leak;
         let (tag, buffers, size) = (&holder.tag, counted(holder.buffers, "buffer"), Size(holder.bytes));
         let age = holder.oldest.map_or_else(String::new, |age| format!(", the oldest for {}", Time(age)));
         let ago = seconds(over_us.saturating_mul(1000));
         let place = holder.place.as_ref().map(|place| format!(" (most were allocated at {place})")).unwrap_or_default();
-        let more = format!("{more_buffers} more than it held {ago} ago, and none was returned{place}");
-        let found = format!("tag {tag} holds {buffers} ({size}){age}, {more}");
+        let (was, end) = if *is_aged { ("", " are over 60s old") } else { ("it held ", ", and none was returned") };
+        let found =
+            format!("tag {tag} holds {buffers} ({size}){age}, {more_buffers} more than {was}{ago} ago{end}{place}");
         let over_ms = (over_us / 1000).max(1);
         let more_bytes = holder.bytes / holder.buffers.max(1) * more_buffers;
         let forecast = match self.now.max_bytes.map(|bytes| bytes.saturating_sub(self.now.used_bytes)) {
@@ -180,8 +181,7 @@ impl<'a> Window<'a> {
         }
         // If threads return the buffers that they requested, the waiting threads are also the users of the buffers. They wait
         // for memory alone, and not for a consumer.
-        let of_one_thread = self.delta.own_waits > delayed_requests / 2;
-        if !of_one_thread && *failed_requests == 0 && self.delta.returns > 0 {
+        if self.delta.own_waits <= delayed_requests / 2 && *failed_requests == 0 && self.delta.returns > 0 {
             let of_consumer = self.pause(&short, limit).or_else(|| self.slow_consumer(&short));
             return Some(of_consumer.unwrap_or_else(|| self.full(&short, limit)));
         }

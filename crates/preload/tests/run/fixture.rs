@@ -54,13 +54,10 @@ pub(crate) struct Built {
     folder: TempDir,
 }
 
-/// The programs; `None` if there is no compiler.
-pub(crate) fn built() -> Option<&'static Built> {
-    static BUILT: OnceLock<Option<Built>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| {
-        if !Command::new("cc").arg("--version").output().is_ok_and(|output| output.status.success()) {
-            return None;
-        }
+/// Returns the programs, which the first call builds with the C compiler that Rust links with.
+pub(crate) fn build() -> &'static Built {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    BUILT.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         for name in ["libcuda.so.1", "libcuda.so"] {
             symlink(MockDriver::library(), folder.path().join(name)).unwrap();
@@ -75,12 +72,8 @@ pub(crate) fn built() -> Option<&'static Built> {
         built.compile("inner.c", "libinner.so", &["-shared", "-fPIC"]);
         built.compile("outer.c", "libouter.so", &["-shared", "-fPIC", "-ldl"]);
         built.compile("symbols.c", "symbols", &["-Wl,--no-as-needed", "-L.", "-louter", "-linner", "-ldl"]);
-        Some(built)
-    });
-    if built.is_none() {
-        skipped("no cc on this machine");
-    }
-    built.as_ref()
+        built
+    })
 }
 
 impl Built {
@@ -121,7 +114,7 @@ impl Built {
 }
 
 /// The command with the library loaded before it, and the log at `log`.
-pub(crate) fn served(mut command: Command, log: &Path) -> Command {
+pub(crate) fn preload(mut command: Command, log: &Path) -> Command {
     command.env("LD_PRELOAD", library()).env("PINPOOL_PRELOAD_LOG", log).env("PINPOOL_MAX_BYTES", "64MiB");
     command
 }
@@ -151,8 +144,8 @@ impl ProgramRun {
 }
 
 /// Runs a command, which ends in time and succeeds.
-pub(crate) fn ran(command: &mut Command) -> ProgramRun {
-    let (output, timed_out) = ended(command);
+pub(crate) fn run_to_success(command: &mut Command) -> ProgramRun {
+    let (output, timed_out) = run_to_end(command);
     let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let ran = ProgramRun { out, err };
     assert!(!timed_out && output.status.success(), "{command:?}: {}, timed out: {timed_out}\n{ran:?}", output.status);
@@ -160,7 +153,7 @@ pub(crate) fn ran(command: &mut Command) -> ProgramRun {
 }
 
 /// Runs a command until it ends or is stopped.
-fn ended(command: &mut Command) -> (Output, bool) {
+fn run_to_end(command: &mut Command) -> (Output, bool) {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (until, mut timed_out) = (Instant::now() + PATIENCE, false);
     while child.try_wait().unwrap().is_none() {

@@ -2,27 +2,26 @@
 
 use std::process::Command;
 
-use crate::fixture::{Built, LOOKUPS, Lookup, ProgramRun, built, library, log_of, ran, served, tool};
+use crate::fixture::{LOOKUPS, Lookup, ProgramRun, build, library, log_of, preload, run_to_success, tool};
 
 /// Runs the program alone and served, which must print the same, and returns both and the log.
-fn run_alone_and_served(built: &Built, lookup: Lookup, what: &str) -> (ProgramRun, ProgramRun, String) {
-    let (alone, (served, log)) = (ran(&mut built.command(lookup, what)), run_served(built, lookup, what, &[]));
+fn run_alone_and_served(lookup: Lookup, what: &str) -> (ProgramRun, ProgramRun, String) {
+    let (alone, (served, log)) = (run_to_success(&mut build().command(lookup, what)), run_served(lookup, what, &[]));
     assert_eq!(alone.out, served.out, "{lookup:?}\n{log}");
     (alone, served, log)
 }
 
 /// Runs the program served, with these variables, and returns it and the log.
-fn run_served(built: &Built, lookup: Lookup, what: &str, variables: &[(&str, &str)]) -> (ProgramRun, String) {
+fn run_served(lookup: Lookup, what: &str, variables: &[(&str, &str)]) -> (ProgramRun, String) {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
-    (ran(served(built.command(lookup, what), &log).envs(variables.iter().copied())), log_of(&log))
+    (run_to_success(preload(build().command(lookup, what), &log).envs(variables.iter().copied())), log_of(&log))
 }
 
 #[test]
 fn each_way_to_the_driver_gives_the_same_output_with_fewer_pin_calls() {
-    let Some(built) = built() else { return };
     for lookup in LOOKUPS {
-        let (alone, served, log) = run_alone_and_served(built, lookup, "steps");
+        let (alone, served, log) = run_alone_and_served(lookup, "steps");
         assert_eq!((alone.pin_calls(), alone.calls("cuMemFreeHost")), (24, 24), "{lookup:?}: {alone:?}");
         assert!(served.pin_calls() <= 8, "{lookup:?}: {served:?}");
         assert_eq!(served.calls("cuMemFreeHost"), 0, "{lookup:?}: {served:?}");
@@ -33,14 +32,15 @@ fn each_way_to_the_driver_gives_the_same_output_with_fewer_pin_calls() {
 
 #[test]
 fn run_starts_the_program_with_its_memory_served_and_its_output_as_it_was() {
-    let Some((built, tool)) = built().zip(tool()) else { return };
+    let Some(tool) = tool() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let (log, program) = (folder.path().join("log"), built.command(Lookup::Dlsym, "steps"));
+    let (log, program) = (folder.path().join("log"), build().command(Lookup::Dlsym, "steps"));
     let mut command = Command::new(tool);
     command.arg("run").arg("max_bytes=64MiB").arg("--stats").arg("--log").arg(&log).arg("--");
     command.arg(program.get_program()).args(program.get_args());
-    built.environment(&mut command);
-    let (alone, served, log) = (ran(&mut built.command(Lookup::Dlsym, "steps")), ran(&mut command), log_of(&log));
+    build().environment(&mut command);
+    let (alone, served, log) =
+        (run_to_success(&mut build().command(Lookup::Dlsym, "steps")), run_to_success(&mut command), log_of(&log));
     assert_eq!(alone.out, served.out);
     assert!(served.pin_calls() <= 8, "{served:?}");
     for line in ["backend=cuda pinned=driver", "PINPOOL_MAX_BYTES=64MiB (variable)", "requests: served=24 "] {
@@ -50,25 +50,22 @@ fn run_starts_the_program_with_its_memory_served_and_its_output_as_it_was() {
 
 #[test]
 fn threads_that_free_while_their_copies_run_lose_no_byte() {
-    let Some(built) = built() else { return };
-    let (alone, served, _) = run_alone_and_served(built, Lookup::Dlsym, "threads");
+    let (alone, served, _) = run_alone_and_served(Lookup::Dlsym, "threads");
     assert!(served.pin_calls() < alone.pin_calls() / 2, "{served:?}");
 }
 
 #[test]
 fn the_driver_answers_about_a_buffer_as_about_memory_of_its_own() {
-    let Some(built) = built() else { return };
     for lookup in [Lookup::Linked, Lookup::ProcAddress] {
-        let (alone, ..) = run_alone_and_served(built, lookup, "facts");
+        let (alone, ..) = run_alone_and_served(lookup, "facts");
         assert!(alone.out.contains("4: device 1 1 1, refused"), "{}", alone.out);
     }
 }
 
 #[test]
 fn what_the_driver_refuses_is_refused_by_the_driver() {
-    let Some(built) = built() else { return };
     for lookup in LOOKUPS {
-        let (.., log) = run_alone_and_served(built, lookup, "misuse");
+        let (.., log) = run_alone_and_served(lookup, "misuse");
         let lines = ["not served, the driver's own function is called: write-combined", "flags 0xf0"];
         assert!(lines.iter().all(|line| log.contains(line)), "{lookup:?}: {log}");
     }
@@ -76,12 +73,11 @@ fn what_the_driver_refuses_is_refused_by_the_driver() {
 
 #[test]
 fn a_capture_under_way_is_not_invalidated_and_memory_of_running_copies_stays_out() {
-    let Some(built) = built() else { return };
-    let alone = ran(&mut built.command(Lookup::Dlsym, "capture"));
+    let alone = run_to_success(&mut build().command(Lookup::Dlsym, "capture"));
     assert!(alone.out.contains("end of the capture 901"), "the driver alone invalidates it: {alone:?}");
     for lookup in LOOKUPS {
         let expected = "free during a capture 0\nend of the capture 0\ncopied 11 11\nreplayed 22 22\n";
-        let (served, log) = run_served(built, lookup, "capture", &[]);
+        let (served, log) = run_served(lookup, "capture", &[]);
         assert_eq!(served.out, expected, "{lookup:?}: {log}");
         // Asked only once the capture was over.
         assert!(!log.contains("invalidated"), "{log}");
@@ -90,9 +86,8 @@ fn a_capture_under_way_is_not_invalidated_and_memory_of_running_copies_stays_out
 
 #[test]
 fn a_forked_child_is_not_served_and_its_parent_goes_on() {
-    let Some(built) = built() else { return };
     let (alone, (served, log)) =
-        (ran(&mut built.command(Lookup::Dlsym, "fork")), run_served(built, Lookup::Dlsym, "fork", &[]));
+        (run_to_success(&mut build().command(Lookup::Dlsym, "fork")), run_served(Lookup::Dlsym, "fork", &[]));
     assert!(served.out.starts_with("child 0, then "), "{served:?}\n{log}");
     let sums = [&alone, &served].map(|ran| ran.out.split_once("then").unwrap().1.to_owned());
     assert_eq!(sums[0], sums[1]);
@@ -100,8 +95,7 @@ fn a_forked_child_is_not_served_and_its_parent_goes_on() {
 
 #[test]
 fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() {
-    let Some(built) = built() else { return };
-    let (_, served, log) = run_alone_and_served(built, Lookup::ProcAddress, "reset");
+    let (_, served, log) = run_alone_and_served(Lookup::ProcAddress, "reset");
     assert!(log.contains("has ended, and its memory with it"), "{log}");
     assert_eq!(log.matches("backend=cuda pinned=driver").count(), 2, "{log}");
     assert!(served.pin_calls() <= 16, "{served:?}");
@@ -111,10 +105,9 @@ fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() 
 /// and the memory of the old context is unmapped.
 #[test]
 fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_context() {
-    let Some(built) = built() else { return };
     let adversarial = ("MOCK_DRIVER_ADVERSARIAL", "RecurringHandles,ResetUnmaps,DeadEventAborts");
     let variables = [adversarial, ("PINPOOL_PRELOAD_STATS", "1")];
-    let (served, log) = run_served(built, Lookup::ProcAddress, "reset-by-table", &variables);
+    let (served, log) = run_served(Lookup::ProcAddress, "reset-by-table", &variables);
     assert_eq!(log.matches("requests: served=").count(), 2, "of the context that ended, and of the other: {log}");
     assert!(served.out.contains("the same handle"), "{served:?}\n{log}");
     assert_eq!(log.matches("has ended, and its memory with it").count(), 1, "{log}");
@@ -123,20 +116,18 @@ fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_co
 
 #[test]
 fn memory_of_a_device_that_was_reset_is_not_zeroed_when_it_comes_back_and_a_reset_waits_while_it_is_zeroed() {
-    let Some(built) = built() else { return };
     let adversarial = ("MOCK_DRIVER_ADVERSARIAL", "ResetUnmaps");
     let variables = [adversarial, ("PINPOOL_ZERO", "1"), ("PINPOOL_MAX_BYTES", "512MiB")];
     for what in ["zero-reset", "reset-while-zeroing"] {
-        let (served, log) = run_served(built, Lookup::ProcAddress, what, &variables);
+        let (served, log) = run_served(Lookup::ProcAddress, what, &variables);
         assert!(served.out.contains("alive") && log.contains("has ended"), "{served:?}\n{log}");
     }
 }
 
 #[test]
 fn a_context_that_ends_while_it_captures_takes_the_capture_along() {
-    let Some(built) = built() else { return };
     for lookup in [Lookup::Dlsym, Lookup::ProcAddress] {
-        let (_, served, log) = run_alone_and_served(built, lookup, "ends-capturing");
+        let (_, served, log) = run_alone_and_served(lookup, "ends-capturing");
         assert!(served.calls("cuCtxRecordEvent") >= 48, "{lookup:?}: {served:?}\n{log}");
         assert!(served.pin_calls() <= 16, "{lookup:?}: {served:?}");
         assert!(!log.contains("not served"), "{lookup:?}: {log}");
@@ -145,11 +136,10 @@ fn a_context_that_ends_while_it_captures_takes_the_capture_along() {
 
 #[test]
 fn over_the_limit_no_request_waits_for_a_capture_and_few_wait_for_work_that_does_not_end() {
-    let Some(built) = built() else { return };
     // 40 waits would be longer than a test may be.
     for (what, wait) in [("over-captured", "1h"), ("over-held", "2s")] {
         let variables = [("PINPOOL_MAX_BYTES", "4MiB"), ("PINPOOL_WAIT", wait)];
-        let (ran, log) = run_served(built, Lookup::Dlsym, what, &variables);
+        let (ran, log) = run_served(Lookup::Dlsym, what, &variables);
         assert_eq!(ran.out, "over\n", "{log}");
         assert!(ran.pin_calls() > 30, "{what}: {ran:?}");
     }
@@ -157,27 +147,25 @@ fn over_the_limit_no_request_waits_for_a_capture_and_few_wait_for_work_that_does
 
 #[test]
 fn a_free_waits_only_if_it_is_asked_to() {
-    let Some(built) = built() else { return };
     let (ready, not_ready) = ("after the free 0\n", "after the free 600\n");
-    assert_eq!(ran(&mut built.command(Lookup::Dlsym, "barrier")).out, ready);
+    assert_eq!(run_to_success(&mut build().command(Lookup::Dlsym, "barrier")).out, ready);
     // The copy ends after the free alone.
-    assert_eq!(run_served(built, Lookup::Dlsym, "barrier", &[("HOLD", "1")]).0.out, not_ready);
+    assert_eq!(run_served(Lookup::Dlsym, "barrier", &[("HOLD", "1")]).0.out, not_ready);
     for failing in ["", "cuEventCreate:1=2"] {
         let variables = [("PINPOOL_PRELOAD_SYNC", "1"), ("MOCK_DRIVER_FAIL", failing)];
-        assert_eq!(run_served(built, Lookup::Dlsym, "barrier", &variables).0.out, ready);
+        assert_eq!(run_served(Lookup::Dlsym, "barrier", &variables).0.out, ready);
     }
 }
 
 #[test]
 fn a_full_pool_and_a_bad_setting_leave_the_program_to_the_driver() {
-    let Some(built) = built() else { return };
-    let alone = ran(&mut built.command(Lookup::Dlsym, "steps"));
+    let alone = run_to_success(&mut build().command(Lookup::Dlsym, "steps"));
     for (name, value, reason) in [
         ("PINPOOL_MAX_BYTES", "64KiB", "do not fit within the limit"),
         ("PINPOOL_MAX_BYTES", "much", "the pool could not be created, "),
         ("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1=2,cuMemHostAlloc:2=2", "CUDA_ERROR_OUT_OF_MEMORY"),
     ] {
-        let (ran, log) = run_served(built, Lookup::Dlsym, "steps", &[(name, value)]);
+        let (ran, log) = run_served(Lookup::Dlsym, "steps", &[(name, value)]);
         assert_eq!(ran.out, alone.out, "{name}={value}");
         assert!(log.contains(reason), "{name}={value}: {log}");
     }
@@ -185,10 +173,9 @@ fn a_full_pool_and_a_bad_setting_leave_the_program_to_the_driver() {
 
 #[test]
 fn a_free_whose_event_the_driver_refuses_once_loses_nothing() {
-    let Some(built) = built() else { return };
-    let alone = ran(&mut built.command(Lookup::Dlsym, "steps"));
+    let alone = run_to_success(&mut build().command(Lookup::Dlsym, "steps"));
     for refused in ["cuEventCreate:1=2", "cuCtxRecordEvent:1=2", "cuCtxRecordEvent:2=999"] {
-        let (served, log) = run_served(built, Lookup::Dlsym, "steps", &[("MOCK_DRIVER_FAIL", refused)]);
+        let (served, log) = run_served(Lookup::Dlsym, "steps", &[("MOCK_DRIVER_FAIL", refused)]);
         assert_eq!(served.out, alone.out, "{refused}: {log}");
         // The refused record is made again by a sweep.
         assert_eq!(served.calls("cuCtxRecordEvent"), if refused.starts_with("cuEvent") { 24 } else { 25 }, "{refused}");
@@ -198,13 +185,12 @@ fn a_free_whose_event_the_driver_refuses_once_loses_nothing() {
 
 #[test]
 fn a_capture_that_no_hook_saw_is_met_once_and_ends_the_service() {
-    let Some(built) = built() else { return };
     // The default stream tells of a capture of a stream that is ordered with it.
-    let (blocking, log) = run_served(built, Lookup::Dlsym, "unseen-blocking", &[]);
+    let (blocking, log) = run_served(Lookup::Dlsym, "unseen-blocking", &[]);
     assert!(blocking.out.starts_with("end of the capture 0\n"), "{blocking:?}");
     let is_served = ["not served", "no longer served"].iter().all(|text| !log.contains(text));
     assert!(blocking.pin_calls() <= 8 && is_served, "{blocking:?}");
-    let (other, log) = run_served(built, Lookup::Dlsym, "unseen", &[]);
+    let (other, log) = run_served(Lookup::Dlsym, "unseen", &[]);
     assert!(other.out.starts_with("end of the capture 901\n"), "{other:?}");
     assert_eq!(other.out.lines().last(), blocking.out.lines().last());
     assert_eq!((other.calls("cuCtxRecordEvent"), other.calls("cuMemFreeHost")), (1, 24), "{other:?}");
@@ -213,19 +199,17 @@ fn a_capture_that_no_hook_saw_is_met_once_and_ends_the_service() {
 
 #[test]
 fn a_free_comes_after_the_work_of_every_device() {
-    let Some(built) = built() else { return };
     for lookup in [Lookup::Linked, Lookup::ProcAddress] {
-        let (alone, served, log) = run_alone_and_served(built, lookup, "devices");
+        let (alone, served, log) = run_alone_and_served(lookup, "devices");
         assert_eq!([alone.out, served.out.clone()], ["arrived 44 44\n"; 2], "{lookup:?}\n{log}");
         assert_eq!(served.calls("cuCtxRecordEvent"), 2, "{lookup:?}: {served:?}");
     }
 }
 
 #[test]
-fn memory_that_a_program_registers_is_not_served_and_logged_once_at_its_end() {
-    let Some(built) = built() else { return };
+fn memory_that_a_program_registers_is_not_served_but_is_logged_once_at_the_end() {
     for lookup in LOOKUPS {
-        let (_, served, log) = run_alone_and_served(built, lookup, "registers");
+        let (_, served, log) = run_alone_and_served(lookup, "registers");
         assert_eq!(served.calls("cuMemHostRegister_v2"), 3, "{lookup:?}: {served:?}");
         let line = "not served: the program pinned its own memory by 3 calls of cuMemHostRegister (24576 bytes)";
         assert_eq!((log.matches(line).count(), log.lines().count()), (1, 1), "{lookup:?}: {log}");
@@ -234,19 +218,18 @@ fn memory_that_a_program_registers_is_not_served_and_logged_once_at_its_end() {
 
 #[test]
 fn a_registration_that_the_driver_refuses_does_not_count() {
-    let Some(built) = built() else { return };
     for (failing, lines) in [("cuMemHostRegister_v2:2=2", 1), ("cuMemHostRegister_v2:1+=2", 0)] {
-        let (_, log) = run_served(built, Lookup::Dlsym, "registers", &[("MOCK_DRIVER_FAIL", failing)]);
+        let (_, log) = run_served(Lookup::Dlsym, "registers", &[("MOCK_DRIVER_FAIL", failing)]);
         assert_eq!((log.matches("by 2 calls of").count(), log.lines().count()), (lines, lines), "{failing}: {log}");
     }
 }
 
 #[test]
 fn the_programs_notice_memory_that_is_used_again_too_early() {
-    let (Some(built), folder) = (built(), tempfile::tempdir().unwrap()) else { return };
-    let over = built.path().join("libover.so");
+    let folder = tempfile::tempdir().unwrap();
+    let over = build().path().join("libover.so");
     for (what, noticed) in [("steps", "is wrong"), ("devices", "arrived 55 55")] {
-        let mut command = served(built.command(Lookup::Dlsym, what), &folder.path().join("log"));
+        let mut command = preload(build().command(Lookup::Dlsym, what), &folder.path().join("log"));
         command.env("HOLD", "1").env("LD_PRELOAD", format!("{}:{}", library().display(), over.display()));
         let output = command.output().unwrap();
         let out = String::from_utf8_lossy(&output.stdout).into_owned();

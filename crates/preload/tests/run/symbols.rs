@@ -2,18 +2,15 @@
 
 use std::process::Command;
 
-use crate::fixture::{Lookup, built, library, ran, skipped};
+use crate::fixture::{Lookup, build, library, run_to_success, skipped};
 
 #[test]
 fn look_ups_without_a_driver_and_by_the_next_of_a_name_are_as_they_were() {
-    let Some(built) = built() else { return };
     let run = |preload: bool| {
-        let mut command = Command::new(built.path().join("symbols"));
-        built.environment(&mut command);
-        if preload {
-            command.env("LD_PRELOAD", library());
-        }
-        ran(&mut command).out
+        let mut command = Command::new(build().path().join("symbols"));
+        build().environment(&mut command);
+        command.envs(preload.then(|| ("LD_PRELOAD", library())));
+        run_to_success(&mut command).out
     };
     let expected = "default 0, self 0, text 1, next 0\ninner outer\nputs 1, none 0\n";
     assert_eq!(run(false), expected);
@@ -23,10 +20,9 @@ fn look_ups_without_a_driver_and_by_the_next_of_a_name_are_as_they_were() {
 
 #[test]
 fn another_library_before_the_driver_is_passed_once_and_not_in_a_circle() {
-    let Some(built) = built() else { return };
-    let alone = ran(&mut built.command(Lookup::Linked, "steps"));
-    let paths = [library(), built.path().join("libwrapper.so")].map(|path| path.display().to_string());
-    let run = |preload: String| ran(built.command(Lookup::Linked, "steps").env("LD_PRELOAD", preload));
+    let alone = run_to_success(&mut build().command(Lookup::Linked, "steps"));
+    let paths = [library(), build().path().join("libwrapper.so")].map(|path| path.display().to_string());
+    let run = |preload: String| run_to_success(build().command(Lookup::Linked, "steps").env("LD_PRELOAD", preload));
     let ours_first = run(format!("{}:{}", paths[0], paths[1]));
     assert_eq!(ours_first.out, alone.out, "{ours_first:?}");
     assert!(ours_first.pin_calls() <= 8, "{ours_first:?}");

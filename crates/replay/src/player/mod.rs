@@ -371,9 +371,7 @@ impl<'a> Player<'a> {
         match (operation, free_after_ns) {
             (Op::Get { name, bytes }, _) => return self.get(name, bytes, step),
             (Op::Put { name }, Some(0)) => self.put(name)?,
-            (Op::Put { name }, Some(after_ns)) => {
-                self.schedule.free_later(self.now_ns + after_ns, line, name);
-            }
+            (Op::Put { name }, Some(after_ns)) => self.schedule.free_later(self.now_ns + after_ns, line, name),
             (Op::Put { .. }, None) => {}
             (Op::Clear, _) => {
                 self.pool.clear();

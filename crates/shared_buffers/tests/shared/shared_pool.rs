@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Backend, Pool, Request};
+use pinpool::{Backend, HugeTlb, Pool, Request};
 use pinpool_shared_buffers::{Error, SharedPool, SharedWorker, Ticket};
 use pinpool_testing::{SinkMemory, SinkStream};
 
@@ -258,10 +258,12 @@ fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
 fn hugetlb_pages_are_taken_where_there_are_enough_and_named_where_not() {
     let pool =
         Pool::builder().without_env().backend(Backend::Heap).max_bytes(pinpool::Limit::Unlimited).build().unwrap();
-    let error = SharedPool::with_hugetlb(&pool, 1 << 40, 4, Some(true)).unwrap_err();
+    let error = SharedPool::with_hugetlb(&pool, 1 << 40, 4, HugeTlb::Of2MiB).unwrap_err();
     assert!(error.to_string().contains("nr_hugepages"), "{error}");
-    assert!(!SharedPool::with_hugetlb(&pool, 4 << 20, 1, Some(false)).unwrap().is_hugetlb());
-    if let Ok(shared) = SharedPool::with_hugetlb(&pool, 4 << 20, 1, Some(true)) {
+    let error = SharedPool::with_hugetlb(&pool, 1 << 30, 1, HugeTlb::Of1GiB).unwrap_err();
+    assert!(error.is_backend() && error.to_string().contains("1GiB"), "{error}");
+    assert!(!SharedPool::with_hugetlb(&pool, 4 << 20, 1, HugeTlb::Off).unwrap().is_hugetlb());
+    if let Ok(shared) = SharedPool::with_hugetlb(&pool, 4 << 20, 1, HugeTlb::Of2MiB) {
         let worker = attach(&shared);
         assert!(shared.is_hugetlb());
         assert_eq!(*shared.receive(&sent(&worker, &[3; 4 << 20], 0)).unwrap().wait_slice().unwrap(), [3; 4 << 20]);

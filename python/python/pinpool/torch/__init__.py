@@ -1,4 +1,4 @@
-"""Serves torch's pinned memory from a pool, and copies batches of other pools to a GPU (`to_device`).
+"""Serves torch's pinned memory from a pool (`install`), and copies batches to a GPU without blocking (`to_device`).
 
     import pinpool.torch
     pinpool.torch.install(max_bytes="8GiB")
@@ -26,6 +26,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 import threading
 import time
@@ -43,10 +44,12 @@ from . import _limit
 if TYPE_CHECKING:
     import torch
 
-    from .._pinpool import _PoolSettings
+    from .._pinpool import _PoolSettings, _Time
 
 __all__ = ["install", "installed_pool", "to_device", "uninstall"]
 
+#: `PINPOOL_TORCH_IN_USE` in host_allocator.cpp.
+_STATUS_IN_USE = 4
 #: The oldest version of torch with the interface that host_allocator.cpp implements.
 _OLDEST_TORCH = (2, 11)
 
@@ -86,7 +89,7 @@ def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> P
         raise TypeError(f"install accepts a pool or settings of a new pool, not both: {', '.join(sorted(settings))}")
     with _lock:
         if _installed is not None:
-            raise InstalledError("a pool serves torch's pinned memory already: call pinpool.torch.uninstall() first")
+            raise InstalledError("a pool already serves torch's pinned memory: call pinpool.torch.uninstall() first")
         allocator = _load()
         _checked(allocator.pinpool_torch_check)  # Before a pool pins its reserve.
         if pool is None:
@@ -106,23 +109,24 @@ def _checked(function: Any, *arguments: Any) -> None:
     error = ctypes.create_string_buffer(1024)
     status = function(*arguments, error, ctypes.c_size_t(len(error)))
     if status != 0:
-        kind = InstalledError if status == 2 else BackendError
+        kind = InstalledError if status == _STATUS_IN_USE else BackendError
         raise kind(f"torch's allocator was not replaced: {error.value.decode(errors='replace')}")
 
 
-def uninstall(*, timeout: float = 0) -> int:
+def uninstall(*, timeout: _Time = 0) -> int:
     """Makes torch's own allocator serve later requests. Returns the number of blocks of the pool that are still in use.
 
     While there are such blocks, pinpool's allocator stays installed and forwards requests to torch's allocator, because it tracks
     the copies of the blocks. Call `uninstall` again to remove it before another `install`; at exit no call is needed. The result is 0
-    once no block of a pool is left; the call waits for that for up to `timeout` seconds.
+    once no block of a pool is left; the call waits for that for up to `timeout`: seconds, a timedelta, or text such as "500ms".
     The pool itself exists until the process ends. Its reserve stays pinned. On register and cuda, its idle memory stays pinned, too,
     until a call of `pool.trim()`.
+
+    Raises:
+        RequestError, TypeError: `timeout` is invalid.
     """
     global _installed
-    if not timeout >= 0:
-        raise ValueError(f"timeout must be 0 s or more, not {timeout}")
-    end = time.monotonic() + timeout
+    end = time.monotonic() + _pinpool._seconds(timeout)
     with _lock:
         _installed = None
         left: int = 0 if _allocator is None else _allocator.pinpool_torch_uninstall()
@@ -143,15 +147,17 @@ def installed_pool() -> Pool | None:
 def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | None = None) -> Any:
     """Copies the tensors and numeric NumPy arrays of `batch`, a nesting of dicts, lists and tuples, to a GPU without blocking.
 
-    Arrays become tensors. Other values stay as they are.
+    Arrays become tensors, and a `Batch` of `pinpool_loader` becomes a dict of its decoded fields by name, without labels. Other values
+    stay as they are.
 
         inputs, targets = pinpool.torch.to_device(batch)
+        images = pinpool.torch.to_device(loader_batch)["jpg"]
 
     The copies run on `stream`, by default the current stream of `device`. Other streams must wait for it (`wait_stream`). Pool memory
     is not reused before its copy has completed, so `batch` may be dropped immediately.
 
     Raises:
-        TypeError, ValueError: `batch` has neither a tensor nor a numeric array; `device` is not a GPU, or not the GPU of `stream`.
+        TypeError, ValueError: `batch` has neither a tensor, a numeric array nor a decoded field; `device` is not a GPU, or not the GPU of `stream`.
         BackendError, DeviceError: torch finds no GPU, or as for `pinpool.record_stream`.
     """
     import torch
@@ -170,13 +176,22 @@ def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | N
         sources = [value for value in copied if not value.is_cuda and getattr(value, "layout", torch.strided) == torch.strided]
         _arrays.record_stream(sources, stream, missing_ok=True)
     if not copied:
-        raise TypeError(f"no tensor is in this {type(batch).__name__}: pass tensors, as from torch.from_numpy(array)")
+        if _is_loader_batch(batch):
+            raise TypeError("no field of this Batch is decoded: pass its arrays, such as batch.field('npy'), or pass decode= to the Loader")
+        raise TypeError(f"neither a tensor nor a numeric array is in this {type(batch).__name__}: pass tensors or arrays")
     return result
+
+
+def _is_loader_batch(value: Any) -> bool:
+    return isinstance(value, getattr(sys.modules.get("pinpool_loader"), "Batch", ()))
 
 
 def _copy(value: Any, device: torch.device, copied: list[Any]) -> Any:
     import torch
 
+    if _is_loader_batch(value):
+        fields = {names: _copy(array, device, copied) for names, array in value._decoded().items()}
+        return {name: field for names, field in fields.items() for name in names}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = torch.from_numpy(value)
     if not isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):

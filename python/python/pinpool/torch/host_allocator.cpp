@@ -58,10 +58,18 @@ struct pinpool_torch_stream {
   int32_t device;
 };
 
+// Results of calls; torch.rs and __init__.py have the same numbers.
+enum pinpool_torch_status {
+  PINPOOL_TORCH_OK = 0,
+  PINPOOL_TORCH_NO_MEMORY = 1, // There is no memory within the limit, or the driver refused.
+  PINPOOL_TORCH_FAILED = 2, // Another failure.
+  PINPOOL_TORCH_UNSUITABLE = 3, // This torch has no allocator that can be replaced.
+  PINPOOL_TORCH_IN_USE = 4, // An allocator is in use.
+};
+
 struct pinpool_torch_functions {
   void* pool;
-  // Writes the block and its address and returns 0. Otherwise writes an error text, and returns 1 if there is no memory within
-  // the limit or the driver refused, or 2 after another failure.
+  // Writes the block and its address and returns OK. Otherwise writes an error text and returns NO_MEMORY or FAILED.
   int (*get)(void* pool, size_t bytes, void** block, void** address, char* error, size_t error_bytes);
   // Releases a block, which is reused after the work enqueued on these streams. Returns 0. If the driver refuses a stream,
   // returns another number, and the caller keeps the block.
@@ -90,13 +98,13 @@ struct TraceEntry {
 
 void free_block(void* address);
 
-// The peak since a reset, of a counter that has only its all-time peak.
+// The peak since the last reset of a counter that reports only its all-time peak.
 struct Peak {
   // The highest value that was observed since the reset, and the all-time peak at the reset.
   int64_t since = 0;
   int64_t at_reset = -1;
 
-  int64_t of(int64_t now, int64_t of_life) {
+  int64_t observe(int64_t now, int64_t of_life) {
     // The all-time peak has risen since the reset.
     since = std::max({since, now, of_life > at_reset ? of_life : 0});
     return since;
@@ -107,7 +115,7 @@ struct Peak {
 struct Block {
   void* handle;
   size_t bytes;
-  // A few, without duplicates.
+  // The streams that use the block, without duplicates; usually few.
   std::vector<c10::Stream> streams;
   std::shared_ptr<c10::GatheredContext> context;
 };
@@ -212,12 +220,12 @@ class PoolHostAllocator final : public at::HostAllocator {
     void* address = nullptr;
     char error[4096] = "";
     const int status = functions_.get(functions_.pool, bytes, &handle, &address, error, sizeof error);
-    if (status == 1) {
+    if (status == PINPOOL_TORCH_NO_MEMORY) {
       history_.add(TraceEntry::OOM, nullptr, bytes, context);
       TORCH_CHECK_WITH(OutOfMemoryError, false, "pinpool: ", error);
     }
     // Not an OutOfMemoryError, after which programs retry with less.
-    TORCH_CHECK(status == 0, "pinpool: ", error);
+    TORCH_CHECK(status == PINPOOL_TORCH_OK, "pinpool: ", error);
     if (!add({handle, bytes, {}, context}, address)) {
       functions_.put(handle, nullptr, 0);
       return torch_allocator_->allocate(bytes);
@@ -292,11 +300,11 @@ class PoolHostAllocator final : public at::HostAllocator {
     stats.active_requests = requests_;
     stats.active_bytes = bytes_;
     stats.allocations.current = now.held_buffers;
-    stats.allocations.peak = buffers_peak_.of(now.held_buffers, 0);
+    stats.allocations.peak = buffers_peak_.observe(now.held_buffers, 0);
     stats.allocations.allocated = now.pinned_buffers - base_.pinned_buffers;
     stats.allocations.freed = now.unpinned_buffers - base_.unpinned_buffers;
     stats.allocated_bytes.current = now.held_bytes;
-    stats.allocated_bytes.peak = bytes_peak_.of(now.held_bytes, now.held_bytes_peak);
+    stats.allocated_bytes.peak = bytes_peak_.observe(now.held_bytes, now.held_bytes_peak);
     stats.allocated_bytes.allocated = now.pinned_bytes - base_.pinned_bytes;
     stats.allocated_bytes.freed = now.unpinned_bytes - base_.unpinned_bytes;
     stats.host_alloc_time.total = now.pin_micros - base_.pin_micros;
@@ -549,26 +557,25 @@ void free_block(void* address) {
 
 // Why no allocator may be installed.
 struct Refusal {
-  // 0: none, 1: this torch is not suitable, 2: an allocator is in use.
-  int status = 0;
+  pinpool_torch_status status = PINPOOL_TORCH_OK;
   const char* text = "";
 };
 
 Refusal refusal() {
   auto* allocator = installed.load(std::memory_order_acquire);
   if (at::getHostAllocator(kDevice) == nullptr) {
-    return {1, "this torch has no allocator of pinned memory: it was built without CUDA"};
+    return {PINPOOL_TORCH_UNSUITABLE, "this torch has no allocator of pinned memory: it was built without CUDA"};
   }
   if (allocator != nullptr && !allocator->is_disabled()) {
-    return {2, "installed already: call uninstall first"};
+    return {PINPOOL_TORCH_IN_USE, "installed already: call uninstall first"};
   }
   if (allocator != nullptr && allocator->outstanding_blocks() > 0) {
-    return {2, "tensors still use memory of the pool that was installed before: drop them first"};
+    return {PINPOOL_TORCH_IN_USE, "tensors still use memory of the pool that was installed before: drop them first"};
   }
   return {};
 }
 
-// Returns the status of the refusal that `call` returns, or 1 if it throws, and writes the text.
+// Returns the status of the refusal that `call` returns, or FAILED if it throws, and writes the text.
 template <typename Call>
 int report(char* error, size_t error_bytes, Call call) {
   try {
@@ -577,7 +584,7 @@ int report(char* error, size_t error_bytes, Call call) {
     return refusal.status;
   } catch (const std::exception& failure) {
     std::snprintf(error, error_bytes, "%s", failure.what());
-    return 1;
+    return PINPOOL_TORCH_FAILED;
   }
 }
 
@@ -585,16 +592,16 @@ int report(char* error, size_t error_bytes, Call call) {
 
 extern "C" {
 
-// Returns 0 if an allocator may be installed, or the status of a `Refusal` with its text.
+// Returns OK if an allocator may be installed, or the status of a `Refusal` with its text.
 int pinpool_torch_check(char* error, size_t error_bytes) {
   return report(error, error_bytes, refusal);
 }
 
-// Returns 0, or the status and text of a `Refusal` and no longer uses `functions`. Called by one thread, before others request pinned memory
-// from torch.
+// Returns OK, or the status and text of a `Refusal` and no longer uses `functions`. Called by one thread, before others request
+// pinned memory from torch.
 int pinpool_torch_install(const pinpool_torch_functions* functions, char* error, size_t error_bytes) {
   return report(error, error_bytes, [&]() -> Refusal {
-    if (const Refusal refused = refusal(); refused.status != 0) {
+    if (const Refusal refused = refusal(); refused.status != PINPOOL_TORCH_OK) {
       return refused;
     }
     auto* torch_allocator = at::getHostAllocator(kDevice);
@@ -611,7 +618,7 @@ int pinpool_torch_install(const pinpool_torch_functions* functions, char* error,
     }
     installed.store(previous, std::memory_order_release);
     delete allocator; // torch never had it.
-    return {2, "another allocator of pinned memory with a higher priority is installed"};
+    return {PINPOOL_TORCH_IN_USE, "another allocator of pinned memory with a higher priority is installed"};
   });
 }
 

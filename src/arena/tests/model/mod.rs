@@ -241,7 +241,7 @@ impl World {
             return self.live.push(buffer);
         }
         let stats = self.arena.stats();
-        let plan = match self.arena.grow(bytes, limits) {
+        let plan = match self.arena.plan_growth(bytes, limits) {
             Some(plan) => plan,
             None => {
                 assert_eq!(self.arena.stats(), stats, "a refusal changes nothing");

@@ -84,8 +84,7 @@ impl<T> FreeList<T> {
         assert!(classes <= CLASSES_MAX, "{classes} classes");
         let (marked, bounds) = (Box::default(), Box::default());
         let cold = Box::new(Cold { classes: classes as usize, skipped: 0, evicted: 0, marked, bounds });
-        let heads = NonNull::from(&SHARED_HEADS).cast();
-        Self { heads, order: 0, idle_bytes: 0, cold, entries: PhantomData }
+        Self { heads: NonNull::from(&SHARED_HEADS).cast(), order: 0, idle_bytes: 0, cold, entries: PhantomData }
     }
 
     /// Makes later puts belong to `age`, or to a later age if the order has already carried into one. Returns the highest
@@ -270,7 +269,7 @@ impl<T> FreeList<T> {
 
     #[inline(always)]
     fn set_below(&mut self, node: *mut Links, to: *mut Links) {
-        // SAFETY: (list-I1) as in `below`; `node` is no shared head (list-I6), since each caller has seen a mark or an entry of
+        // SAFETY: (list-I1) as in `below`; `node` is not a shared head (list-I6), since each caller has seen a mark or an entry of
         // the class.
         unsafe { (*node).below = to }
     }

@@ -174,8 +174,7 @@ impl<T> ThreadCache<T> {
     /// Returns whether more buffers are idle than the limit allows. Buffers that other threads have put may not count yet.
     /// Takes no lock.
     pub(in crate::engine) fn is_over_limit(&self) -> bool {
-        let idle: u64 = self.used_shards().map(Shard::idle).sum();
-        idle > self.limit() as u64
+        self.used_shards().map(Shard::idle).sum::<u64>() > self.limit() as u64
     }
 
     /// Removes the buffer returned longest ago. The age that a shard publishes is a lower bound: if it was not exact, the shard
@@ -187,8 +186,7 @@ impl<T> ThreadCache<T> {
             let ages = bits_from(own, used).filter_map(|at| Some((self.shards[at].oldest_age()?, at)));
             // If ages are equal, the thread's own shard comes first.
             let (age, at) = ages.reduce(|a, b| if b.0 < a.0 { b } else { a })?;
-            let until = if used.is_power_of_two() { u64::MAX } else { age };
-            let victim = self.shards[at].evict(until);
+            let victim = self.shards[at].evict(if used.is_power_of_two() { u64::MAX } else { age });
             if victim.is_some() {
                 return victim;
             }

@@ -201,9 +201,9 @@ impl<T> Shard<T> {
         Some(entry)
     }
 
-    /// Puts `entry` for a thread with the shard `own`. The class of `entry` must exist. Returns `entry` if this shard is sealed.
-    pub(in crate::engine) fn put(&self, own: &Self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
-        if !ptr::eq(self, own) {
+    /// Puts `entry` for a thread with the shard `own_shard`. The class of `entry` must exist. Returns `entry` if this shard is sealed.
+    pub(in crate::engine) fn put(&self, own_shard: &Self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+        if !ptr::eq(self, own_shard) {
             return self.put_remote(entry);
         }
         self.own.free_list.with(|list| {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   claimed = arena's claims + reserves' overhead + pending reserves      within the limit after each addition
-//!   closed, live bytes                                                    true and 0: no pool can use this memory again
+//!   ended, live bytes                                                     true and 0: no pool can use this memory again
 //!   overdue bytes                                                         due, but kept because a release waits for the device
 //!   sizes                                                                 variation of sizes, and the length of a wanted hole
 //! ```
@@ -33,8 +33,8 @@ pub(in crate::engine) struct Books {
     shape: GrowthShape,
     /// Earliest time of the next step towards a compaction target, if the last step failed.
     pub(super) next_compaction_us: u64,
-    /// Whether the pool is closed, so that nothing is carved any more.
-    pub(super) is_closed: bool,
+    /// Whether the pool has ended, so that nothing is carved any more.
+    pub(super) has_ended: bool,
     /// Bytes that were due at the last tick but are kept, because their release would wait for the device.
     pub(super) overdue_bytes: u64,
     budget: Arc<Budget>,
@@ -66,7 +66,7 @@ impl Books {
             sizes: SizeHistory::default(),
             shape,
             next_compaction_us: 0,
-            is_closed: false,
+            has_ended: false,
             overdue_bytes: 0,
             budget: claim.budget().clone(),
             claim: Some(claim),
@@ -134,7 +134,7 @@ impl Books {
         self.sizes.wanted_bytes(now_us) > self.shape.varied_above_bytes
     }
 
-    /// Returns whether a hole as long as is wanted is more than a step of compaction away (policy-R13).
+    /// Returns whether a hole of the wanted length is more than a step of compaction away (policy-R13).
     pub(in crate::engine) fn needs_compaction(&self, now_us: u64) -> bool {
         self.is_varied(now_us) && self.arena.lacks_hole(self.sizes.wanted_bytes(now_us))
     }
@@ -155,7 +155,7 @@ impl Books {
     /// Plans a block of `bytes` within `limits`, and claims the bytes that the plan may commit. Without a plan, returns the limit
     /// that refused the claim, if one did.
     pub(super) fn plan_growth(&mut self, bytes: u64, limits: GrowthLimits) -> Result<Plan, Option<QuotaExceeded>> {
-        let plan = self.arena.grow(bytes, limits).ok_or(None)?;
+        let plan = self.arena.plan_growth(bytes, limits).ok_or(None)?;
         Ok(self.claim_plan(plan)?)
     }
 
@@ -210,16 +210,16 @@ impl Books {
         self.unreported(Some(error), 0).map_or(Ok(()), Err)
     }
 
-    /// Takes back the bytes of a block. Returns whether that was the last block and the arena is closed.
+    /// Takes back the bytes of a block. Returns whether that was the last block and the arena has ended.
     pub(in crate::engine) fn give(&mut self, buffer: Extent, now_us: u64) -> bool {
         self.arena.free(buffer, now_us);
         self.sizes.add_return(buffer.bytes(), self.arena.stats().hole_bytes);
         self.is_unused()
     }
 
-    /// Returns whether the arena is closed and every block has been returned.
+    /// Returns whether the arena has ended and every block has been returned.
     pub(in crate::engine) fn is_unused(&self) -> bool {
-        self.is_closed && self.arena.stats().live_bytes == 0
+        self.has_ended && self.arena.stats().live_bytes == 0
     }
 
     /// Counts and returns the bytes that are due but kept.

@@ -140,8 +140,7 @@ impl Books {
         let mut claim = |unit| {
             let len = bytes.next_multiple_of(unit);
             self.pending_bytes += held_bytes(len);
-            let claimed = self.update_claim().inspect_err(|_| self.pending_bytes -= held_bytes(len));
-            claimed.map(|()| len)
+            self.update_claim().inspect_err(|_| self.pending_bytes -= held_bytes(len)).map(|()| len)
         };
         Ok(claim(GRANULE_BYTES).or_else(|_| claim(PAGE_BYTES as u64))?)
     }

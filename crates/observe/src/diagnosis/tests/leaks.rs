@@ -92,6 +92,10 @@ fn a_slow_leak_below_bursts_is_found_by_buffers_older_than_a_minute() {
 
     // A burst made the leak visible and ends. The leak is reported as long as more of its buffers become old.
     let mut run = Run::new();
-    let ends = [(4, 10, 0), (9, 20, 0), (20, 30, 0), (42, 40, 2), (25, 50, 5), (22, 60, 8), (20, 70, 8)];
+    let ends = [(4, 40, 0), (9, 50, 0), (20, 60, 0), (42, 70, 2), (25, 80, 5), (22, 90, 8), (20, 100, 8)];
     assert_eq!(ends.map(|end| leaks(&mut run, end)), [false, false, true, true, true, true, false]);
+    let mut run = Run::new();
+    ends[..5].iter().for_each(|&end| _ = leaks(&mut run, end));
+    let said = "tag labels holds 25 buffers (25.0MiB), the oldest for 80.0s, 3 more than 10.0s ago are over 60s old";
+    assert_eq!(run.monitor.latest().unwrap().found, said);
 }

@@ -108,3 +108,15 @@ fn repinning_within_each_window_is_thrashing_although_less_is_pinned_than_is_hel
     assert_eq!(causes.each_ref().map(|one| one.cause), [Cause::Healthy, Cause::Thrashing, Cause::Thrashing]);
     assert_eq!(causes[2].found, "768.0MiB unpinned and pinned again 3 times in 30.0s, at 2.0s each time");
 }
+
+#[test]
+fn memory_that_was_unpinned_long_ago_is_pinned_again_without_an_alarm() {
+    let mut run = Run::new();
+    run.window(|of| (of.held_bytes, of.pinned_bytes, of.most_held_bytes) = (GIB, GIB, GIB));
+    run.window(|of| of.unpinned_bytes = GIB);
+    (0..40).for_each(|_| assert_eq!(run.cause(|_| {}), Cause::Healthy));
+    // The unpinning is forgotten. A little memory that was unpinned since is no cycle of the rest.
+    run.window(|of| of.unpinned_bytes += 2 * MIB);
+    let again = run.window(|of| (of.pinned_bytes, of.pinning_ns) = (of.pinned_bytes + GIB, 6_000_000_000));
+    assert_eq!(again.cause, Cause::Healthy, "{again}");
+}

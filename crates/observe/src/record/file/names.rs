@@ -19,7 +19,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Returns the number of a name, from 1. Returns 0, which is no name, for further names beyond [`NAMES_MAX`].
+    /// Returns the number of a name, from 1. Returns 0, which is not a name, for further names beyond [`NAMES_MAX`].
     pub(super) fn number(&mut self, name: Name) -> u32 {
         let numbers = &mut self.numbers[usize::from(matches!(name, Name::Stack(_)))];
         match numbers.get(&name) {

@@ -18,7 +18,7 @@ pub(crate) fn is_ending() -> bool {
 }
 
 /// Runs `call` without the GIL, whether or not this thread holds it. Meant for destructors.
-pub(crate) fn unlocked(call: impl FnOnce() + Send) {
+pub(crate) fn without_gil(call: impl FnOnce() + Send) {
     let mut call = Some(call);
     let mut make = || call.take().into_iter().for_each(|call| call());
     if !is_ending() {
