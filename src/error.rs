@@ -152,12 +152,12 @@ impl Error {
         matches!(*self.0, ErrorKind::Handle { .. })
     }
 
-    /// The error number of the driver or the kernel that refused memory, if it gave one.
+    /// Returns the error number of the driver or the kernel that refused memory, if it gave one.
     pub fn code(&self) -> Option<i64> {
         if let RefusedBy::Source { code } = self.no_memory()?.refused.by { code } else { None }
     }
 
-    /// Bytes of the request that failed; `None` if the error is not about the size of a request.
+    /// Returns the bytes of the request that failed; `None` if the error is not about the size of a request.
     pub fn requested_bytes(&self) -> Option<u64> {
         match *self.0 {
             ErrorKind::Length { len, .. } | ErrorKind::Alignment { len, .. } => Some(len as u64),
@@ -166,13 +166,13 @@ impl Error {
         }
     }
 
-    /// The variable of the wrong setting, such as `PINPOOL_MAX_BYTES`. For a setting without a variable this is the name of the
-    /// setting, and for an unknown setting `setting`. `None` if the error is about something else.
+    /// Returns the variable of the wrong setting, such as `PINPOOL_MAX_BYTES`. For a setting without a variable this is the
+    /// name of the setting, and for an unknown setting `setting`. `None` if the error is about something else.
     pub fn setting(&self) -> Option<&'static str> {
         if let ErrorKind::Setting { name, .. } = *self.0 { Some(name) } else { None }
     }
 
-    /// The error's text; if a request found no memory, also the largest holders, one per line.
+    /// Returns the error's text; if a request found no memory, also the largest holders, one per line.
     pub fn report(&self) -> String {
         self.no_memory().map_or_else(|| self.to_string(), |no_memory| format!("{self}\n{}", no_memory.report))
     }
@@ -209,29 +209,32 @@ impl Error {
         Some(first)
     }
 
-    /// A copy refused before anything was enqueued, with the reason. For implementors of
+    /// Returns the error of a copy refused before anything was enqueued, with the reason. For implementors of
     /// [`CopyTarget`](crate::copy::CopyTarget).
     pub fn copy_refused(len: usize, why: impl fmt::Display) -> Self {
         ErrorKind::Copy { len, why: why.to_string() }.into()
     }
 
-    /// A stream that is capturing a graph ([`is_capture`](Self::is_capture)). For implementors of
+    /// Returns the error of a stream that is capturing a graph ([`is_capture`](Self::is_capture)). For implementors of
     /// [`CopyStream`](crate::copy::CopyStream), as are the next two.
     pub fn capturing_stream() -> Self {
         ErrorKind::Capture.into()
     }
 
-    /// A stream or event that the driver does not know ([`is_invalid_handle`](Self::is_invalid_handle)), with the reason.
+    /// Returns the error of a stream or event that the driver does not know
+    /// ([`is_invalid_handle`](Self::is_invalid_handle)), with the reason.
     pub fn invalid_handle(why: impl fmt::Display) -> Self {
         ErrorKind::Handle { why: why.to_string() }.into()
     }
 
-    /// A driver or device that this machine lacks ([`is_unavailable`](Self::is_unavailable)), with the reason.
+    /// Returns the error of a driver or device that this machine lacks ([`is_unavailable`](Self::is_unavailable)), with the
+    /// reason.
     pub fn unavailable(what: impl fmt::Display, why: impl fmt::Display) -> Self {
         ErrorKind::Unavailable { what: what.to_string(), why: why.to_string() }.into()
     }
 
-    /// A device failure that leaves the state of a copy unknown. For implementors of [`Fence`](crate::copy::Fence).
+    /// Returns the error of a device failure that leaves the state of a copy unknown. For implementors of
+    /// [`Fence`](crate::copy::Fence).
     pub fn device_failed(why: impl fmt::Display) -> Self {
         ErrorKind::Device { why: why.to_string() }.into()
     }
@@ -287,7 +290,7 @@ pub enum Retry {
 }
 
 impl SourceError {
-    /// `call` failed with `what`.
+    /// Returns the error of `call`, which failed with `what`.
     pub fn new(call: &'static str, what: impl Into<String>) -> Self {
         Self { call, code: None, what: what.into(), remedy: None, retry: Retry::Later }
     }
@@ -339,17 +342,17 @@ impl SourceError {
         (self.to_string(), remedy)
     }
 
-    /// The call that failed.
+    /// Returns the call that failed.
     pub fn call(&self) -> &'static str {
         self.call
     }
 
-    /// The error number of the driver or the kernel, if known.
+    /// Returns the error number of the driver or the kernel, if known.
     pub fn code(&self) -> Option<i64> {
         self.code
     }
 
-    /// When the same call may succeed.
+    /// Returns when the same call may succeed.
     pub fn retry(&self) -> Retry {
         self.retry
     }

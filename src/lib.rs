@@ -73,7 +73,6 @@ mod policy;
 mod pool;
 mod quota;
 mod report;
-mod shared_limit;
 mod size_class;
 pub mod stats;
 
@@ -107,11 +106,11 @@ pub use stats::Stats;
 /// `cuda`.
 pub fn check_cuda_device(ordinal: u32) -> Result<()> {
     #[cfg(feature = "cuda")]
-    let found = driver::device::Device::find(ordinal).map_err(|error| error.to_string());
+    let device = driver::device::Device::find(ordinal).map_err(|error| error.to_string());
     #[cfg(not(feature = "cuda"))]
-    let found = Err::<(), _>("built without the feature `cuda`".to_owned());
+    let device = Err::<(), _>("built without the feature `cuda`".to_owned());
     let what = format!("CUDA device {ordinal}");
-    found.map(drop).map_err(|why| Error::unavailable(what, why))
+    device.map(drop).map_err(|why| Error::unavailable(what, why))
 }
 
 /// Version 1 of `bytemuck`: its traits bound the element types of views.

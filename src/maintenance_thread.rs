@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_checks_as_often_as_its_pools_need_and_sleeps_while_they_need_nothing() {
+    fn the_thread_sleeps_while_its_pools_need_nothing() {
         let thread = new_thread();
         let pool = FakePool::at(Pace::Active);
         added(thread, &pool);
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_that_ends_seconds_late_is_time_in_which_the_process_was_stopped() {
+    fn a_late_wakeup_counts_as_a_stopped_process() {
         let thread = MaintenanceThread::default();
         thread.record_oversleep(STOPPED_FROM - Duration::from_micros(1));
         assert_eq!(thread.stopped_us(), 0, "a busy machine");
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_is_stuck_in_one_pool_is_replaced_and_that_pool_is_left_out_meanwhile() {
+    fn a_thread_stuck_in_one_pool_is_replaced() {
         let thread = new_thread();
         let hanging = Arc::new(HangingPool(Mutex::new(false), Condvar::default(), AtomicUsize::new(0)));
         let pool: Weak<HangingPool> = Arc::downgrade(&hanging);

@@ -10,7 +10,20 @@ pub mod config {
 }
 /// Which process holds how much under a shared limit.
 pub mod shared_limit {
-    pub use crate::shared_limit::*;
+    pub use pinpool_shared_limit::{SharedLimitMember, SharedLimitReport, names};
+
+    use crate::error::{ErrorKind, Result};
+
+    /// Returns the contents of this user's shared limit `name`; `None` if it has no member. Does not join the shared limit.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_setting`](crate::Error::is_setting): `name` is invalid, or the file is unreadable, has another version or is not a
+    /// shared limit.
+    pub fn report(name: &str) -> Result<Option<SharedLimitReport>> {
+        pinpool_shared_limit::report(name)
+            .map_err(|why| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into())
+    }
 }
 /// The fast path of a pool.
 pub mod fast_path {
@@ -18,7 +31,7 @@ pub mod fast_path {
     use crate::pool::Pool;
 
     /// Returns whether requests and returns of the calling thread may take the fast path: the preset has one, no request
-    /// waits, and no other owner of a shared limit wants memory.
+    /// waits, and no other member of a shared limit wants memory.
     pub fn is_open(pool: &Pool) -> bool {
         pool.core().has_fast_path()
     }
@@ -30,7 +43,7 @@ pub mod fast_path {
 
     /// Requests a buffer on the fast path only. Returns `None` if the slow path would have to serve the request.
     pub fn get(pool: &Pool, len: usize) -> Option<PinnedBuf> {
-        let block = pool.core().cached_shard()?.take(len)?;
+        let block = pool.core().thread_shard()?.take(len)?;
         Some(PinnedBuf::from_fast_path_block(block, len))
     }
 }

@@ -24,7 +24,6 @@ const LAYERS: &[&[&str]] = &[
     &["backend", "driver"],
     &["report"],
     &["arena", "policy", "quota", "size_class", "stats"],
-    &["shared_limit"],
     &["error", "maintenance_thread"],
 ];
 

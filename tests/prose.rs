@@ -1,43 +1,45 @@
-//! Phrases that are not ordinary technical English stay out of Markdown, comments and string literals: each has a count that only
+//! Phrases with a plainer alternative stay out of Markdown, comments and string literals: each has a count that only
 //! falls, with the text.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Phrases, separated by `|`, what to write, and how often they may still be in Markdown and in Rust.
+/// Phrases that the style of the project avoids, separated by `|`, what to write, and how often they may be in Markdown and in
+/// Rust. Those that may be there have another meaning or are a fixed name.
 const PHRASES: &[(&str, &str, usize, usize)] = &[
     ("a get|the get|gets that", "request", 0, 0),
     ("a put|the put", "return", 0, 0),
     ("page-lock|page-locks|page-locked|page-locking", "pin call, pinned", 0, 0),
     ("ceiling|ceilings", "limit", 0, 0),
-    ("where there|where none", "if", 0, 0),
     ("look at|looks at|looked at", "check", 0, 0),
     ("give back|gives back|given back|goes back", "release, return", 0, 0),
     ("control group|memory node|memory nodes|back-end|back-ends", "cgroup, NUMA node, backend", 0, 0),
     ("goes on|go on", "continue", 0, 0),
     ("mend|mends", "fix", 0, 0),
-    ("for good|hardly|in vain|anew|in turns", "permanently, rarely, timed out, again, alternately", 0, 0),
+    (
+        "for good|hardly|in vain|anew|in turns|by itself",
+        "permanently, rarely, timed out, again, alternately, automatically",
+        0,
+        0,
+    ),
     ("stands|nobody has|so many|as it holds", "is, no one, N, unchanged", 0, 0),
     ("verdicts|cure|driver double|cruel", "diagnosis, recommendation, mock driver, adversarial", 0, 0),
-    ("ledger", "shared limit", 0, 6),
-    ("ledgers", "shared limits", 0, 0),
     ("beside", "while, next to, compared with", 0, 0),
-    ("that of|those of", "repeat the noun", 0, 0),
-    ("where it", "if, when", 0, 2),
-    ("where no", "if no", 0, 1),
-    ("where they", "if they", 0, 2),
-    ("where that", "if that", 0, 1),
-    ("where a", "if a", 0, 4),
-    ("of which", "a second sentence", 0, 4),
-    ("whose", "with", 1, 3),
+    ("that of|those of|of its own", "repeat the noun; separate, dedicated", 0, 0),
+    ("whose|of which", "a second sentence", 0, 0),
+    ("ledgers", "shared limits", 0, 0),
+    // The setting PINPOOL_LEDGER.
+    ("ledger", "shared limit", 0, 6),
+    // A key of `pinpool why --lines --json`.
     ("verdict", "diagnosis", 0, 6),
+    // The name of a file, and of variables with the numbers of a report.
     ("figures", "statistics, numbers", 1, 3),
-    ("by itself", "automatically", 0, 1),
-    ("in line", "waiting, in the wait queue", 0, 0),
-    ("the line", "the wait queue", 1, 6),
-    ("of its own", "separate, dedicated", 1, 0),
-    ("at once", "immediately, at the same time", 0, 30),
+    // For places: "where a request would be placed".
+    ("where there|where none", "if", 0, 0),
+    ("where it|where no|where they|where that|where a", "if, when", 0, 10),
+    // Lines of logs and files.
+    ("in line|the line", "waiting, in the wait queue", 1, 6),
 ];
 
 /// Counts each phrase as whole words, in upper and lower case, once per place.

@@ -104,7 +104,7 @@ def webdataset_loader(root, workers):
 def pinpool_files(root, workers, paths):
     import pinpool_loader
 
-    loader = pinpool_loader.Loader(f"{root}/{paths}", batch_size=BATCH, threads=workers, decode={"jpg": pinpool_loader.ImageDecoder(SIDE, SIDE)})
+    loader = pinpool_loader.Loader(f"{root}/{paths}", batch_size=BATCH, num_threads=workers, decode={"jpg": pinpool_loader.ImageDecoder(SIDE, SIDE)})
     return lambda: (batch.field("jpg") for batch in loader)
 
 

@@ -75,6 +75,7 @@ def with_torch(samples, workers, _hugetlb):
 
 def with_torch_copied(samples, workers, _hugetlb):
     import numpy as np
+
     import pinpool
 
     pool, loader, copied = pinpool.Pool(), torch_loader(samples, workers), queue.Queue(1)

@@ -11,7 +11,7 @@ mod python {
         ($($name:ident)+) => { $(import_exception!(pinpool._errors, $name);)+ };
     }
     import! { PinpoolError BackendError DeviceError ForkError LimitError ReleasedError RequestError SettingError SharedError }
-    import! { ClosedError TicketError PeerError TimeoutError }
+    import! { ClosedError TicketError TrainerUnavailableError TimeoutError }
 }
 pub(crate) use python::{BackendError, ClosedError, DeviceError, ForkError, ReleasedError, RequestError, TimeoutError};
 
@@ -49,7 +49,7 @@ pub(crate) fn for_shared(error: &pinpool_shared_buffers::Error) -> PyErr {
         None if error.is_limit() => python::LimitError::new_err(text),
         None if error.is_invalid_request() => python::RequestError::new_err(text),
         None if error.is_invalid_ticket() => python::TicketError::new_err(text),
-        None if error.is_trainer_gone() => python::PeerError::new_err(text),
+        None if error.is_trainer_unavailable() => python::TrainerUnavailableError::new_err(text),
         None if error.is_forked() => python::ForkError::new_err(text),
         None => python::SharedError::new_err(text),
     }

@@ -18,12 +18,12 @@ pub(crate) fn wait_interruptibly<T: Send, E: Send>(
 ) -> PyResult<Result<Option<T>, E>> {
     let begun = Instant::now();
     loop {
-        let left = timeout.map_or(SIGNAL_CHECK_INTERVAL, |timeout| timeout.saturating_sub(begun.elapsed()));
-        let found = py.detach(|| step(left.min(SIGNAL_CHECK_INTERVAL)));
+        let remaining = timeout.map_or(SIGNAL_CHECK_INTERVAL, |timeout| timeout.saturating_sub(begun.elapsed()));
+        let outcome = py.detach(|| step(remaining.min(SIGNAL_CHECK_INTERVAL)));
         lines::flush(py)?;
-        match found {
+        match outcome {
             Ok(None) if timeout.is_none_or(|timeout| begun.elapsed() < timeout) => py.check_signals()?,
-            found => return Ok(found),
+            ended => return Ok(ended),
         }
     }
 }

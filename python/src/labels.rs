@@ -25,25 +25,25 @@ impl Labels {
         parts: &mut Vec<LoadedPart>,
         failures: &mut Vec<(String, Option<Py<PyAny>>)>,
     ) -> PyResult<Vec<Py<PyAny>>> {
-        let mut found = Vec::new();
+        let mut labels = Vec::new();
         for (row, part) in std::mem::take(parts).into_iter().enumerate() {
             let label = match self.text(catalog, decode, &part, bytes) {
                 Ok(text) => self.label(py, text)?,
-                Err(why) => Err(why),
+                Err(reason) => Err(reason),
             };
             match label {
                 Ok(label) => {
                     for (field, array) in decode.iter().zip(arrays) {
-                        let (len, to) = (field.len_bytes(), array.start + found.len() * field.len_bytes());
+                        let (len, to) = (field.len_bytes(), array.start + labels.len() * field.len_bytes());
                         bytes.copy_within(array.start + row * len..array.start + (row + 1) * len, to);
                     }
-                    found.push(label);
+                    labels.push(label);
                     parts.push(part);
                 }
-                Err(why) => failures.push((format!("{}: {why}", catalog.name(part.sample)), None)),
+                Err(reason) => failures.push((format!("{}: {reason}", catalog.name(part.sample)), None)),
             }
         }
-        Ok(found)
+        Ok(labels)
     }
 
     /// Returns the label for `text`, or describes why the function failed.
@@ -71,15 +71,15 @@ impl Labels {
         let is_whole = part.sample_offset == 0 && part.range.len() as u64 == sample.len_bytes;
         if !is_whole && decode.is_empty() {
             return Err(format!(
-                "its label, the field {field:?}, needs the whole sample, whose {} bytes are more than a batch may have: raise \
+                "its label, the field {field:?}, needs the whole sample, and its {} bytes are more than a batch may have: raise \
                  batch_bytes, or pass only batch_size",
                 sample.len_bytes
             ));
         }
         let Some((_, range)) = sample.kept_fields(decode).find(|(name, _)| *name == field) else {
             let fields: Vec<_> = sample.kept_fields(decode).map(|(name, _)| name).collect();
-            let has = if fields.is_empty() { "no fields".to_owned() } else { fields.join(", ") };
-            return Err(format!("no field {field:?} to take the label from: it has {has}"));
+            let available = if fields.is_empty() { "no fields".to_owned() } else { fields.join(", ") };
+            return Err(format!("no field {field:?} to take the label from: it has {available}"));
         };
         let at = |offset| part.range.start + usize::try_from(offset).unwrap_or_default();
         let bytes = bytes.get(at(range.start)..at(range.end)).unwrap_or_default();

@@ -55,7 +55,7 @@ pub struct Reader {
     // Declared before the pool, so that the threads end first. `None` only during the drop.
     reader: Mutex<Option<BatchReader>>,
     handle: Arc<PoolHandle>,
-    process: u32,
+    pid: u32,
     catalog: Catalog,
     decode: Vec<DecodedField>,
     labels: Option<Arc<Labels>>,
@@ -84,7 +84,7 @@ fn interruptibly<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -
 }
 
 /// Returns the text of a failure, and the exception if the pool had no memory.
-fn failed_of(py: Python<'_>, failure: &Failure) -> Failed {
+fn text_and_error(py: Python<'_>, failure: &Failure) -> Failed {
     let FailureCause::Pool(error) = &failure.cause else { return (failure.to_string(), None) };
     let raised = errors::with_text(error, (failure.to_string(), error.report()));
     (failure.to_string(), Some(raised.into_value(py).into_any()))
@@ -98,9 +98,9 @@ pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
 
 #[pymethods]
 impl Files {
-    /// Lists `paths`. 0 means no limit for `batch_size` and `batch_bytes`, and the default for `threads` and `prefetch`.
+    /// Lists `paths`. 0 means no limit for `batch_size` and `batch_bytes`, and the default for `num_threads` and `prefetch`.
     #[new]
-    #[pyo3(signature = (pool, paths, open_archives, batch_size, batch_bytes, threads, prefetch, seed, rank, world_size, even, drop_last, labels=None, decode=vec![]))]
+    #[pyo3(signature = (pool, paths, open_archives, batch_size, batch_bytes, num_threads, prefetch, seed, rank, world_size, even, drop_last, labels=None, decode=vec![]))]
     #[allow(clippy::too_many_arguments)] // One call, by keyword.
     fn new(
         py: Python<'_>,
@@ -109,7 +109,7 @@ impl Files {
         open_archives: bool,
         batch_size: u64,
         batch_bytes: u64,
-        threads: usize,
+        num_threads: usize,
         prefetch: usize,
         seed: Option<u64>,
         rank: u64,
@@ -123,15 +123,18 @@ impl Files {
         let this_rank = this_rank.ok_or_else(|| {
             PyValueError::new_err(format!("rank must be less than world_size={world_size}, not {rank}"))
         })?;
-        let mut options = LoadOptions::default();
-        options.batch_samples = NonZeroU64::new(batch_size);
-        options.batch_bytes = NonZeroU64::new(batch_bytes);
-        options.threads = NonZeroUsize::new(threads).unwrap_or(options.threads);
-        options.prefetch = NonZeroUsize::new(prefetch);
-        options.shuffle_seed = seed;
-        options.rank = Some(this_rank);
-        (options.even, options.drop_last) = (even, drop_last);
-        options.decode = decode::fields(decode);
+        let options = LoadOptions {
+            batch_samples: NonZeroU64::new(batch_size),
+            batch_bytes: NonZeroU64::new(batch_bytes),
+            threads: NonZeroUsize::new(num_threads).unwrap_or(LoadOptions::default().threads),
+            prefetch: NonZeroUsize::new(prefetch),
+            shuffle_seed: seed,
+            rank: Some(this_rank),
+            even,
+            drop_last,
+            decode: decode::fields(decode),
+            ..LoadOptions::default()
+        };
         let labels = labels.map(|(field, parse)| Arc::new(Labels { field, parse }));
         let mut listing = ListOptions::default();
         listing.open_containers = open_archives;
@@ -150,14 +153,13 @@ impl Files {
     }
 
     /// Number of files that could be listed.
-    fn files(&self) -> usize {
+    fn num_files(&self) -> usize {
         self.catalog.files().len()
     }
 
     /// The first compressed file that was opened.
     fn first_compressed(&self) -> Option<String> {
-        let found = self.catalog.files().iter().find(|file| file.compression.is_some());
-        found.map(|file| file.origin.to_string())
+        self.catalog.files().iter().find(|file| file.compression.is_some()).map(|file| file.origin.to_string())
     }
 
     /// The archives and compressed files that were listed as plain files.
@@ -213,7 +215,7 @@ impl Files {
     }
 
     /// Number of batches of an epoch.
-    fn batches(&self, py: Python<'_>, epoch: u64) -> u64 {
+    fn num_batches(&self, py: Python<'_>, epoch: u64) -> u64 {
         let loader = self.loader(epoch.saturating_add(1));
         py.detach(|| loader.batches_in_epoch(epoch))
     }
@@ -230,7 +232,7 @@ impl Files {
         Ok(Reader {
             reader: Mutex::new(Some(reader)),
             handle: self.handle.clone(),
-            process: std::process::id(),
+            pid: std::process::id(),
             catalog: self.catalog.clone(),
             decode: self.options.decode.clone(),
             labels: self.labels.clone(),
@@ -253,7 +255,7 @@ impl Reader {
 
     fn raw_batch(&self, py: Python<'_>, batch: LoadedBatch) -> PyResult<RawBatch> {
         let LoadedBatch { index_overall, epoch, index_in_epoch, mut buffer, arrays, mut parts, failures, .. } = batch;
-        let mut failures: Vec<_> = failures.iter().map(|failure| failed_of(py, failure)).collect();
+        let mut failures: Vec<_> = failures.iter().map(|failure| text_and_error(py, failure)).collect();
         let labels = self.labels.as_ref().map(|labels| {
             let bytes = buffer.wait_slice_mut().map_err(|error| errors::exception(&error))?;
             labels.take_labels(py, &self.catalog, &self.decode, bytes, &arrays, &mut parts, &mut failures)
@@ -271,7 +273,7 @@ impl Reader {
     /// The next batch; None at the end, and False if there is none within `timeout` seconds.
     #[pyo3(signature = (timeout=None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyAny>>> {
-        if self.process != std::process::id() {
+        if self.pid != std::process::id() {
             return Err(errors::ForkError::new_err(
                 "this loader was created in a parent of this process: create one after the fork, in the process that uses it",
             ));
@@ -285,7 +287,7 @@ impl Reader {
 
     /// Ends the threads. Batches that were handed out stay valid.
     fn stop(&self, py: Python<'_>) {
-        if self.process == std::process::id() {
+        if self.pid == std::process::id() {
             py.detach(|| self.reader().iter_mut().for_each(BatchReader::stop));
         }
     }

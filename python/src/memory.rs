@@ -161,7 +161,7 @@ const INSTEAD: &str = "first, or drop the buffer with `del` or `with`: its memor
 impl State {
     /// Fails if there are views.
     fn check_views(&self) -> PyResult<()> {
-        let why = match self.views {
+        let message = match self.views {
             0 if !self.is_exposed => return Ok(()),
             0 => "the buffer's __array_interface__ was read, and arrays made from it are not counted: delete them and the \
                   buffer to return its memory"
@@ -169,7 +169,7 @@ impl State {
             1 => format!("a view of this buffer {KINDS} is alive: delete it {INSTEAD}"),
             views => format!("{views} views of this buffer {KINDS} are alive: delete them {INSTEAD}"),
         };
-        Err(PyBufferError::new_err(why))
+        Err(PyBufferError::new_err(message))
     }
 }
 
@@ -262,12 +262,12 @@ impl Memory {
     pub(crate) fn containing(address: usize) -> Option<Arc<Self>> {
         let mut end = address.checked_add(1)?;
         loop {
-            let found = Viewed::lock().containing(address, end)?;
-            if found.state().buf.is_some() {
-                return Some(found);
+            let memory = Viewed::lock().containing(address, end)?;
+            if memory.state().buf.is_some() {
+                return Some(memory);
             }
             // The buffer that was found has been returned, and its memory may be part of another buffer.
-            end = found.address;
+            end = memory.address;
         }
     }
 

@@ -8,10 +8,11 @@ use std::thread::{self, Thread};
 
 use pinpool::unstable::config::env::{PREFIX, VARIABLES, is_known, nearest};
 use pinpool::unstable::config::text::format_bytes;
+use pinpool::unstable::{Kind, Unit};
 use pinpool::{Error, Limit, PinnedBuf, Preset, Request};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::PyDict;
 
 use crate::arguments::{LONGEST_WAIT, seconds, size, text};
 use crate::buffer::Buffer;
@@ -57,8 +58,8 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
 ///     device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
 ///         the process uses when the pool starts, or else the GPU of the local rank if a launcher has set LOCAL_RANK, or else 0.
-///         Call `torch.cuda.set_device` first, because the pool usually starts in the constructor (with backend "auto" at its first
-///         use, unless CUDA has started or there is a reserve, a trace, a shared limit or a `numa_node`).
+///         Call `torch.cuda.set_device` first, because the pool usually starts in the constructor. With backend "auto", a pool without
+///         a reserve, a trace, a shared limit or a `numa_node` starts at its first use, unless CUDA has already started.
 ///     numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
 ///     idle_timeout: how long idle memory stays pinned (default 60 s). On register and cuda, and under "tensorflow", time alone
 ///         releases nothing.
@@ -120,8 +121,7 @@ impl Pool {
     }
 
     fn idle(&self, len: usize) -> PyResult<Option<Buffer>> {
-        let found = self.requester()?.try_get(len);
-        Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.handle)))
+        Ok(self.requester()?.try_get(len).map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.handle)))
     }
 
     /// Waits for a buffer and checks for signals periodically. The request keeps its place in the queue.
@@ -246,17 +246,27 @@ impl Pool {
         json.map_err(|error| PyRuntimeError::new_err(format!("the statistics cannot be written: {error}")))
     }
 
+    /// Returns the meaning of each statistic in `stats` by its path, such as "memory.in_use_bytes".
+    #[staticmethod]
+    fn describe_stats() -> std::collections::BTreeMap<String, &'static str> {
+        let described = pinpool::Stats::default().list().into_iter().map(|statistic| {
+            let is_duration = statistic.unit == Unit::Seconds && statistic.kind != Kind::Histogram;
+            (statistic.path + if is_duration { "_seconds" } else { "" }, statistic.help)
+        });
+        described.collect()
+    }
+
     /// The text and the attributes of a `Diagnosis`.
     #[allow(clippy::type_complexity)] // Unpacked by Python.
     fn _diagnosis(&self, py: Python<'_>) -> PyResult<(String, &str, bool, f64, Option<(String, String)>)> {
-        let found = self.pool().map(|pool| py.detach(|| pool.diagnose()))?;
-        let setting = found.setting.as_ref().map(|setting| (keyword(setting.variable), setting.value.clone()));
-        Ok((found.to_string(), found.cause.name(), found.is_alarm, found.lost.as_secs_f64(), setting))
+        let diagnosis = self.pool().map(|pool| py.detach(|| pool.diagnose()))?;
+        let setting = diagnosis.setting.as_ref().map(|setting| (keyword(setting.variable), setting.value.clone()));
+        Ok((diagnosis.to_string(), diagnosis.cause.name(), diagnosis.is_alarm, diagnosis.lost.as_secs_f64(), setting))
     }
 
     /// Returns a report of the pool's memory: the largest holders by tag, the bytes by state, the limit, and, if memory is
     /// short, the likely cause.
-    fn dump(&self, py: Python<'_>) -> PyResult<String> {
+    fn report(&self, py: Python<'_>) -> PyResult<String> {
         self.pool().map(|pool| py.detach(|| pool.dump().to_string()))
     }
 
@@ -307,11 +317,6 @@ impl Pool {
         self.call(py, |pool| pool.trim(bytes))
     }
 
-    /// Releases all idle memory to the system, as `trim(0)` does, and restarts the counters of the preset "tensorflow".
-    fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, |pool| pool.clear())
-    }
-
     /// Makes waiting and later requests fail with ClosedError, and releases idle memory except reserves. Buffers in use stay
     /// valid; after their release, `trim()` releases their memory. On register and cuda, waits for all work on the device. A `with`
     /// block closes the pool at its end.
@@ -324,23 +329,24 @@ impl Pool {
         self.call(py, |pool| pool.maintain())
     }
 
-    /// Changes the limit: a size in bytes, text such as "2GiB", "auto" or "none". Buffers in use stay valid.
+    /// Changes the limit: a size, "auto", or None or "none" for no limit. Buffers in use stay valid.
     ///
     /// Raises:
     ///     RequestError, SettingError, TypeError: the limit is invalid.
     ///     ForkError: as for `get`.
     fn set_max_bytes(&self, py: Python<'_>, max_bytes: &Bound<'_, PyAny>) -> PyResult<()> {
-        let word = max_bytes.cast::<PyString>().ok().map(|word| word.to_string());
-        let limit = match word.as_deref().map(str::trim) {
-            Some(word) if word.eq_ignore_ascii_case("auto") => Limit::Auto,
-            Some(word) if word.eq_ignore_ascii_case("none") => Limit::Unlimited,
-            _ => Limit::Bytes(size("max_bytes", max_bytes)? as u64),
+        let limit = match max_bytes.str()?.to_string().trim().to_ascii_lowercase().as_str() {
+            "auto" => Limit::Auto,
+            "none" => Limit::Unlimited, // Also the text of None.
+            _ => Limit::Bytes(size("max_bytes", max_bytes).map_err(|error| {
+                PyErr::from_type(error.get_type(py), format!("{}, \"auto\", or None for no limit", error.value(py)))
+            })? as u64),
         };
         self.call(py, |pool| pool.set_max_bytes(limit))?.map_err(|error| exception(&error))
     }
 
     /// Returns a handle to the same pool. Its buffers, including buffers of a `Loader` and of `pinpool.torch.install`, carry
-    /// `tag` in `dump()`, in errors and in log lines. Buffers of a `SharedPool` carry no tag.
+    /// `tag` in `report()`, in errors and in log lines. Buffers of a `SharedPool` carry no tag.
     fn tagged(&self, py: Python<'_>, tag: &str) -> PyResult<Self> {
         Ok(Self { handle: self.handle.clone(), tagged: Some(self.call(py, |pool| pool.tagged(tag))?) })
     }
@@ -360,18 +366,13 @@ impl Pool {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let pool = self.pool()?;
         let stats = py.detach(|| pool.stats());
-        let mut text = String::from("<pinpool.Pool");
-        if let Some(name) = pool.name() {
-            text += &format!(" {name:?}");
-        }
+        let name = pool.name().map_or_else(String::new, |name| format!(" {name:?}"));
+        let tag = self.tag().map_or_else(String::new, |tag| format!(" tag={tag:?}"));
         let preset = if pool.config().preset == Preset::TensorFlow { "tensorflow" } else { "adaptive" };
         let limit = stats.limits.max_bytes.map_or_else(|| "none".to_owned(), format_bytes);
         let (backend, held, in_use) = (stats.backend, format_bytes(stats.memory.held_bytes), stats.memory.in_use);
-        text += &format!(" preset={preset} backend={backend} max_bytes={limit} held={held} in_use={in_use}");
-        if let Some(tag) = self.tag() {
-            text += &format!(" tag={tag:?}");
-        }
-        Ok(text + ">")
+        let sizes = format!("max_bytes={limit} held={held} in_use={in_use}");
+        Ok(format!("<pinpool.Pool{name} preset={preset} backend={backend} {sizes}{tag}>"))
     }
 
     fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -403,8 +404,8 @@ fn keyword(variable: &str) -> String {
 /// Returns the variable of the setting that a keyword names.
 fn variable(name: &str) -> PyResult<String> {
     let full = if name == MAINTENANCE_THREAD { name.to_owned() } else { format!("{PREFIX}{}", name.to_uppercase()) };
-    let found = Some(full).filter(|full| is_known(full) && name == name.to_lowercase());
-    found.ok_or_else(|| {
+    let known = Some(full).filter(|full| is_known(full) && name == name.to_lowercase());
+    known.ok_or_else(|| {
         let advice = nearest(name).map_or_else(
             || format!("they are name, env, {}", setting_names().collect::<Vec<_>>().join(", ")),
             |nearest| format!("did you mean {}?", keyword(nearest)),

@@ -89,13 +89,13 @@ impl SharedPoolCore {
         let timeout = timeout.map(seconds).transpose()?;
         // Each step takes the shared pool again, so that `close` takes effect.
         let next = |wait| self.shared()?.receive_next(wait).map_err(|error| for_shared(&error));
-        let found = wait_interruptibly(py, timeout, next)??;
-        Ok(found.map(|(ticket, buf)| (ticket.number(), self.received(buf))))
+        let next = wait_interruptibly(py, timeout, next)??;
+        Ok(next.map(|(ticket, buf)| (ticket.number(), self.received(buf))))
     }
 
     fn receive_from_dead_worker(&self, py: Python<'_>) -> PyResult<Option<(u64, Buffer)>> {
-        let found = self.call(py, SharedPool::receive_from_dead_worker)?;
-        Ok(found.map(|(ticket, buf)| (ticket.number(), self.received(buf))))
+        let sent = self.call(py, SharedPool::receive_from_dead_worker)?;
+        Ok(sent.map(|(ticket, buf)| (ticket.number(), self.received(buf))))
     }
 
     fn recover(&self, py: Python<'_>) -> PyResult<usize> {
@@ -103,8 +103,8 @@ impl SharedPoolCore {
     }
 
     /// While `is_refusing`, sends of workers, and requests that would wait for a buffer, fail immediately.
-    fn set_refusing_workers(&self, py: Python<'_>, is_refusing: bool) -> PyResult<()> {
-        self.call(py, |shared| shared.set_refusing_workers(is_refusing))
+    fn refuse_workers(&self, py: Python<'_>, is_refusing: bool) -> PyResult<()> {
+        self.call(py, |shared| shared.refuse_workers(is_refusing))
     }
 
     /// Buffers that are free, being filled, sent, received or in flight, and kept by the program.
@@ -171,19 +171,19 @@ impl SharedWorker {
         let (len, timeout) = (size("nbytes", n)?, timeout.map(seconds).transpose()?);
         let begun = Instant::now();
         let has_timed_out = || timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
-        let found = wait_interruptibly(py, None, |wait| {
-            let left = timeout.map_or(wait, |timeout| wait.min(timeout.saturating_sub(begun.elapsed())));
-            match self.worker.get_since(begun, len, left) {
+        let served = wait_interruptibly(py, None, |wait| {
+            let remaining = timeout.map_or(wait, |timeout| wait.min(timeout.saturating_sub(begun.elapsed())));
+            match self.worker.get_since(begun, len, remaining) {
                 Err(error) if error.is_limit() && !has_timed_out() => Ok(None),
-                got => got.map(Some),
+                ended => ended.map(Some),
             }
         })?;
         let has_waited = timeout != Some(Duration::ZERO);
-        let found = found.map_err(|error| {
+        let served = served.map_err(|error| {
             if error.is_limit() && has_waited { TimeoutError::new_err(error.to_string()) } else { for_shared(&error) }
         })?;
         // `wait_interruptibly` has no timeout, so there is a buffer or an error.
-        let buf = found.unwrap_or_else(|| unreachable!("it waits until the request ends"));
+        let buf = served.unwrap_or_else(|| unreachable!("it waits until the request ends"));
         Ok(SharedBuffer { len: buf.len(), state: Mutex::new(Filling { buf: Some(buf), views: 0 }) })
     }
 
@@ -253,8 +253,8 @@ impl SharedBuffer {
     /// Raises:
     ///     BufferError: the buffer has views, which could change what the trainer reads.
     ///     ReleasedError: the buffer was sent or released before.
-    ///     PeerError: the trainer has ended, has closed the shared pool, or is ending a loop over `batches`. The buffer becomes
-    ///         free.
+    ///     TrainerUnavailableError: the trainer has ended, has closed the shared pool, or is ending a loop over `batches`. The
+    ///         buffer becomes free.
     #[pyo3(signature = (number=0))]
     fn send<'py>(&self, py: Python<'py>, number: u64) -> PyResult<Bound<'py, PyBytes>> {
         let buf = self.take()?;

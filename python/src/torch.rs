@@ -87,8 +87,8 @@ pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<
     let handle = pool.get().handle();
     let (is_cuda_pinned, pool) = (pool.py().detach(|| handle.traits().is_cuda_pinned), pool.get().requester()?.clone());
     if !is_cuda_pinned && pool.config().backend.name() == "auto" {
-        let why = "torch's pinned memory needs the backend vmm, register or cuda: Pool(backend=\"gpu\") says why none works here";
-        return Err(BackendError::new_err(why));
+        let text = "torch's pinned memory needs the backend vmm, register or cuda: Pool(backend=\"gpu\") says why none works here";
+        return Err(BackendError::new_err(text));
     }
     let functions = Functions { pool: Box::leak(Box::new(pool)), get, put, trim, totals, is_capturing };
     Ok(ptr::from_ref(Box::leak(Box::new(functions))).expose_provenance())
@@ -118,8 +118,8 @@ unsafe extern "C" fn get(
     error_bytes: usize,
 ) -> c_int {
     // SAFETY: the pool was leaked by `_torch_functions`.
-    let got = catch_unwind(AssertUnwindSafe(|| unsafe { &*pool }.get(bytes)));
-    let (status, why) = match got {
+    let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { &*pool }.get(bytes)));
+    let (status, report) = match outcome {
         Ok(Ok(mut buf)) => {
             // SAFETY: `address` is the caller's out parameter.
             unsafe { address.write(buf.as_mut_ptr().cast()) };
@@ -127,12 +127,12 @@ unsafe extern "C" fn get(
             unsafe { block.write(Box::into_raw(Box::new(buf))) };
             return 0;
         }
-        Ok(Err(why)) => (if why.is_limit() || why.is_backend() { NO_MEMORY } else { FAILED }, why.report()),
+        Ok(Err(error)) => (if error.is_limit() || error.is_backend() { NO_MEMORY } else { FAILED }, error.report()),
         Err(_) => (FAILED, "internal error of pinpool: please report it with the message on standard error".to_owned()),
     };
     // The text is cut between characters, because torch decodes it.
-    if let Some(end) = (0..error_bytes).rev().find(|&at| why.is_char_boundary(at)) {
-        let text = [&why.as_bytes()[..end], b"\0"].concat();
+    if let Some(end) = (0..error_bytes).rev().find(|&at| report.is_char_boundary(at)) {
+        let text = [&report.as_bytes()[..end], b"\0"].concat();
         // SAFETY: the text was truncated to the length of the caller's buffer.
         unsafe { ptr::copy_nonoverlapping(text.as_ptr().cast(), error, text.len()) };
     }
@@ -154,10 +154,10 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
         // also requires.
         let fences =
             streams.iter().map(|stream| unsafe { stream.as_raw() }.record_fence()).collect::<Result<Vec<_>, _>>();
-        let warn = |why: &pinpool::Error| {
+        let warn = |error: &pinpool::Error| {
             let text = "torch waiting: a freed block is kept, because its stream cannot be recorded";
             // The default target, `_pinpool::torch`, is not forwarded to Python.
-            WARNED.call_once(|| log::warn!(target: "pinpool::torch", "{text}: {why}"));
+            WARNED.call_once(|| log::warn!(target: "pinpool::torch", "{text}: {error}"));
         };
         let Ok(mut others) = fences.inspect_err(warn) else { return 1 };
         // SAFETY: `block` is a box from `get` that the caller no longer uses.

@@ -35,7 +35,7 @@ def decode(pool, images):
         (lambda pool: pinpool.Pool(max_bytes=1024, reserve=2048), ValueError, "PINPOOL_RESERVE=2KiB: exceeds PINPOOL_MAX_BYTES=1KiB"),
         (lambda pool: load(pool, batch_size=0), ValueError, "batch_size must be 1 or more, not 0"),
         (lambda pool: load(pool, batch_bytes="much"), ValueError, "much"),
-        (lambda pool: load(pool, threads=5000), ValueError, "threads must be at most 1024, not 5000"),
+        (lambda pool: load(pool, num_threads=5000), ValueError, "num_threads must be at most 1024, not 5000"),
         (lambda pool: load(pool, prefetch=0), ValueError, "prefetch must be 1 or more, not 0"),
         (lambda pool: load(pool, epochs_per_loop=-1), ValueError, "epochs_per_loop must be 1 or more, not -1"),
         (lambda pool: load(pool, rank=2, world_size=2), ValueError, "rank must be less than world_size=2, not 2"),
@@ -43,7 +43,7 @@ def decode(pool, images):
         (lambda pool: load(pool, on_error="ignore"), ValueError, "on_error must be 'raise' or 'skip', not 'ignore'"),
         (lambda pool: load(3), TypeError, "pool must be a pinpool.Pool, not 3"),
         (lambda pool: load(pool, map=3), TypeError, "map must be a function of a batch, not 3"),
-        (lambda pool: load(pool, map_threads="2"), TypeError, "map_threads must be an int, not '2'"),
+        (lambda pool: load(pool, num_map_threads="2"), TypeError, "num_map_threads must be an int, not '2'"),
         (lambda pool: load(pool, label_field=3), TypeError, "label_field must be the name of a field, such as 'cls', not 3"),
         (lambda pool: pinpool.Pool(name=3), TypeError, "name must be a str, not 3"),
         (lambda pool: pool.get(1.5), TypeError, "invalid size nbytes=1.5: must be an int, or text"),
@@ -59,7 +59,8 @@ def decode(pool, images):
         (lambda pool: pool.wait_for_reserve(1), TypeError, "positional"),
         (lambda pool: pinpool.SharedPool(100, 2, pool=pool).receive_next(1), TypeError, "positional"),
         (lambda pool: pool.trim(2**80), pinpool.RequestError, "invalid size to_bytes=1208925819614629174706176: must be at most"),
-        (lambda pool: pool.set_max_bytes("few"), pinpool.RequestError, "max_bytes: `few` is not a size"),
+        (lambda pool: pool.set_max_bytes("few"), pinpool.RequestError, 'max_bytes: `few` is not a size.*, "auto", or None for no limit$'),
+        (lambda pool: pool.set_max_bytes(1.5), TypeError, 'invalid size max_bytes=1.5: must be an int, .*, "auto", or None for no limit$'),
         (lambda pool: pool.get(1, timeout=[]), TypeError, r"timeout must be a number of seconds, a timedelta or text such as .*, not \[\]"),
         (lambda pool: pool.get(1, timeout=True), TypeError, "timeout must be a number of seconds, a timedelta or text such as .*, not True"),
         (lambda pool: pinpool.Pool(env=False, max_bytes=True), pinpool.SettingError, "MAX_BYTES=on: not a size"),
@@ -68,7 +69,7 @@ def decode(pool, images):
         (lambda pool: load(pool, shuffle="yes"), TypeError, "shuffle must be True or False, not 'yes'"),
         (lambda pool: load(pool, shuffle=1), TypeError, "shuffle must be True or False, not 1"),
         (lambda pool: load(pool, label_field="cls", label_function="int"), TypeError, "label_function must be a function of .*, not 'int'"),
-        (lambda pool: load(pool, num_workers=2), TypeError, "no argument 'num_workers'; threads= is"),
+        (lambda pool: load(pool, num_workers=2), TypeError, "no argument 'num_workers'; num_threads= is"),
         (lambda pool: load(pool, collate_fn=list), TypeError, "no argument 'collate_fn'; map= takes"),
         (lambda pool: load(pool, batchsize=2), TypeError, "no argument 'batchsize'$"),
         (lambda pool: next(iter(load(pool)))["jpg"], TypeError, r"batch.field\('jpg'\)"),
@@ -121,7 +122,7 @@ def decode(pool, images):
         (lambda pool: pool.get(100).release(stream=2**64), pinpool.RequestError, "is not a CUDA stream handle"),
         (lambda pool: heap(device="first"), pinpool.SettingError, "DEVICE=first: not a device number"),
         (lambda pool: pool.partition("eval", 1), AttributeError, "Pool.partition was removed: use pool.tagged"),
-        (lambda pool: pool.class_stats(), AttributeError, "Pool.class_stats was removed: use pool.dump"),
+        (lambda pool: pool.class_stats(), AttributeError, "Pool.class_stats was removed: use pool.report"),
         (lambda pool: pool.no_such, AttributeError, "no attribute 'no_such'"),
     ],
 )
@@ -165,6 +166,8 @@ def test_each_argument_of_torchs_loaders_is_answered(tmp_path, pool):
     names = {"transform", "target_transform", "root", "loader", "is_valid_file", *inspect.signature(data.DataLoader.__init__).parameters}
     names |= {*inspect.signature(data.DistributedSampler.__init__).parameters, "world"}
     own = set(inspect.signature(pinpool_loader.Loader.__init__).parameters)
+    signatures = [*inspect.signature(pinpool_loader.Loader).parameters.values(), *inspect.signature(ImageDecoder).parameters.values()]
+    assert all(parameter.kind != parameter.VAR_KEYWORD for parameter in signatures), "only arguments that exist are shown"
     (tmp_path / "a").touch()
     for name in names - own - {"self"}:
         with pytest.raises(TypeError, match=f"no argument '{name}'; "):

@@ -1,11 +1,13 @@
 """Decoded images compared with Pillow's, failures, and paths with braces and patterns."""
 
 import io
+import pickle
 
 import numpy as np
+import pytest
+
 import pinpool
 import pinpool_loader
-import pytest
 from helpers import heap, write_tar
 from pinpool_loader import _paths
 
@@ -85,7 +87,7 @@ def test_a_sample_of_a_shard_has_arrays_labels_and_its_other_fields(tmp_path):
         }
     write_tar(tmp_path / "shard.tar", members.items())
     decode = {"jpg;png": pinpool_loader.ImageDecoder(40, 40)}
-    settings = {"batch_size": 4, "label_field": "cls", "threads": 2, "decode": decode}
+    settings = {"batch_size": 4, "label_field": "cls", "num_threads": 2, "decode": decode}
     batches = list(pinpool_loader.Loader(tmp_path / "shard.tar", pool=heap(), **settings))
     assert [len(batch) for batch in batches] == [4, 1]
     for batch in batches:
@@ -204,3 +206,21 @@ def test_a_directory_of_only_shards_is_opened(tmp_path):
     (tmp_path / "texts" / "c.TAR.GZ").write_bytes(b"x")
     with pytest.raises(ValueError, match="c.TAR.GZ: compressed files are not supported"):
         pinpool_loader.Loader(tmp_path / "texts", batch_size=1, pool=heap())
+
+
+def test_to_device_copies_decoded_fields_and_labels_that_are_ints_and_refuses_other_fields(tmp_path):
+    fields = {"0.cls": b"7", "0.png": encoded(PIL.new("L", (4, 4), 3), "PNG")}
+    write_tar(tmp_path / "a.tar", fields.items())
+    write_tar(tmp_path / "b.tar", [*fields.items(), ("0.txt", b"text")])
+    settings = {"batch_size": 1, "label_field": ".CLS", "decode": {"png": pinpool_loader.ImageDecoder(2, 2)}}
+
+    def copied(archive, **changes):
+        [batch] = pinpool_loader.Loader(tmp_path / archive, pool=heap(), **settings | changes)
+        return {names: array.tolist() for names, array in pickle.loads(pickle.dumps(batch))._for_device().items()}
+
+    assert copied("a.tar") == {("png",): [[[[3] * 3] * 2] * 2], ("labels",): [7]}
+    assert list(copied("a.tar", label_function=float)) == [("png",)]
+    with pytest.raises(TypeError, match="the field 'txt' of this Batch is not decoded: .* in map="):
+        copied("b.tar")
+    with pytest.raises(TypeError, match="the field 'cls' of this Batch is not decoded"):
+        copied("a.tar", label_field=None)

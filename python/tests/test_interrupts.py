@@ -64,7 +64,7 @@ PLACES = {
             time.sleep(1)
             return 1
 
-        for _ in pinpool_loader.Loader(folder(500, 1000), batch_size=1, pool=pool, map=slow, map_threads=2):
+        for _ in pinpool_loader.Loader(folder(500, 1000), batch_size=1, pool=pool, map=slow, num_map_threads=2):
             pass
     """,
     "loop_over_a_loader": """

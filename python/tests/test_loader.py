@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import pinpool
-
 import pinpool_loader
 from helpers import heap, in_use, until, write_tar
 
@@ -39,7 +38,7 @@ def path_of(files, number):
 
 
 def load(files, pool, **settings):
-    return pinpool_loader.Loader(files, pool=pool, **{"batch_size": 3, "threads": 2, **settings})
+    return pinpool_loader.Loader(files, pool=pool, **{"batch_size": 3, "num_threads": 2, **settings})
 
 
 def contents(batches):
@@ -96,7 +95,7 @@ def test_a_loop_holds_one_batch_at_a_time(tmp_path):
     for number in range(10):
         (tmp_path / str(number)).write_bytes(bytes(1000))
     pool = heap()
-    for batch in pinpool_loader.Loader(tmp_path, batch_size=1, prefetch=1, threads=1, pool=pool):
+    for batch in pinpool_loader.Loader(tmp_path, batch_size=1, prefetch=1, num_threads=1, pool=pool):
         # This batch and one read ahead.
         assert pool.stats()["memory"]["in_use"] <= 2
     del batch
@@ -105,14 +104,21 @@ def test_a_loop_holds_one_batch_at_a_time(tmp_path):
 
 def test_batches_carry_the_tag_of_the_pool_object(files, pool):
     batch = next(iter(load(files, pool.tagged("train/images"), prefetch=1)))
-    assert "train/images (" in pool.dump() and len(batch) == 3
+    assert "train/images (" in pool.report() and len(batch) == 3
 
 
 def test_the_batches_of_an_epoch_are_counted_once(files, pool):
     loader = load(files, pool, epochs_per_loop=2, shuffle=True)
     listed, counted = loader._files, []
-    loader._files = types.SimpleNamespace(batches=lambda epoch: counted.append(epoch) or listed.batches(epoch))
+    loader._files = types.SimpleNamespace(num_batches=lambda epoch: counted.append(epoch) or listed.num_batches(epoch))
     assert [len(loader) for _ in range(3)] == [14] * 3 and counted == [0, 1]
+
+
+def test_samples_are_hashed_once_however_often_the_state_is_taken(files, pool):
+    loader = load(files, pool)
+    listed, hashed = loader._files, []
+    loader._files = types.SimpleNamespace(fingerprint=lambda: hashed.append(1) or listed.fingerprint())
+    assert len({loader.state_dict()["files"] for _ in range(3)}) == 1 and hashed == [1]
 
 
 def test_each_for_iterates_over_the_next_epochs_in_a_new_order(files, pool):
@@ -155,11 +161,11 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("map_threads", [None, 2])
+@pytest.mark.parametrize("num_map_threads", [None, 2])
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_every_for_is_a_whole_pass_however_the_loop_ends(files, pool, loop, epochs, map_threads):
-    mapped = {"map": lambda batch: batch, "map_threads": map_threads} if map_threads else {}
+def test_every_for_is_a_whole_pass_however_the_loop_ends(files, pool, loop, epochs, num_map_threads):
+    mapped = {"map": lambda batch: batch, "num_map_threads": num_map_threads} if num_map_threads else {}
     loader = load(files, pool, epochs_per_loop=epochs, shuffle=True, **mapped)
     for time in range(3):
         batches = loop(loader)
@@ -271,8 +277,8 @@ def test_random_numbers_of_a_batch_are_the_same_in_each_run(files, pool):
     def drawn(**settings):
         return list(load(files, pool, epochs_per_loop=2, map=lambda batch: batch.rng().random(), **settings))
 
-    first = drawn(seed=1, map_threads=1)
-    assert len(set(first)) == 14 and drawn(seed=1, map_threads=4, threads=1) == first
+    first = drawn(seed=1, num_map_threads=1)
+    assert len(set(first)) == 14 and drawn(seed=1, num_map_threads=4, num_threads=1) == first
     assert not set(first) & set(drawn(seed=2)) and first[0] == np.random.default_rng((1, 0, 0)).random()
     [batch] = load(files, pool, batch_size=20, seed=5)
     assert pickle.loads(pickle.dumps(batch)).rng().random() == batch.rng().random()

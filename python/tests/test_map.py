@@ -6,9 +6,10 @@ import threading
 import time
 import weakref
 
+import pytest
+
 import pinpool
 import pinpool_loader
-import pytest
 from helpers import heap, until
 
 
@@ -44,7 +45,7 @@ def test_results_come_in_order_from_several_threads(folder):
 
 def test_the_state_follows_the_loop_and_not_the_read_ahead(folder):
     begun = []
-    loading = loader(folder, lambda batch: begun.append(batch.index_overall) or first_bytes(batch), map_threads=3, shuffle=True)
+    loading = loader(folder, lambda batch: begun.append(batch.index_overall) or first_bytes(batch), num_map_threads=3, shuffle=True)
     plain = [first_bytes(batch) for batch in loader(folder, None, shuffle=True)]
     for number, result in enumerate(loading):
         assert result == plain[number]
@@ -96,7 +97,7 @@ def test_a_failure_keeps_its_position_and_the_state_before_it(folder):
 
 
 def test_memory_returns_with_the_result(folder):
-    loading = loader(folder, lambda batch: batch, map_threads=1, prefetch=1, threads=1)
+    loading = loader(folder, lambda batch: batch, num_map_threads=1, prefetch=1, num_threads=1)
     pool = loading.pool
     results = iter(loading)
     held = next(results)
@@ -110,7 +111,7 @@ def test_memory_returns_with_the_result(folder):
 
 
 def test_a_failure_keeps_no_batch(folder):
-    loading = loader(folder, first_bytes, threads=1)
+    loading = loader(folder, first_bytes, num_threads=1)
     (folder / "06.bin").unlink()
     gc.collect()
     gc.disable()  # The memory must return without a collection of reference cycles.
@@ -134,7 +135,7 @@ def test_a_pool_of_two_batches_serves_a_loop_that_keeps_one(folder):
     for number in range(40):
         (folder / f"{number:02}.bin").write_bytes(bytes([number]) * 1024)
     pool = heap(max_bytes="8KiB", wait="300s")
-    loading = loader(folder, lambda batch: batch, pool=pool, threads=1, map_threads=2)
+    loading = loader(folder, lambda batch: batch, pool=pool, num_threads=1, num_map_threads=2)
     assert sum((first_bytes(batch) for batch in loading), []) == list(range(40))
 
 
@@ -160,7 +161,7 @@ def test_a_break_frees_the_memory_that_the_function_waits_for(folder):
             refused.append(error)
             raise
 
-    for _ in loader(folder, function, pool=pool, threads=1, prefetch=2, map_threads=2):
+    for _ in loader(folder, function, pool=pool, num_threads=1, prefetch=2, num_map_threads=2):
         until(is_full)
         break
     assert not refused

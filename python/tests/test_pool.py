@@ -104,11 +104,13 @@ def test_statistics_have_the_keys_of_the_json(pool):
 def test_the_documented_statistics_exist(pool):
     documented = re.findall(r"^ +((?:requests|memory|copies|limits)\.[a-z_.]+)  ", pinpool.Pool.stats.__doc__, re.MULTILINE)
     assert len(documented) == 10
-    for path in documented:
+    described = pinpool.Pool.describe_stats()
+    assert described["memory.idle"] == "Idle buffers." and all(described.values())
+    for path in {*documented, *described}:
         functools.reduce(lambda part, key: part[key], path.split("."), pool.stats())
 
 
-def test_reserve_trim_clear_and_limit(pool):
+def test_reserve_trim_and_limit(pool):
     pool.reserve("8MiB")
     assert pool.stats()["memory"]["reserve_bytes"] == pool.stats()["memory"]["held_bytes"] == 8 * MIB
     pool.get("16MiB").release()
@@ -118,14 +120,17 @@ def test_reserve_trim_clear_and_limit(pool):
     assert pool.stats()["memory"]["held_bytes"] == 8 * MIB
     pool.get(100).release()
     assert pool.stats()["memory"]["idle"] == 1
-    pool.clear()
+    pool.trim(0)
     pool.maintain()
     assert pool.stats()["memory"]["idle"] == 0
     assert pool.backend == "heap"
     pool.set_max_bytes("16MiB")
     assert pool.stats()["limits"]["max_bytes"] == pool.max_bytes == 16 * MIB
-    pool.set_max_bytes("none")
-    assert pool.stats()["limits"]["max_bytes"] is pool.max_bytes is None
+    for unlimited in ("none", None):
+        pool.set_max_bytes("16MiB")
+        pool.set_max_bytes(unlimited)
+        assert pool.stats()["limits"]["max_bytes"] is pool.max_bytes is None
+    pool.set_max_bytes(pool.max_bytes)
     with pytest.raises(pinpool.RequestError, match="not a size"):
         pool.set_max_bytes("some")
 
@@ -177,7 +182,7 @@ def test_a_tag_is_named(pool):
     images = pool.tagged("loader/images")
     buf = images.get(1000)
     assert (images.tag, images.name) == ("loader/images", pool.name)
-    assert "loader/images (1 buffer" in pool.dump() and pool.stats()["memory"]["in_use"] == 1
+    assert "loader/images (1 buffer" in pool.report() and pool.stats()["memory"]["in_use"] == 1
     assert images.empty(3).size == 3
     buf.release()
     assert len(images.try_get(1000)) == 1000
@@ -257,13 +262,13 @@ def test_a_reserve_in_the_background_is_pinned_while_the_program_runs():
 
 
 def test_the_module_diagnoses_each_pool():
-    one, other = pinpool.Pool(name="why-a", backend="heap"), pinpool.Pool(name="why-b", backend="heap")
+    one, other, third, unnamed = (pinpool.Pool(name=name, backend="heap") for name in ("why-a", "why-b", "why-a", None))
     for _ in range(30):
         one.get(4096).release()
-    said = pinpool.diagnose()
-    assert f"why-a: {one.diagnose().splitlines()[0]}" in said
-    assert said.index("why-a: ") < said.index("why-b: ")
-    del other
+    by_name = pinpool.diagnose()
+    assert by_name["why-a"].splitlines()[0] == one.diagnose().splitlines()[0] and by_name["why-b"].cause == other.diagnose().cause
+    assert [name for name in by_name if name.startswith("why-")] == ["why-a", "why-b", "why-a 2"] and "unnamed" in by_name
+    del other, third, unnamed
     gc.collect()
     assert "why-b" not in pinpool.diagnose()
 
@@ -278,10 +283,10 @@ def test_pools_may_be_created_while_all_are_diagnosed():
     before = sys.gettrace()
     sys.settrace(create)
     try:
-        text = pinpool.diagnose()
+        by_name = pinpool.diagnose()
     finally:
         sys.settrace(before)
-    assert text.count("kept-") == 3 and len(pools) > 6
+    assert sum(name.startswith("kept-") for name in by_name) == 3 and len(pools) > 6
 
 
 def test_a_diagnosis_is_a_text_with_its_cause_and_the_setting():

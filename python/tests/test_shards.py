@@ -7,7 +7,6 @@ import pickle
 import pytest
 
 import pinpool
-
 import pinpool_loader
 from helpers import in_use, write_tar
 
@@ -171,5 +170,5 @@ def test_compressed_files_are_refused_by_name_and_with_a_remedy(tmp_path, pool, 
 
 
 def test_archives_without_a_member_are_named(tmp_path, pool):
-    with pytest.raises(ValueError, match="only archives without a member"):
+    with pytest.raises(ValueError, match="contain only empty archives"):
         pinpool_loader.Loader(write_tar(tmp_path / "empty.tar", []), pool=pool)

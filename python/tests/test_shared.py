@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import pinpool
-
 from helpers import heap, until
 from pinpool import _packed
 
@@ -106,7 +105,7 @@ def test_refused_calls_name_the_reason(shared):
         pinpool._pinpool.SharedWorker(0)
     waiting = held[1]
     shared.close()
-    with pytest.raises(pinpool.PeerError, match="closed"):
+    with pytest.raises(pinpool.TrainerUnavailableError, match="closed"):
         waiting.send()
     with pytest.raises(pinpool.ClosedError):
         shared.counts()
@@ -226,7 +225,7 @@ def test_object_arrays_are_not_read_from_shared_memory(shared):
     got = shared.unpack(shared.pack({"mixed": np.array([1, None], object)}))["mixed"]
     assert got.tolist() == [1, None]  # Pickled, like all values other than arrays.
     packed = shared.pack(np.arange(4))
-    foreign = pinpool.Packed(packed.ticket, packed._tree._replace(dtype="|O"))
+    foreign = pinpool.PackedBatch(packed.ticket, packed._tree._replace(dtype="|O"))
     with pytest.raises(TypeError, match="objects"):
         shared.unpack(foreign)
 

@@ -27,7 +27,7 @@ MEMORY = (128 * GIB, "cgroup limit /sys/fs/cgroup/memory.max")
     ],
 )
 def test_without_a_setting_it_is_three_quarters_divided_among_the_ranks(settings, environ, gib, words):
-    share, line = _limit.choose(settings, environ, MEMORY)
+    share, line = _limit.default_limit(settings, environ, MEMORY)
     assert share == gib * GIB
     for word in [f"max={gib}.0GiB", "PINPOOL_MAX_BYTES", "install(max_bytes=...)", *words]:
         assert word in line
@@ -43,7 +43,7 @@ def test_without_a_setting_it_is_three_quarters_divided_among_the_ranks(settings
     ],
 )
 def test_the_defaults_of_other_settings_keep_the_default_limit(settings, environ):
-    assert _limit.choose(settings, environ, MEMORY) == _limit.choose({}, {}, MEMORY)
+    assert _limit.default_limit(settings, environ, MEMORY) == _limit.default_limit({}, {}, MEMORY)
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,12 @@ def test_the_defaults_of_other_settings_keep_the_default_limit(settings, environ
     ],
 )
 def test_other_settings_disable_the_default_limit(settings, environ):
-    assert _limit.choose(settings, environ, MEMORY) is None
+    assert _limit.default_limit(settings, environ, MEMORY) is None
 
 
 def test_unknown_memory_leaves_the_default_and_a_small_one_a_granule():
-    assert _limit.choose({}, {}, None) is None
-    assert _limit.choose({}, {"LOCAL_WORLD_SIZE": "64"}, (8 << 20, "machine"))[0] == 2 << 20
+    assert _limit.default_limit({}, {}, None) is None
+    assert _limit.default_limit({}, {"LOCAL_WORLD_SIZE": "64"}, (8 << 20, "machine"))[0] == 2 << 20
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def stand_in(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PINPOOL_DEVICE", "0")
     allocator = types.SimpleNamespace(**{f"pinpool_torch_{name}": lambda *_: 0 for name in ("check", "install", "uninstall")})
-    monkeypatch.setattr(pinpool.torch, "_load", lambda: allocator)
-    monkeypatch.setattr(pinpool.torch, "_allocator", allocator)
+    monkeypatch.setattr(pinpool.torch._allocator, "load", lambda: allocator)
+    monkeypatch.setattr(pinpool.torch, "_library", allocator)
     yield
     pinpool.torch.uninstall()
 
@@ -129,7 +129,7 @@ def test_another_torch_is_refused_in_one_sentence(monkeypatch, version, hip, sai
     torch = types.ModuleType("torch")
     torch.__version__, torch.version = version, types.SimpleNamespace(hip=hip)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(pinpool.torch, "_allocator", None)
+    monkeypatch.setattr(pinpool.torch._allocator, "load", pinpool.torch._allocator.load.__wrapped__)
     with pytest.raises(pinpool.BackendError, match=said):
         pinpool.torch.install()
     assert pinpool.torch.installed_pool() is None
@@ -139,5 +139,5 @@ def test_a_second_pool_and_a_pool_with_settings_are_refused(stand_in, pool):
     with pytest.raises(TypeError, match="not both: max_bytes"):
         pinpool.torch.install(pool, max_bytes="1GiB")
     assert pinpool.torch.install(pool) is pool
-    with pytest.raises(pinpool.InstalledError, match="uninstall"):
+    with pytest.raises(pinpool.AlreadyInstalledError, match="uninstall"):
         pinpool.torch.install(pool)

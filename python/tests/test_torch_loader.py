@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import pinpool
-
 from helpers import heap, until
 
 torch = pytest.importorskip("torch")
@@ -82,6 +81,8 @@ def test_samplers_and_iterable_datasets_give_each_sample_once(shared, workers):
     sampler = DistributedSampler(Images(), num_replicas=2, rank=1, shuffle=True)
     batches = shared.batches(DataLoader(Images(), sampler=sampler, **arguments))
     batches.sampler.set_epoch(3)
+    with pytest.raises(AttributeError, match="set 'sampler' of the DataLoader"):
+        batches.sampler = None
     assert sampler.epoch == 3 and batches.batch_sampler.sampler is sampler and numbers(batches) == list(sampler)
     for dataset in (Stream(), Counted()):
         assert sorted(numbers(shared.batches(DataLoader(dataset, **arguments)))) == list(range(40))

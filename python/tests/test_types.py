@@ -48,7 +48,7 @@ pool: pinpool.Pool = pinpool.torch.install(max_bytes="1GiB")
 installed: pinpool.Pool | None = pinpool.torch.installed_pool()
 left: int = pinpool.torch.uninstall()
 shared = pinpool.SharedPool("1MiB", 4, library="numpy")
-batches: pinpool.Batches = shared.batches([shared.collate([np.zeros(3)])])
+batches: pinpool.SharedBatches = shared.batches([shared.collate([np.zeros(3)])])
 tensor: torch.Tensor = pool.empty((2, 3), torch.float32, library="torch")
 also_tensor: torch.Tensor = pool.empty((2, 3), torch.float32)
 loader = pinpool_loader.Loader("photos", batch_size=4, decode={"jpg": pinpool_loader.ImageDecoder(8, 8)}, even=True)
@@ -61,16 +61,16 @@ for length in lengths:
     print(length + 1)
 loader.load_state_dict(loader.state_dict())
 cause: str = pool.diagnose().cause
-print(pinpool.diagnose(), len(batches), tensor.shape)
+alarms: list[str] = [name for name, diagnosis in pinpool.diagnose().items() if diagnosis.is_alarm]
+print(len(batches), tensor.shape)
 """
 #: Each line is a mistake that a type checker finds.
 MISTAKES = ["batch.labls", "batch.feild('jpg')", "batch.index_in_epoch.upper()", "length.upper()", "loader.state()", "tensor.shap", "pinpool.Loader", "pinpool_loader.Loader('x', batchsize=4)", "pinpool.record_stream(tensor, 'main')", "pinpool_loader.ImageDecoder(8)", "pinpool.Pool(max_byts=1)", "pinpool.torch.install(max_byts=1)", "pinpool.torch.install(wait=[])"]
 
 
-def checked(tmp_path, command, files):
-    # Only the annotations of the installed package are checked.
-    installed = {**os.environ, "MYPYPATH": str(PYTHON / "python")} if "site-packages" not in pinpool.__file__ else None
-    done = subprocess.run([sys.executable, "-m", *command, *files], capture_output=True, text=True, env=installed, cwd=tmp_path)
+def checked(tmp_path, command, files, has_sources="site-packages" not in pinpool.__file__):
+    sources = {"MYPYPATH": str(PYTHON / "python")} if has_sources else {}  # Otherwise the installed package is checked.
+    done = subprocess.run([sys.executable, "-m", *command, *files], capture_output=True, text=True, env=os.environ | sources, cwd=tmp_path)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -90,11 +90,14 @@ def mistakes_found(said, pattern):
     return [mistake for number, mistake in enumerate(MISTAKES) if first + number in lines]
 
 
-def test_the_examples_and_a_use_of_what_is_public_pass_mypy_strict(tmp_path):
+def test_the_packages_the_examples_and_a_use_of_what_is_public_pass_mypy_strict(tmp_path):
     pytest.importorskip("mypy")
     pytest.importorskip("torch")
     correct, wrong = programs(tmp_path)
-    flags = ["--strict", "--follow-imports=silent", "--ignore-missing-imports", f"--cache-dir={tmp_path / 'cache'}"]
+    strict = ["mypy", "--strict", "--ignore-missing-imports", f"--cache-dir={tmp_path / 'cache'}"]
+    status, said = checked(tmp_path, strict, ["-p", "pinpool", "-p", "pinpool_loader"], has_sources=True)
+    assert status == 0, said
+    flags = [*strict[1:], "--follow-imports=silent"]
     status, said = checked(tmp_path, ["mypy", *flags], correct)
     assert status == 0, said
     status, said = checked(tmp_path, ["mypy", *flags], [wrong])

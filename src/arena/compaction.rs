@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_moved_for_a_hole_that_is_there_or_nearly_there_or_too_large() {
+    fn compaction_skips_holes_that_exist_or_are_too_large() {
         assert!(with_free(&[1, 3, 5]).compact(2 * GRANULE).is_none(), "a request can remap it");
         assert!(with_free(&[1, 2, 3, 4, 9]).compact(4 * GRANULE).is_none(), "it is there");
         assert!(with_free(&[]).compact(8 * GRANULE).is_none(), "nothing is idle");

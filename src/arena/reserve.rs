@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_commit_the_lowest_granules_for_buffers_of_every_size_and_releases_leave_them() {
+    fn reserve_steps_commit_the_lowest_granules() {
         let mut arena = arena(64);
         commit(&mut arena, 4);
         commit(&mut arena, 4);

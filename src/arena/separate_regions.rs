@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_holds_four_of_the_largest_that_is_asked_for_in_44_mebibytes() {
+    fn a_region_has_room_for_four_of_the_largest_requests() {
         const MAX: u64 = u64::MAX;
         for (why, (class, largest, limit, step), expected) in [
             ("four", (2 * MIB, 8 * MIB, MAX, MAX), Some(32 * MIB)),

@@ -51,7 +51,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Name in settings, log lines and statistics.
+    /// Returns the name in settings, log lines and statistics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Auto => "auto",

@@ -22,7 +22,7 @@ pub enum PinnedBy {
 }
 
 impl PinnedBy {
-    /// Its name in statistics, log lines and JSON: `driver` or `kernel`.
+    /// Returns its name in statistics, log lines and JSON: `driver` or `kernel`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Driver => "driver",
@@ -48,22 +48,22 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// The `len_bytes` bytes at `start`, with the `id` that the source assigns.
+    /// Returns the region of the `len_bytes` bytes at `start`, with the `id` that the source assigns.
     pub fn new(start: NonNull<u8>, len_bytes: usize, id: u64) -> Self {
         Self { start, len_bytes, id }
     }
 
-    /// Address of the first byte, a multiple of [`PAGE_BYTES`].
+    /// Returns the address of the first byte, a multiple of [`PAGE_BYTES`].
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Bytes requested; the source may hold more (see [`Source::held_bytes`]).
+    /// Returns the requested bytes; the source may hold more (see [`Source::held_bytes`]).
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
-    /// Number of this acquisition. Unlike addresses, ids are never reused.
+    /// Returns the number of this acquisition. Unlike addresses, ids are never reused.
     pub fn id(&self) -> u64 {
         self.id
     }

@@ -41,7 +41,7 @@ unsafe impl Send for AddressRange {}
 unsafe impl Sync for AddressRange {}
 
 impl AddressRange {
-    /// The `len_bytes` addresses from `start` on.
+    /// Returns the range of the `len_bytes` addresses from `start` on.
     pub fn new(start: NonNull<u8>, len_bytes: usize) -> Self {
         Self { start, len_bytes, sizes: GranuleSizes::uniform(GRANULE_BYTES as u64) }
     }
@@ -59,17 +59,17 @@ impl AddressRange {
         pieces.map(move |(_, piece)| usize::try_from(piece).unwrap_or(bytes))
     }
 
-    /// First address; a multiple of [`RANGE_ALIGN_BYTES`].
+    /// Returns the first address, a multiple of [`RANGE_ALIGN_BYTES`].
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Addresses reserved.
+    /// Returns the number of reserved addresses.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
-    /// First address of the `bytes` at `offset`.
+    /// Returns the first address of the `bytes` at `offset`.
     ///
     /// # Errors
     ///

@@ -2,17 +2,17 @@
 #![allow(unsafe_code)] // Lends the block's memory to devices.
 
 use std::fmt;
-use std::future::{Future, IntoFuture};
+use std::future::IntoFuture;
 use std::ops::RangeBounds;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::PinnedBuf;
 use super::slice::elements_in;
-use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget, Enqueued};
+use crate::copy::{
+    self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget, Enqueued, checked_enqueue,
+};
 use crate::error::{Error, Result};
-use crate::in_flight::{CopyFences, SharedFence};
+use crate::in_flight::{CopyFences, SharedFence, WorkId};
 
 /// A buffer that a device is writing to. Only [`wait`](PendingBuf::wait) or `await` gives access to its bytes. Dropping the
 /// `PendingBuf` drops the buffer, which returns to its pool when the copy completes.
@@ -20,7 +20,7 @@ use crate::in_flight::{CopyFences, SharedFence};
 #[must_use = "the bytes are valid only after `wait`"]
 pub struct PendingBuf {
     buf: PinnedBuf,
-    copy: CompletionFuture,
+    copy: Completion,
 }
 
 impl PendingBuf {
@@ -29,12 +29,8 @@ impl PendingBuf {
     /// # Errors
     ///
     /// [`Error::is_device`] if the device failed, so it is unknown whether the copy has completed.
-    ///
-    /// # Panics
-    ///
-    /// If the future has completed.
     pub fn is_complete(&self) -> Result<bool> {
-        self.copy.completion().is_complete()
+        self.copy.is_complete()
     }
 
     /// Waits up to `timeout` for the copy, and returns whether it has completed. If so, [`wait`](PendingBuf::wait) returns
@@ -43,12 +39,8 @@ impl PendingBuf {
     /// # Errors
     ///
     /// The errors of [`is_complete`](PendingBuf::is_complete).
-    ///
-    /// # Panics
-    ///
-    /// If the future has completed.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
-        self.copy.completion().wait_timeout(timeout)
+        self.copy.wait_timeout(timeout)
     }
 
     /// Waits for the copy and returns the buffer with its bytes.
@@ -57,27 +49,19 @@ impl PendingBuf {
     ///
     /// The errors of [`is_complete`](PendingBuf::is_complete); the memory is then quarantined until its fence confirms that
     /// the copy has completed.
-    ///
-    /// # Panics
-    ///
-    /// If the future has completed.
     pub fn wait(self) -> Result<PinnedBuf> {
-        self.copy.completion().wait()?;
+        self.copy.wait()?;
         Ok(self.buf)
     }
 }
 
-/// Resolves to the buffer when the copy completes, or to the error of [`wait`](PendingBuf::wait).
-///
-/// # Panics
-///
-/// Each later poll or call of a method.
-impl Future for PendingBuf {
+/// An awaited `PendingBuf` resolves to the buffer when the copy completes, or to the error of [`wait`](PendingBuf::wait).
+impl IntoFuture for PendingBuf {
     type Output = Result<PinnedBuf>;
+    type IntoFuture = CompletionFuture<PinnedBuf>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<PinnedBuf>> {
-        let outcome = Pin::new(&mut self.copy).poll(context);
-        outcome.map(|outcome| outcome.map(|()| std::mem::take(&mut self.buf)))
+    fn into_future(self) -> Self::IntoFuture {
+        CompletionFuture::new(self.copy, self.buf)
     }
 }
 
@@ -120,7 +104,7 @@ impl CopyError {
         Self { error, buf: buf.block.is_some().then_some(RefusedBuf { buf, may_be_in_use: false }) }
     }
 
-    /// The reason for the failure.
+    /// Returns the reason for the failure.
     pub fn error(&self) -> &Error {
         &self.error
     }
@@ -148,7 +132,7 @@ impl From<CopyError> for std::io::Error {
 
 /// Calls `make_fence`, which makes a fence after work that may be running. A panic counts as a device failure: unwinding would
 /// drop the buffer, and the memory would be reused.
-fn checked<F>(make_fence: impl FnOnce() -> Result<F>) -> Result<F> {
+fn catch_fence_panic<F>(make_fence: impl FnOnce() -> Result<F>) -> Result<F> {
     pinpool_os::unwind::catch_panic(make_fence)
         .unwrap_or_else(|| Err(Error::device_failed("recording a fence panicked")))
 }
@@ -174,12 +158,12 @@ impl PinnedBuf {
         let Some(block) = self.block.as_ref().filter(|block| block.len() > 0) else {
             return Ok(Completion::completed());
         };
-        let checked = block.begin_read().map_err(CopyFailure::Refused);
-        let checked = checked.and_then(|()| copy::check_len(self.len(), "target", target.capacity_bytes()));
-        // SAFETY: the length was checked. The engine gets the block with this copy's fence and keeps it from every other use
+        let capacity_bytes = target.capacity_bytes();
+        // SAFETY: the length is checked first. The engine gets the block with this copy's fence and keeps it from every other use
         // until the copy has completed (in-flight-I1); on a refusal nothing was enqueued.
-        let enqueue = |()| unsafe { target.enqueue_write(stream, self.start().as_ptr(), self.len()) };
-        match checked.and_then(enqueue) {
+        let enqueue = || unsafe { target.enqueue_write(stream, self.start().as_ptr(), self.len()) };
+        let ready = block.begin_read().map_err(CopyFailure::Refused);
+        match ready.and_then(|()| checked_enqueue(self.len(), "target", capacity_bytes, enqueue)) {
             Ok(fence) => {
                 let keeper = Some(block.keeper());
                 if let Some(block) = self.block.take() {
@@ -213,13 +197,12 @@ impl PinnedBuf {
         let len = range.len();
         let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::completed()) };
         block.begin_read()?;
-        let checked = copy::check_len(len, "target", target.capacity_bytes());
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (buffer-I1).
-        let source = unsafe { self.start().add(range.start) };
-        // SAFETY: the length was checked. The fence is recorded below, and from then on nothing writes to the memory, nor does it
-        // return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
-        let enqueue = |()| unsafe { target.enqueue_write(stream, source.as_ptr(), len) };
-        self.track(checked.and_then(enqueue), CopyFences::record_read)
+        let (source, capacity_bytes) = (unsafe { self.start().add(range.start) }, target.capacity_bytes());
+        // SAFETY: the length is checked first. The fence is recorded below, and from then on nothing writes to the memory, nor
+        // does it return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
+        let enqueue = || unsafe { target.enqueue_write(stream, source.as_ptr(), len) };
+        self.track(checked_enqueue(len, "target", capacity_bytes, enqueue), CopyFences::record_read)
     }
 
     /// Waits for earlier copies of the buffer, then enqueues a copy that fills it from the start of `source`.
@@ -253,14 +236,13 @@ impl PinnedBuf {
             // Earlier copies, including copies of lent slices, must not see the new bytes.
             block.copy_fences_mut().wait_for_all()?;
             let (start, len) = (block.start(), block.len());
-            let checked = copy::check_len(len, "source", source.available_bytes());
-            // SAFETY: the length was checked. The fence is recorded below, and from then on nothing touches the memory, nor does
-            // it return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
-            let enqueue = |()| unsafe { source.enqueue_read(stream, start.as_ptr(), len) };
-            self.track(checked.and_then(enqueue), CopyFences::record_write)
+            // SAFETY: the length is checked first. The fence is recorded below, and from then on nothing touches the memory, nor
+            // does it return to the pool, until the copy has completed (buffer-I2); on a refusal nothing was enqueued.
+            let enqueue = || unsafe { source.enqueue_read(stream, start.as_ptr(), len) };
+            self.track(checked_enqueue(len, "source", source.available_bytes(), enqueue), CopyFences::record_write)
         };
         match begin() {
-            Ok(copy) => Ok(PendingBuf { buf: self, copy: copy.into_future() }),
+            Ok(copy) => Ok(PendingBuf { buf: self, copy }),
             Err(error) => Err(CopyError::with_buf(error, self)),
         }
     }
@@ -289,10 +271,43 @@ impl PinnedBuf {
         self.release_with_fence(|| crate::driver::with_one_retry(|| copy::cuda::fence_after_event(event)))
     }
 
-    /// Records that the work enqueued so far on another library's stream uses the buffer. The buffer returns to the pool only
-    /// when that work, too, has completed. `stream` is a `CUstream` or a `cudaStream_t`. The legacy stream (null) belongs to the
-    /// current context, and the per-thread stream also to this thread. For a cudarc stream pass `stream.cu_stream().cast()`, or
-    /// consume the buffer with [`release_after`](PinnedBuf::release_after).
+    /// Records that the work enqueued so far on `stream` uses the buffer, which stays with the caller: a kernel that uses the memory
+    /// through its device pointer, or a copy by another library. The buffer returns to the pool only when that work, too, has
+    /// completed. For several streams, call it for each. [`release_after`](PinnedBuf::release_after) also consumes the buffer.
+    ///
+    /// ```
+    /// # use pinpool_testing::SinkStream;
+    /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
+    /// # let (stream, mut buf) = (SinkStream::new()?, pool.get(8)?);
+    /// // Other code has enqueued work on `stream` that uses `buf.as_ptr()`.
+    /// buf.record_stream(&stream)?;
+    /// drop(buf); // reused when the work has completed
+    /// # Ok::<(), pinpool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`CopyStream::record_fence`]: the memory is then never reused. [`Error::is_forked`]: this is a forked child, and
+    /// nothing is recorded.
+    pub fn record_stream<S: CopyStream + ?Sized>(&mut self, stream: &S) -> Result<()> {
+        self.record_work(|| None, || stream.record_fence().map(Some))
+    }
+
+    /// Records, as [`record_stream`](PinnedBuf::record_stream) does, the work that `event` covers now: all work enqueued before the
+    /// event was last recorded. [`release_after_event`](PinnedBuf::release_after_event) describes the event.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`record_stream`](PinnedBuf::record_stream), and [`Error::is_device`] if the event was last recorded on a
+    /// stream that captured a graph.
+    #[cfg(feature = "cuda")]
+    pub fn record_event(&mut self, event: &cudarc::driver::CudaEvent) -> Result<()> {
+        self.record_work(|| None, || copy::cuda::fence_after_event(event))
+    }
+
+    /// Records the work on a stream that is known by its handle alone: `stream` is a `CUstream` or a `cudaStream_t`. The legacy
+    /// stream (null) belongs to the current context, and the per-thread stream also to this thread. Unlike after
+    /// [`record_stream`](PinnedBuf::record_stream), a second call can correct a failure.
     ///
     /// # Errors
     ///
@@ -311,65 +326,64 @@ impl PinnedBuf {
     /// unless it is a primary context, is not destroyed before the pool has ended: until the last handle and buffer
     /// are dropped, another thread may query the context, even if the work has completed.
     #[cfg(feature = "cuda")]
-    pub unsafe fn record_stream(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
+    pub unsafe fn record_raw_stream(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
+        let id = || Some(copy::cuda::work_id(stream.addr()));
         // SAFETY: the caller promises that the stream is not destroyed during the call.
-        self.record_work(stream.addr(), || unsafe { copy::cuda::fence_after_stream(stream.cast()) }.map(Some))
+        self.record_work(id, || unsafe { copy::cuda::fence_after_stream(stream.cast()) }.map(Some))
     }
 
-    /// Records, as [`record_stream`](PinnedBuf::record_stream) does, the work that another library's event covers now: all work
-    /// enqueued before the event was last recorded. The caller may record or destroy the event immediately. An event that was
-    /// never recorded covers nothing. If the work has not completed, a context (the event's or another) must be current on this
-    /// thread. If the driver refuses a fence after the event, the call waits for the event.
+    /// Records, as [`record_raw_stream`](PinnedBuf::record_raw_stream) does, the work that an event covers now: all work enqueued
+    /// before the event was last recorded. `event` is a `CUevent` or a `cudaEvent_t`. The caller may record or destroy the event
+    /// immediately. An event that was never recorded covers nothing. If the work has not completed, a context (the event's or
+    /// another) must be current on this thread. If the driver refuses a fence after the event, the call waits for the event.
     ///
     /// # Errors
     ///
-    /// The errors of [`record_stream`](PinnedBuf::record_stream). An event that was recorded in a capture is
+    /// The errors of [`record_raw_stream`](PinnedBuf::record_raw_stream). An event that was recorded in a capture is
     /// [`Error::is_device`], and a null event is [`Error::is_invalid_handle`].
     ///
     /// # Safety
     ///
     /// The event is not destroyed during the call, nor destroyed or recorded between a failed call and the next call for this
-    /// event. The requirement of [`record_stream`](PinnedBuf::record_stream) for the stream's context applies to the contexts of
-    /// the event and of this thread.
+    /// event. The requirement of [`record_raw_stream`](PinnedBuf::record_raw_stream) for the stream's context applies to the
+    /// contexts of the event and of this thread.
     #[cfg(feature = "cuda")]
-    pub unsafe fn record_event(&mut self, event: *mut std::ffi::c_void) -> Result<()> {
+    pub unsafe fn record_raw_event(&mut self, event: *mut std::ffi::c_void) -> Result<()> {
         // The event's inverted address identifies its work, because no stream has such a handle. A null event, if not inverted,
         // would be taken as a default stream.
+        let id = || Some(copy::cuda::work_id(!event.addr()));
         // SAFETY: the caller promises that the event is not destroyed during the call.
-        self.record_work(!event.addr(), || unsafe { copy::cuda::fence_after_event_handle(event.cast()) })
+        self.record_work(id, || unsafe { copy::cuda::fence_after_event_handle(event.cast()) })
     }
 
-    /// Records the fence that `make_fence` returns for the work of the stream or event `handle`, which may write to the buffer.
-    /// If the driver refuses a fence, records the work as unfenced, so that the memory is not reused unless a later call for
-    /// `handle` succeeds. After a capture no later call helps.
-    #[cfg(feature = "cuda")]
-    fn record_work(&mut self, handle: usize, make_fence: impl Fn() -> Result<Option<SharedFence>>) -> Result<()> {
+    /// Records the fence that `make_fence` returns for the work of a stream or event. If there is no fence, records the work as
+    /// unfenced, so that the memory is not reused unless a later call for work with the same `id` succeeds. No later call helps
+    /// after a capture, or for work without an id.
+    fn record_work(
+        &mut self,
+        id: impl FnOnce() -> Option<WorkId>,
+        make_fence: impl Fn() -> Result<Option<SharedFence>>,
+    ) -> Result<()> {
         let Some(block) = &mut *self.block else { return Ok(()) };
         block.check_process()?;
-        let id = copy::cuda::work_id(handle);
+        let id = id();
         // The driver may accept the second attempt.
-        let made =
-            checked(&make_fence).or_else(|error| if error.is_capture() { Err(error) } else { checked(&make_fence) });
+        let make = || catch_fence_panic(&make_fence);
+        let fence = make().or_else(|error| if error.is_capture() { Err(error) } else { make() });
         let fences = block.copy_fences_mut();
         fences.forget_completed();
-        match made {
+        match fence {
             Ok(fence) => {
-                fences.forget_unfenced(id);
-                if let Some(fence) = fence {
-                    fences.record_write(fence);
-                }
+                id.into_iter().for_each(|id| fences.forget_unfenced(id));
+                fence.into_iter().for_each(|fence| fences.record_write(fence));
                 Ok(())
             }
-            // Without a driver there is no such work.
-            Err(error) if error.is_unavailable() => Err(error),
+            // Without a driver there is no such work. A stream of other code may have work nevertheless.
+            Err(error) if id.is_some() && error.is_unavailable() => Err(error),
             Err(error) => {
-                let failed: SharedFence = std::sync::Arc::new(copy::UnknownEnd(error.to_string()));
-                if error.is_capture() {
-                    // Each launch of the graph uses the buffer again, so no later call may forget this entry.
-                    fences.record_write(failed)
-                } else {
-                    fences.record_unfenced(id, failed)
-                }
+                // Each launch of a captured graph uses the buffer again, so no later call may forget this entry.
+                let id = id.filter(|_| !error.is_capture());
+                fences.record_unfenced(id, std::sync::Arc::new(copy::UnknownEnd(error.to_string())));
                 Err(error)
             }
         }
@@ -381,7 +395,7 @@ impl PinnedBuf {
         // The length is not checked: other code may still use the memory of a buffer that was truncated to zero bytes.
         let Some(block) = &*self.block else { return Ok(()) };
         block.check_process().map_err(|error| CopyError { error, buf: None })?;
-        match checked(make_fence) {
+        match catch_fence_panic(make_fence) {
             Ok(Some(fence)) => {
                 if let Some(block) = self.block.take() {
                     block.put_after(fence);
@@ -393,8 +407,8 @@ impl PinnedBuf {
         }
     }
 
-    /// Device address of the first byte, for kernels that read the memory in place. Their work is not tracked: release the buffer
-    /// with [`release_after`](PinnedBuf::release_after).
+    /// Returns the device address of the first byte, for kernels that read the memory in place. Their work is not tracked:
+    /// release the buffer with [`release_after`](PinnedBuf::release_after).
     ///
     /// # Errors
     ///

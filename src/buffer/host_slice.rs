@@ -34,7 +34,7 @@ pub struct TrackedView<B, T> {
 }
 
 impl PinnedBuf {
-    /// A range of the bytes as the source of a tracked cudarc copy.
+    /// Returns a range of the bytes as the source of a tracked cudarc copy.
     ///
     /// # Errors
     ///
@@ -43,8 +43,8 @@ impl PinnedBuf {
         self.view_as()?.slice(range)
     }
 
-    /// A range of the bytes as the destination of a tracked cudarc copy. The view must be as long as the source: cudarc panics
-    /// if it is shorter, and copies as many bytes as the view has if it is longer.
+    /// Returns a range of the bytes as the destination of a tracked cudarc copy. The view must be as long as the source: cudarc
+    /// panics if it is shorter, and copies as many bytes as the view has if it is longer.
     ///
     /// # Errors
     ///
@@ -53,7 +53,7 @@ impl PinnedBuf {
         self.view_as_mut()?.slice(range)
     }
 
-    /// The buffer as elements of `T`, the source of a tracked cudarc copy.
+    /// Returns the buffer as elements of `T`, the source of a tracked cudarc copy.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -74,7 +74,7 @@ impl PinnedBuf {
         Ok(TrackedView { bytes: 0..self.len(), buf: self, element: PhantomData })
     }
 
-    /// The buffer as elements of `T`, the destination of a tracked cudarc copy.
+    /// Returns the buffer as elements of `T`, the destination of a tracked cudarc copy.
     ///
     /// # Errors
     ///
@@ -88,9 +88,9 @@ impl PinnedBuf {
     /// the memory, or no fence can be made, returns `None` and stores an error in the stream's context object.
     fn fence_on(&self, stream: &CudaStream) -> Option<HostSliceFence> {
         let block = self.block.as_ref()?;
-        let reached = || ensure_access(stream.context().ordinal(), self.start().as_ptr(), self.len());
-        let is_reached = block.check_process().is_ok() && reached().is_ok();
-        let fence = if is_reached { HostSliceFence::new(stream) } else { None };
+        let ensured = || ensure_access(stream.context().ordinal(), self.start().as_ptr(), self.len());
+        let is_accessible = block.check_process().is_ok() && ensured().is_ok();
+        let fence = if is_accessible { HostSliceFence::new(stream) } else { None };
         if fence.is_none() {
             refuse_host_slice(stream);
         }
@@ -103,11 +103,11 @@ impl PinnedBuf {
         };
         // Writes on `stream` itself need no wait: they complete before the copy begins (host-slice-I3).
         let copy_fences = block.shared_fences();
-        let written = copy_fences.wait_for_writes(fence.shared.stream_id());
+        let earlier_copies = copy_fences.wait_for_writes(fence.shared.stream_id());
         copy_fences.lend(fence.shared.clone());
         // SAFETY: the fence outlives `'a` (host-slice-I1): it is in the buffer's list, which drops it only through `&mut`.
         let guard = unsafe { fence.guard() };
-        if written.is_err() {
+        if earlier_copies.is_err() {
             refuse_host_slice(stream);
             return (&[], guard);
         }
@@ -123,11 +123,11 @@ impl PinnedBuf {
             return (&mut [], SyncOnDrop::Record(None));
         };
         let copy_fences = block.copy_fences_mut();
-        let written = copy_fences.wait_for_others(fence.shared.stream_id());
+        let earlier_copies = copy_fences.wait_for_others(fence.shared.stream_id());
         copy_fences.record_write(fence.shared.clone());
         // SAFETY: as in `lend`.
         let guard = unsafe { fence.guard() };
-        if written.is_err() {
+        if earlier_copies.is_err() {
             refuse_host_slice(stream);
             return (&mut [], guard);
         }
@@ -139,7 +139,7 @@ impl PinnedBuf {
 }
 
 impl<B, T: Pod> TrackedView<B, T> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.bytes.len() / size_of::<T>()
     }

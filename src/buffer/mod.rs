@@ -60,7 +60,7 @@ struct Aligned;
 ///   ─────────────────────────────────────────────────────   ──────────────────────────────────────────────────────
 ///   buf.copy_to(&stream, &mut dst)?                         stream.memcpy_htod(&**buf.wait_slice()?, &mut dst)
 ///   buf.copy_range_to(0..n, &stream, &mut dst)?             Tensor::from_raw_buffer(buf.wait_slice()?, ..)
-///   // errors: at the context's next call                     and drop(buf) before the device is synchronized
+///   // below: only the context's next call returns an error   and drop(buf) before the device is synchronized
 ///   stream.memcpy_htod(&buf, &mut dst)?
 ///   stream.memcpy_htod(&buf.view(..n)?, &mut dst)?
 ///   stream.memcpy_htod(&buf.view_as::<f32>()?, &mut f)?
@@ -202,21 +202,23 @@ impl PinnedBuf {
         self.block.as_ref().and_then(Block::numa_node)
     }
 
-    /// The number of the memory, for tests; `None` for empty buffers and [adopted](crate::Pool::adopt) memory.
+    /// Returns the number of the memory, for tests; `None` for empty buffers and [adopted](crate::Pool::adopt) memory.
     #[doc(hidden)]
     pub fn id(&self) -> Option<u64> {
         self.block.as_ref().and_then(|block| block.memory().id())
     }
 
-    /// Address of the first byte, page-aligned or aligned as [requested](crate::Request::align). Does not wait for copies.
+    /// Returns the address of the first byte, page-aligned or aligned as [requested](crate::Request::align). Does not wait for
+    /// copies.
     ///
     /// The pool cannot track copies that other code starts from this address.
     pub fn as_ptr(&self) -> *const u8 {
         self.start().as_ptr()
     }
 
-    /// Address of the first byte, as [`as_ptr`](PinnedBuf::as_ptr) gives it, for code that writes through the address, such
-    /// as `O_DIRECT` reads and io_uring. A device may be using the bytes until [`wait`](PinnedBuf::wait) has returned.
+    /// Returns the address of the first byte, as [`as_ptr`](PinnedBuf::as_ptr) gives it, for code that writes through the
+    /// address, such as `O_DIRECT` reads and io_uring. A device may be using the bytes until [`wait`](PinnedBuf::wait) has
+    /// returned.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.as_ptr().cast_mut()
     }
@@ -296,10 +298,10 @@ impl PinnedBuf {
     /// The errors of [`wait_slice_mut`](PinnedBuf::wait_slice_mut).
     pub fn try_slice_mut(&mut self) -> Result<Option<&mut PinnedSlice<u8>>> {
         self.check_reachable()?;
-        let used = self.block.as_mut().filter(|block| !block.is_forked());
-        let complete = used.map_or(Ok(true), |block| block.copy_fences_mut().remove_completed())?;
+        let block = self.block.as_mut().filter(|block| !block.is_forked());
+        let is_free = block.map_or(Ok(true), |block| block.copy_fences_mut().remove_completed())?;
         // Does not wait: no copy uses the bytes.
-        if complete { self.wait_slice_mut().map(Some) } else { Ok(None) }
+        if is_free { self.wait_slice_mut().map(Some) } else { Ok(None) }
     }
 
     /// As [`wait_slice`](PinnedBuf::wait_slice), with elements of type `T`.

@@ -277,7 +277,7 @@ fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String
     let is_set = |variable: &Variable, settings| (variable.set_to)(settings).is_some();
     let config = code.clone().resolve(env.clone());
     errors.extend(config.contradictions());
-    warnings.extend(config.ineffective().iter().map(ToString::to_string));
+    warnings.extend(config.ineffective());
     let reports = VARIABLES.iter().map(|variable| {
         let (value, default) = ((variable.show)(&config), variable.default());
         let origin = match () {

@@ -23,7 +23,6 @@ pub use self::settings::Config;
 pub(crate) use self::settings::{Settings, for_each_setting};
 pub use self::text::ParseError;
 pub use crate::policy::Preset;
-pub use crate::shared_limit::SharedLimitName;
 pub use crate::size_class::Rounding;
 
 /// The limit on the bytes that a pool holds, in use and idle.
@@ -68,6 +67,21 @@ pub enum OnFull {
     Error,
     /// Pageable memory: [`PinnedBuf::pinned_by`](crate::PinnedBuf::pinned_by) is `None`.
     Pageable,
+}
+
+/// The limit that a pool shares with other processes of this host (`PINPOOL_LEDGER`).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum SharedLimitName {
+    /// No shared limit.
+    #[default]
+    Disabled,
+    /// The shared limit named `auto`, if the environment shows that this process is one of several on the host: a torchrun rank
+    /// (`LOCAL_WORLD_SIZE` above 1, otherwise `RANK`, `LOCAL_RANK` or `TORCHELASTIC_RUN_ID`), or a Ray process (`RAY_JOB_ID` or
+    /// `RAY_RAYLET_PID`).
+    Auto,
+    /// The shared limit with this name: up to 64 letters, digits, `.`, `_` and `-`, beginning with a letter or digit.
+    Named(String),
 }
 
 /// Settings that have no variable.

@@ -95,7 +95,7 @@ macro_rules! for_each_setting {
         "PINPOOL_POOL_SIZE_LIMIT" = 100, pool_size_limit(u64): u64 as COUNT;
 
         /// Whether the limit on idle buffers grows with frequent evictions and misses: 0 or 1.
-        /// In code, `true` or `false`.
+        /// In code, `false` keeps the limit at its initial value.
         "PINPOOL_AUTO_RESIZE" = true, auto_resize(bool): bool as SWITCH;
 
         /// Size classes: eighths (adaptive), pow2 or exact (tensorflow, default pow2).
@@ -190,7 +190,7 @@ impl Config {
         let needs_arena = "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is a separate allocation, so there \
                            is nothing to carve it from";
         let needs_feature = "needs the feature `observe`: build pinpool with it, or leave the setting out";
-        self.refuse(&[
+        self.broken_rules(&[
             (
                 "PINPOOL_ROUNDING",
                 is_adaptive != (self.rounding == Rounding::Eighths),
@@ -225,7 +225,7 @@ impl Config {
     }
 
     /// Returns warnings about settings that have no effect because of other settings.
-    pub(super) fn ineffective(&self) -> Vec<Error> {
+    pub(super) fn ineffective(&self) -> Vec<String> {
         let (is_adaptive, has_reserve) = (self.preset == Preset::Adaptive, self.reserve > 0);
         let has_huge_pages = match self.backend {
             Backend::Auto | Backend::Gpu | Backend::Register => is_adaptive,
@@ -234,20 +234,21 @@ impl Config {
         };
         let waits_forever = self.on_full == OnFull::Pageable && self.wait.is_none();
         let has_timeout = self.idle_timeout != Settings::default().or_defaults().idle_timeout;
-        self.refuse(&[
+        let rules = self.broken_rules(&[
             ("PINPOOL_IDLE_TIMEOUT", has_timeout && !is_adaptive, "has no effect under PINPOOL_PRESET=tensorflow"),
             (
                 "PINPOOL_HUGETLB",
                 self.hugetlb != HugeTlb::Off && !has_huge_pages,
-                "has no effect without a reserve or register",
+                "has no effect without PINPOOL_RESERVE or PINPOOL_BACKEND=register",
             ),
             ("PINPOOL_RESERVE_WAIT", !self.reserve_wait && !has_reserve, "has no effect without PINPOOL_RESERVE"),
             ("PINPOOL_ON_FULL", waits_forever, "has no effect with PINPOOL_WAIT=none, which never ends"),
-        ])
+        ]);
+        rules.iter().map(ToString::to_string).collect()
     }
 
-    /// Returns an error, with the reason, for each rule that is broken. A rule is a variable, whether its setting is wrong, and why.
-    fn refuse(&self, rules: &[(&'static str, bool, &str)]) -> Vec<Error> {
+    /// Describes each broken rule as a setting's error. A rule is a variable, whether its setting is wrong, and why.
+    fn broken_rules(&self, rules: &[(&'static str, bool, &str)]) -> Vec<Error> {
         let wrong = rules.iter().filter(|(_, is_wrong, _)| *is_wrong);
         wrong.map(|&(name, _, why)| setting_error(name, self.value_of(name), why)).collect()
     }

@@ -46,8 +46,8 @@ pub(crate) trait CopyKeeper: Send + Sync {
     fn on_copy_ended(&self);
 }
 
-/// The future of an awaited [`Completion`]. Resolves to the result of [`Completion::wait`]. Unlike after `wait`, the buffer may
-/// still count as in flight until the pool detects the end.
+/// The future of an awaited [`Completion`] or [`PendingBuf`](crate::PendingBuf). Resolves to the result of its `wait`. Unlike after
+/// [`Completion::wait`], the buffer may still count as in flight until the pool detects the end.
 ///
 /// The task is woken by the process's maintenance thread, which is started if there is none. The thread queries the copy every
 /// 0.1 ms at first, and less often once the copy has been running for a while. If the system refuses a thread, the task is woken
@@ -57,9 +57,10 @@ pub(crate) trait CopyKeeper: Send + Sync {
 ///
 /// If it is polled after completion.
 #[derive(Debug)]
-pub struct CompletionFuture {
-    /// `None` once the future has completed.
-    completion: Option<Completion>,
+#[must_use = "a future does nothing unless it is polled"]
+pub struct CompletionFuture<T = ()> {
+    /// The copy and the result; `None` once the future has completed.
+    pending: Option<(Completion, T)>,
     reminder: Option<Reminder>,
 }
 
@@ -129,14 +130,14 @@ impl IntoFuture for Completion {
     type IntoFuture = CompletionFuture;
 
     fn into_future(self) -> CompletionFuture {
-        CompletionFuture { completion: Some(self), reminder: None }
+        CompletionFuture::new(self, ())
     }
 }
 
-impl CompletionFuture {
-    /// Returns the handle, for a wait outside a task. Panics if the future has completed.
-    pub(crate) fn completion(&self) -> &Completion {
-        self.completion.as_ref().expect("the future of a copy was used after completion")
+impl<T> CompletionFuture<T> {
+    /// Returns a future that resolves to `value` when the copy completes.
+    pub(crate) fn new(copy: Completion, value: T) -> Self {
+        Self { pending: Some((copy, value)), reminder: None }
     }
 
     /// Wakes `waker` when the copy completes.
@@ -152,16 +153,17 @@ impl CompletionFuture {
     }
 }
 
-impl Future for CompletionFuture {
-    type Output = Result<()>;
+impl<T: Unpin> Future for CompletionFuture<T> {
+    type Output = Result<T>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let outcome = self.completion().is_complete();
-        if let (Ok(false), Some(fence)) = (&outcome, self.completion().fence.clone()) {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
+        let (copy, value) = self.pending.take().expect("a `CompletionFuture` was polled after completion");
+        let outcome = copy.is_complete();
+        if let (Ok(false), Some(fence)) = (&outcome, copy.fence.clone()) {
+            self.pending = Some((copy, value));
             self.remind(fence, context.waker());
             return Poll::Pending;
         }
-        self.completion = None;
-        Poll::Ready(outcome.map(drop))
+        Poll::Ready(outcome.map(|_| value))
     }
 }

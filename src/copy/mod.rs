@@ -25,12 +25,10 @@ pub(crate) use completion::{Completion, CompletionFuture, CopyKeeper};
 
 /// The fence of work that cannot be tracked because the driver refused a fence. The memory is leaked unless a later call for
 /// the work succeeds.
-#[cfg(feature = "cuda")]
 #[derive(Debug)]
 pub(crate) struct UnknownEnd(pub(crate) String);
 
 // SAFETY: never reports completion.
-#[cfg(feature = "cuda")]
 #[allow(unsafe_code)]
 unsafe impl Fence for UnknownEnd {
     fn is_complete(&self) -> Result<bool> {
@@ -132,8 +130,8 @@ pub enum CopyFailure {
     Unknown(Error),
 }
 
-/// Refuses the copy if `len` exceeds the `bytes` of the device memory.
-pub(crate) fn check_len(len: usize, what: &str, bytes: usize) -> Result<(), CopyFailure> {
+/// Calls `enqueue` for a copy of `len` bytes, unless `len` exceeds the `bytes` of the device memory.
+pub(crate) fn checked_enqueue(len: usize, what: &str, bytes: usize, enqueue: impl FnOnce() -> Enqueued) -> Enqueued {
     let why = || format!("the {what} has only {bytes}B; make it larger or request a shorter buffer");
-    if len <= bytes { Ok(()) } else { Err(CopyFailure::Refused(Error::copy_refused(len, why()))) }
+    if len <= bytes { enqueue() } else { Err(CopyFailure::Refused(Error::copy_refused(len, why()))) }
 }

@@ -34,7 +34,7 @@ impl Block {
         self.pool().is_forked()
     }
 
-    /// Returns whether this process is a forked child whose copy of the memory may be unmapped: a child does not inherit memory
+    /// Returns whether this process is a forked child in which the memory may be unmapped: a child does not inherit memory
     /// that a GPU driver pinned, or explicit huge pages.
     #[inline]
     pub(crate) fn is_inaccessible(&self) -> bool {

@@ -30,6 +30,6 @@ mod wait_queue;
 pub(crate) use self::memory::{Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, RegionSupply, granule_bytes};
 pub(crate) use self::meter::clock::Timekeeper;
 pub(crate) use self::meter::owners::Tag;
-pub(crate) use self::pool_core::{Block, BlockRequest, CachedShard, HostLimit, PartitionCore, PoolCore};
+pub(crate) use self::pool_core::{Block, BlockRequest, HostLimit, PartitionCore, PoolCore, ThreadShard};
 pub(crate) use self::wait_queue::{FirstAttempt, WaitTicket};
 pub use meter::clock::ManualClock;

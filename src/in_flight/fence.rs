@@ -59,7 +59,7 @@ pub struct StreamId {
 }
 
 impl StreamId {
-    /// An identity for a new stream. For implementors of [`Fence`]: take one when the stream is made, keep it with the
+    /// Returns an identity for a new stream. For implementors of [`Fence`]: take one when the stream is made, keep it with the
     /// stream, and return it from the fences of all its copies.
     pub fn unique() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -164,7 +164,6 @@ enum AccessKind {
     /// A lent read after the end of the borrow.
     Returned,
     /// Work of this stream or event, for which the driver refused a fence. The work may write to the buffer.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has such handles.
     Unfenced(WorkId),
 }
 
@@ -201,14 +200,12 @@ impl CopyFences {
         self.push(fence, AccessKind::Write);
     }
 
-    /// Records work that has no fence. The fence `failed` never completes.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn record_unfenced(&mut self, id: WorkId, failed: SharedFence) {
-        self.push(failed, AccessKind::Unfenced(id));
+    /// Records work that has no fence, permanently if it has no `id`. The fence `failed` never completes.
+    pub(crate) fn record_unfenced(&mut self, id: Option<WorkId>, failed: SharedFence) {
+        self.push(failed, id.map_or(AccessKind::Write, AccessKind::Unfenced));
     }
 
     /// Forgets the unfenced work of this stream or event, because a later fence covers the work or the work has completed.
-    #[cfg(feature = "cuda")]
     pub(crate) fn forget_unfenced(&mut self, id: WorkId) {
         if let Some(accesses) = self.0.get_mut() {
             accesses.get_mut().retain(|each| each.kind != AccessKind::Unfenced(id));

@@ -42,12 +42,10 @@ use pinpool_os::unwind::catch_panic;
 mod fence;
 mod queues;
 
-#[cfg(feature = "cuda")]
-pub(crate) use fence::WorkId;
-pub(crate) use fence::{CopyFences, Fences, SharedFence, is_complete};
+pub(crate) use fence::{CopyFences, Fences, SharedFence, WorkId, is_complete};
 pub use fence::{Fence, StreamId};
 use fence::{FenceFailure, are_complete_by_load, discard, query, stream_id_of};
-use queues::{Candidate, PendingCopy, Queue, State};
+use queues::{Candidate, CopiesInFlight, PendingCopy, Queue};
 pub(crate) use queues::{PendingGroup, QueryScope};
 
 /// Items with copies that may still be running, and the fences of these copies.
@@ -55,7 +53,7 @@ pub(crate) use queues::{PendingGroup, QueryScope};
 pub(crate) struct InFlight<T> {
     /// Locked while items move. Under the lock a fence is only read by a load (`is_complete_by_load`), and neither queried nor
     /// dropped.
-    state: Mutex<State<T>>,
+    state: Mutex<CopiesInFlight<T>>,
     /// Number of items in the queues or quarantined (in-flight-I4). Like `quarantined_count`, it is written under the lock and
     /// read without it.
     unreturned: AtomicU64,
@@ -96,7 +94,7 @@ pub(crate) struct FailedItem<T> {
 impl<T> InFlight<T> {
     pub(crate) fn new() -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(CopiesInFlight {
                 queues: Vec::new(),
                 last_number: 0,
                 quarantined: VecDeque::new(),
@@ -393,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarantined_item_leaves_when_its_fences_answer_and_is_queried_a_last_time_at_the_end() {
+    fn quarantined_items_are_queried_again_until_the_end() {
         let in_flight = InFlight::new();
         let broken = [1, 2, 3].map(|item| insert(&in_flight, item, item.into()));
         broken.iter().for_each(|fence| fence.fail());
@@ -437,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_takes_all_that_loads_report_as_complete_and_queries_no_fence_unless_told_to() {
+    fn a_sweep_queries_no_fence_unless_told_to() {
         let (in_flight, reached) = (InFlight::new(), Arc::new(std::sync::atomic::AtomicU64::new(0)));
         let at = |number| -> SharedFence { Arc::new(Numbered(reached.clone(), number)) };
         (1..=64).for_each(|number| in_flight.insert(number, 1, Fences::from_buf([at(u64::from(number))]), 0));

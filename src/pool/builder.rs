@@ -74,7 +74,7 @@ impl PoolBuilder {
         self
     }
 
-    /// The settings that a pool built now would have: what code sets, else the environment, else the defaults.
+    /// Returns the settings that a pool built now would have: what code sets, else the environment, else the defaults.
     ///
     /// # Errors
     ///

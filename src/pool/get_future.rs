@@ -32,7 +32,7 @@ use crate::quota::Claim;
 #[must_use = "a future does nothing unless it is polled"]
 pub struct GetFuture {
     // Declared before `pool`, so it is dropped first: a request that leaves the queue may return a buffer to the pool.
-    state: State,
+    state: GetState,
     pool: Pool,
     request: Request,
     /// The request's claim in its partition, until a buffer takes the claim.
@@ -40,7 +40,7 @@ pub struct GetFuture {
 }
 
 #[derive(Debug, Default)]
-enum State {
+enum GetState {
     #[default]
     New,
     /// The request waits for room in its partition.
@@ -51,13 +51,13 @@ enum State {
 
 impl GetFuture {
     pub(super) fn new(pool: Pool, request: Request) -> Self {
-        Self { state: State::New, pool, request, claim: None }
+        Self { state: GetState::New, pool, request, claim: None }
     }
 
     /// In a forked child, forgets the request instead of removing it from the queue: threads that do not exist here may hold the
     /// locks of the queue.
     fn forget_if_forked(&mut self) {
-        if !matches!(self.state, State::New) && self.pool.core().is_forked() {
+        if !matches!(self.state, GetState::New) && self.pool.core().is_forked() {
             std::mem::forget((std::mem::take(&mut self.state), self.claim.take()));
         }
     }
@@ -72,7 +72,7 @@ impl GetFuture {
             match partition.begin_claim(&request, wait, Some(self.pool.handle.clone()))? {
                 FirstAttempt::Served(claim) => self.claim = Some(claim),
                 FirstAttempt::Waiting(ticket) => {
-                    self.state = State::InPartition(ticket);
+                    self.state = GetState::InPartition(ticket);
                     return Ok(None);
                 }
             }
@@ -87,7 +87,7 @@ impl GetFuture {
                 Ok(Some(buffer(core, block, request, self.request.align, self.claim.take())))
             }
             FirstAttempt::Waiting(ticket) => {
-                self.state = State::InPool(ticket);
+                self.state = GetState::InPool(ticket);
                 Ok(None)
             }
         }
@@ -96,13 +96,14 @@ impl GetFuture {
     fn advance(&mut self, context: &mut Context<'_>) -> Poll<Result<PinnedBuf>> {
         loop {
             let served = match &mut self.state {
-                State::New | State::Completed => self.begin()?,
-                State::InPartition(ticket) => {
+                GetState::New => self.begin()?,
+                GetState::Completed => unreachable!("`poll` checks it"),
+                GetState::InPartition(ticket) => {
                     self.claim = Some(ready!(ticket.poll_served(context))?);
                     let (request, age) = (ticket.request().clone(), ticket.age());
                     self.begin_in_pool(&request, self.pool.longest_wait(self.request).saturating_sub(age))?
                 }
-                State::InPool(ticket) => {
+                GetState::InPool(ticket) => {
                     let block = ready!(ticket.poll_served(context))?;
                     Some(buffer(self.pool.core(), block, ticket.request(), self.request.align, self.claim.take()))
                 }
@@ -118,11 +119,11 @@ impl Future for GetFuture {
     type Output = Result<PinnedBuf>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        assert!(!matches!(self.state, State::Completed), "a `GetFuture` was polled after completion");
-        let open = self.pool.core().check_open().inspect_err(|_| self.forget_if_forked());
-        let served = if let Err(error) = open { Err(error) } else { ready!(self.advance(context)) };
+        assert!(!matches!(self.state, GetState::Completed), "a `GetFuture` was polled after completion");
+        let admitted = self.pool.core().check_open().inspect_err(|_| self.forget_if_forked());
+        let served = if let Err(error) = admitted { Err(error) } else { ready!(self.advance(context)) };
         // Dropping the ticket removes the request from the queue if it still waits, which is possible after an error.
-        self.state = State::Completed;
+        self.state = GetState::Completed;
         self.claim = None;
         Poll::Ready(served)
     }

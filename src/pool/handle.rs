@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::Pool;
 use super::start::PoolStart;
-use crate::engine::{CachedShard, PartitionCore, PoolCore, Tag};
+use crate::engine::{PartitionCore, PoolCore, Tag, ThreadShard};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::unmodeled::{AtomicPtr, Ordering};
 
@@ -55,7 +55,7 @@ impl Drop for Handle {
 
 impl Handle {
     pub(super) fn new(start: Arc<PoolStart>, scope: Option<RequestScope>) -> Self {
-        // The address 1 is neither null, which a thread without a cached pool has, nor the address of any core.
+        // The address 1 is neither null, which a thread without an entry has, nor the address of any core.
         let address = AtomicPtr::new(ptr::without_provenance_mut(1));
         Self { address, cores: Default::default(), start, generation: ForkGeneration::now(), scope }
     }
@@ -66,7 +66,7 @@ impl Handle {
     }
 
     #[inline(always)]
-    pub(super) fn cached_shard(&self) -> Option<CachedShard<'_>> {
+    pub(super) fn thread_shard(&self) -> Option<ThreadShard<'_>> {
         // Relaxed: the address is compared and never dereferenced.
         // SAFETY: not null (`new`); the core at this address, if there is one, is one of `cores`, so it lives as long as `self`.
         unsafe { PoolCore::shard_of(self.address.load(Ordering::Relaxed), 0, self) }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::buffer::PinnedBuf;
 use crate::config::Limit;
-use crate::engine::{Block, BlockRequest, CachedShard, PartitionCore, PoolCore, Tag};
+use crate::engine::{Block, BlockRequest, PartitionCore, PoolCore, Tag, ThreadShard};
 use crate::error::Result;
 use crate::quota::Claim;
 
@@ -34,8 +34,8 @@ pub use user_memory::UserMemory;
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
 ///
 /// The memory is released when both the last clone and the last buffer are dropped. The later of these two drops (also a call that
-/// consumes the buffer, such as [`copy_to`](crate::PinnedBuf::copy_to)) waits until no copy is in flight. After 30 s the wait ends
-/// as soon as copies stop completing, and the buffers in flight are never freed.
+/// consumes the buffer, such as [`copy_to`](crate::PinnedBuf::copy_to)) waits until no copy is in flight. After 30 s it waits only
+/// as long as copies keep completing; buffers that are then still in flight are never freed.
 ///
 /// Under `register` and `cuda` the drop of the last clone always waits, and after a wait that ended early nothing is freed. There, and
 /// for a reserve of `vmm`, the release also waits for all device work, so an async task should drop the last handle on a thread
@@ -137,13 +137,13 @@ impl Pool {
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close).
     #[inline]
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
-        let Some(shard) = self.handle.cached_shard() else { return self.get_slow(len) };
+        let Some(shard) = self.handle.thread_shard() else { return self.get_slow(len) };
         self.get_fast(shard, len)
     }
 
     // A separate function, so that the fast path saves no registers.
     #[inline(never)]
-    fn get_fast(&self, shard: CachedShard<'_>, len: usize) -> Result<PinnedBuf> {
+    fn get_fast(&self, shard: ThreadShard<'_>, len: usize) -> Result<PinnedBuf> {
         let Some(block) = shard.take(len) else { return self.get_slow(len) };
         Ok(PinnedBuf::from_fast_path_block(block, len))
     }
@@ -172,7 +172,7 @@ impl Pool {
     #[inline(never)]
     fn serve(&self, request: Request) -> Result<PinnedBuf> {
         let Some(block_request) = self.block_request(request)? else { return Ok(PinnedBuf::default()) };
-        self.core().cache_for_thread();
+        self.core().enter_for_thread();
         let (mut wait, mut claim) = (self.longest_wait(request), None);
         if let Some(partition) = &block_request.partition {
             let begun = Instant::now();
@@ -270,7 +270,7 @@ impl Pool {
         self.scoped(self.partition_core().cloned(), tag.or_else(|| self.scope_tag().cloned()))
     }
 
-    /// The tag of this handle's buffers, as reports show it ([`tagged`](Self::tagged)).
+    /// Returns the tag of this handle's buffers, as reports show it ([`tagged`](Self::tagged)).
     pub fn tag(&self) -> Option<&str> {
         self.scope_tag().map(|tag| tag.name())
     }

@@ -89,8 +89,9 @@ impl Partition {
         self.requests.try_get(request)
     }
 
-    /// A handle of the pool with requests that go through this partition, for code that takes a [`Pool`]. All other calls act on
-    /// the whole pool, among them `close`, `set_max_bytes` and `stats`. A `tagged` handle of it stays in the partition.
+    /// Returns a handle of the pool with requests that go through this partition, for code that takes a [`Pool`]. All other
+    /// calls act on the whole pool, among them `close`, `set_max_bytes` and `stats`. A `tagged` handle of it stays in the
+    /// partition.
     pub fn as_pool(&self) -> &Pool {
         &self.requests
     }
@@ -114,13 +115,13 @@ impl Partition {
         self.requests.unless_forked(|_| self.core.close());
     }
 
-    /// Statistics of the partition: requests, waits, bytes and the limit; everything else is 0 ([`Stats`]).
+    /// Returns the statistics of the partition: requests, waits, bytes and the limit; everything else is 0 ([`Stats`]).
     pub fn stats(&self) -> Stats {
         self.requests.unless_forked(|core| core.sweep_by_loads());
         self.core.stats()
     }
 
-    /// The name of the pool, `/`, and the name of the partition; if the pool is unnamed, only the latter.
+    /// Returns the name of the pool, `/`, and the name of the partition; if the pool is unnamed, only the latter.
     pub fn name(&self) -> &str {
         &self.core.name
     }

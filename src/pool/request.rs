@@ -23,7 +23,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request for `len` bytes that waits at most `PINPOOL_WAIT`.
+    /// Returns a request for `len` bytes that waits at most `PINPOOL_WAIT`.
     pub fn new(len: usize) -> Self {
         Self { len, align: DEFAULT_ALIGN, timeout: None }
     }

@@ -18,13 +18,13 @@ use crate::engine::{
 use crate::error::{Error, ErrorKind, Result};
 use crate::quota::{Claim, ProcessMember};
 use crate::report::{Finding, PoolLog};
-use crate::shared_limit::SharedLimit;
 use crate::size_class::Rounding;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "observe")]
 use pinpool_observe::record::{self, FAILED_RECORDINGS, SET_IN_CODE, Unrecorded};
 use pinpool_os::format::Size;
 use pinpool_os::host::limits;
+use pinpool_shared_limit::SharedLimit;
 
 /// The resolved settings that a pool starts with.
 pub(super) struct PoolStart {
@@ -175,7 +175,7 @@ impl PoolStart {
         Ok(Memory::of_arena(arena))
     }
 
-    /// Takes a slot in the shared limit that `PINPOOL_LEDGER` selects, if there is one. A pool that finds no living owner sets
+    /// Takes a slot in the shared limit that `PINPOOL_LEDGER` selects, if there is one. A pool that finds no living member sets
     /// the limit.
     pub(super) fn join_shared_limit(&self) -> Result<Option<SharedLimit>> {
         let (config, log) = (&self.settings.config, &self.log);
@@ -192,7 +192,7 @@ impl PoolStart {
         match SharedLimit::attach(name, log.name.as_deref(), max_bytes) {
             Ok(shared) => {
                 let report = shared.report();
-                let others = report.owners.len().saturating_sub(1);
+                let others = report.members.len().saturating_sub(1);
                 log.shared_limit_joined(name, report.max_bytes, report.held_bytes, others);
                 if let Some(bytes) = requested_bytes.filter(|&bytes| report.max_bytes != Some(bytes)) {
                     log.shared_limit_differs(name, report.max_bytes, bytes);

@@ -54,7 +54,7 @@ impl Pool {
         self.handle.start.log.name.as_deref()
     }
 
-    /// The settings in effect, with variables and defaults resolved.
+    /// Returns the settings in effect, with variables and defaults resolved.
     #[doc(hidden)]
     pub fn config(&self) -> &Config {
         self.handle.existing_core().map_or(&self.handle.start.settings.config, |core| core.config())

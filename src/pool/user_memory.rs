@@ -145,17 +145,17 @@ struct Held<O> {
 }
 
 impl<O: Send + 'static> UserMemory<O> {
-    /// Address and length of the pinned memory.
+    /// Returns the address and length of the pinned memory.
     pub fn memory(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.held.region.start(), self.held.region.len_bytes())
     }
 
-    /// The value that keeps the memory mapped.
+    /// Returns the value that keeps the memory mapped.
     pub fn owner(&self) -> &O {
         &self.held.owner
     }
 
-    /// The component that pinned the memory; `None` if the pool's memory is not pinned.
+    /// Returns the component that pinned the memory; `None` if the pool's memory is not pinned.
     pub fn pinned_by(&self) -> Option<PinnedBy> {
         self.held.pin.pinned_by()
     }

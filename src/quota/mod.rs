@@ -17,22 +17,22 @@
 //!   lowered meanwhile.
 //! - **quota-I2**: a claim is returned exactly once, by its drop.
 //! - **quota-I3**: a request that waits for a partition misses no return: it joins the queue, executes a fence and claims; a
-//!   return lowers `used`, executes a fence and notifies the owner.
+//!   return lowers `used`, executes a fence and notifies the budget's user.
 //! - **quota-I4**: the `auto` pools of a process together hold at most what the limit of one allows: they claim under one lock.
 
 mod process;
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use crate::shared_limit::{SharedLimit, SharedLimitReport, Want, describe_loss};
 use pinpool_os::format::Size;
 use pinpool_os::leaked;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
+use pinpool_shared_limit::{Loss, SharedLimit, SharedLimitReport, Want};
 pub(crate) use process::ProcessMember;
 use process::ProcessRoom;
 
-/// The owner of a budget, with its waiting requests and its idle memory. Its methods are called without a lock.
-pub(crate) trait BudgetOwner: Send + Sync {
+/// The user of a budget, a pool or partition, with its waiting requests and its idle memory. Its methods are called without a lock.
+pub(crate) trait BudgetUser: Send + Sync {
     /// Called after bytes were returned to a partition.
     fn on_bytes_returned(&self) {}
 
@@ -74,7 +74,7 @@ pub(crate) struct Budget {
     member: ProcessMember,
     /// The shared limit of the host. Claims keep the shared limit alive, so the pool leaves it with its last claim.
     shared_limit: Option<Weak<SharedLimit>>,
-    owner: OnceLock<Weak<dyn BudgetOwner>>,
+    user: OnceLock<Weak<dyn BudgetUser>>,
 }
 
 /// Claimed bytes of a [`Budget`]. They are returned when the claim is dropped.
@@ -99,22 +99,22 @@ impl Budget {
             used_bytes: AtomicU64::new(0),
             member: ProcessMember::default(),
             shared_limit: None,
-            owner: OnceLock::new(),
+            user: OnceLock::new(),
         }
     }
 
     /// Returns a budget for a partition.
-    pub(crate) fn of_partition(max_bytes: Option<u64>, owner: Weak<dyn BudgetOwner>) -> Arc<Self> {
-        Arc::new(Self { owner: OnceLock::from(owner), ..Self::of_level(LimitLevel::Partition, max_bytes) })
+    pub(crate) fn of_partition(max_bytes: Option<u64>, user: Weak<dyn BudgetUser>) -> Arc<Self> {
+        Arc::new(Self { user: OnceLock::from(user), ..Self::of_level(LimitLevel::Partition, max_bytes) })
     }
 
-    /// Sets the owner, if there is none yet.
-    pub(crate) fn set_owner(&self, owner: Weak<dyn BudgetOwner>) {
-        let _ = self.owner.set(owner);
+    /// Sets the user, if there is none yet.
+    pub(crate) fn set_user(&self, user: Weak<dyn BudgetUser>) {
+        let _ = self.user.set(user);
     }
 
-    fn owner(&self) -> Option<Arc<dyn BudgetOwner>> {
-        self.owner.get()?.upgrade()
+    fn user(&self) -> Option<Arc<dyn BudgetUser>> {
+        self.user.get()?.upgrade()
     }
 
     /// Claims `bytes`.
@@ -169,8 +169,8 @@ impl Budget {
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
         if self.level == LimitLevel::Partition {
             fence(Ordering::SeqCst);
-            if let Some(owner) = self.owner() {
-                owner.on_bytes_returned();
+            if let Some(user) = self.user() {
+                user.on_bytes_returned();
             }
         } else if self.is_auto() && self.is_wanted() {
             // The caller holds locks of the pool, so another thread wakes the requests of other pools.
@@ -219,7 +219,7 @@ impl Budget {
     }
 
     /// Returns the bytes that may still be claimed. If there are fewer than `wanted_bytes`, a host's limit first reclaims the
-    /// bytes of dead owners.
+    /// bytes of dead members.
     pub(crate) fn room_for(&self, wanted_bytes: u64) -> u64 {
         self.own_room_bytes().min(self.shared_room_for(wanted_bytes))
     }
@@ -260,7 +260,7 @@ impl Budget {
     }
 
     /// Records that a request or reserve of this pool that needs `needed_bytes` now wants `bytes` of the shared limit. Notifies
-    /// the other owners of a change; under a host's limit only if `bytes` is more than before. Returns the previous value, or
+    /// the other members of a change; under a host's limit only if `bytes` is more than before. Returns the previous value, or
     /// `bytes` if there is no shared limit.
     pub(crate) fn set_want(&self, want: &Want, bytes: u64, needed_bytes: u64) -> u64 {
         match self.shared_limit() {
@@ -270,17 +270,17 @@ impl Budget {
         }
     }
 
-    /// Returns whether other owners want memory.
+    /// Returns whether other members want memory.
     pub(crate) fn is_wanted(&self) -> bool {
         self.shared(|shared| shared.is_wanted().into(), |process| process.wanted_bytes) > 0
     }
 
-    /// Returns the bytes that other owners want and the shared limit has no room for.
+    /// Returns the bytes that other members want and the shared limit has no room for.
     pub(crate) fn others_lacking_bytes(&self) -> u64 {
         self.shared(SharedLimit::others_lacking_bytes, ProcessRoom::shortfall_bytes)
     }
 
-    /// Returns the bytes that returned buffers must release for other owners with priority, or 0 if there are none.
+    /// Returns the bytes that returned buffers must release for other members with priority, or 0 if there are none.
     pub(crate) fn owed_bytes(&self) -> u64 {
         self.shared(SharedLimit::owed_bytes, ProcessRoom::shortfall_bytes)
     }
@@ -288,7 +288,7 @@ impl Budget {
     /// Returns whether other processes hold more of the shared limit than this one.
     pub(crate) fn is_held_by_others(&self) -> bool {
         let report = self.shared_limit().map(|shared| shared.report()).unwrap_or_default();
-        let own_bytes: u64 = report.owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum();
+        let own_bytes: u64 = report.members.iter().filter(|member| member.is_own).map(|member| member.held_bytes).sum();
         report.held_bytes - own_bytes > own_bytes
     }
 
@@ -377,10 +377,18 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Notifies no owner for a claim that was refused.
+        // Notifies no user for a claim that was refused.
         if self.bytes > 0 {
             self.release(self.bytes);
         }
+    }
+}
+
+/// Returns why a pool can no longer grow under its shared limit, as text.
+pub(crate) fn describe_loss(loss: Loss) -> &'static str {
+    match loss {
+        Loss::Removed => "its file in /dev/shm was removed",
+        Loss::Closed => "this process has closed its descriptor",
     }
 }
 
@@ -405,17 +413,17 @@ mod tests {
     #[derive(Default)]
     struct Counting(AtomicUsize);
 
-    impl BudgetOwner for Counting {
+    impl BudgetUser for Counting {
         fn on_bytes_returned(&self) {
             self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         }
     }
 
     #[test]
-    fn a_refusal_names_the_level_and_the_claim_and_a_return_notifies_the_owner() {
+    fn a_refusal_names_its_level_and_a_return_notifies() {
         let returns = Arc::new(Counting::default());
-        let owner: Weak<Counting> = Arc::downgrade(&returns);
-        let (pool, partition) = (Budget::new(Some(100)), Budget::of_partition(Some(50), owner));
+        let user: Weak<Counting> = Arc::downgrade(&returns);
+        let (pool, partition) = (Budget::new(Some(100)), Budget::of_partition(Some(50), user));
         let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
         let held = partition.claim(30).unwrap();
         let expected = |level, bytes, could_fit| QuotaExceeded { level, bytes, could_fit };
@@ -423,7 +431,7 @@ mod tests {
         assert_eq!(over(&partition, 51), expected(LimitLevel::Partition, 51, false));
         assert_eq!(over(&pool, 101), expected(LimitLevel::Pool, 101, false));
         let notified = || returns.0.load(std::sync::atomic::Ordering::SeqCst);
-        assert_eq!(notified(), 0, "a refused claim notifies no owner");
+        assert_eq!(notified(), 0, "a refused claim notifies no user");
         drop(held);
         assert_eq!(notified(), 1);
     }
@@ -466,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_of_a_process_that_want_memory_come_in_the_order_in_which_they_began() {
+    fn pools_of_a_process_are_served_in_order_of_request() {
         let [mut held, first, second] = [(); 3].map(|()| automatic("unit-order", 100));
         held.resize(70).unwrap();
         let (held, first, second) = (held.budget(), first.budget(), second.budget());
@@ -508,9 +516,9 @@ mod tests {
         let never = QuotaExceeded { level: LimitLevel::Shared, bytes: 101, could_fit: false };
         assert_eq!((budget.refusal(101), budget.could_hold(101), budget.could_hold(100)), (never, false, true));
         drop(pool);
-        assert_eq!(crate::shared_limit::report(&name).unwrap().unwrap().held_bytes, 30);
+        assert_eq!(pinpool_shared_limit::report(&name).unwrap().unwrap().held_bytes, 30);
         drop(claim);
-        assert!(crate::shared_limit::report(&name).unwrap().is_none() && !budget.is_shared());
+        assert!(pinpool_shared_limit::report(&name).unwrap().is_none() && !budget.is_shared());
     }
 
     #[test]
@@ -550,7 +558,7 @@ mod models {
         notified: loom::sync::Condvar,
     }
 
-    impl BudgetOwner for Queue {
+    impl BudgetUser for Queue {
         fn on_bytes_returned(&self) {
             if self.is_waiting.load(Ordering::Relaxed) {
                 *self.is_notified.lock().unwrap() = true;
@@ -564,8 +572,8 @@ mod models {
     fn loom_a_request_that_waits_is_notified_of_the_return_that_makes_its_room() {
         loom::model(|| {
             let queue = Arc::new(Queue::default());
-            let owner: Weak<Queue> = Arc::downgrade(&queue);
-            let budget = Budget::of_partition(Some(3), owner);
+            let user: Weak<Queue> = Arc::downgrade(&queue);
+            let budget = Budget::of_partition(Some(3), user);
             let held = budget.claim(2).unwrap();
             let returning = loom::thread::spawn(move || drop(held));
             queue.is_waiting.store(true, Ordering::Relaxed);

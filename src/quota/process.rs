@@ -10,11 +10,10 @@ use std::sync::{Arc, Weak};
 
 use super::Budget;
 use crate::maintenance_thread::MaintenanceThread;
-use crate::shared_limit::Want;
 use pinpool_os::fork::PerProcess;
 use pinpool_os::format::Size;
 use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU64, Mutex, Ordering};
-use pinpool_shared_limit::LISTED;
+use pinpool_shared_limit::{LISTED, Want};
 
 /// All pools of this process, in order of creation.
 static POOLS: PerProcess<Mutex<Vec<ListedPool>>> = PerProcess::new(Mutex::default);
@@ -127,7 +126,7 @@ impl Budget {
         act(&process)
     }
 
-    /// Returns whether any pool of this process with the same root, or any owner under the limit of the host, has claimed bytes.
+    /// Returns whether any pool of this process with the same root, or any member under the limit of the host, has claimed bytes.
     pub(crate) fn has_claims_nearby(&self) -> bool {
         let has_claims = |pool: Arc<Self>| pool.member.root == self.member.root && pool.used_bytes() > 0;
         let of_process = POOLS.get().lock().iter().filter_map(|entry| entry.budget.upgrade()).any(has_claims);
@@ -162,8 +161,8 @@ impl Budget {
     /// slow calls, so the caller must hold no lock.
     pub(crate) fn reclaim_from_others(&self, bytes: u64) -> bool {
         let shortfall_bytes = || bytes.saturating_sub(self.shared_room_for(bytes));
-        self.others().iter().filter_map(|other| other.owner()).any(|owner| {
-            owner.release_idle(shortfall_bytes());
+        self.others().iter().filter_map(|other| other.user()).any(|user| {
+            user.release_idle(shortfall_bytes());
             shortfall_bytes() == 0
         })
     }

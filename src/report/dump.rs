@@ -158,7 +158,7 @@ pub struct Dump {
 }
 
 impl Dump {
-    /// The owners that hold buffers, the largest first.
+    /// Returns the owners that hold buffers, the largest first.
     pub fn owners(&self) -> &[Owner] {
         &self.owners
     }

@@ -17,7 +17,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// Name in reports: `ok`, `note`, `warning` or `error`.
+    /// Returns the name in reports: `ok`, `note`, `warning` or `error`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -51,27 +51,27 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A finding about `check`, of this severity, without a remedy.
+    /// Returns a finding about `check`, of this severity, without a remedy.
     pub fn new(check: &'static str, severity: Severity, found: impl Into<String>) -> Self {
         Self { check, severity, found: found.into(), remedy: None }
     }
 
-    /// A finding of [`Severity::Ok`].
+    /// Returns a finding of [`Severity::Ok`].
     pub fn ok(check: &'static str, found: impl Into<String>) -> Self {
         Self::new(check, Severity::Ok, found)
     }
 
-    /// A finding of [`Severity::Note`].
+    /// Returns a finding of [`Severity::Note`].
     pub fn note(check: &'static str, found: impl Into<String>) -> Self {
         Self::new(check, Severity::Note, found)
     }
 
-    /// A finding of [`Severity::Warning`].
+    /// Returns a finding of [`Severity::Warning`].
     pub fn warning(check: &'static str, found: impl Into<String>) -> Self {
         Self::new(check, Severity::Warning, found)
     }
 
-    /// A finding of [`Severity::Error`].
+    /// Returns a finding of [`Severity::Error`].
     pub fn error(check: &'static str, found: impl Into<String>) -> Self {
         Self::new(check, Severity::Error, found)
     }

@@ -89,7 +89,7 @@ fn lengths_at_boundaries(eighths: &[u128]) -> Vec<usize> {
 }
 
 #[test]
-fn the_boundaries_of_all_classes_at_all_alignments_are_those_of_the_definition() {
+fn class_boundaries_match_the_definition_at_all_alignments() {
     let eighths = eighths_classes();
     let lengths = lengths_at_boundaries(&eighths);
     let alignments = (0..=30).map(|power| 1usize << power);
@@ -115,7 +115,7 @@ fn the_boundaries_of_all_classes_at_all_alignments_are_those_of_the_definition()
 }
 
 #[test]
-fn the_indices_of_plain_requests_and_of_classes_are_dense_to_the_end_of_the_addresses() {
+fn class_indices_are_dense_up_to_the_largest_length() {
     let eighths = eighths_classes();
     assert_eq!(eighths.len(), EIGHTHS_CLASSES as usize);
     for len in lengths_at_boundaries(&eighths) {

@@ -42,33 +42,33 @@ impl Histogram {
         self.buckets.iter_mut().zip(other.buckets).for_each(|(sum, more)| *sum += more);
     }
 
-    /// Number of events.
+    /// Returns the number of events.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Sum of all durations.
+    /// Returns the sum of all durations.
     pub fn total(&self) -> Duration {
         self.total
     }
 
-    /// The shortest duration; 0 before the first event.
+    /// Returns the shortest duration; 0 before the first event.
     pub fn min(&self) -> Duration {
         self.min
     }
 
-    /// The longest duration; 0 before the first event.
+    /// Returns the longest duration; 0 before the first event.
     pub fn max(&self) -> Duration {
         self.max
     }
 
-    /// The mean duration; 0 before the first event.
+    /// Returns the mean duration; 0 before the first event.
     pub fn mean(&self) -> Duration {
         let nanos = self.total.as_nanos() / u128::from(self.count.max(1));
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// The duration that this share of the events did not exceed: `0.5` is the median. 0 before the first event.
+    /// Returns the duration that this share of the events did not exceed: `0.5` is the median. 0 before the first event.
     ///
     /// Rounded up to the bound of a bucket: the result is at most twice the exact value, if that is between 256 ns and 275 s.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // A rank.
@@ -84,8 +84,8 @@ impl Histogram {
         self.max
     }
 
-    /// The buckets in ascending order: the exclusive upper bound (`None` for the last) and the number of events. Bounds double
-    /// from 256 ns to 275 s.
+    /// Returns the buckets in ascending order: the exclusive upper bound (`None` for the last) and the number of events. Bounds
+    /// double from 256 ns to 275 s.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> + '_ {
         self.buckets
             .iter()
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn each_duration_is_in_the_bucket_whose_bound_it_stays_below() {
+    fn each_duration_is_below_the_bound_of_its_bucket() {
         let bounds: Vec<_> = Histogram::default().buckets().map(|(bound, _)| bound).collect();
         assert_eq!((bounds[0], bounds[30], bounds[31]), (Some(nanos(256)), Some(nanos(256 << 30)), None));
         for took in [0, 1, 255, 256, 257, 511, 512, 1 << 20, (1 << 20) - 1, (256 << 30) - 1, 256 << 30, u64::MAX] {

@@ -308,14 +308,14 @@ impl ToStatistics for Option<SharedLimitStats> {
 }
 
 impl EvictionReasons {
-    /// Sum of all reasons.
+    /// Returns the sum of all reasons.
     pub fn total(&self) -> u64 {
         self.over_limit + self.reclaimed + self.expired + self.released
     }
 }
 
 impl RequestStats {
-    /// Share of the served requests that were hits, from 0 to 1; 0 before the first request.
+    /// Returns the share of the served requests that were hits, from 0 to 1; 0 before the first request.
     #[allow(clippy::cast_precision_loss)] // A rate.
     pub fn hit_rate(&self) -> f64 {
         self.hits as f64 / self.served.max(1) as f64
@@ -323,7 +323,7 @@ impl RequestStats {
 }
 
 impl MemoryStats {
-    /// Share of the requested reserve that is pinned, from 0 to 1; 1 if nothing was reserved.
+    /// Returns the share of the requested reserve that is pinned, from 0 to 1; 1 if nothing was reserved.
     #[allow(clippy::cast_precision_loss)] // A rate.
     pub fn reserve_fraction(&self) -> f64 {
         if self.reserve_target_bytes == 0 { 1.0 } else { self.reserve_bytes as f64 / self.reserve_target_bytes as f64 }

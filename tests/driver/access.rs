@@ -16,7 +16,7 @@ fn copy_arrives(buf: PinnedBuf, context: &std::sync::Arc<CudaContext>, byte: u8)
 }
 
 #[test]
-fn one_sick_device_fails_its_own_copies_and_no_growth() {
+fn a_device_without_access_fails_only_its_own_copies() {
     let driver = MockDriver::load();
     driver.set_device_count(2);
     driver.refuse_access(1 << 1);
@@ -37,7 +37,7 @@ fn one_sick_device_fails_its_own_copies_and_no_growth() {
 }
 
 #[test]
-fn the_error_for_memory_without_a_device_address_names_no_copy() {
+fn a_device_address_error_does_not_mention_copies() {
     let driver = MockDriver::load();
     driver.set_device_count(2);
     driver.refuse_access(1 << 1);
@@ -51,7 +51,7 @@ fn the_error_for_memory_without_a_device_address_names_no_copy() {
 }
 
 #[test]
-fn a_device_that_was_refused_gets_access_to_what_it_copies_through_the_pool() {
+fn a_refused_device_gets_access_with_a_copy_through_the_pool() {
     let driver = MockDriver::load();
     driver.set_device_count(2);
     let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());

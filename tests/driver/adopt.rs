@@ -8,7 +8,7 @@ use mock_driver::{Code, MockDriver};
 use pinpool::{Backend, PinnedBuf, PinnedBy, Pool, UserMemory};
 
 use super::child::{alone, in_a_child};
-use super::fixture::{MIB, builder, held, maintain_until, stream_and_memory};
+use super::fixture::{MIB, builder, held, maintain_until, on_a_stream};
 use crate::valid_stats::valid_stats;
 
 #[repr(align(4096))]
@@ -28,11 +28,10 @@ fn lent(pool: &Pool, locked: &Arc<UserMemory<(Box<Pages>, Arc<()>)>>) -> PinnedB
 }
 
 #[test]
-fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
+fn user_memory_stays_registered_until_its_last_copy() {
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
-        let driver = MockDriver::load();
+        let (driver, stream, mut memory) = on_a_stream(MIB);
         let pool = builder(backend).build().unwrap();
-        let (stream, mut memory) = stream_and_memory(&cudarc::driver::CudaContext::new(0).unwrap(), MIB);
         let alive = Arc::new(());
         let before = held(&driver).registrations;
         let locked = locked(&pool, &alive);
@@ -53,10 +52,9 @@ fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
 }
 
 #[test]
-fn memory_that_a_device_may_still_use_is_never_returned() {
-    let driver = MockDriver::load();
+fn memory_with_unknown_device_work_is_never_returned() {
+    let (driver, stream, mut memory) = on_a_stream(MIB);
     let pool = builder(Backend::Register).build().unwrap();
-    let (stream, mut memory) = stream_and_memory(&cudarc::driver::CudaContext::new(0).unwrap(), MIB);
     let alive = Arc::new(());
     let held_copy = driver.hold(stream.cu_stream());
     lent(&pool, &locked(&pool, &alive)).copy_to(&stream, &mut memory).unwrap();
@@ -70,7 +68,7 @@ fn memory_that_a_device_may_still_use_is_never_returned() {
 }
 
 #[test]
-fn a_refusal_of_the_driver_is_an_error_and_one_at_the_end_keeps_the_memory() {
+fn a_failed_pin_is_an_error_and_a_failed_unpin_keeps_the_memory() {
     let driver = MockDriver::load();
     let pool = builder(Backend::Register).build().unwrap();
     let alive = Arc::new(());
@@ -87,7 +85,7 @@ fn a_refusal_of_the_driver_is_an_error_and_one_at_the_end_keeps_the_memory() {
 }
 
 #[test]
-fn children_of_fork_have_the_pages_again_when_the_lock_has_ended() {
+fn forked_children_have_the_pages_again_after_they_are_unpinned() {
     alone(|| {
         let driver = MockDriver::load();
         let pool = builder(Backend::Register).build().unwrap();

@@ -27,7 +27,7 @@ fn every_fact_about_the_driver_holds_on_the_mock_driver() {
 }
 
 #[test]
-fn the_facts_hold_where_a_driver_answers_otherwise_than_its_manual() {
+fn the_facts_hold_for_drivers_that_deviate_from_the_manual() {
     alone(|| {
         let driver = MockDriver::load();
         driver.set_deviations(&[Deviation::SmallCopies, Deviation::OtherCodes]);
@@ -37,7 +37,7 @@ fn the_facts_hold_where_a_driver_answers_otherwise_than_its_manual() {
 }
 
 #[test]
-fn every_kind_of_stream_and_target_takes_a_copy() {
+fn copies_work_on_every_kind_of_stream_and_target() {
     let (_driver, context, pool) = start();
     let (own, mut memory) = stream_and_memory(&context, 4096);
     for stream in [own, context.default_stream(), context.per_thread_stream()] {
@@ -57,7 +57,7 @@ fn every_kind_of_stream_and_target_takes_a_copy() {
 }
 
 #[test]
-fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_survives() {
+fn a_copy_on_a_capturing_stream_is_refused_and_the_capture_survives() {
     let (driver, context, pool) = start();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
     let buf = filled(&pool, 4096, 1);
@@ -70,7 +70,7 @@ fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_survives() {
 }
 
 #[test]
-fn a_copy_waits_for_work_on_its_target_although_an_error_is_stored() {
+fn a_copy_waits_for_its_target_despite_a_stored_error() {
     let (driver, context, pool) = start();
     let ((writer, mut memory), (stream, _unused)) = (stream_and_memory(&context, 4096), stream_and_memory(&context, 1));
     let gate = driver.hold(writer.cu_stream());
@@ -86,7 +86,7 @@ fn a_copy_waits_for_work_on_its_target_although_an_error_is_stored() {
 
 /// Neither the host nor a second copy may write to bytes that the first copy may still read.
 #[test]
-fn a_refused_wait_for_a_copy_from_the_buffer_fails_each_call_that_would_write() {
+fn writes_fail_if_the_wait_for_an_earlier_copy_is_refused() {
     let _events = EventsOnly::begin();
     let (driver, context, pool) = start();
     let ((stream, mut memory), (other, source)) =
@@ -113,7 +113,7 @@ fn a_refused_wait_for_a_copy_from_the_buffer_fails_each_call_that_would_write() 
 }
 
 #[test]
-fn a_copy_that_fails_at_a_step_puts_its_buffer_back_only_if_nothing_was_enqueued() {
+fn a_failed_copy_returns_its_buffer_only_if_nothing_was_enqueued() {
     for (name, code) in ["cuCtxGetCurrent", "cuStreamIsCapturing", "cuStreamWaitEvent"]
         .map(|name| (name, Code::UNKNOWN))
         .into_iter()
@@ -152,7 +152,7 @@ fn copy_without_a_fence(
 }
 
 #[test]
-fn a_copy_without_a_fence_on_a_slow_stream_is_quarantined_until_the_device_answers() {
+fn a_copy_without_a_fence_is_quarantined_until_the_device_answers() {
     let (driver, context, pool) = start();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
     let (other, mut others) = stream_and_memory(&context, 4096);
@@ -174,7 +174,7 @@ fn a_copy_without_a_fence_on_a_slow_stream_is_quarantined_until_the_device_answe
 }
 
 #[test]
-fn a_copy_without_a_fence_during_a_capture_is_not_waited_for_again() {
+fn a_copy_without_a_fence_is_waited_for_once_during_a_capture() {
     let (driver, context, pool) = start();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
     let (captured, _unused) = stream_and_memory(&context, 1);
@@ -213,7 +213,7 @@ fn after_a_failed_query_the_buffer_is_never_reused() {
 }
 
 #[test]
-fn on_a_lost_device_or_at_the_end_of_the_process_no_memory_is_freed_and_no_thread_waits() {
+fn no_memory_is_freed_on_a_lost_device_or_at_process_exit() {
     let harms: [fn(&MockDriver); 2] = [|driver| driver.lose_device(Code::UNKNOWN), MockDriver::shut_down];
     for harm in harms {
         let (driver, context, pool) = start();

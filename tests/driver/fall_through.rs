@@ -71,7 +71,7 @@ const REFUSALS: &[(&[&str], &str, &[&str])] = &[
 ];
 
 #[test]
-fn each_refusal_at_each_step_is_named_and_the_next_backend_is_taken() {
+fn each_refused_step_is_named_and_the_next_backend_is_used() {
     alone(|| {
         let driver = MockDriver::load();
         for code in [Code::OUT_OF_MEMORY, Code::NOT_PERMITTED, NOT_SUPPORTED] {
@@ -101,7 +101,7 @@ fn each_refusal_at_each_step_is_named_and_the_next_backend_is_taken() {
 }
 
 #[test]
-fn without_device_memory_for_a_test_copy_a_backend_is_used_with_a_warning_that_names_the_call() {
+fn a_backend_without_memory_for_its_test_copy_is_used_with_a_warning() {
     alone(|| {
         let driver = MockDriver::load();
         let refused = |call: &str, code: Code, others: &[&str]| {
@@ -128,7 +128,7 @@ fn without_device_memory_for_a_test_copy_a_backend_is_used_with_a_warning_that_n
 }
 
 #[test]
-fn the_tensorflow_preset_tries_only_the_driver_backend_cuda() {
+fn the_tensorflow_preset_tries_only_the_backend_cuda() {
     let driver = MockDriver::load();
     let of = || taken(auto().preset(Preset::TensorFlow));
     assert_eq!((of().backend, driver.calls("cuMemHostAlloc"), driver.calls("cuMemFreeHost")), ("cuda", 1, 1));
@@ -139,7 +139,7 @@ fn the_tensorflow_preset_tries_only_the_driver_backend_cuda() {
 }
 
 #[test]
-fn a_trial_leaves_nothing_and_makes_a_context_only_for_a_copy() {
+fn a_trial_leaves_nothing_behind_and_creates_a_context_only_to_copy() {
     alone(|| {
         let (driver, before) = loaded();
         drop(auto().build().unwrap());
@@ -182,7 +182,7 @@ const WITHOUT_CPUS: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 512, "")];
 const ASYMMETRIC: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 128, "64-127")];
 
 #[test]
-fn vmm_of_an_old_driver_is_not_tried_on_unequal_numa_nodes_unless_the_user_insists() {
+fn old_drivers_use_vmm_on_unequal_numa_nodes_only_if_it_is_set() {
     let driver = MockDriver::load();
     for (nodes, why) in [
         (MEMORYLESS, "node 1 has no memory"),
@@ -201,7 +201,7 @@ fn vmm_of_an_old_driver_is_not_tried_on_unequal_numa_nodes_unless_the_user_insis
 }
 
 #[test]
-fn memory_without_a_node_replaces_memory_of_an_incomplete_node_if_the_driver_supports_it() {
+fn memory_without_a_node_replaces_an_incomplete_node() {
     let driver = MockDriver::load();
     for nodes in [MEMORYLESS, WITHOUT_CPUS] {
         let root = machine(nodes, &[NEW, NEAR_1]);
@@ -216,7 +216,7 @@ fn memory_without_a_node_replaces_memory_of_an_incomplete_node_if_the_driver_sup
 }
 
 #[test]
-fn memory_without_a_node_is_requested_if_the_driver_refuses_a_node() {
+fn memory_without_a_node_is_requested_if_the_node_is_refused() {
     let driver = MockDriver::load();
     driver.set_attribute(VIRTUAL_MEMORY_ON_HOST, 1);
     driver.fail("cuMemCreate", 1, Code::INVALID_VALUE);

@@ -7,7 +7,7 @@ use pinpool::{Backend, PinnedBy, Pool};
 use crate::child::{alone, in_a_child};
 
 #[test]
-fn a_child_of_fork_gets_an_error_instead_of_the_drivers_memory() {
+fn a_forked_child_gets_an_error_for_driver_memory() {
     // A fork alongside other tests would copy locks that their threads hold.
     alone(|| {
         let _driver = mock_driver::MockDriver::load();
@@ -37,7 +37,7 @@ fn a_child_of_fork_gets_an_error_instead_of_the_drivers_memory() {
 }
 
 #[test]
-fn a_pool_of_a_child_whose_parent_used_cuda_says_why_it_has_no_gpu() {
+fn a_forked_child_reports_why_it_has_no_gpu() {
     alone(|| {
         let _driver = mock_driver::MockDriver::load();
         let pool = Pool::builder().without_env().build().unwrap();
@@ -56,7 +56,7 @@ fn a_pool_of_a_child_whose_parent_used_cuda_says_why_it_has_no_gpu() {
 }
 
 #[test]
-fn a_launcher_that_builds_a_pool_and_only_forks_leaves_its_children_with_cuda() {
+fn an_unused_pool_leaves_cuda_to_forked_children() {
     alone(|| {
         let driver = mock_driver::MockDriver::load();
         let pool = Pool::builder().without_env().build().unwrap();
@@ -67,14 +67,8 @@ fn a_launcher_that_builds_a_pool_and_only_forks_leaves_its_children_with_cuda() 
         assert_eq!(driver.calls("cuInit"), 0);
         in_a_child(|| {
             let own = Pool::builder().without_env().backend(Backend::Gpu).build();
-            vec![
-                ("own", own.is_ok_and(|own| own.get(4096).is_ok_and(|buf| buf.pinned_by() == Some(PinnedBy::Driver)))),
-                (
-                    "launcher's",
-                    pool.get(4096).is_ok_and(|buf| buf.pinned_by() == Some(PinnedBy::Driver))
-                        && pool.stats().backend == "vmm",
-                ),
-            ]
+            let pins = |pool: &Pool| pool.get(4096).is_ok_and(|buf| buf.pinned_by() == Some(PinnedBy::Driver));
+            vec![("own", own.is_ok_and(|own| pins(&own))), ("launcher's", pins(&pool) && pool.stats().backend == "vmm")]
         });
         assert_eq!(driver.calls("cuInit"), 0);
         drop(pool.clone());
@@ -88,7 +82,7 @@ fn a_launcher_that_builds_a_pool_and_only_forks_leaves_its_children_with_cuda() 
 }
 
 #[test]
-fn a_pool_that_names_its_backend_or_reserves_memory_begins_when_it_is_built() {
+fn a_reserve_starts_the_driver_when_the_pool_is_built() {
     alone(|| {
         let driver = mock_driver::MockDriver::load();
         let build = |settings: &[(&str, &str)]| {

@@ -16,9 +16,11 @@ use crate::fixture::{begin_capture, end_capture, start, stream_and_memory, tenso
 
 const LEN: usize = 64 << 10;
 
-fn record_stream(buf: &mut PinnedBuf, stream: &Arc<CudaStream>) -> pinpool::Result<()> {
+type Record<'a> = &'a dyn Fn(&mut PinnedBuf) -> pinpool::Result<()>;
+
+fn record_handle(buf: &mut PinnedBuf, stream: &Arc<CudaStream>) -> pinpool::Result<()> {
     // SAFETY: the stream is alive.
-    unsafe { buf.record_stream(stream.cu_stream().cast()) }
+    unsafe { buf.record_raw_stream(stream.cu_stream().cast()) }
 }
 
 fn current() -> Option<cudarc::driver::sys::CUcontext> {
@@ -27,7 +29,7 @@ fn current() -> Option<cudarc::driver::sys::CUcontext> {
 
 /// A copy of `buf` that the pool does not see.
 fn untracked(stream: &Arc<CudaStream>, buf: &PinnedBuf, memory: &mut cudarc::driver::CudaSlice<u8>) {
-    // SAFETY: the callers keep the buffer, unchanged, until the work of the stream is over.
+    // SAFETY: the callers keep the buffer, unchanged, until the work of the stream has completed.
     stream.memcpy_htod(unsafe { buf.wait_slice_untracked() }.unwrap(), memory).unwrap();
 }
 
@@ -46,25 +48,29 @@ fn returns_only_after(pool: &Pool, buf: PinnedBuf, gate: mock_driver::HeldStream
 }
 
 #[test]
-fn a_buffer_returns_after_the_work_of_a_stream_known_by_its_handle() {
+fn a_buffer_is_reused_after_the_work_of_a_stream_or_event() {
     let (driver, context, pool) = start();
-    let (stream, mut memory) = stream_and_memory(&context, LEN);
-    let mut buf = pool.get(LEN).unwrap();
-    let gate = driver.hold(stream.cu_stream());
-    untracked(&stream, &buf, &mut memory);
-    // The thread's own context stays, even if it has none.
-    for own in [Some(context.cu_ctx()), None] {
-        // SAFETY: the context is alive.
-        unsafe { result::ctx::set_current(own.unwrap_or(ptr::null_mut())) }.unwrap();
-        record_stream(&mut buf, &stream).unwrap();
-        assert_eq!(current(), own);
+    let ((stream, mut memory), event) = (stream_and_memory(&context, LEN), context.new_event(None).unwrap());
+    let by_handle: Record<'_> = &|buf| record_handle(buf, &stream);
+    for record in [by_handle, &|buf| buf.record_stream(&stream), &|buf| buf.record_event(&event)] {
+        let mut buf = pool.get(LEN).unwrap();
+        let gate = driver.hold(stream.cu_stream());
+        untracked(&stream, &buf, &mut memory);
+        event.record(&stream).unwrap();
+        // The thread's own context stays, even if it has none.
+        for own in [Some(context.cu_ctx()), None] {
+            // SAFETY: the context is alive.
+            unsafe { result::ctx::set_current(own.unwrap_or(ptr::null_mut())) }.unwrap();
+            record(&mut buf).unwrap();
+            assert_eq!(current(), own);
+        }
+        context.bind_to_thread().unwrap();
+        returns_only_after(&pool, buf, gate);
     }
-    context.bind_to_thread().unwrap();
-    returns_only_after(&pool, buf, gate);
 }
 
 #[test]
-fn a_default_stream_is_known_by_null_and_a_stream_of_a_green_context_by_its_primary_context() {
+fn null_is_the_default_stream_and_green_streams_are_accepted() {
     let is_default: fn(&MockDriver, &Arc<CudaContext>) -> Arc<CudaStream> = |_, context| context.default_stream();
     let is_green: fn(&MockDriver, &Arc<CudaContext>) -> Arc<CudaStream> = |driver, context| {
         driver.set_deviations(&[Deviation::GreenStreams]);
@@ -76,13 +82,13 @@ fn a_default_stream_is_known_by_null_and_a_stream_of_a_green_context_by_its_prim
         let (stream, mut buf) = (stream_of(&driver, &context), pool.get(LEN).unwrap());
         let gate = driver.hold(stream.cu_stream());
         untracked(&stream, &buf, &mut memory);
-        record_stream(&mut buf, &stream).unwrap();
+        record_handle(&mut buf, &stream).unwrap();
         returns_only_after(&pool, buf, gate);
     }
 }
 
 #[test]
-fn a_buffer_returns_after_an_event_known_by_its_handle() {
+fn a_buffer_is_reused_after_the_work_of_an_event_handle() {
     let (driver, context, pool) = start();
     let (stream, mut memory) = stream_and_memory(&context, LEN);
     let mut buf = pool.get(LEN).unwrap();
@@ -92,45 +98,43 @@ fn a_buffer_returns_after_an_event_known_by_its_handle() {
     // SAFETY: none is allowed.
     unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
     // SAFETY: the event is alive. Never recorded, it represents nothing, which a thread without a context learns too.
-    unsafe { buf.record_event(event.cu_event().cast()) }.unwrap();
+    unsafe { buf.record_raw_event(event.cu_event().cast()) }.unwrap();
     context.bind_to_thread().unwrap();
     assert!(buf.try_slice_mut().unwrap().is_some(), "nothing is recorded");
     event.record(&stream).unwrap();
     // SAFETY: as above.
-    unsafe { buf.record_event(event.cu_event().cast()) }.unwrap();
+    unsafe { buf.record_raw_event(event.cu_event().cast()) }.unwrap();
     assert!(buf.try_slice_mut().unwrap().is_none());
     drop(event);
     returns_only_after(&pool, buf, gate);
 }
 
 #[test]
-fn memory_is_lost_if_the_driver_refuses_a_fence_after_work_on_it() {
-    type Record<'a> = &'a dyn Fn(&mut PinnedBuf) -> pinpool::Result<()>;
-
+fn memory_is_quarantined_if_its_fence_is_refused() {
     let (driver, context, pool) = start();
     let (stream, _memory) = stream_and_memory(&context, LEN);
     // SAFETY: the mock driver looks handles up.
-    let unknown: Record<'_> = &|buf| unsafe { buf.record_stream(ptr::without_provenance_mut(0x1234_5670)) };
+    let unknown: Record<'_> = &|buf| unsafe { buf.record_raw_stream(ptr::without_provenance_mut(0x1234_5670)) };
     let without_context: Record<'_> = &|buf| {
         // SAFETY: none is allowed.
         unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
         // SAFETY: refused.
-        let refused = unsafe { buf.record_event(ptr::dangling_mut()) };
+        let refused = unsafe { buf.record_raw_event(ptr::dangling_mut()) };
         context.bind_to_thread().unwrap();
         refused
     };
     // SAFETY: refused.
-    let no_event: Record<'_> = &|buf| unsafe { buf.record_event(ptr::null_mut()) };
+    let no_event: Record<'_> = &|buf| unsafe { buf.record_raw_event(ptr::null_mut()) };
     let capturing: Record<'_> = &|buf| {
         begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
-        let refused = record_stream(buf, &stream);
+        let refused = record_handle(buf, &stream);
         end_capture(&stream).unwrap();
         refused
     };
     let of_device: Record<'_> = &|buf| {
         // Asked again after a refusal.
         driver.fail_from("cuStreamIsCapturing", 1, Code::LAUNCH_FAILED);
-        let refused = record_stream(buf, &stream);
+        let refused = record_handle(buf, &stream);
         driver.reset_scripts();
         refused
     };
@@ -148,7 +152,7 @@ fn memory_is_lost_if_the_driver_refuses_a_fence_after_work_on_it() {
         let error = record(&mut buf).unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
         // SAFETY: the default stream. Work on it is unrelated.
-        unsafe { buf.record_stream(ptr::null_mut()) }.unwrap();
+        unsafe { buf.record_raw_stream(ptr::null_mut()) }.unwrap();
         assert!(buf.wait_slice_mut().unwrap_err().is_device(), "{words}: who writes would overtake the work");
         drop(buf);
         pool.maintain();
@@ -159,7 +163,7 @@ fn memory_is_lost_if_the_driver_refuses_a_fence_after_work_on_it() {
 }
 
 #[test]
-fn only_an_error_of_the_handle_is_reported_as_one() {
+fn only_handle_errors_are_reported_as_invalid_handles() {
     let driver = MockDriver::load();
     driver.renew_contexts();
     let (context, pool) = (CudaContext::new(0).unwrap(), tensorflow().build().unwrap());
@@ -172,9 +176,9 @@ fn only_an_error_of_the_handle_is_reported_as_one() {
         let mut buf = pool.get(LEN).unwrap();
         driver.fail_from(call, 1, code);
         // SAFETY: a default stream.
-        let of_stream = unsafe { buf.record_stream(ptr::null_mut()) };
+        let of_stream = unsafe { buf.record_raw_stream(ptr::null_mut()) };
         // SAFETY: a live event.
-        let of_event = unsafe { buf.record_event(event.cu_event().cast()) };
+        let of_event = unsafe { buf.record_raw_event(event.cu_event().cast()) };
         driver.reset_scripts();
         [of_stream, of_event].map(Result::unwrap_err)
     };
@@ -195,14 +199,14 @@ fn only_an_error_of_the_handle_is_reported_as_one() {
 }
 
 #[test]
-fn a_second_call_for_a_default_stream_succeeds_for_the_same_stream_only() {
+fn a_repeated_call_succeeds_only_for_the_same_default_stream() {
     let (driver, context, pool) = start();
     driver.set_device_count(2);
     let other = CudaContext::new(1).unwrap();
     let record = |buf: &mut PinnedBuf, handle: usize, context: &CudaContext| {
         context.bind_to_thread().unwrap();
         // SAFETY: default streams live as long as their contexts.
-        unsafe { buf.record_stream(ptr::without_provenance_mut(handle)) }
+        unsafe { buf.record_raw_stream(ptr::without_provenance_mut(handle)) }
     };
     for handle in [0, 1, 2] {
         let mut buf = pool.get(LEN).unwrap();
@@ -234,14 +238,14 @@ fn a_default_stream_during_a_capture_is_recorded_after_it() {
     let mut buf = pool.get(LEN).unwrap();
     begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
     // SAFETY: the default stream.
-    let error = unsafe { buf.record_stream(ptr::null_mut()) }.unwrap_err();
+    let error = unsafe { buf.record_raw_stream(ptr::null_mut()) }.unwrap_err();
     assert!(!error.is_capture() && error.to_string().contains("once that capture has ended"), "{error}");
     let released = pool.get(LEN).unwrap().release_after(&default).unwrap_err().into_buf().unwrap();
     drop(pool.get(LEN).unwrap().release_after(&default).unwrap_err());
     assert_eq!(pool.stats().memory.quarantined, 1, "a buffer that nobody takes out of the error");
     end_capture(&captured).unwrap();
     // SAFETY: as above.
-    unsafe { buf.record_stream(ptr::null_mut()) }.unwrap();
+    unsafe { buf.record_raw_stream(ptr::null_mut()) }.unwrap();
     released.release_after(&default).unwrap();
     drop(buf);
     default.synchronize().unwrap();
@@ -337,7 +341,7 @@ fn the_default_stream_of_a_green_context_is_refused() {
     assert!(error.error().is_device() && error.to_string().contains("green context"), "{error}");
     let mut buf = error.into_buf().expect("for another attempt");
     // SAFETY: as above.
-    assert!(unsafe { buf.record_stream(ptr::null_mut()) }.unwrap_err().is_device());
+    assert!(unsafe { buf.record_raw_stream(ptr::null_mut()) }.unwrap_err().is_device());
     // As torch names it: on the primary context's stream, the fence would complete immediately.
     assert!(default.on_device(0).record_fence().unwrap_err().is_device());
     drop(buf);

@@ -29,7 +29,7 @@ fn while_held(driver: &MockDriver, pool: &Pool, call: &str, act: impl FnOnce(&Po
 }
 
 #[test]
-fn statistics_and_hits_wait_for_no_pin_call_no_release_and_no_copy_call() {
+fn statistics_and_hits_do_not_wait_for_driver_calls() {
     let (driver, stream, mut memory) = on_a_stream(MIB);
     let _events = EventsOnly::begin();
     for (preset, backend, pin, unpin) in [
@@ -87,7 +87,7 @@ fn a_trim_does_not_call_an_unresponsive_driver() {
 }
 
 #[test]
-fn a_failed_device_has_not_recovered_because_the_driver_is_stuck_in_a_query() {
+fn a_blocked_query_does_not_clear_a_device_failure() {
     let (driver, stream, mut memory) = on_a_stream(4096);
     let pool = builder(Backend::Vmm).maintenance_thread(false).build().unwrap();
     let work = driver.hold(stream.cu_stream());
@@ -113,7 +113,7 @@ fn a_failed_device_has_not_recovered_because_the_driver_is_stuck_in_a_query() {
 }
 
 #[test]
-fn a_request_does_not_wait_past_its_deadline_for_the_registration_of_another_thread() {
+fn a_request_times_out_while_another_thread_pins() {
     let driver = MockDriver::load();
     let pool = builder(Backend::Register).max_bytes(1 << 30).wait(Duration::from_millis(20)).build().unwrap();
     let held = driver.hold_call("cuMemHostRegister_v2");

@@ -67,7 +67,7 @@ fn a_write_after_a_copy_by_cudarc_waits_for_it() {
 }
 
 #[test]
-fn a_read_waits_for_bytes_that_cudarc_copies_back() {
+fn a_read_waits_for_a_copy_back_by_cudarc() {
     let (driver, context, pool) = start();
     for (byte, stream) in (1..).zip(usual_streams(&context)) {
         let (source, mut buf) = (memory(&stream, byte), filled(&pool, 0));
@@ -79,7 +79,7 @@ fn a_read_waits_for_bytes_that_cudarc_copies_back() {
 }
 
 #[test]
-fn stored_errors_do_not_free_a_buffer_under_a_copy_by_cudarc() {
+fn stored_errors_do_not_free_a_buffer_during_a_copy_by_cudarc() {
     let (driver, context, pool) = start();
     let (writer, stream) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let mut target = memory(&writer, 0);
@@ -101,7 +101,7 @@ fn stored_errors_do_not_free_a_buffer_under_a_copy_by_cudarc() {
 }
 
 #[test]
-fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
+fn a_buffer_is_not_reused_if_cudarcs_copy_has_an_unknown_end() {
     let (driver, context, pool) = start();
     let stream = context.default_stream();
     let mut target = memory(&stream, 0);
@@ -218,7 +218,7 @@ fn a_buffer_released_after_untracked_work_waits_for_that_work_only() {
 }
 
 #[test]
-fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
+fn raw_memory_is_copied_on_a_raw_stream() {
     let (driver, context, pool) = start();
     let owner = context.new_stream().unwrap();
     let allocated = memory(&owner, 0);
@@ -249,7 +249,7 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
 }
 
 #[test]
-fn a_copy_on_a_timeline_completes_with_its_work_and_no_sooner_through_the_wrap() {
+fn a_timeline_reports_completion_correctly_when_it_wraps() {
     let (driver, context, pool) = start();
     let stream = context.new_stream().unwrap();
     let mut target = memory(&stream, 0);
@@ -275,7 +275,7 @@ fn a_copy_on_a_timeline_completes_with_its_work_and_no_sooner_through_the_wrap()
 }
 
 #[test]
-fn timelines_deliver_every_batch_intact_on_threads_that_share_streams() {
+fn timelines_work_on_streams_shared_by_threads() {
     let (driver, context, pool) = start();
     let streams: Vec<_> = (0..3).map(|_| context.new_stream().unwrap()).collect();
     thread::scope(|scope| {
@@ -304,7 +304,7 @@ fn timelines_deliver_every_batch_intact_on_threads_that_share_streams() {
 }
 
 #[test]
-fn a_timeline_word_serves_one_stream_after_another() {
+fn a_timeline_word_is_reused_by_later_streams() {
     let (driver, context, pool) = start();
     let pages = driver.counts().host_allocations;
     let first = context.new_stream().unwrap().record_fence().unwrap();
@@ -322,7 +322,7 @@ fn a_timeline_word_serves_one_stream_after_another() {
 }
 
 #[test]
-fn a_stream_with_a_reused_handle_does_not_complete_copies_of_the_destroyed_one() {
+fn a_reused_stream_handle_does_not_complete_earlier_copies() {
     let (driver, context, pool) = start();
     let (owner, first) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let mut targets = [memory(&owner, 0), memory(&owner, 0), memory(&owner, 0)];
@@ -347,7 +347,7 @@ fn a_stream_with_a_reused_handle_does_not_complete_copies_of_the_destroyed_one()
 }
 
 #[test]
-fn work_of_a_destroyed_stream_is_waited_for_on_the_next_stream_with_its_handle() {
+fn a_reused_stream_handle_waits_for_work_of_the_destroyed_stream() {
     let (driver, context, pool) = start();
     let (owner, down) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let (source, other, mut target) = (memory(&owner, 7), memory(&owner, 8), memory(&owner, 0));
@@ -370,7 +370,7 @@ fn work_of_a_destroyed_stream_is_waited_for_on_the_next_stream_with_its_handle()
 }
 
 #[test]
-fn a_copy_whose_wait_would_join_a_capture_is_refused_before_it_is_enqueued() {
+fn a_copy_that_would_join_a_capture_is_refused() {
     let (driver, context, pool) = start();
     let (origin, stream, other) =
         (context.new_stream().unwrap(), context.new_stream().unwrap(), context.new_stream().unwrap());
@@ -398,7 +398,7 @@ fn a_copy_whose_wait_would_join_a_capture_is_refused_before_it_is_enqueued() {
 }
 
 #[test]
-fn an_event_of_a_capture_is_refused_and_later_buffers_are_not_affected() {
+fn an_event_recorded_in_a_capture_is_refused() {
     let (driver, context, pool) = start();
     let (origin, stream) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let (in_graph, event) = (context.new_event(None).unwrap(), context.new_event(None).unwrap());
@@ -419,7 +419,7 @@ fn an_event_of_a_capture_is_refused_and_later_buffers_are_not_affected() {
 }
 
 #[test]
-fn a_pending_event_delays_no_buffer_that_waits_for_another_event() {
+fn a_pending_event_delays_only_its_own_buffers() {
     let (driver, context, pool) = start();
     let (slow, fast) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let events = [context.new_event(None).unwrap(), context.new_event(None).unwrap()];

@@ -49,13 +49,7 @@ fn churn(pool: &Pool, max_bytes: u64, mut check: impl FnMut()) {
 }
 
 /// Checks, whenever `check` is called, that what the driver has ever held since `before` fits and is what the pool says.
-fn within<'a>(
-    driver: &'a MockDriver,
-    pool: &'a Pool,
-    before: u64,
-    max_bytes: u64,
-    what: &'a str,
-) -> impl FnMut() + use<'a> {
+fn within(driver: &MockDriver, pool: &Pool, before: u64, max_bytes: u64, what: &str) -> impl FnMut() {
     move || {
         let counts = driver.counts();
         let most_bytes = counts.peak_pinned_bytes - before;
@@ -67,7 +61,7 @@ fn within<'a>(
 }
 
 #[test]
-fn the_driver_never_holds_a_byte_more_than_the_limit() {
+fn the_driver_never_pins_more_than_the_limit() {
     let adaptive = [Backend::Vmm, Backend::Register, Backend::Cuda].map(|backend| (Preset::Adaptive, backend));
     for (preset, backend) in adaptive.into_iter().chain([(Preset::TensorFlow, Backend::Cuda)]) {
         for max_bytes in LIMITS {
@@ -91,7 +85,7 @@ fn the_driver_never_holds_a_byte_more_than_the_limit() {
 }
 
 #[test]
-fn a_reserve_counts_with_all_that_the_driver_holds_for_it() {
+fn a_reserve_counts_everything_that_the_driver_pins_for_it() {
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
         for (reserve, max_bytes) in [
             (3 << 20, 3_u64 << 20),
@@ -117,7 +111,7 @@ fn a_reserve_counts_with_all_that_the_driver_holds_for_it() {
 }
 
 #[test]
-fn where_the_driver_refuses_a_region_the_request_is_served_by_a_smaller_one() {
+fn a_smaller_region_serves_the_request_if_a_larger_one_is_refused() {
     for backend in [Backend::Register, Backend::Cuda] {
         let driver = MockDriver::load();
         // With the pages of timelines that earlier tests have left.

@@ -8,7 +8,7 @@
 //! | `copies`, `tracked_copies` | copies made by the pool, and every common way to start one |
 //! | `interop` | copies by cudarc, untracked work, handles of other frameworks, timelines |
 //! | `sources` | the contract of `vmm` and `register`, and each step that can fail |
-//! | `moves` | remapped granules: the calls that a request waits for, and those that come later |
+//! | `remaps` | remapped granules: the calls that a request waits for, and those that come later |
 //! | `reserves` | reserves, also on drivers that register no memory |
 //! | `handles` | streams and events that are known by their handles |
 //! | `granules` | granules of several sizes, and the number of mappings |
@@ -51,13 +51,13 @@ mod handles;
 mod held_calls;
 mod interop;
 mod limit;
-mod moves;
 mod old_drivers;
 mod pools;
 #[path = "../common/pressure_file.rs"]
 mod pressure_file;
 mod refusals;
 mod releases;
+mod remaps;
 mod reserves;
 mod resets;
 mod seeds;

@@ -25,14 +25,14 @@ fn copy_without_a_timeline(driver: &MockDriver) -> (Pool, Arc<CudaStream>, CudaS
 }
 
 #[test]
-fn without_values_written_by_streams_events_detect_the_end_of_copies() {
+fn without_stream_writes_events_detect_completion() {
     alone(|| {
         copy_without_a_timeline(&MockDriver::load_without(&["cuStreamWriteValue32_v2"]));
     });
 }
 
 #[test]
-fn without_stream_ids_events_detect_the_end_of_copies_and_a_copy_waits_for_the_one_before() {
+fn without_stream_ids_events_detect_completion_and_copies_wait() {
     alone(|| {
         let driver = MockDriver::load_without(&["cuStreamGetId"]);
         let (pool, stream, mut memory) = copy_without_a_timeline(&driver);
@@ -50,7 +50,7 @@ fn without_stream_ids_events_detect_the_end_of_copies_and_a_copy_waits_for_the_o
 }
 
 #[test]
-fn without_a_function_of_virtual_memory_vmm_names_it_and_auto_registers() {
+fn a_missing_vmm_function_is_named_and_auto_uses_register() {
     alone(|| {
         let _driver = MockDriver::load_without(&["cuMemSetAccess"]);
         let error = builder(Backend::Vmm).build().unwrap_err();
@@ -60,7 +60,7 @@ fn without_a_function_of_virtual_memory_vmm_names_it_and_auto_registers() {
 }
 
 #[test]
-fn a_driver_that_registers_nothing_is_asked_for_a_timeline_once() {
+fn a_timeline_is_tried_once_if_the_driver_registers_nothing() {
     alone(|| {
         let (driver, stream, mut memory) = on_a_stream(MIB);
         driver.set_deviations(&[Deviation::NoRegistering]);

@@ -48,7 +48,7 @@ fn a_release_due_under_pressure_runs_on_its_own_thread() {
 }
 
 #[test]
-fn during_copies_a_pool_grows_in_short_steps() {
+fn a_pool_grows_in_small_steps_during_copies() {
     let (driver, stream, mut memory) = on_a_stream(4096);
     let pool = builder(Backend::Register).build().unwrap();
     let step = |len: usize| {
@@ -63,15 +63,15 @@ fn during_copies_a_pool_grows_in_short_steps() {
     assert_eq!(at_rest, 16 << 20);
     let gate = driver.hold(stream.cu_stream());
     start_copy(&pool, &stream, &mut memory);
-    let (beside_a_copy, _kept) = step(2 * MIB);
-    assert_eq!(beside_a_copy, 8 << 20);
+    let (during_a_copy, _kept) = step(2 * MIB);
+    assert_eq!(during_a_copy, 8 << 20);
     let (four_buffers, _kept) = step(10 * MIB);
     assert_eq!(four_buffers, 40 << 20);
     drop(gate);
 }
 
 #[test]
-fn the_end_of_a_pool_with_a_stuck_copy_releases_nothing_that_would_wait_for_it() {
+fn dropping_a_pool_with_a_stuck_copy_releases_nothing() {
     let (driver, stream, mut memory) = on_a_stream(4096);
     listen();
     for builder in [builder(Backend::Register), builder(Backend::Cuda), tensorflow()] {

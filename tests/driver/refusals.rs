@@ -22,7 +22,7 @@ const OF_A_CAPTURE: [Code; 2] = [Code(900), Code(901)];
 const BACKENDS: [Backend; 3] = [Backend::Vmm, Backend::Register, Backend::Cuda];
 
 #[test]
-fn without_a_device_address_timelines_leak_one_page_in_all() {
+fn without_device_addresses_timelines_leak_at_most_one_page() {
     child::alone(|| {
         let (driver, stream, mut memory) = on_a_stream(4096);
         let pool = builder(Backend::Vmm).build().unwrap();
@@ -35,7 +35,7 @@ fn without_a_device_address_timelines_leak_one_page_in_all() {
 }
 
 #[test]
-fn a_reserve_does_not_come_on_top_of_granules_that_the_driver_refuses_to_release() {
+fn a_reserve_counts_granules_that_cannot_be_released() {
     const LIMIT: u64 = 16 << 20;
     let driver = MockDriver::load();
     let before = held(&driver).pinned_bytes;
@@ -53,7 +53,7 @@ fn a_reserve_does_not_come_on_top_of_granules_that_the_driver_refuses_to_release
 }
 
 #[test]
-fn a_query_that_a_capture_forbids_loses_no_buffer() {
+fn a_query_refused_during_a_capture_loses_no_buffer() {
     for code in OF_A_CAPTURE {
         for has_events in [true, false] {
             let (driver, stream, mut memory) = on_a_stream(4096);
@@ -79,7 +79,7 @@ fn a_query_that_a_capture_forbids_loses_no_buffer() {
 }
 
 #[test]
-fn a_release_that_a_capture_forbids_keeps_the_memory_and_is_made_later() {
+fn a_release_refused_during_a_capture_is_made_later() {
     for (backend, call) in [
         (Backend::Vmm, "cuMemUnmap"),
         (Backend::Vmm, "cuMemRelease"),
@@ -103,7 +103,7 @@ fn a_release_that_a_capture_forbids_keeps_the_memory_and_is_made_later() {
 }
 
 #[test]
-fn a_pool_of_each_backend_grows_copies_and_releases_during_a_capture_and_spoils_none() {
+fn every_backend_works_during_a_capture_and_keeps_it_valid() {
     for backend in BACKENDS {
         for mode in [
             CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
@@ -136,7 +136,7 @@ fn a_pool_of_each_backend_grows_copies_and_releases_during_a_capture_and_spoils_
 }
 
 #[test]
-fn a_growth_that_a_capture_forbids_is_made_later() {
+fn growth_refused_during_a_capture_is_repeated() {
     for (backend, call) in [
         (Backend::Vmm, "cuMemCreate"),
         (Backend::Vmm, "cuMemMap"),
@@ -159,7 +159,7 @@ fn a_growth_that_a_capture_forbids_is_made_later() {
 }
 
 #[test]
-fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
+fn a_query_that_needs_a_context_is_repeated_with_one() {
     for (has_events, call) in [(true, "cuEventQuery"), (false, "cuStreamQuery")] {
         let (driver, stream, mut memory) = on_a_stream(4096);
         let _events = has_events.then(EventsOnly::begin);
@@ -174,7 +174,7 @@ fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
             scope.spawn(|| pool.maintain());
         });
         assert_eq!(in_flight_and_quarantined(&pool), (1, 0), "{call}");
-        assert!(driver.calls(call) >= 2, "{call} was not asked again");
+        assert!(driver.calls(call) >= 2, "{call} was not repeated");
         drop(gate);
         stream.synchronize().unwrap();
         pool.maintain();
@@ -183,11 +183,11 @@ fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
 }
 
 #[test]
-fn tensorflows_preset_asks_again_for_a_release_that_the_driver_refused() {
-    let ask_again: [fn(&Pool); 2] = [|pool| pool.trim(0), Pool::maintain];
+fn the_tensorflow_preset_repeats_a_refused_release() {
+    let repeat: [fn(&Pool); 2] = [|pool| pool.trim(0), Pool::maintain];
     // A small block begins anywhere in a page of the driver's.
     for (len, code) in [4096, 3 * MIB].into_iter().flat_map(|len| [1, 2, 201, 999].map(|code| (len, Code(code)))) {
-        for ask_again in ask_again {
+        for repeat in repeat {
             let (driver, before) = loaded();
             let pool = tensorflow().max_bytes(4 << 20).build().unwrap();
             drop(pool.get(len).unwrap());
@@ -196,7 +196,7 @@ fn tensorflows_preset_asks_again_for_a_release_that_the_driver_refused() {
             let stuck_bytes = held(&driver).pinned_bytes - before.pinned_bytes;
             let stuck_and_held = || (pool.stats().memory.quarantined_bytes, pool.stats().memory.held_bytes);
             assert_eq!(stuck_and_held(), (stuck_bytes, stuck_bytes), "{code:?}");
-            ask_again(&pool);
+            repeat(&pool);
             assert_eq!(stuck_and_held(), (0, 0), "{len} {code:?}");
             assert_eq!(held(&driver), before);
             drop(pool.get(4 * MIB - 4096).expect("under the same limit"));
@@ -211,7 +211,7 @@ const PINS: [(Backend, &str); 3] =
     [(Backend::Vmm, "cuMemCreate"), (Backend::Register, "cuMemHostRegister_v2"), (Backend::Cuda, "cuMemHostAlloc")];
 
 #[test]
-fn a_refusal_while_nothing_is_held_fails_at_once() {
+fn a_refused_request_fails_immediately_if_nothing_is_held() {
     child::alone(|| {
         let (driver, runtime) = (MockDriver::load(), tokio::runtime::Builder::new_current_thread().build().unwrap());
         for (backend, call) in PINS {
@@ -238,7 +238,7 @@ fn a_refusal_while_nothing_is_held_fails_at_once() {
 }
 
 #[test]
-fn a_refused_call_is_repeated_ever_less_often_and_never_if_it_is_invalid() {
+fn refused_calls_are_repeated_with_backoff_unless_invalid() {
     child::alone(|| {
         let driver = MockDriver::load();
         for (backend, call) in PINS {

@@ -31,7 +31,7 @@ fn two_hours(pool: &Pool, clock: &ManualClock) {
 }
 
 #[test]
-fn nothing_is_released_by_time_alone_if_a_release_waits() {
+fn memory_is_not_released_by_time_if_releases_wait() {
     for backend in BACKENDS {
         let driver = MockDriver::load();
         let (pool, clock) = with_manual_clock(builder(backend));
@@ -57,7 +57,7 @@ fn nothing_is_released_by_time_alone_if_a_release_waits() {
 }
 
 #[test]
-fn each_other_cause_releases() {
+fn every_other_cause_releases_memory() {
     for backend in BACKENDS {
         let driver = MockDriver::load();
         let pressure = PressureFile::new();
@@ -84,7 +84,7 @@ fn each_other_cause_releases() {
         pool.maintain();
         filled_with(&pool);
         two_hours(&pool, &clock);
-        assert_eq!(releases(&driver), 3, "the pressure is over");
+        assert_eq!(releases(&driver), 3, "the pressure has ended");
         drop(pool);
         assert_eq!(releases(&driver), 4, "the end");
         let idle_limit = builder(backend).max_idle_bytes(1 << 20).build().unwrap();
@@ -118,7 +118,7 @@ fn release_during_a_copy(
 }
 
 #[test]
-fn a_trim_and_a_request_that_nothing_else_serves_release_regions_and_wait_for_the_device() {
+fn a_trim_or_a_request_at_the_limit_releases_and_waits_for_the_device() {
     const LIMIT: u64 = (6 << 20) + 8192;
     let by_trim: fn(&Pool) = |pool| pool.trim(0);
     let by_request: fn(&Pool) = |pool| drop(pool.get(5 * MIB).unwrap());
@@ -138,7 +138,7 @@ fn a_trim_and_a_request_that_nothing_else_serves_release_regions_and_wait_for_th
     }
 }
 
-/// The end of a copy is unknown, so a release might wait for it for ever.
+/// The end of a copy is unknown, so a release might wait forever.
 #[test]
 fn nothing_is_released_while_a_copy_is_quarantined() {
     for backend in BACKENDS {

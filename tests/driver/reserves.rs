@@ -10,7 +10,7 @@ use crate::valid_stats::valid_stats;
 const REGISTERS: i32 = 99;
 
 #[test]
-fn a_reserve_is_made_of_granules_where_registering_is_not_supported() {
+fn a_reserve_uses_granules_if_registering_is_unsupported() {
     let (driver, before) = loaded();
     driver.fail_from("cuMemHostRegister_v2", 1, Code::NOT_SUPPORTED);
     let pool = builder(Backend::Vmm).reserve(16 << 20).build().unwrap();
@@ -36,7 +36,7 @@ fn a_reserve_is_made_of_granules_where_registering_is_not_supported() {
 }
 
 #[test]
-fn a_device_that_says_that_it_registers_nothing_is_not_asked() {
+fn a_device_that_reports_no_registering_is_not_asked_to_register() {
     let driver = MockDriver::load();
     driver.set_attribute(REGISTERS, 0);
     let pool = builder(Backend::Vmm).reserve(4 << 20).build().unwrap();
@@ -45,7 +45,7 @@ fn a_device_that_says_that_it_registers_nothing_is_not_asked() {
 }
 
 #[test]
-fn a_reserve_of_granules_never_passes_the_limit() {
+fn a_reserve_of_granules_never_exceeds_the_limit() {
     let driver = MockDriver::load();
     let pool = builder(Backend::Vmm).max_bytes(11 << 20).build().unwrap();
     let before = held(&driver);
@@ -61,7 +61,7 @@ fn a_reserve_of_granules_never_passes_the_limit() {
 }
 
 #[test]
-fn a_limit_below_the_reserve_evicts_nothing_that_is_not_released() {
+fn a_limit_below_the_reserve_evicts_only_what_it_releases() {
     // Made while the pool is in use, a reserve consists of granules, which a lower limit takes.
     for is_in_granules in [false, true] {
         let driver = MockDriver::load();
@@ -101,7 +101,7 @@ fn a_long_reserve_is_registered_in_slices() {
 }
 
 #[test]
-fn a_reserve_ends_with_the_slices_that_the_driver_takes() {
+fn a_partly_refused_reserve_keeps_the_pinned_slices() {
     let (driver, before) = loaded();
     driver.fail_from("cuMemHostRegister_v2", 2, Code::OUT_OF_MEMORY);
     let pool = builder(Backend::Register).max_bytes(1 << 30).reserve(272 << 20).build().unwrap();
@@ -117,7 +117,7 @@ fn a_reserve_ends_with_the_slices_that_the_driver_takes() {
 }
 
 #[test]
-fn a_process_may_end_while_the_driver_pins() {
+fn a_process_may_exit_while_the_driver_pins() {
     alone(|| {
         let _driver = MockDriver::load();
         for backend in [Backend::Vmm, Backend::Register] {

@@ -1,5 +1,5 @@
-//! A reset of the device while pools have copies under way: its context ends with its events, streams and memory, and the next
-//! one has its handle, as on a device. The mock driver ends the process at the use of an event that is gone.
+//! A reset of the device while pools have copies in flight: its context ends with its events, streams and memory, and the next
+//! context has its handle, as on a device. The mock driver ends the process at the use of an event that is gone.
 #![allow(unsafe_code)] // Resets the device.
 
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn reset_under_a_pool(backend: Backend, has_events: bool) {
     let _events = has_events.then(EventsOnly::begin);
     driver.set_deviations(AS_ON_A_DEVICE);
     let context = CudaContext::new(0).unwrap();
-    // Zeroes what comes back, if it is still there.
+    // Zeroes returned memory, if it is still mapped.
     let pool = builder(backend.clone()).setting("zero", "1").build().unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
     // Its event is kept for the next copy.
@@ -30,16 +30,16 @@ fn reset_under_a_pool(backend: Backend, has_events: bool) {
     let held = pool.get(2 * MIB).unwrap();
     drop([2, 3].map(|mib| pool.get(mib * MIB).unwrap()));
     let gate = driver.hold(stream.cu_stream());
-    let under_way = filled(&pool, MIB, 2).copy_to(&stream, &mut memory).unwrap();
+    let in_flight = filled(&pool, MIB, 2).copy_to(&stream, &mut memory).unwrap();
     let old_handle = context.cu_ctx();
     // SAFETY: nothing of the old context is used from here on: the program would be wrong without a pool, too.
     unsafe { sys::cuDevicePrimaryCtxReset_v2(0) }.result().unwrap();
     std::mem::forget((stream, memory, context));
 
     let context = CudaContext::new(0).unwrap();
-    assert_eq!(context.cu_ctx(), old_handle, "the handle comes again");
+    assert_eq!(context.cu_ctx(), old_handle, "the handle recurs");
     drop(gate);
-    assert!(under_way.wait().unwrap_err().is_device(), "the end of a copy is unknown after its event is gone");
+    assert!(in_flight.wait().unwrap_err().is_device(), "the end of a copy is unknown after its event is gone");
     pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 1));
     // Two were idle, and what the first of them uses is free for others.
@@ -49,7 +49,7 @@ fn reset_under_a_pool(backend: Backend, has_events: bool) {
         assert!(error.is_backend() && text.contains("was reset") && text.contains("Build a new pool"), "{text}");
     }
     drop(held);
-    assert_eq!(pool.stats().memory.idle, 0, "what comes back after the reset is not kept");
+    assert_eq!(pool.stats().memory.idle, 0, "memory returned after the reset is not kept");
     valid_stats(&pool);
 
     let pool = builder(backend.clone()).build().unwrap();
@@ -62,7 +62,7 @@ fn reset_under_a_pool(backend: Backend, has_events: bool) {
 }
 
 #[test]
-fn no_event_timeline_or_memory_of_a_context_that_was_reset_is_used_again() {
+fn nothing_of_a_reset_context_is_reused() {
     alone(|| {
         for (backend, has_events) in
             [(Backend::Vmm, true), (Backend::Vmm, false), (Backend::Register, true), (Backend::Cuda, true)]
@@ -73,7 +73,7 @@ fn no_event_timeline_or_memory_of_a_context_that_was_reset_is_used_again() {
 }
 
 #[test]
-fn requests_that_wait_in_the_queue_at_a_reset_fail_before_their_wait_is_over() {
+fn queued_requests_fail_when_the_device_is_reset() {
     alone(|| {
         let driver = MockDriver::load();
         driver.set_deviations(AS_ON_A_DEVICE);
@@ -95,7 +95,7 @@ fn requests_that_wait_in_the_queue_at_a_reset_fail_before_their_wait_is_over() {
             let error = get.join().unwrap().unwrap_err();
             assert!(error.to_string().contains("was reset"), "{error}");
         }
-        assert_eq!(pool.stats().requests.timeouts, 0, "none waits for what no put can bring");
+        assert_eq!(pool.stats().requests.timeouts, 0, "no request waits for memory that no return can provide");
         drop(held);
     });
 }

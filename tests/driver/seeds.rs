@@ -137,7 +137,7 @@ impl Lane {
 
 /// Runs `run` while work runs on a stream. The work ends after a while in any case, as on a device. Otherwise a release that
 /// waits for the work, and copies that wait for the release, would hang.
-fn beside_work<R>(driver: &MockDriver, stream: CUstream, run: impl FnOnce() -> R) -> R {
+fn with_other_work<R>(driver: &MockDriver, stream: CUstream, run: impl FnOnce() -> R) -> R {
     let gate = driver.hold(stream);
     let (running, ends) = mpsc::channel::<()>();
     thread::scope(|scope| {
@@ -174,7 +174,7 @@ struct Run<'a> {
     lanes: Vec<Lane>,
     held: Vec<(PinnedBuf, u8)>,
     byte: u8,
-    /// Whether the driver was told to refuse a call that gives devices access to memory of this pool.
+    /// Whether the driver refuses a call that gives devices access to memory of this pool.
     is_access_refused: bool,
 }
 
@@ -250,7 +250,7 @@ impl<'a> Run<'a> {
                 let lane = self.index(self.lanes.len());
                 let by_handle = self.draw.once_in(2);
                 let stream = self.stream_of(lane, by_handle);
-                beside_work(self.driver, stream, || {
+                with_other_work(self.driver, stream, || {
                     self.copy_either_way(lane, by_handle, stream);
                     self.pool.maintain();
                     self.pool.trim(self.draw.below(self.max_bytes));
@@ -315,7 +315,7 @@ impl<'a> Run<'a> {
         lane.expected = lane.copy_untracked(&buf, stream).then_some((byte, buf.len()));
         // Dropped also where the driver refuses a fence.
         // SAFETY: a live stream.
-        let _lost = unsafe { buf.record_stream(stream.cast()) };
+        let _lost = unsafe { buf.record_raw_stream(stream.cast()) };
     }
 
     /// A captured copy reads its memory at each launch, so that memory never comes again.
@@ -334,7 +334,7 @@ impl<'a> Run<'a> {
         lane.copy_untracked(&buf, stream);
         let address = buf.as_ptr();
         // SAFETY: a live stream.
-        assert!(unsafe { buf.record_stream(stream.cast()) }.is_err());
+        assert!(unsafe { buf.record_raw_stream(stream.cast()) }.is_err());
         drop(buf);
         let again: Vec<_> = (0..4).filter_map(|_| self.pool.get(4096).ok()).collect();
         assert!(again.iter().all(|other| other.as_ptr() != address), "memory of a graph is handed out");
@@ -364,7 +364,7 @@ impl<'a> Run<'a> {
         self.check("before a reset");
         let (lane, by_handle) = (self.index(self.lanes.len()), self.draw.once_in(2));
         let stream = self.stream_of(lane, by_handle);
-        beside_work(self.driver, stream, || {
+        with_other_work(self.driver, stream, || {
             self.copy_either_way(lane, by_handle, stream);
             for device in 0..self.devices {
                 // SAFETY: the streams and memory of the old contexts are not used again.
@@ -399,7 +399,7 @@ fn pool_of(backend: &Backend, max_bytes: u64) -> Pool {
 
 #[test]
 #[allow(clippy::print_stdout)] // The mock driver may end the process, so the seed is printed first.
-fn no_seed_meets_wrong_bytes_a_hang_or_a_wrong_use_of_the_driver() {
+fn every_seed_runs_without_wrong_bytes_hangs_or_driver_misuse() {
     alone(|| {
         let (first, count) = (number_from("DRIVER_FIRST", 0), number_from("DRIVER_SEEDS", SEEDS));
         let driver = MockDriver::load();

@@ -16,7 +16,7 @@ begun=$(date +%s)
 each='
     last=$(($1 + $3)); test $last -le $4 || last=$4
     export DRIVER_FIRST=$1 DRIVER_SEEDS=$(($last - $1))
-    if timeout 300 "$2" --exact seeds::no_seed_meets_wrong_bytes_a_hang_or_a_wrong_use_of_the_driver >"$5/$1" 2>&1 &&
+    if timeout 300 "$2" --exact seeds::every_seed_runs_without_wrong_bytes_hangs_or_driver_misuse >"$5/$1" 2>&1 &&
         grep -q "1 passed" "$5/$1"; then
         echo $DRIVER_SEEDS >"$5/$1.passed"
     else

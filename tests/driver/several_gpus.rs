@@ -57,22 +57,22 @@ fn a_process_that_works_with_gpu_1(backend: Backend) {
 }
 
 #[test]
-fn granules_are_copied_by_every_gpu_and_make_a_context_on_none() {
+fn every_gpu_copies_granules_without_another_context() {
     alone(|| a_process_that_works_with_gpu_1(Backend::Vmm));
 }
 
 #[test]
-fn registered_memory_is_copied_by_every_gpu_and_makes_a_context_on_none() {
+fn every_gpu_copies_registered_memory_without_another_context() {
     alone(|| a_process_that_works_with_gpu_1(Backend::Register));
 }
 
 #[test]
-fn memory_of_the_driver_is_copied_by_every_gpu_and_makes_a_context_on_none() {
+fn every_gpu_copies_driver_memory_without_another_context() {
     alone(|| a_process_that_works_with_gpu_1(Backend::Cuda));
 }
 
 #[test]
-fn the_gpu_of_a_pool_is_the_one_that_the_process_works_with() {
+fn a_pool_uses_the_gpu_of_the_process() {
     alone(|| {
         let device = || pinpool::Pool::builder().without_env().config().map(|Config { device, .. }| device).unwrap();
         assert_eq!(device(), 0, "without a driver that has started");
@@ -91,7 +91,7 @@ fn the_gpu_of_a_pool_is_the_one_that_the_process_works_with() {
 }
 
 #[test]
-fn a_pool_that_starts_with_its_first_request_takes_the_gpu_in_use_then() {
+fn a_pool_chooses_its_gpu_at_the_first_request() {
     alone(|| {
         let driver = MockDriver::load();
         driver.set_device_count(4);
@@ -109,7 +109,7 @@ fn a_pool_that_starts_with_its_first_request_takes_the_gpu_in_use_then() {
 }
 
 #[test]
-fn a_gpu_that_is_refused_is_logged_and_takes_nothing_from_the_others() {
+fn a_gpu_without_access_is_logged_and_does_not_affect_others() {
     let driver = MockDriver::load();
     driver.set_device_count(3);
     let contexts = [0, 1, 2].map(|ordinal| CudaContext::new(ordinal).unwrap());
@@ -131,7 +131,7 @@ fn a_gpu_that_is_refused_is_logged_and_takes_nothing_from_the_others() {
 }
 
 #[test]
-fn a_commit_reaches_every_gpu_and_a_later_one_copies_from_old_and_from_reused_buffers() {
+fn every_gpu_copies_from_new_old_and_reused_buffers() {
     alone(|| {
         let driver = MockDriver::load();
         driver.set_device_count(2);
@@ -158,7 +158,7 @@ fn a_commit_reaches_every_gpu_and_a_later_one_copies_from_old_and_from_reused_bu
 }
 
 #[test]
-fn pools_take_one_reference_to_the_primary_context_of_a_gpu() {
+fn pools_retain_a_primary_context_once() {
     let driver = MockDriver::load();
     let use_pools = || {
         for backend in [Backend::Vmm, Backend::Register, Backend::Cuda, Backend::Auto] {

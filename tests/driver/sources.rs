@@ -13,7 +13,7 @@ use pinpool::{Backend, Preset};
 use pinpool_testing::check_source;
 
 use crate::child::alone;
-use crate::fixture::{Held, MIB, builder, held, loaded, stream_and_memory};
+use crate::fixture::{Held, MIB, builder, held, loaded, on_a_stream};
 use crate::valid_stats::valid_stats;
 
 const GRANULE: usize = 2 * MIB;
@@ -122,7 +122,7 @@ fn a_new_pool_creates_no_context_and_holds_nothing() {
 }
 
 #[test]
-fn auto_takes_the_best_backend_of_the_driver_and_each_refusal_names_what_is_missing() {
+fn auto_uses_the_best_backend_and_names_what_is_missing() {
     let driver = MockDriver::load();
     let taken = |preset| builder(Backend::Auto).preset(preset).build().unwrap().stats().backend;
     assert_eq!((taken(Preset::Adaptive), taken(Preset::TensorFlow)), ("vmm", "cuda"));
@@ -176,7 +176,7 @@ fn a_decommit_that_fails_leaves_the_granules_committed_and_intact() {
 }
 
 #[test]
-fn a_remap_whose_undo_fails_too_leaves_the_granules_in_place() {
+fn a_remap_that_cannot_be_undone_leaves_the_granules_in_place() {
     let driver = MockDriver::load();
     let vmm = VmmRange::committed(3);
     let before = held(&driver);
@@ -196,7 +196,7 @@ fn a_remap_whose_undo_fails_too_leaves_the_granules_in_place() {
 }
 
 #[test]
-fn granules_from_several_subranges_are_all_remapped_or_none_with_one_call_for_access() {
+fn granules_of_several_subranges_are_remapped_together_or_not_at_all() {
     let driver = MockDriver::load();
     let vmm = VmmRange::committed(6);
     let (before, pieces) = (held(&driver), [(4, 2), (0, 1), (2, 1)]);
@@ -219,7 +219,7 @@ fn granules_from_several_subranges_are_all_remapped_or_none_with_one_call_for_ac
 }
 
 #[test]
-fn on_a_lost_device_every_call_is_an_error_and_acquires_nothing() {
+fn every_call_fails_on_a_lost_device() {
     let driver = MockDriver::load();
     let vmm = VmmRange::committed(2);
     driver.lose_device(Code::LAUNCH_FAILED);
@@ -235,11 +235,10 @@ fn on_a_lost_device_every_call_is_an_error_and_acquires_nothing() {
 }
 
 #[test]
-fn under_zero_every_backend_of_the_driver_gives_zeros_fresh_and_reused() {
+fn with_zero_fresh_and_reused_memory_is_zero() {
     let adaptive = [Backend::Vmm, Backend::Register, Backend::Cuda].map(|backend| (Preset::Adaptive, backend));
     for (preset, backend) in adaptive.into_iter().chain([(Preset::TensorFlow, Backend::Cuda)]) {
-        let _driver = MockDriver::load();
-        let (stream, mut memory) = stream_and_memory(&CudaContext::new(0).unwrap(), 10_000);
+        let (_driver, stream, mut memory) = on_a_stream(10_000);
         let pool = builder(backend.clone()).preset(preset).zero(true).pool_size_limit(2).build().unwrap();
         for round in 0..6 {
             for len in [10_000, 100_000 + round * 9_000, 3 * MIB] {
@@ -259,7 +258,7 @@ fn under_zero_every_backend_of_the_driver_gives_zeros_fresh_and_reused() {
 }
 
 #[test]
-fn memory_of_a_trial_that_did_not_end_is_never_released() {
+fn memory_of_an_unfinished_trial_is_never_released() {
     let driver = MockDriver::load();
     // With a context, the trial of `vmm` copies.
     let context = CudaContext::new(0).unwrap();

@@ -12,9 +12,7 @@ use std::{fs, mem, ptr};
 
 use cudarc::driver::{result, sys};
 use mock_driver::MockDriver;
-use pinpool::unstable::backend::gpu_finding;
-
-use pinpool::unstable::Severity;
+use pinpool::unstable::{Severity, backend::gpu_finding};
 use pinpool::{Backend, PinnedBy, Pool};
 
 use crate::child::alone_with;
@@ -114,35 +112,30 @@ fn function(library: *mut c_void, name: &CStr) -> *mut c_void {
     found
 }
 
+/// The driver's function of this name, as a function pointer of type `F`.
+fn typed<F>(driver: *mut c_void, name: &CStr) -> F {
+    let found = function(driver, name);
+    // SAFETY: each caller passes the type of the function.
+    unsafe { mem::transmute_copy(&found) }
+}
+
 /// How often the driver's function was called.
 fn calls(driver: *mut c_void, name: &CStr) -> u64 {
-    // SAFETY: the control call of the mock driver has this type.
-    let calls = unsafe {
-        mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> u64>(function(
-            driver,
-            c"mock_driver_calls",
-        ))
-    };
+    let calls: unsafe extern "C" fn(*const c_char) -> u64 = typed(driver, c"mock_driver_calls");
     // SAFETY: a name that ends in 0.
     unsafe { calls(name.as_ptr()) }
 }
 
 /// A stream of the driver, as another framework has it, in the primary context, which is made current.
 fn stream_of(driver: *mut c_void) -> sys::CUstream {
-    type Retain = unsafe extern "C" fn(*mut sys::CUcontext, c_int) -> c_int;
-    type SetCurrent = unsafe extern "C" fn(sys::CUcontext) -> c_int;
-    type Create = unsafe extern "C" fn(*mut sys::CUstream, c_uint) -> c_int;
     let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: the driver's function of this name has this type.
-    let retain = unsafe { mem::transmute::<*mut c_void, Retain>(function(driver, c"cuDevicePrimaryCtxRetain")) };
+    let retain: unsafe extern "C" fn(*mut sys::CUcontext, c_int) -> c_int = typed(driver, c"cuDevicePrimaryCtxRetain");
     // SAFETY: a place for the context.
     assert_eq!(unsafe { retain(&raw mut context, 0) }, 0);
-    // SAFETY: as for `retain`.
-    let set = unsafe { mem::transmute::<*mut c_void, SetCurrent>(function(driver, c"cuCtxSetCurrent")) };
+    let set: unsafe extern "C" fn(sys::CUcontext) -> c_int = typed(driver, c"cuCtxSetCurrent");
     // SAFETY: retained above.
     assert_eq!(unsafe { set(context) }, 0);
-    // SAFETY: as for `retain`.
-    let create = unsafe { mem::transmute::<*mut c_void, Create>(function(driver, c"cuStreamCreate")) };
+    let create: unsafe extern "C" fn(*mut sys::CUstream, c_uint) -> c_int = typed(driver, c"cuStreamCreate");
     // SAFETY: a place for the stream.
     assert_eq!(unsafe { create(&raw mut stream, 1) }, 0);
     stream
@@ -150,7 +143,6 @@ fn stream_of(driver: *mut c_void) -> sys::CUstream {
 
 /// A pool of each backend pins by the driver, and takes memory back after the work of a stream.
 fn check_pools(driver: *mut c_void) {
-    type Wait = unsafe extern "C" fn(sys::CUstream) -> c_int;
     for (backend, call) in [
         (Backend::Vmm, c"cuMemCreate"),
         (Backend::Register, c"cuMemHostRegister_v2"),
@@ -163,10 +155,9 @@ fn check_pools(driver: *mut c_void) {
         buf.wait_slice_mut().unwrap().fill(7);
         let stream = stream_of(driver);
         // SAFETY: the stream is alive.
-        unsafe { buf.record_stream(stream.cast()) }.unwrap();
+        unsafe { buf.record_raw_stream(stream.cast()) }.unwrap();
         drop(buf);
-        // SAFETY: the driver's function of this name has this type.
-        let wait = unsafe { mem::transmute::<*mut c_void, Wait>(function(driver, c"cuStreamSynchronize")) };
+        let wait: unsafe extern "C" fn(sys::CUstream) -> c_int = typed(driver, c"cuStreamSynchronize");
         // SAFETY: the stream is alive.
         assert_eq!(unsafe { wait(stream) }, 0);
         pool.maintain();
@@ -181,7 +172,7 @@ fn check_that_cudarc_gets_the_stub() {
 }
 
 #[test]
-fn with_a_stub_first_in_the_path_pools_work_over_the_driver() {
+fn pools_use_the_driver_despite_a_stub_before_it_in_the_path() {
     let Some(folders) = Folders::new(&["libcuda.so"], DRIVER) else { return };
     alone_with(folders.path(), || {
         let found = gpu_finding(0);
@@ -195,7 +186,7 @@ fn with_a_stub_first_in_the_path_pools_work_over_the_driver() {
 }
 
 #[test]
-fn a_driver_that_the_program_has_loaded_already_is_taken() {
+fn an_already_loaded_driver_is_used() {
     let Some(folders) = Folders::new(&["libcuda.so", "libcuda.so.1"], DRIVER) else { return };
     alone_with(folders.path(), || {
         check_pools(open(&folders.driver()));
@@ -220,13 +211,13 @@ fn check_that_a_loaded_stub_is_passed_over(soname: &CStr) {
 }
 
 #[test]
-fn a_stub_that_the_program_has_loaded_is_passed_over() {
+fn an_already_loaded_stub_is_skipped() {
     let Some(folders) = Folders::new(&["libcuda.so"], "libcuda.so") else { return };
     alone_with(with_the_stub(&folders, "libcuda.so"), || check_that_a_loaded_stub_is_passed_over(c"libcuda.so"));
 }
 
 #[test]
-fn a_stub_under_the_drivers_own_name_is_passed_over_for_a_driver_under_another() {
+fn a_stub_with_the_name_of_the_driver_is_skipped() {
     let Some(folders) = Folders::new(&["libcuda.so.1"], DRIVER) else { return };
     fs::rename(folders.driver(), folders.of_driver().join("libcuda.so")).unwrap();
     alone_with(with_the_stub(&folders, "libcuda.so.1"), || check_that_a_loaded_stub_is_passed_over(c"libcuda.so.1"));

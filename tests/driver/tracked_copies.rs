@@ -59,14 +59,14 @@ fn under_a_held_copy<M>(
     next.wait_slice_mut().unwrap().copy_from_slice(&pattern(seed + 1));
     drop(gate);
     stream.synchronize().unwrap();
-    assert_eq!(*next.wait_slice().unwrap(), pattern(seed + 1), "{name}: written over by the copy");
+    assert_eq!(*next.wait_slice().unwrap(), pattern(seed + 1), "{name}: overwritten by the copy");
     pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{name}");
     assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.id()), id, "{name}: back in the pool");
 }
 
 #[test]
-fn a_buffer_dropped_under_a_copy_to_the_device_arrives_whole_and_is_reused_only_then() {
+fn a_buffer_dropped_during_a_copy_to_the_device_is_reused_after_it() {
     let (driver, pool, stream, mut memory) = start();
     let to_bytes: [Line<DeviceMem>; 5] = [
         ("memcpy_htod(&buf)", |stream, buf, memory| stream.memcpy_htod(&buf, &mut memory.bytes).unwrap()),
@@ -110,7 +110,7 @@ fn a_buffer_dropped_under_a_copy_to_the_device_arrives_whole_and_is_reused_only_
 }
 
 #[test]
-fn a_buffer_dropped_under_a_copy_from_the_device_is_not_written_to_in_its_next_use() {
+fn a_buffer_dropped_during_a_copy_from_the_device_is_reused_after_it() {
     let (driver, pool, stream, mut memory) = start();
     let lines: [Line<DeviceMem>; 5] = [
         ("memcpy_dtoh(&mut buf)", |stream, mut buf, memory| stream.memcpy_dtoh(&memory.bytes, &mut buf).unwrap()),
@@ -136,7 +136,7 @@ fn an_untracked_copy_does_not_keep_its_buffer() {
     let buf = pool.get(LEN).unwrap();
     let id = buf.id();
     let gate = driver.hold_all();
-    // SAFETY: not kept, to show why: nobody writes to the memory before the copy is over.
+    // SAFETY: violated on purpose: the memory is reused before the copy completes.
     stream.memcpy_htod(unsafe { buf.wait_slice_untracked() }.unwrap(), &mut memory.bytes).unwrap();
     drop(buf);
     assert_eq!(pool.try_get(LEN).unwrap().and_then(|next| next.id()), id, "which is why the call is unsafe");
@@ -162,7 +162,7 @@ fn typed_views_carry_their_elements_at_their_offset() {
 }
 
 #[test]
-fn a_copy_into_a_view_to_read_from_is_an_error_of_cudarcs_next_call() {
+fn a_copy_into_a_read_only_view_fails_in_cudarcs_next_call() {
     let (_driver, pool, stream, memory) = start();
     let buf = pool.get(LEN).unwrap();
     stream.memcpy_dtoh(&memory.bytes, &mut buf.view(..).unwrap()).unwrap();
@@ -187,7 +187,7 @@ fn a_copy_to_another_stream_waits_for_the_copy_into_the_buffer() {
 }
 
 #[test]
-fn a_buffer_truncated_to_nothing_is_still_released_after_the_work_of_others() {
+fn an_emptied_buffer_is_still_released_after_other_work() {
     let (driver, pool, stream, mut memory) = start();
     let mut buf = pool.get(LEN).unwrap();
     let gate = driver.hold(stream.cu_stream());

@@ -72,7 +72,7 @@ fn a_copied_buffer_is_in_flight_until_its_copy_completes() {
 }
 
 #[test]
-fn a_buffer_that_a_device_writes_is_not_read_or_reused_before_the_copy_completes() {
+fn device_writes_complete_before_a_read_or_reuse() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let pool = rig.pool();

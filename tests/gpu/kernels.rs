@@ -128,7 +128,7 @@ impl Running {
             Self::Kernel { word, stream } => {
                 // SAFETY: a live stream.
                 let ended = unsafe { sys::cuStreamQuery(stream.cu_stream()) };
-                assert!(ended != sys::CUresult::CUDA_SUCCESS, "the kernel ended by itself: a call waited for it");
+                assert!(ended != sys::CUresult::CUDA_SUCCESS, "the kernel timed out: a call waited for it");
                 // SAFETY: the word is never freed.
                 unsafe { &*std::ptr::with_exposed_provenance::<AtomicU32>(word) }.store(1, Ordering::SeqCst);
                 stream.synchronize().unwrap();

@@ -102,7 +102,7 @@ fn a_scenario_is_read_as_it_was_written() {
 
 /// The device says that copies are over before they are. So a pool hands out what is being copied, and the checks see it.
 #[test]
-fn a_device_that_lies_is_found_and_shrunk_to_a_request_a_copy_and_a_second_request() {
+fn a_wrong_device_is_found_and_shrunk_to_four_steps() {
     let slab = Slab::new();
     let fails = |scenario: &Scenario| run_alone(scenario, slab).is_err();
     let lying = (0..).map(actors::scenario).find_map(|mut scenario| {

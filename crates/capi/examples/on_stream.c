@@ -17,7 +17,6 @@ typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
 typedef CUstream_st *CUstream;
-typedef CUevent_st *CUevent;
 
 CUresult cuInit(unsigned flags);
 CUresult cuDeviceGet(CUdevice *device, int ordinal);
@@ -30,11 +29,8 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamDestroy_v2(CUstream stream);
-CUresult cuEventCreate(CUevent *event, unsigned flags);
-CUresult cuEventRecord(CUevent event, CUstream stream);
-CUresult cuEventDestroy_v2(CUevent event);
 
-enum { NON_BLOCKING = 1 /* CU_STREAM_NON_BLOCKING */, DISABLE_TIMING = 2 /* CU_EVENT_DISABLE_TIMING */ };
+enum { NON_BLOCKING = 1 /* CU_STREAM_NON_BLOCKING */ };
 enum { BATCHES = 200, SLOTS = 4, BATCH_BYTES = 256 * 1024 };
 
 static void check(pp_status status, const char *call)
@@ -59,7 +55,6 @@ int main(void)
     CUcontext context;
     CUdeviceptr target[SLOTS];
     CUstream stream;
-    CUevent event;
     pp_pool *pool;
     void *batch;
     char *json;
@@ -69,7 +64,6 @@ int main(void)
     check_cuda(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
     check_cuda(cuCtxSetCurrent(context), "cuCtxSetCurrent");
     check_cuda(cuStreamCreate(&stream, NON_BLOCKING), "cuStreamCreate");
-    check_cuda(cuEventCreate(&event, DISABLE_TIMING), "cuEventCreate");
     for (int i = 0; i < SLOTS; i++)
         check_cuda(cuMemAlloc_v2(&target[i], BATCH_BYTES), "cuMemAlloc");
     check(pp_pool_open("max_bytes=64MiB; name=on_stream", &pool), "pp_pool_open");
@@ -79,11 +73,10 @@ int main(void)
         check(pp_get(pool, BATCH_BYTES, &batch), "pp_get");
         memset(batch, i % 251, BATCH_BYTES);
         check_cuda(cuMemcpyHtoDAsync_v2(target[i % SLOTS], batch, BATCH_BYTES, stream), "cuMemcpyHtoDAsync");
-        if (i % 2 == 0) {
-            check(pp_put_after_stream(pool, batch, stream), "pp_put_after_stream");
-        } else {
-            check_cuda(cuEventRecord(event, stream), "cuEventRecord");
-            check(pp_put_after_event(pool, batch, event), "pp_put_after_event");
+        /* The buffer is reused once the copy has completed. */
+        if (pp_put_after_stream(pool, batch, stream) != PP_OK) {
+            fprintf(stderr, "pp_put_after_stream: %s\n", pp_last_error(NULL));
+            check(pp_put(pool, batch), "pp_put"); /* the driver refused: never reused */
         }
         if (i % SLOTS != SLOTS - 1)
             continue;
@@ -107,7 +100,6 @@ int main(void)
     pp_string_free(json);
     check(pp_pool_close(pool), "pp_pool_close");
 
-    check_cuda(cuEventDestroy_v2(event), "cuEventDestroy");
     check_cuda(cuStreamDestroy_v2(stream), "cuStreamDestroy");
     for (int i = 0; i < SLOTS; i++)
         check_cuda(cuMemFree_v2(target[i]), "cuMemFree");

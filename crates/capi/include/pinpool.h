@@ -51,7 +51,7 @@
 /** Initial values of a pp_get_options. */
 #define PP_GET_OPTIONS_INIT {sizeof(pp_get_options), 1, PP_DEFAULT_WAIT, NULL}
 
-/** The compiler warns if the result is ignored, because the failure would leak a buffer or leave none. */
+/** The compiler warns if the result is ignored, because an ignored failure leaks a buffer or leaves a NULL pointer. */
 #if defined(__GNUC__)
 #define PP_NODISCARD __attribute__((warn_unused_result))
 #else
@@ -65,8 +65,11 @@ extern "C" {
 /** No limit, for pp_partition_open and pp_set_max_bytes. */
 #define PP_NO_LIMIT UINT64_MAX
 
-/** The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT. UINT64_MAX - 1 waits forever. */
+/** The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT. */
 #define PP_DEFAULT_WAIT UINT64_MAX
+
+/** The `timeout_ms` of a pp_get_options that waits forever. */
+#define PP_WAIT_FOREVER (UINT64_MAX - 1)
 
 /**
  * The result of a function. The numbers never change; later versions may add codes.
@@ -265,7 +268,7 @@ pp_status pp_pool_shutdown(pp_pool *pool);
  * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
  * returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the
  * memory. Under `register` and `cuda`, pp_pool_close itself waits, even if buffers are in use. While other calls on the pool run,
- * the last of those calls waits instead. After 30 s the wait ends as soon as copies stop completing: the memory of the remaining
+ * the last of those calls waits instead. After 30 s the call waits only while copies keep completing; the memory of the remaining
  * copies (`register`, `cuda`: of the pool) stays pinned, the log says so, and the result is still PP_OK. Open partitions keep
  * the memory of a closed pool and still serve requests: close them first.
  *

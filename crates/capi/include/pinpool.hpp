@@ -8,12 +8,12 @@
  *         cudaMemcpyAsync(device, batch.data(), batch.size(), cudaMemcpyHostToDevice, stream);
  *     }   // its destructor returns the buffer, which is reused once the copy has completed
  *
- *     pinpool::pinned_memory_resource pinned(pool, stream);
- *     std::pmr::vector<float> values(1024, &pinned);
+ *     pinpool::memory_resource memory(pool, stream);
+ *     std::pmr::vector<float> values(1024, &memory);
  *
  * Each function that returns memory takes the stream of its copies, or `pinpool::host_only` if only host code uses it.
  *
- * Functions that fail throw pinpool::error, but pinned_memory_resource throws pinpool::bad_alloc, and put() and destructors throw
+ * Functions that fail throw pinpool::error, but memory_resource throws pinpool::bad_alloc, and put() and destructors throw
  * nothing. A pool may be used by several threads concurrently; a buffer by one thread at a time. Needs exceptions and RTTI.
  *
  * A null stream is the default stream of the translation unit: cudaStreamPerThread if it is compiled with `--default-stream
@@ -62,27 +62,33 @@ inline CUstream_st *const legacy_stream = reinterpret_cast<CUstream_st *>(1);
 /** The per-thread default stream (CU_STREAM_PER_THREAD, cudaStreamPerThread) of the current context and the calling thread. */
 inline CUstream_st *const per_thread_stream = reinterpret_cast<CUstream_st *>(2);
 
-/** A call that failed: the last one of this thread, with its status and text. */
+/** A failed call: its status and its text. */
 class error : public std::runtime_error {
 public:
-    explicit error(pp_status status) : std::runtime_error(pp_last_error(nullptr)), status_(status) {}
+    /** The last failed call of this thread, also if it was made by a function of pinpool.h. */
+    static error last()
+    {
+        pp_status status = PP_OK;
+        const char *const text = pp_last_error(&status);
+        return error(status, text);
+    }
 
     pp_status status() const noexcept { return status_; }
 
 private:
+    error(pp_status status, const char *text) : std::runtime_error(text), status_(status) {}
+
     pp_status status_;
 };
 
-/** A failed allocation of a pinned_memory_resource. */
+/** A failed allocation of a memory_resource: the last failed call of this thread. */
 class bad_alloc : public std::bad_alloc {
 public:
-    explicit bad_alloc(pp_status status) : error_(status) {}
-
     const char *what() const noexcept override { return error_.what(); }
     pp_status status() const noexcept { return error_.status(); }
 
 private:
-    error error_;
+    error error_ = error::last();
 };
 
 namespace detail {
@@ -90,7 +96,7 @@ namespace detail {
 inline void check(pp_status status)
 {
     if (status != PP_OK)
-        throw error(status);
+        throw error::last();
 }
 
 /** Returns a buffer. If the end of the work is unknown, the memory is never reused; see pp_put_after_stream. */
@@ -155,10 +161,10 @@ class pool_base;
 
 /**
  * A buffer of a pool. Its destructor returns the memory, which is reused once the work enqueued on the buffer's stream has
- * completed, or immediately with host_only. If the driver refuses the stream in the destructor, the memory is never reused. To
- * learn of a refusal and to try again, call put_after_stream before the destructor runs. With a default stream, destroy the buffer
- * on the thread that enqueued the work, with the same device current. The object is empty after a move, after put(), and after a
- * put_after_stream or put_after_event that did not throw.
+ * completed, or immediately with host_only. If the driver refuses the stream in the destructor, the memory is never reused, and
+ * counted in `memory.quarantined` of stats_json(). To learn of a refusal and to try again, call put_after_stream before the
+ * destructor runs. With a default stream, destroy the buffer on the thread that enqueued the work, with the same device current.
+ * The object is empty after a move, after put(), and after a put_after_stream or put_after_event that did not throw.
  */
 class [[nodiscard]] buffer {
 public:
@@ -275,7 +281,7 @@ private:
 /** Options of a request; see pp_get_options. */
 struct get_options {
     std::size_t alignment = 1;
-    std::optional<std::chrono::milliseconds> timeout = {}; /**< The longest wait; PINPOOL_WAIT if empty. */
+    std::optional<std::chrono::milliseconds> timeout = {}; /**< PINPOOL_WAIT if empty; milliseconds::max() waits forever. */
     std::string tag = {};                                  /**< Empty: no tag. */
 };
 
@@ -293,7 +299,7 @@ public:
         return buffer(pool_, data, bytes, after);
     }
 
-    /** As above, with options. C++20: pool.get(bytes, stream, {.alignment = 1 << 16, .tag = "decode"}) */
+    /** As above, with options, but slower. C++20: pool.get(bytes, stream, {.alignment = 1 << 16, .tag = "decode"}) */
     buffer get(std::size_t bytes, stream_or_host after, const get_options &options) const
     {
         const pp_get_options c_options = to_c(options);
@@ -327,7 +333,7 @@ public:
     {
         char *json = nullptr;
         detail::check(pp_stats_json(handle(), &json));
-        const std::unique_ptr<char, void (*)(char *)> owner(json, pp_string_free);
+        const std::unique_ptr<char, void (*)(char *)> freed_at_end(json, pp_string_free);
         return std::string(json);
     }
 
@@ -355,7 +361,7 @@ private:
 
 /**
  * A part of a pool with its own limit and wait queue, shared by its copies; see pp_partition_open. Destroying the last copy,
- * buffer or pinned_memory_resource closes it. A request with a tag fails, since its name is the tag of its buffers.
+ * buffer or memory_resource closes it. A request with a tag fails, since its name is the tag of its buffers.
  */
 class partition : public pool_base {
 private:
@@ -367,8 +373,8 @@ private:
 };
 
 /**
- * A pool, shared by its copies. Destroying the last copy, buffer or pinned_memory_resource closes it and may wait: see
- * pp_pool_close. A moved-from pool, partition or pinned_memory_resource may only be destroyed or assigned to.
+ * A pool, shared by its copies. Destroying the last copy, buffer or memory_resource closes it and may wait: see
+ * pp_pool_close. A moved-from pool, partition or memory_resource may only be destroyed or assigned to.
  */
 class pool : public pool_base {
 public:
@@ -399,19 +405,20 @@ public:
 };
 
 /**
- * Pinned memory of a pool or a partition for std::pmr containers. Throws pinpool::bad_alloc, which is a std::bad_alloc, on failure.
- * Deallocated memory is reused once the work enqueued on the stream `after` has completed, and never if the driver refuses the
- * stream. With host_only it is reused immediately: before a container frees memory, grows or is destroyed, synchronize every copy
- * that uses its memory. The stream must not be destroyed before the last memory of the resource is deallocated. With a default
- * stream, deallocate on the thread that enqueued the work, with the same device current.
+ * Memory of a pool or a partition for std::pmr containers, pinned unless the pool has fallen back to pageable memory (see
+ * pp_is_pinned). Throws pinpool::bad_alloc, which is a std::bad_alloc, on failure. Deallocated memory is reused once the work
+ * enqueued on the stream `after` has completed, and never if the driver refuses the stream. With host_only it is reused
+ * immediately: before a container frees memory, grows or is destroyed, synchronize every copy that uses its memory. The stream
+ * must not be destroyed before the last memory of the resource is deallocated. With a default stream, deallocate on the thread
+ * that enqueued the work, with the same device current.
  *
  * Each allocation is a separate buffer of at least 4 KiB: suitable for vectors and arenas, not for lists of small nodes (put a
  * std::pmr::unsynchronized_pool_resource in between). Two resources are equal if they use the same pool and stream.
  */
-class pinned_memory_resource : public std::pmr::memory_resource {
+class memory_resource : public std::pmr::memory_resource {
 public:
-    pinned_memory_resource(const pool &pool, stream_or_host after) : source_(pool), after_(after) {}
-    pinned_memory_resource(const partition &partition, stream_or_host after) : source_(partition), after_(after) {}
+    memory_resource(const pool &pool, stream_or_host after) : source_(pool), after_(after) {}
+    memory_resource(const partition &partition, stream_or_host after) : source_(partition), after_(after) {}
 
 private:
     void *do_allocate(std::size_t bytes, std::size_t alignment) override
@@ -422,7 +429,7 @@ private:
         // An allocation of no bytes has an address too.
         const pp_status status = pp_get_with(source_.handle(), bytes == 0 ? 1 : bytes, &options, &data);
         if (status != PP_OK)
-            throw bad_alloc(status);
+            throw bad_alloc();
         return data;
     }
 
@@ -433,7 +440,7 @@ private:
 
     bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override
     {
-        const auto *resource = dynamic_cast<const pinned_memory_resource *>(&other);
+        const auto *resource = dynamic_cast<const memory_resource *>(&other);
         return resource != nullptr && resource->source_.handle() == source_.handle() &&
                resource->after_.handle() == after_.handle();
     }

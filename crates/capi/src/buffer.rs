@@ -62,11 +62,14 @@ fn get(
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
-    get(pool, ptr, |guard| Ok(Some(guard.requester()?.get(bytes)?)))
+    get(pool, ptr, |guard| Ok(Some(guard.as_requesting_pool()?.get(bytes)?)))
 }
 
-/// The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT. UINT64_MAX - 1 waits forever.
+/// The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT.
 pub const PP_DEFAULT_WAIT: u64 = u64::MAX;
+
+/// The `timeout_ms` of a pp_get_options that waits forever.
+pub const PP_WAIT_FOREVER: u64 = u64::MAX - 1;
 
 /// Options of a request. Initialize them with PP_GET_OPTIONS_INIT, and then set members.
 #[repr(C)]
@@ -136,7 +139,7 @@ unsafe fn request(
         request = request.timeout(Duration::from_millis(timeout_ms));
     }
     if tag.is_null() {
-        return Ok(take(guard.requester()?, request)?);
+        return Ok(take(guard.as_requesting_pool()?, request)?);
     }
     // SAFETY: capi-P1.
     let tag = unsafe { str_from_c(tag, "tag") }?;
@@ -155,7 +158,7 @@ unsafe fn request(
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
-    get(pool, ptr, |guard| Ok(guard.requester()?.try_get(bytes)?))
+    get(pool, ptr, |guard| Ok(guard.as_requesting_pool()?.try_get(bytes)?))
 }
 
 /// Allocates as pp_try_get does, with the alignment and the tag of these options. Ignores their timeout.
@@ -257,10 +260,10 @@ pub unsafe extern "C" fn pp_adopt(
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
     guarded(|| {
-        let buffers = slots::buffers_of(pool)?;
+        let guard = slots::enter_for_return(pool)?;
         if !ptr.is_null() {
             let address = ptr.addr();
-            drop(buffers.table().remove(address).map_err(|why| buffers.refusal(address, &why))?);
+            drop(guard.table().remove(address).map_err(|why| guard.refusal(address, &why))?);
         }
         Ok(pp_status::PP_OK)
     })
@@ -306,7 +309,7 @@ pub unsafe extern "C" fn pp_put_after_stream(
     stream: *mut CUstream_st,
 ) -> pp_status {
     // SAFETY: the caller promises that the stream is alive.
-    record(pool, ptr, true, |buf| unsafe { buf.record_stream(stream.cast()) })
+    record(pool, ptr, Then::Return, |buf| unsafe { buf.record_raw_stream(stream.cast()) })
 }
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
@@ -326,7 +329,7 @@ pub unsafe extern "C" fn pp_put_after_stream(
 #[must_use]
 pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
     // SAFETY: the caller promises that the event is alive.
-    record(pool, ptr, true, |buf| unsafe { buf.record_event(event.cast()) })
+    record(pool, ptr, Then::Return, |buf| unsafe { buf.record_raw_event(event.cast()) })
 }
 
 /// Records that the work enqueued so far on `stream` uses the buffer at `ptr`, which stays with the caller. Once the buffer is
@@ -343,31 +346,39 @@ pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void
 #[must_use]
 pub unsafe extern "C" fn pp_record_stream(pool: *mut pp_pool, ptr: *mut c_void, stream: *mut CUstream_st) -> pp_status {
     // SAFETY: the caller promises that the stream is alive.
-    record(pool, ptr, false, |buf| unsafe { buf.record_stream(stream.cast()) })
+    record(pool, ptr, Then::Keep, |buf| unsafe { buf.record_raw_stream(stream.cast()) })
 }
 
-/// Calls `record_work` with the buffer at `ptr`, and then returns the buffer to its pool if `returns`. After a failure the caller
-/// keeps the buffer.
+/// What happens to a buffer after work on it was recorded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// The buffer returns to its pool.
+    Return,
+    /// The caller keeps the buffer.
+    Keep,
+}
+
+/// Calls `record_work` with the buffer at `ptr`. After a failure the caller keeps the buffer.
 fn record(
     pool: *mut pp_pool,
     ptr: *mut c_void,
-    returns: bool,
+    then: Then,
     record_work: impl FnOnce(&mut PinnedBuf) -> pinpool::Result<()>,
 ) -> pp_status {
     guarded(|| {
-        let buffers = slots::buffers_of(pool)?;
+        let guard = slots::enter_for_return(pool)?;
         if ptr.is_null() {
             return Ok(pp_status::PP_OK);
         }
-        let (table, address) = (buffers.table(), ptr.addr());
-        let mut buf = table.take(address, returns).map_err(|why| buffers.refusal(address, &why))?;
+        let (table, address) = (guard.table(), ptr.addr());
+        let mut buf = table.take(address, then == Then::Return).map_err(|why| guard.refusal(address, &why))?;
         let recorded = catch_unwind(AssertUnwindSafe(|| record_work(&mut buf))).unwrap_or_else(|panic| {
             // It is unknown which work uses the buffer, so its memory is never reused.
             std::mem::forget(std::mem::take(&mut buf));
             table.remove_entry(address);
             resume_unwind(panic)
         });
-        if recorded.is_err() || !returns {
+        if recorded.is_err() || then == Then::Keep {
             table.put_back(buf);
             return Ok(recorded.map(|()| pp_status::PP_OK)?);
         }
@@ -391,9 +402,9 @@ pub unsafe extern "C" fn pp_is_pinned(pool: *mut pp_pool, ptr: *const c_void, is
     guarded(|| {
         let out = non_null(is_pinned, "is_pinned")?;
         store(out, 0);
-        let buffers = slots::buffers_of(pool)?;
+        let guard = slots::enter_for_return(pool)?;
         let address = non_null(ptr.cast_mut(), "ptr")?.addr().get();
-        let found = buffers.table().is_pinned(address).map_err(|why| buffers.refusal(address, &why))?;
+        let found = guard.table().is_pinned(address).map_err(|why| guard.refusal(address, &why))?;
         store(out, found.into());
         Ok(pp_status::PP_OK)
     })
@@ -411,7 +422,7 @@ mod tests {
         let opened = unsafe { pp_pool_open(c"backend=heap".as_ptr(), &raw mut pool) };
         // SAFETY: as above.
         assert_eq!([opened, unsafe { pp_get(pool, 4096, &raw mut held) }], [pp_status::PP_OK; 2]);
-        assert_eq!(record(pool, held, true, |_| panic!("in a call")), pp_status::PP_INTERNAL);
+        assert_eq!(record(pool, held, Then::Return, |_| panic!("in a call")), pp_status::PP_INTERNAL);
         // SAFETY: as above.
         assert!(unsafe { pp_get(pool, 4096, &raw mut next) } == pp_status::PP_OK && next != held);
         assert_eq!([pp_put(pool, next), pp_pool_close(pool)], [pp_status::PP_OK; 2]);

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_in_the_call_and_is_a_status_with_its_text() {
+    fn a_panic_becomes_a_status_with_its_message() {
         assert_eq!(guarded(|| panic!("number {}", 7)), pp_status::PP_INTERNAL);
         assert!(last_text().ends_with("number 7"), "{}", last_text());
         assert_eq!(guarded(|| std::panic::panic_any(7)), pp_status::PP_INTERNAL);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_with_a_nul_byte_is_not_cut_there() {
+    fn a_nul_byte_does_not_truncate_a_text() {
         assert_eq!(guarded(|| Err(Failure::argument("a\0b"))), pp_status::PP_INVALID_ARGUMENT);
         assert_eq!(last_text(), "ab");
     }

@@ -43,8 +43,9 @@ mod table;
 mod version;
 
 pub use buffer::{
-    CUevent_st, CUstream_st, PP_DEFAULT_WAIT, pp_adopt, pp_get, pp_get_options, pp_get_with, pp_is_pinned, pp_put,
-    pp_put_after_event, pp_put_after_stream, pp_record_stream, pp_release_fn, pp_try_get, pp_try_get_with,
+    CUevent_st, CUstream_st, PP_DEFAULT_WAIT, PP_WAIT_FOREVER, pp_adopt, pp_get, pp_get_options, pp_get_with,
+    pp_is_pinned, pp_put, pp_put_after_event, pp_put_after_stream, pp_record_stream, pp_release_fn, pp_try_get,
+    pp_try_get_with,
 };
 pub use call::pp_last_error;
 pub use handle::pp_pool;

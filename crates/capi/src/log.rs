@@ -73,9 +73,9 @@ thread_local! {
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-struct ToCallback;
+struct CallbackLogger;
 
-impl Log for ToCallback {
+impl Log for CallbackLogger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         // SAFETY: null or never freed (log-I1).
         unsafe { CURRENT.load(Ordering::SeqCst).as_ref() }.is_some_and(|sink| metadata.level() <= sink.filter())
@@ -88,7 +88,7 @@ impl Log for ToCallback {
         let text = text_for_c(&record.args().to_string());
         // SAFETY: null or never freed (log-I1).
         while let Some(sink) = unsafe { CURRENT.load(Ordering::SeqCst).as_ref() } {
-            let _running = Running::begin(sink);
+            let _running = RunningCallback::begin(sink);
             if ptr::eq(CURRENT.load(Ordering::SeqCst), sink) {
                 if record.level() <= sink.filter() {
                     // SAFETY: the caller of pp_set_log permits calls while the sink is current, and permits them to end
@@ -104,9 +104,9 @@ impl Log for ToCallback {
 }
 
 /// Counts the current thread as one that may be running the callback of a sink, until this is dropped.
-struct Running<'a>(&'a Sink);
+struct RunningCallback<'a>(&'a Sink);
 
-impl<'a> Running<'a> {
+impl<'a> RunningCallback<'a> {
     fn begin(sink: &'a Sink) -> Self {
         sink.running.fetch_add(1, Ordering::SeqCst);
         let _ = DEPTH.try_with(|depth| depth.set(depth.get() + 1));
@@ -114,7 +114,7 @@ impl<'a> Running<'a> {
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for RunningCallback<'_> {
     fn drop(&mut self) {
         let _ = DEPTH.try_with(|depth| depth.set(depth.get() - 1));
         self.0.running.fetch_sub(1, Ordering::SeqCst);
@@ -150,11 +150,11 @@ pub unsafe extern "C" fn pp_set_log(callback: pp_log_fn, user_data: *mut c_void,
     })
 }
 
-/// Installs `ToCallback` as the logger of the crate `log`, at the first call. Fails if the process has another logger.
+/// Installs `CallbackLogger` as the logger of the crate `log`, at the first call. Fails if the process has another logger.
 fn install() -> Result<(), Failure> {
     static IS_OURS: OnceLock<bool> = OnceLock::new();
     let text = "another Rust logger already receives the log lines of this process";
-    let is_ours = *IS_OURS.get_or_init(|| log::set_logger(&ToCallback).is_ok());
+    let is_ours = *IS_OURS.get_or_init(|| log::set_logger(&CallbackLogger).is_ok());
     if is_ours { Ok(()) } else { Err(Failure::new(pp_status::PP_LOGGER_SET, text)) }
 }
 

@@ -1,7 +1,7 @@
 //! The functions on pools.
 
 use std::ffi::{CStr, c_char};
-use std::ptr;
+use std::ptr::{self, NonNull};
 
 use pinpool::{Limit, Pool};
 
@@ -119,7 +119,7 @@ pub(crate) unsafe fn str_from_c<'a>(text: *const c_char, name: &str) -> Result<&
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_pool_shutdown(pool: *mut pp_pool) -> pp_status {
     guarded(|| {
-        match slots::enter(pool)?.opened()? {
+        match slots::enter(pool)?.pool_or_partition()? {
             PoolOrPartition::Pool(pool) => pool.close(),
             PoolOrPartition::Partition(partition) => partition.close(),
         }
@@ -134,7 +134,7 @@ pub extern "C" fn pp_pool_shutdown(pool: *mut pp_pool) -> pp_status {
 /// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
 /// returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the
 /// memory. Under `register` and `cuda`, pp_pool_close itself waits, even if buffers are in use. While other calls on the pool run,
-/// the last of those calls waits instead. After 30 s the wait ends as soon as copies stop completing: the memory of the remaining
+/// the last of those calls waits instead. After 30 s the call waits only while copies keep completing; the memory of the remaining
 /// copies (`register`, `cuda`: of the pool) stays pinned, the log says so, and the result is still PP_OK. Open partitions keep
 /// the memory of a closed pool and still serve requests: close them first.
 ///
@@ -156,11 +156,7 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
 ///   reserve and returns PP_OK.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
-    guarded(|| {
-        let guard = slots::enter(pool)?;
-        guard.pool()?.reserve(bytes)?;
-        Ok(pp_status::PP_OK)
-    })
+    guarded(|| Ok(slots::enter(pool)?.pool()?.reserve(bytes).map(|()| pp_status::PP_OK)?))
 }
 
 /// Changes the limit on all pinned bytes, in use and idle. PP_NO_LIMIT removes it; a shared limit still applies, and so does
@@ -175,7 +171,7 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_status {
     guarded(|| {
         let max_bytes = limit(max_bytes)?;
-        match slots::enter(pool)?.opened()? {
+        match slots::enter(pool)?.pool_or_partition()? {
             PoolOrPartition::Pool(pool) => pool.set_max_bytes(max_bytes)?,
             PoolOrPartition::Partition(partition) => partition.set_max_bytes(max_bytes)?,
         }
@@ -184,7 +180,7 @@ pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_sta
 }
 
 /// Calls `call` with an open pool. Fails for a partition.
-fn with_pool(pool: *mut pp_pool, call: impl FnOnce(&Pool)) -> pp_status {
+fn on_pool_not_partition(pool: *mut pp_pool, call: impl FnOnce(&Pool)) -> pp_status {
     guarded(|| {
         call(slots::enter(pool)?.pool()?);
         Ok(pp_status::PP_OK)
@@ -195,21 +191,21 @@ fn with_pool(pool: *mut pp_pool, call: impl FnOnce(&Pool)) -> pp_status {
 /// or reserves. The call is slow; under `register` and `cuda` it waits for all work of the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
-    with_pool(pool, |pool| pool.trim(to_bytes))
+    on_pool_not_partition(pool, |pool| pool.trim(to_bytes))
 }
 
 /// For the preset tensorflow: releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests,
 /// returns and evictions. With the preset adaptive, use pp_trim.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
-    with_pool(pool, Pool::clear)
+    on_pool_not_partition(pool, Pool::clear)
 }
 
 /// Detects completed copies, and releases memory that has been idle for long (`register`, `cuda`: only under memory pressure).
 /// Call it periodically with `maintenance_thread=0`.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
-    with_pool(pool, Pool::maintain)
+    on_pool_not_partition(pool, Pool::maintain)
 }
 
 /// Stores the statistics of the pool in `json`, as one JSON object on one line. Names that end in `_bytes` are bytes, names that
@@ -224,23 +220,18 @@ pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_cha
     guarded(|| {
         let out = non_null(json, "json")?;
         store(out, ptr::null_mut());
-        let stats = match slots::enter(pool)?.opened()? {
+        let stats = match slots::enter(pool)?.pool_or_partition()? {
             PoolOrPartition::Pool(pool) => pool.stats(),
             PoolOrPartition::Partition(partition) => partition.stats(),
         };
         let failed = |error| Failure::new(pp_status::PP_INTERNAL, format!("no statistics as JSON: {error}"));
         let text = serde_json::to_string(&stats).map_err(failed)?;
-        store(out, duplicate(&text_for_c(&text))?);
+        // SAFETY: the text ends in 0.
+        let copy = NonNull::new(unsafe { libc::strdup(text_for_c(&text).as_ptr()) });
+        let no_memory = || format!("no memory for a string of {} bytes", text.len());
+        store(out, copy.ok_or_else(|| Failure::new(pp_status::PP_INTERNAL, no_memory()))?.as_ptr());
         Ok(pp_status::PP_OK)
     })
-}
-
-/// Copies the text into memory of `malloc`, so that the program can release it with `free`.
-fn duplicate(text: &CStr) -> Result<*mut c_char, Failure> {
-    // SAFETY: the text ends in 0.
-    let copy = unsafe { libc::strdup(text.as_ptr()) };
-    let no_memory = || format!("no memory for a string of {} bytes", text.count_bytes());
-    if copy.is_null() { Err(Failure::new(pp_status::PP_INTERNAL, no_memory())) } else { Ok(copy) }
 }
 
 /// Frees a string of pp_stats_json, as free() does. NULL is allowed.
@@ -250,6 +241,6 @@ fn duplicate(text: &CStr) -> Result<*mut c_char, Failure> {
 /// A text of `pp_stats_json`, not released yet, or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_string_free(text: *mut c_char) {
-    // SAFETY: the caller promises that the text is null, or was made by `duplicate`.
+    // SAFETY: the caller promises that the text is null, or was made by `strdup`.
     unsafe { libc::free(text.cast()) };
 }

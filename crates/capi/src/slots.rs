@@ -26,7 +26,7 @@ use pinpool_os::fork::ForkGeneration;
 
 use crate::call::Failure;
 use crate::handle::pp_pool;
-use crate::state::{Phase, State};
+use crate::state::{Phase, SlotState};
 use crate::status::pp_status;
 use crate::table::{LookupError, Table};
 
@@ -47,7 +47,7 @@ pub(crate) enum PoolOrPartition {
 
 /// A slot, which contains at most one pool or partition at a time.
 pub(crate) struct Slot {
-    state: State,
+    state: SlotState,
     /// The fork generation in which the pool was opened.
     fork_generation: AtomicU32,
     pool: UnsafeCell<Option<PoolOrPartition>>,
@@ -66,7 +66,7 @@ pub(crate) struct CallGuard {
 
 impl CallGuard {
     #[inline]
-    pub(crate) fn opened(&self) -> Result<&PoolOrPartition, Failure> {
+    pub(crate) fn pool_or_partition(&self) -> Result<&PoolOrPartition, Failure> {
         // SAFETY: slots-I1: this call is counted and has seen Open.
         let opened = unsafe { &*self.slot.pool.get() };
         opened.as_ref().ok_or_else(|| Failure::new(pp_status::PP_INTERNAL, "an open handle without a pool"))
@@ -74,8 +74,8 @@ impl CallGuard {
 
     /// Returns the pool or partition, for requests.
     #[inline]
-    pub(crate) fn requester(&self) -> Result<&Pool, Failure> {
-        self.opened().map(|opened| match opened {
+    pub(crate) fn as_requesting_pool(&self) -> Result<&Pool, Failure> {
+        self.pool_or_partition().map(|opened| match opened {
             PoolOrPartition::Pool(pool) => pool,
             PoolOrPartition::Partition(partition) => partition.as_pool(),
         })
@@ -83,7 +83,7 @@ impl CallGuard {
 
     /// Returns the pool, or fails if the handle names a partition.
     pub(crate) fn pool(&self) -> Result<&Pool, Failure> {
-        match self.opened()? {
+        match self.pool_or_partition()? {
             PoolOrPartition::Pool(pool) => Ok(pool),
             PoolOrPartition::Partition(partition) => {
                 let why = format!("`{}` is a partition: call this with the handle of its pool", partition.name());
@@ -116,10 +116,6 @@ fn counter_number() -> usize {
     NUMBER.try_with(|number| *number).unwrap_or_default()
 }
 
-fn fork_generation() -> u32 {
-    ForkGeneration::now().number()
-}
-
 /// Returns the slot and the generation that a handle names. Fails if no slot has this generation, or in a forked child.
 #[inline]
 fn resolve(handle: *const pp_pool) -> Result<(&'static Slot, usize), Failure> {
@@ -132,7 +128,7 @@ fn resolve(handle: *const pp_pool) -> Result<(&'static Slot, usize), Failure> {
     if slot.state.generation() != generation {
         return Err(unknown_pool(handle));
     }
-    if slot.fork_generation.load(Ordering::Relaxed) != fork_generation() {
+    if slot.fork_generation.load(Ordering::Relaxed) != ForkGeneration::now().number() {
         let why = "the pool belongs to the process that forked this one, which inherits neither memory nor devices: open a \
                    new pool after the fork";
         return Err(Failure::new(pp_status::PP_FORKED, why));
@@ -159,21 +155,25 @@ pub(crate) fn enter(handle: *const pp_pool) -> Result<CallGuard, Failure> {
     if slot.state.is(generation, Phase::Open) { Ok(call) } else { Err(unknown_pool(handle)) }
 }
 
-/// Returns the buffers of a pool that is open, or closed with buffers in use. Dropping the result after the return of the
-/// last buffer frees the slot of a closed pool.
+/// Begins a return to a pool that is open, or closed with buffers in use. Dropping the result after the return of the last
+/// buffer frees the slot of a closed pool.
 #[inline]
-pub(crate) fn buffers_of(handle: *const pp_pool) -> Result<Buffers, Failure> {
+pub(crate) fn enter_for_return(handle: *const pp_pool) -> Result<ReturnGuard, Failure> {
     let (slot, generation) = resolve(handle)?;
-    if slot.state.is(generation, Phase::Free) { Err(unknown_pool(handle)) } else { Ok(Buffers { slot, generation }) }
+    if slot.state.is(generation, Phase::Free) {
+        Err(unknown_pool(handle))
+    } else {
+        Ok(ReturnGuard { slot, generation })
+    }
 }
 
-/// The buffers in use of a pool.
-pub(crate) struct Buffers {
+/// Access to the buffers in use of a pool that is open or closed.
+pub(crate) struct ReturnGuard {
     slot: &'static Slot,
     generation: usize,
 }
 
-impl Buffers {
+impl ReturnGuard {
     pub(crate) fn table(&self) -> &'static Table {
         &self.slot.table
     }
@@ -191,7 +191,7 @@ impl Buffers {
     }
 
     fn is_in_another_pool(&self, address: usize) -> bool {
-        let fork_generation = fork_generation();
+        let fork_generation = ForkGeneration::now().number();
         let mut others = all().filter(|other| {
             !ptr::eq(*other, self.slot) && other.fork_generation.load(Ordering::Relaxed) == fork_generation
         });
@@ -199,7 +199,7 @@ impl Buffers {
     }
 }
 
-impl Drop for Buffers {
+impl Drop for ReturnGuard {
     #[inline]
     fn drop(&mut self) {
         // The call removed its buffer from the table, under a lock of the table, before this check. So either this check sees
@@ -226,7 +226,7 @@ pub(crate) fn open(opened: PoolOrPartition, zero: bool) -> Result<*mut pp_pool, 
         let text = format!("{POOLS_MAX} pools are open or have buffers in use: close one, and return its buffers");
         return Err(Failure::new(pp_status::PP_TOO_MANY_POOLS, text));
     };
-    slot.begin(generation, opened, zero);
+    slot.open(generation, opened, zero);
     Ok(ptr::without_provenance_mut(generation << NUMBER_BITS | number))
 }
 
@@ -257,7 +257,7 @@ pub(crate) fn close(handle: *const pp_pool) -> Result<(), Failure> {
 impl Slot {
     fn new() -> Self {
         Self {
-            state: State::default(),
+            state: SlotState::default(),
             fork_generation: AtomicU32::new(0),
             pool: UnsafeCell::new(None),
             calls: [const { CachePadded::new(AtomicUsize::new(0)) }; COUNTERS],
@@ -266,11 +266,11 @@ impl Slot {
     }
 
     /// Stores `opened` under the generation that this thread claimed.
-    fn begin(&self, generation: usize, opened: PoolOrPartition, zero: bool) {
-        self.table.begin(zero);
+    fn open(&self, generation: usize, opened: PoolOrPartition, zero: bool) {
+        self.table.prepare(zero);
         // SAFETY: slots-I1: this thread claimed the slot.
         unsafe { *self.pool.get() = Some(opened) };
-        self.fork_generation.store(fork_generation(), Ordering::Relaxed);
+        self.fork_generation.store(ForkGeneration::now().number(), Ordering::Relaxed);
         self.state.change(generation, Phase::Opening, Phase::Open);
     }
 
@@ -312,7 +312,8 @@ impl Slot {
     fn free_if(&self, generation: usize, is_empty: impl FnOnce() -> bool) {
         if is_empty() {
             self.table.shrink();
-            let _other_thread = self.state.change(generation, Phase::Ended, Phase::Free);
+            // Another thread may have changed it.
+            let _ = self.state.change(generation, Phase::Ended, Phase::Free);
         }
     }
 }
@@ -327,7 +328,7 @@ mod tests {
     fn open_in(slot: &Slot) -> usize {
         let generation = slot.state.claim().unwrap();
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
-        slot.begin(generation, PoolOrPartition::Pool(pool), false);
+        slot.open(generation, PoolOrPartition::Pool(pool), false);
         generation
     }
 
@@ -345,10 +346,10 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_was_seen_empty_frees_no_slot_whose_next_pool_has_a_buffer_out() {
+    fn a_stale_empty_check_does_not_free_the_slot_of_a_later_pool() {
         let slot = Slot::new();
         let first = open_in(&slot);
-        close_with_nothing_out(&slot, first);
+        close_without_buffers(&slot, first);
         let address = std::cell::Cell::new(0);
         slot.free_if(first, || {
             // Another thread runs between the check and the change that depends on it.
@@ -365,7 +366,7 @@ mod tests {
     }
 
     /// Closes the pool and removes its last buffer, so that the slot is Ended and not Free yet.
-    fn close_with_nothing_out(slot: &Slot, generation: usize) {
+    fn close_without_buffers(slot: &Slot, generation: usize) {
         let address = take_address(slot);
         close_in(slot, generation);
         drop(slot.table.remove(address).unwrap());
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_were_seen_over_end_no_later_pool_that_a_call_uses() {
+    fn a_stale_end_does_not_drop_a_later_pool_in_use() {
         let slot = Slot::new();
         let first = open_in(&slot);
         assert!(slot.state.change(first, Phase::Open, Phase::Closed));
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_call_ends_the_later_pool_that_was_closed_meanwhile() {
+    fn a_refused_call_ends_a_later_pool_that_is_closed_meanwhile() {
         let slot = Slot::new();
         let first = open_in(&slot);
         close_in(&slot, first);

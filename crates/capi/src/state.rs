@@ -22,9 +22,9 @@ pub(crate) enum Phase {
 
 /// The generation of a slot's pool (the first pool has 1) and its phase.
 #[derive(Debug, Default)]
-pub(crate) struct State(AtomicUsize);
+pub(crate) struct SlotState(AtomicUsize);
 
-impl State {
+impl SlotState {
     #[inline]
     pub(crate) fn is(&self, generation: usize, phase: Phase) -> bool {
         self.0.load(Ordering::SeqCst) == word(generation, phase)

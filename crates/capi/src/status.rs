@@ -1,6 +1,6 @@
 //! The status codes, and the code for each error of the library.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{c_char, c_int};
 
 use pinpool::Error;
 
@@ -51,32 +51,16 @@ pub enum pp_status {
     PP_SHUT_DOWN = 16,
 }
 
-/// The names of the codes, by number.
-const NAMES: [&CStr; 17] = [
-    c"PP_OK",
-    c"PP_INVALID_ARGUMENT",
-    c"PP_INVALID_SETTING",
-    c"PP_UNKNOWN_POINTER",
-    c"PP_UNKNOWN_POOL",
-    c"PP_LIMIT",
-    c"PP_NONE_IDLE",
-    c"PP_BACKEND",
-    c"PP_DEVICE",
-    c"PP_FORKED",
-    c"PP_INTERNAL",
-    c"PP_UNAVAILABLE",
-    c"PP_CAPTURING",
-    c"PP_INVALID_HANDLE",
-    c"PP_TOO_MANY_POOLS",
-    c"PP_LOGGER_SET",
-    c"PP_SHUT_DOWN",
-];
+/// The names of the codes in their order, each with a NUL.
+const NAMES: &str = "PP_OK\0PP_INVALID_ARGUMENT\0PP_INVALID_SETTING\0PP_UNKNOWN_POINTER\0PP_UNKNOWN_POOL\0PP_LIMIT\0\
+    PP_NONE_IDLE\0PP_BACKEND\0PP_DEVICE\0PP_FORKED\0PP_INTERNAL\0PP_UNAVAILABLE\0PP_CAPTURING\0PP_INVALID_HANDLE\0\
+    PP_TOO_MANY_POOLS\0PP_LOGGER_SET\0PP_SHUT_DOWN\0";
 
 /// The name of a status: "PP_LIMIT"; "unknown" if it is not a status. Static, never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_status_name(status: c_int) -> *const c_char {
-    let name = usize::try_from(status).ok().and_then(|status| NAMES.get(status));
-    name.unwrap_or(&c"unknown").as_ptr()
+    let name = usize::try_from(status).ok().and_then(|status| NAMES.split_inclusive('\0').nth(status));
+    name.unwrap_or("unknown\0").as_ptr().cast()
 }
 
 /// Returns the code for an error of the library. The narrower predicates come first: `is_invalid_handle` implies

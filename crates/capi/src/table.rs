@@ -31,13 +31,13 @@ struct InUse {
     is_recording: bool,
     /// Whether a thread waits for the buffer that another thread has taken out of the entry.
     is_awaited: bool,
-    owner: Owner,
+    owner: MemoryOwner,
     /// Whether the driver pinned a buffer that a thread has taken out of the entry.
     is_pinned: Option<bool>,
 }
 
 impl InUse {
-    fn new(buf: Option<PinnedBuf>, owner: Owner) -> Self {
+    fn new(buf: Option<PinnedBuf>, owner: MemoryOwner) -> Self {
         Self { buf, is_recording: false, is_awaited: false, owner, is_pinned: None }
     }
 }
@@ -59,7 +59,7 @@ impl Shard {
 
 /// The owner of a buffer's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Owner {
+pub(crate) enum MemoryOwner {
     Pool,
     /// The program, which passed the memory to `pp_adopt`.
     Program,
@@ -89,14 +89,14 @@ impl Table {
     }
 
     /// Prepares for a new pool. A pool that zeroes returned buffers writes to them, so the sanitizer cannot be used.
-    pub(crate) fn begin(&self, zeroes: bool) {
+    pub(crate) fn prepare(&self, zeroes: bool) {
         self.uses_sanitizer.store(asan::is_present() && !zeroes, Ordering::Relaxed);
     }
 
     /// Returns whether AddressSanitizer is informed of a buffer of this owner.
     #[inline]
-    fn marks(&self, owner: Owner) -> bool {
-        owner == Owner::Pool && self.uses_sanitizer.load(Ordering::Relaxed)
+    fn informs_sanitizer(&self, owner: MemoryOwner) -> bool {
+        owner == MemoryOwner::Pool && self.uses_sanitizer.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -108,11 +108,11 @@ impl Table {
     /// Adds a buffer of the pool and returns its address.
     #[inline]
     pub(crate) fn insert(&self, mut buf: PinnedBuf) -> *mut u8 {
-        if self.marks(Owner::Pool) {
+        if self.informs_sanitizer(MemoryOwner::Pool) {
             asan::unpoison(&buf);
         }
         let start = buf.as_mut_ptr();
-        let replaced = self.shard(start.addr()).lock().insert(start.addr(), InUse::new(Some(buf), Owner::Pool));
+        let replaced = self.shard(start.addr()).lock().insert(start.addr(), InUse::new(Some(buf), MemoryOwner::Pool));
         // Two buffers in use never share an address. If that is violated, the earlier buffer is leaked and not reused.
         std::mem::forget(replaced.map(|entry| entry.buf));
         start
@@ -150,7 +150,7 @@ impl Table {
     #[inline]
     pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, LookupError> {
         self.with_entry(address, |entry, buf| {
-            if self.marks(entry.remove().owner) {
+            if self.informs_sanitizer(entry.remove().owner) {
                 asan::poison(buf);
             }
         })
@@ -161,7 +161,7 @@ impl Table {
     pub(crate) fn reserve_entry(&self, address: usize) -> bool {
         let mut entries = self.shard(address).lock();
         let Entry::Vacant(entry) = entries.entry(address) else { return false };
-        entry.insert(InUse::new(None, Owner::Program));
+        entry.insert(InUse::new(None, MemoryOwner::Program));
         true
     }
 
@@ -171,7 +171,7 @@ impl Table {
         self.with_entry(address, |mut entry, buf| {
             let entry = entry.get_mut();
             (entry.is_recording, entry.is_pinned) = (!is_return, Some(is_pinned(buf)));
-            if is_return && self.marks(entry.owner) {
+            if is_return && self.informs_sanitizer(entry.owner) {
                 asan::poison(buf);
             }
         })
@@ -192,7 +192,7 @@ impl Table {
         let mut entries = shard.lock();
         // Without an entry, its user could not return the buffer, which may be in use. It is leaked and not reused.
         let Some(entry) = entries.get_mut(&address) else { return std::mem::forget(buf) };
-        if self.marks(entry.owner) {
+        if self.informs_sanitizer(entry.owner) {
             asan::unpoison(&buf);
         }
         entry.buf = Some(buf);
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_leaves_once_and_what_lies_inside_is_named() {
+    fn a_buffer_leaves_the_table_once() {
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
         let table = Table::new();
         let address = table.insert(pool.get(5000).unwrap()).addr();

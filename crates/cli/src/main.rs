@@ -69,7 +69,7 @@ const RENAMED: [(&str, &[&str]); 7] = [
 /// Former commands, and what to do instead.
 const REMOVED: [(&str, &str); 2] = [
     ("keep", "reserve memory at the start of each process (PINPOOL_RESERVE)"),
-    ("ledger", "`pinpool top --all` shows the shared limits and their owners"),
+    ("ledger", "`pinpool top --all` shows the shared limits and their members"),
 ];
 
 /// A pool of pinned host memory for CUDA transfers

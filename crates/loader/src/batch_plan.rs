@@ -33,7 +33,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::catalog::{Catalog, DataOrigin, Sample};
 use super::compressed::{Decompressor, Turn};
 use super::failure::{Failure, FailureCause};
-use super::run::LoadOptions;
+use super::options::LoadOptions;
 use super::state::LoadState;
 use pinpool::{Error, PinnedBuf};
 
@@ -135,12 +135,12 @@ pub(super) struct BatchPlan {
 
 impl BatchPlan {
     /// Creates the batches from `start` on.
-    pub(super) fn new(catalog: &Catalog, options: &LoadOptions, start: &LoadState) -> BatchPlan {
-        let mut batches = BatchPlan {
+    pub(super) fn new(catalog: &Catalog, options: &LoadOptions, start: &LoadState) -> Self {
+        let mut batches = Self {
             catalog: catalog.clone(),
             options: options.clone(),
             epoch: start.epoch.min(options.epochs),
-            ..BatchPlan::default()
+            ..Self::default()
         };
         batches.start_epoch();
         (0..start.index_in_epoch).for_each(|_| drop(batches.next_in_epoch()));
@@ -151,7 +151,7 @@ impl BatchPlan {
     /// Returns the number of batches of `epoch`.
     pub(super) fn count(catalog: &Catalog, options: &LoadOptions, epoch: u64) -> u64 {
         let options = LoadOptions { epochs: epoch.saturating_add(1), ..options.clone() };
-        let mut batches = BatchPlan::new(catalog, &options, &LoadState { epoch, ..LoadState::default() });
+        let mut batches = Self::new(catalog, &options, &LoadState { epoch, ..LoadState::default() });
         while batches.next_in_epoch().is_some() {}
         batches.index_in_epoch
     }

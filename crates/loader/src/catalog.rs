@@ -48,8 +48,8 @@ pub enum DataOrigin {
 impl fmt::Display for DataOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DataOrigin::File(path) => path.display().fmt(f),
-            DataOrigin::Synthetic { seed, stream } => write!(f, "synthetic-{seed}/{stream:08}"),
+            Self::File(path) => path.display().fmt(f),
+            Self::Synthetic { seed, stream } => write!(f, "synthetic-{seed}/{stream:08}"),
         }
     }
 }

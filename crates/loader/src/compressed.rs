@@ -53,14 +53,14 @@ pub enum Compression {
 
 impl Compression {
     /// Returns the format that the last extension of `path` names, and whether the data is a tar archive.
-    pub(super) fn of(path: &Path) -> Option<(Compression, bool)> {
+    pub(super) fn of(path: &Path) -> Option<(Self, bool)> {
         let inner = path.file_stem().map(Path::new).and_then(Path::extension);
         let holds_tar = inner.is_some_and(|inner| inner.eq_ignore_ascii_case("tar"));
         match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
-            "gz" => Some((Compression::Gzip, holds_tar)),
-            "tgz" => Some((Compression::Gzip, true)),
-            "zst" => Some((Compression::Zstd, holds_tar)),
-            "tzst" => Some((Compression::Zstd, true)),
+            "gz" => Some((Self::Gzip, holds_tar)),
+            "tgz" => Some((Self::Gzip, true)),
+            "zst" => Some((Self::Zstd, holds_tar)),
+            "tzst" => Some((Self::Zstd, true)),
             _ => None,
         }
     }
@@ -69,8 +69,8 @@ impl Compression {
 impl fmt::Display for Compression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Compression::Gzip => "gzip",
-            Compression::Zstd => "zstd",
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
         })
     }
 }
@@ -100,11 +100,11 @@ type Input = BufReader<File>;
 
 impl Decompressor {
     /// Creates a decompressor at the start of the file at `path`.
-    pub(super) fn open(path: &Path, compression: Compression, stop: &StopFlag) -> io::Result<Decompressor> {
-        Decompressor::new(File::open(path)?, compression, stop.clone())
+    pub(super) fn open(path: &Path, compression: Compression, stop: &StopFlag) -> io::Result<Self> {
+        Self::new(File::open(path)?, compression, stop.clone())
     }
 
-    fn new(file: File, compression: Compression, stop: StopFlag) -> io::Result<Decompressor> {
+    fn new(file: File, compression: Compression, stop: StopFlag) -> io::Result<Self> {
         let meta = file.metadata()?;
         if !meta.is_file() {
             return Err(io::ErrorKind::IsADirectory.into());
@@ -115,7 +115,7 @@ impl Decompressor {
             Compression::Gzip => Stream::Gzip(Box::new(MultiGzDecoder::new(input))),
             Compression::Zstd => Stream::Zstd(Box::new(zstd::Decoder::with_buffer(input)?)),
         };
-        Ok(Decompressor { stream, compression, file_bytes, max_bytes, at: 0, next: 0, stop, broken: None })
+        Ok(Self { stream, compression, file_bytes, max_bytes, at: 0, next: 0, stop, broken: None })
     }
 
     fn input(&mut self) -> &mut Input {

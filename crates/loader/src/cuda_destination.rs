@@ -27,7 +27,7 @@ impl CudaDestination {
     ///
     /// [`Error::is_unavailable`] if there is no driver or no such device; [`Error::is_device`] if the driver refuses a context, a
     /// stream or memory.
-    pub fn new(ordinal: u32, lanes: usize) -> Result<CudaDestination, Error> {
+    pub fn new(ordinal: u32, lanes: usize) -> Result<Self, Error> {
         // cudarc panics without a driver.
         pinpool::check_cuda_device(ordinal)?;
         let refused = |call| move |error| Error::device_failed(format!("{call} failed: {}", error_name(error)));
@@ -39,7 +39,7 @@ impl CudaDestination {
         };
         let lanes = (0..lanes).map(lane).collect::<Result<_, Error>>()?;
         let name = context.name().map_err(refused("cuDeviceGetName"))?;
-        Ok(CudaDestination { name: format!("CUDA device {ordinal} ({name})"), lanes, host: Vec::new() })
+        Ok(Self { name: format!("CUDA device {ordinal} ({name})"), lanes, host: Vec::new() })
     }
 }
 

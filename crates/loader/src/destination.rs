@@ -51,9 +51,9 @@ impl SinkDestination {
     /// # Errors
     ///
     /// [`Error::is_device`] if the system cannot start a thread.
-    pub fn new(lanes: usize) -> Result<SinkDestination, Error> {
+    pub fn new(lanes: usize) -> Result<Self, Error> {
         let lane = |_| Ok((SinkStream::new()?, SinkMemory::new(0)));
-        Ok(SinkDestination { lanes: (0..lanes).map(lane).collect::<Result<_, Error>>()? })
+        Ok(Self { lanes: (0..lanes).map(lane).collect::<Result<_, Error>>()? })
     }
 }
 

@@ -16,8 +16,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    pub(super) fn new(name: impl fmt::Display, cause: impl Into<FailureCause>) -> Failure {
-        Failure { name: name.to_string(), cause: cause.into(), files: Vec::new() }
+    pub(super) fn new(name: impl fmt::Display, cause: impl Into<FailureCause>) -> Self {
+        Self { name: name.to_string(), cause: cause.into(), files: Vec::new() }
     }
 }
 

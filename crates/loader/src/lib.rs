@@ -37,8 +37,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let pool = Pool::builder().build()?;
 //! let catalog = Catalog::from_paths(&["src"]);
-//! let mut options = LoadOptions::default();
-//! options.verify = true;
+//! let options = LoadOptions { verify: true, ..LoadOptions::default() };
 //! // With the feature `cuda` and a GPU: `CudaDestination::new(0, 2)?`.
 //! let mut destination = SinkDestination::new(2)?;
 //! let summary = Loader::new(&pool, &catalog, options).run(&mut destination, &mut PrintFailures);
@@ -88,14 +87,12 @@ mod decode;
 mod destination;
 mod failure;
 mod listing;
-mod reader_threads;
-mod run;
-mod sample_reader;
+mod loader;
+mod options;
 mod state;
 mod stop;
 mod summary;
 mod synthetic;
-mod transfer;
 
 pub use self::batch_plan::{LoadedBatch, LoadedPart};
 pub use self::catalog::{Catalog, DataFile, DataOrigin, FileRange, Sample};
@@ -108,80 +105,8 @@ pub use self::decode::{Fit, ImageDecoder, Layout, MAX_PIXELS};
 pub use self::destination::{Destination, SinkDestination};
 pub use self::failure::{Failure, FailureCause};
 pub use self::listing::ListOptions;
-pub use self::reader_threads::{BatchReader, TimedOut};
-pub use self::run::{LoadOptions, Loader, Rank};
+pub use self::loader::{BatchReader, Loader, TimedOut};
+pub use self::options::{LoadOptions, Rank};
 pub use self::state::{LoadState, StateError};
 pub use self::stop::StopFlag;
 pub use self::summary::{ArrivedBatch, LoadError, LoadOutcome, LoadSummary, Observer};
-
-use self::batch_plan::{BatchPlan, plan_hash};
-use self::reader_threads::ReaderThreads;
-use self::transfer::Transfer;
-
-impl Loader {
-    /// Loads the catalog into `destination` and reports to `observer`.
-    ///
-    /// The calling thread copies; [`LoadOptions::threads`] threads read and end with this call. An error that ends the run is
-    /// in [`LoadSummary::outcome`]. The failures of the catalog are reported first.
-    pub fn run(&self, destination: &mut dyn Destination, observer: &mut dyn Observer) -> LoadSummary {
-        let unlisted = self.catalog.failures();
-        let is_refused = self.options.stop_at_failure && !unlisted.is_empty();
-        let unlisted = if is_refused { &unlisted[..1] } else { unlisted };
-        unlisted.iter().for_each(|failure| observer.on_failure(failure));
-        let refused = is_refused.then_some(LoadOutcome::StoppedAtFailure);
-        let started = refused.map_or_else(|| ReaderThreads::start(self).map_err(LoadOutcome::Failed), Err);
-        let mut summary = match started {
-            Ok(threads) => Transfer::new(self, threads, destination, observer).run(),
-            Err(outcome) => LoadSummary { outcome, ..LoadSummary::default() },
-        };
-        // Returns the buffers of the last copies to the pool; there may be no later request that does so.
-        self.pool.maintain();
-        summary.failed_files += unlisted.len() as u64;
-        summary
-    }
-
-    /// Returns an iterator over the batches of the catalog, in pinned memory. [`LoadOptions::threads`] threads read ahead until
-    /// it is dropped. The failures of the catalog are only in [`Catalog::failures`].
-    ///
-    /// # Errors
-    ///
-    /// [`LoadError::NoThread`]: the system cannot start a thread.
-    pub fn batches(&self) -> Result<BatchReader, LoadError> {
-        Ok(BatchReader::new(ReaderThreads::start(self)?, self.start_state()))
-    }
-
-    /// Returns the state before the first batch of this loader.
-    pub fn start_state(&self) -> LoadState {
-        LoadState { plan_hash: plan_hash(&self.catalog, &self.options), ..self.start }
-    }
-
-    /// Returns a loader of the remaining batches, which an uninterrupted load would yield after `state`.
-    ///
-    /// # Errors
-    ///
-    /// If this loader's batches differ from the batches of the load that saved `state`.
-    pub fn resume_at(mut self, state: LoadState) -> Result<Loader, StateError> {
-        let here = plan_hash(&self.catalog, &self.options);
-        if state.plan_hash != here {
-            return Err(StateError(format!(
-                "the state belongs to another load (plan {:016x}, here {here:016x}): resume with the same files, of the same names \
-                 and lengths, and the same limits of a batch, seed, rank, `even`, `drop_last` and `decode`",
-                state.plan_hash
-            )));
-        }
-        let LoadState { epoch, index_in_epoch, .. } = state;
-        let batches = self.batches_in_epoch(epoch);
-        if index_in_epoch > batches {
-            let place = format!("batch {index_in_epoch} of epoch {epoch}, which has {batches}");
-            return Err(StateError(format!("the state is after {place}: it was changed or belongs to another load")));
-        }
-        self.start = state;
-        Ok(self)
-    }
-
-    /// Returns the number of batches of an epoch. Recomputes it from all samples on each call. The number differs between
-    /// epochs only if they are shuffled and, in addition, batches are limited by bytes or a rank has compressed archives.
-    pub fn batches_in_epoch(&self, epoch: u64) -> u64 {
-        BatchPlan::count(&self.catalog, &self.options, epoch)
-    }
-}

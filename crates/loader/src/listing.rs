@@ -57,7 +57,7 @@ impl Catalog {
     /// sample. The same applies to compressed files: the samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed,
     /// and the decompressed data of any other `.gz` or `.zst` file is one sample. These files are decompressed once, on several
     /// threads. Files that cannot be listed are in [`Catalog::failures`].
-    pub fn from_paths<P: AsRef<Path>>(paths: &[P]) -> Catalog {
+    pub fn from_paths<P: AsRef<Path>>(paths: &[P]) -> Self {
         ListOptions::default().from_paths(paths)
     }
 

@@ -11,8 +11,8 @@ pub struct StopFlag(Arc<AtomicBool>);
 
 impl StopFlag {
     /// Creates a flag that is not raised.
-    pub fn new() -> StopFlag {
-        StopFlag::default()
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// Raises the flag. Returns whether it was raised before.

@@ -19,7 +19,7 @@ const WORD_BYTES: usize = 4;
 impl Catalog {
     /// Creates a synthetic data set of `files` files of one sample each, 1 KiB to 16 MiB long. A seed gives the same bytes on
     /// every machine.
-    pub fn synthetic(files: u64, seed: u64) -> Catalog {
+    pub fn synthetic(files: u64, seed: u64) -> Self {
         let mut lengths = stream_of(seed, LENGTHS_STREAM);
         // The mean of a log-normal is exp(mu + sigma^2 / 2).
         let distribution = LogNormal::new(MEAN_BYTES.ln() - SIGMA * SIGMA / 2.0, SIGMA).ok();
@@ -51,8 +51,8 @@ pub(super) struct SyntheticBytes {
 
 impl SyntheticBytes {
     /// Creates a generator of the bytes from number `start` on.
-    pub(super) fn new(seed: u64, stream: u64, start: u64) -> SyntheticBytes {
-        SyntheticBytes { rng: stream_of(seed, stream), at: start }
+    pub(super) fn new(seed: u64, stream: u64, start: u64) -> Self {
+        Self { rng: stream_of(seed, stream), at: start }
     }
 
     /// Fills `into` with the next bytes.

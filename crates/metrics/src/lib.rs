@@ -81,7 +81,7 @@ struct Reported {
 }
 
 impl Reporter {
-    /// A reporter for `pool`, which describes the metrics to the recorder.
+    /// Returns a reporter for `pool`, which describes the metrics to the recorder.
     pub fn new(pool: &Pool) -> Self {
         describe_metrics();
         Self { pool: pool.clone(), reported: Mutex::default() }

@@ -164,7 +164,7 @@ impl Durations {
     }
 }
 
-/// The bounds between the buckets of all histograms in seconds, for an exporter that must be configured with them.
+/// Returns the bounds between the buckets of all histograms in seconds, for an exporter that must be configured with them.
 pub fn bucket_bounds() -> Vec<f64> {
     Histogram::default().buckets().filter_map(|(bound, _)| bound).map(|bound| bound.as_secs_f64()).collect()
 }

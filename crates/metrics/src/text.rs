@@ -9,9 +9,9 @@ use pinpool::unstable::Kind;
 
 use super::metric::{Durations, METRICS, Sample, bucket_bounds};
 
-/// The metrics of several pools in the text format of Prometheus. Takes the labels of each pool and the JSON object that the
-/// socket of its process sends. A value that is missing in the object has no series. A pool with the labels of an earlier one
-/// also has the label `pool_number`; a pool that is passed twice counts once.
+/// Returns the metrics of several pools in the text format of Prometheus. Takes the labels of each pool and the JSON object
+/// that the socket of its process sends. A value that is missing in the object has no series. A pool with the labels of an
+/// earlier one also has the label `pool_number`; a pool that is passed twice counts once.
 #[doc(hidden)]
 pub fn prometheus_text(pools: &[(Vec<(&str, String)>, &Value)]) -> String {
     let pools = distinct(pools);

@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_of_a_scope_has_ended_when_the_scope_returns_and_a_panic_ends_it_alone() {
+    fn scoped_threads_end_with_the_scope_even_if_one_panics() {
         let (done, mut own) = (AtomicUsize::new(0), 0);
         let result = scope(|scope| {
             scope.spawn(c"one", || panic!("one")).unwrap();

@@ -11,7 +11,7 @@ use pinpool::{Backend, OnFull, PinnedBuf, Pool, Request};
 
 use crate::contexts::{self, Context};
 use crate::driver::{Code, Driver, MAPPED, NOT_INITIALIZED, PORTABLE, WRITE_COMBINED};
-use crate::fence::{FenceStream, ProcessFence};
+use crate::fence::{FenceStream, RecordedContextsFence};
 use crate::log::{self, Reason};
 use crate::{process, source};
 use pinpool_os::sync::unmodeled::Mutex;
@@ -53,16 +53,10 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
         return Err(Reason::Flags(flags));
     }
     let driver = Driver::get().map_err(Reason::Driver)?;
-    if !driver.records_contexts() {
-        return Err(Reason::NoContextEvents);
-    }
     if crate::captures::has_missed_capture() {
         return Err(Reason::MissedCapture);
     }
-    let context = match driver.current() {
-        Ok(handle @ 1..) => contexts::find_or_add(handle),
-        _ => return Err(Reason::NoContext),
-    };
+    let context = contexts::find_or_add(driver.current().ok_or(Reason::NoContext)?);
     let pool = context.pool(|context| make_pool(driver, context)).ok_or(Reason::NoPool)?;
     let mut buf = request_pinned(&context, &pool, bytes)?;
     let start = buf.as_mut_ptr();
@@ -70,7 +64,10 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     // A buffer of a context that has ended is leaked (preload-I4).
     std::mem::forget(stale.map(|served| served.buf));
     // The context may have ended during the request, before the insert.
-    context.while_alive(|_| ()).ok_or_else(|| forget(&context)).map_err(|()| Reason::NoPool)?;
+    if context.while_alive(|_| ()).is_none() {
+        forget(&context);
+        return Err(Reason::NoPool);
+    }
     Ok(start.cast())
 }
 
@@ -108,7 +105,7 @@ fn make_pool(driver: &'static Driver, context: Arc<Context>) -> pinpool::Result<
 fn log_statistics_at_exit() {
     static ONCE: Once = Once::new();
     extern "C" fn at_exit() {
-        if process::is_owner() {
+        if process::is_served_process() {
             contexts::all().iter().filter_map(|context| context.known_pool()).for_each(|pool| log::statistics(&pool));
         }
     }
@@ -128,7 +125,7 @@ pub(crate) enum FreeOutcome {
     /// end of its work. A forked child cannot free its parent's memory.
     Failed(Code),
     /// The address lies inside the memory of a pool, but no buffer in use begins there.
-    NotABuffer,
+    InsideOurs,
     /// The address does not lie in the memory of a pool.
     NotOurs,
 }
@@ -136,19 +133,19 @@ pub(crate) enum FreeOutcome {
 /// Returns the program's buffer at `start` to its pool, which reuses it after all work that the contexts have enqueued so far.
 pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     let address = start.addr();
-    if !process::is_owner() {
+    if !process::is_served_process() {
         let is_parents = !process::may_be_served() && source::is_inside_of_parent(address);
         return if is_parents { FreeOutcome::Failed(NOT_INITIALIZED) } else { FreeOutcome::NotOurs };
     }
     let Some(served) = BUFFERS.lock().remove(&address) else {
-        return if source::is_inside(address) { FreeOutcome::NotABuffer } else { FreeOutcome::NotOurs };
+        return if source::is_inside(address) { FreeOutcome::InsideOurs } else { FreeOutcome::NotOurs };
     };
     // Without a driver, or if a call below panics, the buffer is leaked, since without a fence it must not be reused (preload-I3).
     let served = ManuallyDrop::new(served);
     // Cannot fail, since the request for the buffer has found the driver.
     let Ok(driver) = Driver::get() else { return FreeOutcome::Failed(NOT_INITIALIZED) };
     contexts::record_current();
-    let fence = Arc::new(ProcessFence::after(driver, contexts::all()));
+    let fence = Arc::new(RecordedContextsFence::after(driver, contexts::all()));
     let outcome = if is_sync_on() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
     // A failed fence is not an error here: the pool counts it, logs it and queries it again.
     let _refused = ManuallyDrop::into_inner(served).buf.release_after(&FenceStream(fence));

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
 use crate::driver::{CAPTURE_INVALIDATED, Code};
+use crate::log;
 use pinpool_os::sync::unmodeled::Mutex;
 
 /// The handle of the per-thread default stream. For programs that use per-thread default streams, handle 0 means it too.
@@ -106,7 +107,9 @@ pub(crate) fn has_missed_capture() -> bool {
     HAS_MISSED_CAPTURE.load(Ordering::Relaxed)
 }
 
-/// Records that a capture exists that no hook saw. Returns whether it is the first.
-pub(crate) fn record_missed_capture() -> bool {
-    !HAS_MISSED_CAPTURE.swap(true, Ordering::Relaxed)
+/// Records that a capture exists that no hook saw. Logs the first.
+pub(crate) fn record_missed_capture() {
+    if !HAS_MISSED_CAPTURE.swap(true, Ordering::Relaxed) {
+        log::unseen_capture();
+    }
 }

@@ -1,8 +1,9 @@
 //! The contexts that the program uses, each with its pool, its idle events, and whether it still exists.
 //!
 //! A context is recorded when it is retained, created or made current, and when one of its streams begins a capture. It is
-//! also recorded if it is current during a request, a free, a registration or the creation of a stream. Memory is portable,
-//! so the work of any context may use it, and a free records an event in each context.
+//! also recorded if it is current during a request, a free, a registration or the creation of a stream. Primary contexts that
+//! no hook saw are recorded before each free (`context_end`). Memory is portable, so the work of any context may use it, and a
+//! free records an event in each context.
 //!
 //! A context ends when it is destroyed or, if it is a primary context, when it is reset or released for the last time. Calls
 //! that use a context enter its [`Lifetime`]. The end waits for these calls, and later calls wait while the driver ends the context.
@@ -10,7 +11,7 @@
 use std::ffi::c_int;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pinpool::Pool;
@@ -34,6 +35,8 @@ pub(crate) struct Context {
     /// Whether the program made the context, so that it is not a primary context. All others are assumed to be primary, since
     /// the runtime also retains primary contexts through a separate table.
     created_by_program: AtomicBool,
+    /// The device for which the driver returned this as its primary context; negative if there is none.
+    primary_of: AtomicI32,
     lifetime: Lifetime,
     spare_events: Mutex<Vec<usize>>,
     pool: Mutex<PoolState>,
@@ -134,7 +137,7 @@ pub(crate) fn all() -> Vec<Arc<Context>> {
 /// Returns the context with this handle, and records it if it is new.
 pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
     // Set before the first lock is taken, so that a child that is forked while another thread holds a lock takes no lock.
-    process::record_owner();
+    process::record_served_process();
     let has_handle = |context: &&Arc<Context>| context.handle == handle && !context.lifetime.is_gone();
     if let Some(known) = CONTEXTS.lock().iter().find(has_handle) {
         return known.clone();
@@ -148,6 +151,7 @@ pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             device,
             created_by_program: AtomicBool::new(false),
+            primary_of: AtomicI32::new(-1),
             lifetime: Lifetime::default(),
             spare_events: Mutex::default(),
             pool: Mutex::new(PoolState::NotYet),
@@ -163,11 +167,21 @@ pub(crate) fn record_created(handle: usize) {
     find_or_add(handle).created_by_program.store(true, Ordering::Release);
 }
 
+/// Records the context with this handle, which is the primary context of `device`.
+pub(crate) fn record_primary(handle: usize, device: c_int) {
+    // Relaxed: the number publishes no other data.
+    find_or_add(handle).primary_of.store(device, Ordering::Relaxed);
+}
+
+/// Returns whether the primary context of `device` is recorded as such.
+pub(crate) fn has_primary_of(device: c_int) -> bool {
+    let is_of = |context: &Arc<Context>| context.primary_of.load(Ordering::Relaxed) == device;
+    CONTEXTS.lock().iter().any(|context| is_of(context) && !context.lifetime.is_gone())
+}
+
 /// Records the context that is current on this thread.
 pub(crate) fn record_current() {
-    if let Ok(driver) = Driver::get()
-        && let Ok(handle @ 1..) = driver.current()
-    {
+    if let Some(handle) = Driver::get().ok().and_then(Driver::current) {
         find_or_add(handle);
     }
 }
@@ -175,8 +189,8 @@ pub(crate) fn record_current() {
 /// Records the stream's context if it is new, and returns the context's number.
 pub(crate) fn record_context_of(stream: usize) -> Option<u64> {
     let driver = Driver::get().ok()?;
-    let handle = if captures::is_default(stream) { driver.current() } else { driver.context_of(stream) };
-    handle.ok().filter(|&handle| handle != 0).map(|handle| find_or_add(handle).number())
+    let handle = if captures::is_default(stream) { driver.current() } else { driver.context_of(stream).ok() };
+    handle.map(|handle| find_or_add(handle).number())
 }
 
 /// Makes `driver_call`, which may end the contexts for which `is_affected` returns true. Returns its code, and these contexts if

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
@@ -36,7 +37,6 @@ macro_rules! functions {
         #[allow(non_snake_case)]
         struct Functions {
             $($field: unsafe extern "C" fn($($type),*) -> Code,)*
-            record_context: Option<unsafe extern "C" fn(usize, usize) -> Code>,
         }
 
         impl Functions {
@@ -48,10 +48,6 @@ macro_rules! functions {
                         // SAFETY: preload-I2: the driver exports this name with these arguments.
                         unsafe { mem::transmute::<NonNull<c_void>, unsafe extern "C" fn($($type),*) -> Code>(found) }
                     },)*
-                    record_context: lookup::real_function(c"cuCtxRecordEvent").map(|found| {
-                        // SAFETY: as above.
-                        unsafe { mem::transmute::<NonNull<c_void>, unsafe extern "C" fn(usize, usize) -> Code>(found) }
-                    }),
                 })
             }
         }
@@ -65,7 +61,11 @@ functions! {
     push = c"cuCtxPushCurrent_v2" fn(usize);
     pop = c"cuCtxPopCurrent_v2" fn(*mut usize);
     device = c"cuCtxGetDevice" fn(*mut c_int);
+    record_context = c"cuCtxRecordEvent" fn(usize, usize);
+    device_count = c"cuDeviceGetCount" fn(*mut c_int);
     primary_state = c"cuDevicePrimaryCtxGetState" fn(c_int, *mut c_uint, *mut c_int);
+    primary_retain = c"cuDevicePrimaryCtxRetain" fn(*mut usize, c_int);
+    primary_release = c"cuDevicePrimaryCtxRelease_v2" fn(c_int);
     event_create = c"cuEventCreate" fn(*mut usize, c_uint);
     event_query = c"cuEventQuery" fn(usize);
     event_wait = c"cuEventSynchronize" fn(usize);
@@ -86,13 +86,11 @@ impl Driver {
         if let Some(driver) = DRIVER.get() {
             return Ok(driver);
         }
-        let functions = Functions::find().map_err(|name| format!("the driver has no {}", name.to_string_lossy()))?;
+        let error = |name: &CStr| {
+            format!("the driver has no {} (CUDA 12.5, driver 555 and newer have it)", name.to_string_lossy())
+        };
+        let functions = Functions::find().map_err(error)?;
         Ok(DRIVER.get_or_init(|| Self(functions)))
-    }
-
-    /// Returns whether the driver can record an event after all work of a context.
-    pub(crate) fn records_contexts(&self) -> bool {
-        self.0.record_context.is_some()
     }
 
     /// Returns the name of a code.
@@ -106,10 +104,10 @@ impl Driver {
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 
-    /// Returns the context that is current on this thread; 0 if there is none.
-    pub(crate) fn current(&self) -> Result<usize, Code> {
+    /// Returns the context that is current on this thread.
+    pub(crate) fn current(&self) -> Option<usize> {
         // SAFETY: a valid out-pointer.
-        value(|context| unsafe { (self.0.current)(context) })
+        value(|context| unsafe { (self.0.current)(context) }).ok().filter(|&context| context != 0)
     }
 
     /// Returns the context of a stream other than a default stream.
@@ -125,6 +123,12 @@ impl Driver {
         value(|device| unsafe { (self.0.device)(device) })
     }
 
+    /// Returns the devices.
+    pub(crate) fn devices(&self) -> Range<c_int> {
+        // SAFETY: a valid out-pointer.
+        0..value(|count| unsafe { (self.0.device_count)(count) }).unwrap_or(0)
+    }
+
     /// Returns whether the device has a primary context.
     pub(crate) fn has_primary(&self, device: c_int) -> bool {
         let (mut flags, mut active) = (0, 0);
@@ -132,11 +136,23 @@ impl Driver {
         unsafe { (self.0.primary_state)(device, &raw mut flags, &raw mut active) == 0 && active != 0 }
     }
 
+    /// Retains the primary context of the device.
+    pub(crate) fn retain_primary(&self, device: c_int) -> Result<usize, Code> {
+        // SAFETY: a valid out-pointer.
+        value(|context| unsafe { (self.0.primary_retain)(context, device) })
+    }
+
+    /// Releases the primary context of the device, once for each [`retain_primary`](Self::retain_primary).
+    pub(crate) fn release_primary(&self, device: c_int) -> Code {
+        // SAFETY: the function takes no pointers.
+        unsafe { (self.0.primary_release)(device) }
+    }
+
     /// Makes `context` current, and keeps this thread's calls from disturbing captures, until the result is dropped.
     pub(crate) fn enter(&self, context: usize) -> Result<CurrentContext<'_>, Code> {
-        let is_pushed = self.current()? != context;
+        let is_pushed = self.current() != Some(context);
         if is_pushed {
-            // SAFETY: the context is alive: the caller is in `Context::while_alive`, or the program has just used it (`find_or_add`).
+            // SAFETY: the context is alive: the caller is in `Context::while_alive`, or it was just used or retained.
             check(unsafe { (self.0.push)(context) })?;
         }
         Ok(CurrentContext { driver: self, is_pushed, _relaxed: self.relax() })
@@ -179,9 +195,8 @@ impl Driver {
     /// Records `event`, which belongs to `context`, after all work of that context. Fails if a stream of the context
     /// captures, and then invalidates that capture.
     pub(crate) fn record_context_event(&self, context: usize, event: usize) -> Result<(), Code> {
-        let record = self.0.record_context.ok_or(NOT_FOUND)?;
         // SAFETY: both are alive (`Context::while_alive`).
-        check(unsafe { record(context, event) })
+        check(unsafe { (self.0.record_context)(context, event) })
     }
 
     /// Returns whether all work before the event's record has completed.
@@ -238,8 +253,8 @@ impl Drop for CurrentContext<'_> {
     fn drop(&mut self) {
         if self.is_pushed {
             let mut popped = 0;
-            // SAFETY: `enter` pushed the context on this thread; the out-pointer is valid.
-            let _gone = unsafe { (self.driver.0.pop)(&raw mut popped) };
+            // SAFETY: `enter` pushed the context on this thread; the out-pointer is valid. Fails if the context is gone.
+            let _ = unsafe { (self.driver.0.pop)(&raw mut popped) };
         }
     }
 }
@@ -254,6 +269,6 @@ pub(crate) struct RelaxedCapture<'a> {
 
 impl Drop for RelaxedCapture<'_> {
     fn drop(&mut self) {
-        let _last = self.before.and_then(|before| self.driver.exchange(before));
+        let _ = self.before.and_then(|before| self.driver.exchange(before));
     }
 }

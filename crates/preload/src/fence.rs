@@ -20,7 +20,6 @@ use pinpool::copy::{CopyStream, Fence, StreamId};
 use crate::captures;
 use crate::contexts::Context;
 use crate::driver::{CONTEXT_IS_DESTROYED, Code, Driver, INVALID_CONTEXT, is_refused_by_capture};
-use crate::log;
 use pinpool_os::sync::unmodeled::Mutex;
 
 /// Time between two checks of work that cannot be waited for.
@@ -28,13 +27,13 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// A fence after all work that the recorded contexts had when the fence was made.
 #[derive(Debug)]
-pub(crate) struct ProcessFence {
+pub(crate) struct RecordedContextsFence {
     driver: &'static Driver,
-    state: Mutex<State>,
+    state: Mutex<FenceState>,
 }
 
 #[derive(Debug)]
-enum State {
+enum FenceState {
     /// The contexts with work that no event covers yet.
     Waiting(Vec<Arc<Context>>),
     Recorded(Events),
@@ -43,18 +42,10 @@ enum State {
 /// Events in contexts.
 type Events = Vec<(Arc<Context>, usize)>;
 
-/// The result of an attempt to record an event in each context. Without success, the events are unused.
-enum Attempt {
-    Recorded(Events),
-    /// A stream captures.
-    Postponed(Events),
-    Refused(Events, Code),
-}
-
-impl ProcessFence {
+impl RecordedContextsFence {
     /// Creates a fence after the work of these contexts. Records its events now, unless a stream captures or the driver refuses.
     pub(crate) fn after(driver: &'static Driver, contexts: Vec<Arc<Context>>) -> Self {
-        let mut state = State::Waiting(contexts);
+        let mut state = FenceState::Waiting(contexts);
         // If the driver refuses, a later sweep records the events.
         let _refused = state.record(driver);
         Self { driver, state: Mutex::new(state) }
@@ -72,7 +63,7 @@ impl ProcessFence {
     pub(crate) fn wait_unless_capturing(&self) -> Result<bool, Code> {
         // First, because this records the events if an earlier attempt was refused.
         while !self.query()? {
-            let Some((context, event)) = self.state.lock().first() else { return Ok(false) };
+            let Some((context, event)) = self.state.lock().first_pending() else { return Ok(false) };
             context
                 .while_alive(|handle| {
                     let _entered = self.driver.enter(handle)?;
@@ -91,49 +82,19 @@ impl ProcessFence {
     }
 }
 
-impl State {
+impl FenceState {
     /// Records an event in each context if no capture is in progress. Otherwise changes nothing.
     fn record(&mut self, driver: &Driver) -> Result<(), Code> {
         let Self::Waiting(contexts) = self else { return Ok(()) };
-        let attempt = captures::without_captures(|| {
-            let mut events = Vec::with_capacity(contexts.len());
-            for context in contexts.iter() {
-                let event = context.while_alive(|handle| {
-                    let _entered = driver.enter(handle)?;
-                    if driver.captures_with_legacy_stream() {
-                        return Ok(None);
-                    }
-                    let event = context.take_event(driver)?;
-                    let recorded = driver.record_context_event(handle, event);
-                    recorded.inspect_err(|_| context.put_event(event)).map(|()| Some(event))
-                });
-                match event {
-                    // The context is gone, and its work with it.
-                    None | Some(Err(CONTEXT_IS_DESTROYED | INVALID_CONTEXT)) => {}
-                    Some(Ok(Some(event))) => events.push((context.clone(), event)),
-                    Some(Ok(None)) => return Attempt::Postponed(events),
-                    Some(Err(code)) if is_refused_by_capture(code) => {
-                        if captures::record_missed_capture() {
-                            log::unseen_capture();
-                        }
-                        return Attempt::Postponed(events);
-                    }
-                    Some(Err(code)) => return Attempt::Refused(events, code),
-                }
-            }
-            Attempt::Recorded(events)
-        });
+        let mut events = Vec::with_capacity(contexts.len());
+        let recorded = captures::without_captures(|| record_events(driver, contexts, &mut events)).unwrap_or(Ok(false));
+        if recorded == Ok(true) {
+            *self = Self::Recorded(events);
+            return Ok(());
+        }
         // The events are kept for all contexts or for none: the events of some contexts would cover too little work.
-        let (unused, outcome) = match attempt.unwrap_or(Attempt::Postponed(Vec::new())) {
-            Attempt::Recorded(events) => {
-                *self = Self::Recorded(events);
-                return Ok(());
-            }
-            Attempt::Postponed(events) => (events, Ok(())),
-            Attempt::Refused(events, code) => (events, Err(code)),
-        };
-        unused.into_iter().for_each(|(context, event)| context.put_event(event));
-        outcome
+        events.into_iter().for_each(|(context, event)| context.put_event(event));
+        recorded.map(drop)
     }
 
     /// Removes the completed events. Returns whether no event is left.
@@ -158,15 +119,42 @@ impl State {
     }
 
     /// Returns the first event that is not known to have completed.
-    fn first(&self) -> Option<(Arc<Context>, usize)> {
+    fn first_pending(&self) -> Option<(Arc<Context>, usize)> {
         if let Self::Recorded(events) = self { events.first().cloned() } else { None }
     }
+}
+
+/// Records an event in each context and adds it to `events`. Returns whether all are recorded: `false` if a stream captures.
+fn record_events(driver: &Driver, contexts: &[Arc<Context>], events: &mut Events) -> Result<bool, Code> {
+    for context in contexts {
+        let event = context.while_alive(|handle| {
+            let _entered = driver.enter(handle)?;
+            if driver.captures_with_legacy_stream() {
+                return Ok(None);
+            }
+            let event = context.take_event(driver)?;
+            let recorded = driver.record_context_event(handle, event);
+            recorded.inspect_err(|_| context.put_event(event)).map(|()| Some(event))
+        });
+        match event {
+            // The context is gone, and its work with it.
+            None | Some(Err(CONTEXT_IS_DESTROYED | INVALID_CONTEXT)) => {}
+            Some(Ok(Some(event))) => events.push((context.clone(), event)),
+            Some(Ok(None)) => return Ok(false),
+            Some(Err(code)) if is_refused_by_capture(code) => {
+                captures::record_missed_capture();
+                return Ok(false);
+            }
+            Some(Err(code)) => return Err(code),
+        }
+    }
+    Ok(true)
 }
 
 // SAFETY: `is_complete` returns true only once all work before the free has completed: in each context an event after that
 // work has completed, or the context is gone. All fences have one stream ID, since a later fence covers all work that an
 // earlier fence covers. A fence that waits for a capture completes late, which only delays the fences after it.
-unsafe impl Fence for ProcessFence {
+unsafe impl Fence for RecordedContextsFence {
     fn stream_id(&self) -> Option<StreamId> {
         static ALL: LazyLock<StreamId> = LazyLock::new(StreamId::unique);
         Some(*ALL)
@@ -178,6 +166,11 @@ unsafe impl Fence for ProcessFence {
 
     fn wait(&self) -> pinpool::Result<()> {
         while !self.wait_unless_capturing().map_err(|code| self.unknown(code))? {
+            if captures::has_missed_capture() {
+                return Err(Error::device_failed(
+                    "a capture that pinpool did not see begin keeps events from being recorded",
+                ));
+            }
             thread::sleep(PAUSE);
         }
         Ok(())
@@ -186,7 +179,7 @@ unsafe impl Fence for ProcessFence {
 
 /// A stream that provides the fence after which a buffer is released.
 #[derive(Debug)]
-pub(crate) struct FenceStream(pub(crate) Arc<ProcessFence>);
+pub(crate) struct FenceStream(pub(crate) Arc<RecordedContextsFence>);
 
 // SAFETY: the free makes the fence, which covers all work before it.
 unsafe impl CopyStream for FenceStream {

@@ -54,8 +54,8 @@ impl Hook {
 
     /// Records the driver's function.
     pub(crate) fn learn(&self, real: NonNull<c_void>) {
-        // Relaxed: the function existed before its address is stored. The first address stays.
-        let _known = self.real.compare_exchange(ptr::null_mut(), real.as_ptr(), Ordering::Relaxed, Ordering::Relaxed);
+        // Relaxed: the function existed before its address is stored. If it is known, the first address stays.
+        let _ = self.real.compare_exchange(ptr::null_mut(), real.as_ptr(), Ordering::Relaxed, Ordering::Relaxed);
     }
 
     fn real(&self) -> Option<NonNull<c_void>> {
@@ -226,19 +226,21 @@ fn allocate(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize, fl
 
 fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code {
     /// An address that no driver returns. Passing it to the driver makes the driver report a free of unknown memory.
-    static NEVER_GIVEN: [u8; 64] = [0; 64];
+    static NEVER_ALLOCATED: [u8; 64] = [0; 64];
+    context_end::record_primary_contexts();
     match buffers::free(start) {
         FreeOutcome::Done => 0,
         FreeOutcome::Failed(code) => code,
-        FreeOutcome::NotABuffer => real((&raw const NEVER_GIVEN).cast_mut().cast()),
+        FreeOutcome::InsideOurs => real((&raw const NEVER_ALLOCATED).cast_mut().cast()),
         FreeOutcome::NotOurs => real(start),
     }
 }
 
-/// Counts memory that the program registers. Records the current context too, so that this process counts as the owner.
+/// Counts memory that the program registers. Records the current context too.
 fn call_and_count_registration(bytes: usize, real: impl FnOnce() -> Code) -> Code {
     let code = call_and_record_current_context(real);
-    if code == 0 && process::is_owner() {
+    if code == 0 && process::may_be_served() {
+        process::record_served_process();
         registrations::count(bytes);
     }
     code

@@ -5,12 +5,12 @@ use pinpool_os::sync::unmodeled::{Condvar, Mutex};
 /// The uses of a context, and whether it has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Lifetime {
-    state: Mutex<State>,
+    state: Mutex<LifetimeState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LifetimeState {
     users: usize,
     is_exclusive: bool,
     is_gone: bool,

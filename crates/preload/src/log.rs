@@ -32,7 +32,6 @@ pub(crate) enum Reason {
     WriteCombined,
     Flags(u32),
     Driver(String),
-    NoContextEvents,
     NoContext,
     /// There is no pool, which was logged when the pool could not be made, or the context has ended.
     NoPool,
@@ -48,10 +47,6 @@ impl fmt::Display for Reason {
         match self {
             Self::WriteCombined => f.write_str("write-combined memory, which pools do not have"),
             Self::Flags(flags) => write!(f, "flags {flags:#x}, which pinpool does not know"),
-            Self::Driver(why) => f.write_str(why),
-            Self::NoContextEvents => {
-                f.write_str("the driver has no cuCtxRecordEvent (CUDA 12.5, driver 555 and newer have it)")
-            }
             Self::Forked | Self::NoContext | Self::NoPool | Self::MissedCapture => Ok(()), // `passed_through` does not log these.
             Self::Full(bytes) => {
                 write!(f, "{bytes} bytes do not fit within the limit; raise PINPOOL_MAX_BYTES")
@@ -59,7 +54,7 @@ impl fmt::Display for Reason {
             Self::Version(version) => {
                 write!(f, "the program asks for functions of CUDA {}, which this build does not know", version / 1000)
             }
-            Self::Refused(why) => f.write_str(why),
+            Self::Driver(why) | Self::Refused(why) => f.write_str(why),
         }
     }
 }
@@ -116,10 +111,9 @@ pub(crate) fn init() {
         let path = env::var_os(FILE).filter(|path| !path.is_empty());
         let path = path.map(|path| path.to_string_lossy().replace("%p", &process::id().to_string()));
         let opened = path.as_deref().map(|path| File::options().create(true).append(true).open(path));
-        let (file, failed) = match opened {
-            Some(Ok(file)) => (Some(file), None),
-            Some(Err(error)) => (None, Some(error)),
-            None => (None, None),
+        let (file, failed) = match opened.transpose() {
+            Ok(file) => (file, None),
+            Err(error) => (None, Some(error)),
         };
         let default = if file.is_some() { "info" } else { "warn" };
         let filter = env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
@@ -134,7 +128,7 @@ pub(crate) fn init() {
         }
         builder.target(file.map_or(Target::Stderr, |file| Target::Pipe(Box::new(file))));
         // This library has its own copy of `log`, so there is no other logger.
-        let _first = builder.try_init();
+        let _ = builder.try_init();
         if let (Some(path), Some(error)) = (path, failed) {
             warn!("{FILE}={path} cannot be written, so the log goes to stderr: {error}");
         }

@@ -68,7 +68,7 @@ impl Error {
     }
 
     /// Returns whether the trainer has exited, or refuses its workers.
-    pub fn is_trainer_gone(&self) -> bool {
+    pub fn is_trainer_unavailable(&self) -> bool {
         matches!(*self.0, ErrorKind::Peer(_))
     }
 

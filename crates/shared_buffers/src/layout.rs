@@ -85,7 +85,7 @@ impl Header {
     }
 
     /// Sets whether workers that find no free buffer are refused immediately.
-    pub(super) fn set_refusing_workers(&self, is_refusing: bool) {
+    pub(super) fn refuse_workers(&self, is_refusing: bool) {
         let (from, to) = if is_refusing { (0, REFUSING) } else { (REFUSING, 0) };
         // Closed buffers stay closed.
         let _ = self.is_closed.0.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);

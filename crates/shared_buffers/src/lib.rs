@@ -36,7 +36,7 @@
 //! | --- | --- |
 //! | a worker that fills a buffer | the buffer is freed when another process needs one, or by [`recover`](SharedPool::recover) |
 //! | a worker that has sent a buffer | the buffer can be received: by its ticket, by [`receive_next`](SharedPool::receive_next), or, if the ticket was lost, by [`receive_from_dead_worker`](SharedPool::receive_from_dead_worker) |
-//! | the trainer | a worker's next `send`, or `get` without a free buffer, fails with [`is_trainer_gone`](crate::Error::is_trainer_gone); the memory is freed when the last worker exits |
+//! | the trainer | a worker's next `send`, or `get` without a free buffer, fails with [`is_trainer_unavailable`](crate::Error::is_trainer_unavailable); the memory is freed when the last worker exits |
 //!
 //! Each process locks a byte of the file, which the kernel unlocks when the process exits, so no daemon and no timeout is needed.
 //! Each state change of a buffer is one atomic exchange in the shared memory, so a process may die at any instruction.

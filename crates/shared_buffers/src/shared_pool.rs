@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::counts::BufferCounts;
 use super::layout::{BufferHeader, Geometry, SharedFile, View, io_failed};
 use super::lend::Lender;
-use super::state::{State, Usage};
+use super::state::{BufferState, Usage};
 use super::ticket::Ticket;
 use super::worker::{CHECK_EVERY, TRAINER, is_alive, locks_of, recover};
 use crate::error::{ErrorKind, Result};
@@ -109,7 +109,7 @@ impl SharedPool {
     }
 
     /// Receives the buffer with the state `sent`; `None` if another thread was faster.
-    fn hold(&self, view: View<'_>, index: usize, entry: &BufferHeader, sent: State) -> Result<Option<PinnedBuf>> {
+    fn hold(&self, view: View<'_>, index: usize, entry: &BufferHeader, sent: BufferState) -> Result<Option<PinnedBuf>> {
         let len =
             usize::try_from(entry.len.load(Ordering::Relaxed)).unwrap_or(usize::MAX).min(view.geometry.buffer_bytes);
         if !entry.state.step(sent, Usage::Held) {
@@ -117,7 +117,7 @@ impl SharedPool {
         }
         let lent = self.lender.lend(view.geometry.offset(index), len);
         if lent.is_err() {
-            entry.state.change(State { usage: Usage::Held, ..sent }, sent);
+            entry.state.change(BufferState { usage: Usage::Held, ..sent }, sent);
         }
         lent.map(Some)
     }
@@ -148,7 +148,7 @@ impl SharedPool {
         let view = self.view()?;
         loop {
             let sent = view.buffer_headers().filter_map(|(index, entry)| match entry.state.read() {
-                Some(sent @ State { usage: Usage::Sent(slot), .. }) if is_wanted(slot) => {
+                Some(sent @ BufferState { usage: Usage::Sent(slot), .. }) if is_wanted(slot) => {
                     Some((entry.order.load(Ordering::Relaxed), index, entry, sent))
                 }
                 _ => None,
@@ -172,40 +172,40 @@ impl SharedPool {
         recover(self.view()?, &self.lock_file, None)
     }
 
-    /// Sets whether workers are refused ([`is_trainer_gone`](crate::Error::is_trainer_gone)): `get` fails instead of waiting for a buffer,
+    /// Sets whether workers are refused ([`is_trainer_unavailable`](crate::Error::is_trainer_unavailable)): `get` fails instead of waiting for a buffer,
     /// `send` fails and frees its buffer, and no worker can attach. A trainer should set this before it joins its workers.
     ///
     /// # Errors
     ///
     /// [`is_forked`](crate::Error::is_forked): this process was forked after the buffers were created.
-    pub fn set_refusing_workers(&self, is_refusing: bool) -> Result<()> {
-        self.view()?.header()?.set_refusing_workers(is_refusing);
+    pub fn refuse_workers(&self, is_refusing: bool) -> Result<()> {
+        self.view()?.header()?.refuse_workers(is_refusing);
         Ok(())
     }
 
-    /// Number of workers that are attached and alive; 0 in a forked child.
+    /// Returns the number of workers that are attached and alive; 0 in a forked child.
     pub fn worker_count(&self) -> usize {
         let used = self.view().and_then(View::header).map_or(0, |header| header.slots_used());
         let slots = 0..u16::try_from(used).unwrap_or(u16::MAX).min(self.geometry.slots);
         slots.filter(|&slot| is_alive(&self.lock_file, slot)).count()
     }
 
-    /// The number of buffers in each state; all 0 in a forked child.
+    /// Returns the number of buffers in each state; all 0 in a forked child.
     pub fn counts(&self) -> BufferCounts {
         self.view().map_or_else(|_| BufferCounts::default(), BufferCounts::read)
     }
 
-    /// Bytes that each buffer holds.
+    /// Returns the bytes that each buffer holds.
     pub fn buffer_bytes(&self) -> usize {
         self.geometry.buffer_bytes
     }
 
-    /// Number of buffers.
+    /// Returns the number of buffers.
     pub fn buffer_count(&self) -> usize {
         self.geometry.buffers
     }
 
-    /// The component that pinned the memory; `None` if the pool's memory is not pinned.
+    /// Returns the component that pinned the memory; `None` if the pool's memory is not pinned.
     pub fn pinned_by(&self) -> Option<PinnedBy> {
         self.lender.pinned_by()
     }
@@ -215,8 +215,8 @@ impl SharedPool {
         self.lender.memory().is_hugetlb()
     }
 
-    /// The pool of received buffers, which are [adopted](Pool::adopt) memory. [`BufferCounts::held`] counts the buffers in use and in
-    /// flight.
+    /// Returns the pool of received buffers, which are [adopted](Pool::adopt) memory. [`BufferCounts::held`] counts the buffers
+    /// in use and in flight.
     pub fn pool(&self) -> Pool {
         self.lender.pool().clone()
     }
@@ -242,7 +242,7 @@ impl Drop for SharedPool {
 fn free(view: View<'_>, offset: usize) {
     let entry = view.geometry.index(offset).and_then(|index| view.buffer_header(index));
     let held = entry.and_then(|entry| Some((entry, entry.state.read()?)));
-    if let Some((entry, state @ State { usage: Usage::Held, .. })) = held
+    if let Some((entry, state @ BufferState { usage: Usage::Held, .. })) = held
         && entry.state.step(state, Usage::Free)
         && let Ok(header) = view.header()
     {

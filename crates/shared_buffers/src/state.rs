@@ -34,12 +34,12 @@ pub(super) enum Usage {
 
 /// The contents of a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct BufferState {
     pub(super) usage: Usage,
     pub(super) generation: u64,
 }
 
-impl State {
+impl BufferState {
     fn pack(self) -> u64 {
         let (state, slot) = match self.usage {
             Usage::Free => (0, 0),
@@ -86,14 +86,14 @@ impl StateWord {
     }
 
     /// Returns the current state; `None` if the word is damaged.
-    pub(super) fn read(&self) -> Option<State> {
+    pub(super) fn read(&self) -> Option<BufferState> {
         // Acquire: pairs with the Release of the process that set this state.
-        State::unpack(self.0.load(Ordering::Acquire))
+        BufferState::unpack(self.0.load(Ordering::Acquire))
     }
 
     /// Changes the state `from`, which was read before, to `to`. Returns whether it did: if another process was faster, nothing
     /// changes.
-    pub(super) fn change(&self, from: State, to: State) -> bool {
+    pub(super) fn change(&self, from: BufferState, to: BufferState) -> bool {
         // SeqCst, for two reasons. A process that reads the new state must see the bytes that were written before it. And a
         // waiting process announces itself and then checks this word, while a process that changes the word then checks for
         // waiting processes, so at least one of them must see the other's store.
@@ -101,7 +101,7 @@ impl StateWord {
     }
 
     /// Takes the buffer for the worker in `slot`; `None` if the buffer is not free, or another worker was faster.
-    pub(super) fn take(&self, slot: u16) -> Option<State> {
+    pub(super) fn take(&self, slot: u16) -> Option<BufferState> {
         let free = self.read().filter(|state| state.usage == Usage::Free)?;
         let taken = free.taken_by(slot);
         self.change(free, taken).then_some(taken)
@@ -109,14 +109,14 @@ impl StateWord {
 
     /// Changes the use: `Filling` to `Sent`, `Sent` to `Held`, or any use to `Free`. Returns whether it did, as
     /// [`change`](Self::change) does.
-    pub(super) fn step(&self, from: State, usage: Usage) -> bool {
+    pub(super) fn step(&self, from: BufferState, usage: Usage) -> bool {
         self.change(from, from.with(usage))
     }
 
     /// Frees the buffer if the dead worker in `slot` was filling it, and returns whether it did. The caller has read `seen`
     /// before it detected the worker's death, or has itself locked the slot and taken no buffer. So if a later worker in the slot
     /// has taken the buffer, it has increased the generation, and nothing changes.
-    pub(super) fn recover(&self, seen: State, slot: u16) -> bool {
+    pub(super) fn recover(&self, seen: BufferState, slot: u16) -> bool {
         seen.usage == Usage::Filling(slot) && self.step(seen, Usage::Free)
     }
 }
@@ -129,12 +129,12 @@ mod tests {
     fn a_word_holds_state_slot_and_generation() {
         for usage in [Usage::Free, Usage::Held, Usage::Filling(0), Usage::Filling(u16::MAX), Usage::Sent(7)] {
             for generation in [0, 1, GENERATION_MAX] {
-                let state = State { usage, generation };
-                assert_eq!(State::unpack(state.pack()), Some(state));
+                let state = BufferState { usage, generation };
+                assert_eq!(BufferState::unpack(state.pack()), Some(state));
             }
         }
-        assert_eq!(State::unpack(0), Some(State { usage: Usage::Free, generation: 0 }));
-        assert_eq!(State::unpack(7), None);
+        assert_eq!(BufferState::unpack(0), Some(BufferState { usage: Usage::Free, generation: 0 }));
+        assert_eq!(BufferState::unpack(7), None);
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
         let again = word.take(3).unwrap();
         assert_eq!(again.generation, filling.generation + 1);
         assert!(!word.step(filling, Usage::Free) && !word.step(sent, Usage::Held), "of an earlier use");
-        assert_eq!(State { usage: Usage::Free, generation: GENERATION_MAX }.taken_by(1).generation, 1);
+        assert_eq!(BufferState { usage: Usage::Free, generation: GENERATION_MAX }.taken_by(1).generation, 1);
     }
 
     #[test]

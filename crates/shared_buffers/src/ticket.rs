@@ -20,17 +20,17 @@ impl Ticket {
     /// Length of a ticket as bytes.
     pub const BYTES: usize = 40;
 
-    /// Number of the buffer, from 0.
+    /// Returns the number of the buffer, from 0.
     pub fn index(&self) -> usize {
         self.index as usize
     }
 
-    /// Number of the use of that buffer: a ticket of an earlier use is refused.
+    /// Returns the number of the use of that buffer: a ticket of an earlier use is refused.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Bytes that the worker has filled.
+    /// Returns the bytes that the worker has filled.
     pub fn len(&self) -> usize {
         usize::try_from(self.len).unwrap_or(usize::MAX)
     }
@@ -40,7 +40,7 @@ impl Ticket {
         self.len == 0
     }
 
-    /// The number that the worker sent with it.
+    /// Returns the number that the worker sent with it.
     pub fn number(&self) -> u64 {
         self.number
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::counts::BufferCounts;
 use super::layout::{SharedFile, View, io_failed};
-use super::state::{State, StateWord, Usage};
+use super::state::{BufferState, StateWord, Usage};
 use super::ticket::Ticket;
 use crate::error::{ErrorKind, Result};
 use crate::memory_file::MemoryFile;
@@ -44,7 +44,7 @@ pub(super) fn recover(view: View<'_>, lock_file: &LockFile, own: Option<u16>) ->
     let (mut alive, mut freed) = (own, 0);
     for (_, entry) in view.buffer_headers() {
         // The state is read before the lock is queried: see `StateWord::recover`.
-        let Some(seen @ State { usage: Usage::Filling(slot), .. }) = entry.state.read() else { continue };
+        let Some(seen @ BufferState { usage: Usage::Filling(slot), .. }) = entry.state.read() else { continue };
         if Some(slot) == own || Some(slot) == alive {
             continue;
         }
@@ -86,7 +86,7 @@ impl SharedWorker {
     ///
     /// - [`is_backend`](crate::Error::is_backend): the file does not contain shared buffers, has another version, or is truncated;
     ///   it cannot be mapped; or all worker slots are taken,
-    /// - [`is_trainer_gone`](crate::Error::is_trainer_gone): the trainer has exited, or refuses its workers.
+    /// - [`is_trainer_unavailable`](crate::Error::is_trainer_unavailable): the trainer has exited, or refuses its workers.
     pub fn attach(descriptor: OwnedFd) -> Result<Self> {
         let file = MemoryFile::from_descriptor(descriptor)?;
         let attached = SharedFile::attach(&file)?;
@@ -116,12 +116,12 @@ impl SharedWorker {
         Self::attach(file.into())
     }
 
-    /// Size of each buffer in bytes.
+    /// Returns the size of each buffer in bytes.
     pub fn buffer_bytes(&self) -> usize {
         self.attached.file.geometry.buffer_bytes
     }
 
-    /// Number of buffers.
+    /// Returns the number of buffers.
     pub fn buffer_count(&self) -> usize {
         self.attached.file.geometry.buffers
     }
@@ -133,7 +133,7 @@ impl SharedWorker {
     ///
     /// - [`is_invalid_request`](crate::Error::is_invalid_request): `len` exceeds [`buffer_bytes`](Self::buffer_bytes),
     /// - [`is_limit`](crate::Error::is_limit): no buffer was free in time,
-    /// - [`is_trainer_gone`](crate::Error::is_trainer_gone): no buffer is free, and the trainer has exited or refuses its workers,
+    /// - [`is_trainer_unavailable`](crate::Error::is_trainer_unavailable): no buffer is free, and the trainer has exited or refuses its workers,
     /// - [`is_forked`](crate::Error::is_forked): the worker was attached before this process was forked: attach again.
     pub fn get(&self, len: usize, timeout: Duration) -> Result<SharedBuf> {
         self.get_since(Instant::now(), len, timeout)
@@ -214,7 +214,7 @@ impl Attached {
         Err(ErrorKind::Peer(why.to_owned()).into())
     }
 
-    fn take(&self) -> Option<(usize, State)> {
+    fn take(&self) -> Option<(usize, BufferState)> {
         let view = self.file.view();
         let (count, first) = (view.geometry.buffers, self.next.load(Ordering::Relaxed));
         let mut order = (0..count).map(|step| (first + step) % count);
@@ -225,7 +225,7 @@ impl Attached {
         taken
     }
 
-    fn find(&self) -> Result<Option<(usize, State)>> {
+    fn find(&self) -> Result<Option<(usize, BufferState)>> {
         if let Some(taken) = self.take() {
             return Ok(Some(taken));
         }
@@ -240,12 +240,12 @@ impl Attached {
 pub struct SharedBuf {
     attached: Arc<Attached>,
     index: usize,
-    state: State,
+    state: BufferState,
     len: usize,
 }
 
 impl SharedBuf {
-    /// Requested length in bytes.
+    /// Returns the requested length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -255,7 +255,7 @@ impl SharedBuf {
         self.len == 0
     }
 
-    /// Number of the buffer, starting at 0.
+    /// Returns the number of the buffer, starting at 0.
     pub fn index(&self) -> usize {
         self.index
     }
@@ -265,18 +265,18 @@ impl SharedBuf {
         self.len = self.len.min(len);
     }
 
-    /// Page-aligned address of the first byte.
+    /// Returns the page-aligned address of the first byte.
     pub fn as_ptr(&self) -> *const u8 {
         let file = &self.attached.file;
         file.memory.at(file.geometry.offset(self.index)).as_ptr()
     }
 
-    /// Page-aligned address of the first byte. In a forked child another process may be using this memory.
+    /// Returns the page-aligned address of the first byte. In a forked child another process may be using this memory.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.as_ptr().cast_mut()
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     ///
     /// # Panics
     ///
@@ -288,7 +288,7 @@ impl SharedBuf {
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
-    /// The bytes to fill.
+    /// Returns the bytes to fill.
     ///
     /// # Panics
     ///
@@ -304,7 +304,7 @@ impl SharedBuf {
     ///
     /// # Errors
     ///
-    /// - [`is_trainer_gone`](crate::Error::is_trainer_gone): the trainer has exited or refuses its workers, and the buffer is freed,
+    /// - [`is_trainer_unavailable`](crate::Error::is_trainer_unavailable): the trainer has exited or refuses its workers, and the buffer is freed,
     /// - [`is_forked`](crate::Error::is_forked): as for [`SharedWorker::get`],
     /// - [`is_backend`](crate::Error::is_backend): another process has changed the state of the buffer.
     pub fn send(self, number: u64) -> Result<Ticket> {

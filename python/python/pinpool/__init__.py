@@ -14,49 +14,50 @@ from typing import TYPE_CHECKING
 from ._arrays import record_stream
 from ._diagnosis import Diagnosis
 from ._errors import (
+    AlreadyInstalledError,
     BackendError,
     ClosedError,
     DeviceError,
     ForkError,
-    InstalledError,
     LimitError,
     LoadError,
-    PeerError,
     PinpoolError,
     ReleasedError,
     RequestError,
     SettingError,
     SharedError,
     TicketError,
+    TrainerUnavailableError,
 )
 from ._errors import TimeoutError as TimeoutError  # Not in `__all__`, because `import *` would replace the builtin exception.
-from ._packed import Batches, Packed
-from ._pinpool import Buffer, SharedBuffer, __version__
+from ._packed import PackedBatch, SharedBatches
+from ._pinpool import Buffer, SharedBuffer
+from ._pinpool import __version__ as __version__
 from ._pool import Pool, diagnose
 from ._shared import SharedPool
 
 __all__ = [
+    "AlreadyInstalledError",
     "BackendError",
-    "Batches",
     "Buffer",
     "ClosedError",
     "DeviceError",
     "Diagnosis",
     "ForkError",
-    "InstalledError",
     "LimitError",
     "LoadError",
-    "Packed",
-    "PeerError",
+    "PackedBatch",
     "PinpoolError",
     "Pool",
     "ReleasedError",
     "RequestError",
     "SettingError",
+    "SharedBatches",
     "SharedBuffer",
     "SharedError",
     "SharedPool",
     "TicketError",
+    "TrainerUnavailableError",
     "diagnose",
     "record_stream",
 ]

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def without_unknown(constructor: C) -> C:
+    """Hides the last parameter, which collects unknown arguments for an error with a hint, from `help` and from notebooks."""
+    signature = inspect.signature(constructor)
+    constructor.__signature__ = signature.replace(parameters=list(signature.parameters.values())[:-1])  # type: ignore[attr-defined]
+    return constructor
 
 
 def checked_int(name: str, value: Any, minimum: int, maximum: int = (1 << 63) - 1) -> int:

@@ -1,18 +1,27 @@
 """Arrays and tensors over pool buffers."""
 
+from __future__ import annotations
+
 import math
 import operator
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeGuard
 
 from . import _pinpool
 
 if TYPE_CHECKING:
-    from ._pinpool import _Stream
+    import numpy as np
+    import torch
+
+    from ._pinpool import _Stream, _Time
+
+    _Shape = SupportsIndex | Sequence[SupportsIndex]
+    _Order = Literal["C", "F"]
+    _Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def record_stream(arrays: Any, stream: "_Stream", *, missing_ok: bool = False) -> int:
+def record_stream(arrays: Any, stream: _Stream, *, missing_ok: bool = False) -> int:
     """Delays the reuse of the memory of `arrays` until all work enqueued on `stream` so far has completed.
 
     Call it after each asynchronous copy and before the arrays are dropped, with the stream of the copy. Unlike torch's
@@ -46,7 +55,7 @@ def record_stream(arrays: Any, stream: "_Stream", *, missing_ok: bool = False) -
     missing = [arrays] if not values and not missing_ok else []
     # The address of the buffer that contains each address, or None outside pools. An empty array has the address 0.
     buffers: dict[int, int | None] = {}
-    failures = []
+    failures: list[Exception] = []
     for value in values:
         is_array = is_tensor(value) or isinstance(value, (np.ndarray, memoryview, _pinpool.Buffer))
         try:
@@ -67,7 +76,7 @@ def record_stream(arrays: Any, stream: "_Stream", *, missing_ok: bool = False) -
     return len(recorded)
 
 
-def _not_in_a_pool(value):
+def _not_in_a_pool(value: Any) -> TypeError:
     if isinstance(value, (Mapping, list, tuple)):
         return TypeError(f"no array is in this {type(value).__name__}, so no memory is protected: pass the arrays, or missing_ok=True")
     return TypeError(
@@ -76,7 +85,7 @@ def _not_in_a_pool(value):
     )
 
 
-def _values_in(value):
+def _values_in(value: Any) -> Iterator[Any]:
     """Yields the values of a nested container, except values that cannot contain arrays: numbers, text and None."""
     import numpy as np
 
@@ -87,12 +96,12 @@ def _values_in(value):
         yield buffer if isinstance(buffer := getattr(value, "buffer", None), _pinpool.Buffer) else value
 
 
-def is_tensor(value):
+def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _address(array):
+def _address(array: Any) -> int:
     """Returns the address of the memory of an array, or 0 if the array is empty."""
     if is_tensor(array):
         if array.device.type != "cpu":
@@ -104,7 +113,7 @@ def _address(array):
     return array.ctypes.data if array.size else 0
 
 
-def empty(pool, shape, dtype, order, library, timeout):
+def empty(pool: _pinpool.Pool, shape: _Shape, dtype: Any, order: _Order, library: str | None, timeout: _Time | None) -> Any:
     if library is None:
         library = "torch" if type(dtype).__module__ == "torch" else "numpy"
     if library not in ("numpy", "torch"):
@@ -112,7 +121,8 @@ def empty(pool, shape, dtype, order, library, timeout):
     return (_empty_array if library == "numpy" else _empty_tensor)(pool, shape, dtype, order, timeout)
 
 
-def _lengths(shape):
+def _lengths(shape: Any) -> tuple[int, ...]:
+    lengths: tuple[int, ...]
     try:
         lengths = (operator.index(shape),)
     except TypeError:
@@ -122,7 +132,7 @@ def _lengths(shape):
     return lengths
 
 
-def _empty_array(pool, shape, dtype, order, timeout):
+def _empty_array(pool: _pinpool.Pool, shape: _Shape, dtype: Any, order: _Order, timeout: _Time | None) -> _Array:
     import numpy as np
 
     if type(dtype).__module__ == "torch":
@@ -136,11 +146,11 @@ def _empty_array(pool, shape, dtype, order, timeout):
     buf = pool.get(nbytes, timeout=timeout)
     if nbytes == 0:
         return np.empty(lengths, dtype, order)
-    # `np.frombuffer` makes a view, which keeps the memory in use. `np.ndarray(buffer=buf)` would keep only the object `buf`.
-    return np.ndarray(lengths, dtype, np.frombuffer(buf, np.uint8), order=order)
+    # A memoryview keeps the memory in use. `np.ndarray(buffer=buf)` would keep only the object `buf`.
+    return np.ndarray(lengths, dtype, np.frombuffer(memoryview(buf), np.uint8), order=order)
 
 
-def _empty_tensor(pool, shape, dtype, order, timeout):
+def _empty_tensor(pool: _pinpool.Pool, shape: _Shape, dtype: Any, order: _Order, timeout: _Time | None) -> torch.Tensor:
     try:
         import torch
     except ImportError as error:
@@ -150,14 +160,14 @@ def _empty_tensor(pool, shape, dtype, order, timeout):
     if dtype is None:
         dtype = torch.get_default_dtype()
     elif not isinstance(dtype, torch.dtype):
-        named = dtype
-        if not isinstance(named, str):
+        dtype_name = dtype
+        if not isinstance(dtype_name, str):
             import numpy as np
 
-            named = np.dtype(named).name
-        dtype = getattr(torch, named, None)
+            dtype_name = np.dtype(dtype_name).name
+        dtype = getattr(torch, dtype_name, None)
         if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtype {named!r} is unknown to torch: use torch.float32, 'float32', np.float32, ...")
+            raise TypeError(f"dtype {dtype_name!r} is unknown to torch: use torch.float32, 'float32', np.float32, ...")
     lengths = _lengths(shape)
     nbytes = math.prod(lengths) * dtype.itemsize
     buf = pool.get(nbytes, timeout=timeout)

@@ -1,11 +1,17 @@
 """`Pool.aget`: requests of asyncio tasks."""
 
+from __future__ import annotations
+
 import asyncio
+from typing import TYPE_CHECKING
 
 from . import _pinpool
 
+if TYPE_CHECKING:
+    from ._pinpool import _Size, _Time
 
-async def get(pool, nbytes, timeout):
+
+async def get(pool: _pinpool.Pool, nbytes: _Size, timeout: _Time | None) -> _pinpool.Buffer:
     waiting = pool._begin_get(nbytes, timeout)
     if isinstance(waiting, _pinpool.Buffer):
         return waiting

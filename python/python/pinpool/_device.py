@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 
 def torch_device() -> int | None:
     """Returns torch's current GPU if torch has started CUDA, else None."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     # Another thread may be importing torch.
     is_started = getattr(cuda, "is_initialized", lambda: False)
     return cuda.current_device() if is_started() else None

@@ -29,7 +29,7 @@ class BackendError(PinpoolError, RuntimeError):
     """The driver or the kernel refused a call, or the requested backend is not available."""
 
 
-class InstalledError(PinpoolError, RuntimeError):
+class AlreadyInstalledError(PinpoolError, RuntimeError):
     """A pool or another allocator already serves torch's pinned memory, or tensors still use the pool that was installed before."""
 
 
@@ -65,7 +65,7 @@ class TicketError(PinpoolError, ValueError):
     """The ticket is invalid: its buffer was received before, or belongs to another shared pool."""
 
 
-class PeerError(PinpoolError, ConnectionError):
+class TrainerUnavailableError(PinpoolError, ConnectionError):
     """The trainer has ended, has closed the shared pool, or is ending its workers."""
 
 

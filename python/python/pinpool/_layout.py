@@ -7,9 +7,17 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ._arrays import is_tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+_Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: Copies an array or tensor to a view of the buffer.
+_CopyTo: TypeAlias = Callable[[Any], object]
 
 #: Alignment of each array in bytes: a cache line.
 _ALIGN = 64
@@ -28,25 +36,26 @@ class Leaf(NamedTuple):
 class BatchLayout:
     """The positions of the arrays of a batch within a buffer."""
 
-    def __init__(self):
-        self.nbytes, self._copies = 0, []
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._copies: list[tuple[Leaf, _CopyTo]] = []
 
-    def _add(self, shape, itemsize, dtype, is_torch, copy_to):
+    def _add(self, shape: Sequence[int], itemsize: int, dtype: Any, is_torch: bool, copy_to: _CopyTo) -> Leaf:
         leaf = Leaf(-(-self.nbytes // _ALIGN) * _ALIGN, tuple(shape), dtype, is_torch)
         self.nbytes = leaf.offset + math.prod(shape) * itemsize
         self._copies.append((leaf, copy_to))
         return leaf
 
-    def _array(self, shape, dtype, copy_to):
+    def _array(self, shape: Sequence[int], dtype: np.dtype[Any], copy_to: _CopyTo) -> Leaf:
         import numpy as np
 
         _refuse_objects(dtype)
         return self._add(shape, dtype.itemsize, dtype.str if np.dtype(dtype.str) == dtype else dtype, False, copy_to)
 
-    def _tensor(self, shape, dtype, copy_to):
+    def _tensor(self, shape: Sequence[int], dtype: torch.dtype, copy_to: _CopyTo) -> Leaf:
         return self._add(shape, dtype.itemsize, str(dtype).removeprefix("torch."), True, copy_to)
 
-    def visit(self, value):
+    def place(self, value: Any) -> Any:
         """Returns `value` with its arrays and tensors replaced by their positions; everything else is unchanged."""
         import numpy as np
 
@@ -60,13 +69,13 @@ class BatchLayout:
             return self._tensor(value.shape, value.dtype, lambda target: target.copy_(value.detach()))
         if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
             return self._array(value.shape, value.dtype, lambda target: np.copyto(target, value))
-        return map_items(value, lambda items: [self.visit(item) for item in items])
+        return map_items(value, lambda items: [self.place(item) for item in items])
 
-    def collate(self, samples, library):
+    def collate(self, samples: list[Any], library: Literal["numpy", "torch"]) -> Any:
         """Returns `samples` as one batch of tensors ("torch") or arrays ("numpy"), with positions for stacked values."""
         return self._collate_as_torch(samples) if library == "torch" else self._stack(samples)
 
-    def _collate_as_torch(self, samples):
+    def _collate_as_torch(self, samples: list[Any]) -> Any:
         """Returns the result of torch's `default_collate`, with positions instead of the tensors that it would stack."""
         import torch
 
@@ -75,7 +84,7 @@ class BatchLayout:
 
         by_torch = default_collate_fn_map[torch.Tensor]
 
-        def stack(tensors, *, collate_fn_map):
+        def stack(tensors: list[torch.Tensor], *, collate_fn_map: Any) -> Any:
             first = tensors[0]
             alike = all(
                 _is_plain(tensor) and tensor.shape == first.shape and tensor.dtype == first.dtype and tensor.device.type == "cpu"
@@ -87,9 +96,9 @@ class BatchLayout:
             tensors = [tensor.detach() for tensor in tensors]
             return self._tensor((len(tensors), *first.shape), first.dtype, lambda target: torch.stack(tensors, out=target))
 
-        return self.visit(collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: stack}))
+        return self.place(collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: stack}))
 
-    def _stack(self, samples):
+    def _stack(self, samples: list[Any]) -> Any:
         """Returns `samples` as NumPy arrays, each with a position, in the containers of the first sample."""
         import numpy as np
 
@@ -98,14 +107,14 @@ class BatchLayout:
         first = samples[0]
         array = _as_array(first)
         if array is not None:
-            arrays = [_as_array(sample) for sample in samples]
+            arrays: list[Any] = [_as_array(sample) for sample in samples]
             shapes = {None if array is None else array.shape for array in arrays}
             if len(shapes) > 1:
                 raise ValueError(f"samples of shapes {sorted(map(str, shapes))} cannot be stacked: make them equal, or use `pack`")
             shape = (len(samples), *array.shape)
-            return self._array(shape, _common_type(arrays), lambda target: np.stack(arrays, out=target, casting="safe"))
+            return self._array(shape, _common_dtype(arrays), lambda target: np.stack(arrays, out=target, casting="safe"))
         if isinstance(first, (bool, int, float)):
-            return self.visit(_numbers(samples))
+            return self.place(_numbers(samples))
         if isinstance(first, dict):
             return _with_items(first, list(first), [self._stack([sample[key] for sample in samples]) for key in first])
         if isinstance(first, (list, tuple)):
@@ -114,7 +123,7 @@ class BatchLayout:
             return _with_elements(first, [self._stack(list(column)) for column in zip(*samples, strict=True)])
         return list(samples)
 
-    def fill(self, memory):
+    def fill(self, memory: Any) -> None:
         """Copies the arrays and tensors to their positions in `memory`."""
         views = Views(memory)
         for leaf, copy_to in self._copies:
@@ -128,13 +137,14 @@ class Views:
 
     # A recursive closure would be a reference cycle, which would keep the memory until the next garbage collection.
 
-    def __init__(self, memory):
+    def __init__(self, memory: Any) -> None:
         import numpy as np
 
-        self._memory, self._tensor = memory, None
-        self._array = np.frombuffer(memory, np.uint8) if len(memory) else np.empty(0, np.uint8)
+        self._memory = memory
+        self._tensor: torch.Tensor | None = None
+        self._array: _Array = np.frombuffer(memory, np.uint8) if len(memory) else np.empty(0, np.uint8)
 
-    def restore(self, value):
+    def restore(self, value: Any) -> Any:
         if not isinstance(value, Leaf):
             return map_items(value, lambda items: [self.restore(item) for item in items])
         import numpy as np
@@ -145,7 +155,7 @@ class Views:
         _refuse_objects(dtype)
         return np.ndarray(value.shape, dtype, self._array, value.offset)
 
-    def _tensor_of(self, leaf):
+    def _tensor_of(self, leaf: Leaf) -> torch.Tensor:
         import torch
 
         dtype, count = getattr(torch, leaf.dtype), math.prod(leaf.shape)
@@ -165,7 +175,7 @@ def choose_library(library: Literal["numpy", "torch"] | None) -> Literal["numpy"
     return library or ("torch" if _has_torch() else "numpy")
 
 
-def _has_torch():
+def _has_torch() -> bool:
     """Returns whether torch is imported or installed. A folder `torch` without `__init__.py` is not torch."""
     if "torch" in sys.modules:
         return sys.modules["torch"] is not None
@@ -173,19 +183,19 @@ def _has_torch():
     return spec is not None and spec.origin is not None
 
 
-def _is_plain(tensor):
+def _is_plain(tensor: torch.Tensor) -> bool:
     """Returns whether `tensor` is an ordinary dense tensor."""
     import torch
 
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
-def _refuse_objects(dtype):
+def _refuse_objects(dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
         raise TypeError(f"an array of {dtype} has Python objects, which cannot be in memory that processes share")
 
 
-def _as_array(value):
+def _as_array(value: Any) -> _Array | None:
     """Returns `value` as a NumPy array, or None if it is neither an array nor a tensor."""
     import numpy as np
 
@@ -201,20 +211,20 @@ def _as_array(value):
     return None
 
 
-def _common_type(arrays):
+def _common_dtype(arrays: list[_Array]) -> np.dtype[Any]:
     """Returns the dtype that represents the elements of all `arrays` without loss."""
     import numpy as np
 
-    types = list(dict.fromkeys(array.dtype for array in arrays))
-    if len(types) == 1:
-        return types[0]
-    if len({dtype.kind for dtype in types}) > 1 or types[0].kind not in "iufcSU":
-        named = ", ".join(map(str, types))
-        raise ValueError(f"samples of the types {named} cannot be stacked without loss: convert them to one, or use `pack`")
-    return np.result_type(*types)
+    dtypes = list(dict.fromkeys(array.dtype for array in arrays))
+    if len(dtypes) == 1:
+        return dtypes[0]
+    if len({dtype.kind for dtype in dtypes}) > 1 or dtypes[0].kind not in "iufcSU":
+        dtype_names = ", ".join(map(str, dtypes))
+        raise ValueError(f"samples of the dtypes {dtype_names} cannot be stacked without loss: convert them to one, or use `pack`")
+    return np.result_type(*dtypes)
 
 
-def _numbers(samples):
+def _numbers(samples: list[Any]) -> _Array:
     """Returns Python numbers as an array. Raises TypeError or ValueError if an array cannot represent them exactly."""
     import numpy as np
 
@@ -225,33 +235,33 @@ def _numbers(samples):
     try:
         array = np.array(numbers)
     except OverflowError:
-        array = None
+        array = np.array(numbers, object)
     # NumPy uses floats for ints that fit into neither int64 nor uint64.
-    is_exact = array is not None and not array.dtype.hasobject
-    is_exact = is_exact and (array.dtype.kind != "f" or any(isinstance(number, float) for number in numbers))
-    if is_exact and all(not isinstance(number, int) or number == got for number, got in zip(numbers, array.tolist(), strict=True)):
+    is_exact = not array.dtype.hasobject and (array.dtype.kind != "f" or any(isinstance(number, float) for number in numbers))
+    if is_exact and all(not isinstance(number, int) or number == stored for number, stored in zip(numbers, array.tolist(), strict=True)):
         return array
     raise ValueError(f"no 64-bit dtype represents all numbers from {min(numbers)} to {max(numbers)} exactly: pass them as str")
 
 
 def map_items(value: Any, visit: Callable[[list[Any]], list[Any]]) -> Any:
     """Returns `value` with `visit` applied to its items, or `value` itself if that changes nothing."""
+    keys: list[Any] | None
     if isinstance(value, Mapping):
-        keys, items, rebuilt = list(value), list(value.values()), _with_items
+        keys, items = list(value), list(value.values())
     elif isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview, range)):
-        keys, items, rebuilt = None, list(value), _with_elements
+        keys, items = None, list(value)
     else:
         return value
     changed = visit(items)
     if all(new is old for new, old in zip(changed, items, strict=True)):
         return value
-    return rebuilt(value, changed) if keys is None else rebuilt(value, keys, changed)
+    return _with_elements(value, changed) if keys is None else _with_items(value, keys, changed)
 
 
 # The following functions create the same containers as torch's `default_collate`.
 
 
-def _with_items(mapping, keys, items):
+def _with_items(mapping: Any, keys: list[Any], items: list[Any]) -> Any:
     changed = dict(zip(keys, items, strict=True))
     try:
         if not isinstance(mapping, MutableMapping):
@@ -263,7 +273,7 @@ def _with_items(mapping, keys, items):
         return changed
 
 
-def _with_elements(sequence, elements):
+def _with_elements(sequence: Any, elements: list[Any]) -> Any:
     if isinstance(sequence, tuple):
         # The constructor is not called, because a PackedSequence's constructor expects tensors.
         return tuple.__new__(type(sequence), elements) if hasattr(sequence, "_fields") else tuple(elements)
@@ -271,8 +281,8 @@ def _with_elements(sequence, elements):
         if not isinstance(sequence, MutableSequence):
             return type(sequence)(elements)
         clone = copy.copy(sequence)
-        for at, element in enumerate(elements):
-            clone[at] = element
+        for index, element in enumerate(elements):
+            clone[index] = element
         return clone
     except TypeError:
         return elements

@@ -4,6 +4,8 @@ Pools never call Python, so their lines wait in a queue. Most calls on the main 
 thread of this module forwards the lines of other threads, until the interpreter exits.
 """
 
+from __future__ import annotations
+
 import atexit
 import logging
 import os
@@ -20,11 +22,11 @@ logger = logging.getLogger("pinpool")
 
 # Held while lines are forwarded, so that they keep their order. Only the thread of this module waits for this lock.
 _forwarding = threading.Lock()
-_thread = None
+_thread: threading.Thread | None = None
 _is_stopped = False
 
 
-def flush():
+def flush() -> None:
     """Forwards queued lines to the logger, unless another thread is doing so."""
     while _forwarding.acquire(blocking=False):
         try:
@@ -34,7 +36,7 @@ def flush():
             _forwarding.release()
 
 
-def _forward():
+def _forward() -> bool:
     lines = _pinpool._take_lines()
     for level, text in lines:
         try:
@@ -46,7 +48,7 @@ def _forward():
     return bool(lines)
 
 
-def _run():
+def _run() -> None:
     while _pinpool._wait_for_lines():
         with _forwarding:
             _forward()
@@ -61,7 +63,7 @@ def format_bytes(nbytes: float) -> str:
     return f"{nbytes:.1f}GiB"
 
 
-def start():
+def start() -> None:
     """Starts forwarding. Every new pool calls it."""
     global _thread
     _pinpool._set_keeps_trace(logger.getEffectiveLevel() <= TRACE)
@@ -72,7 +74,7 @@ def start():
         _thread = thread
 
 
-def _stop():
+def _stop() -> None:
     global _is_stopped
     _is_stopped = True
     flush()
@@ -81,7 +83,7 @@ def _stop():
         _thread.join(timeout=1)
 
 
-def _after_fork():
+def _after_fork() -> None:
     global _thread, _forwarding
     _thread, _forwarding = None, threading.Lock()
     _pinpool._lines_after_fork()

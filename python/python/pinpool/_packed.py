@@ -15,7 +15,7 @@ from ._errors import PinpoolError
 if TYPE_CHECKING:
     from ._shared import SharedPool
 
-__all__ = ["Batches", "Packed"]
+__all__ = ["PackedBatch", "SharedBatches"]
 
 #: How long a loop that ends waits for each worker that torch has ended, and again after it has killed the worker.
 _JOIN_SECONDS = 5
@@ -24,7 +24,7 @@ _JOIN_SECONDS = 5
 live_pools: weakref.WeakValueDictionary[tuple[int, int], SharedPool] = weakref.WeakValueDictionary()
 
 
-class Packed:
+class PackedBatch:
     """A batch that `SharedPool.collate` or `SharedPool.pack` has sent: the ticket of its buffer and the positions of its arrays.
 
     `shared.unpack(packed)` returns the batch, and `shared.batches(loader)` unpacks all batches of a loader. If the object is
@@ -40,24 +40,24 @@ class Packed:
         self._is_received = oversized is not None
 
     def __reduce__(self) -> Any:
-        return Packed, (self.ticket, self._tree, self._oversized, self._identity)
+        return PackedBatch, (self.ticket, self._tree, self._oversized, self._identity)
 
     def __del__(self) -> None:
         if self._is_received:
             return
         # A worker, which has sent the ticket, did not create the pool.
-        if (shared := live_pools.get(self._identity)) is not None and shared._process == os.getpid():
+        if (shared := live_pools.get(self._identity)) is not None and shared._owner_pid == os.getpid():
             with contextlib.suppress(PinpoolError):  # Fails if the ticket was received in another way.
                 shared.receive(self).release()
 
     def __repr__(self) -> str:
-        return "<pinpool.Packed, a batch in a shared buffer: iterate over shared.batches(loader), or call shared.unpack(...) on it>"
+        return "<pinpool.PackedBatch, a batch in a shared buffer: iterate over shared.batches(loader), or call shared.unpack(...) on it>"
 
 
-class Batches:
+class SharedBatches:
     """The unpacked batches of a DataLoader, from `SharedPool.batches`. Each loop is an epoch. Other attributes are the loader's."""
 
-    def __init__(self, shared: SharedPool, loader: Iterable[Packed]) -> None:
+    def __init__(self, shared: SharedPool, loader: Iterable[PackedBatch]) -> None:
         self._shared, self._loader = shared, loader
 
     def __len__(self) -> int:
@@ -68,6 +68,11 @@ class Batches:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(f"set {name!r} of the DataLoader: its attributes can only be read from the batches")
+        super().__setattr__(name, value)
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -100,7 +105,7 @@ def _end_workers(shared: SharedPool, iterator: Any) -> None:
     if getattr(iterator, "_persistent_workers", False):
         return
     # torch joins each worker for up to 5 s, so workers must not wait for buffers meanwhile.
-    with shared._refusing_waits():
+    with shared._refuse_workers():
         getattr(iterator, "_shutdown_workers", lambda: None)()
         # torch does not join the workers to which it sends SIGTERM; their buffers become free when they have ended.
         for worker in getattr(iterator, "_workers", ()):

@@ -187,8 +187,8 @@ class Pool:
         backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
         device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
             the process uses when the pool starts, or else the GPU of the local rank if a launcher has set LOCAL_RANK, or else 0.
-            Call `torch.cuda.set_device` first, because the pool usually starts in the constructor (with backend "auto" at its first
-            use, unless CUDA has started or there is a reserve, a trace, a shared limit or a `numa_node`).
+            Call `torch.cuda.set_device` first, because the pool usually starts in the constructor. With backend "auto", a pool without
+            a reserve, a trace, a shared limit or a `numa_node` starts at its first use, unless CUDA has already started.
         numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
         idle_timeout: how long idle memory stays pinned (default 60 s). On register and cuda, and under "tensorflow", time alone
             releases nothing.
@@ -305,14 +305,17 @@ class Pool:
             copies.in_flight        returned buffers that a device may still be using
             limits.max_bytes        the limit on held bytes, None if unlimited
 
-        `src/stats/list.rs` in the repository and the help lines of `pinpool metrics` explain all of them.
+        `Pool.describe_stats()` explains all of them.
         """
+    @staticmethod
+    def describe_stats() -> dict[str, str]:
+        """Returns the meaning of each statistic in `stats` by its path, such as "memory.in_use_bytes"."""
     def diagnose(self) -> Diagnosis:
         """Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy.
 
         The result is a str with the attributes `cause`, `is_alarm`, `seconds_lost` and `setting`: see `pinpool.Diagnosis`.
         """
-    def dump(self) -> str:
+    def report(self) -> str:
         """Returns a report of the pool's memory: the largest holders by tag, the bytes by state, the limit, and, if memory is
         short, the likely cause.
         """
@@ -345,8 +348,6 @@ class Pool:
         """Releases idle memory to the system until at most `to_bytes` are held or nothing is idle. Keeps reserves. On register and
         cuda, waits for all work on the device.
         """
-    def clear(self) -> None:
-        """Releases all idle memory to the system, as `trim(0)` does, and restarts the counters of the preset "tensorflow"."""
     def close(self) -> None:
         """Makes waiting and later requests fail with ClosedError, and releases idle memory except reserves. Buffers in use stay
         valid; after their release, `trim()` releases their memory. On register and cuda, waits for all work on the device. A `with`
@@ -362,8 +363,8 @@ class Pool:
     @property
     def max_bytes(self) -> int | None:
         """Limit on the bytes held, or None if unlimited."""
-    def set_max_bytes(self, max_bytes: _Size) -> None:
-        """Changes the limit: a size in bytes, text such as "2GiB", "auto" or "none". Buffers in use stay valid.
+    def set_max_bytes(self, max_bytes: _Size | None) -> None:
+        """Changes the limit: a size, "auto", or None or "none" for no limit. Buffers in use stay valid.
 
         Raises:
             RequestError, SettingError, TypeError: the limit is invalid.
@@ -371,7 +372,7 @@ class Pool:
         """
     def tagged(self, tag: str) -> Pool:
         """Returns a handle to the same pool. Its buffers, including buffers of a `Loader` and of `pinpool.torch.install`, carry
-        `tag` in `dump()`, in errors and in log lines. Buffers of a `SharedPool` carry no tag.
+        `tag` in `report()`, in errors and in log lines. Buffers of a `SharedPool` carry no tag.
         """
     @property
     def name(self) -> str | None:
@@ -379,6 +380,17 @@ class Pool:
     @property
     def tag(self) -> str | None:
         """Tag of this handle, or None."""
+    def _begin_get(self, nbytes: _Size, timeout: _Time | None = None) -> Buffer | PendingRequest: ...
+    def _stats_json(self) -> str: ...
+    def _diagnosis(self) -> tuple[str, str, bool, float, tuple[str, str] | None]: ...
+    @staticmethod
+    def _setting_names() -> list[str]: ...
+
+@final
+class PendingRequest:
+    def poll(self) -> Buffer | None: ...
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
 
 @final
 class SharedBuffer:
@@ -404,8 +416,8 @@ class SharedBuffer:
         Raises:
             BufferError: the buffer has views, which could change what the trainer reads.
             ReleasedError: the buffer was sent or released before.
-            PeerError: the trainer has ended, has closed the shared pool, or is ending a loop over `batches`. The buffer becomes
-                free.
+            TrainerUnavailableError: the trainer has ended, has closed the shared pool, or is ending a loop over `batches`. The
+                buffer becomes free.
         """
     def release(self) -> None:
         """Makes the buffer free without sending it. Raises BufferError while it has views."""
@@ -427,7 +439,7 @@ class SharedPoolCore:
     def receive_next(self, timeout: _Time | None = None) -> tuple[int, Buffer] | None: ...
     def receive_from_dead_worker(self) -> tuple[int, Buffer] | None: ...
     def recover(self) -> int: ...
-    def set_refusing_workers(self, is_refusing: bool) -> None: ...
+    def refuse_workers(self, is_refusing: bool) -> None: ...
     def counts(self) -> tuple[int, int, int, int, int]: ...
     def num_workers(self) -> int: ...
     def buffer_bytes(self) -> int: ...
@@ -443,6 +455,11 @@ _RawBatch: TypeAlias = tuple[int, int, int, Any, list[_Part], list[int], list[An
 def _parse_bytes(text: str) -> int: ...
 def _seconds(time: _Time) -> float: ...
 def _record_stream(address: int, stream: _Stream) -> int | None: ...
+def _take_lines() -> list[tuple[int, str]]: ...
+def _wait_for_lines() -> bool: ...
+def _set_keeps_trace(keeps_trace: bool) -> None: ...
+def _stop_lines() -> None: ...
+def _lines_after_fork() -> None: ...
 def _host_memory() -> tuple[int, str] | None: ...
 def _torch_functions(pool: Pool) -> int: ...
 def _free_torch_functions(address: int) -> None: ...
@@ -461,7 +478,7 @@ class Files:
         open_archives: bool,
         batch_size: int,
         batch_bytes: int,
-        threads: int,
+        num_threads: int,
         prefetch: int,
         seed: int | None,
         rank: int,
@@ -473,7 +490,7 @@ class Files:
     ) -> Self: ...
     def __len__(self) -> int: ...
     def failures(self) -> list[str]: ...
-    def files(self) -> int: ...
+    def num_files(self) -> int: ...
     def first_compressed(self) -> str | None: ...
     def unopened(self) -> list[str]: ...
     def undecodable(self) -> str | None: ...
@@ -484,7 +501,7 @@ class Files:
     def names(self, samples: list[int]) -> list[str]: ...
     def labels(self, samples: list[int]) -> list[str]: ...
     def fields(self, samples: list[int]) -> list[list[tuple[str, int, int]]]: ...
-    def batches(self, epoch: int) -> int: ...
+    def num_batches(self, epoch: int) -> int: ...
     def begin(self, epochs: int, position: tuple[int, int, int]) -> Reader: ...
 
 @final

@@ -1,34 +1,53 @@
 """Methods of `Pool` that are written in Python."""
 
+# mypy: disable-error-code="assignment, attr-defined, method-assign, no-any-return"
+
+from __future__ import annotations
+
 import inspect
+import itertools
 import json
 import weakref
+from typing import TYPE_CHECKING, Any, Never
 
 from . import _arrays, _asyncio, _log
 from ._diagnosis import Diagnosis
+from ._pinpool import Buffer
 from ._pinpool import Pool as Pool
 
-#: References to the pools of this process.
-_pools = set()
+if TYPE_CHECKING:
+    from ._arrays import _Order, _Shape
+    from ._pinpool import _Size, _Time
+
+#: References to the pools of this process, in the order of their creation.
+_pools: dict[weakref.ref[Pool], None] = {}
 
 
-def _init(self, *, name=None, env=True, **settings):
+def _init(self: Pool, *, name: Any = None, env: Any = True, **settings: Any) -> None:
     _log.start()
-    _pools.add(weakref.ref(self, _pools.discard))
+    _pools[weakref.ref(self, lambda reference: _pools.pop(reference, None))] = None
 
 
-def diagnose() -> str:
-    """Returns the diagnosis of each pool of this process (see `Pool.diagnose`).
+def diagnose() -> dict[str, Diagnosis]:
+    """Returns the diagnosis of each pool of this process (see `Pool.diagnose`) by the name of the pool.
 
-    Pools of which only handles from `tagged` exist are left out.
+        for name, diagnosis in pinpool.diagnose().items():
+            print(f"{name}: {diagnosis}")
+
+    A pool without a name is "unnamed". If several pools have one name, the later ones have a number, such as "loader 2". Pools of
+    which only handles from `tagged` exist are left out.
     """
+    diagnoses: dict[str, Diagnosis] = {}
     # A copy, because other threads create and drop pools meanwhile.
-    pools = [pool for reference in _pools.copy() if (pool := reference()) is not None]
-    pools.sort(key=lambda pool: pool.name or "")
-    return "\n".join((f"{pool.name}: " if pool.name else "") + pool.diagnose() for pool in pools)
+    for reference in _pools.copy():
+        if (pool := reference()) is not None:
+            name = pool.name or "unnamed"
+            names = itertools.chain([name], (f"{name} {number}" for number in itertools.count(2)))
+            diagnoses[next(key for key in names if key not in diagnoses)] = pool.diagnose()
+    return diagnoses
 
 
-async def aget(self, nbytes, *, timeout=None):
+async def aget(self: Pool, nbytes: _Size, *, timeout: _Time | None = None) -> Buffer:
     """`get` for asyncio: `buf = await pool.aget(nbytes)`. Raises the same errors.
 
     Tasks and threads wait in one queue, in the order of their requests. A cancelled request leaves the queue. On a miss, a thread of
@@ -37,7 +56,7 @@ async def aget(self, nbytes, *, timeout=None):
     return await _asyncio.get(self, nbytes, timeout)
 
 
-def empty(self, shape, dtype=None, *, order="C", library=None, timeout=None):
+def empty(self: Pool, shape: _Shape, dtype: Any = None, *, order: _Order = "C", library: str | None = None, timeout: _Time | None = None) -> Any:
     """Returns an uninitialized array or tensor in pinned memory. The memory returns to the pool when all views of it are gone.
 
         images = pool.empty((64, 3, 224, 224), torch.float32)
@@ -58,7 +77,7 @@ def empty(self, shape, dtype=None, *, order="C", library=None, timeout=None):
     return _arrays.empty(self, shape, dtype, order, library, timeout)
 
 
-def stats(self):
+def stats(self: Pool) -> Any:
     """Returns the statistics as nested dicts. Keys that end in `_bytes` are in bytes, keys that end in `_seconds` in seconds.
 
         pool.stats()["memory"]["in_use_bytes"], pool.stats()["requests"]["hits"]
@@ -76,22 +95,22 @@ def stats(self):
         copies.in_flight        returned buffers that a device may still be using
         limits.max_bytes        the limit on held bytes, None if unlimited
 
-    `src/stats/list.rs` in the repository and the help lines of `pinpool metrics` explain all of them.
+    `Pool.describe_stats()` explains all of them.
     """
     return json.loads(self._stats_json())
 
 
-def max_bytes(self):
+def max_bytes(self: Pool) -> int | None:
     """Limit on the bytes held, or None if unlimited."""
     return self.stats()["limits"]["max_bytes"]
 
 
-def backend(self):
+def backend(self: Pool) -> str:
     """Source of the memory: "vmm", "register", "cuda", "mlock" or "heap"."""
     return self.stats()["backend"]
 
 
-def diagnose_pool(self):
+def diagnose_pool(self: Pool) -> Diagnosis:
     """Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy.
 
     The result is a str with the attributes `cause`, `is_alarm`, `seconds_lost` and `setting`: see `pinpool.Diagnosis`.
@@ -99,27 +118,27 @@ def diagnose_pool(self):
     return Diagnosis(*self._diagnosis())
 
 
-def _enter(self):
+def _enter(self: Pool) -> Pool:
     return self
 
 
-def _exit(self, *_exception):
+def _exit(self: Pool, *_exception: object) -> None:
     self.close()
 
 
 _REMOVED = {
-    "class_stats": "pool.dump(), or pool.stats()",
+    "class_stats": "pool.report(), or pool.stats()",
     "partition": "pool.tagged(name) to tell users apart, or another pinpool.Pool with its own max_bytes",
 }
 
 
-def _removed(self, name):
+def _removed(self: Pool, name: str) -> Never:
     if name in _REMOVED:
         raise AttributeError(f"Pool.{name} was removed: use {_REMOVED[name]}")
     raise AttributeError(f"'pinpool.Pool' object has no attribute {name!r}")
 
 
-def _signature():
+def _signature() -> inspect.Signature:
     """Returns the signature with all settings, for `help` and notebooks."""
     names = {"name": None, "env": True} | dict.fromkeys(Pool._setting_names())
     return inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in names.items()])

@@ -11,14 +11,19 @@ import weakref
 from collections.abc import Iterable
 from datetime import timedelta
 from multiprocessing import reduction
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import _log, _pinpool
 from ._arguments import checked_int
 from ._errors import ClosedError, ForkError, LimitError, PinpoolError
 from ._layout import BatchLayout, Views, choose_library
-from ._packed import Batches, Packed, live_pools
+from ._packed import PackedBatch, SharedBatches, live_pools
 from ._pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ._pinpool import _Time
 
 __all__ = ["SharedPool"]
 
@@ -73,6 +78,11 @@ class SharedPool:
     """
 
     library: Literal["numpy", "torch"]
+    #: Only in the trainer.
+    _pool: Pool
+    _core: _pinpool.SharedPoolCore | None = None
+    _worker: _pinpool.SharedWorker | None
+    _worker_pid: int | None
 
     def __init__(
         self,
@@ -90,25 +100,25 @@ class SharedPool:
         library = choose_library(library)
         self._pool = Pool(name="shared") if pool is None else pool
         self._core = _pinpool.SharedPoolCore(self._pool, buffer_bytes, num_buffers, {"off": False, "auto": None, "2MiB": True}[hugetlb])
-        self._begin(self._core.fileno(), library)
+        self._initialize(self._core.fileno(), library)
         live_pools[self._identity] = self
 
-    def _begin(self, descriptor, library):
-        self._descriptor, self._process, self.library = descriptor, os.getpid(), library
+    def _initialize(self, descriptor: int, library: Literal["numpy", "torch"]) -> None:
+        self._descriptor, self._owner_pid, self.library = descriptor, os.getpid(), library
         self._identity = os.fstat(descriptor)[1:3]  # Inode and device of the memory file, equal in all processes.
-        self._worker, self._worker_process = None, None
+        self._worker, self._worker_pid = None, None
         self._is_closed = self._has_warned = False
 
     # Methods for workers.
 
-    def _attach(self):
+    def _attach(self) -> _pinpool.SharedWorker:
         # After a fork, `_worker` belongs to the parent process.
         worker = self._worker
-        if worker is None or self._worker_process != os.getpid():
+        if worker is None or self._worker_pid != os.getpid():
             with _attaching:
-                if self._worker is None or self._worker_process != os.getpid():
-                    self._worker, self._worker_process = _pinpool.SharedWorker(self.fileno()), os.getpid()
-                    if self._core is None or self._process != os.getpid():
+                if self._worker is None or self._worker_pid != os.getpid():
+                    self._worker, self._worker_pid = _pinpool.SharedWorker(self.fileno()), os.getpid()
+                    if self._core is None or self._owner_pid != os.getpid():
                         _keep_freed_memory(self._worker.buffer_bytes())
                 worker = self._worker
         return worker
@@ -125,14 +135,14 @@ class SharedPool:
             TimeoutError: no buffer became free in time. LimitError if `timeout` is 0.
             ClosedError: this process has closed the shared pool.
             RequestError: `nbytes` exceeds `buffer_bytes`, or `timeout` is invalid.
-            PeerError: the trainer has ended, has closed the shared pool, or is ending a loop over `batches`, and no buffer is free or
-                this process has not attached yet.
+            TrainerUnavailableError: the trainer has ended, has closed the shared pool, or is ending a loop over `batches`, and no buffer
+                is free or this process has not attached yet.
         """
         worker = self._attach()
         return worker.get(worker.buffer_bytes() if nbytes is None else nbytes, timeout)
 
-    def pack(self, batch: Any, *, number: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
-        """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns a `Packed` for `unpack`.
+    def pack(self, batch: Any, *, number: int = 0, timeout: float | str | timedelta | None = None) -> PackedBatch:
+        """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns a `PackedBatch` for `unpack`.
 
         If the batch is larger than a buffer, the result contains its bytes instead of a ticket, and `receive_next` does not return it.
 
@@ -144,12 +154,12 @@ class SharedPool:
 
         Raises:
             TypeError: a tensor is sparse, nested or quantized.
-            TimeoutError, PeerError: as for `get`.
+            TimeoutError, TrainerUnavailableError: as for `get`.
         """
         layout = BatchLayout()
-        return self._send(layout, layout.visit(batch), number, timeout)
+        return self._send(layout, layout.place(batch), number, timeout)
 
-    def collate(self, samples: list[Any], *, number: int = 0, timeout: float | str | timedelta | None = None) -> Packed:
+    def collate(self, samples: list[Any], *, number: int = 0, timeout: float | str | timedelta | None = None) -> PackedBatch:
         """Stacks samples in one shared buffer and sends it: the `collate_fn` of a DataLoader.
 
         With `DataLoader(batch_size=None)` use `pack`: `collate` stacks a list of samples.
@@ -162,32 +172,32 @@ class SharedPool:
             ValueError, TypeError (with "numpy"): the samples cannot be stacked: their shapes differ, or no dtype represents all values
                 exactly, as for integers and floats in arrays, None and a number, or an integer of more than 64 bits.
             KeyError: a sample lacks a key of the first sample.
-            TimeoutError, PeerError: as for `get`.
+            TimeoutError, TrainerUnavailableError: as for `get`.
         """
         layout = BatchLayout()
         return self._send(layout, layout.collate(samples, self.library), number, timeout)
 
-    def _send(self, layout, tree, number, timeout):
+    def _send(self, layout: BatchLayout, tree: Any, number: int, timeout: _Time | None) -> PackedBatch:
         if layout.nbytes > self.buffer_bytes:
             oversized = bytearray(layout.nbytes)
             layout.fill(oversized)
-            return Packed(b"", tree, oversized)
+            return PackedBatch(b"", tree, oversized)
         buf = self.get(layout.nbytes, timeout=timeout)
         layout.fill(buf)
-        return Packed(buf.send(number), tree, None, self._identity)
+        return PackedBatch(buf.send(number), tree, None, self._identity)
 
     # Methods for the trainer.
 
-    def _trainer_core(self):
+    def _trainer_core(self) -> _pinpool.SharedPoolCore:
         if self._core is None:
             raise ForkError("this process is a worker of the shared pool: only the process that created it can receive buffers")
         return self._core
 
-    def _open_pool(self):
+    def _open_pool(self) -> Pool:
         self._trainer_core().num_buffers()  # Raises ClosedError after `close`.
         return self._pool
 
-    def receive(self, ticket: bytes | Packed) -> _pinpool.Buffer:
+    def receive(self, ticket: bytes | PackedBatch) -> _pinpool.Buffer:
         """Returns the buffer of `ticket` with the bytes that the worker wrote, without a copy.
 
         Workers reuse the buffer after it is released, or dropped with its views, and the work on the recorded streams has completed.
@@ -199,14 +209,14 @@ class SharedPool:
             LimitError: the pool has no memory for a batch that is larger than a shared buffer.
         """
         core = self._trainer_core()
-        if not isinstance(ticket, Packed):
+        if not isinstance(ticket, PackedBatch):
             return core.receive(ticket)
         if ticket._oversized is not None:
-            return self._copied(ticket._oversized)
+            return self._copy_oversized(ticket._oversized)
         ticket._is_received = True
         return core.receive(ticket.ticket)
 
-    def _copied(self, oversized):
+    def _copy_oversized(self, oversized: bytes | bytearray) -> _pinpool.Buffer:
         if not self._has_warned:
             self._has_warned = True
             _log.logger.warning(
@@ -226,61 +236,62 @@ class SharedPool:
         """Returns a buffer that a worker sent before it ended, and its number, or None. The ticket of the buffer may be lost."""
         return self._trainer_core().receive_from_dead_worker()
 
-    def unpack(self, packed: Packed) -> Any:
+    def unpack(self, packed: PackedBatch) -> Any:
         """Returns the batch that `pack` or `collate` sent: arrays and tensors in pinned memory, without a copy.
 
         Workers reuse the memory when all arrays and their views are gone. After an asynchronous copy, call
         `pinpool.record_stream(batch, stream)`.
         """
-        if not isinstance(packed, Packed):
+        if not isinstance(packed, PackedBatch):
             raise TypeError(f"a {type(packed).__name__} is not a batch of a shared pool: pass collate_fn=shared.collate to the DataLoader")
         return Views(self.receive(packed)).restore(packed._tree)
 
-    def batches(self, loader: Iterable[Packed]) -> Batches:
+    def batches(self, loader: Iterable[PackedBatch]) -> SharedBatches:
         """Returns the unpacked batches of a DataLoader with `collate_fn=shared.collate`; each loop is an epoch.
 
-        Only one loader at a time may use a shared pool. When a loop ends, also by `break` or an exception, unreceived buffers
+        Only one loader at a time may use a shared pool. When a loop ends, even by `break` or an exception, unreceived buffers
         become free. With `persistent_workers=True` they become free at the next loop.
 
         The loop raises LimitError if the program keeps so many batches that fewer than `num_workers * prefetch_factor` buffers are
         left for the workers.
         """
-        return Batches(self, loader)
+        return SharedBatches(self, loader)
 
-    def _refuse_too_many_kept(self, needed):
+    def _refuse_too_many_kept(self, needed: float) -> None:
         """Raises LimitError if the program keeps so many batches that fewer than `needed` buffers are left for the workers."""
         if self.counts()["received"] + needed <= self.num_buffers:
             return
         generations = iter(range(3))
-        while (kept := self._received_and_kept()) + needed > self.num_buffers:
+        while (num_kept := self._num_kept()) + needed > self.num_buffers:
             generation = next(generations, None)
             if generation is None:
                 raise LimitError(
-                    f"{kept} of {self.num_buffers} shared buffers belong to batches that the program keeps, and {needed} are needed to read "
-                    f"ahead: drop batches (del), keep copies, or set num_buffers={kept + needed}"
+                    f"{num_kept} of {self.num_buffers} shared buffers belong to batches that the program keeps, and {needed} are needed to read "
+                    f"ahead: drop batches (del), keep copies, or set num_buffers={num_kept + needed}"
                 )
             gc.collect(generation)  # Frees batches in reference cycles.
 
-    def _received_and_kept(self):
+    def _num_kept(self) -> int:
         """Returns the number of received buffers, without buffers that only copies still read."""
         self.maintain()
         *_, received, unreturned = self._trainer_core().counts()
         # A returned buffer whose copies never end is not in flight either, so it counts as kept.
-        return received - min(max(received - unreturned, 0), self.stats()["copies"]["in_flight"])
+        in_flight: int = self.stats()["copies"]["in_flight"]
+        return received - min(max(received - unreturned, 0), in_flight)
 
     @contextlib.contextmanager
-    def _refusing_waits(self):
+    def _refuse_workers(self) -> Iterator[None]:
         """Within the context, workers cannot attach or send, and requests that would wait for a buffer fail immediately."""
         core, ignoring_close = self._trainer_core(), contextlib.suppress(ClosedError)
         with ignoring_close:
-            core.set_refusing_workers(True)
+            core.refuse_workers(True)
         try:
             yield
         finally:
             with ignoring_close:
-                core.set_refusing_workers(False)
+                core.refuse_workers(False)
 
-    def _reclaim(self):
+    def _reclaim(self) -> None:
         core = self._trainer_core()
         try:
             core.recover()
@@ -333,12 +344,13 @@ class SharedPool:
     def close(self) -> None:
         """Closes the shared pool. Received buffers stay usable.
 
-        In workers, `send` then raises PeerError, and so does `get` if no buffer is free. A call in a worker ends only that worker's access.
+        In workers, `send` then raises TrainerUnavailableError, and so does `get` if no buffer is free. A call in a worker ends only that
+        worker's access.
         """
         with _attaching:
             self._is_closed = True
-            self._worker = self._worker_process = None
-        if self._core is not None and self._process == os.getpid():
+            self._worker = self._worker_pid = None
+        if self._core is not None and self._owner_pid == os.getpid():
             self._core.close()
 
     def __enter__(self) -> SharedPool:
@@ -353,7 +365,7 @@ class SharedPool:
             raise ClosedError("the shared pool was closed: create another one")
         return self._descriptor
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         # `multiprocessing` passes the descriptor to the other process.
         return _unpickle, (reduction.DupFd(self.fileno()), self.library)
 
@@ -365,17 +377,16 @@ class SharedPool:
             return "<pinpool.SharedPool, closed>"
 
 
-def _unpickle(passed, library):
-    descriptor = passed.detach()
+def _unpickle(duplicate: Any, library: Literal["numpy", "torch"]) -> SharedPool:
+    descriptor = duplicate.detach()
     identity = os.fstat(descriptor)[1:3]
     with _attaching:
-        known = _attached.get(identity)
-        if known is not None and known._process == os.getpid() and not known._is_closed:
+        attached = _attached.get(identity)
+        if attached is not None and attached._owner_pid == os.getpid() and not attached._is_closed:
             os.close(descriptor)
-            return known
+            return attached
         pool = SharedPool.__new__(SharedPool)
-        pool._pool = pool._core = None
-        pool._begin(descriptor, library)
+        pool._initialize(descriptor, library)
         weakref.finalize(pool, os.close, descriptor)
         _attached[identity] = pool
         return pool

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import cupy
 
-from . import Pool
+from . import Buffer, Pool
 
 if TYPE_CHECKING:
     from ._pinpool import _PoolSettings
@@ -24,14 +24,14 @@ _installed: Pool | None = None
 class _Memory:
     """Memory as CuPy expects it. The buffer is released when CuPy drops this object."""
 
-    def __init__(self, buf):
+    def __init__(self, buf: Buffer) -> None:
         self.buf, self.ptr, self.size = buf, buf.ptr, len(buf)
 
 
 def allocator(pool: Pool) -> Callable[[int], cupy.cuda.PinnedMemoryPointer]:
     """Returns an allocator for `cupy.cuda.set_pinned_memory_allocator`."""
 
-    def allocate(size):
+    def allocate(size: int) -> cupy.cuda.PinnedMemoryPointer:
         return cupy.cuda.PinnedMemoryPointer(_Memory(pool.get(size)), 0)
 
     return allocate
@@ -45,7 +45,8 @@ def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> P
     global _installed
     if pool is not None and settings:
         raise TypeError(f"install accepts a pool or settings of a new pool, not both: {', '.join(sorted(settings))}")
-    pool = Pool(**{"name": "cupy", **settings}) if pool is None else pool
+    settings.setdefault("name", "cupy")
+    pool = Pool(**settings) if pool is None else pool
     cupy.cuda.set_pinned_memory_allocator(allocator(pool))
     _installed = pool
     return pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias, overload
 
 import numpy as np
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch"]
 
-#: Value that means that `Batch.field` has no default, because None is a possible default.
+#: Marks a missing default of `Batch.field`; None is a valid default.
 _MISSING = object()
 
 _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -43,9 +43,9 @@ class RawBatch(NamedTuple):
     index_overall: int
     epoch: int
     index_in_epoch: int
-    buffer: Any
+    buffer: Buffer | bytearray
     #: As in `Part`.
-    parts: list[tuple[int, int, int, int]]
+    parts: Sequence[tuple[int, int, int, int]]
     #: Offset of each decoded field in the buffer; empty if there are no samples.
     field_offsets: list[int]
     labels: list[Any] | None
@@ -61,6 +61,7 @@ class BatchSource(NamedTuple):
     decoded: dict[tuple[str, ...], tuple[tuple[int, ...], str]]
     seed: int
     rank: int
+    label_field: str | None
 
 
 class Batch:
@@ -73,7 +74,7 @@ class Batch:
     asynchronous copy of a view, call `pinpool.record_stream(view, stream)`. Unpickling creates a copy in pageable memory.
 
     Attributes:
-        buffer: the memory, a `pinpool.Buffer`.
+        buffer: the memory, a `pinpool.Buffer`; a bytearray after unpickling.
         epoch: number of the epoch, from 0.
         index_in_epoch: index of the batch in the epoch, from 0.
         index_overall: index of the batch since the first one of the loader, from 0.
@@ -82,7 +83,7 @@ class Batch:
 
     __slots__ = ("__weakref__", "_arrays", "_labels", "_parts", "_source", "buffer", "epoch", "failures", "index_in_epoch", "index_overall")
 
-    buffer: Buffer
+    buffer: Buffer | bytearray
     epoch: int
     index_in_epoch: int
     index_overall: int
@@ -112,17 +113,17 @@ class Batch:
         if isinstance(index, str):
             raise TypeError(f"samples are indexed by position: use batch.field({index!r}) for that field of each sample")
         if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
+            return [self[position] for position in range(*index.indices(len(self)))]
         part = self._part(index)
         if self._arrays:
             return self._fields_of(range(len(self))[index], self._source.samples.fields([part.sample])[0], self._decoded())
         return self._view(part.begin, part.length)
 
     def _part(self, index: SupportsIndex) -> Part:
-        at = operator.index(index)
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"sample {at} is out of range: the batch has {len(self)}")
-        return self._parts[at]
+        position = operator.index(index)
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"sample {position} is out of range: the batch has {len(self)}")
+        return self._parts[position]
 
     def _view(self, begin: int, length: int) -> _Array:
         # A memoryview counts as a view of the buffer, and NumPy's stubs accept it.
@@ -167,6 +168,18 @@ class Batch:
         """Returns the decoded fields by their names, as new views of the buffer."""
         return {names: self._array(names) for names in self._arrays}
 
+    def _for_device(self) -> dict[tuple[str, ...], _Array]:
+        """Returns what `pinpool.torch.to_device` copies: the decoded fields by their names, and labels that are ints."""
+        names = {name for fields in self._source.samples.fields(self.sample_indices) for name, *_ in fields}
+        undecoded = sorted(names - {self._source.label_field})
+        if undecoded or not self._arrays:
+            subject = f"the field {undecoded[0]!r} of this Batch is not" if self._arrays else "no field of this Batch is"
+            raise TypeError(f"{subject} decoded: pass arrays, such as batch.field('jpg'), or convert the fields in map=")
+        values = self._decoded()
+        if self._labels is not None and all(isinstance(label, (int, np.integer)) for label in self._labels):
+            values["labels",] = np.array(self._labels, np.int64)
+        return values
+
     def _fields_of(self, index: int, fields: list[_Field], arrays: dict[tuple[str, ...], _Array]) -> dict[str, Any]:
         self._check_fields(index, fields)
         begin = self._parts[index].begin
@@ -178,13 +191,12 @@ class Batch:
     def _check_fields(self, index: int, fields: list[_Field]) -> None:
         if fields and not self.is_whole(index):
             raise ValueError(
-                f"{self.names[index]} is longer than batch_bytes, so its fields are in several batches: raise batch_bytes, "
-                "or pass only batch_size"
+                f"{self.names[index]} is longer than batch_bytes, so its fields are in several batches: raise batch_bytes, or pass only batch_size"
             )
         names = [name for name, *_ in fields]
         if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"{self.names[index]} has two members named {twice!r}: use batch[{index}]")
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"{self.names[index]} has two members named {repeated!r}: use batch[{index}]")
 
     def field(self, name: str, default: Any = _MISSING) -> Any:
         """Returns the field `name` of all samples.
@@ -198,22 +210,22 @@ class Batch:
         """
         if not isinstance(name, str):
             raise TypeError(f"a field name must be a str, such as 'jpg', not {name!r}")
-        found, name = [], name.removeprefix(".").lower()
+        values, name = [], name.removeprefix(".").lower()
         for names in self._arrays:
             if name in names or name == ";".join(names):
                 return self._array(names)
         for index, fields in enumerate(self._source.samples.fields(self.sample_indices)):
             self._check_fields(index, fields)
-            spans = {each: (first, end) for each, first, end in fields}
+            spans = {field_name: (first, end) for field_name, first, end in fields}
             if name in spans:
                 first, end = spans[name]
-                found.append(self._view(self._parts[index].begin + first, end - first))
+                values.append(self._view(self._parts[index].begin + first, end - first))
             elif default is _MISSING:
-                has = ", ".join([*spans, *itertools.chain(*self._arrays)]) or "no fields"
-                raise KeyError(f"{self.names[index]} has no field {name!r}: it has {has}")
+                available = ", ".join([*spans, *itertools.chain(*self._arrays)]) or "no fields"
+                raise KeyError(f"{self.names[index]} has no field {name!r}: it has {available}")
             else:
-                found.append(default)
-        return found
+                values.append(default)
+        return values
 
     @property
     def labels(self) -> list[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple, Never
 
 from pinpool import _pinpool
-from pinpool._arguments import checked_int
+from pinpool._arguments import checked_int, without_unknown
 
 __all__ = ["ImageDecoder"]
 
@@ -37,6 +37,7 @@ class ImageDecoder:
         TypeError, ValueError: an argument is invalid.
     """
 
+    @without_unknown
     def __init__(
         self,
         height: int,
@@ -44,11 +45,11 @@ class ImageDecoder:
         layout: Literal["HWC", "CHW"] = "HWC",
         fit: Literal["stretch", "crop"] = "stretch",
         max_pixels: int | None = None,
-        **others: Never,
+        **unknown: Never,
     ) -> None:
-        if others:
-            remedy = ": images are uint8; convert batches in map=" if "dtype" in others else ""
-            raise TypeError(f"ImageDecoder has no argument {next(iter(others))!r}{remedy}")
+        if unknown:
+            remedy = ": images are uint8; convert batches in map=" if "dtype" in unknown else ""
+            raise TypeError(f"ImageDecoder has no argument {next(iter(unknown))!r}{remedy}")
         if layout not in ("HWC", "CHW"):
             raise ValueError(f"layout must be 'HWC' or 'CHW', not {layout!r}")
         if fit not in ("stretch", "crop"):
@@ -77,15 +78,15 @@ def decoder_specs(decode: Mapping[str, ImageDecoder] | None) -> dict[tuple[str, 
         raise TypeError(f"decode must be a dict from field names to decoders, {example}, not {decode!r}")
     if not decode:
         raise ValueError(f"decode has no field: pass None, or a dict {example}")
-    found: dict[tuple[str, ...], DecoderSpec] = {}
+    specs: dict[tuple[str, ...], DecoderSpec] = {}
     for key, decoder in decode.items():
         if not isinstance(decoder, ImageDecoder):
             raise TypeError(f"decode[{key!r}] must be a pinpool_loader.ImageDecoder, not {decoder!r}; map= decodes other formats")
         names = tuple(name.strip().removeprefix(".").lower() for name in str(key).split(";"))
         if not isinstance(key, str) or not all(names):
             raise TypeError(f"decode must have field names as keys, such as 'jpg' or 'jpg;jpeg;png', not {key!r}")
-        taken = [name for earlier in found for name in earlier if name in names]
-        if taken:
-            raise ValueError(f"decode names the field {taken[0]!r} twice")
-        found[names] = decoder._spec()
-    return found
+        repeated = [name for earlier_names in specs for name in earlier_names if name in names]
+        if repeated:
+            raise ValueError(f"decode names the field {repeated[0]!r} twice")
+        specs[names] = decoder._spec()
+    return specs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import warnings
@@ -10,46 +11,44 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from pinpool import LimitError, LoadError, PinpoolError, Pool, _pinpool
-from pinpool._arguments import checked_bool, checked_int
+from pinpool._arguments import checked_bool, checked_int, without_unknown
 
 from . import _decode, _paths
 from ._batch import Batch, BatchSource, RawBatch
 from ._decode import ImageDecoder
 from ._map import TIMED_OUT, MapRunner
+from ._progress import POSITION_KEYS, Position, Progress
 
 __all__ = ["Loader"]
 
 T = TypeVar("T")
 _Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
-#: Of the next batch: the epoch, `index_in_epoch` and `index_overall`.
-_Position: TypeAlias = tuple[int, int, int]
-_POSITION_KEYS = ("epoch", "index_in_epoch", "index_overall")
 
-_ORDER = "shuffle=, seed=, rank= and world_size= choose the order"
-_MAP = "map= takes a function of a batch"
-_WORLD = "world_size= is the number of processes, and rank= the index of this one"
-_THREADS = "the loader has threads and no worker processes; map= applies a function to each batch, with random numbers from batch.rng()"
+_ORDER_HINT = "shuffle=, seed=, rank= and world_size= choose the order"
+_MAP_HINT = "map= takes a function of a batch"
+_WORLD_HINT = "world_size= is the number of processes, and rank= the index of this one"
+_THREADS_HINT = "the loader has threads and no worker processes; map= applies a function to each batch, with random numbers from batch.rng()"
 #: Arguments of other loaders, and what to use instead.
 _HINTS = {
     "dataset": "the first argument names files: Loader('photos', batch_size=64)",
     "root": "the first argument names files: Loader('photos', batch_size=64)",
-    "num_workers": "threads= is the number of threads that read",
+    "num_workers": "num_threads= is the number of threads that read",
     "prefetch_factor": "prefetch= is the number of batches that are read ahead",
-    "collate_fn": _MAP,
-    "transform": _MAP + "; batch.rng() draws the random numbers of an augmentation",
+    "collate_fn": _MAP_HINT,
+    "transform": _MAP_HINT + "; batch.rng() draws the random numbers of an augmentation",
     "target_transform": "label_function= takes a function of a label's text",
     "loader": "decode= decodes images, and map= takes a function of a batch for other formats",
     "is_valid_file": "name the files by a pattern: Loader('photos/**/*.jpg')",
     "pin_memory": "batches are in memory of pool=, which is pinned if the pool's backend can pin (pool.stats()['pinned_by'])",
     "pin_memory_device": "pool= takes the pool of the batches, and Pool(device=) the GPU",
-    "sampler": _ORDER,
-    "batch_sampler": _ORDER,
+    "sampler": _ORDER_HINT,
+    "batch_sampler": _ORDER_HINT,
     "generator": "seed= seeds the order of each epoch, and batch.rng() the random numbers of a batch",
-    "worker_init_fn": _THREADS,
-    "persistent_workers": _THREADS,
-    "multiprocessing_context": _THREADS,
-    "num_replicas": _WORLD,
-    "world": _WORLD,
+    "worker_init_fn": _THREADS_HINT,
+    "persistent_workers": _THREADS_HINT,
+    "multiprocessing_context": _THREADS_HINT,
+    "num_replicas": _WORLD_HINT,
+    "world": _WORLD_HINT,
     "timeout": "PINPOOL_WAIT bounds the wait for memory",
     "in_order": "batches always come in order",
     "device": "pinpool.torch.to_device(tensors, device) copies without blocking",
@@ -58,7 +57,7 @@ _HINTS = {
 }
 
 
-def _threads_of_rank() -> int:
+def _default_num_threads() -> int:
     """Returns this process's share of the cores if `LOCAL_WORLD_SIZE` is above 1 and the process may use all cores, else 0 (the default)."""
     ranks, cores = os.environ.get("LOCAL_WORLD_SIZE", ""), len(os.sched_getaffinity(0))
     return max(cores // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 and cores == os.cpu_count() else 0
@@ -81,7 +80,7 @@ class _Settings(TypedDict, total=False):
 
     batch_size: int | None
     batch_bytes: int | str | None
-    threads: int | None
+    num_threads: int | None
     prefetch: int | None
     shuffle: bool
     seed: int
@@ -96,7 +95,7 @@ class _Settings(TypedDict, total=False):
     decode: Mapping[str, ImageDecoder] | None
     label_field: str | None
     label_function: Callable[[str], Any] | None
-    map_threads: int
+    num_map_threads: int
     on_error: Literal["raise", "skip"]
 
 
@@ -108,8 +107,8 @@ class Loader(Generic[T]):
             train(batch.field("jpg"), batch.labels)
 
     Each file is a sample. In a `.tar` file, consecutive members with the same path up to the first dot of the file name are one
-    sample (WebDataset). Each loop begins at a new epoch, even after a `break`, and covers `epochs_per_loop` epochs. One loop at a time:
-    after a second loop has begun, also a nested one, the first raises RuntimeError.
+    sample (WebDataset). Each loop begins at a new epoch, even after a `break`, and covers `epochs_per_loop` epochs. Only one loop may run
+    at a time: the first loop raises RuntimeError once a second one, even a nested one, has begun.
 
     Args:
         paths: a file or directory, or several, also with patterns and braces: "shards/*.tar", "train-{000..146}.tar". A `.tar` or
@@ -119,7 +118,7 @@ class Loader(Generic[T]):
         batch_size: maximum number of samples per batch.
         batch_bytes: maximum number of bytes per batch, or text such as "16MiB" (the default if `batch_size` is not given either).
             A longer sample comes in parts.
-        threads: number of threads that read and decode (default: one per core; if the process may use all cores, divided by
+        num_threads: number of threads that read and decode (default: one per core; if the process may use all cores, divided by
             `LOCAL_WORLD_SIZE`).
         prefetch: batches read ahead (default: two per thread).
         shuffle: whether each epoch has a new random order of all samples, determined by `seed`. Archives are then read at random
@@ -145,7 +144,7 @@ class Loader(Generic[T]):
             If a sample is in an archive, it needs `label_field`.
         map: function that takes a batch. The loop yields its results, in order, instead of batches. The function should take
             random numbers from `batch.rng()`.
-        map_threads: number of threads that run `map` ahead of the loop. With a GIL, they run one at a time, except in calls that
+        num_map_threads: number of threads that run `map` ahead of the loop. With a GIL, they run one at a time, except in calls that
             release it, as many calls of NumPy and torch do.
         on_error: "raise", or "skip" to leave out samples that cannot be read and list them in `failures`.
 
@@ -160,28 +159,30 @@ class Loader(Generic[T]):
     def __init__(self: Loader[Batch], paths: _Paths, *, map: None = None, **settings: Unpack[_Settings]) -> None: ...
     @overload
     def __init__(self, paths: _Paths, *, map: Callable[[Batch], T], **settings: Unpack[_Settings]) -> None: ...
+    @without_unknown
     def __init__(
-        self, paths: _Paths, *, batch_size: int | None = None, batch_bytes: int | str | None = None, threads: int | None = None,
+        self, paths: _Paths, *, batch_size: int | None = None, batch_bytes: int | str | None = None, num_threads: int | None = None,
         prefetch: int | None = None, shuffle: bool = False, seed: int = 0, rank: int = 0, world_size: int | None = None,
         drop_last: bool = False, even: bool = False, epochs_per_loop: int = 1, state: Mapping[str, Any] | None = None,
         pool: Pool | None = None, open_archives: bool | None = None, decode: Mapping[str, ImageDecoder] | None = None,
         label_field: str | None = None, label_function: Callable[[str], Any] | None = None, map: Callable[[Batch], Any] | None = None,
-        map_threads: int = 2, on_error: Literal["raise", "skip"] = "raise", **others: Any,
+        num_map_threads: int = 2, on_error: Literal["raise", "skip"] = "raise", **unknown: Any,
     ) -> None:  # fmt: skip
-        if others:
-            name = next(iter(others))
+        if unknown:
+            name = next(iter(unknown))
             raise TypeError(f"Loader has no argument {name!r}" + (f"; {_HINTS[name]}" if name in _HINTS else ""))
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
         if label_field is not None and not (isinstance(label_field, str) and label_field):
             raise TypeError(f"label_field must be the name of a field, such as 'cls', not {label_field!r}")
+        label_field = label_field and label_field.removeprefix(".").lower()
         if label_function is not None and not callable(label_function):
             raise TypeError(f"label_function must be a function of a label's text, such as int, float, str or json.loads, not {label_function!r}")
         if map is not None and not callable(map):
             raise TypeError(f"map must be a function of a batch, not {map!r}")
         if pool is not None and not isinstance(pool, Pool):
             raise TypeError(f"pool must be a pinpool.Pool, not {pool!r}")
-        self._map, self._map_threads = map, checked_int("map_threads", map_threads, 1, 1024)
+        self._map, self._num_map_threads = map, checked_int("num_map_threads", num_map_threads, 1, 1024)
         decoded = _decode.decoder_specs(decode)
         drop_last, even = checked_bool("drop_last", drop_last), checked_bool("even", even)
         for name, is_given in (("decode", bool(decoded)), ("drop_last", drop_last), ("even", even)):
@@ -198,75 +199,75 @@ class Loader(Generic[T]):
         shuffle, seed = checked_bool("shuffle", shuffle), checked_int("seed", seed, 0)
         world_size = _default_world_size() if world_size is None else checked_int("world_size", world_size, 1)
         rank = checked_int("rank", rank, 0)
-        self._epochs_per_loop, self._skips_errors = checked_int("epochs_per_loop", epochs_per_loop, 1), on_error == "skip"
+        self._progress, self._skips_errors = Progress(checked_int("epochs_per_loop", epochs_per_loop, 1)), on_error == "skip"
         path_list = _paths.expand(paths)
-        _check_uncompressed(_paths.find_compressed(path_list))
+        _refuse_compressed(_paths.find_compressed(path_list))
         self._pool = Pool(name="loader") if pool is None else pool
         self._files = _pinpool.Files(
             self._pool, path_list, bool(open_archives), batch_size=batch_size, batch_bytes=batch_bytes,
-            threads=_threads_of_rank() if threads is None else checked_int("threads", threads, 1, 1024),
+            num_threads=_default_num_threads() if num_threads is None else checked_int("num_threads", num_threads, 1, 1024),
             prefetch=0 if prefetch is None else checked_int("prefetch", prefetch, 1, 65536),
             seed=seed if shuffle else None,
             rank=rank, world_size=world_size, even=even, drop_last=drop_last,
-            labels=None if label_field is None else (label_field.removeprefix(".").lower(), label_function or int),
-            decode=[(list(names), each.decoder) for names, each in decoded.items()],
+            labels=None if label_field is None else (label_field, label_function or int),
+            decode=[(list(names), spec.decoder) for names, spec in decoded.items()],
         )  # fmt: skip
         # All arguments that determine the batches.
         self._batch_arguments = {
             "samples": len(self._files), "batch_size": batch_size, "batch_bytes": batch_bytes, "shuffle": shuffle,
             "seed": seed, "world_size": world_size, "rank": rank, "drop_last": drop_last, "even": even,
-        }
-        self._source = BatchSource(self._files, {names: (each.shape, each.dtype) for names, each in decoded.items()}, seed, rank)
+        }  # fmt: skip
+        self._source = BatchSource(self._files, {names: (spec.shape, spec.dtype) for names, spec in decoded.items()}, seed, rank, label_field)
         # A dict serves as an ordered set of the texts.
-        self._failed = dict.fromkeys(self._files.failures())
-        self._check(path_list)
+        self._failures = dict.fromkeys(self._files.failures())
+        self._refuse_unloadable(path_list)
+        self._warn_of_uneven_ranks()
         if open_archives is None:
-            _check_no_archive_is_plain(self._files.unopened())
+            _refuse_unopened_archives(self._files.unopened())
         self._has_labels = True
-        self._label_of: dict[str, Any] | None = None
+        self._label_by_class: dict[str, Any] | None = None
         if label_field is None:
             classes, has_archives = self._files.classes()
             if label_function is not None and has_archives:
                 raise ValueError("label_function= needs label_field=, because samples in archives have no directory as a label")
             self._has_labels = not (classes and has_archives)
             if not has_archives:
-                self._label_of = {name: _label(label_function, name, at) for at, name in enumerate(classes)}
+                self._label_by_class = {name: _label(label_function, name, index) for index, name in enumerate(classes)}
         self._reader: _pinpool.Reader | None = None
         self._num_loops = 0
         self._interrupted: set[int] = set()  # Numbers of the loops that another loop has cut short.
-        # The position after the last batch of the loop, and the first epoch of the current loop.
-        self._position: _Position = (0, 0, 0)
-        self._loop_first_epoch: int | None = None
-        self._is_resumed = False
         # The number of batches of each counted epoch.
-        self._counted: dict[int, int] = {}
+        self._batch_counts: dict[int, int] = {}
         if state is not None:
             self.load_state_dict(state)
 
-    def _check(self, path_list: list[str]) -> None:
-        """Raises an error for files that cannot be loaded as requested, and warns if ranks get different numbers of batches."""
-        _check_uncompressed(self._files.first_compressed())
-        if not self._skips_errors and (lacking := self._files.undecodable()) is not None:
-            self._failed[f"{lacking}; leave such files out by a pattern, as in 'photos/**/*.jpg'"] = None
-        if self._failed and not self._skips_errors:
-            raise LoadError(_failure_text(list(self._failed)))
+    def _refuse_unloadable(self, path_list: list[str]) -> None:
+        """Raises an error for files that cannot be loaded as requested."""
+        _refuse_compressed(self._files.first_compressed())
+        if not self._skips_errors and (undecodable := self._files.undecodable()) is not None:
+            self._failures[f"{undecodable}; leave such files out by a pattern, as in 'photos/**/*.jpg'"] = None
+        if self._failures and not self._skips_errors:
+            raise LoadError(_failure_text(list(self._failures)))
         if not len(self._files):
-            named = ", ".join(repr(path) for path in path_list[:3]) + (", ..." if len(path_list) > 3 else "")
-            why = "have no regular file; name files, or directories of files"
-            if self._failed:
-                why = f"have nothing that can be read: {next(iter(self._failed))}"
-            elif self._files.files():
-                why = "have only archives without a member"
-            raise ValueError(f"cannot load anything: paths [{named}] {why}")
+            shown_paths = ", ".join(repr(path) for path in path_list[:3]) + (", ..." if len(path_list) > 3 else "")
+            reason = "contain no regular file; name files, or directories of files"
+            if self._failures:
+                reason = f"contain nothing that can be read: {next(iter(self._failures))}"
+            elif self._files.num_files():
+                reason = "contain only empty archives"
+            raise ValueError(f"cannot load anything: paths [{shown_paths}] {reason}")
+        if not self._files.num_batches(0):
+            text = "rank={rank} has no batch of {samples} samples of world_size={world_size}, batch_size={batch_size}, drop_last={drop_last}"
+            raise ValueError(f"{text.format_map(self._batch_arguments)}; use a smaller batch_size or world_size")
+
+    def _warn_of_uneven_ranks(self) -> None:
+        """Warns if ranks get different numbers of batches."""
         arguments = self._batch_arguments
         samples, world_size, batch_size = arguments["samples"], arguments["world_size"], arguments["batch_size"]
-        if not self._files.batches(0):
-            parts = f"{samples} samples of world_size={world_size}, batch_size={batch_size}, drop_last={arguments['drop_last']}"
-            raise ValueError(f"rank={arguments['rank']} has no batch of {parts}; use a smaller batch_size or world_size")
         if world_size == 1 or arguments["drop_last"] or arguments["even"]:
             return
         most, fewest = -(-samples // world_size), samples // world_size
-        batches = [-(-each // batch_size) if batch_size else 0 for each in (most, fewest)]
+        batches = [-(-count // batch_size) if batch_size else 0 for count in (most, fewest)]
         if arguments["batch_bytes"] or batches[0] != batches[1]:
             counts = f"{batches[0]} and {batches[1]}" if not arguments["batch_bytes"] else "different numbers of"
             warnings.warn(
@@ -294,53 +295,37 @@ class Loader(Generic[T]):
     def classes(self) -> list[str]:
         """Sorted names of the directories; without `label_function`, label `i` means `classes[i]`. Empty with `label_field`
         or a sample in an archive."""
-        return list(self._label_of or ())
+        return list(self._label_by_class or ())
 
     @property
     def failures(self) -> list[str]:
         """Descriptions of the samples that were left out so far, with `on_error="skip"`."""
-        return list(self._failed)
+        return list(self._failures)
 
     def __len__(self) -> int:
         """Number of batches of the current or next loop. After a resume this includes the batches that the state has passed."""
-        first, end = self._epochs_of_loop()
-        return sum(self._batches(epoch) for epoch in range(first, end))
-
-    def _epochs_of_loop(self) -> tuple[int, int]:
-        epoch = self._loop_first_epoch
-        if epoch is None:
-            epoch = self._position[0] if self._is_resumed else self._next_epoch()
-        return epoch // self._epochs_per_loop * self._epochs_per_loop, (epoch // self._epochs_per_loop + 1) * self._epochs_per_loop
-
-    def _next_epoch(self) -> int:
-        """Returns the first epoch of the loop after the current or unfinished loop."""
-        epoch, index_in_epoch, _ = self._position
-        return -(-(epoch + (index_in_epoch > 0)) // self._epochs_per_loop) * self._epochs_per_loop
+        return sum(self._num_batches(epoch) for epoch in self._progress.epochs_of_loop())
 
     def __iter__(self) -> Iterator[T]:
-        if self._reader is not None and self._loop_first_epoch is not None:
+        if self._reader is not None and self._progress.first_epoch is not None:
             self._interrupted.add(self._num_loops)
         self.close()
-        if not self._is_resumed:
-            self._position = (self._next_epoch(), 0, self._position[2])
-        self._is_resumed, self._loop_first_epoch = False, (epoch := self._position[0])
-        end = (epoch // self._epochs_per_loop + 1) * self._epochs_per_loop
+        epochs = self._progress.begin_loop()
         self._num_loops = loop = self._num_loops + 1
-        self._reader = reader = self._files.begin(end, self._position)
-        batches: Iterator[tuple[Any, _Position]] = iter(lambda: self._take(reader), None)  # type: ignore[arg-type]
+        self._reader = reader = self._files.begin(epochs.stop, self._progress.position)
+        batches: Iterator[tuple[Any, Position]] = iter(lambda: self._next_batch(reader), None)
         runner = None
         if (function := self._map) is not None:
             # The position travels with each result, because `state_dict()` must not count results ahead of the loop.
             batches = runner = MapRunner(
                 lambda batch_and_position: (function(batch_and_position[0]), batch_and_position[1]),
-                lambda timeout: self._take(reader, timeout),
-                self._map_threads,
+                lambda timeout: self._next_batch(reader, timeout),
+                self._num_map_threads,
             )
 
-        def advance(result_and_position: tuple[Any, _Position]) -> Any:
-            result, self._position = result_and_position
-            if self._position[0] >= end:
-                self._loop_first_epoch = None
+        def advance(result_and_position: tuple[Any, Position]) -> Any:
+            result, position = result_and_position
+            self._progress.advance(position, epochs)
             return result
 
         try:
@@ -357,41 +342,45 @@ class Loader(Generic[T]):
             if runner is not None:
                 runner.close()
             if self._reader is reader:
-                self._reader = self._loop_first_epoch = None
+                self._reader = self._progress.first_epoch = None
 
-    def _take(self, reader: _pinpool.Reader, timeout: float | None = None) -> tuple[Batch, _Position] | None:
-        if not (found := reader.next(timeout)):
-            return None if found is None else TIMED_OUT
-        raw = RawBatch._make(found)
+    def _next_batch(self, reader: _pinpool.Reader, timeout: float | None = None) -> tuple[Batch, Position] | None:
+        if not (loaded := reader.next(timeout)):
+            return None if loaded is None else TIMED_OUT
+        raw = RawBatch._make(loaded)
         failures = [text for text, _ in raw.failures]
         pool_errors = [error for _, error in raw.failures if error is not None]
         if pool_errors or (failures and not self._skips_errors):
-            del found, raw  # Otherwise the traceback would keep the buffer.
+            del loaded, raw  # Otherwise the traceback would keep the buffer.
             if pool_errors:
                 raise _with_remedy(pool_errors.pop(0))  # No variable may keep it, because its traceback refers to this frame.
             raise LoadError(_failure_text(failures))
-        self._failed.update(dict.fromkeys(failures))
+        self._failures.update(dict.fromkeys(failures))
         labels = raw.labels
         if labels is None and self._has_labels:
             labels = self._files.labels([sample for sample, *_ in raw.parts])
-            if self._label_of is not None:
-                labels = [self._label_of[name] for name in labels]
-        is_last = raw.index_in_epoch + 1 == self._batches(raw.epoch)
+            if self._label_by_class is not None:
+                labels = [self._label_by_class[name] for name in labels]
+        is_last = raw.index_in_epoch + 1 == self._num_batches(raw.epoch)
         following = (raw.epoch + 1, 0) if is_last else (raw.epoch, raw.index_in_epoch + 1)
         return Batch(raw, labels, failures, self._source), (*following, raw.index_overall + 1)
 
-    def _batches(self, epoch: int) -> int:
+    def _num_batches(self, epoch: int) -> int:
         """Returns the number of batches of `epoch`, cached."""
-        if epoch not in self._counted:
-            self._counted[epoch] = self._files.batches(epoch)
-        return self._counted[epoch]
+        if epoch not in self._batch_counts:
+            self._batch_counts[epoch] = self._files.num_batches(epoch)
+        return self._batch_counts[epoch]
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return self._files.fingerprint()  # Hashes the names and lengths of all samples.
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position after the last batch of the loop, as numbers and text, for a checkpoint.
 
         After the last batch of an epoch, it is the start of the next epoch.
         """
-        return {**dict(zip(_POSITION_KEYS, self._position)), "files": self._files.fingerprint(), **self._batch_arguments}
+        return {**dict(zip(POSITION_KEYS, self._progress.position)), "files": self._fingerprint, **self._batch_arguments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next loop continue after the batch at which `state` was taken, and ends a running loop.
@@ -405,22 +394,22 @@ class Loader(Generic[T]):
         own = self.state_dict()
         if not isinstance(state, Mapping) or own.keys() - state.keys():
             raise TypeError(f"state must be a result of Loader.state_dict(), not {state!r}")
-        ignored = set(_POSITION_KEYS)
+        ignored = set(POSITION_KEYS)
         ranks_are_equal = own["samples"] % own["world_size"] == 0 and own["batch_size"] and not own["batch_bytes"]
         if own["drop_last"] or own["even"] or ranks_are_equal:
             ignored.add("rank")
         differ = [f"{name}={state[name]!r} in the state, {own[name]!r} here" for name in own if name not in ignored and state[name] != own[name]]
         if differ:
             raise ValueError(f"state belongs to a loader with different batches: {'; '.join(differ)}")
-        epoch, index_in_epoch, index_overall = (checked_int(f"state[{name!r}]", state[name], 0) for name in _POSITION_KEYS)
-        if index_in_epoch >= (batches := self._batches(epoch)):
+        epoch, index_in_epoch, index_overall = (checked_int(f"state[{name!r}]", state[name], 0) for name in POSITION_KEYS)
+        if index_in_epoch >= (batches := self._num_batches(epoch)):
             raise ValueError(f"state is at batch {index_in_epoch} of epoch {epoch}, which has {batches}")
         self.close()
-        self._position, self._is_resumed = (epoch, index_in_epoch, index_overall), True
+        self._progress.resume((epoch, index_in_epoch, index_overall))
 
     def close(self) -> None:
         """Ends a running loop and its reading threads. Batches stay valid. The next loop begins at a new epoch, or at a loaded state."""
-        reader, self._reader, self._loop_first_epoch = self._reader, None, None
+        reader, self._reader, self._progress.first_epoch = self._reader, None, None
         if reader is not None:
             reader.stop()
 
@@ -443,17 +432,17 @@ class Loader(Generic[T]):
             raise AttributeError(f"a Loader has no attribute {name!r}" + (f": use {instead}" if instead else ""))
 
     def __repr__(self) -> str:
-        return f"<pinpool_loader.Loader of {self.num_samples} samples, {self.nbytes} bytes, in epoch {self._position[0]}>"
+        return f"<pinpool_loader.Loader of {self.num_samples} samples, {self.nbytes} bytes, in epoch {self._progress.position[0]}>"
 
 
-def _check_uncompressed(compressed: str | None) -> None:
+def _refuse_compressed(compressed: str | None) -> None:
     if compressed is not None:
         raise ValueError(f"{compressed}: compressed files are not supported: decompress them first, for example with zstd -d or gunzip")
 
 
-def _check_no_archive_is_plain(unopened: list[str]) -> None:
+def _refuse_unopened_archives(unopened: list[str]) -> None:
     archives = [path for path in unopened if re.search(r"\.(tar(\.gz|\.zst)?|tgz|tzst|safetensors)$", path, re.IGNORECASE)]
-    _check_uncompressed(next((path for path in archives if not path.lower().endswith((".tar", ".safetensors"))), None))
+    _refuse_compressed(next((path for path in archives if not path.lower().endswith((".tar", ".safetensors"))), None))
     if archives:
         more = f" (and {len(archives) - 1} more)" if len(archives) > 1 else ""
         directory, name = os.path.split(archives[0])
@@ -475,10 +464,10 @@ def _with_remedy(error: PinpoolError) -> PinpoolError:
     return type(error)(f"{error}; {remedy}", error.report())
 
 
-def _label(label_function: Callable[[str], Any] | None, name: str, at: int) -> Any:
+def _label(label_function: Callable[[str], Any] | None, name: str, index: int) -> Any:
     """Returns the label of files in the directory `name`."""
     if label_function is None:
-        return at
+        return index
     try:
         return label_function(name)
     except Exception as error:

@@ -23,9 +23,9 @@ class MapRunner(Generic[T, R]):
     yielded value.
     """
 
-    def __init__(self, function: Callable[[T], R], take: Callable[[float | None], T | None], threads: int) -> None:
-        self._function, self._take, self._ahead = function, take, threads
-        self._executor = ThreadPoolExecutor(threads, "pinpool-map")
+    def __init__(self, function: Callable[[T], R], take: Callable[[float | None], T | None], num_threads: int) -> None:
+        self._function, self._take, self._max_ahead = function, take, num_threads
+        self._executor = ThreadPoolExecutor(num_threads, "pinpool-map")
         self._running: deque[Future[R]] = deque()
         self._failure: Exception | None = None
 
@@ -33,7 +33,7 @@ class MapRunner(Generic[T, R]):
         return self
 
     def __next__(self) -> R:
-        while self._failure is None and len(self._running) <= self._ahead:
+        while self._failure is None and len(self._running) <= self._max_ahead:
             try:
                 # If there is a result, `take` does not wait: reading the next item may need memory that the loop keeps until it gets the
                 # result.

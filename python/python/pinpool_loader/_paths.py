@@ -27,7 +27,7 @@ def expand(paths: Any) -> list[str]:
         if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
             remedy = f", such as os.fsdecode({path!r})" if isinstance(path, bytes) else ""
             raise TypeError(f"each of paths must be a str or os.PathLike{remedy}, not {path!r}")
-    return [found for path in path_list for found in _expand(os.fspath(path))]
+    return [name for path in path_list for name in _expand(os.fspath(path))]
 
 
 def find_compressed(paths: list[str]) -> str | None:
@@ -40,18 +40,18 @@ def _expand(path: str) -> list[str]:
         return [path]
     if re.match(r"(?:[A-Za-z][A-Za-z0-9+.-]+://|pipe:)", path):
         raise ValueError(f"paths: {path!r} is a URL: the loader reads files; mount or fetch it first")
-    found = []
-    for each in _expand_braces(path):
-        if len(found) >= _MAX_PATHS:
+    names: list[str] = []
+    for name in _expand_braces(path):
+        if len(names) >= _MAX_PATHS:
             raise ValueError(f"paths: {path!r} names more than {_MAX_PATHS} files: name their directory")
-        if not glob.has_magic(each) or os.path.lexists(each):
-            found.append(each)
+        if not glob.has_magic(name) or os.path.lexists(name):
+            names.append(name)
             continue
-        matches = sorted(glob.glob(each, recursive=True))
+        matches = sorted(glob.glob(name, recursive=True))
         if not matches:
-            raise ValueError(f"paths: no file matches {each!r}")
-        found += matches
-    return found
+            raise ValueError(f"paths: no file matches {name!r}")
+        names += matches
+    return names
 
 
 def _expand_braces(path: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ fn a_range_has_a_byte_at_least_and_at_most_the_longest_length() {
 }
 
 #[test]
-fn ranges_are_numbered_in_the_order_of_their_creation_until_all_numbers_were_used() {
+fn ranges_are_numbered_in_order_of_creation() {
     let mut arena = Arena::new(GrowthMode::Regions, Retention::default());
     let region = |arena: &mut Arena| {
         let plan = arena.plan_growth(4096, LIMITS).unwrap();

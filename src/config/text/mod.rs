@@ -8,7 +8,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::{Backend, HugeTlb, Limit, OnFull, Preset, Rounding, SharedLimitName};
-use crate::shared_limit;
 
 mod quantities;
 
@@ -126,7 +125,7 @@ impl FromStr for SharedLimitName {
         match text.to_ascii_lowercase().as_str() {
             "none" => Ok(Self::Disabled),
             "auto" => Ok(Self::Auto),
-            _ => match shared_limit::problem_of(text) {
+            _ => match pinpool_shared_limit::problem_of(text) {
                 Some(problem) => Err(ParseError::new(text, problem)),
                 None => Ok(Self::Named(text.to_owned())),
             },

@@ -171,17 +171,15 @@ impl ContextState {
 
     /// Returns pinpool's own cudarc context object.
     pub(super) fn own(&self) -> Result<&OwnContext, FailedCall> {
-        match self.own.get() {
-            Some(own) => Ok(own),
-            None => {
-                let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
-                // SAFETY: the handle is valid (context-I1), of this device and current.
-                let own = unsafe { OwnContext::new(self.device, self.work.context.handle()) }?;
-                // If several threads are here at the same time, all but one of them drop their objects. That destroys only the
-                // second stream of such an object.
-                Ok(self.own.get_or_init(|| own))
-            }
+        if let Some(own) = self.own.get() {
+            return Ok(own);
         }
+        let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
+        // SAFETY: the handle is valid (context-I1), of this device and current.
+        let own = unsafe { OwnContext::new(self.device, self.work.context.handle()) }?;
+        // If several threads are here at the same time, all but one of them drop their objects. That destroys only the second
+        // stream of such an object.
+        Ok(self.own.get_or_init(|| own))
     }
 }
 

@@ -82,16 +82,8 @@ struct TrackedCopy {
     event: ManuallyDrop<CudaEvent>,
     /// The user's stream under pinpool's context object.
     stream: Arc<CudaStream>,
-    /// The result of the check, which takes place after the borrow; empty until then.
-    record: OnceLock<RecordCheck>,
-}
-
-/// Whether cudarc has recorded the event.
-#[derive(Debug)]
-enum RecordCheck {
-    Present,
-    /// The fence that replaces the event.
-    Missing(ContextFence),
+    /// The fence that replaces the event if cudarc has not recorded it. Empty until the check, which takes place after the borrow.
+    replacement: OnceLock<Option<ContextFence>>,
 }
 
 impl TrackedCopy {
@@ -110,28 +102,30 @@ impl TrackedCopy {
         let fence = EventFence::of(event.cu_event(), context.stream_id(stream.cu_stream()), context);
         // SAFETY: a live stream of this context. The object is used only while the caller's borrow of the stream lasts.
         let stream = unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) };
-        Ok(Some(Self { fence, event, stream, record: OnceLock::new() }))
+        Ok(Some(Self { fence, event, stream, replacement: OnceLock::new() }))
     }
 
-    /// Checks, once, whether cudarc has recorded the event. Returns `None` while a capture forbids the check. Must be called after
-    /// the borrow has ended. The check needs a current context, which the caller may not have, so this function makes it current.
-    fn record(&self) -> Result<Option<&RecordCheck>> {
-        if let Some(record) = self.record.get() {
-            return Ok(Some(record));
+    /// Returns the fence of the copy. Checks, once, whether cudarc has recorded the event. Returns `None` while a capture forbids
+    /// the check. Must be called after the borrow has ended. The check needs a current context, which the caller may not have, so
+    /// this function makes it current.
+    fn checked_fence(&self) -> Result<Option<&dyn Fence>> {
+        if self.replacement.get().is_none() {
+            let (_relaxed, _current) = (RelaxedCapture::enter(), self.fence.context.enter()?);
+            let (Handle(event), mut milliseconds) = (self.fence.event, 0.0);
+            // SAFETY: a live event, and memory for a number.
+            let replacement = match unsafe { calls::event_elapsed(&raw mut milliseconds, event, event) } {
+                Ok(()) | Err(FailedCall { code: Code::NOT_READY, .. }) => None,
+                Err(FailedCall { code: Code::INVALID_HANDLE, .. }) => {
+                    let why = "cudarc recorded no event after its copy".to_owned();
+                    Some(ContextFence::new(&self.fence.context.work, why, false))
+                }
+                Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => return Ok(None),
+                Err(failed) => return Err(self.fence.final_status.refused(failed)),
+            };
+            self.replacement.get_or_init(|| replacement);
         }
-        let (_relaxed, _current) = (RelaxedCapture::enter(), self.fence.context.enter()?);
-        let (Handle(event), mut milliseconds) = (self.fence.event, 0.0);
-        // SAFETY: a live event, and memory for a number.
-        let record = match unsafe { calls::event_elapsed(&raw mut milliseconds, event, event) } {
-            Ok(()) | Err(FailedCall { code: Code::NOT_READY, .. }) => RecordCheck::Present,
-            Err(FailedCall { code: Code::INVALID_HANDLE, .. }) => {
-                let why = "cudarc recorded no event after its copy".to_owned();
-                RecordCheck::Missing(ContextFence::new(&self.fence.context.work, why, false))
-            }
-            Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => return Ok(None),
-            Err(failed) => return Err(self.fence.final_status.refused(failed)),
-        };
-        Ok(Some(self.record.get_or_init(|| record)))
+        let replacement = self.replacement.get().and_then(Option::as_ref);
+        Ok(Some(replacement.map_or(&self.fence, |fence| fence as &dyn Fence)))
     }
 }
 
@@ -139,20 +133,15 @@ impl TrackedCopy {
 // event, which was recorded after the copy, has completed, or once all work of the context from before the check has completed.
 unsafe impl Fence for TrackedCopy {
     fn is_complete(&self) -> Result<bool> {
-        match self.record()? {
-            Some(RecordCheck::Present) => self.fence.is_complete(),
-            Some(RecordCheck::Missing(fence)) => fence.is_complete(),
-            None => Ok(false),
-        }
+        self.checked_fence()?.map_or(Ok(false), Fence::is_complete)
     }
 
     fn wait(&self) -> Result<()> {
         loop {
-            match self.record()? {
-                Some(RecordCheck::Present) => return self.fence.wait(),
-                Some(RecordCheck::Missing(fence)) => return fence.wait(),
-                None => std::thread::sleep(CAPTURE_PAUSE),
+            if let Some(fence) = self.checked_fence()? {
+                return fence.wait();
             }
+            std::thread::sleep(CAPTURE_PAUSE);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Streams and device memory by raw handle, for code that has no cudarc objects.
 //!
 //! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`. Without a context object,
-//! [`RawStream`], [`RawMemory`] and [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) take the handle.
+//! [`RawStream`], [`RawMemory`] and [`PinnedBuf::record_raw_stream`](crate::PinnedBuf::record_raw_stream) take the handle.
 
 // Copies on a CUDA stream of cudarc.
 //

@@ -48,8 +48,8 @@ pub struct RawStream {
 }
 
 impl RawStream {
-    /// The stream with this handle, of the driver or the runtime. The handles null and 1 (legacy) belong to the context that is
-    /// current when the result is used, and 2 (per-thread) also to the thread that uses it.
+    /// Returns the stream with this handle, of the driver or the runtime. The handles null and 1 (legacy) belong to the context
+    /// that is current when the result is used, and 2 (per-thread) also to the thread that uses it.
     ///
     /// # Safety
     ///
@@ -134,7 +134,7 @@ pub struct RawMemory {
 }
 
 impl RawMemory {
-    /// The `len` bytes at `address` of the device that the copying streams belong to.
+    /// Returns the `len` bytes at `address` of the device that the copying streams belong to.
     ///
     /// # Safety
     ///

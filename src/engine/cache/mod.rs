@@ -30,13 +30,13 @@ pub(super) type Victims<T> = Vec<Box<Entry<T>>>;
 pub(super) struct IdleBuffers<T> {
     /// The idle buffers under `adaptive`; `None` under `tensorflow`.
     pub(super) cache: Option<ThreadCache<T>>,
-    state: Mutex<State<T>>,
+    state: Mutex<IdleState<T>>,
     /// Under `adaptive`, a buffer that has been idle for this long returns to the arena.
     idle_us: u64,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct IdleState<T> {
     limit: CountLimit,
     /// The idle buffers under `tensorflow`; empty under `adaptive`.
     store: ExactStore<T>,
@@ -66,7 +66,7 @@ impl<T> IdleBuffers<T> {
         let shards = || 2 * std::thread::available_parallelism().map_or(8, usize::from);
         let cache = is_adaptive.then(|| ThreadCache::new(EIGHTHS_CLASSES, saturating_usize(limit), shards()));
         let limit = CountLimit::new(limit, auto_resize);
-        let state = Mutex::new(State { limit, store: ExactStore::new(), sealed: false });
+        let state = Mutex::new(IdleState { limit, store: ExactStore::new(), sealed: false });
         Self { cache, state, idle_us }
     }
 
@@ -170,7 +170,7 @@ impl<T> IdleBuffers<T> {
         self.drain(state)
     }
 
-    fn drain(&self, mut state: impl std::ops::DerefMut<Target = State<T>>) -> Victims<T> {
+    fn drain(&self, mut state: impl std::ops::DerefMut<Target = IdleState<T>>) -> Victims<T> {
         let Some(cache) = &self.cache else { return state.store.drain() };
         let mut idle = Vec::new();
         cache.drain(u64::MAX, |entry| idle.push(entry));
@@ -216,7 +216,7 @@ impl<T> IdleBuffers<T> {
     }
 }
 
-impl<T> State<T> {
+impl<T> IdleState<T> {
     /// Puts `entry` as TensorFlow does: counts the return, evicts the oldest buffer if the limit is reached, which may cause a
     /// check, and only then keeps `entry`. Returns the buffer that the caller must release, if there is one.
     fn put(&mut self, entry: Box<Entry<T>>, class: usize) -> Option<Eviction<T>> {

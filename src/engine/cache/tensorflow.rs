@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thousandth_eviction_of_a_window_is_a_check_and_a_raise_begins_a_window() {
+    fn every_thousandth_eviction_is_a_check() {
         let mut limit = CountLimit::new(5, true);
         let checks = |limit: &mut CountLimit, evictions, counts| {
             (0..evictions).filter_map(|_| limit.count_eviction(|| counts)).collect::<Vec<_>>()

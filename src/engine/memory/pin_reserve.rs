@@ -202,7 +202,7 @@ mod tests {
     use crate::backend::SourceError;
 
     #[test]
-    fn a_refused_slice_is_halved_down_to_a_least_one_and_the_rest_is_left() {
+    fn refused_slices_are_halved_down_to_a_minimum() {
         const MIB: u64 = 1 << 20;
         let mut slices = Slices::new(600 * MIB, Some(256 * MIB));
         assert_eq!((slices.next(), slices.next()), (Some(256 * MIB), Some(256 * MIB)));

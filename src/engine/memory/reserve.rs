@@ -112,13 +112,13 @@ impl ArenaSupply {
         if !was_logged {
             self.log.reserve_paused(pinned_bytes, target_bytes, self.budget.max_bytes());
         }
-        // Releases by other owners before the want was raised notified no thread.
+        // Releases by other members before the want was raised notified no thread.
         if self.update_want() {
             self.resume_reserve(false);
         }
     }
 
-    /// Updates the bytes that this reserve wants from other owners of the shared limit. If the reserve lacks room, it wants all
+    /// Updates the bytes that this reserve wants from other members of the shared limit. If the reserve lacks room, it wants all
     /// missing bytes for which the pool's own limit leaves room, and otherwise no more than before. Returns whether it wants
     /// more than before.
     fn update_want(&self) -> bool {

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_granule_is_two_mebibytes_or_an_eighth_of_a_small_limit_but_at_least_the_granule_of_the_source() {
+    fn granule_size_follows_the_limit_and_the_source() {
         let cases =
             [(None, GRANULE_BYTES), (Some(16 << 20), GRANULE_BYTES), (Some(15 << 20), 1 << 20), (Some(0), 4096)];
         for (max_bytes, granule) in cases {

@@ -88,7 +88,7 @@ pub(crate) struct Counters {
     /// Buffers that a return handed to a waiting request and that the request took. Each is a return and a hit. Counted when
     /// the request takes the buffer, since the request may time out before.
     pub(crate) handed_over: Counter,
-    /// Returns that freed memory for a waiting request or for another owner of the shared limit.
+    /// Returns that freed memory for a waiting request or for another member of the shared limit.
     pub(crate) made_room: Counter,
     pub(crate) quarantined_bytes: Counter,
     /// Buffers that were quarantined so far, and buffers that were leaked without a quarantine.

@@ -1,23 +1,23 @@
-//! The fast path: hits and returns in a shard that the thread has cached, and that cache.
+//! The fast path: hits and returns in a shard that the calling thread has an entry for, and these entries.
 //!
 //! ```text
-//!   CACHED      no destructor: read until the thread ends         pool │ shard        pool │ shard
+//!   ENTRIES     no destructor: read until the thread ends         pool │ shard        pool │ shard
 //!                                                                    ▲ raw                ▲ raw
 //!   REFERENCES  has a destructor: one reference for each         Arc<PoolCore>        Arc<PoolCore>
 //! ```
 //!
-//! A hit compares its pool with the pools in `CACHED`. A return compares the shard that may keep its buffer (block-I3) with the
-//! shards in `CACHED`. So neither counts a reference or looks up a shard. There are two entries, for a thread that alternates
+//! A hit compares its pool with the pools in `ENTRIES`. A return compares the shard that may keep its buffer (block-I3) with the
+//! shards in `ENTRIES`. So neither counts a reference or looks up a shard. There are two entries, for a thread that alternates
 //! between two pools. If another thread took the buffer, its return finds the pool through the block, and pushes the block to
 //! the shard of the thread that took it, where the next hit takes it. The slow paths fill the entries and check everything.
 //!
-//! A pool that zeroes, records or samples, or has no shards (`tensorflow`), uses the slow paths and is never cached.
+//! A pool that zeroes, records or samples, or has no shards (`tensorflow`), uses the slow paths and never has an entry.
 //!
 //! A return gives up its buffer's reference to the pool: before the return has completed, another thread may take the buffer,
 //! release it and end the pool. So a return relies on a reference that its thread holds. That reference keeps only
 //! bookkeeping alive: memory and addresses are released when the pool ends.
 //!
-//! - **fast-path-I1**: Each entry of `CACHED` in use names a pool to which this thread holds a reference, in `REFERENCES` or in
+//! - **fast-path-I1**: Each entry of `ENTRIES` in use names a pool to which this thread holds a reference, in `REFERENCES` or in
 //!   a [`KeptCore`] on its stack, and a shard of that pool. The entry changes before that reference is dropped.
 //! - **fast-path-I2**: In a child of `fork` the entries are cleared before the fork returns, and only pools of this process are
 //!   entered, so no fast path reaches a pool of a parent.
@@ -37,13 +37,13 @@ use crate::size_class::plain_eighths_index;
 use pinpool_os::fork;
 use pinpool_os::sync::unmodeled::AtomicBool;
 
-/// Number of pools that a thread caches.
+/// Number of pools that a thread has entries for.
 const POOLS: usize = 2;
 
 /// A thread's shard of a pool.
 type OwnShard = Shard<BlockBody<PoolCore>>;
 
-struct CachedPool {
+struct ThreadEntry {
     pool: Cell<*const PoolCore>,
     shard: Cell<*const OwnShard>,
 }
@@ -52,22 +52,22 @@ struct CachedPool {
 /// shard.
 const NO_SHARD: *const OwnShard = ptr::without_provenance(1);
 
-impl CachedPool {
+impl ThreadEntry {
     const fn none() -> Self {
         Self { pool: Cell::new(ptr::null()), shard: Cell::new(NO_SHARD) }
     }
 }
 
-/// The references that the entries of `CACHED` rely on, in the same order. `None` if the entry is unused, or while a
+/// The references that the entries of `ENTRIES` rely on, in the same order. `None` if the entry is unused, or while a
 /// [`KeptCore`] on the stack has the reference.
 struct References {
     pools: [Cell<Option<Arc<PoolCore>>>; POOLS],
-    /// Index of the entry that is replaced when another pool is cached.
+    /// Index of the entry that is replaced when another pool is entered.
     next: Cell<usize>,
 }
 
 thread_local! {
-    static CACHED: [CachedPool; POOLS] = const { [const { CachedPool::none() }; POOLS] };
+    static ENTRIES: [ThreadEntry; POOLS] = const { [const { ThreadEntry::none() }; POOLS] };
     static REFERENCES: References = const { References { pools: [const { Cell::new(None) }; POOLS], next: Cell::new(0) } };
 }
 
@@ -80,39 +80,39 @@ impl Drop for References {
 }
 
 extern "C" fn clear() {
-    CACHED.with(|cached| cached.iter().for_each(|entry| entry.pool.set(ptr::null())));
-    CACHED.with(|cached| cached.iter().for_each(|entry| entry.shard.set(NO_SHARD)));
+    ENTRIES.with(|entries| entries.iter().for_each(|entry| entry.pool.set(ptr::null())));
+    ENTRIES.with(|entries| entries.iter().for_each(|entry| entry.shard.set(NO_SHARD)));
 }
 
 impl PoolCore {
-    /// Returns the calling thread's shard, if this pool is the thread's first cached pool.
+    /// Returns the calling thread's shard, if this pool is in the thread's first entry.
     #[inline(always)]
-    pub(crate) fn cached_shard(&self) -> Option<CachedShard<'_>> {
+    pub(crate) fn thread_shard(&self) -> Option<ThreadShard<'_>> {
         // SAFETY: the pool is alive as long as it is borrowed.
         unsafe { Self::shard_of(self, 0, self) }
     }
 
-    /// Returns the calling thread's shard, if the pool at `address` is cached in the entry `at`.
+    /// Returns the calling thread's shard, if the pool at `address` is in the entry `at`.
     ///
     /// # Safety
     ///
     /// `address` is not null, since an unused entry contains null and no shard. If there is a pool at `address`, it lives as long
-    /// as its `owner`.
+    /// as its `holder`.
     #[inline(always)]
-    pub(crate) unsafe fn shard_of<T>(address: *const Self, at: usize, _owner: &T) -> Option<CachedShard<'_>> {
+    pub(crate) unsafe fn shard_of<T>(address: *const Self, at: usize, _holder: &T) -> Option<ThreadShard<'_>> {
         // A small closure: a large one would not be inlined, and then each access calls through a pointer.
-        let (pool, shard) = CACHED.with(|cached| (cached[at].pool.get(), cached[at].shard.get()));
+        let (pool, shard) = ENTRIES.with(|entries| (entries[at].pool.get(), entries[at].shard.get()));
         // SAFETY: (fast-path-I1) `address` is not null, so the entry is in use and its pool is alive. It is the pool at `address`,
-        // so it lives, with its shard, as long as the owner is borrowed (the caller's contract).
-        ptr::eq(pool, address).then(|| CachedShard(unsafe { &*shard }))
+        // so it lives, with its shard, as long as the holder is borrowed (the caller's contract).
+        ptr::eq(pool, address).then(|| ThreadShard(unsafe { &*shard }))
     }
 
-    /// Returns a block for a request of `len` bytes that the first cached shard did not serve: from this pool's shard if this
-    /// is the second cached pool, or a block that another thread has returned to this thread's shard.
+    /// Returns a block for a request of `len` bytes that the first entry did not serve: from this pool's shard if this pool
+    /// is in the second entry, or a block that another thread has returned to this thread's shard.
     pub(crate) fn take_from_second_pool_or_remote(&self, len: usize) -> Option<Block<PoolCore>> {
         let take_remote =
-            |shard: CachedShard<'_>| shard.0.take_remote_fast(plain_eighths_index(len)).map(Block::from_entry);
-        match self.cached_shard() {
+            |shard: ThreadShard<'_>| shard.0.take_remote_fast(plain_eighths_index(len)).map(Block::from_entry);
+        match self.thread_shard() {
             Some(first) => take_remote(first),
             None => {
                 // SAFETY: the pool is alive as long as it is borrowed.
@@ -127,24 +127,24 @@ impl PoolCore {
         self.fast_shard().is_some_and(|shard| !shard.requires_slow_path())
     }
 
-    /// Caches this pool for the calling thread, if the pool may use the fast path.
-    pub(crate) fn cache_for_thread(self: &Arc<Self>) {
+    /// Enters this pool for the calling thread, if the pool may use the fast path.
+    pub(crate) fn enter_for_thread(self: &Arc<Self>) {
         if position(Arc::as_ptr(self)).is_none() && self.fast_shard().is_some() {
             keep(self.clone());
         }
     }
 }
 
-/// Returns the index of the entry of `pool`, if the pool is cached.
+/// Returns the index of the entry of `pool`, if there is one.
 fn position(pool: *const PoolCore) -> Option<usize> {
-    CACHED.with(|cached| cached.iter().position(|entry| ptr::eq(entry.pool.get(), pool)))
+    ENTRIES.with(|entries| entries.iter().position(|entry| ptr::eq(entry.pool.get(), pool)))
 }
 
 /// The calling thread's shard of a pool.
 #[derive(Clone, Copy)]
-pub(crate) struct CachedShard<'a>(&'a OwnShard);
+pub(crate) struct ThreadShard<'a>(&'a OwnShard);
 
-impl CachedShard<'_> {
+impl ThreadShard<'_> {
     /// Takes an idle fast-path block for a request for `len` bytes without options, if the shard has one. The caller sets the
     /// block's length.
     #[inline(always)]
@@ -166,7 +166,7 @@ impl CachedShard<'_> {
 }
 
 impl Block<PoolCore> {
-    /// Returns the buffer to its pool: to the cached shard that the buffer is open to, or to the shard of another thread that took
+    /// Returns the buffer to its pool: to the shard in an entry that the buffer is open to, or to the shard of another thread that took
     /// the buffer. If the shard is not free or the return has more to do, calls [`put_slow`](Self::put_slow).
     #[inline(always)]
     pub(crate) fn put(self) {
@@ -180,7 +180,7 @@ impl Block<PoolCore> {
     }
 }
 
-/// Returns `block`, which is not open to the first cached shard: to the second one, to another thread's shard, or by the slow
+/// Returns `block`, which is not open to the shard in the first entry: to the shard in the second, to another thread's shard, or by the slow
 /// path.
 #[inline(never)]
 fn put_to_second_pool_or_remote(block: Block<PoolCore>) {
@@ -195,12 +195,12 @@ fn put_to_second_pool_or_remote(block: Block<PoolCore>) {
     }
 }
 
-/// Returns `block`, which another thread took, to that thread's shard, if the pool is cached and the return has nothing else to
+/// Returns `block`, which another thread took, to that thread's shard, if the pool has an entry and the return has nothing else to
 /// do. Writes only the header of the block, which is on a cache line that the next hit needs anyway.
 fn put_remote(block: Block<PoolCore>) -> Result<(), Block<PoolCore>> {
     let pool = Arc::as_ptr(block.pool());
     let Some(at) = position(pool).filter(|_| block.is_fast_path()) else { return Err(block) };
-    // SAFETY: (fast-path-I1) the pool is cached, so it is alive until this thread changes its entry.
+    // SAFETY: (fast-path-I1) the pool has an entry, so it is alive until this thread changes its entry.
     let core = unsafe { &*pool };
     let for_arena = policy::goes_to_arena(block.entry_bytes(), || core.is_varied());
     if for_arena || core.has_waiters() || core.slow_path_flag.is_for_shared_limit() {
@@ -213,7 +213,7 @@ fn put_remote(block: Block<PoolCore>) -> Result<(), Block<PoolCore>> {
     Ok(())
 }
 
-/// Wakes the head of the wait queue of `core`, which is cached at `at`.
+/// Wakes the head of the wait queue of `core`, which is in the entry `at`.
 #[cold]
 fn wake_waiters(core: &PoolCore, at: usize) {
     // A waker is user code: it may return a buffer of another pool, which then replaces the entry. If the reference is not in
@@ -222,31 +222,31 @@ fn wake_waiters(core: &PoolCore, at: usize) {
     core.wake_waiters();
 }
 
-/// Returns the shard that is cached in the entry `at`, if it may keep `block` by the fast path.
+/// Returns the shard in the entry `at`, if it may keep `block` by the fast path.
 ///
 /// # Safety
 ///
 /// This thread changes no entry while the shard is in use.
 #[inline(always)]
-unsafe fn shard_for<'a>(block: &Block<PoolCore>, at: usize) -> Option<CachedShard<'a>> {
-    let shard = CACHED.with(|cached| cached[at].shard.get());
+unsafe fn shard_for<'a>(block: &Block<PoolCore>, at: usize) -> Option<ThreadShard<'a>> {
+    let shard = ENTRIES.with(|entries| entries[at].shard.get());
     let open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || is_varied(at));
     // SAFETY: (fast-path-I1) the block is open to the shard, so the shard is not `NO_SHARD` and the entry is in use. Its pool
     // is alive until this thread changes the entry.
-    open.then(|| CachedShard(unsafe { &*shard }))
+    open.then(|| ThreadShard(unsafe { &*shard }))
 }
 
 /// Returns whether large buffers of the pool in the entry `at` return to the arena, by the slow path (policy-R3). Costs one
 /// load.
 #[inline(always)]
 fn is_varied(at: usize) -> bool {
-    let pool = CACHED.with(|cached| cached[at].pool.get());
+    let pool = ENTRIES.with(|entries| entries[at].pool.get());
     // SAFETY: (fast-path-I1) the pointer is null, or the pool is alive.
     unsafe { pool.as_ref() }.is_some_and(PoolCore::is_varied)
 }
 
 /// A thread's reference to the pool of a block. Its drop returns the reference to `REFERENCES`, even while the thread unwinds,
-/// since an entry of `CACHED` may rely on it.
+/// since an entry of `ENTRIES` may rely on it.
 pub(in crate::engine) struct KeptCore(ManuallyDrop<Arc<PoolCore>>);
 
 impl KeptCore {
@@ -281,11 +281,11 @@ fn kept_reference(at: usize) -> Option<Arc<PoolCore>> {
     REFERENCES.try_with(|references| references.pools[at].take()).ok().flatten()
 }
 
-/// Stores the reference `core` in `REFERENCES`, and caches its pool, if the pool may use the fast path. Otherwise drops `core`.
+/// Stores the reference `core` in `REFERENCES`, and enters its pool, if the pool may use the fast path. Otherwise drops `core`.
 fn keep(core: Arc<PoolCore>) {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     if let Some(at) = position(Arc::as_ptr(&core)) {
-        // The pool is already cached. A replaced reference is dropped outside the access, as below.
+        // The pool has an entry already. A replaced reference is dropped outside the access, as below.
         drop(REFERENCES.try_with(|references| references.pools[at].replace(Some(core))));
         return;
     }
@@ -296,9 +296,9 @@ fn keep(core: Arc<PoolCore>) {
     let replaced = REFERENCES.try_with(|references| {
         let at = references.next.replace((references.next.get() + 1) % POOLS);
         // The entry changes before the reference that it relied on is dropped (fast-path-I1).
-        CACHED.with(|cached| {
-            cached[at].pool.set(pool);
-            cached[at].shard.set(shard);
+        ENTRIES.with(|entries| {
+            entries[at].pool.set(pool);
+            entries[at].shard.set(shard);
         });
         references.pools[at].replace(Some(core))
     });

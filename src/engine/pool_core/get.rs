@@ -107,18 +107,18 @@ impl PoolCore {
         if let Some(block) = self.take_completed(class) {
             return Ok(block);
         }
-        let found = self.pass_head(class).map_err(AttemptError::Refused).and_then(|passed| {
+        let block = self.pass_head(class).map_err(AttemptError::Refused).and_then(|passed| {
             let calls = if passed > 0 { calls.without_waiting() } else { calls };
-            let found = self.search(class, calls, passed);
-            if found.is_err() {
+            let block = self.search(class, calls, passed);
+            if block.is_err() {
                 self.waiters.end_pass(passed, self.memory.supply.bytes_to_pass(class));
             } else if passed == 0 {
                 self.shortage.end_if_calm(&self.log, self.time.coarse_us());
                 self.enforce_max_idle_bytes();
             }
-            found
+            block
         });
-        found.or_else(|error| {
+        block.or_else(|error| {
             // Waiting cannot help a request that exceeds the limit, so it falls back to pageable memory immediately.
             let too_large = matches!(error, AttemptError::Refused(_)) && !self.memory.supply.could_hold(class);
             let pageable = if too_large { self.new_pageable_block(request.len, class) } else { None };
@@ -136,12 +136,12 @@ impl PoolCore {
             Some(why) => Err(Refusal::Source(why.clone()).into()),
             None => self.memory.supply.find(class, now_us, calls, &**self, &take_idle),
         };
-        let found = match find() {
+        let memory = match find() {
             Err(AttemptError::Refused(refusal)) if self.reclaim_from_other_pools(&refusal, calls) => match calls {
                 SlowCalls::None => Err(AttemptError::NeedsCall),
                 _ => find(),
             },
-            found => found,
+            memory => memory,
         };
         let new_block = |memory| {
             self.idle.count_allocated(now_us);
@@ -154,8 +154,8 @@ impl PoolCore {
             block.start_timing(self.time.read_us());
             block
         };
-        let made = idle.take().map_or_else(|| found.map(new_block), Ok);
-        let mut block = made.inspect_err(|error| self.record_failed_attempt(error, calls))?;
+        let block = idle.take().map_or_else(|| memory.map(new_block), Ok);
+        let mut block = block.inspect_err(|error| self.record_failed_attempt(error, calls))?;
         block.set_passed_head(passed);
         self.request_pace(self.pace_of_change());
         Ok(block)
@@ -170,7 +170,7 @@ impl PoolCore {
             return Ok(0);
         }
         let (supply, budget) = (&self.memory.supply, &self.memory.budget);
-        // Other owners of a shared limit, user memory and quarantined blocks reduce the bytes that blocks may hold.
+        // Other members of a shared limit, user memory and quarantined blocks reduce the bytes that blocks may hold.
         let (used_bytes, max_bytes) = (budget.used_bytes(), budget.max_bytes().unwrap_or(0));
         let share_bytes = used_bytes.saturating_add(budget.room_for(max_bytes.saturating_sub(used_bytes)));
         let lost_bytes = self.counters.user_memory_bytes.get() + self.counters.quarantined_bytes.get();

@@ -1,9 +1,9 @@
-//! The limits of a pool: `auto`, which a tick sets, and the limit that it shares with other owners.
+//! The limits of a pool: `auto`, which a tick sets, and the limit that it shares with other members.
 //!
 //! The limit `auto` is a share of the memory that the process may use. It follows the cgroup limit. It does not follow free
 //! memory, which changes all the time and depends on the pool itself.
 //!
-//! Under a shared limit, the pool publishes the demand of its requests, and releases memory for requests of other owners:
+//! Under a shared limit, the pool publishes the demand of its requests, and releases memory for requests of other members:
 //!
 //! ```text
 //!   refused by the process's limit ─▶ the other pools release idle memory ─▶ tries again
@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A buffer that is returned and immediately requested again is never idle when the maintenance thread checks, so returns make
-//! room as well. This pool cannot claim the released memory before the other owners are served (`limit/shares.rs` in the crate `shared_limit`).
+//! room as well. This pool cannot claim the released memory before the other members are served (`limit/shares.rs` in the crate `shared_limit`).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -27,8 +27,7 @@ use crate::error;
 use crate::in_flight::QueryScope;
 use crate::maintenance_thread::Pace;
 use crate::policy;
-use crate::quota::BudgetOwner;
-use crate::shared_limit::{SharedLimitReport, Want};
+use crate::quota::BudgetUser;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SharedLimitStats};
 use pinpool_observe::record::Event;
@@ -36,10 +35,11 @@ use pinpool_os::fork::PerProcess;
 use pinpool_os::format::Size;
 use pinpool_os::host::{HostMemory, LimitOrigin, MemoryGauge};
 use pinpool_os::sync::unmodeled::{Mutex, MutexGuard};
+use pinpool_shared_limit::{SharedLimitReport, Want};
 
 /// Shortest time between two readings of the system's memory, which read kernel files.
 const READ_EVERY_US: u64 = 1_000_000;
-/// Maximum number of bytes released for other owners in one step. The other owners release memory as well, so each step checks what they
+/// Maximum number of bytes released for other members in one step. The other members release memory as well, so each step checks what they
 /// still lack.
 const STEP_BYTES: u64 = 64 << 20;
 /// The pause between two attempts of a reserve or `pin` that waits for room under a shared limit.
@@ -189,7 +189,7 @@ impl PoolCore {
                 log.shared_limit_lost(&name, loss);
             }
             let Some(core) = core.upgrade() else { return false };
-            // The pause after a refusal by the source continues: bytes that other owners returned are not memory of
+            // The pause after a refusal by the source continues: bytes that other members returned are not memory of
             // the source.
             core.wake_waiters();
             if is_wanted {
@@ -203,10 +203,10 @@ impl PoolCore {
     }
 
     /// Publishes the demand of the head of the queue, which was refused with `refusal`. Returns whether to try again
-    /// immediately: if the demand was published only now, earlier releases by other owners notified no request.
+    /// immediately: if the demand was published only now, earlier releases by other members notified no request.
     pub(super) fn publish_demand(&self, refusal: &Refusal, class: Class) -> bool {
         let Some(shortfall) = refusal.by_shared_limit() else {
-            // More memory of other owners would not help.
+            // More memory of other members would not help.
             self.clear_demand();
             return false;
         };
@@ -214,7 +214,7 @@ impl PoolCore {
         self.memory.budget.set_want(&self.wanted_of_shared_limit, shortfall, needed_bytes) < shortfall
     }
 
-    /// Withdraws the demand, since no request of this queue wants memory of other owners any more.
+    /// Withdraws the demand, since no request of this queue wants memory of other members any more.
     pub(super) fn clear_demand(&self) {
         // Costs one load if there is no demand. A request that publishes a demand meanwhile has joined the queue, and later
         // withdraws the demand itself.
@@ -231,7 +231,7 @@ impl PoolCore {
         shared.is_some_and(|shortfall| calls == SlowCalls::None || self.memory.budget.reclaim_from_others(shortfall))
     }
 
-    /// Releases idle memory while other owners of the shared limit lack memory.
+    /// Releases idle memory while other members of the shared limit lack memory.
     pub(super) fn release_idle_for_others(&self) {
         loop {
             let lacking_bytes = self.memory.budget.others_lacking_bytes();
@@ -251,7 +251,7 @@ impl PoolCore {
             .for_each(|host| host.publish_idle(self.memory.supply.idle_bytes(self)));
     }
 
-    /// Gives a returned `block` to the supply, which is a slow call, if other owners want memory and have priority. Otherwise
+    /// Gives a returned `block` to the supply, which is a slow call, if other members want memory and have priority. Otherwise
     /// returns `block`.
     pub(super) fn give_block_for_others(&self, block: Block) -> Option<Block> {
         if !self.slow_path_flag.is_for_shared_limit() {
@@ -273,7 +273,7 @@ impl PoolCore {
     }
 
     /// Calls `add`, which pins or claims `bytes` in addition to buffers. If `add` is refused, releases idle memory of this pool
-    /// and calls `add` again. While a shared limit refuses, waits for other owners as a request would. Makes slow calls.
+    /// and calls `add` again. While a shared limit refuses, waits for other members as a request would. Makes slow calls.
     pub(super) fn add_within_limits<R>(
         &self,
         bytes: u64,
@@ -310,14 +310,15 @@ impl PoolCore {
 
     /// Returns the statistics of the shared limit of the host, if there is one.
     pub(super) fn shared_limit_stats(&self) -> Option<SharedLimitStats> {
-        let SharedLimitReport { name, max_bytes, held_bytes, owners, .. } = self.memory.budget.shared_limit()?.report();
-        let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();
-        let others = || owners.iter().filter(|owner| !owner.is_own);
+        let SharedLimitReport { name, max_bytes, held_bytes, members, .. } =
+            self.memory.budget.shared_limit()?.report();
+        let own_bytes = members.iter().filter(|member| member.is_own).map(|member| member.held_bytes).sum::<u64>();
+        let others = || members.iter().filter(|member| !member.is_own);
         Some(SharedLimitStats {
-            pools: owners.len() as u64,
+            pools: members.len() as u64,
             own_bytes,
-            others_idle_bytes: others().map(|owner| owner.idle_bytes).fold(0, u64::saturating_add),
-            others_wanted_bytes: others().map(|owner| owner.wanted_bytes).fold(0, u64::saturating_add),
+            others_idle_bytes: others().map(|member| member.idle_bytes).fold(0, u64::saturating_add),
+            others_wanted_bytes: others().map(|member| member.wanted_bytes).fold(0, u64::saturating_add),
             name,
             max_bytes,
             held_bytes,
@@ -325,7 +326,7 @@ impl PoolCore {
     }
 }
 
-impl BudgetOwner for PoolCore {
+impl BudgetUser for PoolCore {
     fn release_idle(&self, bytes: u64) -> u64 {
         let released_bytes = self.memory.release_idle(bytes, self, self.time.coarse_us());
         if released_bytes > 0 {

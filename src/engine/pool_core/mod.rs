@@ -63,12 +63,12 @@ use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::policy;
 use crate::quota::Claim;
 use crate::report::PoolLog;
-use crate::shared_limit::Want;
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::EvictionReason;
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU64, Mutex, Ordering};
+use pinpool_shared_limit::Want;
 
 mod fast_path;
 mod get;
@@ -81,8 +81,8 @@ mod record;
 mod report;
 mod tick;
 
-pub(crate) use fast_path::CachedShard;
 pub(super) use fast_path::KeptCore;
+pub(crate) use fast_path::ThreadShard;
 use get::Purpose;
 pub(crate) use limits::HostLimit;
 pub(crate) use partition::{BlockRequest, PartitionCore};
@@ -115,9 +115,9 @@ pub(crate) struct PoolCore {
     /// The thread that runs the maintenance ticks; `None` if the pool does not use that thread.
     thread: Option<&'static MaintenanceThread>,
     slow_path_flag: SlowPathFlag,
-    /// The bytes that the head of the wait queue needs from other owners of the shared limit.
+    /// The bytes that the head of the wait queue needs from other members of the shared limit.
     wanted_of_shared_limit: Want,
-    /// Locked while a return makes room for other owners of the shared limit.
+    /// Locked while a return makes room for other members of the shared limit.
     making_room: Mutex<()>,
     /// Whether [`Pool::close`](crate::Pool::close) was called.
     is_closed: AtomicBool,
@@ -181,7 +181,7 @@ impl PoolCore {
             log,
             config,
         });
-        core.memory().budget.set_owner(Arc::<Self>::downgrade(&core));
+        core.memory().budget.set_user(Arc::<Self>::downgrade(&core));
         core.record(Event::MaxBytes { bytes: core.memory().budget.max_bytes().unwrap_or(u64::MAX) });
         if let Some(thread) = core.thread {
             thread.add(Arc::<Self>::downgrade(&core), core.memory().source().needs_gpu());

@@ -19,7 +19,7 @@ use crate::engine::meter::{Counter, Times};
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{ErrorKind, Result};
 use crate::in_flight::QueryScope;
-use crate::quota::{Budget, BudgetOwner, Claim, LimitLevel};
+use crate::quota::{Budget, BudgetUser, Claim, LimitLevel};
 use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::Stats;
@@ -199,7 +199,7 @@ impl PartitionCore {
     }
 }
 
-impl BudgetOwner for PartitionCore {
+impl BudgetUser for PartitionCore {
     fn on_bytes_returned(&self) {
         if self.waiters.has_waiters() {
             self.waiters.wake_head();

@@ -172,7 +172,7 @@ impl PoolCore {
 
     /// Finishes the returns of blocks with copies that are complete according to their timelines. Queries no fence by a call. Does
     /// nothing without an arena, since an eviction would then call the backend. With an arena, a return calls the backend only if
-    /// a limit is exceeded, if other owners of a shared limit want memory, or to check the device under `PINPOOL_ZERO`.
+    /// a limit is exceeded, if other members of a shared limit want memory, or to check the device under `PINPOOL_ZERO`.
     pub(crate) fn sweep_by_loads(&self) {
         if self.memory.arena().is_some() {
             self.sweep_copies(QueryScope::Nothing);

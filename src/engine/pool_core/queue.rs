@@ -131,7 +131,7 @@ fn expect_refusal(error: AttemptError) -> Refusal {
     error.refusal().unwrap_or_else(|| unreachable!("an attempt that may make driver calls needs one"))
 }
 
-/// Whether hits and returns of a pool take the slow path: while a request waits, or other owners want memory.
+/// Whether hits and returns of a pool take the slow path: while a request waits, or other members want memory.
 #[derive(Debug, Default)]
 pub(super) struct SlowPathFlag {
     /// Whether the shards have the flag. Locked while the flag is set in the shards, so that two updates cannot overlap.

@@ -140,14 +140,14 @@ mod tests {
 
     #[cfg(feature = "observe")]
     #[test]
-    fn a_pool_that_records_is_never_cached() {
+    fn a_pool_that_records_never_has_an_entry() {
         use crate::{Backend, Pool};
         let dir = tempfile::tempdir().unwrap();
         let pool =
             Pool::builder().without_env().backend(Backend::Heap).trace(dir.path().join("t.trace")).build().unwrap();
         for _ in 0..4 {
             drop(pool.get(4096).unwrap());
-            assert!(pool.core().cached_shard().is_none() && !pool.core().has_fast_path());
+            assert!(pool.core().thread_shard().is_none() && !pool.core().has_fast_path());
         }
         assert_eq!(pool.stats().requests.hits, 3);
     }

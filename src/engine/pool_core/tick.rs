@@ -248,7 +248,7 @@ impl PoolCore {
         if supply.all_block_bytes() > 0 || arena.has_free() { Pace::Quiet } else { Pace::Never }
     }
 
-    /// Returns the pace for copies in flight: faster if users may wait for adopted memory, or if other owners want memory of
+    /// Returns the pace for copies in flight: faster if users may wait for adopted memory, or if other members want memory of
     /// this pool.
     pub(super) fn pace_of_copies(&self) -> Pace {
         if self.counters.adopted.get() > 0 || self.slow_path_flag.is_for_shared_limit() {
@@ -282,7 +282,7 @@ impl MaintenanceTask for PoolCore {
     fn pace(&self) -> Pace {
         let of_copies = if self.in_flight.count_with_quarantined() > 0 { self.pace_of_copies() } else { Pace::Never };
         let of_reserve = self.memory.arena().map_or(Pace::Never, |arena| arena.reserve_pace());
-        // A return that keeps its buffer does not notify the other owners, so the thread checks for idle memory often.
+        // A return that keeps its buffer does not notify the other members, so the thread checks for idle memory often.
         let is_wanted = self.memory.supply.held_bytes() > 0 && self.memory.budget.is_wanted();
         let of_shared_limit = if is_wanted { Pace::Copies } else { Pace::Never };
         self.pace_of_idle().max(of_copies).max(of_reserve).max(of_shared_limit)

@@ -16,7 +16,7 @@
 //! - of the waiting requests, only the head searches for memory, so small requests cannot overtake a large request forever.
 //!
 //! A waiting thread searches for memory itself. The thread `pinpool-get` searches for tasks: the first waiting task starts it,
-//! and it ends when no task waits. A task whose first attempt needs a driver call is *deferred*: the thread makes the first
+//! and it ends when no task waits. A task that needs a driver call first is *deferred*: the thread makes the first
 //! attempt before the request joins the queue. If no thread is available, and in a simulation, the polls of the tasks search
 //! for memory.
 //!

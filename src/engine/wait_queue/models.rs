@@ -259,7 +259,7 @@ fn loom_a_late_task_leaves_the_slow_path_flag_clear() {
 
 /// Fails if the last of two that leave clears the slow-path flag only if it finds itself in the queue.
 #[test]
-fn loom_late_tasks_that_take_each_other_off_the_queue_leave_the_slow_path_flag_clear() {
+fn loom_late_tasks_leave_the_slow_path_flag_clear() {
     model_of_three(1, |pool| {
         let putting = spawn(pool, |pool| pool.put(CLASS));
         let late = spawn(pool, be_late);

@@ -163,7 +163,7 @@ fn draw(state: &mut u64, end: usize) -> usize {
 }
 
 #[test]
-fn however_requests_leave_the_queue_its_end_is_told_and_no_item_is_lost() {
+fn no_item_is_lost_however_requests_leave_the_queue() {
     let (rounds, items) = (if cfg!(miri) { 20 } else { 3_000 }, 2);
     let pool = TestPool::new();
     pool.idle.lock().extend(0..items);

@@ -12,13 +12,14 @@ use std::time::Duration;
 use log::Level::{self, Debug, Error, Info, Trace, Warn};
 use pinpool_observe::diagnosis::WindowDiagnosis;
 use pinpool_os::format::{Size, Time};
+use pinpool_shared_limit::Loss;
 
 use super::texts::{still_out, totals, usage_by_state};
 use super::{PoolLog, emit};
 use crate::error::{self, SourceError};
+use crate::quota::describe_loss;
 use crate::report::dump::limit_text;
 use crate::report::{Dump, Finding, HeldBuffer};
-use crate::shared_limit::{Loss, describe_loss};
 use crate::stats::Stats;
 
 macro_rules! lines {

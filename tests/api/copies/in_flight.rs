@@ -171,7 +171,7 @@ fn the_end_of_the_pool_waits_for_copies_and_then_frees_everything() {
 }
 
 #[test]
-fn the_last_buffer_closes_a_pool_whose_handles_are_gone() {
+fn the_last_buffer_ends_a_pool_without_handles() {
     let source = faulty_heap();
     let pool = two_buffers(&source).build().unwrap();
     let (idle, kept) = (pool.get(100).unwrap(), filled(&pool, 200, 4));
@@ -214,7 +214,7 @@ fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
 }
 
 #[test]
-fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
+fn a_device_error_quarantines_the_buffer_without_a_wait() {
     let source = faulty_heap();
     // An end that waited would exceed the time of any test.
     let pool = two_buffers(&source).unstable_settings(|extra| extra.end_wait = Some(LONG)).build().unwrap();

@@ -20,7 +20,7 @@ fn both_presets(set: impl Fn(PoolBuilder) -> PoolBuilder) -> [Pool; 2] {
 }
 
 #[test]
-fn memory_that_is_not_pinned_is_counted_and_stays_under_a_limit_of_its_own() {
+fn pageable_memory_is_counted_under_a_separate_limit() {
     for pool in both_presets(|builder| builder.max_bytes(8 << 20).on_full(OnFull::Pageable)) {
         let held: Vec<PinnedBuf> = std::iter::from_fn(|| pool.get(2 * MIB - 4096).ok()).take(100).collect();
         let stats = valid_stats(&pool);
@@ -39,7 +39,7 @@ fn memory_that_is_not_pinned_is_counted_and_stays_under_a_limit_of_its_own() {
 }
 
 #[test]
-fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() {
+fn pageable_memory_counts_during_copies_and_when_quarantined() {
     let pool = builder().max_bytes(1 << 20).on_full(OnFull::Pageable).build().unwrap();
     let held = pool.get(MIB).unwrap();
     let (stream, mut device, gate) = held_sink(MIB);
@@ -60,7 +60,7 @@ fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() 
 }
 
 #[test]
-fn a_full_partition_gets_no_other_memory_and_a_full_pool_gives_it_some_within_its_limit() {
+fn a_full_partition_may_get_pageable_memory_only_from_a_full_pool() {
     let pool = builder().max_bytes(8 << 20).on_full(OnFull::Pageable).build().unwrap();
     let eval = pool.partition("eval", 2 << 20).unwrap();
     let all: Vec<_> = (0..8).map(|_| pool.get(MIB).unwrap()).collect();
@@ -127,7 +127,7 @@ fn a_lost_buffer_of_a_partition_stays_claimed_there_and_is_lost_to_its_pool() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn where_the_addresses_ran_out_the_refusal_names_their_limit() {
+fn exhausted_addresses_are_named_in_the_refusal() {
     #[allow(unsafe_code)]
     fn limit_addresses(bytes: u64) {
         let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };

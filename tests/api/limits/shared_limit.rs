@@ -294,7 +294,7 @@ fn a_request_waits_until_another_process_returns_a_buffer_or_is_killed() {
         other.hold(48);
         std::thread::scope(|scope| {
             let get = scope.spawn(|| pool.get(32 * MIB).map(drop));
-            named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
+            named.wait_until(|report| report.members.iter().any(|each| each.pool == "own" && each.wanted_bytes > 0));
             if is_killed {
                 other.kill()
             } else {
@@ -302,7 +302,7 @@ fn a_request_waits_until_another_process_returns_a_buffer_or_is_killed() {
             }
             get.join().unwrap().unwrap();
         });
-        named.wait_until(|report| report.owners.iter().all(|owner| owner.wanted_bytes == 0));
+        named.wait_until(|report| report.members.iter().all(|member| member.wanted_bytes == 0));
     }
 }
 
@@ -330,10 +330,10 @@ fn a_background_reserve_takes_the_idle_memory_of_others() {
         other.hold(filled);
         let pool = named.builder(64).reserve(48 << 20).reserve_wait(false).name("own").build().unwrap();
         // Nothing is idle yet: the shared limit records what it wants until memory arrives.
-        named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
+        named.wait_until(|report| report.members.iter().any(|each| each.pool == "own" && each.wanted_bytes > 0));
         assert_eq!(other.ask("put"), "put");
         assert!(pool.wait_for_reserve(LONG).unwrap());
-        named.wait_until(|report| report.owners.iter().all(|owner| owner.wanted_bytes == 0));
+        named.wait_until(|report| report.members.iter().all(|member| member.wanted_bytes == 0));
     }
 }
 
@@ -346,7 +346,7 @@ fn a_reserve_is_not_shown_as_idle() {
         assert!(pool.wait_for_reserve(LONG).unwrap());
         drop(pool.get(8 * MIB).unwrap());
         pool.maintain();
-        let idle_bytes = || named.report().owners[0].idle_bytes;
+        let idle_bytes = || named.report().members[0].idle_bytes;
         assert_eq!(idle_bytes(), 0);
         // Free memory beyond the reserve is shown as idle.
         drop([pool.get(24 * MIB).unwrap(), pool.get(24 * MIB).unwrap()]);
@@ -357,7 +357,7 @@ fn a_reserve_is_not_shown_as_idle() {
 }
 
 #[test]
-fn a_request_that_finds_no_room_names_the_shared_limit_and_who_holds_it() {
+fn a_refused_request_names_the_shared_limit_and_its_members() {
     let named = Named::new("full");
     let pool = named.builder(64).wait(Duration::ZERO).on_full(pinpool::OnFull::Error).build().unwrap();
     let mut other = Worker::start(&named, "holder");
@@ -466,7 +466,7 @@ fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
             gone.push(victim.pid());
             victim.kill();
             let report = named.report();
-            assert!(report.owners.iter().all(|owner| !gone.contains(&owner.pid)), "a dead owner counts: {report:?}");
+            assert!(report.members.iter().all(|member| !gone.contains(&member.pid)), "the dead count: {report:?}");
             assert!(report.held_bytes <= 64 << 20, "{report:?}");
             // Numbers of processes are used again.
             gone.drain(..gone.len().saturating_sub(8));
@@ -475,7 +475,7 @@ fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
             if kill % 8 == 7 {
                 workers.drain(..).for_each(Worker::kill);
                 let (report, stats) = (named.report(), pool.stats());
-                assert_eq!(report.owners.len(), 1, "{report:?}");
+                assert_eq!(report.members.len(), 1, "{report:?}");
                 assert_eq!(report.held_bytes, stats.memory.held_bytes, "{report:?}");
                 // All that the dead held is free immediately.
                 drop(pool.get_with(Request::new(60 * MIB).timeout(Duration::ZERO)).unwrap());
@@ -491,7 +491,7 @@ fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
 }
 
 #[test]
-fn four_processes_never_pass_their_limit_and_one_is_served_by_the_others() {
+fn four_processes_stay_within_their_limit_and_serve_each_other() {
     let named = Named::new("four");
     let mut workers = [1, 2, 3, 4].map(|rank| Worker::start(&named, &format!("rank{rank}")));
     let is_over = AtomicBool::new(false);

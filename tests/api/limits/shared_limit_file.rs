@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::shared_limit::{LONG, MIB, Named, Worker};
 
 #[test]
-fn a_pool_whose_shared_limit_is_removed_keeps_its_buffers_and_refuses_growth_alone() {
+fn removing_the_shared_limit_stops_only_growth() {
     let named = Named::new("rm");
     let pool = named.builder(64).wait(Duration::ZERO).build().unwrap();
     let mut other = Worker::start(&named, "other");
@@ -29,12 +29,12 @@ fn a_pool_whose_shared_limit_is_removed_keeps_its_buffers_and_refuses_growth_alo
     drop(pool.get(20 * MIB).unwrap());
     assert_eq!(other.ask("put"), "put");
     assert_eq!(other.ask(&format!("try {}", 20 * MIB)), "got");
-    // New processes share a file of their own, which the old owners leave in place.
+    // New processes share a file of their own, which the old members leave in place.
     let next = named.builder(64).build().unwrap();
     drop(next.get(60 * MIB).unwrap());
     drop(pool);
     other.end();
-    assert_eq!(named.report().owners.len(), 1);
+    assert_eq!(named.report().members.len(), 1);
 }
 
 #[test]
@@ -58,5 +58,5 @@ fn truncating_or_extending_the_file_of_a_shared_limit_kills_no_process() {
     workers.into_iter().for_each(Worker::kill);
     let pool = named.builder(64).build().unwrap();
     drop(pool.get_with(pinpool::Request::new(60 * MIB).timeout(LONG)).unwrap());
-    assert_eq!(named.report().owners.len(), 1);
+    assert_eq!(named.report().members.len(), 1);
 }

@@ -43,7 +43,7 @@ fn are_served_next_to(preset: Preset, gets: usize, (threads, mib, hold_us): (usi
 }
 
 #[test]
-fn a_request_is_served_though_another_process_cycles_its_buffers_without_a_pause() {
+fn a_busy_process_does_not_starve_a_waiting_one() {
     for shape in [(4, 14, 0), (4, 14, 1_000), (4, 14, 5_000), (6, 14, 5_000), (1, 50, 0), (1, 50, 5_000)] {
         are_served_next_to(Preset::Adaptive, 20, shape);
     }
@@ -85,7 +85,7 @@ fn requests_that_end_in_any_order_leave_no_want() {
         }
     });
     let report = named.report();
-    assert!(report.owners.iter().all(|owner| owner.wanted_bytes == 0), "{report:?}");
+    assert!(report.members.iter().all(|member| member.wanted_bytes == 0), "{report:?}");
     drop(held);
 }
 
@@ -98,6 +98,6 @@ fn a_reserve_that_can_never_fit_takes_nothing_from_others() {
     let large = named.builder(256).build().unwrap();
     let error = large.reserve((100 * MIB) as u64).unwrap_err().to_string();
     assert!(error.contains("Request a smaller buffer, or restart all its processes"), "{error}");
-    let wanted_bytes: u64 = named.report().owners.iter().map(|owner| owner.wanted_bytes).sum();
+    let wanted_bytes: u64 = named.report().members.iter().map(|member| member.wanted_bytes).sum();
     assert_eq!((first.stats().memory.held_bytes, wanted_bytes), (kept, 0));
 }

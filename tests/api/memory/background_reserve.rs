@@ -169,7 +169,7 @@ fn a_lower_limit_pauses_and_shrinks_a_reserve_and_a_higher_limit_resumes_it() {
 }
 
 #[test]
-fn a_terabyte_is_pinned_in_bounded_steps_and_mappings_and_the_first_request_waits_for_one() {
+fn a_terabyte_is_reserved_in_bounded_steps() {
     let source = faulty(false);
     let pool = by_steps(source.clone(), TI, TI).build().unwrap();
     assert_eq!((source.calls(SourceCall::Acquire), pool.stats().memory.held_bytes), (1, STEP));
@@ -194,7 +194,7 @@ fn a_terabyte_is_pinned_in_bounded_steps_and_mappings_and_the_first_request_wait
 }
 
 #[test]
-fn a_thread_pins_the_rest_step_by_step_and_a_request_is_served_while_a_step_hangs() {
+fn requests_are_served_while_a_reserve_step_hangs() {
     let source = faulty(false);
     let pool = by_a_thread(source.clone(), 256 * MI, 64 * MI).build().unwrap();
     assert!(pool.wait_for_reserve(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
@@ -222,7 +222,7 @@ fn a_thread_pins_the_rest_step_by_step_and_a_request_is_served_while_a_step_hang
 }
 
 #[test]
-fn a_refused_first_step_leaves_the_reserve_that_another_thread_requested_meanwhile() {
+fn a_refused_first_step_keeps_a_concurrent_reserve() {
     let source = faulty(false);
     let pool = by_steps(source.clone(), 256 * MI, 0).build().unwrap();
     source.fail(SourceCall::Acquire, 0);
@@ -270,7 +270,7 @@ fn the_end_of_the_pool_cancels_it_within_a_step() {
 }
 
 #[test]
-fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
+fn a_fork_during_a_reserve_leaves_the_parent_unaffected() {
     // A fork while other tests run would copy locks that their threads hold.
     alone(|| {
         let source = faulty(false);

@@ -30,7 +30,7 @@ fn a_pool_of_a_terabyte_makes_at_most_8192_mappings() {
 }
 
 #[test]
-fn the_whole_limit_of_a_large_pool_can_be_had_in_one_piece_and_again_in_others() {
+fn the_whole_limit_is_available_in_one_piece_or_many() {
     let pool = pool(64 << 30);
     for len in [64 * GIB, 7 * GIB, 64 * GIB, 20 * GIB, 64 * GIB] {
         let held: Vec<_> = std::iter::from_fn(|| pool.get(len).ok()).collect();

@@ -96,7 +96,7 @@ fn memory_comes_with_a_touch_and_goes_with_the_decommit() {
 }
 
 #[test]
-fn a_commit_that_fails_half_way_commits_nothing_and_a_decommit_leaves_all_committed() {
+fn failed_commits_and_decommits_change_nothing() {
     let source = HeapSource::new();
     let pages = Pages::reserve(&source, 4);
     // A page of a read-only file: the kernel makes the pages before it writable, then fails.

@@ -29,7 +29,7 @@ fn hugetlb_bytes() -> u64 {
 }
 
 #[test]
-fn a_reserve_lies_in_huge_pages_where_there_are_enough_and_else_in_others() {
+fn a_reserve_uses_huge_pages_if_there_are_enough() {
     alone(|| {
         for backend in [Backend::Heap, Backend::Mlock] {
             for hugetlb in [HugeTlb::Off, HugeTlb::Auto, HugeTlb::Of2MiB] {
@@ -55,7 +55,7 @@ fn a_reserve_lies_in_huge_pages_where_there_are_enough_and_else_in_others() {
 }
 
 #[test]
-fn a_lack_of_requested_huge_pages_is_a_warning_with_a_remedy_unless_the_setting_is_auto() {
+fn missing_huge_pages_are_a_warning_unless_auto() {
     alone(|| {
         // More than any machine of a test has set aside; 1 GiB pages are rare.
         for (hugetlb, is_told) in [(HugeTlb::Of1GiB, true), (HugeTlb::Auto, false), (HugeTlb::Off, false)] {

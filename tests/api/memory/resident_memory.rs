@@ -38,7 +38,7 @@ fn written(pool: &Pool) -> Vec<PinnedBuf> {
 }
 
 #[test]
-fn resident_memory_falls_after_trim_clear_the_idle_timeout_and_the_end_of_the_pool() {
+fn resident_memory_falls_after_each_kind_of_release() {
     // Resident memory is the process's, not a pool's.
     alone(|| [Backend::Mlock, Backend::Heap].into_iter().for_each(check_resident_memory));
 }

@@ -160,7 +160,7 @@ fn forks() -> u32 {
 }
 
 #[test]
-fn children_of_a_process_whose_threads_sleep_or_wait_in_the_queue_use_pools_of_their_own() {
+fn children_use_their_own_pools_while_parent_threads_wait() {
     alone(|| {
         let parents = narrow_pool();
         drop(parents.get(4096).unwrap());
@@ -215,7 +215,7 @@ fn use_everything(pool: &Pool) {
 }
 
 #[test]
-fn a_fork_while_requests_wait_in_a_partition_leaves_the_child_nothing_to_wait_for() {
+fn a_child_inherits_no_waiting_requests_of_a_partition() {
     alone(|| {
         let pool = heap().max_bytes(8_u64 << 20).build().unwrap();
         let part = pool.partition("part", 1 << 20).unwrap();

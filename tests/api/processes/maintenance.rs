@@ -61,7 +61,7 @@ fn without_the_thread_nothing_happens_by_itself() {
 }
 
 #[test]
-fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance() {
+fn a_hanging_release_does_not_stop_maintenance_of_other_pools() {
     let source = faulty_sim();
     let hanging = hasty(source.clone()).build().unwrap();
     let gate = source.hold(SourceCall::Release);

@@ -56,7 +56,7 @@ fn a_leak_without_a_tag_is_named_too_and_without_samples_the_setting_is() {
 }
 
 #[test]
-fn the_end_of_a_pool_lists_where_what_is_out_was_got() {
+fn the_end_of_a_pool_lists_the_call_sites_of_live_buffers() {
     let pool = sampling(1).build().unwrap();
     let labels = pool.tagged("labels");
     listen();

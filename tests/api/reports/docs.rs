@@ -31,8 +31,9 @@ fn the_settings_page_matches_the_table_of_settings() {
         let rows = group.iter().map(|of| {
             assert!(of.meaning.split_whitespace().count() <= 15, "{}: more than 15 words", of.name);
             // Unset is not the same as 0: the pool looks for a context first.
-            let default = if of.name == "PINPOOL_DEVICE" { "unset".to_owned() } else { of.default() };
-            format!("| `{}` | `{default}` | {} |\n", of.name, of.meaning)
+            let default =
+                if of.name == "PINPOOL_DEVICE" { "(unset)".to_owned() } else { format!("`{}`", of.default()) };
+            format!("| `{}` | {default} | {} |\n", of.name, of.meaning)
         });
         format!("| {} | default | meaning |\n| --- | --- | --- |\n{}", group[0].group, rows.collect::<String>())
     });

@@ -13,7 +13,7 @@ use crate::captured_log::{lines_with_levels, listen};
 use crate::fixture::{LONG, MIB, faulty_sim, over, poll, with_manual_clock};
 use crate::until::until;
 
-/// A machine of 1,000 MiB, of which 800 are free.
+/// A machine of 1,000 MiB, 800 of them free.
 fn machine() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("proc")).unwrap();
@@ -27,7 +27,7 @@ fn pool_of(backend: Backend) -> PoolBuilder {
 }
 
 #[test]
-fn a_request_over_the_limit_says_who_holds_what_in_the_error_and_in_the_log() {
+fn a_request_over_the_limit_reports_the_holders() {
     let (root, clock) = (machine(), ManualClock::default());
     let builder =
         pool_of(Backend::Heap).max_bytes(8 << 20).unstable_host_root(root.path()).unstable_clock(clock.clone());

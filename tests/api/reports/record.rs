@@ -98,7 +98,7 @@ fn a_recording(name: &str) -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn a_recording_that_is_cut_off_anywhere_is_read_up_to_its_last_whole_record() {
+fn a_truncated_recording_is_read_up_to_its_last_record() {
     for name in ["t.trace", "t.trace.gz"] {
         let (_dir, path) = a_recording(name);
         let whole = fs::read(&path).unwrap();
@@ -167,7 +167,7 @@ fn a_file_that_was_moved_away_is_begun_anew() {
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
 #[allow(unsafe_code)] // Limits the length of files.
-fn a_block_that_was_written_in_part_is_cut_off_before_the_file_is_continued() {
+fn a_partly_written_block_is_removed_before_appending() {
     // The limit is one of the process.
     alone(|| {
         let (_dir, path) = a_recording("t.trace");

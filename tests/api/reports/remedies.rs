@@ -63,7 +63,7 @@ fn cause(text: &str) -> (&str, &str) {
 }
 
 #[test]
-fn a_request_behind_a_large_one_in_the_queue_names_it_and_advises_a_limit_above_the_present_one() {
+fn a_request_behind_a_large_one_names_it_and_a_higher_limit() {
     let pool = builder().max_bytes(64 << 20).build().unwrap();
     let held = pool.get(10 * MIB).unwrap();
     thread::scope(|scope| {

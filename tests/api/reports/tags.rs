@@ -54,7 +54,7 @@ fn each_tag_counts_what_its_handles_hold() {
 }
 
 #[test]
-fn a_buffer_counts_until_its_copy_is_over_also_if_another_thread_drops_it() {
+fn a_buffer_counts_for_its_tag_until_its_copy_completes() {
     let pool = builder().build().unwrap();
     let images = pool.tagged("images");
     let (stream, mut device, gate) = held_sink(MIB);

@@ -32,7 +32,7 @@ fn poll(get: Pin<&mut GetFuture>, waker: &Waker) -> Poll<pinpool::Result<pinpool
 }
 
 #[test]
-fn a_task_gets_a_buffer_at_a_multiple_of_its_alignment_at_once_and_after_a_wait() {
+fn a_task_gets_an_aligned_buffer_with_or_without_a_wait() {
     let pool = over_sim(8 << 20).build().unwrap();
     let (align, waker) = (1 << 21, Waker::noop());
     let at_once = run(pool.get_async(Request::new(10).align(align))).unwrap();
@@ -193,7 +193,7 @@ fn pinned_memory_for_a_future_that_is_dropped_serves_the_next_request() {
 }
 
 #[test]
-fn a_task_in_the_queue_does_not_pin_on_its_thread_what_it_has_room_for_later() {
+fn a_queued_task_never_pins_on_its_own_thread() {
     let source = faulty_sim();
     let pool = over(source.clone(), 2 << 20).wait(LONG).build().unwrap();
     let _held = pool.get(2 * MIB).unwrap();
@@ -252,7 +252,7 @@ fn fail_at_their_deadline(preset: Preset, wait: Duration) -> bool {
 }
 
 #[test]
-fn a_task_fails_at_its_deadline_though_the_call_of_another_task_or_its_own_does_not_return() {
+fn a_task_fails_at_its_deadline_while_a_driver_call_hangs() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let mut waits = [30, 300, 3_000, 30_000].map(Duration::from_millis).into_iter();
         assert!(waits.any(|wait| fail_at_their_deadline(preset, wait)), "late before the first call");
@@ -260,7 +260,7 @@ fn a_task_fails_at_its_deadline_though_the_call_of_another_task_or_its_own_does_
 }
 
 #[test]
-fn a_task_whose_call_does_not_return_falls_back_at_its_deadline() {
+fn a_task_with_a_hanging_call_falls_back_at_its_deadline() {
     let source = faulty_sim();
     let pool = over(source.clone(), 64 << 20).on_full(OnFull::Pageable).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);

@@ -24,7 +24,7 @@ fn check_at_rest(pool: &Pool) {
 }
 
 #[test]
-fn futures_dropped_at_any_time_on_any_thread_keep_neither_buffers_nor_the_queue() {
+fn dropped_futures_keep_no_buffers_and_no_place_in_the_queue() {
     let rounds: usize = if cfg!(miri) { 20 } else { 2_000 };
     let pools = [pool(2 << 20), pool(4 << 20)];
     thread::scope(|scope| {

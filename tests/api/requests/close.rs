@@ -56,7 +56,7 @@ fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
 }
 
 #[test]
-fn idle_memory_goes_at_once_and_buffers_in_use_stay_valid_until_they_are_dropped() {
+fn close_releases_idle_memory_and_keeps_buffers_in_use() {
     for builder in both_presets(2 << 20) {
         let pool = builder.build().unwrap();
         drop(pool.get(MIB).unwrap());
@@ -91,7 +91,7 @@ fn a_pool_closes_its_partitions_and_a_partition_not_its_pool() {
 }
 
 #[test]
-fn a_task_whose_driver_call_runs_fails_and_the_memory_of_the_call_is_not_kept() {
+fn close_fails_a_task_during_its_driver_call() {
     let source = faulty_sim();
     let pool = over_sim(8 << 20).backend(Backend::Source(source.clone())).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);

@@ -47,7 +47,7 @@ fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
 
 /// Buffers are returned while the pool releases idle ones, so a loop without a bound would never end.
 #[test]
-fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
+fn severe_pressure_releases_only_memory_idle_at_its_start() {
     let pressure = PressureFile::new();
     let under_pressure = over(faulty_sim(), 64 << 20).unstable_settings(|extra| extra.pressure = Some(pressure.path()));
     let (pool, clock) = with_manual_clock(under_pressure);
@@ -76,7 +76,7 @@ fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
 }
 
 #[test]
-fn all_attempts_of_a_request_wait_for_calls_of_other_threads_until_one_time() {
+fn all_attempts_of_a_request_share_one_deadline() {
     let source = faulty(SimSource::separate_regions(1 << 40));
     (0..100).for_each(|index| source.fail(SourceCall::Acquire, index));
     let pool = over(source.clone(), 64 << 20).build().unwrap();

@@ -128,7 +128,7 @@ fn thread_locals_of_a_user_may_hold_buffers_and_pools() {
 }
 
 #[test]
-fn a_buffer_returned_by_another_thread_serves_its_first_thread_and_others_once_that_has_ended() {
+fn a_remote_return_serves_the_first_thread_until_it_ends() {
     for preset in PRESETS {
         let pool = pool(preset);
         let start = thread::scope(|scope| {

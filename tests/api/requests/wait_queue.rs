@@ -18,7 +18,7 @@ fn tensorflow(max_bytes: u64) -> PoolBuilder {
 }
 
 #[test]
-fn a_return_hands_its_buffer_to_the_waiting_request_and_the_next_request_of_the_thread_does_not_take_it() {
+fn a_returned_buffer_goes_to_the_waiting_request() {
     for builder in [over_sim(2 << 20), tensorflow(2 << 20)] {
         let pool = builder.build().unwrap();
         let len = MIB + MIB / 2;
@@ -37,7 +37,7 @@ fn a_return_hands_its_buffer_to_the_waiting_request_and_the_next_request_of_the_
 }
 
 #[test]
-fn a_return_of_another_class_makes_room_for_the_request_that_waits_and_for_no_other() {
+fn a_return_of_another_class_makes_room_only_for_the_waiting_request() {
     for builder in [over_sim(2 << 20), tensorflow(2 << 20)] {
         let pool = builder.build().unwrap();
         let all = pool.get(MIB + MIB / 4).unwrap();
@@ -77,7 +77,7 @@ fn a_buffer_that_was_idle_before_the_queue_formed_is_hit_once() {
 }
 
 #[test]
-fn a_request_that_fits_in_addition_to_the_first_in_the_queue_is_served_and_does_not_delay_it() {
+fn a_small_request_may_pass_the_head_without_delaying_it() {
     let pool = over_sim(64 << 20).build().unwrap();
     let held = pool.get(10 * MIB).unwrap();
     thread::scope(|scope| {
@@ -101,7 +101,7 @@ fn a_request_that_fits_in_addition_to_the_first_in_the_queue_is_served_and_does_
 }
 
 #[test]
-fn requests_that_pass_the_head_of_the_queue_take_no_more_than_the_limit_leaves_next_to_it() {
+fn requests_that_pass_the_head_leave_it_its_room() {
     for builder in [over_sim(64 << 20), tensorflow(64 << 20)] {
         let pool = builder.build().unwrap();
         let held = pool.get(20 * MIB).unwrap();

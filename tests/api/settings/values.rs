@@ -94,7 +94,7 @@ fn another_prefix_is_kept_in_warnings_and_errors() {
 }
 
 #[test]
-fn an_unknown_variable_and_a_value_that_cannot_be_read_are_errors_that_say_what_to_do() {
+fn unknown_variables_and_invalid_values_are_errors_with_remedies() {
     let error = Pool::builder().setting("PINPOOL_MAX_BYTE", "1G").build().unwrap_err();
     assert!(error.is_setting());
     let text = error.to_string();
@@ -218,7 +218,7 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
 }
 
 #[test]
-fn settings_that_fail_every_request_are_refused_and_settings_without_effect_are_named() {
+fn settings_that_fail_every_request_are_refused() {
     let owned = |(name, value): &(&str, &str)| (format!("PINPOOL_{name}"), (*value).to_owned());
     let report = |pairs: &[(&str, &str)]| report_of(&pairs.iter().map(owned).collect::<Vec<_>>());
     for (name, value, words) in [
@@ -241,7 +241,10 @@ fn settings_that_fail_every_request_are_refused_and_settings_without_effect_are_
     for (pairs, words) in [
         ([("IDLE_TIMEOUT", "5s"), tensorflow], "IDLE_TIMEOUT=5s: has no effect under PINPOOL_PRESET=tensorflow"),
         ([("HUGETLB", "auto"), tensorflow], "HUGETLB=auto: has no effect without"),
-        ([("HUGETLB", "2M"), ("BACKEND", "heap")], "HUGETLB=2MiB: has no effect without a reserve"),
+        (
+            [("HUGETLB", "2M"), ("BACKEND", "heap")],
+            "HUGETLB=2MiB: has no effect without PINPOOL_RESERVE or PINPOOL_BACKEND",
+        ),
         ([("RESERVE_WAIT", "0"), ("ZERO", "1")], "RESERVE_WAIT=0: has no effect without PINPOOL_RESERVE"),
         ([("ON_FULL", "pageable"), ("WAIT", "none")], "ON_FULL=pageable: has no effect with PINPOOL_WAIT"),
     ] {
@@ -260,7 +263,7 @@ fn settings_that_fail_every_request_are_refused_and_settings_without_effect_are_
 }
 
 #[test]
-fn every_variable_that_cannot_be_read_is_named_in_the_error_and_code_that_sets_it_wins() {
+fn all_invalid_variables_are_named_and_code_overrides_them() {
     let variables = [
         ("PINPOOL_ZERO", "ture"),
         ("PINPOOL_ON_FULL", "eror"),
@@ -288,7 +291,7 @@ fn every_variable_that_cannot_be_read_is_named_in_the_error_and_code_that_sets_i
 }
 
 #[test]
-fn the_wait_is_short_where_other_memory_may_be_given_and_a_full_pool_is_an_error_everywhere() {
+fn the_default_wait_depends_on_the_fallback_memory() {
     let of = |set: fn(PoolBuilder) -> PoolBuilder| resolved(set).map(|config| (config.on_full, config.wait)).unwrap();
     assert_eq!(of(|pool| pool), (OnFull::Error, Some(Duration::from_secs(30))));
     assert_eq!(of(|pool| pool.on_full(OnFull::Pageable)), (OnFull::Pageable, Some(Duration::from_millis(100))));

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_library_is_found_wherever_cargo_puts_it_and_the_newest_first() {
+    fn the_newest_library_in_cargos_folders_comes_first() {
         let profile = env::temp_dir().join(format!("mock-driver-{}", std::process::id()));
         let make = |path: &str| {
             let path = profile.join(path);

@@ -168,7 +168,7 @@ fn missing_backends_are_listed_and_without_another_the_benchmark_fails() {
 }
 
 #[test]
-fn more_memory_than_the_default_limit_is_refused_with_argument_limit_and_remedy() {
+fn more_memory_than_the_default_limit_is_refused() {
     let most = bench(&["pin", "--bytes", "4KiB", "--rounds", "1", "--backend", "heap"])["most_bytes"].clone();
     let most = format!(" bytes, more than the {most} that a pool may use on this machine; give ");
     for (args, argument, words) in [

@@ -135,6 +135,11 @@ pub(crate) fn is_installed(program: &str) -> bool {
     is_installed
 }
 
+/// The compiler for a program, and the standard that it is written in.
+pub(crate) fn language(source: &str) -> (&'static str, &'static str) {
+    if source.ends_with(".cpp") { ("c++", "-std=c++17") } else { ("cc", "-std=c99") }
+}
+
 /// A compiler with the strictest warnings.
 pub(crate) fn compiler(name: &str) -> Command {
     let mut command = Command::new(name);

@@ -24,7 +24,7 @@ fn the_header_is_up_to_date() {
 
 /// All other functions return only the codes that `pp_status` lists for all functions.
 #[test]
-fn functions_with_codes_of_their_own_list_them() {
+fn functions_list_their_own_status_codes() {
     let header = generated();
     let comment_of = |at: usize| header[..at].rsplit("/**").next().unwrap();
     let undocumented: Vec<_> = header

@@ -24,7 +24,7 @@ fn only_the_names_of_the_header_are_exported() {
 }
 
 #[test]
-fn the_library_has_its_name_and_is_never_unloaded() {
+fn the_library_has_its_soname_and_is_never_unloaded() {
     if !is_installed("readelf") {
         return;
     }
@@ -35,7 +35,7 @@ fn the_library_has_its_name_and_is_never_unloaded() {
 }
 
 #[test]
-fn the_headers_compile_without_a_warning_unless_a_result_is_ignored() {
+fn the_headers_warn_only_about_ignored_results() {
     let folder = tempfile::tempdir().unwrap();
     let ignored =
         "#include <pinpool.h>\nvoid f(pp_pool *p, void *b) { pp_put(p, b); pp_put_after_stream(p, b, NULL); }\n";

@@ -72,7 +72,7 @@ fn unset() {
 }
 
 #[test]
-fn lines_up_to_the_level_come_with_their_level() {
+fn lines_arrive_with_their_level_up_to_the_set_level() {
     let _turn = turn();
     let listener = Listener::new("[levels]", || {});
     listener.set(3);
@@ -116,7 +116,7 @@ fn a_callback_may_use_pools_and_set_the_callback() {
 }
 
 #[test]
-fn a_callback_that_was_unset_is_called_no_more_and_has_returned() {
+fn a_removed_callback_has_returned_and_is_not_called_again() {
     let _turn = turn();
     let is_over = AtomicBool::new(false);
     let seen: usize = thread::scope(|scope| {

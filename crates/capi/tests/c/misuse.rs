@@ -14,7 +14,7 @@ fn refused(status: pp_status, expected: pp_status, words: &str) {
 }
 
 #[test]
-fn addresses_from_elsewhere_are_named() {
+fn foreign_addresses_are_refused_with_the_reason() {
     let (pool, other) = (open(HEAP), open(HEAP));
     let mut local = 0_u8;
     let unknown = pp_status::PP_UNKNOWN_POINTER;
@@ -95,7 +95,7 @@ fn lengths_and_alignments_out_of_range_are_named() {
 }
 
 #[test]
-fn what_is_no_handle_is_never_followed() {
+fn an_invalid_handle_is_never_dereferenced() {
     let mut ptr = ptr::null_mut();
     let local = 0_u64;
     for no_pool in [1_usize, 4096, 0xdead_beef, usize::MAX, (&raw const local).addr()] {
@@ -108,7 +108,7 @@ fn what_is_no_handle_is_never_followed() {
 }
 
 #[test]
-fn a_return_after_a_stream_without_a_driver_leaves_the_buffer_with_its_user() {
+fn without_a_driver_put_after_stream_leaves_the_buffer_in_use() {
     let pool = open(HEAP);
     let held = get(pool, 4096).unwrap();
     // SAFETY: the default stream, which needs no object.

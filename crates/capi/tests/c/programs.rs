@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::fixture::{SANITIZERS, compiler, crate_folder, has_sanitizers, is_installed, run_to_success};
+use crate::fixture::{SANITIZERS, compiler, crate_folder, has_sanitizers, is_installed, language, run_to_success};
 
 /// The folder where cargo puts this test and the libraries.
 fn built_folder() -> PathBuf {
@@ -37,8 +37,9 @@ fn installed() -> &'static Path {
 }
 
 /// Compiles a program below `capi` with the installed library.
-fn compile(program: &Path, name: &str, standard: &str, source: &str, options: Option<&str>) {
-    let (prefix, mut command) = (installed(), compiler(name));
+fn compile(program: &Path, source: &str, options: Option<&str>) {
+    let (prefix, (name, standard)) = (installed(), language(source));
+    let mut command = compiler(name);
     command.arg(standard).arg(crate_folder().join(source)).args(options);
     command.arg("-I").arg(prefix.join("include")).arg("-L").arg(prefix.join("lib"));
     run_to_success(command.args(["-lpinpool", "-lpthread", "-o"]).arg(program));
@@ -52,20 +53,15 @@ fn run(program: &Path) -> Command {
 }
 
 /// Compiles and runs a program below `capi`, plainly and if `is_sanitized` with the sanitizers. Returns what each run printed.
-fn compiled_and_run(
-    name: &str,
-    standard: &str,
-    source: &str,
-    is_sanitized: bool,
-    argument: Option<&str>,
-) -> Vec<String> {
+fn compiled_and_run(source: &str, is_sanitized: bool, argument: Option<&str>) -> Vec<String> {
+    let (name, _) = language(source);
     if !is_installed(name) {
         return Vec::new();
     }
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
     let print = |options| {
-        compile(&program, name, standard, source, options);
+        compile(&program, source, options);
         run_to_success(run(&program).args(argument))
     };
     let sanitized = (is_sanitized && has_sanitizers(name)).then_some(Some(SANITIZERS));
@@ -73,53 +69,53 @@ fn compiled_and_run(
 }
 
 #[test]
-fn the_loader_in_c_requests_fills_and_returns_in_eight_threads() {
-    for printed in compiled_and_run("cc", "-std=c99", "examples/loader.c", true, None) {
+fn the_c_loader_example_runs_in_eight_threads() {
+    for printed in compiled_and_run("examples/loader.c", true, None) {
         assert!(printed.contains("8 threads, 8000 batches") && printed.contains("\"returned\":8000"), "{printed}");
     }
 }
 
 #[test]
-fn the_classes_for_cpp_put_their_buffers_and_serve_containers() {
-    for printed in compiled_and_run("c++", "-std=c++17", "tests/programs/classes.cpp", true, None) {
+fn the_cpp_classes_return_buffers_and_serve_containers() {
+    for printed in compiled_and_run("tests/programs/classes.cpp", true, None) {
         assert!(printed.contains("sum 499500"), "{printed}");
     }
 }
 
 #[test]
-fn misuse_in_c_is_a_status_and_no_crash_and_a_shutdown_ends_waits() {
-    compiled_and_run("cc", "-std=c99", "tests/programs/misuse.c", true, None);
-    compiled_and_run("cc", "-std=c99", "tests/programs/shutdown.c", true, None);
+fn misuse_in_c_is_an_error_and_a_shutdown_ends_waits() {
+    compiled_and_run("tests/programs/misuse.c", true, None);
+    compiled_and_run("tests/programs/shutdown.c", true, None);
 }
 
 #[test]
-fn the_benchmark_of_a_hit_in_c_runs() {
-    let printed = compiled_and_run("cc", "-std=c99", "benches/cost.c", false, Some("1000"));
+fn the_c_benchmark_runs() {
+    let printed = compiled_and_run("benches/cost.c", false, Some("1000"));
     assert!(printed.iter().all(|printed| printed.contains("4 threads: ")), "{printed:?}");
 }
 
 #[test]
-fn a_forked_child_is_refused_and_opens_pools_of_its_own() {
+fn a_forked_child_is_refused_and_opens_its_own_pools() {
     // The locks of AddressSanitizer's own allocator stay locked in a child if another thread of the parent held them (GCC 12:
     // in one of 20 runs).
-    compiled_and_run("cc", "-std=c99", "tests/programs/fork.c", false, None);
+    compiled_and_run("tests/programs/fork.c", false, None);
 }
 
 #[test]
-fn a_process_may_end_without_a_close() {
-    for printed in compiled_and_run("cc", "-std=c99", "tests/programs/exit.c", true, None) {
+fn a_process_may_exit_without_closing_its_pools() {
+    for printed in compiled_and_run("tests/programs/exit.c", true, None) {
         assert_eq!(printed, "ends\n");
     }
 }
 
 #[test]
-fn address_sanitizer_sees_a_use_after_the_return_and_past_the_length() {
+fn address_sanitizer_detects_use_after_return_and_overflow() {
     if !is_installed("cc") || !has_sanitizers("cc") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
-    compile(&program, "cc", "-std=c99", "tests/programs/poison.c", Some(SANITIZERS));
+    compile(&program, "tests/programs/poison.c", Some(SANITIZERS));
     let run = |mode: &str| run(&program).arg(mode).output().unwrap();
     for mode in ["right", "zeroed", "adopted", "cleared"] {
         let output = run(mode);
@@ -133,7 +129,7 @@ fn address_sanitizer_sees_a_use_after_the_return_and_past_the_length() {
 }
 
 #[test]
-fn a_package_for_cmake_serves_the_major_version_as_the_header_promises() {
+fn the_cmake_package_accepts_its_major_version() {
     let file = installed().join("lib/cmake/pinpool/pinpoolConfigVersion.cmake");
     let matches = concat!("MATCHES \"^", env!("CARGO_PKG_VERSION_MAJOR"), "([.]|$)\"");
     assert!(std::fs::read_to_string(file).unwrap().contains(matches));
@@ -168,7 +164,7 @@ fn cmake_finds_both_libraries() {
 }
 
 #[test]
-fn the_archive_links_with_what_the_pc_file_says() {
+fn the_static_library_links_with_the_pkg_config_flags() {
     if !is_installed("cc") || !is_installed("pkg-config") {
         return;
     }

@@ -1,4 +1,4 @@
-//! Many threads at once, on one pool and on many.
+//! Many concurrent threads, on one pool and on many.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,7 +47,7 @@ fn no_two_threads_hold_the_same_bytes() {
 }
 
 #[test]
-fn of_many_threads_that_adopt_or_return_one_buffer_one_succeeds() {
+fn only_one_of_many_threads_adopts_or_returns_a_buffer() {
     static RETURNED: AtomicUsize = AtomicUsize::new(0);
     unsafe extern "C" fn count(_ptr: *mut c_void, _data: *mut c_void) {
         RETURNED.fetch_add(1, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-// The classes of pinpool.hpp without a GPU: each failure has an exit status.
+// The classes of pinpool.hpp without a GPU.
 #include <pinpool.hpp>
 
 #include <cstring>
@@ -7,6 +7,8 @@
 #include <new>
 #include <numeric>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -26,7 +28,7 @@ template <typename From> constexpr bool is_stream = std::is_convertible_v<From, 
 static_assert(!std::is_default_constructible_v<pinpool::stream_or_host>);
 static_assert(is_stream<stream_of_a_library> && is_stream<CUstream_st *> && is_stream<pinpool::host_only_t>);
 static_assert(!is_stream<std::nullptr_t> && !is_stream<int> && !is_stream<long>);
-static_assert(!std::is_constructible_v<pinpool::pinned_memory_resource, pinpool::pool>);
+static_assert(!std::is_constructible_v<pinpool::memory_resource, pinpool::pool>);
 template <typename From, typename = void> struct is_recorded : std::false_type {};
 template <typename From>
 struct is_recorded<From, std::void_t<decltype(std::declval<pinpool::buffer &>().record_stream(std::declval<From>()))>>
@@ -51,33 +53,45 @@ template <typename Pool> struct trims<Pool, std::void_t<decltype(std::declval<Po
 static_assert(trims<pinpool::pool>::value && !trims<pinpool::partition>::value);
 static_assert(!std::is_convertible_v<pinpool::partition, pinpool::pool>);
 
+static void check(bool is_right, const std::string &what)
+{
+    if (!is_right)
+        throw std::runtime_error(what);
+}
+
+// Whether the call fails with this status and a text that contains `words`.
+template <typename Call> static bool fails_with(pp_status status, const char *words, Call call)
+{
+    try {
+        call();
+        return false;
+    } catch (const pinpool::error &error) {
+        std::cout << error.what() << '\n';
+        return error.status() == status && std::strstr(error.what(), words) != nullptr;
+    }
+}
+
 static void count(void *, void *counter) { ++*static_cast<int *>(counter); }
 
 // A reserve is kept, and a trim releases the rest.
-static bool keeps_its_reserve()
+static void check_reserve()
 {
     pinpool::pool pool("backend=heap; max_bytes=64MiB");
     const auto holds_8_mib = [&] { return pool.stats_json().find("\"held_bytes\":8388608,") != std::string::npos; };
     pool.reserve(8 << 20);
-    bool is_right = holds_8_mib();
+    check(holds_8_mib(), "the reserve");
     pool.get(16 << 20, pinpool::host_only).put();
-    is_right = is_right && !holds_8_mib();
+    check(!holds_8_mib(), "a buffer next to the reserve");
     pool.trim(0);
-    is_right = is_right && holds_8_mib();
+    check(holds_8_mib(), "trim keeps the reserve");
     pool.clear();
     pool.maintain();
-    try {
-        pool.reserve(std::uint64_t{1} << 40);
-        return false;
-    } catch (const pinpool::error &error) {
-        return is_right && error.status() == PP_LIMIT;
-    }
+    check(fails_with(PP_LIMIT, "", [&] { pool.reserve(std::uint64_t{1} << 40); }), "a reserve above the limit");
 }
 
 int main()
 {
-    if (!keeps_its_reserve())
-        return 23;
+    check_reserve();
     pinpool::buffer outlives;
     {
         pinpool::pool pool("max_bytes=64MiB; on_full=error; wait=0s; name=containers");
@@ -88,71 +102,51 @@ int main()
         batch.put();
         batch.put(); // empty: nothing to put
         std::optional<pinpool::buffer> again = pool.try_get(1 << 20, pinpool::host_only);
-        if (!again || again->data() != address)
-            return 1;
+        check(again && again->data() == address, "reuse");
         pinpool::buffer moved = std::move(*again);
-        if (*again || !moved)
-            return 2;
+        check(!*again && moved, "empty after a move");
 
-        pinpool::pinned_memory_resource pinned(pool, pinpool::host_only);
-        std::pmr::vector<long> values(&pinned);
+        pinpool::memory_resource memory(pool, pinpool::host_only);
+        std::pmr::vector<long> values(&memory);
         for (long i = 0; i < 1000; i++)
             values.push_back(i);
         std::cout << "sum " << std::accumulate(values.begin(), values.end(), 0L) << '\n';
-        std::pmr::vector<long> copy(values, &pinned);
-        if (copy != values || !pinned.is_equal(pinpool::pinned_memory_resource(pool, pinpool::host_only)))
-            return 3;
-        // Without a driver, the stream is refused and the memory is returned at once.
-        pinpool::pinned_memory_resource on_stream(pool, stream_of_a_library{});
-        if (std::pmr::vector<long>(values, &on_stream) != values || pinned.is_equal(on_stream))
-            return 10;
+        std::pmr::vector<long> copy(values, &memory);
+        check(copy == values && memory.is_equal(pinpool::memory_resource(pool, pinpool::host_only)), "a container");
+        // Without a driver, the stream is refused and the memory is returned immediately.
+        pinpool::memory_resource on_stream(pool, stream_of_a_library{});
+        check(std::pmr::vector<long>(values, &on_stream) == values && !memory.is_equal(on_stream), "a container on a stream");
 
+        const auto too_large = [&] { (void)pool.get(std::size_t{1} << 30, pinpool::legacy_stream); };
+        check(fails_with(PP_LIMIT, "", too_large), "a request above the limit");
         try {
-            (void)pool.get(std::size_t{1} << 30, pinpool::legacy_stream);
-            return 4;
-        } catch (const pinpool::error &error) {
-            if (error.status() != PP_LIMIT)
-                return 5;
-            std::cout << error.what() << '\n';
-        }
-        try {
-            std::pmr::vector<char> large(std::size_t{1} << 30, &pinned);
-            return 6;
+            std::pmr::vector<char> large(std::size_t{1} << 30, &memory);
+            check(false, "a container above the limit");
         } catch (const std::bad_alloc &error) {
             const auto *failure = dynamic_cast<const pinpool::bad_alloc *>(&error);
-            if (failure == nullptr || failure->status() != PP_LIMIT || !std::strstr(failure->what(), "PINPOOL_MAX_BYTES"))
-                return 16;
+            check(failure != nullptr && failure->status() == PP_LIMIT, "the status of a failed allocation");
+            check(std::strstr(failure->what(), "PINPOOL_MAX_BYTES") != nullptr, "the text of a failed allocation");
         }
-        try {
-            pinpool::pool bad("max_bytes=lots");
-            return 7;
-        } catch (const pinpool::error &error) {
-            if (error.status() != PP_INVALID_SETTING)
-                return 8;
-        }
+        check(fails_with(PP_INVALID_SETTING, "", [] { pinpool::pool bad("max_bytes=lots"); }), "an invalid setting");
+        // A function of pinpool.h is the last failed call, too.
+        check(pp_trim(nullptr, 0) == PP_INVALID_ARGUMENT, "a NULL pool");
+        check(fails_with(PP_INVALID_ARGUMENT, "`pool` is NULL", [] { throw pinpool::error::last(); }), "the last failed call");
         pinpool::get_options options;
         options.alignment = 1 << 16;
         options.timeout = std::chrono::milliseconds(-1);
         options.tag = "decode";
         pool.get(32 << 20, pinpool::host_only, options).put();
         std::optional<pinpool::buffer> tagged = pool.try_get(32 << 20, pinpool::host_only, options);
-        if (!tagged || reinterpret_cast<std::uintptr_t>(tagged->data()) % options.alignment != 0)
-            return 11;
-        try {
-            (void)pool.get(48 << 20, pinpool::host_only, options);
-            return 12;
-        } catch (const pinpool::error &error) {
-            if (error.status() != PP_LIMIT || !std::strstr(error.what(), "decode"))
-                return 13;
-        }
+        check(tagged && reinterpret_cast<std::uintptr_t>(tagged->data()) % options.alignment == 0, "an alignment");
+        const auto too_many = [&] { (void)pool.get(48 << 20, pinpool::host_only, options); };
+        check(fails_with(PP_LIMIT, "decode", too_many), "the tag in an error");
         // Without a driver or a context there is no such stream, and the object keeps its buffer.
         pinpool::buffer kept = pool.get(4096, pinpool::host_only);
         address = kept.data();
         try {
             kept.put_after_stream(pinpool::legacy_stream);
         } catch (const pinpool::error &error) {
-            if (kept.data() != address || kept.size() != 4096)
-                return 9;
+            check(kept.data() == address && kept.size() == 4096, "the buffer after a refused return");
             kept.put();
             std::cout << error.what() << '\n';
         }
@@ -162,37 +156,26 @@ int main()
         {
             // Put by the destructors, also if there is no such stream.
             pinpool::buffer on_default = pool.get(8 << 20, pinpool::host_only);
-            if (on_default.stream().handle())
-                return 17;
+            check(!on_default.stream().handle(), "host_only has no stream");
             on_default.set_stream(static_cast<CUstream_st *>(nullptr));
-            if (on_default.stream().handle() != pinpool::default_stream)
-                return 18;
+            check(on_default.stream().handle() == pinpool::default_stream, "null is the default stream");
             pinpool::buffer adopted = pool.adopt(own, sizeof own, true, count, &released, pinpool::host_only);
-            if (!adopted.is_pinned() || adopted.data() != reinterpret_cast<std::byte *>(own))
-                return 14;
+            check(adopted.is_pinned() && adopted.data() == reinterpret_cast<std::byte *>(own), "adopted memory");
         }
-        if (released != 1)
-            return 15;
+        check(released == 1, "adopted memory is released once");
 
         std::cout << pool.stats_json() << '\n';
         pinpool::partition eval = pool.open_partition("eval", 1 << 20);
         outlives = eval.get(4096, pinpool::host_only);
-        pinpool::pinned_memory_resource of_eval(eval, pinpool::host_only);
-        if (std::pmr::vector<char>(4096, &of_eval).size() != 4096 || of_eval.is_equal(pinned))
-            return 19;
+        pinpool::memory_resource of_eval(eval, pinpool::host_only);
+        check(std::pmr::vector<char>(4096, &of_eval).size() == 4096 && !of_eval.is_equal(memory), "a container of a partition");
         try {
             std::pmr::vector<char> large(2 << 20, &of_eval);
-            return 20;
+            check(false, "a container above the limit of its partition");
         } catch (const pinpool::bad_alloc &) {
         }
         pool.shutdown();
-        try {
-            (void)eval.get(4096, pinpool::host_only);
-            return 21;
-        } catch (const pinpool::error &error) {
-            if (error.status() != PP_SHUT_DOWN)
-                return 22;
-        }
+        check(fails_with(PP_SHUT_DOWN, "", [&] { (void)eval.get(4096, pinpool::host_only); }), "a request after shutdown");
     }
     std::memset(outlives.data(), 1, outlives.size()); // the pool ends after its last buffer
     return 0;

@@ -144,10 +144,10 @@ fn shared_limit(config: &Config) -> Finding {
         name => name.to_string(),
     };
     match shared_limit::report(&name) {
-        Ok(Some(report)) if !report.owners.is_empty() => {
+        Ok(Some(report)) if !report.members.is_empty() => {
             let limit = report.max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
-            let (held, owners) = (Size(report.held_bytes), counted(report.owners.len() as u64, "pool"));
-            Finding::ok(CHECK, format!("{name}: limit {limit}, {held} held by {owners}"))
+            let (held, members) = (Size(report.held_bytes), counted(report.members.len() as u64, "pool"));
+            Finding::ok(CHECK, format!("{name}: limit {limit}, {held} held by {members}"))
         }
         Ok(_) => Finding::ok(CHECK, format!("{name}: no pool yet; the first one sets the limit")),
         Err(error) => Finding::error(CHECK, error.to_string()),

@@ -1,6 +1,6 @@
 //! All pools in one table, the pool that loses most first.
 
-use pinpool::unstable::shared_limit::{self, SharedLimitOwner, SharedLimitReport};
+use pinpool::unstable::shared_limit::{self, SharedLimitMember, SharedLimitReport};
 use pinpool_cli::table::{columns, columns_left};
 use pinpool_cli::terminal::one_line;
 use pinpool_os::format::{Size, Time};
@@ -35,12 +35,12 @@ pub(super) fn of_host(processes: &[Series], limits: &[SharedLimitReport]) -> Str
     of(processes) + &limits.iter().map(|limit| format!("\n{}", text(limit))).collect::<String>()
 }
 
-/// Returns the shared limits of this user that have an owner, and errors for limits that cannot be read.
+/// Returns the shared limits of this user that have a member, and errors for limits that cannot be read.
 pub(super) fn shared_limits() -> (Vec<SharedLimitReport>, Vec<String>) {
     let (mut limits, mut unreadable) = (Vec::new(), Vec::new());
     for name in shared_limit::names() {
         match shared_limit::report(&name) {
-            Ok(report) => limits.extend(report.filter(|report| !report.owners.is_empty())),
+            Ok(report) => limits.extend(report.filter(|report| !report.members.is_empty())),
             Err(error) => unreadable.push(error.to_string()),
         }
     }
@@ -50,13 +50,13 @@ pub(super) fn shared_limits() -> (Vec<SharedLimitReport>, Vec<String>) {
 fn text(report: &SharedLimitReport) -> String {
     let limit = in_words(report.max_bytes);
     let title = ["pool", "process", "held", "idle", "wanted"].map(str::to_owned).to_vec();
-    let row = |owner: &SharedLimitOwner| {
-        let pool = if owner.pool.is_empty() { "-" } else { &owner.pool };
-        let away = if owner.is_elsewhere { " (another namespace)" } else { "" };
-        let bytes = [owner.held_bytes, owner.idle_bytes, owner.wanted_bytes].map(|bytes| Size(bytes).to_string());
-        [vec![pool.to_owned(), format!("{}{away}", owner.pid)], bytes.to_vec()].concat()
+    let row = |member: &SharedLimitMember| {
+        let pool = if member.pool.is_empty() { "-" } else { &member.pool };
+        let away = if member.is_elsewhere { " (another namespace)" } else { "" };
+        let bytes = [member.held_bytes, member.idle_bytes, member.wanted_bytes].map(|bytes| Size(bytes).to_string());
+        [vec![pool.to_owned(), format!("{}{away}", member.pid)], bytes.to_vec()].concat()
     };
-    let rows: Vec<_> = std::iter::once(title).chain(report.owners.iter().map(row)).collect();
+    let rows: Vec<_> = std::iter::once(title).chain(report.members.iter().map(row)).collect();
     format!("shared limit {}: {limit}, held {}\n", report.name, Size(report.held_bytes)) + &columns(&rows)
 }
 

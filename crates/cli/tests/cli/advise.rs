@@ -162,7 +162,7 @@ fn the_advice_costs_no_more_when_replayed_and_less_memory_costs_more() {
 }
 
 #[test]
-fn a_reserve_is_advised_if_a_program_pins_the_same_memory_again_after_each_pause() {
+fn repinning_after_each_pause_leads_to_an_advised_reserve() {
     let dir = tempfile::tempdir().unwrap();
     let burst = |n: u64| {
         let gets = (0..8).map(|id| format!("a {id} {}\n", (24 << 20) + n % 3));

@@ -124,7 +124,7 @@ fn a_reader_that_goes_away_is_no_error() {
 }
 
 #[test]
-fn a_log_of_more_pools_than_can_be_told_apart_is_an_error_that_names_the_limit() {
+fn too_many_pools_in_a_log_are_an_error_with_the_limit() {
     let dir = TempDir::new().unwrap();
     let raises: String = (0..1_200)
         .rev()

@@ -7,7 +7,7 @@ use crate::tool::{finish, heap, pinpool, scratch};
 const LOAD: [&str; 5] = ["load", "--synthetic", "20", "--batch-bytes", "1MiB"];
 
 #[test]
-fn a_full_disk_fails_the_load_whose_recording_it_was_to_take() {
+fn a_full_disk_fails_a_recorded_load() {
     let dir = TempDir::new().unwrap();
     for args in [&["--record", "/dev/full"][..], &["--set", "TRACE=/dev/full"], &["--quiet", "--record", "/dev/full"]] {
         let ran = finish(pinpool(&LOAD).args(args)).exits(1);
@@ -25,7 +25,7 @@ fn a_file_that_another_process_writes_fails_the_load() {
 }
 
 #[test]
-fn the_flag_is_named_where_its_file_cannot_be_written() {
+fn an_unwritable_file_is_reported_with_its_flag() {
     let dir = TempDir::new().unwrap();
     let folder = dir.path().to_str().unwrap();
     let ran = finish(pinpool(&LOAD).args(["--record", folder])).exits(2);

@@ -111,7 +111,7 @@ fn the_hit_rate_is_over_the_requests_that_were_served() {
 }
 
 #[test]
-fn a_recording_that_was_cut_off_is_drawn_up_to_its_end_and_the_page_says_so() {
+fn a_truncated_recording_is_drawn_and_marked() {
     let dir = tempfile::tempdir().unwrap();
     let path = recorded(&dir, "trace");
     let bytes = fs::read(&path).unwrap();

@@ -32,7 +32,7 @@ fn on_host(dir: &Path, args: &[&str]) -> Command {
 }
 
 #[test]
-fn the_texts_of_a_pool_come_from_outside_as_the_program_would_print_them() {
+fn other_processes_read_the_same_reports_as_the_program() {
     let dir = tempfile::tempdir().unwrap();
     let (pool, _held) = served(dir.path());
     let process = std::process::id().to_string();

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::tool::{finish, pinpool, run};
 
 #[test]
-fn a_shared_limit_is_shown_with_its_owners_and_one_that_cannot_be_read_is_named() {
+fn shared_limits_are_shown_with_members_or_read_errors() {
     let name = format!("cli-{}", std::process::id());
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8 << 20).name("loader");
     let pool = builder.setting("PINPOOL_LEDGER", &name).build().unwrap();

@@ -154,7 +154,7 @@ fn a_strict_run_stops_at_the_first_failure() {
 }
 
 #[test]
-fn a_bad_variable_and_a_contradiction_are_errors_and_an_unknown_name_is_a_warning() {
+fn invalid_settings_are_errors_and_unknown_names_are_warnings() {
     let dir = tree();
     for variable in ["PINPOOL_WAIT", "PINPOOL_ZERO", "PINPOOL_ON_FULL", "PINPOOL_MAX_BYTES"] {
         let ran = finish(pinpool(&["load", "--json"]).env(variable, "12 bananas")).exits(2);

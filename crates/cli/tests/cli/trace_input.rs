@@ -22,7 +22,7 @@ fn a_pickle_is_refused_with_what_to_do_instead() {
 }
 
 #[test]
-fn version_0_and_traces_of_nothing_are_refused_and_nothing_is_written() {
+fn version_0_and_empty_traces_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();
     let version_0 = [&whole[..8], &[0; 4], &whole[12..]].concat();

@@ -250,7 +250,7 @@ fn gzip_and_stdin_are_read() {
 }
 
 #[test]
-fn the_verdict_tells_a_pool_that_has_its_size_from_one_that_never_will() {
+fn the_diagnosis_distinguishes_settled_from_growing_pools() {
     let steady = after("5000000", "5000000", "1000", "0.0002", "0.0002022");
     assert_eq!(inspected(format!("{AFTER}\n{RAISE}\n{steady}")).1[TREND], "steady");
     assert_eq!(inspected(format!("{AFTER}\n{RAISE}\n{LATER}")).1[TREND], "warming up");

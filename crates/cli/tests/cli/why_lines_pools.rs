@@ -13,7 +13,7 @@ fn after(get: u64, evicted: u64, eviction_rate: &str, rate: &str) -> String {
 }
 
 #[test]
-fn of_two_pools_at_one_limit_a_line_is_of_the_one_with_the_nearest_counters() {
+fn a_line_belongs_to_the_pool_with_the_nearest_counters() {
     let first = after(900_000, 1_000, "0.00111111", "0.00122222");
     let second = after(20_000, 1_000, "0.05", "0.055");
     let later = after(950_000, 2_000, "0.00210526", "0.00221053");
@@ -31,7 +31,7 @@ fn of_two_pools_at_one_limit_a_line_is_of_the_one_with_the_nearest_counters() {
 }
 
 #[test]
-fn a_raise_is_of_the_pool_whose_check_was_printed_before_it() {
+fn a_raise_belongs_to_the_pool_of_the_preceding_check() {
     let (first, second) = (after(900_000, 1_000, "0.00111111", "0.00122222"), after(20_000, 1_000, "0.05", "0.055"));
     let later = after(950_000, 2_000, "0.00210526", "0.00221053");
     let raise = "Raising pool_size_limit_ from 100 to 110\n";

@@ -75,7 +75,7 @@ fn limits<'a>(summary: &'a Value, origin: Option<&str>) -> Vec<&'a Value> {
 }
 
 #[test]
-fn every_rank_has_its_own_end_limits_whatever_the_launcher_writes_before_its_lines() {
+fn each_rank_has_its_own_limit_under_any_launcher_prefix() {
     const LOGS: usize = 20;
     let runs: Vec<_> = runs().into_iter().filter(|run| run.len() >= 2).collect();
     let alone: Vec<_> = runs.iter().map(|run| summary(&(run.join("\n") + "\n"))).collect();

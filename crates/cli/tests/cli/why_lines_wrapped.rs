@@ -126,7 +126,7 @@ fn a_log_that_is_wrapped_at_any_width_says_what_the_log_says() {
 }
 
 #[test]
-fn prefixes_and_suffixes_of_log_collectors_around_a_wrapped_line_change_nothing() {
+fn log_collector_prefixes_around_wrapped_lines_are_ignored() {
     let mut styles = Vec::new();
     for ((frame, before, behind), (name, wrap)) in
         FRAMES.iter().flat_map(|frame| WRAPS.iter().map(move |wrap| (frame, wrap)))
@@ -205,7 +205,7 @@ fn a_message_that_was_cut_within_its_first_words_is_counted() {
 }
 
 #[test]
-fn a_rate_that_is_cut_at_the_end_of_a_line_is_joined_or_decides_nothing() {
+fn a_rate_wrapped_at_a_line_end_is_joined_or_ignored() {
     let raise = "Raising pool_size_limit_ from 493 to 542\n";
     let parts =
         ["0.0\n160433", "0\n.0160433", "0.\n0160433", "0.016\n0433", "0.01604\n33", "0.\n0160\n433", "0.0160433"];

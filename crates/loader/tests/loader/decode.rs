@@ -36,10 +36,9 @@ fn loaded(paths: &[&Path], decode: Vec<DecodedField>, batch_samples: u64) -> (Ca
     let catalog = Catalog::from_paths(paths);
     assert!(catalog.failures().is_empty());
     let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
-    let mut options = LoadOptions::default();
     // Samples are never split.
-    (options.batch_bytes, options.batch_samples) = (NonZeroU64::new(4), NonZeroU64::new(batch_samples));
-    options.decode = decode;
+    let (batch_bytes, batch_samples) = (NonZeroU64::new(4), NonZeroU64::new(batch_samples));
+    let options = LoadOptions { batch_bytes, batch_samples, decode, ..LoadOptions::default() };
     let batches = Loader::new(&pool, &catalog, options).batches().unwrap().collect();
     (catalog, batches)
 }
@@ -85,8 +84,7 @@ fn a_failed_sample_is_named_and_leaves_no_row() {
     let folder = folder_of(&[("a.bin", "abc"), ("b.bin", "d"), ("c.txt", "efg"), ("d.BIN", "hij")]);
     let catalog = Catalog::from_paths(&[folder.path()]);
     let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
-    let mut options = LoadOptions::default();
-    options.decode = vec![field("bin", 2)];
+    let mut options = LoadOptions { decode: vec![field("bin", 2)], ..LoadOptions::default() };
     let batch = Loader::new(&pool, &catalog, options.clone()).batches().unwrap().next().unwrap();
     let named: Vec<_> = batch.parts.iter().map(|part| part.sample).collect();
     assert_eq!((named, batch.arrays.len(), batch.arrays[0].clone()), (vec![0, 3], 1, 0..4));

@@ -48,9 +48,9 @@ struct FaultyDestination {
 }
 
 impl FaultyDestination {
-    fn new() -> FaultyDestination {
+    fn new() -> Self {
         let sink = SinkDestination::new(2).unwrap();
-        FaultyDestination { sink, sent: Vec::new(), on_lane: [0; 2], refuse: None, flip: None }
+        Self { sink, sent: Vec::new(), on_lane: [0; 2], refuse: None, flip: None }
     }
 }
 
@@ -89,8 +89,8 @@ struct RecordingObserver {
 }
 
 impl RecordingObserver {
-    fn at(batch: u64, action: impl FnOnce() + 'static) -> RecordingObserver {
-        RecordingObserver { action: Some((batch, Box::new(action))), ..RecordingObserver::default() }
+    fn at(batch: u64, action: impl FnOnce() + 'static) -> Self {
+        Self { action: Some((batch, Box::new(action))), ..Self::default() }
     }
 }
 

@@ -44,7 +44,7 @@ pub const CGROUP: &str = "the cgroup is out of memory: raise its limit (memory.m
                                         MemoryMax=), or lower PINPOOL_MAX_BYTES";
 pub const MACHINE: &str = "the machine is out of memory: lower PINPOOL_MAX_BYTES, or end other programs";
 pub const MAPPINGS: &str = "the process has as many mappings as it may: raise vm.max_map_count";
-pub const ADDRESS_SPACE: &str = "the address space of the process is used up, of which each pool reserves eight times its \
+pub const ADDRESS_SPACE: &str = "the address space of the process is used up; each pool reserves eight times its \
                                         limit: build fewer pools, or lower PINPOOL_MAX_BYTES";
 pub const UNKNOWN: &str = "the kernel is out of memory or of mappings (vm.max_map_count)";
 

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    /// 1,000 MiB, of which 800 are available.
+    /// 1,000 MiB, 800 of them available.
     const MEMINFO: (&str, &str) =
         ("/proc/meminfo", "MemTotal:  1024000 kB\nMemFree: 102400 kB\nMemAvailable: 819200 kB\n");
     const MACHINE: &str = "1000 800 machine";

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_near_the_node_that_the_bus_names_if_that_is_one_of_several() {
+    fn the_bus_names_the_numa_node_of_a_device() {
         assert_eq!(node(&[(DEVICE, "1\n"), (ONLINE, "0-1\n")]), Some(1));
         assert_eq!(node(&[(DEVICE, "0\n"), (ONLINE, "0\n")]), None);
         assert_eq!(node(&[(DEVICE, "-1\n"), (ONLINE, "0-1\n")]), None);

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_hit_while_page_cache_is_left_is_calm_but_running_out_is_not() {
+    fn reclaimable_page_cache_is_no_pressure() {
         follow_full(
             &[(STAT, "inactive_file 100\n")],
             &[

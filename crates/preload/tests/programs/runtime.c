@@ -32,21 +32,21 @@ static void enter(void) {
     if (get_current(&context) == 0 && !context && retain(&context, 0) == 0) set_current(context);
 }
 
-static int told(int code) {
+static int recorded(int code) {
     if (code != 0) last = code;
     return code;
 }
 
 int cudaHostAlloc(void **place, size_t bytes, unsigned flags) {
     enter();
-    return told(alloc(place, bytes, flags));
+    return recorded(alloc(place, bytes, flags));
 }
 
 int cudaMallocHost(void **place, size_t bytes) { return cudaHostAlloc(place, bytes, 0); }
 
 int cudaFreeHost(void *memory) {
     enter();
-    return memory ? told(free_host(memory)) : 0;
+    return memory ? recorded(free_host(memory)) : 0;
 }
 
 int cudaGetLastError(void) {

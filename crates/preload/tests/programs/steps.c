@@ -335,17 +335,21 @@ static void reset_while_zeroing(void) {
 }
 
 /* As the runtime does: retains the primary context by a private table, which no public function sees. */
-static void reset_by_table(void) {
+static void retain_by_table(handle *retained, int device) {
     static const unsigned char id[16] = {0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9};
     const void *const *table;
     int (*retain)(handle *, int);
-    handle retained[2];
-    MUST(p_cuDevicePrimaryCtxReset_v2(0)); /* the one that start() retained */
     MUST(p_cuGetExportTable(&table, id));
     *(const void **)&retain = table[2];
+    MUST(retain(retained, device));
+}
+
+static void reset_by_table(void) {
+    handle retained[2];
+    MUST(p_cuDevicePrimaryCtxReset_v2(0)); /* the one that start() retained */
     for (int round = 0; round < 2; round++) {
         unsigned char *buffers[4];
-        MUST(retain(&retained[round], 0));
+        retain_by_table(&retained[round], 0);
         MUST(p_cuCtxSetCurrent(retained[round]));
         for (int i = 0; i < 4; i++) MUST(host_alloc((void **)&buffers[i], 1 << 20, 0));
         for (int i = 0; i < 4; i++) memset(buffers[i], i, 1 << 20);
@@ -417,18 +421,26 @@ static void unseen(unsigned stream_flags) {
     printf("%016lx\n", (unsigned long)steps(4));
 }
 
-/* Memory of one device's context that a copy of another device's reads when it is freed. */
-static void devices(void) {
-    handle other, stream;
+/* Memory of one device's context that a copy of another device's context reads when it is freed. Unseen: the other context is
+   retained and made current by private functions, and used only through its default stream. */
+static void devices(int unseen) {
+    handle other, stream = NULL;
+    int (*set_current)(handle) = p_cuCtxSetCurrent;
     device_ptr device;
     unsigned char *buffer, *next, *arrived = malloc(1 << 20);
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     ((void (*)(size_t))dlsym(driver, "mock_driver_set_device_count"))(2);
     MUST(host_alloc((void **)&buffer, 1 << 20, 1));
     memset(buffer, 0x44, 1 << 20);
-    MUST(p_cuDevicePrimaryCtxRetain(&other, 1));
-    MUST(p_cuCtxSetCurrent(other));
-    MUST(p_cuStreamCreate(&stream, 1));
+    if (unseen) {
+        *(void **)&set_current = dlsym(dlopen("libwrapper.so", RTLD_NOW), "set_current_unseen");
+        retain_by_table(&other, 1);
+        MUST(set_current(other));
+    } else {
+        MUST(p_cuDevicePrimaryCtxRetain(&other, 1));
+        MUST(set_current(other));
+        MUST(p_cuStreamCreate(&stream, 1));
+    }
     hold_if_asked(stream);
     MUST(p_cuMemAlloc_v2(&device, 1 << 20));
     MUST(p_cuMemcpyHtoDAsync_v2(device, buffer, 1 << 20, stream));
@@ -438,12 +450,18 @@ static void devices(void) {
         MUST(host_alloc((void **)&next, 1 << 20, 1));
         memset(next, 0x55, 1 << 20);
     }
+    MUST(set_current(other));
     hold(stream, 0);
-    MUST(p_cuCtxSetCurrent(other));
     MUST(p_cuStreamSynchronize(stream));
     MUST(p_cuMemcpyDtoH_v2(arrived, device, 1 << 20));
     printf("arrived %02x %02x\n", arrived[0], arrived[(1 << 20) - 1]);
     free(arrived);
+    if (unseen) {
+        MUST(p_cuDevicePrimaryCtxReset_v2(1));
+        retain_by_table(&other, 1);
+        MUST(p_cuCtxSetCurrent(context));
+        MUST(host_free(next));
+    }
 }
 
 /* Frees memory of a copy that runs, and looks whether it still does. */
@@ -499,7 +517,8 @@ int main(int count, char **arguments) {
     else if (strcmp(what, "barrier") == 0) barrier();
     else if (strcmp(what, "unseen") == 0) unseen(1);
     else if (strcmp(what, "unseen-blocking") == 0) unseen(0);
-    else if (strcmp(what, "devices") == 0) devices();
+    else if (strcmp(what, "devices") == 0) devices(0);
+    else if (strcmp(what, "devices-unseen") == 0) devices(1);
     else if (strcmp(what, "registers") == 0) registers();
     else return 2;
     return 0;

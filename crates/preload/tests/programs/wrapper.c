@@ -14,7 +14,7 @@ static void *real(const char *name) {
     return dlsym(driver, name);
 }
 
-__attribute__((destructor)) static void tell(void) { fprintf(stderr, "wrapped %d\n", count); }
+__attribute__((destructor)) static void report(void) { fprintf(stderr, "wrapped %d\n", count); }
 
 int cuMemHostAlloc(void **place, size_t bytes, unsigned flags) {
     count++;
@@ -27,5 +27,9 @@ int cuMemFreeHost(void *memory) { return ((int (*)(void *))real("cuMemFreeHost")
 int cuStreamBeginCapture_v2(void *stream, int mode) {
     return ((int (*)(void *, int))real("cuStreamBeginCapture_v2"))(stream, mode);
 }
+
+int cuCtxSetCurrent(void *context) { return ((int (*)(void *))real("cuCtxSetCurrent"))(context); }
+
+int set_current_unseen(void *context) { return ((int (*)(void *))real("cuCtxSetCurrent"))(context); }
 
 int begin_unseen(void *stream, int mode) { return ((int (*)(void *, int))real("cuStreamBeginCapture_v2"))(stream, mode); }

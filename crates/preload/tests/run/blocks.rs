@@ -6,7 +6,7 @@ mod table;
 use table::{DriverBlock, DriverBlocks};
 
 #[test]
-fn a_region_is_released_only_as_a_part_of_a_block_of_its_own_context() {
+fn a_region_is_found_only_in_a_block_of_its_context() {
     let mut blocks = DriverBlocks::new();
     let block = |context| DriverBlock { bytes: 0x3000, context };
     [(0x1000, 1), (0x5000, 1), (0x9000, 2)].into_iter().for_each(|(at, context)| blocks.insert(at, block(context)));

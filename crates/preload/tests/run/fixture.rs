@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -68,7 +68,8 @@ pub(crate) fn build() -> &'static Built {
         built.compile("steps.c", "linked", &["-DLINKED", "-L.", "-l:libcuda.so.1", "-ldl", "-lpthread"]);
         built.compile("steps.c", "runtime", &["-DRUNTIME", "-L.", "-lcudart", "-ldl", "-lpthread"]);
         built.compile("wrapper.c", "libwrapper.so", &["-shared", "-fPIC", "-ldl"]);
-        built.compile("over_at_once.c", "libover.so", &["-shared", "-fPIC"]);
+        built.compile("completed_events.c", "libcompleted_events.so", &["-shared", "-fPIC"]);
+        built.compile("same_pid.c", "libsame_pid.so", &["-shared", "-fPIC"]);
         built.compile("inner.c", "libinner.so", &["-shared", "-fPIC"]);
         built.compile("outer.c", "libouter.so", &["-shared", "-fPIC", "-ldl"]);
         built.compile("symbols.c", "symbols", &["-Wl,--no-as-needed", "-L.", "-louter", "-linner", "-ldl"]);
@@ -145,15 +146,6 @@ impl ProgramRun {
 
 /// Runs a command, which ends in time and succeeds.
 pub(crate) fn run_to_success(command: &mut Command) -> ProgramRun {
-    let (output, timed_out) = run_to_end(command);
-    let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    let ran = ProgramRun { out, err };
-    assert!(!timed_out && output.status.success(), "{command:?}: {}, timed out: {timed_out}\n{ran:?}", output.status);
-    ran
-}
-
-/// Runs a command until it ends or is stopped.
-fn run_to_end(command: &mut Command) -> (Output, bool) {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (until, mut timed_out) = (Instant::now() + PATIENCE, false);
     while child.try_wait().unwrap().is_none() {
@@ -163,7 +155,11 @@ fn run_to_end(command: &mut Command) -> (Output, bool) {
         }
         std::thread::sleep(Duration::from_millis(2));
     }
-    (child.wait_with_output().unwrap(), timed_out)
+    let output = child.wait_with_output().unwrap();
+    let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let ran = ProgramRun { out, err };
+    assert!(!timed_out && output.status.success(), "{command:?}: {}, timed out: {timed_out}\n{ran:?}", output.status);
+    ran
 }
 
 /// The lines of a log.

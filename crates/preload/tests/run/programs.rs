@@ -19,19 +19,20 @@ fn run_served(lookup: Lookup, what: &str, variables: &[(&str, &str)]) -> (Progra
 }
 
 #[test]
-fn each_way_to_the_driver_gives_the_same_output_with_fewer_pin_calls() {
+fn every_lookup_gives_the_same_output_with_fewer_pin_calls() {
     for lookup in LOOKUPS {
         let (alone, served, log) = run_alone_and_served(lookup, "steps");
         assert_eq!((alone.pin_calls(), alone.calls("cuMemFreeHost")), (24, 24), "{lookup:?}: {alone:?}");
         assert!(served.pin_calls() <= 8, "{lookup:?}: {served:?}");
         assert_eq!(served.calls("cuMemFreeHost"), 0, "{lookup:?}: {served:?}");
         assert_eq!(served.calls("cuCtxRecordEvent"), 24, "{lookup:?}: {served:?}");
+        assert_eq!(served.calls("cuDevicePrimaryCtxGetState"), 3, "only the first free looks for contexts: {served:?}");
         assert!(log.contains("preset=adaptive backend=cuda pinned=driver"), "{lookup:?}: {log}");
     }
 }
 
 #[test]
-fn run_starts_the_program_with_its_memory_served_and_its_output_as_it_was() {
+fn pinpool_run_serves_memory_and_keeps_the_output() {
     let Some(tool) = tool() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (log, program) = (folder.path().join("log"), build().command(Lookup::Dlsym, "steps"));
@@ -49,13 +50,13 @@ fn run_starts_the_program_with_its_memory_served_and_its_output_as_it_was() {
 }
 
 #[test]
-fn threads_that_free_while_their_copies_run_lose_no_byte() {
+fn threads_may_free_buffers_during_their_copies() {
     let (alone, served, _) = run_alone_and_served(Lookup::Dlsym, "threads");
     assert!(served.pin_calls() < alone.pin_calls() / 2, "{served:?}");
 }
 
 #[test]
-fn the_driver_answers_about_a_buffer_as_about_memory_of_its_own() {
+fn driver_queries_treat_buffers_as_driver_memory() {
     for lookup in [Lookup::Linked, Lookup::ProcAddress] {
         let (alone, ..) = run_alone_and_served(lookup, "facts");
         assert!(alone.out.contains("4: device 1 1 1, refused"), "{}", alone.out);
@@ -63,7 +64,7 @@ fn the_driver_answers_about_a_buffer_as_about_memory_of_its_own() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_refused_by_the_driver() {
+fn invalid_calls_fail_as_they_do_without_the_library() {
     for lookup in LOOKUPS {
         let (.., log) = run_alone_and_served(lookup, "misuse");
         let lines = ["not served, the driver's own function is called: write-combined", "flags 0xf0"];
@@ -72,7 +73,7 @@ fn what_the_driver_refuses_is_refused_by_the_driver() {
 }
 
 #[test]
-fn a_capture_under_way_is_not_invalidated_and_memory_of_running_copies_stays_out() {
+fn a_capture_in_progress_stays_valid_and_memory_in_flight_is_not_reused() {
     let alone = run_to_success(&mut build().command(Lookup::Dlsym, "capture"));
     assert!(alone.out.contains("end of the capture 901"), "the driver alone invalidates it: {alone:?}");
     for lookup in LOOKUPS {
@@ -85,16 +86,20 @@ fn a_capture_under_way_is_not_invalidated_and_memory_of_running_copies_stays_out
 }
 
 #[test]
-fn a_forked_child_is_not_served_and_its_parent_goes_on() {
+fn a_forked_child_is_not_served_and_its_parent_continues() {
     let (alone, (served, log)) =
         (run_to_success(&mut build().command(Lookup::Dlsym, "fork")), run_served(Lookup::Dlsym, "fork", &[]));
+    assert!(served.out.starts_with("child 0, then "), "{served:?}\n{log}");
+    // In a new PID namespace, the child may have its parent's process ID.
+    let preloaded = format!("{}:{}", library().display(), build().path().join("libsame_pid.so").display());
+    let (served, log) = run_served(Lookup::Dlsym, "fork", &[("LD_PRELOAD", &preloaded)]);
     assert!(served.out.starts_with("child 0, then "), "{served:?}\n{log}");
     let sums = [&alone, &served].map(|ran| ran.out.split_once("then").unwrap().1.to_owned());
     assert_eq!(sums[0], sums[1]);
 }
 
 #[test]
-fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() {
+fn the_next_context_is_served_after_a_device_reset() {
     let (_, served, log) = run_alone_and_served(Lookup::ProcAddress, "reset");
     assert!(log.contains("has ended, and its memory with it"), "{log}");
     assert_eq!(log.matches("backend=cuda pinned=driver").count(), 2, "{log}");
@@ -104,7 +109,7 @@ fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() 
 /// As on a device, the runtime retains a context through a private table, the next context has the handle of the old context,
 /// and the memory of the old context is unmapped.
 #[test]
-fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_context() {
+fn memory_of_an_unseen_context_is_not_reused_after_a_reset() {
     let adversarial = ("MOCK_DRIVER_ADVERSARIAL", "RecurringHandles,ResetUnmaps,DeadEventAborts");
     let variables = [adversarial, ("PINPOOL_PRELOAD_STATS", "1")];
     let (served, log) = run_served(Lookup::ProcAddress, "reset-by-table", &variables);
@@ -115,7 +120,7 @@ fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_co
 }
 
 #[test]
-fn memory_of_a_device_that_was_reset_is_not_zeroed_when_it_comes_back_and_a_reset_waits_while_it_is_zeroed() {
+fn memory_is_not_zeroed_during_or_after_a_reset() {
     let adversarial = ("MOCK_DRIVER_ADVERSARIAL", "ResetUnmaps");
     let variables = [adversarial, ("PINPOOL_ZERO", "1"), ("PINPOOL_MAX_BYTES", "512MiB")];
     for what in ["zero-reset", "reset-while-zeroing"] {
@@ -125,7 +130,7 @@ fn memory_of_a_device_that_was_reset_is_not_zeroed_when_it_comes_back_and_a_rese
 }
 
 #[test]
-fn a_context_that_ends_while_it_captures_takes_the_capture_along() {
+fn a_capture_ends_with_its_context() {
     for lookup in [Lookup::Dlsym, Lookup::ProcAddress] {
         let (_, served, log) = run_alone_and_served(lookup, "ends-capturing");
         assert!(served.calls("cuCtxRecordEvent") >= 48, "{lookup:?}: {served:?}\n{log}");
@@ -135,7 +140,7 @@ fn a_context_that_ends_while_it_captures_takes_the_capture_along() {
 }
 
 #[test]
-fn over_the_limit_no_request_waits_for_a_capture_and_few_wait_for_work_that_does_not_end() {
+fn requests_above_the_limit_do_not_wait_for_captures_or_stuck_work() {
     // 40 waits would be longer than a test may be.
     for (what, wait) in [("over-captured", "1h"), ("over-held", "2s")] {
         let variables = [("PINPOOL_MAX_BYTES", "4MiB"), ("PINPOOL_WAIT", wait)];
@@ -146,7 +151,7 @@ fn over_the_limit_no_request_waits_for_a_capture_and_few_wait_for_work_that_does
 }
 
 #[test]
-fn a_free_waits_only_if_it_is_asked_to() {
+fn a_free_waits_only_with_the_option_sync() {
     let (ready, not_ready) = ("after the free 0\n", "after the free 600\n");
     assert_eq!(run_to_success(&mut build().command(Lookup::Dlsym, "barrier")).out, ready);
     // The copy ends after the free alone.
@@ -158,7 +163,7 @@ fn a_free_waits_only_if_it_is_asked_to() {
 }
 
 #[test]
-fn a_full_pool_and_a_bad_setting_leave_the_program_to_the_driver() {
+fn a_full_or_misconfigured_pool_leaves_allocation_to_the_driver() {
     let alone = run_to_success(&mut build().command(Lookup::Dlsym, "steps"));
     for (name, value, reason) in [
         ("PINPOOL_MAX_BYTES", "64KiB", "do not fit within the limit"),
@@ -172,7 +177,7 @@ fn a_full_pool_and_a_bad_setting_leave_the_program_to_the_driver() {
 }
 
 #[test]
-fn a_free_whose_event_the_driver_refuses_once_loses_nothing() {
+fn a_refused_event_is_recorded_later_and_loses_no_memory() {
     let alone = run_to_success(&mut build().command(Lookup::Dlsym, "steps"));
     for refused in ["cuEventCreate:1=2", "cuCtxRecordEvent:1=2", "cuCtxRecordEvent:2=999"] {
         let (served, log) = run_served(Lookup::Dlsym, "steps", &[("MOCK_DRIVER_FAIL", refused)]);
@@ -184,7 +189,7 @@ fn a_free_whose_event_the_driver_refuses_once_loses_nothing() {
 }
 
 #[test]
-fn a_capture_that_no_hook_saw_is_met_once_and_ends_the_service() {
+fn an_unseen_capture_is_detected_once_and_stops_the_service() {
     // The default stream tells of a capture of a stream that is ordered with it.
     let (blocking, log) = run_served(Lookup::Dlsym, "unseen-blocking", &[]);
     assert!(blocking.out.starts_with("end of the capture 0\n"), "{blocking:?}");
@@ -198,7 +203,7 @@ fn a_capture_that_no_hook_saw_is_met_once_and_ends_the_service() {
 }
 
 #[test]
-fn a_free_comes_after_the_work_of_every_device() {
+fn a_buffer_is_reused_after_the_work_of_every_device() {
     for lookup in [Lookup::Linked, Lookup::ProcAddress] {
         let (alone, served, log) = run_alone_and_served(lookup, "devices");
         assert_eq!([alone.out, served.out.clone()], ["arrived 44 44\n"; 2], "{lookup:?}\n{log}");
@@ -206,8 +211,20 @@ fn a_free_comes_after_the_work_of_every_device() {
     }
 }
 
+/// As on a device, the runtime retains a primary context and makes it current by private functions.
 #[test]
-fn memory_that_a_program_registers_is_not_served_but_is_logged_once_at_the_end() {
+fn a_buffer_is_reused_after_the_work_of_unseen_primary_contexts() {
+    let adversarial = ("MOCK_DRIVER_ADVERSARIAL", "RecurringHandles,ResetUnmaps,DeadEventAborts");
+    let (served, log) = run_served(Lookup::Dlsym, "devices-unseen", &[("HOLD", "1"), adversarial]);
+    assert_eq!(served.out, "arrived 44 44\n", "{log}");
+    assert_eq!(served.calls("cuCtxRecordEvent"), 4, "two frees, and a new context after a reset: {served:?}");
+    // The program itself retains one context by this function. Each reference that the library takes is released.
+    let calls = ["cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"].map(|name| served.calls(name));
+    assert_eq!(calls[0], 1 + calls[1], "{served:?}");
+}
+
+#[test]
+fn registered_memory_is_not_served_and_is_logged_once_at_exit() {
     for lookup in LOOKUPS {
         let (_, served, log) = run_alone_and_served(lookup, "registers");
         assert_eq!(served.calls("cuMemHostRegister_v2"), 3, "{lookup:?}: {served:?}");
@@ -217,7 +234,7 @@ fn memory_that_a_program_registers_is_not_served_but_is_logged_once_at_the_end()
 }
 
 #[test]
-fn a_registration_that_the_driver_refuses_does_not_count() {
+fn a_refused_registration_is_not_counted() {
     for (failing, lines) in [("cuMemHostRegister_v2:2=2", 1), ("cuMemHostRegister_v2:1+=2", 0)] {
         let (_, log) = run_served(Lookup::Dlsym, "registers", &[("MOCK_DRIVER_FAIL", failing)]);
         assert_eq!((log.matches("by 2 calls of").count(), log.lines().count()), (lines, lines), "{failing}: {log}");
@@ -225,12 +242,12 @@ fn a_registration_that_the_driver_refuses_does_not_count() {
 }
 
 #[test]
-fn the_programs_notice_memory_that_is_used_again_too_early() {
+fn the_programs_detect_memory_that_is_reused_too_early() {
     let folder = tempfile::tempdir().unwrap();
-    let over = build().path().join("libover.so");
+    let completed_events = build().path().join("libcompleted_events.so");
     for (what, noticed) in [("steps", "is wrong"), ("devices", "arrived 55 55")] {
         let mut command = preload(build().command(Lookup::Dlsym, what), &folder.path().join("log"));
-        command.env("HOLD", "1").env("LD_PRELOAD", format!("{}:{}", library().display(), over.display()));
+        command.env("HOLD", "1").env("LD_PRELOAD", format!("{}:{}", library().display(), completed_events.display()));
         let output = command.output().unwrap();
         let out = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(out.contains(noticed), "{what}: {output:?}");

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::fixture::{Lookup, build, library, run_to_success, skipped};
 
 #[test]
-fn look_ups_without_a_driver_and_by_the_next_of_a_name_are_as_they_were() {
+fn lookups_without_a_driver_and_with_rtld_next_are_unchanged() {
     let run = |preload: bool| {
         let mut command = Command::new(build().path().join("symbols"));
         build().environment(&mut command);
@@ -19,7 +19,7 @@ fn look_ups_without_a_driver_and_by_the_next_of_a_name_are_as_they_were() {
 }
 
 #[test]
-fn another_library_before_the_driver_is_passed_once_and_not_in_a_circle() {
+fn calls_pass_through_another_wrapper_library_once() {
     let alone = run_to_success(&mut build().command(Lookup::Linked, "steps"));
     let paths = [library(), build().path().join("libwrapper.so")].map(|path| path.display().to_string());
     let run = |preload: String| run_to_success(build().command(Lookup::Linked, "steps").env("LD_PRELOAD", preload));
@@ -33,7 +33,7 @@ fn another_library_before_the_driver_is_passed_once_and_not_in_a_circle() {
 }
 
 #[test]
-fn nothing_but_functions_of_the_driver_and_dlsym_is_exported() {
+fn only_driver_functions_and_dlsym_are_exported() {
     let Ok(output) = Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(library()).output() else {
         return skipped("no nm on this machine");
     };

@@ -71,7 +71,7 @@ fn expected() -> HashMap<String, Vec<Value>> {
 }
 
 #[test]
-fn every_workload_has_the_expected_numbers_meets_its_targets_and_is_no_alarm() {
+fn every_workload_meets_its_targets_without_an_alarm() {
     let (targets, expected) = (targets(), expected());
     let files = fs::read_dir(data().join("workloads")).unwrap().map(|entry| entry.unwrap().path());
     let traces = files.filter(|path| path.extension().is_some_and(|extension| extension == "gz")).count();

@@ -31,18 +31,18 @@ fn work(shared: &SharedPool, seed: u64) {
     for number in seed.. {
         let mut buf = match worker.get(BYTES, LONG) {
             Ok(buf) => buf,
-            Err(error) if error.is_trainer_gone() => return,
+            Err(error) if error.is_trainer_unavailable() => return,
             Err(error) => panic!("{error}"),
         };
         buf.as_mut_slice().fill(number.to_le_bytes()[0]);
-        if number % 5 != 0 && buf.send(number).is_err_and(|error| !error.is_trainer_gone()) {
+        if number % 5 != 0 && buf.send(number).is_err_and(|error| !error.is_trainer_unavailable()) {
             panic!("a send failed");
         }
     }
 }
 
 #[test]
-fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
+fn killed_workers_lose_only_the_batch_in_progress() {
     alone(|| {
         let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         drop(shared());
@@ -86,7 +86,7 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
 }
 
 #[test]
-fn what_a_worker_sent_before_it_was_killed_is_neither_lost_nor_given_twice() {
+fn batches_of_a_killed_worker_arrive_exactly_once() {
     alone(|| {
         let shared = shared();
         let mut child = Child::new(|| {
@@ -148,7 +148,7 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
                     };
                     // The other one may have filled all buffers before this one is attached.
                     let attached = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap());
-                    let told = attached.map_or_else(|error| error, &mut fill).is_trainer_gone();
+                    let told = attached.map_or_else(|error| error, &mut fill).is_trainer_unavailable();
                     std::io::Write::write_all(&mut &writer, if told { b"p" } else { b"?" }).unwrap();
                 });
                 std::mem::forget(worker);

@@ -104,7 +104,7 @@ fn a_buffer_that_is_given_up_is_free_and_its_ticket_never_existed() {
 }
 
 #[test]
-fn a_worker_that_waits_receives_a_returned_buffer_and_is_refused_while_the_trainer_ends() {
+fn a_waiting_worker_is_served_or_refused_if_the_trainer_ends() {
     let shared = SharedPool::new(&pool(), 100, 1).unwrap();
     let worker = attach(&shared);
     let held = shared.receive(&sent(&worker, b"x", 0)).unwrap();
@@ -117,11 +117,11 @@ fn a_worker_that_waits_receives_a_returned_buffer_and_is_refused_while_the_train
     let held = shared.receive(&sent(&worker, b"x", 0)).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| worker.get(1, LONG).unwrap_err());
-        shared.set_refusing_workers(true).unwrap();
+        shared.refuse_workers(true).unwrap();
         let error = waits.join().unwrap();
-        assert!(error.is_trainer_gone() && error.to_string().contains("ending its workers"), "{error}");
+        assert!(error.is_trainer_unavailable() && error.to_string().contains("ending its workers"), "{error}");
     });
-    shared.set_refusing_workers(false).unwrap();
+    shared.refuse_workers(false).unwrap();
     assert!(worker.get(1, SOON).unwrap_err().is_limit(), "it waits again");
     drop(held);
     worker.get(1, LONG).unwrap();
@@ -181,10 +181,10 @@ fn a_worker_is_told_when_its_trainer_closes() {
         let waits = scope.spawn(|| worker.get(1, LONG).unwrap_err());
         drop(shared);
         let error = waits.join().unwrap();
-        assert!(error.is_trainer_gone() && error.to_string().contains("closed"), "{error}");
+        assert!(error.is_trainer_unavailable() && error.to_string().contains("closed"), "{error}");
     });
-    assert!(buf.send(0).unwrap_err().is_trainer_gone());
-    assert!(SharedWorker::attach(descriptor).unwrap_err().is_trainer_gone());
+    assert!(buf.send(0).unwrap_err().is_trainer_unavailable());
+    assert!(SharedWorker::attach(descriptor).unwrap_err().is_trainer_unavailable());
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
         refused(changed(&shared, |bytes| bytes[at] = value), "it is truncated or damaged");
     }
     let error = SharedWorker::attach(changed(&shared, |_| {})).unwrap_err();
-    assert!(error.is_trainer_gone(), "a copy has no trainer: {error}");
+    assert!(error.is_trainer_unavailable(), "a copy has no trainer: {error}");
     for (bytes, buffers) in [(0, 1), (1, 0), (1, 1 << 20), (usize::MAX, 2), (usize::MAX / 2, 3)] {
         let error = SharedPool::new(&pool(), bytes, buffers).unwrap_err();
         assert!(error.is_invalid_request() && !error.is_backend(), "{bytes} {buffers}: {error}");
@@ -255,7 +255,7 @@ fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
 }
 
 #[test]
-fn hugetlb_pages_are_taken_where_there_are_enough_and_named_where_not() {
+fn hugetlb_pages_are_used_or_reported_missing() {
     let pool =
         Pool::builder().without_env().backend(Backend::Heap).max_bytes(pinpool::Limit::Unlimited).build().unwrap();
     let error = SharedPool::with_hugetlb(&pool, 1 << 40, 4, HugeTlb::Of2MiB).unwrap_err();

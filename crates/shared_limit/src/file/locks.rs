@@ -1,8 +1,8 @@
 //! Locks on bytes of a file by open file description, and the descriptors that a forked child closes.
 //!
-//! A slot belongs to a living owner exactly while its byte is locked.
+//! A slot belongs to a living member exactly while its byte is locked.
 //!
-//! - The kernel drops the lock when the owner exits or is killed, so no daemon and no timeout is needed. It does so after it has
+//! - The kernel drops the lock when the member exits or is killed, so no daemon and no timeout is needed. It does so after it has
 //!   freed the memory of the process, including memory locked by `mlock`. Memory pinned by a driver is freed when the driver's
 //!   descriptors are closed, in the same pass as the lock: Linux 6.18 closes the highest number first but guarantees no order. So
 //!   another process may claim the bytes a moment before they are unpinned.
@@ -14,7 +14,7 @@
 //! - Forked children share the description and its locks, so each child closes it before `fork` returns there. Children that are
 //!   created in other ways close it at `exec`.
 //!
-//! The locked bytes are beyond the end of any file and at the same offsets in all versions, so each version sees the owners that
+//! The locked bytes are beyond the end of any file and at the same offsets in all versions, so each version sees the members that
 //! use another version.
 
 use std::fs::{File, Metadata};
@@ -146,7 +146,7 @@ impl LockFile {
     }
 
     /// Returns whether another description has any slot locked.
-    pub(crate) fn has_owner(&self) -> io::Result<bool> {
+    pub(crate) fn has_member(&self) -> io::Result<bool> {
         self.is_locked(byte_of(0), SLOTS_MAX)
     }
 

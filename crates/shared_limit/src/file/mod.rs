@@ -1,4 +1,4 @@
-//! Primitives for processes that share memory: locks that end with their owner, and waits for changes by other processes.
+//! Primitives for processes that share memory: locks that end with their process, and waits for changes by other processes.
 #![allow(unsafe_code)] // Locks and wakes by system calls.
 
 mod event_count;

@@ -51,7 +51,7 @@ impl Drop for Child {
 }
 
 #[test]
-fn locks_end_with_their_owner_though_another_process_has_the_description() {
+fn locks_end_with_their_process_despite_a_shared_description() {
     let file = tempfile::tempfile().unwrap();
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let no_fork = fork::delay_forks();

@@ -7,34 +7,34 @@
 //!   a request without room: writes what it wants ─▶ wakes the others' threads ─▶ they release memory ─▶ wake the request
 //! ```
 //!
-//! An owner is one pool. Only its own slot contains its bytes, and each change is one store, so an owner may die at any
+//! A member is one pool. Only its own slot contains its bytes, and each change is one store, so a member may die at any
 //! instruction and no total is left wrong. Its slot is then free, and the next claim that finds no room sets it to zero.
 //!
 //! A claim sums all slots and writes its own slot under the file's lock, which the kernel drops when its holder dies. If the
 //! holder is stopped (SIGSTOP) in these microseconds, claims of other processes are refused after 50 ms.
 //!
-//! While the owners together want more than the limit, owners above an even share release what is returned to them, and claim
+//! While the members together want more than the limit, members above an even share release what is returned to them, and claim
 //! nothing that others wait for (`shares`). So a request is served even if other processes constantly use the whole limit.
 //!
 //! The file is in `/dev/shm`, named after the user and the shared limit, and only that user may open it. The first pool that
-//! attaches while no owner is alive sets the limit; the last owner removes the file. If another program removes the file, its
-//! owners keep their memory but claim nothing more (`Loss`). New processes then create another file with a separate limit.
+//! attaches while no member is alive sets the limit; the last member removes the file. If another program removes the file, its
+//! members keep their memory but claim nothing more (`Loss`). New processes then create another file with a separate limit.
 //!
 //! | file | contains |
 //! | --- | --- |
 //! | `slots` | the file, the shared words and their lock |
 //! | `segment` | the memory of the words |
-//! | `shares` | who releases memory, and who may claim it, if all owners want more than the limit |
+//! | `shares` | who releases memory, and who may claim it, if all members want more than the limit |
 //! | `name`, `report` | the names of shared limits; their contents, for people and programs |
 //!
 //! This module does not know pools: it counts bytes and reports changes.
 //!
-//! - shared-limit-I1: the sum of the bytes in owned slots never exceeds the limit. The bytes of owners without a slot (I3) come
+//! - shared-limit-I1: the sum of the bytes in owned slots never exceeds the limit. The bytes of members without a slot (I3) come
 //!   in addition.
 //! - shared-limit-I2: only the process that attached changes its slot: in a forked child every call does nothing.
-//! - shared-limit-I3: an owner with a descriptor that other code has closed claims nothing more, and leaves its slot to the next
-//!   owner.
-//! - shared-limit-I4: the wanted bytes of an owner are the sum of what its requests and reserves want now.
+//! - shared-limit-I3: a member with a descriptor that other code has closed claims nothing more, and leaves its slot to the next
+//!   member.
+//! - shared-limit-I4: the wanted bytes of a member are the sum of what its requests and reserves want now.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub mod shares;
 mod slots;
 
 pub use self::name::{names, problem_of};
-pub use self::report::{LISTED, SharedLimitOwner, SharedLimitReport, report};
+pub use self::report::{LISTED, SharedLimitMember, SharedLimitReport, report};
 use self::shares::Demand;
 pub use self::slots::Loss;
 use self::slots::{HELD, IDLE, NAME, NAMESPACE, NEEDED, PROCESS, SINCE, Slots, WANTED};
@@ -54,10 +54,10 @@ use crate::file::sleep_while;
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::unmodeled::{AtomicU64, Mutex, Ordering};
 
-/// The longest time between two checks of the file by an owner's thread.
+/// The longest time between two checks of the file by a member's thread.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// Bytes that one request or reserve of an owner wants. Changed only under the lock that protects the sum of the owner's wants,
+/// Bytes that one request or reserve of a member wants. Changed only under the lock that protects the sum of the member's wants,
 /// so the sum is exact.
 #[derive(Debug, Default)]
 pub struct Want(AtomicU64);
@@ -68,7 +68,7 @@ impl Want {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Sets the bytes and returns the previous value. The caller has the lock that protects the sum of the owner's wants.
+    /// Sets the bytes and returns the previous value. The caller has the lock that protects the sum of the member's wants.
     pub fn replace(&self, bytes: u64) -> u64 {
         self.0.swap(bytes, Ordering::Relaxed)
     }
@@ -86,13 +86,13 @@ struct Attached {
     slots: Slots,
     slot: usize,
     /// Locked for the time of a scan of the slots. In a forked child, a thread that does not exist may have the lock.
-    state: Mutex<OwnerState>,
+    state: Mutex<MemberState>,
 }
 
-/// The state of this owner.
+/// The state of this member.
 #[derive(Debug, Default)]
-struct OwnerState {
-    /// The bytes that this owner holds, and the sum of its wants (shared-limit-I4).
+struct MemberState {
+    /// The bytes that this member holds, and the sum of its wants (shared-limit-I4).
     demand: Demand,
     loss: Option<Loss>,
     /// The loss, until the thread of [`SharedLimit::watch`] reports it.
@@ -102,7 +102,7 @@ struct OwnerState {
 
 impl SharedLimit {
     /// Takes a slot in the shared limit `name` for the pool called `pool`. Sets the limit to `max_bytes` if it has no living
-    /// owner.
+    /// member.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ impl SharedLimit {
         self.0.slots.max_bytes()
     }
 
-    /// Claims `bytes` unless that would exceed the limit or take memory that other owners wait for. Returns whether the bytes
+    /// Claims `bytes` unless that would exceed the limit or take memory that other members wait for. Returns whether the bytes
     /// were claimed; they are not after a loss, or if another process keeps the file locked.
     pub fn claim(&self, bytes: u64) -> bool {
         let own = &self.0;
@@ -152,22 +152,22 @@ impl SharedLimit {
             state.demand.held_bytes = state.demand.held_bytes.saturating_sub(bytes);
             own.check(state);
             own.write(state, HELD, state.demand.held_bytes);
-            // SeqCst: this owner stores its bytes and then reads the wants, and a waiting owner stores its want before it checks
-            // for room a last time. So at least one of the two owners sees the other's store.
+            // SeqCst: this member stores its bytes and then reads the wants, and a waiting member stores its want before it checks
+            // for room a last time. So at least one of the two members sees the other's store.
             if own.wanted_by_others(state) > 0 {
-                own.slots.notify_owners();
+                own.slots.notify_members();
             }
         });
     }
 
     /// Returns how many bytes can be claimed now, for a claim of `bytes`; the result may exceed `bytes`. If there is too little
-    /// room, reclaims the bytes of dead owners first.
+    /// room, reclaims the bytes of dead members first.
     pub fn room_for(&self, bytes: u64) -> u64 {
         self.0.with(|state| self.0.room_for(state, bytes))
     }
 
-    /// Records that a request or reserve of this owner, which needs `needed_bytes` in all, now wants `bytes` of room. Wakes the
-    /// other owners if it wants more than before. Returns the bytes that it wanted before.
+    /// Records that a request or reserve of this member, which needs `needed_bytes` in all, now wants `bytes` of room. Wakes the
+    /// other members if it wants more than before. Returns the bytes that it wanted before.
     pub fn set_want(&self, want: &Want, bytes: u64, needed_bytes: u64) -> u64 {
         let own = &self.0;
         own.with(|state| {
@@ -178,24 +178,24 @@ impl SharedLimit {
             let now = (own.slots.events().load(Ordering::SeqCst), own.slot);
             state.demand.change_want(before_bytes, bytes, needed_bytes, now);
             if own.check(state).is_none() {
-                // The want is stored last: an owner that sees it sees the other two words.
+                // The want is stored last: a member that sees it sees the other two words.
                 own.write(state, SINCE, state.demand.since.0);
                 own.write(state, NEEDED, state.demand.needed_bytes);
                 own.write(state, WANTED, state.demand.wanted_bytes);
                 if bytes > before_bytes {
-                    own.slots.notify_owners();
+                    own.slots.notify_members();
                 }
             }
             before_bytes
         })
     }
 
-    /// Returns whether other owners want memory; some of them may be dead.
+    /// Returns whether other members want memory; some of them may be dead.
     pub fn is_wanted(&self) -> bool {
         self.0.with(|state| self.0.wanted_by_others(state) > 0)
     }
 
-    /// Returns the bytes that other living owners want and the limit has no room for.
+    /// Returns the bytes that other living members want and the limit has no room for.
     pub fn others_lacking_bytes(&self) -> u64 {
         self.0.with(|state| {
             if self.0.wanted_by_others(state) > 0 {
@@ -205,7 +205,7 @@ impl SharedLimit {
         })
     }
 
-    /// Returns the bytes that other owners lack, if this owner has more than an even share and must therefore release a buffer
+    /// Returns the bytes that other members lack, if this member has more than an even share and must therefore release a buffer
     /// that is returned to it; otherwise 0.
     pub fn owed_bytes(&self) -> u64 {
         let Attached { slots, slot, .. } = &*self.0;
@@ -216,12 +216,12 @@ impl SharedLimit {
         })
     }
 
-    /// Returns why this owner can no longer claim, if it cannot.
+    /// Returns why this member can no longer claim, if it cannot.
     pub fn loss(&self) -> Option<Loss> {
         self.0.with(|state| self.0.check(state))
     }
 
-    /// Records how many of this owner's bytes are idle, for reports.
+    /// Records how many of this member's bytes are idle, for reports.
     pub fn publish_idle(&self, bytes: u64) {
         self.0.with(|state| {
             self.0.check(state);
@@ -229,12 +229,12 @@ impl SharedLimit {
         });
     }
 
-    /// Starts a thread that calls `notice` now, whenever owners want or return memory, and at least once a second. The arguments
-    /// of `notice` are whether other owners want memory, and, in one call only, why this owner can no longer claim. The thread
+    /// Starts a thread that calls `notice` now, whenever members want or return memory, and at least once a second. The arguments
+    /// of `notice` are whether other members want memory, and, in one call only, why this member can no longer claim. The thread
     /// ends when `notice` returns false or the `SharedLimit` is dropped.
     pub fn watch(&self, notice: impl Fn(bool, Option<Loss>) -> bool + Send + 'static) -> std::io::Result<()> {
         let own = self.0.clone();
-        let news = move |state: &mut OwnerState| {
+        let news = move |state: &mut MemberState| {
             own.check(state);
             (!state.has_left).then(|| (own.wanted_by_others(state) > 0, state.unreported_loss.take()))
         };
@@ -251,7 +251,7 @@ impl SharedLimit {
         })
     }
 
-    /// Reports the bytes of all owners. The report is empty in a forked child.
+    /// Reports the bytes of all members. The report is empty in a forked child.
     pub fn report(&self) -> SharedLimitReport {
         let is_own = self.0.with(|state| Some(self.0.check(state) != Some(Loss::Closed)));
         let report = |is_own: bool| SharedLimitReport::of(&self.0.name, &self.0.slots, is_own.then_some(self.0.slot));
@@ -267,35 +267,35 @@ impl Drop for SharedLimit {
             if own.check(state) != Some(Loss::Closed) {
                 own.slots.leave(own.slot);
             }
-            // Wakes the other owners, which have more room now, and this owner's thread, which ends.
-            own.slots.notify_owners();
+            // Wakes the other members, which have more room now, and this member's thread, which ends.
+            own.slots.notify_members();
         });
     }
 }
 
 impl Attached {
-    /// Calls `act` with the state of this owner. In a forked child, only returns the default (shared-limit-I2).
-    fn with<R: Default>(&self, act: impl FnOnce(&mut OwnerState) -> R) -> R {
+    /// Calls `act` with the state of this member. In a forked child, only returns the default (shared-limit-I2).
+    fn with<R: Default>(&self, act: impl FnOnce(&mut MemberState) -> R) -> R {
         if self.generation.is_stale() { R::default() } else { act(&mut self.state.lock()) }
     }
 
     /// Checks that the file is not removed and its descriptor is open. Returns the loss if not. A loss is permanent.
-    fn check(&self, state: &mut OwnerState) -> Option<Loss> {
+    fn check(&self, state: &mut MemberState) -> Option<Loss> {
         if state.loss.is_none() {
             state.loss = self.slots.loss();
             state.unreported_loss = state.loss;
             if state.loss.is_some() {
-                // This owner cannot claim any more, so memory that other owners release would not help it.
+                // This member cannot claim any more, so memory that other members release would not help it.
                 self.write(state, WANTED, 0);
-                self.slots.notify_owners();
+                self.slots.notify_members();
             }
         }
         state.loss
     }
 
-    /// Stores `value` if this owner still has its slot, and returns whether it has. Once its lock is lost, the slot is free for
-    /// other owners.
-    fn write(&self, state: &OwnerState, word: usize, value: u64) -> bool {
+    /// Stores `value` if this member still has its slot, and returns whether it has. Once its lock is lost, the slot is free for
+    /// other members.
+    fn write(&self, state: &MemberState, word: usize, value: u64) -> bool {
         let is_own = state.loss != Some(Loss::Closed);
         if is_own {
             self.slots.slot(self.slot)[word].store(value, Ordering::SeqCst);
@@ -303,7 +303,7 @@ impl Attached {
         is_own
     }
 
-    fn room_for(&self, state: &mut OwnerState, bytes: u64) -> u64 {
+    fn room_for(&self, state: &mut MemberState, bytes: u64) -> u64 {
         if self.check(state).is_some() {
             return 0;
         }
@@ -313,8 +313,8 @@ impl Attached {
         }
     }
 
-    /// Returns the bytes that this owner may claim without taking memory that other owners have priority for.
-    fn claimable_bytes(&self, state: &OwnerState, bytes: u64) -> u64 {
+    /// Returns the bytes that this member may claim without taking memory that other members have priority for.
+    fn claimable_bytes(&self, state: &MemberState, bytes: u64) -> u64 {
         let room_bytes = self.slots.room_bytes();
         if self.slots.wanted_by_others(self.slot) == 0 {
             return room_bytes;
@@ -326,19 +326,19 @@ impl Attached {
     fn clear_dead(&self) -> bool {
         let has_cleared = self.slots.clear_dead(self.slot);
         if has_cleared && self.slots.wanted_by_others(self.slot) > 0 {
-            self.slots.notify_owners();
+            self.slots.notify_members();
         }
         has_cleared
     }
 
-    /// Returns the bytes that other owners want, including dead owners; 0 after a loss, since other owners cannot claim the bytes
-    /// of this owner then.
-    fn wanted_by_others(&self, state: &OwnerState) -> u64 {
+    /// Returns the bytes that other members want, including dead members; 0 after a loss, since other members cannot claim the bytes
+    /// of this member then.
+    fn wanted_by_others(&self, state: &MemberState) -> u64 {
         if state.loss.is_some() { 0 } else { self.slots.wanted_by_others(self.slot) }
     }
 
-    /// Returns the bytes that other owners want and the limit has no room for.
-    fn others_lacking_bytes(&self, state: &OwnerState) -> u64 {
+    /// Returns the bytes that other members want and the limit has no room for.
+    fn others_lacking_bytes(&self, state: &MemberState) -> u64 {
         match self.wanted_by_others(state) {
             0 => 0,
             wanted_bytes => wanted_bytes.saturating_sub(self.slots.room_bytes()),

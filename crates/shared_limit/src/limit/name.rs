@@ -10,8 +10,7 @@ pub fn problem_of(name: &str) -> Option<&'static str> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let is_name = name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(is_plain);
     (!is_name || name.len() > 64).then_some(
-        "not the name of a shared limit (none, auto, or up to 64 letters, digits, `.`, `_` and `-`, of which the first is a letter or \
-         a digit)",
+        "not the name of a shared limit (none, auto, or up to 64 letters, digits, `.`, `_` and `-`, beginning with a letter or digit)",
     )
 }
 
@@ -20,7 +19,7 @@ pub(super) fn path_of(name: &str) -> PathBuf {
     Path::new(DIRECTORY).join(format!("{}{name}", prefix()))
 }
 
-/// Returns the names of this user's shared limits, sorted. If the last owner was killed, its file stays and its name is included.
+/// Returns the names of this user's shared limits, sorted. If the last member was killed, its file stays and its name is included.
 pub fn names() -> Vec<String> {
     let prefix = prefix();
     let entries = std::fs::read_dir(DIRECTORY).into_iter().flatten().flatten();

@@ -11,7 +11,7 @@ use pinpool_os::format::Size;
 /// Words for the name of a pool: 72 bytes.
 const NAME_WORDS: usize = SLOT_WORDS - NAME;
 
-/// Maximum number of owners that a text lists one by one.
+/// Maximum number of members that a text lists one by one.
 pub const LISTED: usize = 8;
 
 /// The contents of a shared limit.
@@ -21,22 +21,23 @@ pub const LISTED: usize = 8;
 pub struct SharedLimitReport {
     /// The name.
     pub name: String,
-    /// The limit in bytes, as the first owner set it; `None` for no limit.
+    /// The limit in bytes, as the first member set it; `None` for no limit.
     pub max_bytes: Option<u64>,
-    /// Bytes that all owners hold.
+    /// Bytes that all members hold.
     pub held_bytes: u64,
-    /// The living owners, the largest first.
-    pub owners: Vec<SharedLimitOwner>,
+    /// The living members, the largest first.
+    #[cfg_attr(feature = "serde", serde(rename = "owners"))]
+    pub members: Vec<SharedLimitMember>,
 }
 
 /// A pool under a shared limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct SharedLimitOwner {
+pub struct SharedLimitMember {
     /// The process ID, valid only in the namespace of that process.
     pub pid: u32,
-    /// Whether this owner is the pool that made the report.
+    /// Whether this member is the pool that made the report.
     pub is_own: bool,
     /// Whether the process is in another PID namespace.
     pub is_elsewhere: bool,
@@ -51,31 +52,31 @@ pub struct SharedLimitOwner {
 }
 
 impl SharedLimitReport {
-    /// Reads the words of the living owners. The slot of the caller, if it has one, is `own`.
+    /// Reads the words of the living members. The slot of the caller, if it has one, is `own`.
     pub(super) fn of(name: &str, slots: &Slots, own: Option<usize>) -> Self {
-        // An owner that is just attaching has not stored its process ID yet.
-        let is_owner =
+        // A member that is just attaching has not stored its process ID yet.
+        let is_member =
             |index: &usize| slots.get(*index, PROCESS) > 0 && (Some(*index) == own || slots.is_owned(*index));
         let read =
-            || (0..SLOTS).filter(is_owner).map(|index| SharedLimitOwner::of(slots, index, own)).collect::<Vec<_>>();
-        // Under the lock no owner claims memory, so the sum is never above the limit.
-        let mut owners = slots.locked(read).unwrap_or_else(read);
-        owners.sort_by(|one, other| other.held_bytes.cmp(&one.held_bytes).then_with(|| one.pid.cmp(&other.pid)));
-        let held_bytes = owners.iter().map(|owner| owner.held_bytes).fold(0, u64::saturating_add);
+            || (0..SLOTS).filter(is_member).map(|index| SharedLimitMember::of(slots, index, own)).collect::<Vec<_>>();
+        // Under the lock no member claims memory, so the sum is never above the limit.
+        let mut members = slots.locked(read).unwrap_or_else(read);
+        members.sort_by(|one, other| other.held_bytes.cmp(&one.held_bytes).then_with(|| one.pid.cmp(&other.pid)));
+        let held_bytes = members.iter().map(|member| member.held_bytes).fold(0, u64::saturating_add);
         let max_bytes = Some(slots.max_bytes()).filter(|&max_bytes| max_bytes != u64::MAX);
-        Self { name: name.to_owned(), max_bytes, held_bytes, owners }
+        Self { name: name.to_owned(), max_bytes, held_bytes, members }
     }
 
-    /// Describes the other owners and what they hold, for an error text.
+    /// Describes the other members and what they hold, for an error text.
     pub fn describe_others(&self) -> String {
-        let others: Vec<_> = self.owners.iter().filter(|owner| !owner.is_own).collect();
+        let others: Vec<_> = self.members.iter().filter(|member| !member.is_own).collect();
         let mut texts: Vec<_> = others.iter().take(LISTED).map(ToString::to_string).collect();
         texts.extend((others.len() > LISTED).then(|| format!("and {} more", others.len() - LISTED)));
         if texts.is_empty() { "no other process is attached".to_owned() } else { texts.join(", ") }
     }
 }
 
-impl fmt::Display for SharedLimitOwner {
+impl fmt::Display for SharedLimitMember {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pid, pool, held_bytes, idle_bytes, wanted_bytes, .. } = self;
         let namespace = if self.is_elsewhere { " in another namespace" } else { "" };
@@ -99,7 +100,7 @@ pub(super) fn words_of(name: &str) -> [u64; NAME_WORDS] {
     std::array::from_fn(word)
 }
 
-impl SharedLimitOwner {
+impl SharedLimitMember {
     fn of(slots: &Slots, index: usize, own: Option<usize>) -> Self {
         let get = |word| slots.get(index, word);
         let name = (NAME..SLOT_WORDS).flat_map(|word| get(word).to_ne_bytes()).collect::<Vec<_>>();
@@ -115,7 +116,7 @@ impl SharedLimitOwner {
     }
 }
 
-/// Reads the contents of this user's shared limit `name`; `None` if it has no owner. Takes no slot.
+/// Reads the contents of this user's shared limit `name`; `None` if it has no member. Takes no slot.
 ///
 /// # Errors
 ///

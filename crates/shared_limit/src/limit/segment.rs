@@ -17,7 +17,7 @@ pub(super) const SLOT_WORDS: usize = 16;
 const FIRST_SLOT: usize = 8;
 const BYTES: usize = (FIRST_SLOT + SLOTS * SLOT_WORDS) * 8;
 
-/// A segment that is attached to this process. It contains a cookie that no other segment has, words that all owners share, and
+/// A segment that is attached to this process. It contains a cookie that no other segment has, words that all members share, and
 /// slots.
 #[derive(Debug)]
 pub(super) struct Segment {
@@ -77,7 +77,7 @@ impl Segment {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), BYTES / 8) }
     }
 
-    /// Returns a word that all owners share.
+    /// Returns a word that all members share.
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
         &self.words()[index]
     }

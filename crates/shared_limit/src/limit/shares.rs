@@ -1,27 +1,27 @@
-//! Decides which owners release memory while the owners together want more than the limit. The functions only compute numbers.
+//! Decides which members release memory while the members together want more than the limit. The functions only compute numbers.
 //!
-//! The *even level* divides the limit by max-min fairness: an owner that holds and wants less than an even part gets all that it
-//! wants, and the other owners share the rest. An owner above the level releases the memory that is returned to it if another
-//! owner has less, and claims nothing that an earlier want needs. An owner below the level releases only idle memory, and claims
-//! free memory. So if all owners want more, each ends within one buffer of the level, and memory does not move back and forth.
+//! The *even level* divides the limit by max-min fairness: a member that holds and wants less than an even part gets all that it
+//! wants, and the other members share the rest. A member above the level releases the memory that is returned to it if another
+//! member has less, and claims nothing that an earlier want needs. A member below the level releases only idle memory, and claims
+//! free memory. So if all members want more, each ends within one buffer of the level, and memory does not move back and forth.
 //!
-//! A request that needs more than the level would never be served while the other owners use their parts. If such a request has
-//! waited longest, the level of the other owners is computed from the rest of the limit, so such requests are served in turn.
+//! A request that needs more than the level would never be served while the other members use their parts. If such a request has
+//! waited longest, the level of the other members is computed from the rest of the limit, so such requests are served in turn.
 
-/// The bytes that an owner holds and wants.
+/// The bytes that a member holds and wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
     pub held_bytes: u64,
     pub wanted_bytes: u64,
     /// All bytes that the waiting request needs.
     pub needed_bytes: u64,
-    /// The number of the event at which the owner began to want memory, and the number of its slot, which decides between owners
+    /// The number of the event at which the member began to want memory, and the number of its slot, which decides between members
     /// with the same event.
     pub since: (u64, usize),
 }
 
 impl Demand {
-    /// Returns the owner's position in the order of waiting. An owner that does not wait comes last.
+    /// Returns the member's position in the order of waiting. A member that does not wait comes last.
     fn turn(&self) -> (u64, usize) {
         if self.wanted_bytes > 0 { self.since } else { (u64::MAX, usize::MAX) }
     }
@@ -30,7 +30,7 @@ impl Demand {
         self.held_bytes.saturating_add(self.wanted_bytes)
     }
 
-    /// Records that a request or reserve of this owner now wants `bytes` instead of `before_bytes`. If the owner wanted nothing
+    /// Records that a request or reserve of this member now wants `bytes` instead of `before_bytes`. If the member wanted nothing
     /// before, it waits since `now`.
     pub fn change_want(&mut self, before_bytes: u64, bytes: u64, needed_bytes: u64, now: (u64, usize)) {
         if self.wanted_bytes == 0 {
@@ -41,7 +41,7 @@ impl Demand {
     }
 }
 
-/// Returns how much of `room_bytes` the owner `own` may use for a claim of `bytes` while `others` want memory.
+/// Returns how much of `room_bytes` the member `own` may use for a claim of `bytes` while `others` want memory.
 pub fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, room_bytes: u64, bytes: u64) -> u64 {
     let is_before = |other: &&Demand| other.turn() < own.turn();
     let before_bytes = others.iter().filter(is_before).map(|other| other.wanted_bytes).fold(0, u64::saturating_add);
@@ -53,14 +53,14 @@ pub fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, room_byt
     room_bytes.min(to_level_bytes).max(room_bytes.saturating_sub(before_bytes))
 }
 
-/// Returns whether the owner `own` must release the memory that is returned to it while `others` lack room.
+/// Returns whether the member `own` must release the memory that is returned to it while `others` lack room.
 pub fn owes(own: &Demand, others: &[Demand], max_bytes: u64) -> bool {
     let (level_bytes, is_turn) = level(own, others, max_bytes);
     let has_less = |other: &Demand| other.wanted_bytes > 0 && other.bytes() < own.held_bytes;
     own.held_bytes > level_bytes && (is_turn || others.iter().any(has_less))
 }
 
-/// Returns the most that the owner `own` may hold while the others want memory, and whether this level leaves room for a request
+/// Returns the most that the member `own` may hold while the others want memory, and whether this level leaves room for a request
 /// that needs more than the even level and is served next.
 fn level(own: &Demand, others: &[Demand], max_bytes: u64) -> (u64, bool) {
     let even_bytes = even_level(own, others, max_bytes);
@@ -72,7 +72,7 @@ fn level(own: &Demand, others: &[Demand], max_bytes: u64) -> (u64, bool) {
 
 fn even_level(own: &Demand, others: &[Demand], max_bytes: u64) -> u64 {
     let mut level_bytes = 0;
-    // Each round finds the owners at or below the level. The bytes that they leave raise the level of the other owners.
+    // Each round finds the members at or below the level. The bytes that they leave raise the level of the other members.
     loop {
         let (mut above, mut rest_bytes) = (0_u64, max_bytes);
         for bytes in others.iter().chain([own]).map(Demand::bytes) {
@@ -120,30 +120,30 @@ mod tests {
         assert!(owes(&holds(56), &other, 64));
         assert_eq!(claimable_bytes(&holds(42), &other, 64, 22, 14), 8, "what the other leaves");
         assert_eq!(claimable_bytes(&other[0], &[wants(42, 14, 2)], 64, 22, 14), 22);
-        // After the other owner was served:
+        // After the other member was served:
         assert_eq!(claimable_bytes(&holds(42), &[holds(14)], 64, 8, 14), 8);
         assert!(!owes(&holds(42), &[holds(14)], 64));
     }
 
     #[test]
-    fn owners_at_the_level_keep_what_they_have() {
+    fn members_at_the_level_keep_what_they_have() {
         let (own, other) = (wants(28, 14, 1), wants(28, 14, 2));
         assert!(!owes(&own, &[other], 64) && !owes(&other, &[own], 64));
-        // The owner that came first may claim a little more.
+        // The member that came first may claim a little more.
         assert_eq!((claimable_bytes(&own, &[other], 64, 8, 14), claimable_bytes(&other, &[own], 64, 8, 14)), (8, 4));
     }
 
     #[test]
-    fn owners_do_not_change_places() {
+    fn members_do_not_change_places() {
         let others = [wants(22, 7, 1), wants(16, 6, 2)];
         assert!(!owes(&wants(22, 7, 3), &others, 64), "another would have as much as this one has");
         assert!(owes(&wants(30, 7, 3), &others, 64));
-        // Four owners have one buffer each, and there is no room for a fifth: they take turns.
+        // Four members have one buffer each, and there is no room for a fifth: they take turns.
         assert!(owes(&holds(14), &[holds(14); 3].into_iter().chain([wants(0, 14, 1)]).collect::<Vec<_>>(), 64));
     }
 
     #[test]
-    fn of_two_that_need_more_than_the_level_the_first_is_served_then_the_other() {
+    fn two_members_that_exceed_the_limit_are_served_in_turn() {
         let other = wants(0, 50, 1);
         assert!(owes(&holds(50), &[other], 64));
         let own = wants(0, 50, 2);

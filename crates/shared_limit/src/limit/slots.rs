@@ -1,13 +1,13 @@
-//! The words that the owners of a shared limit share, and the file that locates them.
+//! The words that the members of a shared limit share, and the file that locates them.
 //!
 //! ```text
-//!   file:   [header: magic, kind, version, segment]                    removed by its last owner
-//!   memory: [cookie] [words of all owners] [slot 0] [slot 1] ... [slot 255]        freed with its last owner
+//!   file:   [header: magic, kind, version, segment]                    removed by its last member
+//!   memory: [cookie] [words of all members] [slot 0] [slot 1] ... [slot 255]        freed with its last member
 //!   locks:  one byte for the file as a whole, one for each slot; far beyond the end of the file
 //! ```
 //!
 //! - shared-limit-slots-I1: the memory is created only under the lock of the file while no slot is locked.
-//! - shared-limit-slots-I2: a slot's words are written only by its owner, or, while no owner has the slot locked, under the lock
+//! - shared-limit-slots-I2: a slot's words are written only by its member, or, while no member has the slot locked, under the lock
 //!   of the file.
 
 use std::fs::{Metadata, OpenOptions};
@@ -30,7 +30,7 @@ const KIND: u64 = u64::from_ne_bytes(*b"limit   ");
 /// Increase it with each change of the words below.
 const VERSION: u64 = 4;
 
-/// Words that all owners share: the limit; a number that increases with each change that other owners wait for.
+/// Words that all members share: the limit; a number that increases with each change that other members wait for.
 const MAX_BYTES: usize = 1;
 const EVENTS: usize = 2;
 /// Words of a slot: the bytes held, wanted and idle; the bytes that the waiting request needs, and the number of the event since
@@ -48,7 +48,7 @@ pub(super) const NAME: usize = 7;
 const ATTACH_PATIENCE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Why an owner can no longer claim.
+/// Why a member can no longer claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
     /// The file was removed, so new processes use another file with the same name.
@@ -66,18 +66,18 @@ pub(super) struct Slots {
 
 impl Slots {
     /// Attaches to the file at `path`, which is created if necessary, and takes a free slot. Sets the limit to `max_bytes` if no
-    /// other owner is attached. Also returns the number of the slot.
+    /// other member is attached. Also returns the number of the slot.
     pub(super) fn attach(path: &Path, max_bytes: u64) -> Result<(Self, usize), String> {
         loop {
             let (locks, opened) = open(path, true)?;
             let failed = |error| failed("lock", path, &error);
             let attach = || {
-                // The last owner may have removed the file after this process opened it and before this process locked it.
+                // The last member may have removed the file after this process opened it and before this process locked it.
                 if !is_still(path, &opened) {
                     return Ok(None);
                 }
                 let header = read_header(path, &locks)?;
-                let is_used = locks.has_owner().map_err(failed)?;
+                let is_used = locks.has_member().map_err(failed)?;
                 let segment = if is_used { find(path, &header, false)? } else { create(path, &locks, max_bytes)? };
                 let own = (0..SLOTS).find(|&index| !locks.is_slot_locked(index).unwrap_or(true)).ok_or_else(|| {
                     format!("all {SLOTS} slots of {} are taken: stop some pools, or use another name", path.display())
@@ -96,7 +96,7 @@ impl Slots {
         }
     }
 
-    /// Attaches read-only. Returns `None` if there is no such file, or if the file has no owner.
+    /// Attaches read-only. Returns `None` if there is no such file, or if the file has no member.
     pub(super) fn view(path: &Path) -> Result<Option<Self>, String> {
         let opened = open(path, false);
         if opened.is_err() && !path.exists() {
@@ -105,8 +105,8 @@ impl Slots {
         let locks = opened?.0;
         let header = read_header(path, &locks)?;
         let found = find(path, &header, true);
-        // Without an owner there is no memory either: it was freed with its last owner. So an error of `find` does not matter.
-        if !locks.has_owner().map_err(|error| failed("lock", path, &error))? {
+        // Without a member there is no memory either: it was freed with its last member. So an error of `find` does not matter.
+        if !locks.has_member().map_err(|error| failed("lock", path, &error))? {
             return Ok(None);
         }
         Ok(Some(Self { path: path.to_owned(), segment: found?, locks }))
@@ -128,13 +128,13 @@ impl Slots {
         self.segment.word(EVENTS)
     }
 
-    /// Wakes the threads of all owners.
-    pub(super) fn notify_owners(&self) {
+    /// Wakes the threads of all members.
+    pub(super) fn notify_members(&self) {
         self.events().fetch_add(1, Ordering::SeqCst);
         wake(self.events(), i32::MAX);
     }
 
-    /// Returns whether another living owner has slot `index`, or true if the system cannot tell.
+    /// Returns whether another living member has slot `index`, or true if the system cannot tell.
     pub(super) fn is_owned(&self, index: usize) -> bool {
         self.locks.is_slot_locked(index).unwrap_or(true)
     }
@@ -147,12 +147,12 @@ impl Slots {
         self.max_bytes().saturating_sub(self.sum(HELD, 0..SLOTS))
     }
 
-    /// Returns the bytes that all owners except `own` want.
+    /// Returns the bytes that all members except `own` want.
     pub(super) fn wanted_by_others(&self, own: usize) -> u64 {
         self.sum(WANTED, (0..SLOTS).filter(|&index| index != own))
     }
 
-    /// Returns the demand of each owner except `own` that holds or wants memory.
+    /// Returns the demand of each member except `own` that holds or wants memory.
     pub(super) fn demands_of_others(&self, own: usize) -> Vec<Demand> {
         let demand = |index| {
             let [held_bytes, wanted_bytes, needed_bytes] = [HELD, WANTED, NEEDED].map(|word| self.get(index, word));
@@ -162,7 +162,7 @@ impl Slots {
         others.filter(|demand| demand.held_bytes > 0 || demand.wanted_bytes > 0).collect()
     }
 
-    /// Returns why the owner can no longer claim, if it cannot. Truncating the file has no effect, since the words are in the
+    /// Returns why the member can no longer claim, if it cannot. Truncating the file has no effect, since the words are in the
     /// segment.
     pub(super) fn loss(&self) -> Option<Loss> {
         match self.locks.metadata() {
@@ -176,13 +176,13 @@ impl Slots {
         &self.locks
     }
 
-    /// Runs `act` under the file's lock, so that no other owner claims or attaches meanwhile. Returns `None` without running it
+    /// Runs `act` under the file's lock, so that no other member claims or attaches meanwhile. Returns `None` without running it
     /// if the lock is not available in time.
     pub(super) fn locked<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
         self.locks.locked(PATIENCE, act).unwrap_or_default()
     }
 
-    /// Reclaims the bytes of dead owners. Returns whether there were any.
+    /// Reclaims the bytes of dead members. Returns whether there were any.
     pub(super) fn clear_dead(&self, own: usize) -> bool {
         let has_words = |index| self.get(index, HELD) > 0 || self.get(index, WANTED) > 0;
         let is_dead = |index: &usize| *index != own && has_words(*index) && !self.is_owned(*index);
@@ -190,7 +190,7 @@ impl Slots {
         (0..SLOTS).any(|index| is_dead(&index)) && self.locked(clear).unwrap_or(false)
     }
 
-    /// Frees slot `own`. The last owner removes the file.
+    /// Frees slot `own`. The last member removes the file.
     pub(super) fn leave(&self, own: usize) {
         let end = || {
             self.segment.zero(own);
@@ -199,8 +199,8 @@ impl Slots {
         let end_under_lock = || {
             end();
             let is_this = self.locks.metadata().is_some_and(|opened| is_still(&self.path, &opened));
-            if is_this && !self.locks.has_owner().unwrap_or(true) {
-                // If the file cannot be removed, the next owner uses it.
+            if is_this && !self.locks.has_member().unwrap_or(true) {
+                // If the file cannot be removed, the next member uses it.
                 let _ = std::fs::remove_file(&self.path);
             }
         };
@@ -256,7 +256,7 @@ fn read_header(path: &Path, locks: &LockFile) -> Result<Header, String> {
     Ok(header)
 }
 
-/// Attaches the segment of the living owners, which the header names.
+/// Attaches the segment of the living members, which the header names.
 fn find(path: &Path, header: &Header, is_read_only: bool) -> Result<Segment, String> {
     let (path, [magic, _, version, id, cookie]) = (path.display(), *header);
     if magic == 0 || version == 0 {
@@ -276,7 +276,7 @@ fn find(path: &Path, header: &Header, is_read_only: bool) -> Result<Segment, Str
     })
 }
 
-/// Creates a segment, and writes its header over whatever a killed owner has left in the file.
+/// Creates a segment, and writes its header over whatever a killed member has left in the file.
 fn create(path: &Path, locks: &LockFile, max_bytes: u64) -> Result<Segment, String> {
     let cookie = random();
     let segment = Segment::create(cookie)

@@ -38,9 +38,9 @@ impl Named {
     }
 }
 
-/// Changes a want of `owner` that it has no other of.
-fn want(owner: &SharedLimit, want: &Want, bytes: u64) {
-    owner.set_want(want, bytes, bytes);
+/// Changes a want of `member` that it has no other of.
+fn want(member: &SharedLimit, want: &Want, bytes: u64) {
+    member.set_want(want, bytes, bytes);
 }
 
 impl Drop for Named {
@@ -50,7 +50,7 @@ impl Drop for Named {
 }
 
 #[test]
-fn owners_claim_under_the_limit_of_the_first() {
+fn members_claim_under_the_limit_of_the_first() {
     let named = Named::new("claims");
     let (first, second) = (named.attach("one", 100), named.attach("two", 500));
     assert_eq!(second.max_bytes(), 100);
@@ -59,15 +59,15 @@ fn owners_claim_under_the_limit_of_the_first() {
     first.release(60);
     assert_eq!(second.room_for(0), 60);
     let report = second.report();
-    assert_eq!((report.owners[0].pool.as_str(), report.owners[0].is_own), ("two", true));
-    assert_eq!(report.owners.len(), 2);
+    assert_eq!((report.members[0].pool.as_str(), report.members[0].is_own), ("two", true));
+    assert_eq!(report.members.len(), 2);
     drop(second);
     assert!(first.claim(100), "what the other held is free");
     assert_eq!(super::report(&named.0).unwrap().unwrap().held_bytes, 100);
     assert!(names().contains(&named.0));
     drop(first);
     assert!(super::report(&named.0).unwrap().is_none());
-    assert_eq!(named.attach("next", 700).max_bytes(), 700, "a shared limit without an owner starts again");
+    assert_eq!(named.attach("next", 700).max_bytes(), 700, "a shared limit without a member starts again");
 }
 
 #[test]
@@ -76,16 +76,16 @@ fn a_full_shared_limit_says_so_and_can_be_shown() {
     let all: Vec<_> = (0..SLOTS).map(|_| named.attach("", 100)).collect();
     let error = named.error();
     assert!(error.starts_with("all 256 slots of /dev/shm/pinpool-limit."), "{error}");
-    assert_eq!(super::report(&named.0).unwrap().unwrap().owners.len(), all.len());
+    assert_eq!(super::report(&named.0).unwrap().unwrap().members.len(), all.len());
 }
 
 #[test]
 fn what_is_returned_is_never_below_zero() {
     let named = Named::new("below");
-    let owner = named.attach("", 100);
-    assert!(owner.claim(10));
-    owner.release(11);
-    assert!(owner.claim(100) && !owner.claim(1));
+    let member = named.attach("", 100);
+    assert!(member.claim(10));
+    member.release(11);
+    assert!(member.claim(100) && !member.claim(1));
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn others_lack_what_they_want_beyond_the_room() {
 }
 
 #[test]
-fn a_want_and_what_is_returned_wake_the_thread_of_each_owner_until_it_leaves() {
+fn requests_and_returns_wake_each_member_until_it_leaves() {
     let named = Named::new("watch");
     let (first, second) = (named.attach("", 100), named.attach("", 100));
     assert!(first.claim(100));
@@ -135,27 +135,27 @@ fn a_want_and_what_is_returned_wake_the_thread_of_each_owner_until_it_leaves() {
 #[test]
 fn wants_that_change_at_once_leave_no_want_behind() {
     let named = Named::new("drift");
-    let owner = named.attach("", 100);
+    let member = named.attach("", 100);
     let wants = <[Want; 4]>::default();
     std::thread::scope(|scope| {
         for thread in 0..4 {
             // Two threads change each of two wants, and two have one of their own.
-            let (owner, shared, own) = (&owner, &wants[thread % 2], &wants[2 + thread % 2]);
+            let (member, shared, own) = (&member, &wants[thread % 2], &wants[2 + thread % 2]);
             scope.spawn(move || {
                 for round in 0..5_000 {
-                    want(owner, if thread < 2 { own } else { shared }, 1 + round % 9);
-                    want(owner, shared, 0);
+                    want(member, if thread < 2 { own } else { shared }, 1 + round % 9);
+                    want(member, shared, 0);
                 }
             });
         }
     });
-    wants.iter().for_each(|one| want(&owner, one, 0));
+    wants.iter().for_each(|one| want(&member, one, 0));
     assert_eq!(named.attach("", 1).others_lacking_bytes(), 0);
-    assert_eq!(owner.report().owners[0].wanted_bytes, 0);
+    assert_eq!(member.report().members[0].wanted_bytes, 0);
 }
 
 #[test]
-fn an_owner_above_an_even_share_gives_what_it_puts_back_and_waits_behind_those_that_waited() {
+fn a_member_above_its_even_share_yields_what_it_returns() {
     let named = Named::new("even");
     let (first, second) = (named.attach("", 64), named.attach("", 64));
     assert!(first.claim(56));
@@ -182,38 +182,38 @@ fn a_name_is_letters_digits_and_a_few_signs() {
 }
 
 #[test]
-fn the_largest_owners_come_first_and_a_long_name_is_cut_between_two_letters() {
+fn the_largest_members_come_first_with_truncated_names() {
     let named = Named::new("words");
     let names = ["loader".to_owned(), "x".repeat(80), "ä".repeat(40), format!("x{}", "ä".repeat(40)), String::new()];
-    let owners = names.each_ref().map(|name| named.attach(name, 1_000));
-    (1..).zip(&owners).for_each(|(bytes, owner)| assert!(owner.claim(bytes)));
-    want(&owners[4], &Want::default(), 7);
-    let report = owners[0].report();
-    let read: Vec<_> = report.owners.iter().rev().map(|owner| owner.pool.clone()).collect();
+    let members = names.each_ref().map(|name| named.attach(name, 1_000));
+    (1..).zip(&members).for_each(|(bytes, member)| assert!(member.claim(bytes)));
+    want(&members[4], &Want::default(), 7);
+    let report = members[0].report();
+    let read: Vec<_> = report.members.iter().rev().map(|member| member.pool.clone()).collect();
     assert_eq!(read, ["loader", &"x".repeat(72), &"ä".repeat(36), &format!("x{}", "ä".repeat(35)), ""]);
     let pid = std::process::id();
     let start = format!("process {pid} (unnamed) holds 5B, 0B idle, and waits for 7B, process {pid} (xä");
     assert!(report.describe_others().starts_with(&start));
     let _more = std::array::from_fn::<_, 6, _>(|_| named.attach("", 0));
-    assert!(owners[0].report().describe_others().ends_with(", and 2 more"));
+    assert!(members[0].report().describe_others().ends_with(", and 2 more"));
 }
 
 #[test]
-fn the_bytes_of_a_killed_owner_are_free_at_once_though_a_child_of_it_lives() {
+fn the_bytes_of_a_killed_member_are_free_while_its_child_lives() {
     let named = Named::new("death");
     let own = named.attach("own", 100);
     let (mut ends, mut orphan) = ([0; 2], 0);
     // SAFETY: two descriptors are written.
     assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
-    let owner = Child::that(|| {
-        let owner = named.attach("killed", 100);
-        assert!(owner.claim(60));
+    let member = Child::that(|| {
+        let member = named.attach("killed", 100);
+        assert!(member.claim(60));
         // Its child keeps copies of everything that its parent has open and mapped, and owns nothing.
-        let child = Child::that(|| assert!(!owner.claim(1) && owner.report() == SharedLimitReport::default()));
+        let child = Child::that(|| assert!(!member.claim(1) && member.report() == SharedLimitReport::default()));
         // SAFETY: writes a number that is there.
         unsafe { libc::write(ends[1], (&raw const child.0).cast(), size_of::<libc::pid_t>()) };
         std::mem::forget(child);
-        owner
+        member
     });
     // SAFETY: reads a number into a place for it.
     assert_eq!(unsafe { libc::read(ends[0], (&raw mut orphan).cast(), size_of::<libc::pid_t>()) }, 4);
@@ -221,9 +221,9 @@ fn the_bytes_of_a_killed_owner_are_free_at_once_though_a_child_of_it_lives() {
         // SAFETY: this test's own descriptor, which is used no more.
         unsafe { libc::close(end) };
     }
-    assert!(!own.claim(41) && own.report().owners.len() == 2);
-    owner.kill();
-    assert_eq!(own.report().owners.len(), 1);
+    assert!(!own.claim(41) && own.report().members.len() == 2);
+    member.kill();
+    assert_eq!(own.report().members.len(), 1);
     assert!(own.claim(100));
     // SAFETY: the child created above, which nobody else ends.
     assert_eq!(unsafe { libc::kill(orphan, libc::SIGKILL) }, 0, "it lived all the time");
@@ -232,26 +232,26 @@ fn the_bytes_of_a_killed_owner_are_free_at_once_though_a_child_of_it_lives() {
 #[test]
 fn a_child_that_ends_leaves_the_slot_and_the_descriptors_of_its_parent() {
     let named = Named::new("fork");
-    let owner = named.attach("", 100);
-    assert!(owner.claim(60));
+    let member = named.attach("", 100);
+    assert!(member.claim(60));
     let child = Child::that(|| {
         // Has the number of the descriptor that was closed.
         let other = File::open("/dev/null").unwrap();
         // SAFETY: the copy of the parent's object, which the parent drops in its own process.
-        drop(unsafe { std::ptr::read(&raw const owner) });
+        drop(unsafe { std::ptr::read(&raw const member) });
         assert!(other.metadata().is_ok());
         std::mem::forget(other);
     });
     child.kill();
     let other = named.attach("", 100);
-    assert!(!other.claim(41) && other.report().owners.len() == 2);
+    assert!(!other.claim(41) && other.report().members.len() == 2);
 }
 
 #[test]
-fn what_a_killed_owner_left_is_replaced_and_the_files_of_others_are_not() {
+fn only_the_file_of_a_killed_member_is_replaced() {
     let named = Named::new("header");
     drop(Child::that(|| named.attach("", 77)));
-    assert!(named.path().exists(), "a killed owner removes nothing");
+    assert!(named.path().exists(), "a killed member removes nothing");
     let left = fs::read(named.path()).unwrap();
     let older = [&left[..16], &3_u64.to_ne_bytes(), &[0; 40]].concat();
     for killed in [&[][..], &[0; 11], &[0; 4096], &left[..8], &left, &older] {
@@ -276,9 +276,9 @@ fn what_a_killed_owner_left_is_replaced_and_the_files_of_others_are_not() {
 }
 
 #[test]
-fn a_used_file_of_another_format_namespace_or_length_is_refused_and_its_owners_go_on() {
+fn a_foreign_file_is_refused_and_its_members_continue() {
     let named = Named::new("used");
-    let owner = named.attach("", 100);
+    let member = named.attach("", 100);
     let whole = fs::read(named.path()).unwrap();
     let changed = |word: usize, value: u64| {
         let mut bytes = whole.clone();
@@ -298,14 +298,14 @@ fn a_used_file_of_another_format_namespace_or_length_is_refused_and_its_owners_g
         for error in [named.error(), super::report(&named.0).unwrap_err()] {
             assert!(error.contains(text), "{error}");
         }
-        assert!(owner.claim(10) && owner.loss().is_none());
+        assert!(member.claim(10) && member.loss().is_none());
     }
-    drop(owner);
+    drop(member);
     assert!(!named.path().exists());
 }
 
 #[test]
-fn owners_of_a_removed_file_keep_what_they_hold_and_claim_nothing_more() {
+fn members_of_a_removed_file_keep_memory_without_growing() {
     let named = Named::new("removed");
     let (first, second) = (named.attach("", 100), named.attach("", 100));
     assert!(first.claim(60));
@@ -317,7 +317,7 @@ fn owners_of_a_removed_file_keep_what_they_hold_and_claim_nothing_more() {
     assert_eq!((first.is_wanted(), first.others_lacking_bytes(), first.owed_bytes()), (false, 0, 0));
     assert_eq!(noticed.recv_timeout(Duration::from_secs(60)), Ok(Loss::Removed));
     first.release(20);
-    assert_eq!((first.report().held_bytes, second.report().owners.len()), (40, 2));
+    assert_eq!((first.report().held_bytes, second.report().members.len()), (40, 2));
     let next = named.attach("", 70);
     assert!(next.claim(70) && !first.claim(1));
     drop((first, second));
@@ -327,37 +327,37 @@ fn owners_of_a_removed_file_keep_what_they_hold_and_claim_nothing_more() {
 }
 
 #[test]
-fn an_owner_whose_descriptor_other_code_has_closed_leaves_its_slot_and_the_descriptor_alone() {
+fn a_member_with_a_closed_descriptor_leaves_its_slot_alone() {
     let named = Named::new("closed");
-    let owner = named.attach("", 100);
-    assert!(owner.claim(60));
-    let number = owner.0.slots.locks().file().as_raw_fd();
+    let member = named.attach("", 100);
+    assert!(member.claim(60));
+    let number = member.0.slots.locks().file().as_raw_fd();
     // May be any file, also the same.
     let theirs = File::open(named.path()).unwrap();
-    // SAFETY: replaces the file behind a number, which the owner must notice.
+    // SAFETY: replaces the file behind a number, which the member must notice.
     assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
     // SAFETY: from now on this test's own.
     let victim = unsafe { File::from_raw_fd(number) };
     let next = named.attach("", 100);
-    assert!(next.claim(100) && !owner.claim(1));
-    assert_eq!(owner.loss(), Some(Loss::Closed));
-    owner.release(60);
-    want(&owner, &Want::default(), 7);
-    owner.publish_idle(1);
+    assert!(next.claim(100) && !member.claim(1));
+    assert_eq!(member.loss(), Some(Loss::Closed));
+    member.release(60);
+    want(&member, &Want::default(), 7);
+    member.publish_idle(1);
     drop(Child::that(|| assert!(victim.metadata().is_ok())));
-    drop(owner);
+    drop(member);
     assert!(victim.metadata().is_ok());
     let report = next.report();
-    assert_eq!((report.owners.len(), report.held_bytes, next.is_wanted()), (1, 100, false));
+    assert_eq!((report.members.len(), report.held_bytes, next.is_wanted()), (1, 100, false));
 }
 
 #[test]
 fn claims_of_a_process_that_may_not_have_the_lock_are_refused_in_time() {
     let named = Named::new("locked");
-    let owner = named.attach("", 100);
+    let member = named.attach("", 100);
     let stopped = named.attach("", 100);
     let begun = Instant::now();
-    let refused = stopped.0.slots.locked(|| !owner.claim(1)).unwrap();
+    let refused = stopped.0.slots.locked(|| !member.claim(1)).unwrap();
     assert!(refused && begun.elapsed() < Duration::from_secs(60));
-    assert!(owner.claim(100));
+    assert!(member.claim(100));
 }

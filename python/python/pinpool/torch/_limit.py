@@ -8,6 +8,7 @@ ranks is known only from `LOCAL_WORLD_SIZE`: without it, each process has three 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from .._log import format_bytes
 
@@ -19,7 +20,7 @@ _GRANULE = 2 << 20
 _NEUTRAL_VALUES = {"max_bytes": "", "preset": "adaptive", "ledger": "none"}
 
 
-def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str] | None) -> tuple[int, str] | None:
+def default_limit(settings: Mapping[str, Any], environ: Mapping[str, str], memory: tuple[int, str] | None) -> tuple[int, str] | None:
     """Returns the limit in bytes and its log line, or None if a setting decides or the memory is unknown.
 
     Args:
@@ -28,16 +29,16 @@ def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str
         memory: the memory of the cgroup or machine in bytes, and where that number comes from.
     """
     variables = {name: environ.get(f"PINPOOL_{name.upper()}") for name in _NEUTRAL_VALUES} if settings.get("env", True) else {}
-    given = variables | {name: value for name, value in settings.items() if value not in (None, "")}
-    values = [(given.get(name), neutral) for name, neutral in _NEUTRAL_VALUES.items()]
-    if memory is None or any(value is not None and str(value).strip().lower() not in ("", neutral) for value, neutral in values):
+    values = variables | {name: value for name, value in settings.items() if value not in (None, "")}
+    pairs = [(values.get(name), neutral) for name, neutral in _NEUTRAL_VALUES.items()]
+    if memory is None or any(value is not None and str(value).strip().lower() not in ("", neutral) for value, neutral in pairs):
         return None
     total, origin = memory
     ranks = environ.get("LOCAL_WORLD_SIZE", "")
     rank_count = max(int(ranks), 1) if ranks.isdecimal() else 1
     share = max(total * _NUMERATOR // _DENOMINATOR // rank_count // _GRANULE, 1) * _GRANULE
-    among = f", divided by {rank_count} (LOCAL_WORLD_SIZE)" if rank_count > 1 else ""
+    divisor = f", divided by {rank_count} (LOCAL_WORLD_SIZE)" if rank_count > 1 else ""
     return share, (
-        f"torch limit: max={format_bytes(share)}: three quarters of {format_bytes(total)} ({origin}){among}; "
+        f"torch limit: max={format_bytes(share)}: three quarters of {format_bytes(total)} ({origin}){divisor}; "
         "to change it, set PINPOOL_MAX_BYTES or install(max_bytes=...)"
     )

@@ -253,6 +253,7 @@ class PoolHostAllocator final : public at::HostAllocator {
     if (!context) {
       context = block.context;
     }
+    // The pool does not report when the copies end, so the history has both events at the time of the free.
     history_.add(TraceEntry::FREE_REQUESTED, address, block.bytes, context);
     history_.add(TraceEntry::FREE_COMPLETED, address, block.bytes, context);
     // Called by destructors, which must not throw.

@@ -212,7 +212,7 @@ mod tests {
     /// A thread of a higher real-time class that yields keeps its core: only sleep lets the holder continue.
     #[cfg(all(target_os = "linux", not(miri)))]
     #[test]
-    fn a_real_time_thread_that_waits_lets_the_holder_on_its_core_go_on() {
+    fn a_waiting_real_time_thread_yields_to_the_lock_holder() {
         use std::io::Write as _;
         use std::sync::mpsc::{channel, sync_channel};
         use std::time::Duration;

@@ -19,7 +19,7 @@
 //! - **Ages** are numbered: a return belongs to the last age that the user of the cache began before it.
 //!
 //! A thread that has cached its shard uses the *fast path* to take and return buffers: one atomic exchange and one store. The
-//! fast path is closed while a request waits for a buffer or another owner of the shared limit wants memory, and once the cache
+//! fast path is closed while a request waits for a buffer or another member of the shared limit wants memory, and once the cache
 //! is sealed.
 //!
 //! The cache never calls a backend, reads a clock, or logs; evicted buffers are returned to the caller. No operation holds

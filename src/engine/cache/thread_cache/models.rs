@@ -112,7 +112,7 @@ fn loom_a_remote_put_while_the_home_shard_takes() {
 }
 
 #[test]
-fn loom_two_threads_over_the_limit_evict_no_more_than_all_and_the_limit_holds_afterwards() {
+fn loom_two_threads_over_the_limit_evict_once_each() {
     model(|| {
         let cache = Arc::new(ThreadCache::new(1, 1, 2));
         assert!(put(&cache, 0, entry(0)));

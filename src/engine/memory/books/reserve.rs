@@ -11,8 +11,8 @@ use super::Books;
 use crate::arena::{Plan, RANGE_BYTES_MAX};
 use crate::backend::{PAGE_BYTES, Region, SourceError};
 use crate::maintenance_thread::Pace;
-use crate::shared_limit::Want;
 use pinpool_os::format::Size;
+use pinpool_shared_limit::Want;
 
 /// The progress of pinning reserves.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub(in crate::engine) struct Progress {
     pub(in crate::engine) stopped: Option<SourceError>,
     /// Whether the limit had no room for the last step.
     pub(in crate::engine) lacks_room: bool,
-    /// The bytes that other owners of the shared limit should release for the reserve.
+    /// The bytes that other members of the shared limit should release for the reserve.
     pub(in crate::engine) want: Want,
     /// Whether the log has reported that the reserve waits for room.
     pub(in crate::engine) has_logged_lack: bool,
@@ -120,7 +120,7 @@ impl Books {
     /// Makes memory that is committed for buffers part of the reserve, because there is no room for `granule_bytes` more.
     pub(in crate::engine) fn keep_committed(&mut self, granule_bytes: u64) {
         self.arena.keep(self.reserve_to_come());
-        // There may be room later: other owners of the shared limit may release memory.
+        // There may be room later: other members of the shared limit may release memory.
         let held_by_others = self.budget.is_shared() && self.budget.own_room_bytes() >= self.reserve_to_come();
         let has_no_room = self.budget.over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || held_by_others;
         if !has_no_room && self.reserve_to_come() < granule_bytes {

@@ -11,9 +11,9 @@ use super::lines::COMMENTS;
 use super::*;
 use crate::error::{Error, ErrorKind, SourceError};
 use crate::report::{Dump, FailedRequest, Refused, RefusedBy};
-use crate::shared_limit::Loss;
 use crate::stats::Stats;
 use pinpool_observe::diagnosis::{Monitor, Snapshot};
+use pinpool_shared_limit::Loss;
 
 const MIB: u64 = 1 << 20;
 
@@ -149,7 +149,7 @@ fn examples() -> Vec<captured::Line> {
 }
 
 #[test]
-fn the_page_of_the_log_lines_has_each_line_with_its_meaning_and_an_example() {
+fn the_page_lists_each_log_line_with_an_example() {
     let (mut rows, mut lines) = (String::new(), String::new());
     let examples = examples();
     for (event, comment) in COMMENTS {

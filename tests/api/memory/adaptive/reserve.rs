@@ -36,7 +36,7 @@ fn a_reserve_is_pinned_by_as_many_threads_as_were_asked_for() {
 }
 
 #[test]
-fn a_reserve_that_no_range_can_hold_or_no_machine_has_is_refused_and_holds_nothing() {
+fn an_impossible_reserve_is_refused_and_holds_nothing() {
     let [(sim, source), _] = each_sim();
     let pool = over(source).build().unwrap();
     for bytes in [9 << 40, 2 << 40, u64::MAX - (1 << 20), u64::MAX] {

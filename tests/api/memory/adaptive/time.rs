@@ -8,7 +8,7 @@ use super::{
 use crate::captured_log::{count, lines, listen};
 
 #[test]
-fn an_idle_buffer_leaves_the_thread_cache_after_10_s_and_its_granule_after_60_more_a_fifth_each_second() {
+fn idle_memory_leaves_the_cache_after_10_s_and_the_arena_after_60() {
     for (builder, granules) in [(over_virtual_memory(), true), (over_separate_regions(), false)] {
         let (pool, clock) = with_manual_clock(builder);
         ten_idle_granules(&pool);

@@ -24,7 +24,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn a_setting_that_cannot_be_parsed_is_reported_and_cuinit_fails() {
+fn an_invalid_setting_is_reported_and_fails_cuinit() {
     let output = program("starts_no_driver", &[("MOCK_DRIVER_COPY_DELAY", "fast")]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(stderr(&output).matches("MOCK_DRIVER_COPY_DELAY=fast").count(), 1, "{}", stderr(&output));

@@ -14,7 +14,7 @@ const ON_HOST: i32 = 2;
 const ON_CURRENT_NUMA_NODE: i32 = 4;
 
 #[test]
-fn access_is_granted_only_to_devices_and_nodes_that_are_there() {
+fn access_is_granted_only_to_existing_devices_and_nodes() {
     let _driver = MockDriver::load();
     assert_eq!(raw(init()), 0);
     let base = reserve(GRANULE);

@@ -68,7 +68,7 @@ fn a_copy_completes_later_and_no_later_than_its_event() {
 }
 
 #[test]
-fn pageable_sources_are_read_at_once_and_pageable_targets_waited_for() {
+fn copies_of_pageable_memory_are_synchronous() {
     let (driver, ctx) = start();
     let stream = ctx.new_stream().unwrap();
     let mut device = stream.alloc_zeros::<u8>(1000).unwrap();

@@ -148,7 +148,7 @@ fn memory_that_is_pinned_for_each_burst_and_released_after_it_is_thrashing() {
 }
 
 #[test]
-fn idle_memory_of_other_sizes_is_a_hoard_where_no_limit_releases_it() {
+fn unlimited_idle_memory_of_other_sizes_is_a_hoard() {
     let small = Arc::new(SimSource::new(512 << 20));
     let mut program = Program::one(|pool| {
         let pool = pool.preset(Preset::TensorFlow).rounding(Rounding::Exact).pool_size_limit(1 << 20);

@@ -52,7 +52,7 @@ fn a_working_set_that_is_taken_at_the_start_and_kept_is_no_leak() {
 }
 
 #[test]
-fn a_full_queue_whose_producer_does_not_wait_is_no_slow_consumer() {
+fn a_full_queue_without_a_waiting_producer_is_no_slow_consumer() {
     let mut program = Program::one(|pool| pool.max_bytes(256 << 20));
     let mut queue = VecDeque::new();
     program.run(60, |program, step| {

@@ -97,7 +97,7 @@ fn repinning_every_half_minute_is_thrashing_if_it_costs_a_fiftieth_of_the_time()
 }
 
 #[test]
-fn repinning_within_each_window_is_thrashing_although_less_is_pinned_than_is_held() {
+fn repinning_less_than_is_held_in_each_window_is_thrashing() {
     let mut run = Run::new();
     run.window(|of| (of.held_bytes, of.pinned_bytes, of.most_held_bytes) = (GIB, GIB, GIB));
     let again = |of: &mut Snapshot| {
@@ -110,7 +110,7 @@ fn repinning_within_each_window_is_thrashing_although_less_is_pinned_than_is_hel
 }
 
 #[test]
-fn memory_that_was_unpinned_long_ago_is_pinned_again_without_an_alarm() {
+fn repinning_long_after_a_release_is_no_alarm() {
     let mut run = Run::new();
     run.window(|of| (of.held_bytes, of.pinned_bytes, of.most_held_bytes) = (GIB, GIB, GIB));
     run.window(|of| of.unpinned_bytes = GIB);

@@ -63,7 +63,7 @@ fn a_slow_consumer_is_not_advised_to_use_more_memory() {
 }
 
 #[test]
-fn a_loader_before_a_busy_device_is_told_both_possibilities_and_loses_nothing() {
+fn a_loader_before_a_busy_device_loses_no_time() {
     let mut run = Run::new();
     let diagnosis = run.window(|of| {
         (of.delayed_requests, of.waiting_ns) = (1000, 9_900_000_000);

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_keeps_its_number_and_excess_tags_have_none_and_leave_room_for_call_stacks() {
+    fn excess_tags_have_no_number_and_leave_room_for_stacks() {
         let mut names = Names::default();
         let mut tag = |n: usize| names.number(Name::Tag(format!("tag {n}").into()));
         let numbers: Vec<_> = (0..NAMES_MAX + 1000).map(&mut tag).collect();

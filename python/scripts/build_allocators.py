@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent / "python/pinpool/torch"
+PACKAGE = Path(__file__).parents[1] / "python/pinpool/torch"
 SOURCE, OUT = PACKAGE / "host_allocator.cpp", PACKAGE / "prebuilt"
 #: The libraries of torch that an allocator uses. torch has loaded them at run time.
 LIBRARIES = ("c10", "torch_cpu")
@@ -74,7 +74,7 @@ def main():
     if arguments.include is not None:
         return compile_allocator(tuple(map(int, arguments.only.split("."))), arguments.include, arguments.out)
     arguments.headers.mkdir(parents=True, exist_ok=True)
-    oldest = tuple(map(int, re.search(r"^_OLDEST_TORCH = \((\d+), (\d+)\)$", (PACKAGE / "__init__.py").read_text(), re.M).groups()))
+    oldest = tuple(map(int, re.search(r"^_OLDEST_TORCH = \((\d+), (\d+)\)$", (PACKAGE / "_allocator.py").read_text(), re.M).groups()))
     for minor, release in versions(oldest).items():
         if arguments.only in (None, "{}.{}".format(*minor)):
             compile_allocator(minor, headers(release, arguments.headers), arguments.out)

@@ -83,9 +83,9 @@ class Probe:
         addresses = [ctypes.cast(getattr(self.library, f"probe_pool_{name}"), _POINTER) for name in names]
         functions = _Functions(None, *addresses)
         error = ctypes.create_string_buffer(500)
-        status = pinpool.torch._load().pinpool_torch_install(ctypes.byref(functions), error, ctypes.c_size_t(len(error)))
+        status = pinpool.torch._allocator.load().pinpool_torch_install(ctypes.byref(functions), error, ctypes.c_size_t(len(error)))
         assert status == 0, error.value
         return functions
 
     def uninstall(self):
-        return pinpool.torch._load().pinpool_torch_uninstall()
+        return pinpool.torch._allocator.load().pinpool_torch_uninstall()

@@ -6,7 +6,7 @@ Built by `cargo build -p mock_driver`; PINPOOL_MOCK_DRIVER names another one.
 import os
 import pathlib
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 PLACES = [pathlib.Path(os.environ.get("PINPOOL_MOCK_DRIVER", "-")), ROOT / "target" / "debug" / "libmock_driver.so"]
 MOCK_DRIVER = next((place for place in PLACES if place.is_file()), None)
 

@@ -57,7 +57,7 @@ def test_lightning_trains_and_validates_on_every_sample_of_every_epoch(folder, t
     model = lightning_module(lightning)
     trainer_of(lightning, tmp_path, max_epochs=4, enable_checkpointing=True).fit(model, loader(folder, shuffle=True), loader(folder))
     assert {epoch: sorted(samples) for epoch, samples in model.trained.items()} == {epoch: list(range(SAMPLES)) for epoch in range(4)}
-    assert len({tuple(samples) for samples in model.trained.values()}) == 4, "each epoch has an order of its own"
+    assert len({tuple(samples) for samples in model.trained.values()}) == 4, "each epoch has a different order"
     checks = [samples for is_check, _, samples in model.validated if is_check]
     assert checks == [[0, 1, 2, 3], [4, 5, 6, 7]]
     for epoch in range(4):

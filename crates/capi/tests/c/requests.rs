@@ -11,7 +11,7 @@ use crate::fixture::{
 };
 
 #[test]
-fn a_buffer_says_whether_it_is_pinned_and_is_reused_after_its_put() {
+fn a_buffer_reports_whether_it_is_pinned_and_is_reused() {
     let pool = open(HEAP);
     let first = get(pool, 1 << 20).unwrap();
     bytes(first, 1 << 20).fill(7);
@@ -27,7 +27,7 @@ fn a_buffer_says_whether_it_is_pinned_and_is_reused_after_its_put() {
 }
 
 #[test]
-fn a_try_get_takes_what_is_idle_and_pins_nothing() {
+fn try_get_returns_only_idle_buffers() {
     let pool = open(HEAP);
     let text = last_error();
     assert_eq!(try_get(pool, 0), (pp_status::PP_OK, Address(ptr::null_mut())));
@@ -41,7 +41,7 @@ fn a_try_get_takes_what_is_idle_and_pins_nothing() {
 }
 
 #[test]
-fn a_request_at_the_limit_waits_for_its_time_and_then_says_what_is_held() {
+fn a_request_at_the_limit_times_out_and_reports_usage() {
     let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=1h");
     let held = get(pool, 4 << 20).unwrap();
     let waits = |timeout_ms| get_with(pool, 4 << 20, pp_get_options { timeout_ms, ..OPTIONS });
@@ -52,12 +52,12 @@ fn a_request_at_the_limit_waits_for_its_time_and_then_says_what_is_held() {
     }
     put(pool, held).unwrap();
     // Even the longest possible timeout does not delay a request that can be served.
-    put(pool, waits(u64::MAX - 1).unwrap()).unwrap();
+    put(pool, waits(PP_WAIT_FOREVER).unwrap()).unwrap();
     close(pool);
 }
 
 #[test]
-fn a_buffer_that_the_kernel_pins_is_not_pinned_by_the_driver() {
+fn memory_pinned_by_the_kernel_is_not_pinned_by_the_driver() {
     let pool = open("backend=mlock; max_bytes=4MiB");
     if stats(pool)["limits"]["max_bytes"].as_u64() < Some(4 << 20) {
         skipped("this process may not lock 4 MiB");
@@ -70,7 +70,7 @@ fn a_buffer_that_the_kernel_pins_is_not_pinned_by_the_driver() {
 }
 
 #[test]
-fn a_config_sets_what_the_variables_set() {
+fn a_config_accepts_the_names_of_variables() {
     let pool = open(" PINPOOL_BACKEND=heap ;\n Max_Bytes = 2MiB;wait=0s\nname=loader;; on_full=error;");
     let found = stats(pool);
     assert_eq!((&found["limits"]["max_bytes"], &found["name"]), (&(2 << 20).into(), &"loader".into()), "{found}");
@@ -79,7 +79,7 @@ fn a_config_sets_what_the_variables_set() {
 }
 
 #[test]
-fn a_config_that_cannot_be_read_is_named() {
+fn an_invalid_config_item_is_named() {
     for (config, status, words) in [
         ("backend=heap; max_byte=1GiB", pp_status::PP_INVALID_SETTING, "PINPOOL_MAX_BYTE:"),
         ("max_bytes=lots", pp_status::PP_INVALID_SETTING, "PINPOOL_MAX_BYTES=lots"),
@@ -97,7 +97,7 @@ fn a_config_that_cannot_be_read_is_named() {
 }
 
 #[test]
-fn a_limit_changes_while_the_pool_runs() {
+fn the_limit_can_change_while_the_pool_is_in_use() {
     let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=0s");
     assert_eq!(get(pool, 6 << 20).unwrap_err().0, pp_status::PP_LIMIT);
     outcome(pp_set_max_bytes(pool.0, 8 << 20), ()).unwrap();
@@ -111,7 +111,7 @@ fn a_limit_changes_while_the_pool_runs() {
 }
 
 #[test]
-fn a_partition_has_a_limit_of_its_own_and_keeps_its_pool() {
+fn a_partition_has_its_own_limit_and_keeps_its_pool_alive() {
     let (pool, mut partition) =
         (open("backend=heap; max_bytes=16MiB; on_full=error; wait=0s; name=train"), ptr::null_mut());
     // SAFETY: a C string and a place for the handle, here and below.
@@ -144,7 +144,7 @@ fn a_partition_has_a_limit_of_its_own_and_keeps_its_pool() {
 }
 
 #[test]
-fn an_alignment_is_honored_options_work_together_and_a_tag_says_who_holds_what() {
+fn options_set_the_alignment_the_timeout_and_the_tag() {
     let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=1h");
     for alignment in [1, 4096, 1 << 16, 1 << 21] {
         let found = get_with(pool, 5000, pp_get_options { alignment, ..OPTIONS }).unwrap();

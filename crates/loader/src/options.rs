@@ -1,23 +1,20 @@
-//! The inputs of a run: pool, catalog, options with their defaults, start and stop flag.
+//! The options of a load, with their defaults.
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::thread;
 
-use super::catalog::Catalog;
 use super::decode::DecodedField;
-use super::state::LoadState;
-use super::stop::StopFlag;
-use pinpool::Pool;
 
 /// Options of a load.
 ///
 /// ```
-/// let mut options = pinpool_loader::LoadOptions::default();
-/// options.epochs = 3;
-/// options.shuffle_seed = Some(7);
+/// use pinpool_loader::LoadOptions;
+///
+/// let options = LoadOptions { epochs: 3, shuffle_seed: Some(7), ..LoadOptions::default() };
 /// ```
+///
+/// A later version may have more options, so complete a literal with `..LoadOptions::default()`.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
 pub struct LoadOptions {
     /// Threads that read. Default: one for each core that the process may use.
     pub threads: NonZeroUsize,
@@ -32,19 +29,19 @@ pub struct LoadOptions {
     pub epochs: u64,
     /// Seed of a new order for each epoch; `None`, the default, keeps the order of the catalog.
     pub shuffle_seed: Option<u64>,
-    /// The process among several that load the same catalog with the same options, each a part of each epoch. Default: `None`,
-    /// this process loads everything.
+    /// Which of several processes this is. Each loads a part of each epoch, from the same catalog with the same options. Default:
+    /// `None`, this process loads everything.
     pub rank: Option<Rank>,
     /// Gives all ranks the same number of samples: each epoch repeats its first samples until `world_size` divides their number.
-    /// A compressed archive counts as one sample, so with archives the ranks may still differ. Default: no.
+    /// A compressed archive counts as one sample, so with archives the ranks may still differ. Default: `false`.
     pub even: bool,
     /// Ends an epoch with its last complete batch of `batch_samples` samples, after the same number of batches in all ranks.
     /// No effect without `batch_samples`. With `batch_bytes` (by default 16 MiB) or compressed archives, batches may be
-    /// incomplete and differ in number. Default: no.
+    /// incomplete and differ in number. Default: `false`.
     pub drop_last: bool,
-    /// Reads each sample back from the destination and compares its checksum. Default: no.
+    /// Reads each sample back from the destination and compares its checksum. Default: `false`.
     pub verify: bool,
-    /// Ends a [`Loader::run`](Loader::run) at the first failure. Default: no.
+    /// Ends a [`Loader::run`](crate::Loader::run) at the first failure. Default: `false`.
     pub stop_at_failure: bool,
     /// The fields to decode, each into an array of the batch. Then each sample lies in one batch, `verify` checks nothing, and
     /// `batch_bytes` limits the encoded bytes of a batch, unless the batch has only one sample. Default: none, and a batch has
@@ -53,8 +50,8 @@ pub struct LoadOptions {
 }
 
 impl Default for LoadOptions {
-    fn default() -> LoadOptions {
-        LoadOptions {
+    fn default() -> Self {
+        Self {
             threads: thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
             prefetch: None,
             batch_samples: None,
@@ -81,9 +78,9 @@ pub struct Rank {
 
 impl Rank {
     /// Returns rank `index` of `world_size`, or `None` if `index` is not below `world_size`.
-    pub fn new(index: u64, world_size: u64) -> Option<Rank> {
+    pub fn new(index: u64, world_size: u64) -> Option<Self> {
         let world_size = NonZeroU64::new(world_size).filter(|size| index < size.get())?;
-        Some(Rank { index, world_size })
+        Some(Self { index, world_size })
     }
 
     /// Returns the index of the process, from 0.
@@ -94,29 +91,5 @@ impl Rank {
     /// Returns the number of processes.
     pub fn world_size(&self) -> u64 {
         self.world_size.get()
-    }
-}
-
-/// Loads a [`Catalog`] through a [`Pool`].
-#[derive(Debug, Clone)]
-pub struct Loader {
-    pub(super) pool: Pool,
-    pub(super) catalog: Catalog,
-    pub(super) options: LoadOptions,
-    pub(super) start: LoadState,
-    pub(super) stop: StopFlag,
-}
-
-impl Loader {
-    /// Creates a loader of `catalog` that takes every buffer from `pool`.
-    pub fn new(pool: &Pool, catalog: &Catalog, options: LoadOptions) -> Loader {
-        let start = LoadState::default();
-        Loader { pool: pool.clone(), catalog: catalog.clone(), options, start, stop: StopFlag::new() }
-    }
-
-    /// Ends a run early when `stop` is raised.
-    pub fn stop_on(mut self, stop: &StopFlag) -> Loader {
-        self.stop = stop.clone();
-        self
     }
 }

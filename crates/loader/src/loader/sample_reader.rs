@@ -21,14 +21,15 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::batch_plan::{LoadedBatch, LoadedPart, PlannedBatch, SamplePart};
-use super::catalog::{Catalog, DataOrigin, FileRange, Sample};
-use super::compressed::{Decompressor, Turn};
-use super::decode::{DecodedField, undecoded_fields};
-use super::failure::FailureCause;
-use super::run::{LoadOptions, Loader};
-use super::stop::StopFlag;
-use super::synthetic::SyntheticBytes;
+use super::Loader;
+use crate::batch_plan::{LoadedBatch, LoadedPart, PlannedBatch, SamplePart};
+use crate::catalog::{Catalog, DataOrigin, FileRange, Sample};
+use crate::compressed::{Decompressor, Turn};
+use crate::decode::{DecodedField, undecoded_fields};
+use crate::failure::FailureCause;
+use crate::options::LoadOptions;
+use crate::stop::StopFlag;
+use crate::synthetic::SyntheticBytes;
 use pinpool::{Error, PinnedBuf};
 use pinpool_os::unwind::catch_panic;
 
@@ -83,13 +84,13 @@ enum ReadEnd {
 }
 
 impl<C: Into<FailureCause>> From<C> for ReadEnd {
-    fn from(cause: C) -> ReadEnd {
-        ReadEnd::Failed(cause.into())
+    fn from(cause: C) -> Self {
+        Self::Failed(cause.into())
     }
 }
 
 impl<'a> SampleReader<'a> {
-    pub(super) fn new(loader: &'a Loader) -> SampleReader<'a> {
+    pub(super) fn new(loader: &'a Loader) -> Self {
         SampleReader { loader, open: None }
     }
 
@@ -329,8 +330,7 @@ impl ReadProgress<'_> {
     ) -> Result<(), ReadEnd> {
         let mut at = 0;
         while at < into.len() {
-            let end = into.len().min(at + CHUNK_BYTES);
-            match read(&mut into[at..end], at as u64) {
+            match read(into[at..].chunks_mut(CHUNK_BYTES).next().unwrap_or_default(), at as u64) {
                 Ok(0) => {
                     let (planned_bytes, read_bytes) = (into.len() as u64, at as u64);
                     return Err(FailureCause::Truncated { planned_bytes, read_bytes }.into());

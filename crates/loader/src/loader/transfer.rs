@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 use crossbeam_utils::Backoff;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::batch_plan::{LoadedBatch, LoadedPart};
-use super::destination::Destination;
-use super::failure::{Failure, FailureCause};
+use super::Loader;
 use super::reader_threads::ReaderThreads;
-use super::run::Loader;
-use super::summary::{ArrivedBatch, LoadError, LoadOutcome, LoadSummary, Observer};
+use crate::batch_plan::{LoadedBatch, LoadedPart};
+use crate::destination::Destination;
+use crate::failure::{Failure, FailureCause};
+use crate::summary::{ArrivedBatch, LoadError, LoadOutcome, LoadSummary, Observer};
 use pinpool::{Completion, Error};
 
 /// Longest wait for a batch or a lane between two polls of the running copies: short compared with a copy of megabytes, long
@@ -63,7 +63,7 @@ impl<'a> Transfer<'a> {
         reader_threads: ReaderThreads,
         destination: &'a mut dyn Destination,
         observer: &'a mut dyn Observer,
-    ) -> Transfer<'a> {
+    ) -> Self {
         let idle_lanes = (0..destination.lanes()).rev().collect();
         Transfer {
             loader,
@@ -300,10 +300,10 @@ impl<'a> Transfer<'a> {
 mod tests {
     use std::sync::mpsc;
 
-    use super::super::catalog::Catalog;
-    use super::super::destination::SinkDestination;
-    use super::super::run::LoadOptions;
     use super::*;
+    use crate::catalog::Catalog;
+    use crate::destination::SinkDestination;
+    use crate::options::LoadOptions;
     use pinpool::{Backend, PinnedBuf, Pool};
 
     /// A sink that records the first byte, index and first sample of each batch.

@@ -35,12 +35,12 @@ use std::time::{Duration, Instant};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::unmodeled::{Condvar, Mutex};
 
-use super::batch_plan::{BatchPlan, LoadedBatch, PlannedBatch};
-use super::run::Loader;
+use super::Loader;
 use super::sample_reader::{SampleReader, batch_bytes};
-use super::state::LoadState;
-use super::stop::Unpark;
-use super::summary::LoadError;
+use crate::batch_plan::{BatchPlan, LoadedBatch, PlannedBatch};
+use crate::state::LoadState;
+use crate::stop::Unpark;
+use crate::summary::LoadError;
 use pinpool::{Error, PinnedBuf};
 
 /// Longest time between two checks for the end of the load.
@@ -65,8 +65,8 @@ struct BatchCounts {
 }
 
 impl ReadAhead {
-    fn new(prefetch: u64) -> ReadAhead {
-        ReadAhead { prefetch, counts: Mutex::default(), changed: Condvar::default() }
+    fn new(prefetch: u64) -> Self {
+        Self { prefetch, counts: Mutex::default(), changed: Condvar::default() }
     }
 
     /// Waits until one more batch may be started. Returns whether it may: `false` if the read-ahead is closed.
@@ -212,11 +212,11 @@ pub(super) struct ReaderThreads {
 
 impl ReaderThreads {
     /// Starts the threads. Fails if the system cannot start any.
-    pub(super) fn start(loader: &Loader) -> Result<ReaderThreads, LoadError> {
+    pub(super) fn start(loader: &Loader) -> Result<Self, LoadError> {
         let threads = loader.options.threads.get();
         let prefetch = loader.options.prefetch.map_or(threads.saturating_mul(2), NonZeroUsize::get);
         let (send, filled) = mpsc::channel();
-        let mut reading = ReaderThreads::from_channel(loader, prefetch as u64, filled);
+        let mut reading = Self::from_channel(loader, prefetch as u64, filled);
         for number in 0..threads {
             let (send, shared) = (send.clone(), reading.shared.clone());
             let thread = thread::Builder::new().name(format!("pinpool-read-{number}"));
@@ -231,13 +231,13 @@ impl ReaderThreads {
     }
 
     /// Creates a `ReaderThreads` without threads, which receives its batches from a channel.
-    pub(super) fn from_channel(loader: &Loader, prefetch: u64, filled: Receiver<LoadedBatch>) -> ReaderThreads {
+    pub(super) fn from_channel(loader: &Loader, prefetch: u64, filled: Receiver<LoadedBatch>) -> Self {
         let shared = SharedState {
             loader: loader.clone(),
             ahead: ReadAhead::new(prefetch),
             batches: Mutex::new(BatchPlan::new(&loader.catalog, &loader.options, &loader.start)),
         };
-        ReaderThreads {
+        Self {
             shared: Arc::new(shared),
             threads: Vec::new(),
             filled: Some(filled),
@@ -312,10 +312,10 @@ pub struct BatchReader {
 }
 
 impl BatchReader {
-    pub(super) fn new(reader_threads: ReaderThreads, state: LoadState) -> BatchReader {
+    pub(super) fn new(reader_threads: ReaderThreads, state: LoadState) -> Self {
         // Until the first call no consumer waits for a batch.
         reader_threads.ahead().set_consumer_busy(true);
-        BatchReader { reader_threads, state }
+        Self { reader_threads, state }
     }
 
     /// Returns the next batch as [`next`](Iterator::next) does.
@@ -361,7 +361,7 @@ impl Iterator for BatchReader {
     type Item = LoadedBatch;
 
     /// Waits until the next batch in order is filled and returns it. Returns `None` at the end of the load, or once its
-    /// [`StopFlag`](super::StopFlag) was raised.
+    /// [`StopFlag`](crate::StopFlag) was raised.
     ///
     /// # Panics
     ///

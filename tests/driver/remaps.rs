@@ -1,4 +1,4 @@
-//! Granules that a request moves: which calls of the driver it waits for, and which come later.
+//! Granules that a request remaps: the driver calls that it waits for, and the calls that come later.
 
 use std::thread;
 
@@ -43,7 +43,7 @@ fn are_intact(bufs: &[PinnedBuf]) -> bool {
 }
 
 #[test]
-fn a_remap_sets_access_in_one_call_and_each_run_of_old_places_is_unmapped_later() {
+fn a_remap_sets_access_once_and_unmaps_old_addresses_later() {
     let (driver, before) = loaded();
     let (pool, kept) = with_kept(&driver, &[0, 3, 4, 7], false);
     let mut buf = pool.get(4 * GRANULE).unwrap();
@@ -77,20 +77,20 @@ fn a_request_returns_while_the_maintenance_thread_unmaps() {
 }
 
 #[test]
-fn moved_memory_that_is_returned_is_gone_though_its_old_place_was_mapped() {
+fn remapped_memory_is_released_while_its_old_address_is_mapped() {
     let (driver, before) = loaded();
     let (pool, kept) = with_kept(&driver, &[1, 3, 5, 7], false);
     drop(pool.get(4 * GRANULE).unwrap());
     pool.clear();
     pool.trim(0);
     assert_eq!(pool.stats().memory.held_bytes, 4 * GRANULE as u64);
-    assert_eq!(held(&driver).pinned_bytes - before.pinned_bytes, 4 * GRANULE as u64, "no less is told than is held");
+    assert_eq!(held(&driver).pinned_bytes - before.pinned_bytes, 4 * GRANULE as u64, "the pool reports all of it");
     assert!(are_intact(&kept));
     check_end(&driver, before, (kept, pool));
 }
 
 #[test]
-fn old_places_that_are_not_unmapped_cost_no_memory_and_are_tried_again() {
+fn a_failed_unmap_of_old_addresses_is_repeated() {
     let (driver, before) = loaded();
     let (pool, kept) = with_kept(&driver, &[1, 3, 5, 7], false);
     driver.fail_from("cuMemUnmap", 1, Code::UNKNOWN);
@@ -107,7 +107,7 @@ fn old_places_that_are_not_unmapped_cost_no_memory_and_are_tried_again() {
 }
 
 #[test]
-fn addresses_are_not_mapped_again_before_another_thread_has_unmapped_them() {
+fn addresses_are_mapped_again_only_after_they_are_unmapped() {
     let (driver, before) = loaded();
     let granules = VmmRange::committed(2);
     granules.remap(0, 4, 2).unwrap();
@@ -131,7 +131,7 @@ fn addresses_are_not_mapped_again_before_another_thread_has_unmapped_them() {
 }
 
 #[test]
-fn no_more_than_a_few_hundred_granules_stay_mapped_at_old_places() {
+fn few_granules_stay_mapped_at_their_old_addresses() {
     let (driver, before) = loaded();
     let granules = VmmRange::committed(1);
     let mut most = 0;

@@ -1,7 +1,6 @@
 //! Buffers returned after work of streams and events of the CUDA driver, over the mock driver.
 #![allow(unsafe_code)] // Calls functions of C.
 
-#[path = "c/fixture.rs"]
 #[allow(dead_code)] // The other tests need all of it.
 mod fixture;
 
@@ -19,7 +18,7 @@ use pinpool_c::*;
 
 use fixture::{
     Address, Handle, SANITIZERS, bytes, close, compiler, crate_folder, get, has_sanitizers, is_installed, is_pinned,
-    last_error, open, outcome, put, run_to_success, stats, try_get,
+    language, last_error, open, outcome, put, run_to_success, stats, try_get,
 };
 
 const LEN: usize = 64 << 10;
@@ -48,7 +47,7 @@ fn in_flight(pool: Handle) -> u64 {
 }
 
 #[test]
-fn a_buffer_returned_after_a_stream_or_an_event_is_reused_after_its_work() {
+fn a_buffer_is_reused_after_the_work_of_its_stream_or_event() {
     let (driver, context, stream, pool) = start();
     let mut memory = stream.alloc_zeros::<u8>(LEN).unwrap();
     for (is_event, mark) in [(false, 7), (true, 8)] {
@@ -83,7 +82,7 @@ fn a_buffer_returned_after_a_stream_or_an_event_is_reused_after_its_work() {
 }
 
 #[test]
-fn a_buffer_of_two_streams_is_reused_after_the_work_of_both_and_returned_once() {
+fn a_buffer_used_by_two_streams_is_returned_once_after_both() {
     let (driver, context, first, pool) = start();
     let second = context.new_stream().unwrap();
     let held = get(pool, LEN).unwrap();
@@ -126,7 +125,7 @@ fn a_buffer_of_two_streams_is_reused_after_the_work_of_both_and_returned_once() 
 }
 
 #[test]
-fn a_return_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
+fn a_failed_return_leaves_the_buffer_in_use() {
     let (driver, context, stream, pool) = start();
     // SAFETY: NULL is refused.
     let after_event = |held: Address| unsafe { pp_put_after_event(pool.0, held.0, ptr::null_mut()) };
@@ -177,7 +176,7 @@ fn a_failed_return_can_be_repeated_unless_the_stream_captures() {
 }
 
 #[test]
-fn the_memory_of_a_closed_pool_goes_when_the_last_buffer_is_back() {
+fn a_closed_pool_is_released_with_its_last_buffer() {
     let (driver, _context, stream, pool) = start();
     let before = driver.counts().pinned_bytes;
     let held = get(pool, LEN).unwrap();
@@ -200,7 +199,8 @@ fn programs_in_c_and_cpp_copy_through_the_driver() {
     link(&built, "libpinpool.so");
     link(&built, "libpinpool.so.0");
     let program = folder.path().join("program");
-    let compile = |(name, standard, source): (&str, &str, &str), options: Option<&str>| {
+    let compile = |source: &str, options: Option<&str>| {
+        let (name, standard) = language(source);
         let mut command = compiler(name);
         command.arg(standard).arg(crate_folder().join(source)).args(options).arg("-o").arg(&program);
         command.arg("-I").arg(crate_folder().join("include")).arg("-L").arg(folder.path());
@@ -216,21 +216,17 @@ fn programs_in_c_and_cpp_copy_through_the_driver() {
         assert!(output.status.success() && out.contains("200 batches arrived whole"), "{backend}: {out}{err}");
         assert!(err.contains("0 frees with work in flight, 0 misuses"), "{backend}: {err}");
     };
-    let examples = [
-        ("cc", "-std=c99", "examples/on_stream.c"),
-        ("c++", "-std=c++17", "examples/on_stream.cpp"),
-        ("c++", "-std=c++17", "tests/programs/streams.cpp"),
-    ];
-    for example in examples.into_iter().filter(|example| is_installed(example.0)) {
-        compile(example, None);
+    let sources = ["examples/on_stream.c", "examples/on_stream.cpp", "tests/programs/streams.cpp"];
+    for source in sources.into_iter().filter(|source| is_installed(language(source).0)) {
+        compile(source, None);
         ["vmm", "register", "cuda"].into_iter().for_each(run);
-        if has_sanitizers(example.0) {
-            compile(example, Some(SANITIZERS));
+        if has_sanitizers(language(source).0) {
+            compile(source, Some(SANITIZERS));
             run("register");
         }
     }
     if is_installed("c++") {
-        compile(examples[2], Some("-DCUDA_API_PER_THREAD_DEFAULT_STREAM"));
+        compile(sources[2], Some("-DCUDA_API_PER_THREAD_DEFAULT_STREAM"));
         run("cuda");
     }
 }
